@@ -1,0 +1,5 @@
+"""A shim: everything is in pyproject.toml."""
+
+from setuptools import setup
+
+setup()

@@ -1,0 +1,52 @@
+"""Batch: the only contract between data and model."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B rows of one window each. Every objective fills every field, so nothing downstream asks which one it was.
+
+    Attributes:
+        input_ids: (B, T) int64, what the content stream reads.
+        segment_ids: (B, T) int64; only equality matters (A 0, B 1, cls 2).
+        query_rank: (B, T) int32. Row i sees the keys ranked below it; the content stream also sees itself.
+        key_rank: (B, T) int32.
+        target_positions: (B, P) int64, places in the window.
+        targets: (B, P) int64, the tokens to predict.
+        target_weights: (B, P) float32; 0 where a row has fewer targets.
+        backward: (B,) bool, the row was laid out from right to left.
+        continues: (B,) bool, the row goes on where its lane's last window ended, so its memory is meaningful.
+        pair_label: (B,) int64, 1 if B follows A in the text.
+        reuse_len: how many first tokens of the window enter memory; the rest is read again in the next window.
+    """
+
+    input_ids: Tensor
+    segment_ids: Tensor
+    query_rank: Tensor
+    key_rank: Tensor
+    target_positions: Tensor
+    targets: Tensor
+    target_weights: Tensor
+    backward: Tensor
+    continues: Tensor
+    pair_label: Tensor
+    reuse_len: int
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch on another device."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> Batch:
+        """The same batch in page-locked memory, from which copies to a GPU are asynchronous."""
+        return self._map(lambda tensor: tensor.pin_memory())
+
+    def _map(self, change) -> Batch:  # type: ignore[no-untyped-def]
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return Batch(**{name: change(v) if isinstance(v, Tensor) else v for name, v in values.items()})

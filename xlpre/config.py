@@ -1,0 +1,133 @@
+"""Configuration: frozen dataclasses are the schema, YAML and `key=value` words fill it. The one door to OmegaConf.
+
+Every command speaks the same grammar: `COMMAND --config FILE.yaml key=value other.key=value`. A YAML file may open with
+`extends: other.yaml` (a path beside it), whose settings it then changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from xlpre.atomic import new_file
+
+Schema = TypeVar("Schema")
+
+
+def from_command_line(schema: type[Schema], description: str, argv: Sequence[str] | None = None) -> Schema:
+    """Read `--config FILE key=value ...`; `--local_rank`, which the deepspeed launcher puts first, is accepted and unused."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", help="a YAML file, see configs/")
+    parser.add_argument("--local_rank", help=argparse.SUPPRESS)
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win over the file's")
+    words = parser.parse_intermixed_args(argv)
+    return load(schema, words.config, words.overrides)
+
+
+def load(schema: type[Schema], path: str | Path | None = None, overrides: Sequence[str] = ()) -> Schema:
+    """Fill `schema` from a YAML file (with its `extends`), then from `key=value` words.
+
+    Raises:
+        ValueError: a file that cannot be read, a key that does not exist, a value of the wrong type or against a rule.
+    """
+    layers = [(str(path), _read(Path(path), ()))] if path is not None else []
+    layers += [(word, _parse(word)) for word in overrides]
+    merged = OmegaConf.structured(schema)
+    for origin, layer in layers:
+        _check_keys(merged, layer, origin)
+        try:
+            merged = OmegaConf.merge(merged, layer)
+        except OmegaConfBaseException as error:
+            raise ValueError(f"{origin}: {_one_line(error)}") from None
+    try:
+        return OmegaConf.to_object(merged)  # type: ignore[return-value]
+    except OmegaConfBaseException as error:
+        raise ValueError(f"{path or 'settings'}: {_one_line(error)}") from None
+
+
+def dump(config: Any, path: str | Path) -> None:
+    """Write the resolved settings as YAML that `load` reads back to an equal object."""
+    with new_file(path) as partial:
+        partial.write_text(yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True))
+
+
+def _read(path: Path, seen: tuple[Path, ...]) -> DictConfig:
+    if path.resolve() in seen:
+        raise ValueError(f"{path}: extends itself; break the circle")
+    try:
+        settings = OmegaConf.load(path)
+    except FileNotFoundError:
+        raise ValueError(f"--config {path}: no such file; see configs/ for those that exist") from None
+    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--config {path}: cannot be read as YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(settings, DictConfig):
+        raise ValueError(f"--config {path}: must hold `key: value` lines, not a {type(settings).__name__}")
+    base = settings.pop("extends", None)
+    if base is None:
+        return settings
+    return OmegaConf.merge(_read(path.parent / base, (*seen, path.resolve())), settings)  # type: ignore[return-value]
+
+
+def _parse(word: str) -> DictConfig:
+    key, equals, value = word.partition("=")
+    if not equals or not key.strip():
+        raise ValueError(f"{word!r} is not of the form key=value")
+    try:
+        parsed = OmegaConf.create(f"value: {value}").value if value else ""
+    except yaml.YAMLError:  # a glob such as *.txt is no YAML, but is a fine string
+        parsed = value
+    branch = OmegaConf.create()
+    OmegaConf.update(branch, key.strip(), parsed)
+    return branch
+
+
+def _check_keys(schema: DictConfig, given: DictConfig, origin: str, prefix: str = "") -> None:
+    for key in map(str, given):
+        path = f"{prefix}{key}"
+        if key not in schema:
+            known = list(_keys(_root(schema)))
+            raise ValueError(f"{origin}: there is no setting {path!r}; {_nearest(path, known)}")
+        inner, value = schema._get_node(key), given._get_node(key)
+        if isinstance(inner, DictConfig) and dataclasses.is_dataclass(OmegaConf.get_type(inner)):
+            if not isinstance(value, DictConfig):
+                raise ValueError(
+                    f"{origin}: {path!r} is a group of settings; name one of {', '.join(_keys(inner, path + '.'))}"
+                )
+            _check_keys(inner, value, origin, path + ".")
+
+
+def _root(node: DictConfig) -> DictConfig:
+    while node._get_parent() is not None:
+        node = node._get_parent()  # type: ignore[assignment]
+    return node
+
+
+def _keys(schema: DictConfig, prefix: str = "") -> Iterator[str]:
+    for key in map(str, schema):
+        inner = schema._get_node(key)
+        if isinstance(inner, DictConfig) and dataclasses.is_dataclass(OmegaConf.get_type(inner)):
+            yield from _keys(inner, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def _nearest(path: str, known: list[str]) -> str:
+    by_last_word = {key.rpartition(".")[2]: key for key in known}
+    last = difflib.get_close_matches(path.rpartition(".")[2], by_last_word, n=1, cutoff=0.7)
+    whole = difflib.get_close_matches(path, known, n=1, cutoff=0.6)
+    found = whole or [by_last_word[word] for word in last]
+    return f"did you mean {found[0]!r}?" if found else f"the settings are {', '.join(known)}"
+
+
+def _one_line(error: OmegaConfBaseException) -> str:
+    """OmegaConf's message, led by the key it is about."""
+    message = (error.msg or str(error)).splitlines()[0]
+    return f"{error.full_key}: {message}" if error.full_key else message

@@ -1,0 +1,1 @@
+"""Tensors. Knows no text, no objective, no DeepSpeed."""

@@ -1,0 +1,69 @@
+"""Relative attention of content and query rows over memory and content (XLNet section 2.3 and 2.4)."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import add
+
+import torch
+from torch import Tensor, nn
+
+from xlpre.model.config import ModelConfig
+from xlpre.model.geometry import Geometry
+from xlpre.model.positions import PositionTerm
+from xlpre.model.segments import SegmentTerm
+from xlpre.model.terms import ContentTerm
+
+# XLNet's names: r_w_bias, r_r_bias, r_s_bias
+SharedBiases = dict[str, nn.Parameter | None]
+
+
+class RelativeAttention(nn.Module):
+    """Multi-head attention whose scores are a sum of terms.
+
+    Args:
+        config: the model's shape.
+        shared: biases by the name of their term, where all layers share them.
+    """
+
+    def __init__(self, config: ModelConfig, shared: SharedBiases) -> None:
+        super().__init__()
+        self.n_head, self.d_head = config.n_head, config.head_width
+        width = self.n_head * self.d_head
+        self.query = nn.Linear(config.d_model, width, bias=False)
+        self.key = nn.Linear(config.d_model, width, bias=False)
+        self.value = nn.Linear(config.d_model, width, bias=False)
+        self.output = nn.Linear(width, config.d_model, bias=False)
+        self.terms = nn.ModuleDict(
+            {
+                "content": ContentTerm(self.n_head, self.d_head, shared["content"]),
+                "position": PositionTerm(config.d_model, self.n_head, self.d_head, shared["position"]),
+            }
+        )
+        if config.relative_segments:
+            self.terms["segment"] = SegmentTerm(self.n_head, self.d_head, shared["segment"])
+        self.dropout = nn.Dropout(config.dropatt)
+
+    def forward(self, rows: Tensor, content: Tensor, memory: Tensor, geometry: Geometry) -> Tensor:
+        """Attend from N rows to memory and content.
+
+        Args:
+            rows: (B, N, D).
+            content: (B, T, D) content stream.
+            memory: (B, M, D), no gradient.
+            geometry: of these rows.
+
+        Returns:
+            (B, N, D).
+        """
+        query = self._heads(self.query(rows))
+        key = self._heads(torch.cat([self.key(memory), self.key(content)], dim=1))
+        value = self._heads(torch.cat([self.value(memory), self.value(content)], dim=1))
+        scores = reduce(add, (term(query, key, geometry) for term in self.terms.values()))  # (B, H, N, K)
+        scores = scores.masked_fill(geometry.hidden, torch.finfo(scores.dtype).min)
+        probabilities = self.dropout(scores.softmax(-1, dtype=torch.float32).to(value.dtype))
+        seen = (probabilities @ value.transpose(1, 2)).transpose(1, 2).flatten(2)  # (B, N, H*E)
+        return self.output(seen * geometry.sees)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], self.n_head, self.d_head)

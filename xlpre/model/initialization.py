@@ -1,0 +1,61 @@
+"""Starting values.
+
+`published`: every matrix, embedding and score bias is normal with `init_std`, norms and layer biases are neutral; the mask embedding is
+Glorot uniform (zihangdai/xlnet modeling.py).
+
+`local`: as published, and then each head's position score is raised for the keys around one distance (1, -1, 2, -2, 3, ... head by
+head; a positive distance looks back). The model is unchanged and can unlearn it. Small models with published values sit at the unigram
+entropy for long, because their first position scores are all but flat; reports/first-pretraining shows both.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from xlpre.model.config import ModelConfig
+from xlpre.model.positions import PositionTerm, distance_table
+
+PEAK = 4.0  # nats by which the favoured distance starts above the far ones
+REACH = 64  # distances that the starting score is fitted on
+RIDGE = 1e-2  # keeps the fitted weights small
+
+
+def initialize(backbone: nn.Module, config: ModelConfig) -> None:
+    """Set every parameter of `backbone` to its starting value, from torch's global generator."""
+    for name, parameter in backbone.named_parameters():
+        if "norm" in name:
+            nn.init.constant_(parameter, 1.0 if name.endswith("weight") else 0.0)
+        elif name.endswith(".bias"):
+            nn.init.zeros_(parameter)
+        elif name == "mask_embedding":
+            bound = math.sqrt(6 / (1 + config.d_model))  # Glorot of a (1, 1, D) variable: fans 1 and D
+            nn.init.uniform_(parameter, -bound, bound)
+        else:
+            nn.init.normal_(parameter, std=config.init_std)
+    if config.init == "local":
+        for module in backbone.modules():
+            if isinstance(module, PositionTerm):
+                _look_at_neighbours(module, config)
+
+
+@torch.no_grad()
+def _look_at_neighbours(term: PositionTerm, config: ModelConfig) -> None:
+    """Add v w^T to a head's position-key matrix and v to its bias, so that v . W_r R[d] is the wanted score of distance d."""
+    table = distance_table(REACH, REACH, config.d_model, -1, device=torch.device("cpu"), dtype=torch.float32)[0]
+    distance = torch.arange(REACH, -REACH, -1.0)
+    weights = term.key.weight.view(term.n_head, term.d_head, config.d_model)
+    for head in range(term.n_head):
+        favourite = (head // 2 + 1) * (1 if head % 2 == 0 else -1)
+        wanted = PEAK * torch.exp(-0.5 * (distance - favourite) ** 2 / max(1.0, abs(favourite) / 2) ** 2)
+        direction = torch.full((term.d_head,), term.d_head**-0.5)
+        weights[head] += torch.outer(direction, _ridge(table, wanted)) * term.d_head**0.5  # biased() divides by sqrt(E)
+        term.r_bias.view(term.n_head, term.d_head)[head] += direction
+
+
+def _ridge(table: Tensor, wanted: Tensor) -> Tensor:
+    """The w that minimises |table w - (wanted - mean)|^2 + ridge |w|^2: softmax ignores the mean."""
+    gram = table.T @ table + RIDGE * len(table) * torch.eye(table.size(1))
+    return torch.linalg.solve(gram, table.T @ (wanted - wanted.mean()))

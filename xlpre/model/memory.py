@@ -1,0 +1,78 @@
+"""Memory: cached hidden states of earlier windows (Transformer-XL section 3.2), owned by the loop, row by row.
+
+Entry i holds inputs of layer i. Only the reused part of a window enters it, and no gradient reaches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from xlpre.model.config import ModelConfig
+from xlpre.model.visibility import HIDDEN
+
+MEMORY_RANK = -1  # below every token of the window
+
+
+@dataclass(frozen=True)
+class MemoryConfig:
+    """How memory starts.
+
+    Attributes:
+        initial: `empty`: nothing can be seen until a window has been read. `zeros`: zeros that are attended to, as in the
+            original.
+    """
+
+    initial: Literal["empty", "zeros"] = "empty"
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Hidden states of what each row read before.
+
+    Attributes:
+        hidden: (L, B, M, D), oldest column first.
+        valid: (B,) int64, how many of the last columns belong to the row; the others are not seen.
+    """
+
+    hidden: Tensor
+    valid: Tensor
+
+    def key_rank(self, continues: Tensor) -> Tensor:
+        """Ranks of the M columns: visible to all, or hidden where empty or where the row does not continue. (B, M) int32."""
+        length = self.hidden.size(2)
+        age = torch.arange(length, 0, -1, device=self.valid.device)
+        seen = age <= (self.valid * continues)[:, None]
+        return torch.where(seen, MEMORY_RANK, HIDDEN).to(torch.int32)
+
+    def extended(self, inputs: Sequence[Tensor], continues: Tensor) -> Memory:
+        """Memory after a window: L inputs of layers, each (B, R, D), are appended and the last M columns kept."""
+        new = torch.stack(list(inputs))
+        valid = (self.valid * continues + new.size(2)).clamp(max=self.hidden.size(2))
+        return Memory(extend_memory(self.hidden, new), valid)
+
+
+def extend_memory(memory: Tensor, hidden: Tensor) -> Tensor:
+    """Append `hidden` (L, B, R, D) to `memory` (L, B, M, D), keep the last M columns, cut the gradient."""
+    length = memory.size(2)
+    joined = torch.cat([memory, hidden.to(memory.dtype)], dim=2)
+    return joined.narrow(2, joined.size(2) - length, length).detach()  # narrow, because [-0:] would keep everything
+
+
+def first_memory(
+    model: ModelConfig,
+    rows: int,
+    *,
+    mem_len: int | None = None,
+    initial: str = "empty",
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Memory:
+    """The memory before the first window: `mem_len` (default: the model's) columns of zeros, none of them valid if `empty`."""
+    length = model.mem_len if mem_len is None else mem_len
+    hidden = torch.zeros(model.n_layer, rows, length, model.d_model, device=device, dtype=dtype)
+    return Memory(hidden, torch.full((rows,), length if initial == "zeros" else 0, device=device))

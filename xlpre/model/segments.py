@@ -1,0 +1,27 @@
+"""Relative segments: whether query and key are in the same segment, not which one (XLNet section 2.5)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from xlpre.model.geometry import Geometry
+from xlpre.model.terms import ScoreTerm
+
+
+class SegmentTerm(ScoreTerm):
+    """(q + r_s) . s[same or different].
+
+    Softmax does not notice a constant added to a whole row, so the score of "same" is subtracted from both: what remains is one
+    number a row, added where segments differ.
+    """
+
+    def __init__(self, n_head: int, d_head: int, r_bias: nn.Parameter | None) -> None:
+        super().__init__(n_head, d_head, r_bias)
+        self.same_different = nn.Parameter(torch.empty(2, n_head, d_head))
+
+    def forward(self, query: Tensor, content_key: Tensor, geometry: Geometry) -> Tensor:
+        """Scores (B, H, N, K) from queries (B, N, H, E)."""
+        step = self.same_different[1] - self.same_different[0]
+        delta = (self.biased(query) * step).sum(-1).transpose(1, 2)  # (B, H, N)
+        return delta[..., None] * geometry.different[:, None]

@@ -1,0 +1,65 @@
+"""The protocol of an objective: a window goes in, a row of the batch comes out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+
+from xlpre.data.layout import Window
+
+HIDDEN = np.iinfo(np.int32).max  # the rank of a key that nothing may see
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """What to predict.
+
+    Attributes:
+        name: `permutation` (XLNet), `denoising` (BERT's, on this backbone), `causal` (Transformer-XL).
+        partial_k: K; one token in K is a target.
+        perm_size: the factorization order is drawn within chunks of so many tokens; null: a half of the window.
+        max_span: targets come in spans of 1 to `max_span` words, a span of n with probability proportional to 1/n.
+        span_ends: `whole_words`: a span ends where its last word does. `as_released`: it has as many pieces as words were
+            drawn, as the published code does (its author: not intended), so that it may end inside a word.
+    """
+
+    name: Literal["permutation", "denoising", "causal"] = "permutation"
+    partial_k: float = 6.0
+    perm_size: int | None = None
+    max_span: int = 5
+    span_ends: Literal["whole_words", "as_released"] = "whole_words"
+
+    def __post_init__(self) -> None:
+        if self.partial_k < 1 or self.max_span < 1 or (self.perm_size is not None and self.perm_size < 1):
+            raise ValueError(
+                f"objective.partial_k ({self.partial_k}), objective.max_span ({self.max_span}) and objective.perm_size "
+                f"({self.perm_size}) must be at least 1; max_span=1 predicts single words"
+            )
+
+
+@dataclass(frozen=True)
+class Example:
+    """One row of a Batch, as numpy: T positions, P targets."""
+
+    input_ids: np.ndarray
+    query_rank: np.ndarray
+    key_rank: np.ndarray
+    target_positions: np.ndarray
+    targets: np.ndarray
+
+
+class Objective(Protocol):
+    """What turns a window into an example.
+
+    Attributes:
+        two_streams: whether predictions are read from the query stream (which sees not the token at its own place), or from
+            the content stream.
+    """
+
+    two_streams: bool
+
+    def example(self, window: Window, rng: np.random.Generator) -> Example:
+        """The example of `window`; every draw comes from `rng`."""
+        ...

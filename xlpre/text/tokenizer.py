@@ -1,0 +1,206 @@
+"""SentencePiece with XLNet's symbols: train, load, encode. The one door to sentencepiece.
+
+Source: the settings published in zihangdai/xlnet's README (unigram, coverage 0.99995, ids 0-8 fixed).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import sentencepiece
+
+from xlpre.atomic import new_file
+from xlpre.text import symbols
+from xlpre.text.corpus import Document
+from xlpre.text.symbols import SPACE
+
+
+@dataclass(frozen=True)
+class TokenizerConfig:
+    """The vocabulary.
+
+    Attributes:
+        path: the SentencePiece model file; `pretrain/train_tokenizer.py` makes it.
+        vocab_size: number of pieces, symbols included.
+        character_coverage: share of characters that get a piece; the rest becomes <unk>.
+        train_mb: learn from about so many million characters, taken evenly from the whole text.
+    """
+
+    path: str = "tokenizers/${name}.model"
+    vocab_size: int = 32000
+    character_coverage: float = 0.99995
+    train_mb: float = 100.0
+
+    def __post_init__(self) -> None:
+        if self.vocab_size < len(symbols.PIECES) + len(symbols.USER_DEFINED):
+            raise ValueError(
+                f"tokenizer.vocab_size ({self.vocab_size}) leaves no room beside the special symbols; try 8000"
+            )
+
+
+class Tokenizer:
+    """A vocabulary of V pieces. `encode` gives ids; the arrays over V say what a piece is at a boundary."""
+
+    def __init__(self, model: bytes, origin: str = "tokenizer") -> None:
+        self.model = model
+        try:
+            self._pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except RuntimeError as error:
+            raise ValueError(f"{origin}: not a SentencePiece model ({str(error).splitlines()[0]})") from None
+        found = tuple(self._pieces.id_to_piece(i) for i in range(min(len(symbols.PIECES), len(self))))
+        if found != symbols.PIECES:
+            raise ValueError(
+                f"{origin}: pieces 0-8 must be {' '.join(symbols.PIECES)}, not {' '.join(found)}; train one with train_tokenizer.py"
+            )
+
+    @classmethod
+    def load(cls, path: str | Path) -> Tokenizer:
+        """Read a model file.
+
+        Raises:
+            ValueError: no such file, not a SentencePiece model, or one without XLNet's symbols.
+        """
+        try:
+            return cls(Path(path).read_bytes(), str(path))
+        except FileNotFoundError:
+            raise ValueError(f"tokenizer.path={path}: no such file; make it with pretrain/train_tokenizer.py") from None
+        except OSError as error:
+            raise ValueError(f"tokenizer.path={path}: cannot be read: {error.strerror}") from None
+
+    def save(self, path: str | Path) -> None:
+        """Write the model file, whole or not at all."""
+        with new_file(path) as partial:
+            partial.write_bytes(self.model)
+
+    def __len__(self) -> int:
+        return self._pieces.get_piece_size()
+
+    @cached_property
+    def sha256(self) -> str:
+        """Identity of the vocabulary: a hash of the model file."""
+        return hashlib.sha256(self.model).hexdigest()
+
+    @cached_property
+    def pieces(self) -> list[str]:
+        """The V pieces by id."""
+        return [self._pieces.id_to_piece(i) for i in range(len(self))]
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of one text."""
+        return self._pieces.encode(text)
+
+    def encode_document(self, document: Document) -> list[int]:
+        """Token ids of a document: each paragraph ends with <eop>, the last one with <eod> after it."""
+        ids: list[int] = []
+        for paragraph in self._pieces.encode(document):
+            ids += paragraph
+            ids.append(symbols.EOP)
+        ids.append(symbols.EOD)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids; symbols are left out, unknown pieces become ⁇."""
+        return self._pieces.decode([int(i) for i in ids])
+
+    @cached_property
+    def starts_word(self) -> np.ndarray:
+        """(V,) bool: the piece begins a word, where a span may begin.
+
+        Source: zihangdai/xlnet data_utils.py (space mark, '<', ASCII punctuation), and here also a script written without spaces,
+        whose every piece begins one.
+        """
+        return np.array([_starts_word(piece) for piece in self.pieces])
+
+    def sentence_ends(self, ids: np.ndarray) -> np.ndarray:
+        """Offsets after each sentence of an encoded document, the last one its end.
+
+        A sentence ends at a terminal mark (and closing quotes or brackets) before a piece that begins a word and is not
+        lower-case, and at the end of a paragraph.
+        """
+        final = self._terminal[ids]
+        final[1:] |= self._closing[ids[1:]] & final[:-1]
+        ends = final[:-1] & self._opens_sentence[ids[1:]]
+        ends |= (ids[:-1] == symbols.EOP) & (ids[1:] != symbols.EOD)
+        return np.append(np.flatnonzero(ends) + 1, len(ids))
+
+    @cached_property
+    def _terminal(self) -> np.ndarray:
+        return np.array([piece[-1:] in ".!?…。！？｡" and len(piece) > 0 for piece in self.pieces])
+
+    @cached_property
+    def _closing(self) -> np.ndarray:
+        return np.array([len(piece) > 0 and all(c in "\"')]»”’」』）" for c in piece) for piece in self.pieces])
+
+    @cached_property
+    def _opens_sentence(self) -> np.ndarray:
+        bare = [piece.removeprefix(SPACE) for piece in self.pieces]
+        return self.starts_word & np.array([not piece[:1].islower() for piece in bare])
+
+
+def train(documents: Iterable[Document], config: TokenizerConfig) -> Tokenizer:
+    """Learn a unigram vocabulary.
+
+    Raises:
+        ValueError: the text does not allow a vocabulary of that size; the message names the largest that it does.
+    """
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(_evenly(documents, config.train_mb * 1e6)),
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=config.vocab_size,
+            character_coverage=config.character_coverage,
+            control_symbols=list(symbols.CONTROL),
+            user_defined_symbols=list(symbols.USER_DEFINED),
+            max_sentence_length=1 << 16,  # bytes; longer paragraphs would be passed over
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        allowed = re.search(r"value <= (\d+)", str(error))
+        if allowed:
+            raise ValueError(
+                f"tokenizer.vocab_size ({config.vocab_size}) is more than this text allows; "
+                f"set tokenizer.vocab_size={allowed[1]} or less, or give more text"
+            ) from None
+        raise ValueError(
+            f"tokenizer.vocab_size={config.vocab_size}: SentencePiece could not learn it: {error}"
+        ) from None
+    return Tokenizer(model.getvalue())
+
+
+def _evenly(documents: Iterable[Document], characters: float) -> list[str]:
+    """Paragraphs of every n-th document, with the smallest n (a power of two) that keeps them below `characters`."""
+    kept: list[tuple[int, Document]] = []
+    size, stride = 0, 1
+    for number, document in enumerate(documents):
+        if number % stride:
+            continue
+        kept.append((number, document))
+        size += sum(map(len, document))
+        while size > characters and len(kept) > 1:
+            stride *= 2
+            kept = [(n, d) for n, d in kept if n % stride == 0]
+            size = sum(len(paragraph) for _, d in kept for paragraph in d)
+    return [paragraph for _, document in kept for paragraph in document]
+
+
+def _starts_word(piece: str) -> bool:
+    if piece.startswith((SPACE, "<")) or (len(piece) == 1 and piece in '!"#$%&()*+,-./:;?@[\\]^_`{|}~'):
+        return True
+    first = piece[:1]
+    return first != "" and _written_without_spaces(first)
+
+
+def _written_without_spaces(character: str) -> bool:
+    """Han, kana, Thai, Lao, Khmer, Burmese, Tibetan: scripts that put no space between words."""
+    name = unicodedata.name(character, "")
+    return name.startswith(("CJK", "HIRAGANA", "KATAKANA", "BOPOMOFO", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN"))
