@@ -33,7 +33,9 @@ def cases():
     if not GOLDENS.is_dir():
         return [pytest.param(None, marks=pytest.mark.skip(reason=f"no goldens at {GOLDENS}; set XLPRE_GOLDENS"))]
     found = sorted(GOLDENS.glob("xlnet_pretrain_*.npz"))
-    found = [f for f in found if "two_segments" not in f.stem and not OUTSIDE.get(f.stem.removeprefix("xlnet_pretrain_"))]
+    found = [
+        f for f in found if "two_segments" not in f.stem and not OUTSIDE.get(f.stem.removeprefix("xlnet_pretrain_"))
+    ]
     return [pytest.param(path, id=path.stem.removeprefix("xlnet_pretrain_")) for path in found]
 
 

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -104,7 +105,9 @@ class TokenStore:
         return np.memmap(path, dtype=dtype, mode="r") if expected else np.empty(0, dtype)
 
 
-def write_store(path: str | Path, documents: Iterable[Document], tokenizer: Tokenizer, held_out: float) -> TokenStore:
+def write_store(
+    path: str | Path, documents: Iterable[Document], tokenizer: Tokenizer, held_out: float, source: Mapping[str, Any]
+) -> TokenStore:
     """Encode documents into a store; nothing is at `path` until all of it is.
 
     Args:
@@ -112,6 +115,7 @@ def write_store(path: str | Path, documents: Iterable[Document], tokenizer: Toke
         documents: read once, one in memory at a time.
         tokenizer: the vocabulary.
         held_out: the share of documents to keep out of training, chosen by a hash of their text.
+        source: what the documents are, for meta.json.
 
     Raises:
         ValueError: a part that came out empty.
@@ -143,6 +147,7 @@ def write_store(path: str | Path, documents: Iterable[Document], tokenizer: Toke
         files = ["unigram.bin", *(f"{part}/{name}.bin" for part in PARTS for name in ("tokens", "sentences"))]
         meta = {
             "format": FORMAT,
+            "source": dict(source),
             "dtype": dtype.name,
             "vocab_size": len(tokenizer),
             "vocabulary_sha256": tokenizer.sha256,

@@ -1,0 +1,67 @@
+"""PretrainConfig: every setting of a pretraining, composed of the groups that stand beside the code that reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from xlpre.data.layout import DataConfig
+from xlpre.model.config import ModelConfig
+from xlpre.model.memory import MemoryConfig
+from xlpre.objectives.objective import ObjectiveConfig
+from xlpre.text.corpus import TextConfig
+from xlpre.text.tokenizer import TokenizerConfig
+from xlpre.training.engine import TrainConfig
+from xlpre.training.optim import OptimConfig
+from xlpre.training.schedule import ScheduleConfig
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """Measuring on held-out text, always the same targets.
+
+    Attributes:
+        every: updates between evaluations.
+        lanes, windows: so many lanes of so many windows each.
+        mem_len: columns of memory while measuring; null: as in training.
+        sentences: sentences with ____ to fill in at each evaluation; empty: some from the held-out text.
+    """
+
+    every: int = 1000
+    lanes: int = 8
+    windows: int = 32
+    mem_len: int | None = None
+    sentences: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if min(self.every, self.lanes, self.windows) < 1:
+            raise ValueError(
+                f"eval.every ({self.every}), eval.lanes ({self.lanes}), eval.windows ({self.windows}) must be at least 1"
+            )
+
+
+@dataclass(frozen=True)
+class PretrainConfig:
+    """A pretraining.
+
+    Attributes:
+        name: of the run; it also names its default folders.
+        run_dir: where metrics, checkpoints, the model folder and the report go.
+        seed: of the starting values, the order of text, targets, and dropout.
+        deepspeed: settings handed to DeepSpeed untouched.
+    """
+
+    name: str = "run"
+    run_dir: str = "runs/${name}"
+    seed: int = 1
+    text: TextConfig = field(default_factory=TextConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    deepspeed: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,73 @@
+"""Measuring on held-out lanes: always the same windows and targets, memory carried along each lane."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from pretrain.config import PretrainConfig
+from xlpre.data.lanes import Lanes
+from xlpre.data.store import TokenStore
+from xlpre.model.language_model import LanguageModel, target_losses
+from xlpre.model.memory import first_memory
+from xlpre.objectives.loader import Loader
+from xlpre.objectives.objective import Objective
+from xlpre.training.distributed import Talk, n_processes, process
+
+SEED = 20190619  # of the held-out windows and targets: the same for every run, so that runs compare
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Means over the held-out targets, in nats: the model's loss, the loss of the training text's word frequencies."""
+
+    loss: float
+    unigram: float
+    accuracy: float
+    n_targets: int
+
+
+class Evaluation:
+    """Held-out batches and how a model does on them.
+
+    Raises:
+        ValueError: the held-out text is shorter than a window.
+    """
+
+    def __init__(self, config: PretrainConfig, store: TokenStore, objective: Objective, talk: Talk) -> None:
+        self._config, self._talk = config, talk
+        lanes = Lanes(
+            store.held_out,
+            config.eval.lanes,
+            stride=config.data.reuse_len,
+            reach=config.data.reach,
+            run_windows=config.eval.windows,
+            bidirectional=config.data.bidirectional,
+            seed=SEED,
+            origin=f"the held-out part of {store.path} (text.held_out)",
+        )
+        self._loader = Loader(lanes, config.data, objective, SEED)
+        self._mine = range(process(), config.eval.lanes, n_processes())
+        counts = np.asarray(store.unigram) + 1.0  # a token never seen in training has been seen once
+        self._unigram = torch.from_numpy(-np.log(counts / counts.sum())).float()
+
+    @torch.no_grad()
+    def __call__(self, model: LanguageModel) -> Measure:
+        """Measure `model`; every process must call it."""
+        weight = model.backbone.embedding.weight
+        was_training = model.training
+        model.eval()
+        mem_len = self._config.eval.mem_len
+        memory = first_memory(model.config, len(self._mine), mem_len=mem_len, device=weight.device, dtype=weight.dtype)
+        sums = np.zeros(4)
+        for step in range(self._config.eval.windows if len(self._mine) else 0):
+            batch = self._loader.batch(step, self._mine)
+            logits, memory = model.logits(batch.to(weight.device), memory)
+            losses = target_losses(logits, batch.targets.to(weight.device))
+            right = (logits.argmax(-1).cpu() == batch.targets).sum()
+            sums += [losses.sum().item(), self._unigram[batch.targets].sum().item(), right.item(), losses.numel()]
+        model.train(was_training)
+        loss, unigram, right, count = self._talk.total(*sums)
+        return Measure(loss / count, unigram / count, right / count, int(count))

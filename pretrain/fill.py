@@ -1,0 +1,114 @@
+"""Fill in blanks.
+
+python pretrain/fill.py runs/quickstart/model "The ____ of the function is a list of strings."
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from pretrain.command import run_command
+from xlpre.batch import Batch
+from xlpre.data.store import Part
+from xlpre.exchange.folder import load_folder
+from xlpre.model.language_model import LanguageModel
+from xlpre.model.memory import first_memory
+from xlpre.objectives.blanks import BLANK, blanks_batch, hide
+from xlpre.text import symbols
+from xlpre.text.tokenizer import Tokenizer
+
+TOP = 5
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A text with blanks; for each blank the likeliest pieces with their probabilities, and what stood there if known."""
+
+    text: str
+    blanks: list[list[tuple[str, float]]]
+    truth: list[str]
+
+
+@torch.no_grad()
+def likeliest(model: LanguageModel, batch: Batch, tokenizer: Tokenizer) -> list[list[tuple[str, float]]]:
+    """For each target of a one-row batch its TOP pieces and their probabilities."""
+    weight = model.backbone.embedding.weight
+    was_training = model.training
+    model.eval()
+    memory = first_memory(model.config, 1, mem_len=0, device=weight.device, dtype=weight.dtype)
+    logits, _ = model.logits(batch.to(weight.device), memory)
+    model.train(was_training)
+    best = logits[0].float().softmax(-1).topk(TOP)
+    return [
+        [(_plain(tokenizer.pieces[i]), p) for p, i in zip(*row, strict=True)]
+        for row in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    ]
+
+
+def fill(model: LanguageModel, tokenizer: Tokenizer, text: str) -> Filled:
+    """Fill in the blanks of `text`."""
+    return Filled(text, likeliest(model, blanks_batch(text, tokenizer), tokenizer), [])
+
+
+def held_out_puzzles(part: Part, tokenizer: Tokenizer, count: int, seed: int) -> list[tuple[np.ndarray, int]]:
+    """Sentences of held-out text, each with the position of one whole word, a single piece, to hide."""
+    rng = np.random.default_rng(seed)
+    ends = np.asarray(part.sentence_ends)
+    plain = np.array(
+        [piece.startswith(symbols.SPACE) and piece[1:].isalpha() and len(piece) > 3 for piece in tokenizer.pieces]
+    )
+    puzzles: list[tuple[np.ndarray, int]] = []
+    for index in rng.permutation(len(ends)):
+        tokens = np.asarray(part.tokens[ends[index - 1] if index else 0 : ends[index]])
+        tokens = tokens[tokens > symbols.EOP]
+        if not 10 <= len(tokens) <= 40:
+            continue
+        follows = np.append(tokenizer.starts_word[tokens[1:]], True)
+        candidates = np.flatnonzero(plain[tokens] & follows)
+        candidates = candidates[candidates > 2]
+        if len(candidates):
+            puzzles.append((tokens, int(rng.choice(candidates))))
+        if len(puzzles) == count:
+            break
+    return puzzles
+
+
+def solve(model: LanguageModel, tokenizer: Tokenizer, puzzle: tuple[np.ndarray, int]) -> Filled:
+    """Fill in the hidden word of a puzzle."""
+    tokens, position = puzzle
+    before, after = tokenizer.decode(tokens[:position]), tokenizer.decode(tokens[position + 1 :])
+    guesses = likeliest(model, hide(tokens, np.array([position])), tokenizer)
+    return Filled(f"{before} {BLANK} {after}", guesses, [_plain(tokenizer.pieces[tokens[position]])])
+
+
+def show(filled: Filled) -> str:
+    """Lines for a terminal."""
+    lines = [filled.text]
+    for number, guesses in enumerate(filled.blanks):
+        truth = f"   (it was: {filled.truth[number]})" if filled.truth else ""
+        lines.append("    " + "  ".join(f"{piece} {p:.0%}" for piece, p in guesses) + truth)
+    return "\n".join(lines)
+
+
+def _plain(piece: str) -> str:
+    return piece.removeprefix(symbols.SPACE) if piece.startswith(symbols.SPACE) and len(piece) > 1 else f"-{piece}"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="a model folder, such as runs/quickstart/model")
+    parser.add_argument("text", nargs="+", help=f"sentences with {BLANK} where a word is missing")
+    words = parser.parse_args(argv)
+    model, tokenizer = load_folder(words.model)
+    for text in words.text:
+        print(show(fill(model, tokenizer, text)))
+
+
+if __name__ == "__main__":
+    run_command(main)

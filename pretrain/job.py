@@ -1,0 +1,212 @@
+"""A pretraining job: everything the loop needs, built once, and what a checkpoint keeps of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pretrain.config import PretrainConfig
+from pretrain.evaluate import Evaluation, Measure
+from pretrain.samples import Samples
+from xlpre.batch import Batch
+from xlpre.config import dump
+from xlpre.data.lanes import Lanes
+from xlpre.data.store import TokenStore
+from xlpre.exchange.folder import save_folder
+from xlpre.model.config import ModelConfig
+from xlpre.model.language_model import LanguageModel
+from xlpre.model.memory import first_memory
+from xlpre.objectives.build import build_objective
+from xlpre.objectives.loader import Loader, lanes_of
+from xlpre.text.tokenizer import Tokenizer
+from xlpre.training import checkpoint
+from xlpre.training.distributed import Talk, is_main, n_processes, process, seed_everything, set_defaults, use_device
+from xlpre.training.engine import build_engine, full_weights, start_processes
+from xlpre.training.schedule import learning_rate
+
+
+class Job:
+    """Attributes that the loop reads: `engine`, `memories` (one for each micro-step), `step`, `seconds`."""
+
+    def __init__(self, config: PretrainConfig) -> None:
+        """Build, and go on from the newest checkpoint if there is one.
+
+        Raises:
+            ValueError: settings that contradict each other, the store, the vocabulary or the checkpoint.
+        """
+        self.config, self.run_dir = config, Path(config.run_dir)
+        self.store, self.tokenizer = _open(config)
+        self.shape = _shape(config.model, self.store)
+        self.objective = build_objective(config.objective, config.data, self.tokenizer.starts_word)
+        self._loader = Loader(_train_lanes(config, self.store), config.data, self.objective, config.seed)
+        set_defaults()
+        self.device = use_device()
+        start_processes(self.device)
+        self.talk = Talk()
+        self._evaluation = Evaluation(config, self.store, self.objective, self.talk)
+        self._samples = Samples(config, self.store, self.tokenizer)
+        seed_everything(config.seed)  # the same starting values on every process
+        model = LanguageModel(self.shape, self.objective.two_streams)
+        self.engine = build_engine(model, config.train, config.optim, self.device, n_processes(), config.deepspeed)
+        seed_everything(config.seed + 1 + process())  # but another dropout
+        self._groups = lanes_of(process(), n_processes(), config.train.batch_size, config.train.accumulation)
+        dtype = model.backbone.embedding.weight.dtype
+        self.memories = [
+            first_memory(self.shape, len(group), initial=config.memory.initial, device=self.device, dtype=dtype)
+            for group in self._groups
+        ]
+        self.step, self.seconds = 0, 0.0
+        self._resume()
+        self._started = time.monotonic() - self.seconds
+        self._stop_asked = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._ask_to_stop)
+        if is_main():
+            dump(dataclasses.replace(config, model=self.shape), self.run_dir / "config.yaml")
+            print(self._opening(), flush=True)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the steps or the time are used up."""
+        return self.step >= self.config.train.steps or self._time_share >= 1
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the update being made."""
+        config = self.config
+        return learning_rate(config.schedule, config.optim.lr, self.step + 1, config.train.steps, self._time_share)
+
+    def batches(self) -> Iterator[Batch]:
+        """Endless micro-batches of this process, from the present step on."""
+        return self._loader.batches(self.step, self._groups)
+
+    def count_step(self) -> bool:
+        """One update is done. Returns whether any process was asked to stop; all processes get the same answer and clock."""
+        self.step += 1
+        asked, self.seconds = self.talk.largest(float(self._stop_asked), time.monotonic() - self._started)
+        return asked > 0
+
+    def measure(self) -> Measure:
+        """Held-out loss and filled-in blanks; every process must call it."""
+        model = self.engine.module
+        measured, filled = self._evaluation(model), self._samples.fill(model)
+        if is_main():
+            self._samples.write(self.step, filled)
+        return measured
+
+    def save(self) -> None:
+        """Write a checkpoint; every process must call it."""
+        facts = {**self._facts(), "seconds": self.seconds}
+        checkpoint.save(
+            self.run_dir / "checkpoints",
+            self.engine,
+            self.talk,
+            self.step,
+            self.memories,
+            facts,
+            self.config.train.keep_last,
+        )
+
+    def export(self) -> Path:
+        """Write the model folder; every process must call it."""
+        weights = full_weights(self.engine)
+        path = self.run_dir / "model"
+        if is_main():
+            passport = {"name": self.config.name, "step": self.step, "data_fingerprint": self.store.fingerprint}
+            two_streams = self.objective.two_streams
+            save_folder(path, weights, self.shape, self.tokenizer, two_streams=two_streams, passport=passport)
+        self.talk.barrier()
+        return path
+
+    @property
+    def _time_share(self) -> float:
+        hours = self.config.train.hours
+        return self.seconds / (hours * 3600) if hours else 0.0
+
+    def _resume(self) -> None:
+        self._resumed_from = checkpoint.newest(self.run_dir / "checkpoints", self.talk)
+        if self._resumed_from is None:
+            return
+        was = checkpoint.facts_of(self._resumed_from)
+        for key, value in self._facts().items():
+            if was[key] != value:
+                raise ValueError(_difference(self._resumed_from, key, was[key], value))
+        self.memories = checkpoint.load(self._resumed_from, self.engine, self.device)
+        self.step, self.seconds = was["step"], was["seconds"]
+
+    def _facts(self) -> dict[str, Any]:
+        """What must be the same for a run to go on."""
+        config = self.config
+        return {
+            "model": dataclasses.asdict(self.shape),
+            "data.store": self.store.fingerprint,
+            "seed": config.seed,
+            "train.batch_size": config.train.batch_size,
+            "train.accumulation": config.train.accumulation,
+        }
+
+    def _ask_to_stop(self, number: int, frame: Any) -> None:
+        self._stop_asked = True
+
+    def _opening(self) -> str:
+        config, shape = self.config, self.shape
+        n_parameters = sum(p.numel() for p in self.engine.module.parameters())
+        steps = f"{config.train.steps:,} steps" + (f" or {config.train.hours} hours" if config.train.hours else "")
+        start = f"goes on from {self._resumed_from} at step {self.step:,}" if self._resumed_from else "starts at step 0"
+        return (
+            f"{config.name}: {config.objective.name}, {n_parameters:,} parameters ({shape.n_layer} layers, d {shape.d_model}), "
+            f"memory {shape.mem_len}\n"
+            f"{len(self.store.train):,} training tokens, {config.train.batch_size} rows of {config.data.window} tokens a step, {steps}, "
+            f"{n_processes()} process(es) on {self.device.type}, {self.engine.module.backbone.embedding.weight.dtype}\n"
+            f"{start}; everything goes to {self.run_dir}"
+        )
+
+
+def is_finished(config: PretrainConfig) -> bool:
+    """Whether the run has its last checkpoint and its model folder."""
+    done = checkpoint.complete(Path(config.run_dir) / "checkpoints")
+    if not done or not (Path(config.run_dir) / "model" / "config.json").exists():
+        return False
+    last = checkpoint.facts_of(done[-1])
+    hours = config.train.hours
+    return last["step"] >= config.train.steps or (hours is not None and last["seconds"] >= hours * 3600)
+
+
+def _open(config: PretrainConfig) -> tuple[TokenStore, Tokenizer]:
+    store = TokenStore(config.data.store)
+    if Path(config.tokenizer.path).exists():
+        store.check_vocabulary(Tokenizer.load(config.tokenizer.path), f"tokenizer.path={config.tokenizer.path}")
+    return store, store.tokenizer()
+
+
+def _shape(model: ModelConfig, store: TokenStore) -> ModelConfig:
+    if model.vocab_size not in (0, store.vocab_size):
+        raise ValueError(
+            f"model.vocab_size ({model.vocab_size}) is not the {store.vocab_size} pieces of data.store={store.path}; "
+            "leave it out, it is taken from the store"
+        )
+    return dataclasses.replace(model, vocab_size=store.vocab_size)
+
+
+def _train_lanes(config: PretrainConfig, store: TokenStore) -> Lanes:
+    return Lanes(
+        store.train,
+        config.train.batch_size,
+        stride=config.data.reuse_len,
+        reach=config.data.reach,
+        run_windows=config.data.run_windows,
+        bidirectional=config.data.bidirectional,
+        seed=config.seed,
+        origin=f"the training part of {store.path}",
+    )
+
+
+def _difference(where: Path, key: str, was: Any, now: Any) -> str:
+    if isinstance(was, dict):
+        inner = next(name for name in now if was.get(name) != now[name])
+        key, was, now = f"{key}.{inner}", was.get(inner), now[inner]
+    return f"{where} was made with {key}={was}, now it is {now}; put it back, or give the run another name"

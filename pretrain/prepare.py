@@ -1,0 +1,67 @@
+"""Pack text into a token store.
+
+python pretrain/prepare.py --config configs/pretrain/quickstart.yaml text.source='wiki/*.txt.gz'
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tqdm import tqdm
+
+from pretrain.command import run_command
+from pretrain.config import PretrainConfig
+from xlpre.config import from_command_line
+from xlpre.data.store import TokenStore, write_store
+from xlpre.text.corpus import Document, documents
+from xlpre.text.tokenizer import Tokenizer
+
+
+def make_store(config: PretrainConfig) -> TokenStore:
+    """The store of `config`: the one that is there, or a new one.
+
+    Raises:
+        ValueError: the one that is there was made from another text or with another vocabulary.
+    """
+    path, tokenizer = Path(config.data.store), Tokenizer.load(config.tokenizer.path)
+    wanted = dataclasses.asdict(config.text)
+    if path.exists():
+        store = TokenStore(path)
+        store.check_vocabulary(tokenizer, f"tokenizer.path={config.tokenizer.path}")
+        made_from = store.meta["source"]
+        odd = [key for key in wanted if made_from.get(key) != wanted[key]]
+        if odd:
+            raise ValueError(
+                f"data.store={path} was made with text.{odd[0]}={made_from.get(odd[0])!r}, not {wanted[odd[0]]!r}; "
+                "name another data.store, or delete the folder"
+            )
+        print(f"{path}: there already, {_counts(store)}")
+        return store
+    started = time.monotonic()
+    store = write_store(path, _shown(documents(config.text)), tokenizer, config.text.held_out, wanted)
+    print(f"{path}: {_counts(store)} in {time.monotonic() - started:.0f} s")
+    return store
+
+
+def _shown(found: Iterable[Document]) -> Iterator[Document]:
+    with tqdm(unit="char", unit_scale=True, desc="encoding", disable=None) as bar:
+        for document in found:
+            yield document
+            bar.update(sum(map(len, document)))
+
+
+def _counts(store: TokenStore) -> str:
+    meta = store.meta
+    return f"{meta['train_n_tokens']:,} tokens to train on, {meta['held_out_n_tokens']:,} held out"
+
+
+def main() -> None:
+    """The command."""
+    make_store(from_command_line(PretrainConfig, __doc__ or ""))
+
+
+if __name__ == "__main__":
+    run_command(main)

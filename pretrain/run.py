@@ -1,0 +1,29 @@
+"""Pretrain.
+
+deepspeed pretrain/run.py --config configs/pretrain/quickstart.yaml
+deepspeed pretrain/run.py --config configs/pretrain/quickstart.yaml name=no_memory model.mem_len=0 data.store=stores/quickstart
+
+Stopped at any time, the same command goes on from the last checkpoint.
+"""
+
+from __future__ import annotations
+
+from pretrain.command import run_command
+from pretrain.config import PretrainConfig
+from pretrain.job import is_finished
+from pretrain.loop import pretrain
+from xlpre.config import from_command_line
+from xlpre.training.distributed import is_main
+
+
+def main() -> None:
+    """The command."""
+    config = from_command_line(PretrainConfig, __doc__ or "")
+    if not is_finished(config):
+        pretrain(config)
+    elif is_main():
+        print(f"{config.run_dir}: finished already; raise train.steps to go on, or give the run another name")
+
+
+if __name__ == "__main__":
+    run_command(main)

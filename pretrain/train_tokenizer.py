@@ -1,0 +1,48 @@
+"""Learn a SentencePiece vocabulary from text.
+
+python pretrain/train_tokenizer.py --config configs/pretrain/quickstart.yaml text.source='wiki/*.txt.gz'
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from pretrain.command import run_command
+from pretrain.config import PretrainConfig
+from xlpre.config import from_command_line
+from xlpre.text.corpus import documents
+from xlpre.text.tokenizer import Tokenizer, train
+
+
+def make_tokenizer(config: PretrainConfig) -> Tokenizer:
+    """The vocabulary of `config`: the one that is there, or a new one.
+
+    Raises:
+        ValueError: the one that is there has another size than the config asks for.
+    """
+    path, size = Path(config.tokenizer.path), config.tokenizer.vocab_size
+    if path.exists():
+        tokenizer = Tokenizer.load(path)
+        if len(tokenizer) != size:
+            raise ValueError(
+                f"{path} has {len(tokenizer)} pieces, tokenizer.vocab_size is {size}; set tokenizer.vocab_size={len(tokenizer)}, "
+                "or another tokenizer.path, or delete the file"
+            )
+        print(f"{path}: there already, {size} pieces")
+        return tokenizer
+    started = time.monotonic()
+    print(f"{path}: learning {size} pieces from {config.text.source} ...", flush=True)
+    tokenizer = train(documents(config.text), config.tokenizer)
+    tokenizer.save(path)
+    print(f"{path}: {len(tokenizer)} pieces in {time.monotonic() - started:.0f} s")
+    return tokenizer
+
+
+def main() -> None:
+    """The command."""
+    make_tokenizer(from_command_line(PretrainConfig, __doc__ or ""))
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,68 @@
+"""Text with blanks as a batch: each blank is a target that sees all of the text and no other blank."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import torch
+
+from xlpre.batch import Batch
+from xlpre.data.layout import SEGMENT_A, SEGMENT_CLS
+from xlpre.text import symbols
+from xlpre.text.tokenizer import Tokenizer
+
+BLANK = "____"
+
+
+def blanks_batch(text: str, tokenizer: Tokenizer) -> Batch:
+    """One row `[text <sep> <cls>]` with a target at each blank, one piece wide.
+
+    Args:
+        text: with one or more blanks of two or more underscores.
+        tokenizer: its vocabulary.
+
+    Returns:
+        A batch with B = 1; `targets` are <mask>, nothing is known about them.
+
+    Raises:
+        ValueError: no blank in it.
+    """
+    # <eop> is a piece of its own that no text holds; the space before a blank belongs to the word that is missing
+    ids = tokenizer.encode(re.sub(r"\s*_{2,}", symbols.PIECES[symbols.EOP], text.strip()))
+    space = tokenizer.pieces.index(symbols.SPACE) if symbols.SPACE in tokenizer.pieces else None
+    ids = [i for i, after in zip(ids, [*ids[1:], None], strict=True) if not (i == space and after == symbols.EOP)]
+    tokens = np.array([*ids, symbols.SEP, symbols.CLS])
+    positions = np.flatnonzero(tokens == symbols.EOP)
+    if not len(positions):
+        raise ValueError(f"{text!r} has no blank; mark one with {BLANK}")
+    return batch_of(tokens, positions)
+
+
+def hide(tokens: np.ndarray, positions: np.ndarray) -> Batch:
+    """The same for token ids (T,) of a text, hidden at `positions` (P,)."""
+    return batch_of(np.concatenate([tokens, [symbols.SEP, symbols.CLS]]), positions)
+
+
+def batch_of(tokens: np.ndarray, positions: np.ndarray) -> Batch:
+    """A batch of one row (T,) with targets at `positions` (P,)."""
+    hidden = tokens.astype(np.int64)
+    hidden[positions] = symbols.MASK
+    segments = np.full(len(tokens), SEGMENT_A)
+    segments[-1] = SEGMENT_CLS
+    key_rank = np.zeros(len(tokens), np.int32)
+    key_rank[positions] = 1
+    row = torch.from_numpy
+    return Batch(
+        input_ids=row(hidden)[None],
+        segment_ids=row(segments)[None],
+        query_rank=torch.ones(1, len(tokens), dtype=torch.int32),
+        key_rank=row(key_rank)[None],
+        target_positions=row(positions)[None],
+        targets=row(tokens[positions].astype(np.int64))[None],
+        target_weights=torch.ones(1, len(positions)),
+        backward=torch.tensor([False]),
+        continues=torch.tensor([False]),
+        pair_label=torch.tensor([1]),
+        reuse_len=0,
+    )

@@ -1,0 +1,1 @@
+"""Optimisation: processes, schedule, optimizer, engine, checkpoints, metrics."""

@@ -1,0 +1,122 @@
+"""Checkpoints of one's own run: the engine's state, and what DeepSpeed does not keep: step, clock, memory, random state.
+
+    checkpoints/step_00000500/manifest.json    written last: names and sizes of all files, and what the run was
+                              process_000.pt   memory and random state of process 0
+                              ...              DeepSpeed's own files
+
+A folder without a manifest, or with a file of another size than it says, is not a checkpoint. DeepSpeed reads its files with
+pickle: load no checkpoint that someone else made; what travels is the model folder (xlpre/exchange).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from xlpre.atomic import new_file, sync
+from xlpre.model.memory import Memory
+from xlpre.training.distributed import Talk, is_main, n_processes, process
+
+MANIFEST = "manifest.json"
+
+
+def save(
+    folder: Path,
+    engine: Any,
+    talk: Talk,
+    step: int,
+    memories: Sequence[Memory],
+    facts: Mapping[str, Any],
+    keep_last: int,
+) -> None:
+    """Write a checkpoint; every process must call it.
+
+    Args:
+        folder: of all checkpoints of the run.
+        engine: DeepSpeed's.
+        talk: between the processes.
+        step: updates done.
+        memories: of this process's lanes.
+        facts: small things to know on resuming: what must agree, and what goes on (the clock).
+        keep_last: older checkpoints beyond so many are removed.
+    """
+    target = folder / f"step_{step:08d}"
+    if is_main():
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(target, ignore_errors=True)  # an unfinished one of the same step
+    talk.barrier()
+    engine.save_checkpoint(str(folder), tag=target.name, save_latest=False)
+    own = target / f"process_{process():03d}.pt"
+    torch.save(
+        {
+            "memories": [(memory.hidden, memory.valid) for memory in memories],
+            "random": torch.get_rng_state(),
+            "random_cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        },
+        own,
+    )
+    for file in target.iterdir():
+        sync(file)
+    talk.barrier()
+    if is_main():
+        sizes = {file.name: file.stat().st_size for file in sorted(target.iterdir())}
+        manifest = {"step": step, "n_processes": n_processes(), "bytes": sizes, **facts}
+        with new_file(target / MANIFEST) as partial:
+            partial.write_text(json.dumps(manifest, indent=1))
+        for old in complete(folder)[:-keep_last]:
+            (old / MANIFEST).unlink()  # first of all, so that a half-removed one is no checkpoint
+            shutil.rmtree(old)
+    talk.barrier()
+
+
+def complete(folder: Path) -> list[Path]:
+    """The checkpoints in `folder` that are whole, oldest first."""
+    return [path for path in sorted(folder.glob("step_*")) if _is_whole(path)]
+
+
+def newest(folder: Path, talk: Talk) -> Path | None:
+    """The newest whole checkpoint, as process 0 sees it."""
+    found = complete(folder)
+    name = talk.from_main(found[-1].name if found else "")
+    return folder / name if name else None
+
+
+def facts_of(checkpoint: Path) -> dict[str, Any]:
+    """What its manifest says."""
+    return json.loads((checkpoint / MANIFEST).read_text())
+
+
+def load(checkpoint: Path, engine: Any, device: torch.device) -> list[Memory]:
+    """Put a checkpoint's state into `engine` and the random generators; every process must call it.
+
+    Returns:
+        The memories of this process's lanes.
+
+    Raises:
+        ValueError: written by another number of processes.
+    """
+    wrote = facts_of(checkpoint)["n_processes"]
+    if wrote != n_processes():
+        raise ValueError(
+            f"{checkpoint} was written by {wrote} processes and this job has {n_processes()}; go on with {wrote} processes, or "
+            "give the run another name"
+        )
+    engine.load_checkpoint(str(checkpoint.parent), tag=checkpoint.name)
+    own = torch.load(checkpoint / f"process_{process():03d}.pt", weights_only=True, map_location="cpu")
+    torch.set_rng_state(own["random"])
+    if own["random_cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(own["random_cuda"])
+    return [Memory(hidden.to(device), valid.to(device)) for hidden, valid in own["memories"]]
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        sizes = facts_of(path)["bytes"]
+        return all((path / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, json.JSONDecodeError, KeyError):
+        return False

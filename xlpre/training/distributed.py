@@ -1,0 +1,88 @@
+"""Processes: who am I, how many are we, what do we agree on. torch.distributed only."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def set_defaults() -> None:
+    """Make a plain `python run.py` a job of one process, as a launcher would have."""
+    if "RANK" not in os.environ:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+
+
+def process() -> int:
+    """The number of this process, from 0."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def n_processes() -> int:
+    """How many processes the job has."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_main() -> bool:
+    """Whether this is process 0, which prints and writes."""
+    return process() == 0
+
+
+def use_device() -> torch.device:
+    """The device of this process; on a CPU, also share the cores out among the processes of this machine."""
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+        return device
+    here = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or n_processes())
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // here))
+    return torch.device("cpu")
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the global generators; only dropout draws from them."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+class Talk:
+    """Small numbers that all processes must agree on, exchanged over the CPU so that no GPU waits."""
+
+    def __init__(self) -> None:
+        self._group = dist.new_group(backend="gloo") if n_processes() > 1 else None
+
+    def largest(self, *values: float) -> list[float]:
+        """The largest of each value over all processes."""
+        return self._reduce(values, dist.ReduceOp.MAX)
+
+    def total(self, *values: float) -> list[float]:
+        """The sum of each value over all processes."""
+        return self._reduce(values, dist.ReduceOp.SUM)
+
+    def from_main(self, value: str) -> str:
+        """A word of process 0."""
+        box = [value]
+        if self._group is not None:
+            dist.broadcast_object_list(box, src=0, group=self._group)
+        return box[0]
+
+    def barrier(self) -> None:
+        """Wait for all."""
+        if self._group is not None:
+            dist.barrier(self._group)
+
+    def _reduce(self, values: tuple[float, ...], how: dist.ReduceOp.RedOpType) -> list[float]:
+        if self._group is None:
+            return list(values)
+        tensor: Tensor = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(tensor, how, group=self._group)
+        return tensor.tolist()

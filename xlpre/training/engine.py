@@ -1,0 +1,134 @@
+"""The engine is DeepSpeed's own, neither wrapped nor patched. The one door to deepspeed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from xlpre.training.optim import OptimConfig, build_optimizer
+
+# what the project decides from its own settings; the user's `deepspeed:` may not contradict it
+OWNED = {
+    "train_batch_size": "train.batch_size",
+    "train_micro_batch_size_per_gpu": "train.batch_size and train.accumulation",
+    "gradient_accumulation_steps": "train.accumulation",
+    "gradient_clipping": "optim.clip",
+    "optimizer": "optim.*",
+    "scheduler": "schedule.*",
+    "bf16": "train.precision",
+    "fp16": "train.precision",
+}
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The course of a run.
+
+    Attributes:
+        steps: updates in all.
+        hours: a time budget; the schedule then follows the clock where it runs ahead of the steps. null: no budget.
+        batch_size: rows (lanes) of an update, over all processes and accumulation.
+        accumulation: micro-steps of an update.
+        precision: `auto` is bf16 on a GPU that has it, else fp32.
+        log_every: updates between lines of metrics.
+        save_every: updates between checkpoints.
+        keep_last: checkpoints to keep.
+    """
+
+    steps: int = 100_000
+    hours: float | None = None
+    batch_size: int = 32
+    accumulation: int = 1
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    log_every: int = 20
+    save_every: int = 500
+    keep_last: int = 2
+
+    def __post_init__(self) -> None:
+        counts = ("steps", "batch_size", "accumulation", "log_every", "save_every", "keep_last")
+        for name in counts:
+            if getattr(self, name) < 1:
+                raise ValueError(f"train.{name} ({getattr(self, name)}) must be at least 1")
+
+
+def start_processes(device: torch.device) -> None:
+    """Join the other processes of the job."""
+    _deepspeed(device).init_distributed(verbose=False)
+
+
+def build_engine(
+    model: nn.Module,
+    train: TrainConfig,
+    optim: OptimConfig,
+    device: torch.device,
+    n_processes: int,
+    overrides: dict[str, Any],
+) -> Any:
+    """DeepSpeed's engine around `model`.
+
+    Args:
+        model: called by the engine as it would be by hand.
+        train: batch size, accumulation, precision.
+        optim: AdamW.
+        device: of this process.
+        n_processes: of the job.
+        overrides: settings for DeepSpeed, handed on untouched.
+
+    Raises:
+        ValueError: a batch that the processes cannot share equally, or an override that the project owns.
+    """
+    for key in overrides:
+        if key in OWNED:
+            raise ValueError(f"deepspeed.{key} is decided by {OWNED[key]}; set that instead")
+    shares = n_processes * train.accumulation
+    if train.batch_size % shares:
+        raise ValueError(
+            f"train.batch_size ({train.batch_size}) must be a multiple of {n_processes} processes times train.accumulation "
+            f"({train.accumulation}); set train.batch_size={max(train.batch_size // shares, 1) * shares}"
+        )
+    bf16 = train.precision == "bf16" or (
+        train.precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported()
+    )
+    settings = {
+        "train_micro_batch_size_per_gpu": train.batch_size // shares,
+        "gradient_accumulation_steps": train.accumulation,
+        "gradient_clipping": optim.clip,
+        "bf16": {"enabled": bf16},
+        "data_types": {"grad_accum_dtype": "fp32"},
+        # stage 1 even for one process: with stage 0 bf16 takes a hidden step and fp32 applies steps that are not finite
+        "zero_optimization": {"stage": 1},
+        "steps_per_print": 2**31,
+        **overrides,
+    }
+    engine, *_ = _deepspeed(device).initialize(model=model, optimizer=build_optimizer(model, optim), config=settings)
+    return engine
+
+
+def full_weights(engine: Any) -> dict[str, Tensor]:
+    """The model's weights in fp32 on the CPU, whole, whatever the ZeRO stage. Every process must call it."""
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    weights = {}
+    for name, parameter in engine.module.named_parameters():
+        whole = safe_get_full_fp32_param(parameter)
+        weights[name] = (parameter if whole is None else whole).detach().float().cpu().view(parameter.shape)
+    return weights
+
+
+def _deepspeed(device: torch.device) -> Any:
+    """The library, told where it runs before its first import, and silent."""
+    if device.type == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    import deepspeed
+    from deepspeed.ops import __compatible_ops__
+
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    __compatible_ops__["deepspeed_shm_comm"] = False  # compiled at start-up on a CPU and of no use here
+    return deepspeed

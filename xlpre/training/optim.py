@@ -1,0 +1,47 @@
+"""AdamW, with XLNet's choice of what decays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW.
+
+    Attributes:
+        lr: the peak learning rate.
+        beta1, beta2, eps: of Adam.
+        weight_decay: decoupled, times the learning rate.
+        clip: largest global norm of the gradient; 0 does not clip.
+    """
+
+    lr: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-6
+    weight_decay: float = 0.01
+    clip: float = 1.0
+
+
+def decays(name: str) -> bool:
+    """Whether a parameter decays: all but norms and the biases of layers; the biases of scores do.
+
+    Source: zihangdai/xlnet model_utils.py `_do_use_weight_decay`, whose pattern spares `bias` but not `r_w_bias`.
+    """
+    return "norm" not in name and not name.endswith(".bias")
+
+
+def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
+    """Torch's AdamW in two groups, fused."""
+    groups = [
+        {
+            "params": [p for name, p in model.named_parameters() if decays(name) is decayed],
+            "weight_decay": config.weight_decay * decayed,
+        }
+        for decayed in (True, False)
+    ]
+    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
