@@ -24,6 +24,7 @@ class EvalConfig:
         every: updates between evaluations.
         lanes, windows: so many lanes of so many windows each.
         mem_len: columns of memory while measuring; null: as in training.
+        partial_k: one token in K is a target while measuring; null: as in training.
         sentences: sentences with ____ to fill in at each evaluation; empty: some from the held-out text.
     """
 
@@ -31,6 +32,7 @@ class EvalConfig:
     lanes: int = 8
     windows: int = 32
     mem_len: int | None = None
+    partial_k: float | None = None
     sentences: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:

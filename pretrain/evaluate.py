@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,8 +13,8 @@ from xlpre.data.lanes import Lanes
 from xlpre.data.store import TokenStore
 from xlpre.model.language_model import LanguageModel, target_losses
 from xlpre.model.memory import first_memory
+from xlpre.objectives.build import build_objective
 from xlpre.objectives.loader import Loader
-from xlpre.objectives.objective import Objective
 from xlpre.training.distributed import Talk, n_processes, process
 
 SEED = 20190619  # of the held-out windows and targets: the same for every run, so that runs compare
@@ -36,8 +37,11 @@ class Evaluation:
         ValueError: the held-out text is shorter than a window.
     """
 
-    def __init__(self, config: PretrainConfig, store: TokenStore, objective: Objective, talk: Talk) -> None:
+    def __init__(self, config: PretrainConfig, store: TokenStore, starts_word: np.ndarray, talk: Talk) -> None:
         self._config, self._talk = config, talk
+        partial_k = config.eval.partial_k or config.objective.partial_k
+        wanted = dataclasses.replace(config.objective, partial_k=partial_k)
+        objective = build_objective(wanted, config.data, starts_word)
         lanes = Lanes(
             store.held_out,
             config.eval.lanes,

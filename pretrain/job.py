@@ -47,7 +47,7 @@ class Job:
         self.device = use_device()
         start_processes(self.device)
         self.talk = Talk()
-        self._evaluation = Evaluation(config, self.store, self.objective, self.talk)
+        self._evaluation = Evaluation(config, self.store, self.tokenizer.starts_word, self.talk)
         self._samples = Samples(config, self.store, self.tokenizer)
         seed_everything(config.seed)  # the same starting values on every process
         model = LanguageModel(self.shape, self.objective.two_streams)
