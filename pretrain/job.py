@@ -19,7 +19,7 @@ from xlpre.data.store import TokenStore
 from xlpre.exchange.folder import save_folder
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
-from xlpre.model.memory import first_memory
+from xlpre.model.memory import Memory, first_memory
 from xlpre.objectives.build import build_objective
 from xlpre.objectives.loader import Loader, lanes_of
 from xlpre.text.tokenizer import Tokenizer
@@ -100,14 +100,13 @@ class Job:
 
     def save(self) -> None:
         """Write a checkpoint; every process must call it."""
-        facts = {**self._facts(), "seconds": self.seconds}
         checkpoint.save(
             self.run_dir / "checkpoints",
             self.engine,
             self.talk,
             self.step,
-            self.memories,
-            facts,
+            [(memory.hidden, memory.valid) for memory in self.memories],
+            {**self._facts(), "seconds": self.seconds},
             self.config.train.keep_last,
         )
 
@@ -135,7 +134,7 @@ class Job:
         for key, value in self._facts().items():
             if was[key] != value:
                 raise ValueError(_difference(self._resumed_from, key, was[key], value))
-        self.memories = checkpoint.load(self._resumed_from, self.engine, self.device)
+        self.memories = [Memory(*tensors) for tensors in checkpoint.load(self._resumed_from, self.engine, self.device)]
         self.step, self.seconds = was["step"], was["seconds"]
 
     def _facts(self) -> dict[str, Any]:

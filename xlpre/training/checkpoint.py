@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from xlpre.atomic import new_file, sync
-from xlpre.model.memory import Memory
 from xlpre.training.distributed import Talk, is_main, n_processes, process
 
 MANIFEST = "manifest.json"
@@ -30,7 +30,7 @@ def save(
     engine: Any,
     talk: Talk,
     step: int,
-    memories: Sequence[Memory],
+    memories: Sequence[tuple[Tensor, ...]],
     facts: Mapping[str, Any],
     keep_last: int,
 ) -> None:
@@ -41,7 +41,7 @@ def save(
         engine: DeepSpeed's.
         talk: between the processes.
         step: updates done.
-        memories: of this process's lanes.
+        memories: the tensors of this process's memories, one tuple for each micro-step.
         facts: small things to know on resuming: what must agree, and what goes on (the clock).
         keep_last: older checkpoints beyond so many are removed.
     """
@@ -54,7 +54,7 @@ def save(
     own = target / f"process_{process():03d}.pt"
     torch.save(
         {
-            "memories": [(memory.hidden, memory.valid) for memory in memories],
+            "memories": list(memories),
             "random": torch.get_rng_state(),
             "random_cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
         },
@@ -91,11 +91,11 @@ def facts_of(checkpoint: Path) -> dict[str, Any]:
     return json.loads((checkpoint / MANIFEST).read_text())
 
 
-def load(checkpoint: Path, engine: Any, device: torch.device) -> list[Memory]:
+def load(checkpoint: Path, engine: Any, device: torch.device) -> list[tuple[Tensor, ...]]:
     """Put a checkpoint's state into `engine` and the random generators; every process must call it.
 
     Returns:
-        The memories of this process's lanes.
+        The tensors of this process's memories, on `device`.
 
     Raises:
         ValueError: written by another number of processes.
@@ -111,7 +111,7 @@ def load(checkpoint: Path, engine: Any, device: torch.device) -> list[Memory]:
     torch.set_rng_state(own["random"])
     if own["random_cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(own["random_cuda"])
-    return [Memory(hidden.to(device), valid.to(device)) for hidden, valid in own["memories"]]
+    return [tuple(tensor.to(device) for tensor in tensors) for tensors in own["memories"]]
 
 
 def _is_whole(path: Path) -> bool:

@@ -1,0 +1,42 @@
+# make quickstart   from text to a pretrained XLNet, in one go       (ARGS="text.source='my/*.txt' name=mine")
+# make test         linters, types, layers, tests                     (ARGS="-k resume" for some of the tests)
+# make test-long    the tests that take minutes each
+
+PYTHON ?= python3
+ARGS ?=
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: quickstart test test-long lint install clean
+
+quickstart: $(INSTALLED)
+	$(BIN)/python pretrain/quickstart.py --config configs/pretrain/quickstart.yaml $(ARGS)
+
+test: $(INSTALLED)-dev lint
+	$(BIN)/python -m pytest -m "not long" $(ARGS)
+
+test-long: $(INSTALLED)-dev
+	$(BIN)/python -m pytest -m long $(ARGS)
+
+lint: $(INSTALLED)-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "xlpre needs Python 3.10 or newer, this is " + sys.version.split()[0] + "; set PYTHON=...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	DS_BUILD_OPS=0 $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+$(INSTALLED)-dev: $(INSTALLED)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv build *.egg-info

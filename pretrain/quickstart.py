@@ -1,0 +1,89 @@
+"""From raw text to a pretrained model: vocabulary, store, pretraining, report, filled blanks; what is done is not done again.
+
+python pretrain/quickstart.py --config configs/pretrain/quickstart.yaml text.source='my_texts/*.txt' name=mine
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from pretrain.command import run_command
+from pretrain.config import PretrainConfig
+from pretrain.fill import Filled, show
+from pretrain.job import is_finished
+from pretrain.prepare import make_store
+from pretrain.report import write_report
+from pretrain.samples import read_samples
+from pretrain.train_tokenizer import make_tokenizer
+from xlpre.config import from_command_line
+
+
+def train(config: PretrainConfig, words: list[str]) -> None:
+    """Start `deepspeed pretrain/run.py` with the same words, on all GPUs or two CPU processes."""
+    if is_finished(config):
+        print(f"{config.run_dir}: finished already")
+        return
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = torch.cuda.device_count() or min(2, os.cpu_count() or 1, config.train.batch_size)
+    launcher = [
+        str(Path(sys.executable).with_name("deepspeed")),
+        "-q",
+        "--num_gpus",
+        str(processes),
+        "--master_port",
+        str(port),
+    ]
+    command = [*launcher, str(Path(__file__).with_name("run.py")), *words]
+    print("+", " ".join(["deepspeed", *command[1:]]), flush=True)
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore::FutureWarning"}
+    if not torch.cuda.is_available():
+        environment["DS_ACCELERATOR"] = "cpu"
+    child = subprocess.Popen(command, env=environment, start_new_session=True)
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # the launcher alone would leave its processes behind: tell all of them
+        signal.signal(number, lambda *_: os.killpg(child.pid, signal.SIGINT))
+    if status := child.wait():
+        raise ValueError(
+            f"the training above ended with status {status}; the same command goes on from its last checkpoint"
+        )
+
+
+def show_samples(config: PretrainConfig) -> None:
+    """Print what the model fills into blanks at the end."""
+    samples = read_samples(Path(config.run_dir))
+    print(f"\nblanks in held-out text, as filled in at step {samples[-1]['step']:,}:\n")
+    for one in samples[-1]["filled"]:
+        print(show(Filled(**one)))
+
+
+def main() -> None:
+    """The command."""
+    words = sys.argv[1:]
+    config = from_command_line(PretrainConfig, __doc__ or "", words)
+    started = time.monotonic()
+    make_tokenizer(config)
+    make_store(config)
+    train(config, words)
+    if not is_finished(config):
+        print("stopped; the same command goes on from there")
+        return
+    page = write_report(Path(config.run_dir))
+    show_samples(config)
+    print(f"\n{time.monotonic() - started:.0f} s. The model is in {config.run_dir}/model, the story in {page}. Try:")
+    print(f'  python pretrain/fill.py {config.run_dir}/model "Returns the ____ of the list."')
+
+
+if __name__ == "__main__":
+    run_command(main)

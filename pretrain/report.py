@@ -1,0 +1,175 @@
+"""A page about a run: loss against word frequencies, learning rate, speed, what it fills into blanks.
+
+python pretrain/report.py runs/quickstart
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import re
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from pretrain.command import run_command
+from pretrain.config import PretrainConfig
+from pretrain.samples import read_samples
+from xlpre.atomic import new_file
+from xlpre.config import load
+from xlpre.training.metrics import read_metrics
+
+Line = dict[str, Any]
+
+STYLE = """
+:root { color-scheme: light; }
+body { font: 16px/1.5 system-ui, sans-serif; color: #1c2430; background: #fff; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.6rem; margin-bottom: 0; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
+.lead { color: #566173; margin-top: .2rem; }
+.facts { display: flex; flex-wrap: wrap; gap: .75rem; margin: 1.2rem 0; padding: 0; list-style: none; }
+.facts li { background: #f3f5f8; border-radius: .5rem; padding: .6rem .9rem; min-width: 8.5rem; }
+.facts b { display: block; font-size: 1.25rem; }
+svg { width: 100%; height: auto; } .pair { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem; }
+table { border-collapse: collapse; width: 100%; margin-bottom: 1.2rem; } td { vertical-align: top; padding: .35rem .6rem; }
+tr { border-top: 1px solid #e3e7ee; } .sentence { background: #f3f5f8; } .guess { white-space: nowrap; margin-right: .9rem; }
+.right { color: #0a6b3d; font-weight: 600; } .p { color: #7a8597; font-size: .85em; }
+pre { background: #f3f5f8; padding: 1rem; border-radius: .5rem; overflow-x: auto; }
+"""
+
+
+def write_report(run_dir: Path) -> Path:
+    """Write `report.html` into the folder of a run.
+
+    Raises:
+        ValueError: the folder holds no metrics.
+    """
+    lines = read_metrics(run_dir)
+    trained, measured = [x for x in lines if "loss" in x], [x for x in lines if "held_out_loss" in x]
+    if not trained or not measured:
+        raise ValueError(f"{run_dir} has no metrics.jsonl with a measured run; train first with pretrain/run.py")
+    config = load(PretrainConfig, run_dir / "config.yaml")
+    path = run_dir / "report.html"
+    with new_file(path) as partial:
+        partial.write_text(
+            _page(config, trained, measured, read_samples(run_dir), (run_dir / "config.yaml").read_text())
+        )
+    return path
+
+
+def _page(config: PretrainConfig, trained: list[Line], measured: list[Line], samples: list[Line], settings: str) -> str:
+    last, model = measured[-1], config.model
+    facts = {
+        "held-out loss": f"{last['held_out_loss']:.3f} nats",
+        "word frequencies alone": f"{last['held_out_unigram']:.3f} nats",
+        "targets right": f"{last['held_out_accuracy']:.1%}",
+        "window tokens read": f"{last['tokens'] / 1e6:.2f} M",
+        "time": f"{last['seconds'] / 60:.1f} min",
+    }
+    return "".join(
+        [
+            f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(config.name)}</title><style>{STYLE}</style>",
+            f"<h1>{escape(config.name)}</h1><p class=lead>{escape(config.objective.name)} language model, {model.n_layer} layers, ",
+            f"d {model.d_model}, vocabulary {model.vocab_size:,}, windows of {config.data.window} tokens, memory {model.mem_len}; ",
+            f"text: {escape(config.text.source)}</p><ul class=facts>",
+            *(f"<li>{escape(name)}<b>{escape(value)}</b></li>" for name, value in facts.items()),
+            "</ul><h2>Loss</h2>",
+            _loss_plot(trained, measured),
+            "<div class=pair><div><h2>Learning rate</h2>",
+            _plot(trained, "lr", "learning rate"),
+            "</div><div><h2>Speed</h2>",
+            _plot(trained, "tokens_per_second", "window tokens / s"),
+            "</div></div>",
+            _samples(samples),
+            f"<h2>Settings</h2><details><summary>config.yaml</summary><pre>{escape(settings)}</pre></details></html>",
+        ]
+    )
+
+
+def _loss_plot(trained: list[Line], measured: list[Line]) -> str:
+    figure, axes = _axes(9, 4)
+    axes.plot(_millions(trained), [x["loss"] for x in trained], color="#9db4d6", linewidth=1, label="training")
+    axes.plot(
+        _millions(measured),
+        [x["held_out_loss"] for x in measured],
+        "o-",
+        color="#1f4e9c",
+        markersize=4,
+        label="held out",
+    )
+    unigram = measured[-1]["held_out_unigram"]
+    axes.axhline(
+        unigram,
+        color="#b4442c",
+        linestyle="--",
+        linewidth=1.2,
+        label=f"word frequencies alone ({unigram:.2f}), same targets",
+    )
+    # the first updates leave the logarithm of the vocabulary size; what matters is around the baseline
+    lowest = min(x["held_out_loss"] for x in measured)
+    axes.set_ylim(min(lowest, unigram) - 0.2, max(unigram, lowest) + 1.0)
+    axes.set_ylabel("loss, nats a target")
+    axes.legend(frameon=False)
+    return _svg(figure)
+
+
+def _plot(lines: list[Line], key: str, label: str) -> str:
+    figure, axes = _axes(4.5, 2.6)
+    axes.plot(_millions(lines), [x[key] for x in lines], color="#1f4e9c", linewidth=1.2)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel(label)
+    return _svg(figure)
+
+
+def _axes(width: float, height: float) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure  # no pyplot: no window, no global state
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots()
+    axes.set_xlabel("window tokens read, millions")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#e3e7ee")
+    return figure, axes
+
+
+def _millions(lines: list[Line]) -> list[float]:
+    return [x["tokens"] / 1e6 for x in lines]
+
+
+def _svg(figure: Any) -> str:
+    stream = io.StringIO()
+    figure.savefig(stream, format="svg")
+    return re.sub(r"^.*?(?=<svg)", "", stream.getvalue(), flags=re.DOTALL)
+
+
+def _samples(samples: list[Line]) -> str:
+    if not samples:
+        return ""
+    shown = [samples[0], samples[-1]] if len(samples) > 1 else samples
+    rows = []
+    for number, filled in enumerate(shown[-1]["filled"]):
+        rows.append(f"<tr class=sentence><td colspan=2>{escape(filled['text'])}")
+        rows.append(f" <b>({escape(', '.join(filled['truth']))})</b></td></tr>" if filled["truth"] else "</td></tr>")
+        for moment in shown:
+            answer = moment["filled"][number]
+            truths = answer["truth"] or [None] * len(answer["blanks"])
+            for guesses, truth in zip(answer["blanks"], truths, strict=True):
+                spans = "".join(_guess(piece, p, piece == truth) for piece, p in guesses)
+                rows.append(f"<tr><td>step {moment['step']:,}</td><td>{spans}</td></tr>")
+    return f"<h2>What it fills into blanks</h2><table>{''.join(rows)}</table>"
+
+
+def _guess(piece: str, probability: float, right: bool) -> str:
+    mark = " right" if right else ""
+    return f"<span class='guess{mark}'>{escape(piece)} <span class=p>{probability:.1%}</span></span>"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="the folder of a run, such as runs/quickstart")
+    print(write_report(parser.parse_args(argv).run))
+
+
+if __name__ == "__main__":
+    run_command(main)
