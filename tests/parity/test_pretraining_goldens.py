@@ -1,20 +1,18 @@
 """The two-stream model equals the original's own numbers (zihangdai/xlnet run in TensorFlow), forward and backward."""
 
 import json
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from tests.parity.goldens import files
 from xlpre.batch import Batch
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel, target_losses
 from xlpre.model.memory import Memory
 from xlpre.model.visibility import HIDDEN
 
-GOLDENS = Path(os.environ.get("XLPRE_GOLDENS", Path(__file__).parents[3] / "shared" / "goldens"))
 # what a rule of ranks cannot say, or what is left out on purpose
 OUTSIDE = {
     "full_mask_row_nomem": "a query that sees nothing outputs zero here; the original attends to everything, its answer included",
@@ -25,18 +23,10 @@ OUTSIDE = {
     "attn_uni": "a causal mask on top of a permutation mask",
     "attn_uni_no_perm": "positions of a causal model: belongs to the Transformer-XL goldens",
     "no_target_mapping": "the query stream of every token, each one a target: not a batch of P targets",
-    "attn_bi_same_length_ignored": "",
+    "two_segments_attn_uni_same_length": "a causal mask on top of a permutation mask",
+    "two_segments_bi": "another layout of the file: two windows in a row",
+    "two_segments_bi_zero_init_mem8": "another layout of the file: two windows in a row",
 }
-
-
-def cases():
-    if not GOLDENS.is_dir():
-        return [pytest.param(None, marks=pytest.mark.skip(reason=f"no goldens at {GOLDENS}; set XLPRE_GOLDENS"))]
-    found = sorted(GOLDENS.glob("xlnet_pretrain_*.npz"))
-    found = [
-        f for f in found if "two_segments" not in f.stem and not OUTSIDE.get(f.stem.removeprefix("xlnet_pretrain_"))
-    ]
-    return [pytest.param(path, id=path.stem.removeprefix("xlnet_pretrain_")) for path in found]
 
 
 def load_parameters(model: LanguageModel, arrays, prefix: str) -> dict[str, tuple[torch.Tensor, np.ndarray]]:
@@ -119,7 +109,7 @@ def batch_of(arrays, config) -> Batch:
     )
 
 
-@pytest.mark.parametrize("path", cases())
+@pytest.mark.parametrize("path", files("xlnet_pretrain_*.npz", outside=OUTSIDE))
 def test_outputs_memory_losses_and_gradients_equal_the_originals(path):
     arrays = dict(np.load(path))
     config = json.loads(str(arrays["config"]))

@@ -108,7 +108,7 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids; symbols are left out, unknown pieces become ⁇."""
-        return self._pieces.decode([int(i) for i in ids])
+        return self._pieces.decode([int(i) for i in ids if i > symbols.EOP or i == symbols.UNK])
 
     @cached_property
     def starts_word(self) -> np.ndarray:
@@ -127,22 +127,28 @@ class Tokenizer:
         """
         final = self._terminal[ids]
         final[1:] |= self._closing[ids[1:]] & final[:-1]
-        ends = final[:-1] & self._opens_sentence[ids[1:]]
+        lower = self._lower_case[ids]
+        alone = self._space[ids]  # a space whose word begins in the next piece
+        lower[:-1] |= alone[:-1] & lower[1:]
+        ends = final[:-1] & (self.starts_word[ids] & ~lower)[1:]
         ends |= (ids[:-1] == symbols.EOP) & (ids[1:] != symbols.EOD)
         return np.append(np.flatnonzero(ends) + 1, len(ids))
 
     @cached_property
     def _terminal(self) -> np.ndarray:
-        return np.array([piece[-1:] in ".!?…。！？｡" and len(piece) > 0 for piece in self.pieces])
+        return np.array([piece.endswith((".", "!", "?", "…", "。", "！", "？", "｡")) for piece in self.pieces])
 
     @cached_property
     def _closing(self) -> np.ndarray:
-        return np.array([len(piece) > 0 and all(c in "\"')]»”’」』）" for c in piece) for piece in self.pieces])
+        return np.array([all(c in "\"')]»”’」』）" for c in piece) for piece in self.pieces])
 
     @cached_property
-    def _opens_sentence(self) -> np.ndarray:
-        bare = [piece.removeprefix(SPACE) for piece in self.pieces]
-        return self.starts_word & np.array([not piece[:1].islower() for piece in bare])
+    def _lower_case(self) -> np.ndarray:
+        return np.array([piece.removeprefix(SPACE)[:1].islower() for piece in self.pieces])
+
+    @cached_property
+    def _space(self) -> np.ndarray:
+        return np.array([piece == SPACE for piece in self.pieces])
 
 
 def train(documents: Iterable[Document], config: TokenizerConfig) -> Tokenizer:

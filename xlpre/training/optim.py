@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import torch
@@ -32,7 +33,7 @@ def decays(name: str) -> bool:
 
     Source: zihangdai/xlnet model_utils.py `_do_use_weight_decay`, whose pattern spares `bias` but not `r_w_bias`.
     """
-    return "norm" not in name and not name.endswith(".bias")
+    return "norm" not in name and re.search(r"(?<!\br_)(?<!\br_[wrs]_)bias$", name) is None
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:

@@ -1,0 +1,60 @@
+"""What tests share: a corpus of made-up words, a vocabulary and a store of it, all made in seconds."""
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+import numpy as np
+import pytest
+import torch
+
+from xlpre.data.store import TokenStore, write_store
+from xlpre.text.tokenizer import Tokenizer, TokenizerConfig, train
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+def make_documents(n_documents: int, seed: int = 0) -> list[list[str]]:
+    """Documents of sentences of words of syllables, of which some are frequent."""
+    rng = np.random.default_rng(seed)
+    syllables = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
+    words = ["".join(rng.choice(syllables, rng.integers(1, 4))) for _ in range(400)]
+    frequency = 1 / np.arange(1, 401)
+
+    def sentence() -> str:
+        text = " ".join(rng.choice(words, rng.integers(4, 12), p=frequency / frequency.sum()))
+        return text.capitalize() + "."
+
+    return [
+        [" ".join(sentence() for _ in range(rng.integers(1, 5))) for _ in range(rng.integers(1, 4))]
+        for _ in range(n_documents)
+    ]
+
+
+@pytest.fixture(scope="session")
+def documents() -> list[list[str]]:
+    return make_documents(600)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(documents) -> Tokenizer:
+    return train(documents, TokenizerConfig(vocab_size=300))
+
+
+@pytest.fixture(scope="session")
+def store(documents, tokenizer, tmp_path_factory) -> TokenStore:
+    return write_store(tmp_path_factory.mktemp("data") / "store", documents, tokenizer, 0.1, {"source": "made up"})
+
+
+@pytest.fixture(scope="session")
+def text_file(documents, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "words.txt"
+    path.write_text("\n\n".join("\n".join(document) for document in documents))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+    torch.manual_seed(0)

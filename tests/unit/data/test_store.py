@@ -1,0 +1,71 @@
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from xlpre.data.store import TokenStore, write_store
+from xlpre.text.tokenizer import TokenizerConfig, train
+
+
+def test_training_and_held_out_documents_together_are_the_corpus(store, documents, tokenizer):
+    def texts(part):
+        ids = np.asarray(part.tokens)
+        ends = np.flatnonzero(ids == 7) + 1
+        return {tokenizer.decode(one) for one in np.split(ids, ends[:-1])}
+
+    train_texts, held_out = texts(store.train), texts(store.held_out)
+    assert not train_texts & held_out
+    assert train_texts | held_out == {tokenizer.decode(tokenizer.encode_document(d)) for d in documents}
+    assert 0.02 < len(held_out) / (len(held_out) + len(train_texts)) < 0.2
+
+
+def test_sentence_ends_rise_to_the_end_of_the_part(store):
+    for part in (store.train, store.held_out):
+        assert (np.diff(part.sentence_ends) > 0).all()
+        assert part.sentence_ends[-1] == len(part)
+
+
+def test_unigram_counts_are_those_of_the_training_part(store):
+    assert (store.unigram == np.bincount(store.train.tokens, minlength=store.vocab_size)).all()
+
+
+def test_the_same_text_gives_the_same_bytes(store, documents, tokenizer, tmp_path):
+    again = write_store(tmp_path / "again", documents, tokenizer, 0.1, {})
+    assert again.fingerprint == store.fingerprint
+    assert (again.path / "train/tokens.bin").read_bytes() == (store.path / "train/tokens.bin").read_bytes()
+
+
+def test_a_store_cut_by_one_byte_names_the_file(store, tmp_path):
+    broken = shutil.copytree(store.path, tmp_path / "broken")
+    path = broken / "held_out" / "tokens.bin"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"held_out/tokens.bin: \d+ bytes where"):
+        TokenStore(broken)
+
+
+def test_a_source_that_dies_leaves_nothing_behind(tmp_path, documents, tokenizer):
+    def dying():
+        yield from documents[:100]
+        raise ValueError("the disk is gone")
+
+    with pytest.raises(ValueError, match="the disk is gone"):
+        write_store(tmp_path / "store", dying(), tokenizer, 0.1, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_of_another_vocabulary_names_both_hashes(store, documents):
+    other = train(documents, TokenizerConfig(vocab_size=250))
+    with pytest.raises(ValueError, match=f"{store.meta['vocabulary_sha256'][:12]}.*{other.sha256[:12]}"):
+        store.check_vocabulary(other, "other.model")
+
+
+def test_too_few_documents_to_hold_any_out_are_refused(tmp_path, tokenizer):
+    with pytest.raises(ValueError, match=r"text.held_out=0.001 left no document in the held_out part"):
+        write_store(tmp_path / "store", [["Ba be bi."]], tokenizer, 0.001, {})
+
+
+def test_ids_are_16_bit_and_meta_counts_them(store):
+    meta = json.loads((store.path / "meta.json").read_text())
+    assert store.train.tokens.dtype == np.uint16
+    assert meta["train_n_tokens"] == len(store.train)

@@ -1,0 +1,85 @@
+import dataclasses
+import itertools
+
+import pytest
+import torch
+
+from tests.unit.data.test_lanes import lanes_over
+from xlpre.data.layout import DataConfig
+from xlpre.objectives.blanks import blanks_batch
+from xlpre.objectives.build import build_objective
+from xlpre.objectives.loader import Loader, lanes_of
+from xlpre.objectives.objective import ObjectiveConfig
+from xlpre.text import symbols
+
+
+@pytest.fixture
+def loader_of(store, tokenizer):
+    def make(seed=1, workers=1, n_lanes=8):
+        data = DataConfig(window=64, reuse_len=32, workers=workers)
+        lanes = lanes_over(store.train, n_lanes, stride=32, reach=data.reach, seed=seed)
+        return Loader(lanes, data, build_objective(ObjectiveConfig(), data, tokenizer.starts_word), seed)
+
+    return make
+
+
+def same(a, b):
+    fields = [field.name for field in dataclasses.fields(a)]
+    return all(
+        torch.equal(x, y) if torch.is_tensor(x) else x == y for x, y in ((getattr(a, f), getattr(b, f)) for f in fields)
+    )
+
+
+def joined(batches):
+    first = batches[0]
+    return dataclasses.replace(
+        first,
+        **{
+            f.name: torch.cat([getattr(b, f.name) for b in batches])
+            for f in dataclasses.fields(first)
+            if torch.is_tensor(getattr(first, f.name))
+        },
+    )
+
+
+def test_a_batch_is_a_function_of_its_step_whatever_was_read_before(loader_of):
+    whole = list(itertools.islice(loader_of().batches(0, [range(8)]), 12))
+    late = list(itertools.islice(loader_of(workers=4).batches(7, [range(8)]), 5))
+    assert all(same(a, b) for a, b in zip(whole[7:], late, strict=True))
+    assert not same(whole[0], whole[1]) and not same(whole[0], loader_of(seed=2).batch(0, range(8)))
+
+
+@pytest.mark.parametrize(("processes", "accumulation"), [(1, 2), (2, 1), (2, 2), (4, 2), (8, 1)])
+def test_processes_and_micro_steps_share_the_rows_of_a_step(loader_of, processes, accumulation):
+    whole = loader_of().batch(3, range(8))
+    micro_steps = []
+    for micro in range(accumulation):
+        for process in range(processes):
+            micro_steps.append(loader_of().batch(3, lanes_of(process, processes, 8, accumulation)[micro]))
+    assert same(whole, joined(micro_steps))
+
+
+def test_every_row_has_as_many_targets_and_they_are_its_own_tokens(loader_of):
+    batch = loader_of().batch(5, range(8))
+    assert batch.targets.shape == (8, 10) and (batch.target_weights == 1).all()
+    assert torch.equal(batch.targets, batch.input_ids.gather(1, batch.target_positions))
+    assert not torch.isin(batch.targets, torch.tensor([symbols.SEP, symbols.CLS])).any()
+    assert batch.backward.tolist() == [False, True] * 4
+
+
+def test_a_blank_is_hidden_and_sees_the_text_but_no_other_blank(tokenizer):
+    batch = blanks_batch("Ba ____ di ____ bu.", tokenizer)
+    first, second = batch.target_positions[0].tolist()
+    sees = batch.query_rank[0][:, None] > batch.key_rank[0][None]
+    assert (batch.input_ids[0][[first, second]] == symbols.MASK).all()
+    assert not sees[first, second] and not sees[second, first] and not sees[first, first]
+    assert sees[first].sum() == len(sees) - 2
+    others = torch.ones(len(sees), dtype=bool)
+    others[[first, second]] = False
+    assert not sees[others][:, [first, second]].any()
+    assert tokenizer.pieces[batch.input_ids[0][first + 1]].startswith(symbols.SPACE)
+
+
+def test_a_text_without_a_blank_is_refused(tokenizer):
+    with pytest.raises(ValueError, match="has no blank; mark one with ____"):
+        blanks_batch("Ba di.", tokenizer)

@@ -1,0 +1,75 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xlpre.objectives.objective import ObjectiveConfig
+from xlpre.objectives.spans import SpanSampler, target_shares
+
+
+def text(n, seed, p_start=0.7, vocab=50):
+    """Ids, and which of the vocabulary's pieces start a word."""
+    rng = np.random.default_rng(seed)
+    starts = np.arange(vocab) < vocab * p_start
+    return rng.integers(0, vocab, n), starts
+
+
+@given(st.integers(1, 300), st.floats(1, 8), st.integers(1, 6), st.booleans(), st.booleans(), st.integers(0, 10**6))
+@settings(max_examples=200, deadline=None)
+def test_there_are_exactly_as_many_targets_as_asked_for(n, k, max_span, backward, released, seed):
+    ids, starts = text(n, seed)
+    rng = np.random.default_rng(seed)
+    allowed = rng.random(n) < 0.9
+    goal = min(int(n / k), int(allowed.sum()))
+    config = ObjectiveConfig(partial_k=k, max_span=max_span, span_ends="as_released" if released else "whole_words")
+    chosen = SpanSampler(config, starts).sample(ids, allowed, goal, backward, rng)
+    assert chosen.sum() == goal
+    assert not (chosen & ~allowed).any()
+
+
+def runs(chosen):
+    edges = np.diff(np.concatenate([[0], chosen.astype(int), [0]]))
+    return list(zip(np.flatnonzero(edges == 1), np.flatnonzero(edges == -1), strict=True))
+
+
+def spans_of(config, n=4000, goal=500, seeds=20, p_start=0.7, backward=False):
+    """Spans drawn before the fill-in of single tokens."""
+    for seed in range(seeds):
+        ids, starts = text(n, seed, p_start)
+        sampler = SpanSampler(config, starts)
+        ids_read = ids[::-1] if backward else ids
+        chosen = sampler._spans(starts[ids_read], np.ones(n, bool), goal, np.random.default_rng(seed))
+        for begin, end in runs(chosen):
+            yield starts[ids_read], begin, end
+
+
+def test_spans_begin_and_end_where_words_do():
+    assert all(starts[begin] and starts[end] for starts, begin, end in spans_of(ObjectiveConfig()))
+
+
+def test_as_released_spans_may_end_inside_a_word():
+    inside = [not starts[end] for starts, _, end in spans_of(ObjectiveConfig(span_ends="as_released"))]
+    assert 0.15 < np.mean(inside) < 0.35  # SPEC: 26 % of spans
+
+
+def test_span_lengths_follow_one_over_n():
+    # every piece a word, contexts so long that spans hardly touch each other
+    config = ObjectiveConfig(partial_k=40.0)
+    lengths = [end - begin for _, begin, end in spans_of(config, n=40_000, goal=40_000, seeds=10, p_start=1.0)]
+    share = np.bincount(lengths, minlength=6)[1:6] / len(lengths)
+    expected = 1 / np.arange(1, 6)
+    np.testing.assert_allclose(share, expected / expected.sum(), atol=0.03)
+
+
+def test_a_largest_span_of_one_hides_single_words():
+    ends = [
+        starts[begin + 1 : end].any() for starts, begin, end in spans_of(ObjectiveConfig(max_span=1, partial_k=30.0))
+    ]
+    assert np.mean(ends) < 0.05  # two neighbours drawn one after the other look like a longer one
+
+
+@pytest.mark.parametrize(
+    ("length", "reuse", "k", "shares"), [(512, 256, 6, (43, 42)), (128, 64, 6, (11, 10)), (9, 9, 2, (4, 0))]
+)
+def test_targets_are_shared_between_the_halves(length, reuse, k, shares):
+    assert target_shares(length, reuse, k) == shares

@@ -1,0 +1,90 @@
+import gzip
+import itertools
+import json
+
+import pytest
+
+from xlpre.text.corpus import TextConfig, documents
+
+
+def read(source, **settings):
+    return list(documents(TextConfig(source=str(source), **settings)))
+
+
+def test_an_empty_line_ends_a_document_and_spaces_are_single(tmp_path):
+    (tmp_path / "a.txt").write_text("\n\none  two\nthree\n\n \n four\t4\n")
+    assert read(tmp_path / "a.txt") == [["one two", "three"], ["four 4"]]
+
+
+def test_gz_jsonl_and_parquet_hold_the_same_documents_as_txt(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    texts = ["one\ntwo", "dreißig 三十"]
+    expected = [["one", "two"], ["dreißig 三十"]]
+    (tmp_path / "a.txt").write_text("\n\n".join(texts))
+    with gzip.open(tmp_path / "b.txt.gz", "wt") as file:
+        file.write("\n\n".join(texts))
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "d.parquet")
+    for name in ("a.txt", "b.txt.gz", "c.jsonl", "d.parquet"):
+        assert read(tmp_path / name) == expected, name
+    assert read(tmp_path / "*") == expected * 4
+
+
+def test_rows_may_be_lines_with_empty_ones_between_documents(tmp_path):
+    rows = ["one", "two", "", "three"]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"line": row}) + "\n" for row in rows))
+    assert read(tmp_path / "a.jsonl", rows="lines", column="line") == [["one", "two"], ["three"]]
+
+
+def test_a_dataset_is_read_by_name_through_datasets(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
+    assert read(f"hf:{tmp_path / 'set'}") == [["one"], ["two"]]
+
+
+def test_a_limit_stops_after_the_document_that_reaches_it(tmp_path):
+    (tmp_path / "a.txt").write_text("\n\n".join(["x" * 100] * 50))
+    assert len(read(tmp_path / "a.txt", limit_mb=0.001)) == 10
+
+
+def test_docstrings_are_always_there_and_read_as_prose():
+    found = list(itertools.islice(documents(TextConfig(source="docstrings")), 40))
+    assert len(found) == 40
+    assert all(">>>" not in paragraph for document in found for paragraph in document)
+
+
+BAD = {
+    "nothing.txt": (None, "matches no file"),
+    "bytes.txt": (b"fine\n\xff\xfe broken\n", "bytes.txt, line 2: not UTF-8"),
+    "cut.txt.gz": (gzip.compress(b"some text\n" * 9999)[:60], "cut.txt.gz, after line"),
+    "noise.txt.gz": (b"no gzip at all", "noise.txt.gz, after line 0: cannot be read"),
+    "broken.jsonl": (b'{"text": "one"}\n{"text": \n', "broken.jsonl, line 2: not JSON"),
+    "list.jsonl": (b"[1]\n", "list.jsonl, line 1: a JSON object is needed"),
+    "field.jsonl": (b'{"body": "one"}\n', "set text.column to one of body"),
+    "noise.parquet": (b"no parquet", "noise.parquet: cannot be read as parquet"),
+    "picture.png": (b"x", "must be a .txt, .jsonl or .parquet file"),
+    "empty.txt": (b"\n \n\n", "holds no text at all"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_read_is_named_with_its_line(name, tmp_path):
+    content, message = BAD[name]
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path / name)
+
+
+def test_a_folder_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="is a folder"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("settings", [{"held_out": 0}, {"held_out": 0.9}, {"limit_mb": 0}])
+def test_senseless_settings_are_refused(settings):
+    with pytest.raises(ValueError, match=r"text\."):
+        TextConfig(**settings)

@@ -1,0 +1,59 @@
+import numpy as np
+import pytest
+
+from xlpre.text import symbols
+from xlpre.text.tokenizer import Tokenizer, TokenizerConfig, train
+
+
+def test_ids_0_to_8_are_xlnets_symbols(tokenizer):
+    assert tuple(tokenizer.pieces[:9]) == symbols.PIECES
+
+
+def test_text_survives_a_round_trip(tokenizer, documents):
+    for document in documents[:50]:
+        for paragraph in document:
+            assert tokenizer.decode(tokenizer.encode(paragraph)) == paragraph
+
+
+def test_a_vocabulary_larger_than_the_text_allows_names_the_largest(documents):
+    with pytest.raises(
+        ValueError, match=r"tokenizer.vocab_size \(9000\) is more than this text allows; set tokenizer.vocab_size=\d+"
+    ):
+        train(documents, TokenizerConfig(vocab_size=9000))
+
+
+def test_what_is_no_vocabulary_is_refused(tmp_path):
+    (tmp_path / "bad.model").write_bytes(b"not a model")
+    with pytest.raises(ValueError, match=r"bad.model: not a SentencePiece model"):
+        Tokenizer.load(tmp_path / "bad.model")
+    with pytest.raises(ValueError, match="make it with pretrain/train_tokenizer.py"):
+        Tokenizer.load(tmp_path / "none.model")
+
+
+def test_a_document_ends_each_paragraph_with_eop_and_itself_with_eod(tokenizer):
+    ids = np.array(tokenizer.encode_document(["Ba be.", "Di do."]))
+    assert list(np.flatnonzero(ids == symbols.EOP)) == [len(tokenizer.encode("Ba be.")), len(ids) - 2]
+    assert ids[-1] == symbols.EOD
+
+
+def test_sentences_end_at_full_stops_before_capitals_and_at_paragraphs(tokenizer):
+    ids = np.array(tokenizer.encode_document(["Ba be. Di do bu. fa", "Go ga"]))
+    ends = tokenizer.sentence_ends(ids)
+    texts = [tokenizer.decode(part) for part in np.split(ids, ends[:-1])]
+    assert [text.strip() for text in texts] == ["Ba be.", "Di do bu. fa", "Go ga"]
+    assert ends[-1] == len(ids)
+
+
+def test_a_word_starts_at_a_space_a_symbol_or_punctuation(tokenizer):
+    starts = dict(zip(tokenizer.pieces, tokenizer.starts_word, strict=True))
+    assert starts["<sep>"] and starts["."] and starts["-"] and not starts["£"]
+    assert all(
+        start == piece.startswith(symbols.SPACE) for piece, start in starts.items() if piece.strip("▁").isalpha()
+    )
+
+
+def test_every_piece_of_a_script_without_spaces_starts_a_word():
+    from xlpre.text.tokenizer import _starts_word
+
+    assert _starts_word("研究") and _starts_word("の") and _starts_word("ไทย")
+    assert not _starts_word("ing") and not _starts_word("한국")
