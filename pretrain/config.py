@@ -22,7 +22,8 @@ class EvalConfig:
 
     Attributes:
         every: updates between evaluations.
-        lanes, windows: so many lanes of so many windows each.
+        lanes: rows of the held-out text.
+        windows: windows of each row.
         mem_len: columns of memory while measuring; null: as in training.
         partial_k: one token in K is a target while measuring; null: as in training.
         sentences: sentences with ____ to fill in at each evaluation; empty: some from the held-out text.
@@ -47,9 +48,9 @@ class PretrainConfig:
     """A pretraining.
 
     Attributes:
-        name: of the run; it also names its default folders.
+        name: the run's name, which also names its folders unless they are set.
         run_dir: where metrics, checkpoints, the model folder and the report go.
-        seed: of the starting values, the order of text, targets, and dropout.
+        seed: decides starting values, the order of text, targets and dropout.
         deepspeed: settings handed to DeepSpeed untouched.
     """
 

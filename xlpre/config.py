@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import inspect
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -57,6 +59,46 @@ def dump(config: Any, path: str | Path) -> None:
     """Write the resolved settings as YAML that `load` reads back to an equal object."""
     with new_file(path) as partial:
         partial.write_text(yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One key of a schema: its dotted name, default as YAML, and what its group's docstring says of it."""
+
+    key: str
+    default: str
+    about: str
+
+
+def settings_of(schema: type) -> list[Setting]:
+    """Every setting of `schema`, in the order of its fields."""
+    return list(_settings(OmegaConf.structured(schema), ""))
+
+
+def _settings(node: DictConfig, prefix: str) -> Iterator[Setting]:
+    about = _attributes(OmegaConf.get_type(node).__doc__ or "")
+    for key in map(str, node):
+        inner = node._get_node(key)
+        if isinstance(inner, DictConfig) and dataclasses.is_dataclass(OmegaConf.get_type(inner)):
+            yield from _settings(inner, f"{prefix}{key}.")
+        else:
+            default = OmegaConf.to_container(node, resolve=False)[key]  # type: ignore[index, call-overload]
+            yield Setting(
+                prefix + key, yaml.safe_dump(default, default_flow_style=True).split("\n...")[0].strip(), about[key]
+            )
+
+
+def _attributes(docstring: str) -> dict[str, str]:
+    """What the `Attributes:` of a docstring say of each name."""
+    about: dict[str, str] = {}
+    names: list[str] = []
+    for line in inspect.cleandoc(docstring).partition("Attributes:\n")[2].splitlines():
+        if match := re.match(r" {4}(\w[\w, ]*): (.*)", line):
+            names = match[1].split(", ")
+            about.update(dict.fromkeys(names, match[2]))
+        elif line.startswith(" " * 8):
+            about.update((name, f"{about[name]} {line.strip()}") for name in names)
+    return about
 
 
 def _read(path: Path, seen: tuple[Path, ...]) -> DictConfig:

@@ -11,10 +11,10 @@ class ModelConfig:
     """The shape of the model. Defaults are XLNet-Base.
 
     Attributes:
-        vocab_size: V; 0 takes it from the store.
-        n_layer: L.
-        d_model: D.
-        n_head: H.
+        vocab_size: V, pieces of the vocabulary; 0 takes it from the store.
+        n_layer: L, layers.
+        d_model: D, the width of the model.
+        n_head: H, heads of attention.
         d_head: E, the width of a head; 0 is d_model / n_head.
         d_inner: F, the width of the feed-forward layer.
         feed_forward: its activation, `gelu` (the tanh approximation) or `relu`.

@@ -30,7 +30,7 @@ class TokenizerConfig:
     Attributes:
         path: the SentencePiece model file; `pretrain/train_tokenizer.py` makes it.
         vocab_size: number of pieces, symbols included.
-        character_coverage: share of characters that get a piece; the rest becomes <unk>.
+        character_coverage: share of characters that get a piece; the rest becomes `<unk>`.
         train_mb: learn from about so many million characters, taken evenly from the whole text.
     """
 

@@ -15,7 +15,9 @@ class OptimConfig:
 
     Attributes:
         lr: the peak learning rate.
-        beta1, beta2, eps: of Adam.
+        beta1: decay of Adam's first moment.
+        beta2: decay of its second moment.
+        eps: added to the root of the second moment.
         weight_decay: decoupled, times the learning rate.
         clip: largest global norm of the gradient; 0 does not clip.
     """

@@ -15,8 +15,8 @@ class ScheduleConfig:
     """The course of the learning rate.
 
     Attributes:
-        warmup_steps: linear from 0 to `optim.lr`.
-        decay: what follows.
+        warmup_steps: updates of linear rise from 0 to `optim.lr`.
+        decay: the course after them, `linear`, `cosine` or `constant`.
         min_lr_ratio: where the decay ends, as a share of `optim.lr`.
     """
 

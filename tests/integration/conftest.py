@@ -1,0 +1,79 @@
+"""Real commands on a tiny store, each in a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+SHAPE = {
+    "data.window": 32,
+    "data.reuse_len": 16,
+    "data.run_windows": 4,
+    "model.n_layer": 2,
+    "model.d_model": 16,
+    "model.n_head": 2,
+    "model.d_inner": 32,
+    "model.mem_len": 16,
+    "model.dropout": 0.0,
+    "model.dropatt": 0.0,
+    "optim.lr": 0.01,
+    "train.steps": 20,
+    "train.batch_size": 4,
+    "train.log_every": 1,
+    "eval.every": 10,
+    "eval.lanes": 2,
+    "eval.windows": 3,
+}
+
+
+def environment() -> dict[str, str]:
+    """One thread a process, and no job of a surrounding launcher."""
+    kept = {
+        k: v
+        for k, v in os.environ.items()
+        if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    }
+    binaries = str(Path(sys.executable).parent)
+    return {**kept, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PATH": binaries + os.pathsep + kept["PATH"]}
+
+
+def run(*words: object, launcher: tuple[str, ...] = (sys.executable,), cwd: Path = REPOSITORY, timeout: int = 300):
+    """Run a script of the repository to its end."""
+    script, *rest = map(str, words)
+    command = [*launcher, str(REPOSITORY / script), *rest]
+    return subprocess.run(
+        command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+def deepspeed_launcher(processes: int) -> tuple[str, ...]:
+    """`deepspeed` for so many CPU processes, on a free port."""
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    deepspeed = str(Path(sys.executable).with_name("deepspeed"))
+    return (deepspeed, "-q", "--num_gpus", str(processes), "--master_port", str(port))
+
+
+@pytest.fixture
+def words(store, tmp_path):
+    """`key=value` words of a tiny run in `tmp_path`; keyword arguments change them (with __ for the dot)."""
+
+    def make(name: str = "tiny", **changes: object) -> list[str]:
+        settings = {
+            **SHAPE,
+            "name": name,
+            "run_dir": tmp_path / name,
+            "data.store": store.path,
+            "tokenizer.path": store.path / "vocabulary.model",
+            **{key.replace("__", "."): value for key, value in changes.items()},
+        }
+        return [f"{key}={value}" for key, value in settings.items()]
+
+    return make

@@ -1,0 +1,82 @@
+"""What a user gets wrong is one sentence with the key or file and the way out, and leaves nothing half-written."""
+
+import shutil
+
+import pytest
+
+from tests.integration.conftest import run
+from xlpre.text.tokenizer import TokenizerConfig, train
+
+
+def refused(done, message):
+    assert done.returncode == 2, done.stdout + done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and message in errors[0], done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("objective.max_spans=1", "there is no setting 'objective.max_spans'; did you mean 'objective.max_span'?"),
+        ("mem_len=0", "did you mean 'model.mem_len'?"),
+        ("model.mem_len=many", "model.mem_len: Value 'many' of type 'str' could not be converted to Integer"),
+        ("objective.name=permute", "objective.name: Invalid value 'permute', expected one of"),
+        ("model=large", "'model' is a group of settings"),
+        ("data.reuse_len=31", "set data.reuse_len=16"),
+        ("data.window=999998", "data.window needs"),
+        ("train.batch_size=3", "train.batch_size (3) must be a multiple of"),
+        ("deepspeed.train_batch_size=8", "deepspeed.train_batch_size is decided by train.batch_size"),
+        ("data.store=nowhere", "make it with pretrain/prepare.py"),
+        ("model.vocab_size=5", "leave it out, it is taken from the store"),
+        ("steps", "is not of the form key=value"),
+    ],
+)
+def test_a_wrong_word_is_refused_before_anything_is_written(words, tmp_path, word, message):
+    accumulation = ["train.accumulation=2"] if "batch_size=3" in word else []
+    done = run("pretrain/run.py", *words(), *accumulation, word)
+    refused(done, message)
+    assert not (tmp_path / "tiny").exists()
+
+
+def test_a_config_that_is_not_there_or_no_yaml_is_named(tmp_path):
+    refused(run("pretrain/run.py", "--config", tmp_path / "none.yaml"), "none.yaml: no such file")
+    (tmp_path / "bad.yaml").write_text("model: [1,\n")
+    refused(run("pretrain/run.py", "--config", tmp_path / "bad.yaml"), "bad.yaml: cannot be read as YAML")
+
+
+def test_a_store_of_another_vocabulary_is_refused(words, documents, tmp_path):
+    train(documents, TokenizerConfig(vocab_size=250)).save(tmp_path / "other.model")
+    done = run("pretrain/run.py", *words(tokenizer__path=tmp_path / "other.model"))
+    refused(done, "was made with another vocabulary")
+
+
+def test_a_damaged_store_names_its_file(words, store, tmp_path):
+    broken = shutil.copytree(store.path, tmp_path / "store")
+    (broken / "unigram.bin").write_bytes(b"")
+    refused(run("pretrain/run.py", *words(data__store=broken)), "unigram.bin: 0 bytes where")
+
+
+def test_preparing_tells_what_is_wrong_and_leaves_nothing(text_file, tmp_path):
+    paths = [f"tokenizer.path={tmp_path / 'v.model'}", f"data.store={tmp_path / 'store'}", f"text.source={text_file}"]
+    tokenizer, prepare = "pretrain/train_tokenizer.py", "pretrain/prepare.py"
+    refused(run(tokenizer, *paths, "text.source=nothing/*.txt"), "text.source='nothing/*.txt' matches no file")
+    refused(run(tokenizer, *paths, "tokenizer.vocab_size=20000"), "set tokenizer.vocab_size=")
+    refused(run(prepare, *paths), "make it with pretrain/train_tokenizer.py")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "a.txt").write_text("\n\n")
+    refused(run(tokenizer, *paths, f"text.source={tmp_path / 'empty'}/*.txt"), "holds no text at all")
+    assert {path.name for path in tmp_path.iterdir()} == {"empty"}
+
+    assert run(tokenizer, *paths, "tokenizer.vocab_size=300").returncode == 0
+    refused(run(tokenizer, *paths, "tokenizer.vocab_size=200"), "has 300 pieces, tokenizer.vocab_size is 200")
+    (tmp_path / "empty" / "b.txt").write_bytes(text_file.read_bytes() + b"\n\xff")
+    refused(run(prepare, *paths, f"text.source={tmp_path / 'empty'}/b.txt"), "b.txt, line")
+    assert {path.name for path in tmp_path.iterdir()} == {"empty", "v.model"}
+    assert run(prepare, *paths).returncode == 0
+    refused(run(prepare, *paths, "text.limit_mb=1"), "was made with text.limit_mb=None, not 1.0")
+
+
+def test_a_folder_that_is_no_model_is_refused(tmp_path):
+    refused(run("pretrain/fill.py", tmp_path, "a ____"), "not a model folder")
+    refused(run("pretrain/report.py", tmp_path), "has no metrics.jsonl")

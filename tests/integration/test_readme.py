@@ -1,0 +1,52 @@
+"""The commands of the README work, in their order, on a little text."""
+
+import re
+import shlex
+import socket
+import subprocess
+
+from tests.conftest import REPOSITORY
+from tests.integration.conftest import environment
+
+TINY = ["text.limit_mb=0.3", "text.held_out=0.1", "tokenizer.vocab_size=500", "data.window=32", "data.reuse_len=16", "data.run_windows=4", "model.n_layer=2", "model.d_model=16", "model.n_head=2", "model.d_inner=32", "model.mem_len=16", "train.steps=4", "train.hours=null", "train.batch_size=4", "train.log_every=2", "eval.every=4", "eval.lanes=2", "eval.windows=2"]
+
+
+def commands():
+    blocks = re.findall(r"```bash\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line.strip()]
+
+
+def test_every_command_of_the_readme_works(tmp_path, text_file):
+    for name in ("configs", "pretrain"):
+        (tmp_path / name).symlink_to(REPOSITORY / name)
+    (tmp_path / "my_texts").mkdir()
+    (tmp_path / "my_texts" / "words.txt").write_bytes(text_file.read_bytes())
+    done = []
+    for line in commands():
+        if line == "make test":
+            continue
+        # what the Makefile runs, without its installing into the place that this test runs from
+        words = shlex.split(
+            line.replace("make quickstart", "python pretrain/quickstart.py --config configs/pretrain/quickstart.yaml")
+        )
+        if words[0] == "deepspeed":
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                words[1:1] = ["--master_port", str(free.getsockname()[1])]
+        if "--config" in words:
+            words += TINY
+        result = subprocess.run(
+            words, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300, check=False
+        )
+        assert result.returncode == 0, f"{line}\n{result.stdout[-2000:]}\n{result.stderr[-2000:]}"
+        done.append(line)
+    assert len(done) >= 8
+    page = (tmp_path / "runs/quickstart/report.html").read_text()
+    assert page.count("<svg") == 3 and "word frequencies alone" in page
+    assert (tmp_path / "runs/mine/report.html").exists()
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"quickstart", "mine", "no_memory", "no_spans"}
+
+
+def test_the_makefile_runs_the_command_that_stands_in_for_it():
+    recipe = (REPOSITORY / "Makefile").read_text()
+    assert "pretrain/quickstart.py --config configs/pretrain/quickstart.yaml $(ARGS)" in recipe

@@ -1,0 +1,145 @@
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.integration.conftest import deepspeed_launcher, environment, run
+from xlpre.exchange.folder import load_folder
+from xlpre.training.metrics import read_metrics
+
+SCRIPT = "pretrain/run.py"
+
+
+def losses(run_dir):
+    return {x["step"]: (x["loss"], x["grad_norm"], x["lr"]) for x in read_metrics(run_dir) if "loss" in x}
+
+
+def held_out(run_dir):
+    return {x["step"]: x["held_out_loss"] for x in read_metrics(run_dir) if "held_out_loss" in x}
+
+
+@pytest.fixture(scope="module")
+def plain_run(store, tmp_path_factory):
+    """20 steps of one process; with dropout, so that the random state matters."""
+    from tests.integration.conftest import SHAPE
+
+    folder = tmp_path_factory.mktemp("plain") / "run"
+    changes = {"model.dropout": 0.1, "model.dropatt": 0.1, "train.save_every": 4, "run_dir": folder}
+    settings = {**SHAPE, **changes, "data.store": store.path, "tokenizer.path": store.path / "vocabulary.model"}
+    words = [f"{key}={value}" for key, value in settings.items()]
+    done = run(SCRIPT, *words)
+    assert done.returncode == 0, done.stderr
+    return folder, words
+
+
+def test_it_learns_and_leaves_a_model_folder(plain_run):
+    folder, _ = plain_run
+    measured = held_out(folder)
+    assert measured[20] < measured[0] - 0.3
+    model, tokenizer = load_folder(folder / "model")
+    assert model.config.vocab_size == len(tokenizer) == 300
+
+
+def test_a_run_killed_without_warning_goes_on_to_the_same_numbers(plain_run, tmp_path):
+    plain, words = plain_run
+    words = [*words, f"run_dir={tmp_path / 'killed'}"]
+    process = subprocess.Popen(
+        [sys.executable, str(REPOSITORY / SCRIPT), *words],
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 120
+    while max(losses(tmp_path / "killed"), default=0) < 10 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    again = run(SCRIPT, *words)
+    assert again.returncode == 0 and "goes on from" in again.stdout, again.stdout + again.stderr
+    assert losses(tmp_path / "killed") == losses(plain)
+    assert held_out(tmp_path / "killed") == held_out(plain)
+
+
+def test_a_run_asked_to_stop_saves_and_goes_on_to_the_same_numbers(plain_run, tmp_path):
+    plain, words = plain_run
+    words = [*words, f"run_dir={tmp_path / 'stopped'}", "train.save_every=1000"]
+    process = subprocess.Popen(
+        [sys.executable, str(REPOSITORY / SCRIPT), *words], env=environment(), stdout=subprocess.PIPE, text=True
+    )
+    for line in process.stdout:
+        if line.startswith("step 3:"):
+            process.send_signal(signal.SIGTERM)
+            break
+    rest = process.stdout.read()
+    assert process.wait(60) == 0 and "stopped at step" in rest and "the same command goes on" in rest
+    assert run(SCRIPT, *words).returncode == 0
+    assert losses(tmp_path / "stopped") == losses(plain)
+
+
+def test_a_finished_run_says_so(plain_run):
+    folder, words = plain_run
+    again = run(SCRIPT, *words)
+    assert again.returncode == 0 and "finished already" in again.stdout
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_an_older_one(plain_run, tmp_path):
+    plain, words = plain_run
+    shutil.copytree(plain, tmp_path / "damaged")
+    checkpoints = sorted((tmp_path / "damaged" / "checkpoints").glob("step_*"))
+    largest = max(checkpoints[-1].glob("*.pt"), key=lambda path: path.stat().st_size)
+    os.truncate(largest, largest.stat().st_size - 1)
+    again = run(SCRIPT, *words, f"run_dir={tmp_path / 'damaged'}")
+    assert again.returncode == 0 and f"goes on from {checkpoints[-2]}" in again.stdout, again.stderr
+    assert losses(tmp_path / "damaged") == losses(plain)
+
+
+def test_a_run_does_not_go_on_with_another_shape_or_seed(plain_run):
+    _, words = plain_run
+    for change in ("model.mem_len=8", "seed=9", "train.batch_size=8"):
+        key = change.partition("=")[0]
+        done = run(SCRIPT, *words, "train.steps=30", change)
+        assert done.returncode == 2 and f"was made with {key}=" in done.stderr, done.stderr
+
+
+def test_two_processes_learn_what_one_does(words, tmp_path):
+    one = run(SCRIPT, *words("one"))
+    two = run(SCRIPT, *words("two"), launcher=deepspeed_launcher(2))
+    micro = run(SCRIPT, *words("micro", train__accumulation=2), launcher=deepspeed_launcher(2))
+    for done in (one, two, micro):
+        assert done.returncode == 0, done.stdout + done.stderr
+    expected = losses(tmp_path / "one")
+    assert len(expected) == 20
+    for name in ("two", "micro"):
+        found = losses(tmp_path / name)
+        for step, (loss, norm, lr) in expected.items():
+            assert abs(found[step][0] - loss) < 1e-5, (name, step)
+            assert abs(found[step][1] - norm) < 1e-4 and found[step][2] == lr
+        assert abs(held_out(tmp_path / name)[20] - held_out(tmp_path / "one")[20]) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model__mem_len": 0},
+        {"objective__max_span": 1},
+        {"data__bidirectional": "false"},
+        {"data__pairs": "false"},
+        {"objective__name": "denoising"},
+        {"objective__name": "causal", "data__reuse_len": 32},
+        {"model__relative_segments": "false"},
+        {"model__untie_r": "false"},
+        {"memory__initial": "zeros"},
+        {"train__precision": "bf16"},
+        {"train__hours": 0.0001},
+    ],
+    ids=lambda changes: "-".join(f"{k}={v}" for k, v in changes.items()),
+)
+def test_an_ablation_is_one_word(words, changes, tmp_path):
+    done = run(SCRIPT, *words("ablation", train__steps=3, **changes))
+    assert done.returncode == 0, done.stdout + done.stderr
+    load_folder(tmp_path / "ablation" / "model")

@@ -1,0 +1,60 @@
+from pathlib import Path
+
+import pytest
+
+from pretrain.config import PretrainConfig
+from tests.conftest import REPOSITORY
+from xlpre.config import dump, load
+
+PRESETS = sorted((REPOSITORY / "configs").rglob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+def test_every_preset_loads_and_opens_with_how_to_run_it(path):
+    load(PretrainConfig, path)
+    head = path.read_text().split("\n\n")[0]
+    assert "how to run:" in head and "source:" in head
+
+
+def test_words_win_over_the_file_and_the_file_over_what_it_extends(tmp_path):
+    (tmp_path / "base.yaml").write_text("optim: {lr: 1e-5, eps: 1e-6}\nmodel: {n_layer: 3}\n")
+    (tmp_path / "top.yaml").write_text("extends: base.yaml\noptim: {lr: 2e-5}\n")
+    config = load(PretrainConfig, tmp_path / "top.yaml", ["model.n_layer=5", "text.source=*.txt"])
+    assert (config.optim.lr, config.optim.eps, config.model.n_layer, config.text.source) == (2e-5, 1e-6, 5, "*.txt")
+
+
+def test_a_name_names_the_folders():
+    config = load(PretrainConfig, None, ["name=mine"])
+    assert (config.run_dir, config.data.store) == ("runs/mine", "stores/mine")
+
+
+def test_what_is_dumped_loads_to_an_equal_object(tmp_path):
+    config = load(
+        PretrainConfig,
+        PRESETS[0],
+        ["optim.lr=2e-5", "deepspeed.zero_optimization.stage=2", "eval.sentences=['a ____']"],
+    )
+    dump(config, tmp_path / "config.yaml")
+    assert load(PretrainConfig, tmp_path / "config.yaml") == config
+    assert config.deepspeed == {"zero_optimization": {"stage": 2}}
+
+
+def test_a_file_that_extends_itself_is_refused(tmp_path):
+    (tmp_path / "a.yaml").write_text("extends: b.yaml\n")
+    (tmp_path / "b.yaml").write_text("extends: a.yaml\n")
+    with pytest.raises(ValueError, match="extends itself"):
+        load(PretrainConfig, tmp_path / "a.yaml")
+
+
+def test_a_misspelt_key_in_a_file_names_the_file_and_the_nearest_key(tmp_path):
+    (tmp_path / "a.yaml").write_text("objective:\n  partial_l: 7\n")
+    with pytest.raises(
+        ValueError, match=r"a.yaml: there is no setting 'objective.partial_l'; did you mean 'objective.partial_k'\?"
+    ):
+        load(PretrainConfig, Path(tmp_path / "a.yaml"))
+
+
+def test_the_page_of_settings_is_what_the_schema_says():
+    from pretrain.settings import page
+
+    assert (REPOSITORY / "docs" / "configuration.md").read_text() == page()
