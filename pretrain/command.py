@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable
+
+OURS = ("xlpre", "pretrain", "__main__")
 
 
 def run_command(main: Callable[[], None]) -> None:
-    """Call `main`; a ValueError or a lack of disk or rights is printed as one line, by one process of each machine."""
+    """Call `main`; a ValueError of ours, or a lack of disk or rights, is printed as one line by one process of each machine."""
     try:
         main()
     except (ValueError, OSError) as error:
-        if os.environ.get("XLPRE_TRACEBACK"):
-            raise
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        if isinstance(error, ValueError) and frame.f_globals["__name__"].partition(".")[0] not in OURS:
+            raise  # a library's: not a message for the user
         if os.environ.get("LOCAL_RANK", "0") == "0":
             sys.stdout.flush()
             print(f"error: {error}", file=sys.stderr, flush=True)

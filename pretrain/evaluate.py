@@ -70,8 +70,8 @@ class Evaluation:
             batch = self._loader.batch(step, self._mine)
             logits, memory = model.logits(batch.to(weight.device), memory)
             losses = target_losses(logits, batch.targets.to(weight.device))
-            right = (logits.argmax(-1).cpu() == batch.targets).sum()
-            sums += [losses.sum().item(), self._unigram[batch.targets].sum().item(), right.item(), losses.numel()]
+            n_right = (logits.argmax(-1).cpu() == batch.targets).sum().item()
+            sums += [losses.sum().item(), self._unigram[batch.targets].sum().item(), n_right, losses.numel()]
         model.train(was_training)
         loss, unigram, right, count = self._talk.total(*sums)
         return Measure(loss / count, unigram / count, right / count, int(count))

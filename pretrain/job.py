@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ class Job:
         config = self.config
         return learning_rate(config.schedule, config.optim.lr, self.step + 1, config.train.steps, self._time_share)
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Generator[Batch, None, None]:
         """Endless micro-batches of this process, from the present step on."""
         return self._loader.batches(self.step, self._groups)
 
@@ -140,12 +140,15 @@ class Job:
     def _facts(self) -> dict[str, Any]:
         """What must be the same for a run to go on."""
         config = self.config
+        data = dataclasses.asdict(config.data)
+        del data["workers"]
         return {
             "model": dataclasses.asdict(self.shape),
-            "data.store": self.store.fingerprint,
+            "data": {**data, "store": self.store.fingerprint},
+            "objective": dataclasses.asdict(config.objective),
+            "memory": dataclasses.asdict(config.memory),
             "seed": config.seed,
-            "train.batch_size": config.train.batch_size,
-            "train.accumulation": config.train.accumulation,
+            "train": {"batch_size": config.train.batch_size, "accumulation": config.train.accumulation},
         }
 
     def _ask_to_stop(self, number: int, frame: Any) -> None:

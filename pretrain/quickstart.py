@@ -34,7 +34,9 @@ def train(config: PretrainConfig, words: list[str]) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    processes = torch.cuda.device_count() or min(2, os.cpu_count() or 1, config.train.batch_size)
+    available = torch.cuda.device_count() or min(2, os.cpu_count() or 1)
+    rows = config.train.batch_size // config.train.accumulation
+    processes = max(n for n in range(1, available + 1) if rows % n == 0)
     launcher = [
         str(Path(sys.executable).with_name("deepspeed")),
         "-q",

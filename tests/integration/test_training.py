@@ -100,7 +100,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_an_older_one(plain_run, tmp_pat
 
 def test_a_run_does_not_go_on_with_another_shape_or_seed(plain_run):
     _, words = plain_run
-    for change in ("model.mem_len=8", "seed=9", "train.batch_size=8"):
+    for change in ("model.mem_len=8", "seed=9", "train.batch_size=8", "objective.max_span=1", "data.pairs=false"):
         key = change.partition("=")[0]
         done = run(SCRIPT, *words, "train.steps=30", change)
         assert done.returncode == 2 and f"was made with {key}=" in done.stderr, done.stderr

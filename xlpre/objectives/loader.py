@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -27,13 +27,14 @@ class Loader:
 
     def __init__(self, lanes: Lanes, data: DataConfig, objective: Objective, seed: int) -> None:
         self.lanes, self._data, self._objective, self._seed = lanes, data, objective, seed
+        self._pin = torch.cuda.is_available()  # so that copies to a GPU do not wait
 
     def batch(self, step: int, lanes: Sequence[int]) -> Batch:
         """The rows of `lanes` at `step`."""
         rows = [self._row(lane, step) for lane in lanes]
         windows, examples = [window for window, _ in rows], [example for _, example in rows]
         targets = _stack([e.targets for e in examples])
-        return Batch(
+        batch = Batch(
             input_ids=_stack([e.input_ids for e in examples]),
             segment_ids=_stack([w.segments for w in windows]),
             query_rank=_stack([e.query_rank for e in examples]),
@@ -46,8 +47,9 @@ class Loader:
             pair_label=torch.tensor([w.pair_label for w in windows]),
             reuse_len=self._data.reuse_len,
         )
+        return batch.pin_memory() if self._pin else batch
 
-    def batches(self, first_step: int, lane_groups: Sequence[Sequence[int]]) -> Iterator[Batch]:
+    def batches(self, first_step: int, lane_groups: Sequence[Sequence[int]]) -> Generator[Batch, None, None]:
         """Endless batches: at each step from `first_step` on, one for each group of lanes."""
         executor = ThreadPoolExecutor(self._data.workers, thread_name_prefix="batch")
         pending: deque[Future[Batch]] = deque()

@@ -9,7 +9,7 @@ import hashlib
 import io
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -71,9 +71,9 @@ class Tokenizer:
         try:
             return cls(Path(path).read_bytes(), str(path))
         except FileNotFoundError:
-            raise ValueError(f"tokenizer.path={path}: no such file; make it with pretrain/train_tokenizer.py") from None
+            raise ValueError(f"{path}: there is no vocabulary; make it with pretrain/train_tokenizer.py") from None
         except OSError as error:
-            raise ValueError(f"tokenizer.path={path}: cannot be read: {error.strerror}") from None
+            raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
 
     def save(self, path: str | Path) -> None:
         """Write the model file, whole or not at all."""
@@ -106,7 +106,7 @@ class Tokenizer:
         ids.append(symbols.EOD)
         return ids
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Iterable[int]) -> str:
         """Text of token ids; symbols are left out, unknown pieces become ⁇."""
         return self._pieces.decode([int(i) for i in ids if i > symbols.EOP or i == symbols.UNK])
 
