@@ -39,7 +39,7 @@ pre { background: #f3f5f8; padding: 1rem; border-radius: .5rem; overflow-x: auto
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write `report.html` into the folder of a run.
+    """Write `report.html`, and its first picture as `loss.png`, into the folder of a run.
 
     Raises:
         ValueError: the folder holds no metrics.
@@ -49,6 +49,8 @@ def write_report(run_dir: Path) -> Path:
     if not trained or not measured:
         raise ValueError(f"{run_dir} has no metrics.jsonl with a measured run; train first with pretrain/run.py")
     config = load(PretrainConfig, run_dir / "config.yaml")
+    with new_file(run_dir / "loss.png") as partial:
+        _loss_plot(trained, measured).savefig(partial, format="png", dpi=150)
     path = run_dir / "report.html"
     with new_file(path) as partial:
         partial.write_text(
@@ -74,7 +76,7 @@ def _page(config: PretrainConfig, trained: list[Line], measured: list[Line], sam
             f"text: {escape(config.text.source)}</p><ul class=facts>",
             *(f"<li>{escape(name)}<b>{escape(value)}</b></li>" for name, value in facts.items()),
             "</ul><h2>Loss</h2>",
-            _loss_plot(trained, measured),
+            _svg(_loss_plot(trained, measured)),
             "<div class=pair><div><h2>Learning rate</h2>",
             _plot(trained, "lr", "learning rate"),
             "</div><div><h2>Speed</h2>",
@@ -86,7 +88,7 @@ def _page(config: PretrainConfig, trained: list[Line], measured: list[Line], sam
     )
 
 
-def _loss_plot(trained: list[Line], measured: list[Line]) -> str:
+def _loss_plot(trained: list[Line], measured: list[Line]) -> Any:
     figure, axes = _axes(9, 4)
     axes.plot(_millions(trained), [x["loss"] for x in trained], color="#9db4d6", linewidth=1, label="training")
     axes.plot(
@@ -110,7 +112,7 @@ def _loss_plot(trained: list[Line], measured: list[Line]) -> str:
     axes.set_ylim(min(lowest, unigram) - 0.2, max(unigram, lowest) + 1.0)
     axes.set_ylabel("loss, nats a target")
     axes.legend(frameon=False)
-    return _svg(figure)
+    return figure
 
 
 def _plot(lines: list[Line], key: str, label: str) -> str:

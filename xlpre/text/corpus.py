@@ -161,14 +161,16 @@ def _hub_rows(config: TextConfig) -> Iterator[dict]:
     head, _, tail = name.rpartition("/")
     # "owner/data" and "data/config" look alike: the second reading is tried when the first does not exist
     readings = [(name, None)] + ([(head, tail)] if head and not name.startswith((".", "/")) else [])
-    refusals = []
-    for path, part in readings:
-        try:
-            stream = datasets.load_dataset(path, part, split=config.split, streaming=True)
-            return iter(stream)
-        except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
-            refusals.append(f"{path}{f' with config {part}' if part else ''}: {str(error).splitlines()[0]}")
-    raise ValueError(f"text.source={config.source!r} could not be loaded: " + "; ".join(refusals))
+    try:
+        for path, part in readings[:-1]:
+            try:
+                return iter(datasets.load_dataset(path, part, split=config.split, streaming=True))
+            except datasets.exceptions.DatasetNotFoundError:
+                continue
+        path, part = readings[-1]
+        return iter(datasets.load_dataset(path, part, split=config.split, streaming=True))
+    except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
+        raise ValueError(f"text.source={config.source!r} could not be loaded: {' '.join(str(error).split())}") from None
 
 
 def _from_rows(rows: Iterable[dict], config: TextConfig, path: Path | None = None) -> Iterator[Document]:
