@@ -4,6 +4,9 @@
 
 PYTHON ?= python3
 ARGS ?=
+# to keep a torch that is installed already: VENV=--system-site-packages CONSTRAINTS=/dev/null
+VENV ?=
+CONSTRAINTS ?= constraints.txt
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
@@ -30,12 +33,12 @@ install: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "xlpre needs Python 3.10 or newer, this is " + sys.version.split()[0] + "; set PYTHON=...")'
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	DS_BUILD_OPS=0 $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e .
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) .venv
+	DS_BUILD_OPS=0 $(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS) -e .
 	touch $@
 
 $(INSTALLED)-dev: $(INSTALLED)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev]'
 	touch $@
 
 clean:

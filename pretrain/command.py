@@ -18,7 +18,12 @@ def run_command(main: Callable[[], None]) -> None:
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
         if isinstance(error, ValueError) and frame.f_globals["__name__"].partition(".")[0] not in OURS:
             raise  # a library's: not a message for the user
-        if os.environ.get("LOCAL_RANK", "0") == "0":
+        if os.environ.get("LOCAL_RANK", "0") == "0" or isinstance(
+            error, OSError
+        ):  # what a user wrote is the same for all
             sys.stdout.flush()
             print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted; the same command begins again with what is not done", file=sys.stderr)
+        sys.exit(130)

@@ -37,9 +37,12 @@ class EvalConfig:
     sentences: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if min(self.every, self.lanes, self.windows) < 1:
+        for name in ("every", "lanes", "windows"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"eval.{name} ({getattr(self, name)}) must be at least 1")
+        if (self.mem_len or 0) < 0 or (self.partial_k is not None and self.partial_k < 1):
             raise ValueError(
-                f"eval.every ({self.every}), eval.lanes ({self.lanes}), eval.windows ({self.windows}) must be at least 1"
+                f"eval.mem_len ({self.mem_len}) must be at least 0 and eval.partial_k ({self.partial_k}) at least 1, or null"
             )
 
 
@@ -68,3 +71,7 @@ class PretrainConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     deepspeed: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ValueError(f"seed ({self.seed}) must be at least 0")

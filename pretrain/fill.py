@@ -6,6 +6,7 @@ python pretrain/fill.py runs/quickstart/model "The ____ of the function is a lis
 from __future__ import annotations
 
 import argparse
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import first_memory
 from xlpre.objectives.blanks import BLANK, blanks_batch, hide
 from xlpre.text import symbols
-from xlpre.text.tokenizer import Tokenizer
+from xlpre.text.tokenizer import Tokenizer, written_without_spaces
 
 TOP = 5
 
@@ -58,24 +59,28 @@ def fill(model: LanguageModel, tokenizer: Tokenizer, text: str) -> Filled:
 def held_out_puzzles(part: Part, tokenizer: Tokenizer, count: int, seed: int) -> list[tuple[np.ndarray, int]]:
     """Sentences of held-out text, each with the position of one whole word, a single piece, to hide."""
     rng = np.random.default_rng(seed)
-    ends = np.asarray(part.sentence_ends)
-    plain = np.array(
-        [piece.startswith(symbols.SPACE) and piece[1:].isalpha() and len(piece) > 3 for piece in tokenizer.pieces]
-    )
+    ends = part.sentence_ends
+    words = np.array([_is_word(piece) for piece in tokenizer.pieces]) & tokenizer.starts_word
     puzzles: list[tuple[np.ndarray, int]] = []
-    for index in rng.permutation(len(ends)):
+    for index in rng.permutation(len(ends))[:5000]:
         tokens = np.asarray(part.tokens[ends[index - 1] if index else 0 : ends[index]])
         tokens = tokens[tokens > symbols.EOP]
         if not 10 <= len(tokens) <= 40:
             continue
-        follows = np.append(tokenizer.starts_word[tokens[1:]], True)
-        candidates = np.flatnonzero(plain[tokens] & follows)
-        candidates = candidates[candidates > 2]
+        whole = words[tokens] & np.append(tokenizer.starts_word[tokens[1:]], True)
+        candidates = np.flatnonzero(whole)[2:]
         if len(candidates):
             puzzles.append((tokens, int(rng.choice(candidates))))
         if len(puzzles) == count:
             break
     return puzzles
+
+
+def _is_word(piece: str) -> bool:
+    """Letters and their marks alone, three or more where words are written with spaces."""
+    bare = piece.removeprefix(symbols.SPACE)
+    letters = all(unicodedata.category(character)[0] in "LM" for character in bare)
+    return letters and (len(bare) >= 3 or (len(bare) > 0 and written_without_spaces(bare[0])))
 
 
 def solve(model: LanguageModel, tokenizer: Tokenizer, puzzle: tuple[np.ndarray, int]) -> Filled:
@@ -105,9 +110,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("model", help="a model folder, such as runs/quickstart/model")
     parser.add_argument("text", nargs="+", help=f"sentences with {BLANK} where a word is missing")
     words = parser.parse_args(argv)
-    model, tokenizer = load_folder(words.model)
+    folder = load_folder(words.model)
+    if folder.objective == "causal":
+        raise ValueError(f"{words.model} holds a causal model, which sees nothing after a blank; it cannot fill one in")
     for text in words.text:
-        print(show(fill(model, tokenizer, text)))
+        print(show(fill(folder.model, folder.tokenizer, text)))
 
 
 if __name__ == "__main__":

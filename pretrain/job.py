@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.config import PretrainConfig
-from pretrain.evaluate import Evaluation, Measure
+from pretrain.held_out import Evaluation, Measure
 from pretrain.samples import Samples
 from xlpre.batch import Batch
 from xlpre.config import dump
@@ -22,6 +22,7 @@ from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import Memory, first_memory
 from xlpre.objectives.build import build_objective
 from xlpre.objectives.loader import Loader, lanes_of
+from xlpre.text.corpus import TextConfig
 from xlpre.text.tokenizer import Tokenizer
 from xlpre.training import checkpoint
 from xlpre.training.distributed import Talk, is_main, n_processes, process, seed_everything, set_defaults, use_device
@@ -60,13 +61,15 @@ class Job:
             for group in self._groups
         ]
         self.step, self.seconds = 0, 0.0
+        self._facts = {**_facts(config, self.store), "precision": str(dtype)}
         self._resume()
         self._started = time.monotonic() - self.seconds
         self._stop_asked = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._ask_to_stop)
         if is_main():
-            dump(dataclasses.replace(config, model=self.shape), self.run_dir / "config.yaml")
+            resolved = dataclasses.replace(config, model=self.shape, text=TextConfig(**self.store.meta["source"]))
+            dump(resolved, self.run_dir / "config.yaml")
             print(self._opening(), flush=True)
 
     @property
@@ -78,7 +81,7 @@ class Job:
     def lr(self) -> float:
         """The learning rate of the update being made."""
         config = self.config
-        return learning_rate(config.schedule, config.optim.lr, self.step + 1, config.train.steps, self._time_share)
+        return learning_rate(config.schedule, config.optim.lr, self.step, config.train.steps, self._time_share)
 
     def batches(self) -> Generator[Batch, None, None]:
         """Endless micro-batches of this process, from the present step on."""
@@ -106,7 +109,7 @@ class Job:
             self.talk,
             self.step,
             [(memory.hidden, memory.valid) for memory in self.memories],
-            {**self._facts(), "seconds": self.seconds},
+            {**self._facts, "seconds": self.seconds},
             self.config.train.keep_last,
         )
 
@@ -116,8 +119,8 @@ class Job:
         path = self.run_dir / "model"
         if is_main():
             passport = {"name": self.config.name, "step": self.step, "data_fingerprint": self.store.fingerprint}
-            two_streams = self.objective.two_streams
-            save_folder(path, weights, self.shape, self.tokenizer, two_streams=two_streams, passport=passport)
+            name = self.config.objective.name
+            save_folder(path, weights, self.shape, self.tokenizer, objective=name, passport=passport)
         self.talk.barrier()
         return path
 
@@ -131,25 +134,9 @@ class Job:
         if self._resumed_from is None:
             return
         was = checkpoint.facts_of(self._resumed_from)
-        for key, value in self._facts().items():
-            if was[key] != value:
-                raise ValueError(_difference(self._resumed_from, key, was[key], value))
+        _check_same(self._resumed_from, was, self._facts)
         self.memories = [Memory(*tensors) for tensors in checkpoint.load(self._resumed_from, self.engine, self.device)]
         self.step, self.seconds = was["step"], was["seconds"]
-
-    def _facts(self) -> dict[str, Any]:
-        """What must be the same for a run to go on."""
-        config = self.config
-        data = dataclasses.asdict(config.data)
-        del data["workers"]
-        return {
-            "model": dataclasses.asdict(self.shape),
-            "data": {**data, "store": self.store.fingerprint},
-            "objective": dataclasses.asdict(config.objective),
-            "memory": dataclasses.asdict(config.memory),
-            "seed": config.seed,
-            "train": {"batch_size": config.train.batch_size, "accumulation": config.train.accumulation},
-        }
 
     def _ask_to_stop(self, number: int, frame: Any) -> None:
         self._stop_asked = True
@@ -169,13 +156,34 @@ class Job:
 
 
 def is_finished(config: PretrainConfig) -> bool:
-    """Whether the run has its last checkpoint and its model folder."""
+    """Whether the run has its last checkpoint and its model folder.
+
+    Raises:
+        ValueError: it has, but was made with other settings than `config`.
+    """
     done = checkpoint.complete(Path(config.run_dir) / "checkpoints")
     if not done or not (Path(config.run_dir) / "model" / "config.json").exists():
         return False
-    last = checkpoint.facts_of(done[-1])
-    hours = config.train.hours
-    return last["step"] >= config.train.steps or (hours is not None and last["seconds"] >= hours * 3600)
+    last, hours = checkpoint.facts_of(done[-1]), config.train.hours
+    if last["step"] < config.train.steps and (hours is None or last["seconds"] < hours * 3600):
+        return False
+    _check_same(done[-1], last, _facts(config, TokenStore(config.data.store)))
+    return True
+
+
+def _facts(config: PretrainConfig, store: TokenStore) -> dict[str, Any]:
+    """What must be the same for a run to go on; the learning rate, its schedule and the length of the run may change."""
+    data, optim = dataclasses.asdict(config.data), dataclasses.asdict(config.optim)
+    del data["workers"], optim["lr"]
+    return {
+        "model": dataclasses.asdict(_shape(config.model, store)),
+        "data": {**data, "store": store.fingerprint},
+        "objective": dataclasses.asdict(config.objective),
+        "memory": dataclasses.asdict(config.memory),
+        "optim": optim,
+        "seed": config.seed,
+        "train": {"batch_size": config.train.batch_size, "accumulation": config.train.accumulation},
+    }
 
 
 def _open(config: PretrainConfig) -> tuple[TokenStore, Tokenizer]:
@@ -207,8 +215,13 @@ def _train_lanes(config: PretrainConfig, store: TokenStore) -> Lanes:
     )
 
 
-def _difference(where: Path, key: str, was: Any, now: Any) -> str:
-    if isinstance(was, dict):
-        inner = next(name for name in now if was.get(name) != now[name])
-        key, was, now = f"{key}.{inner}", was.get(inner), now[inner]
-    return f"{where} was made with {key}={was}, now it is {now}; put it back, or give the run another name"
+def _check_same(where: Path, was: dict[str, Any], now: dict[str, Any]) -> None:
+    for key, value in now.items():
+        before = was.get(key)
+        if before != value:
+            if isinstance(value, dict):
+                name = next(name for name in value if (before or {}).get(name) != value[name])
+                key, before, value = f"{key}.{name}", (before or {}).get(name), value[name]
+            raise ValueError(
+                f"{where} was made with {key}={before}, now it is {value}; put it back, or give the run another name"
+            )

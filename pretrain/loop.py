@@ -30,7 +30,7 @@ def pretrain(config: PretrainConfig) -> None:
             job.engine.step()  # an update after the last micro-step
         stopped = job.count_step()
         log.update()
-        if job.step % config.train.log_every == 0 or job.finished:
+        if job.step % config.train.log_every == 0 or job.finished or stopped:
             log.write()
         if job.step % config.eval.every == 0 or job.finished:
             log.measure()

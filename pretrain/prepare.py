@@ -16,7 +16,7 @@ from pretrain.command import run_command
 from pretrain.config import PretrainConfig
 from xlpre.config import from_command_line
 from xlpre.data.store import TokenStore, write_store
-from xlpre.text.corpus import Document, documents
+from xlpre.text.corpus import Document, TextConfig, documents, files
 from xlpre.text.tokenizer import Tokenizer
 
 
@@ -27,23 +27,27 @@ def make_store(config: PretrainConfig) -> TokenStore:
         ValueError: the one that is there was made from another text or with another vocabulary.
     """
     path, tokenizer = Path(config.data.store), Tokenizer.load(config.tokenizer.path)
-    wanted = dataclasses.asdict(config.text)
-    if path.exists():
+    if path.exists() and any(path.iterdir()):
         store = TokenStore(path)
         store.check_vocabulary(tokenizer, f"tokenizer.path={config.tokenizer.path}")
-        made_from = store.meta["source"]
-        odd = [key for key in wanted if made_from.get(key) != wanted[key]]
-        if odd:
-            raise ValueError(
-                f"data.store={path} was made with text.{odd[0]}={made_from.get(odd[0])!r}, not {wanted[odd[0]]!r}; "
-                "name another data.store, or delete the folder"
-            )
+        _check_source(store, config.text)
         print(f"{path}: there already, {_counts(store)}")
         return store
     started = time.monotonic()
-    store = write_store(path, _shown(documents(config.text)), tokenizer, config.text.held_out, wanted)
+    source, found = dataclasses.asdict(config.text), files(config.text)
+    store = write_store(path, _shown(documents(config.text)), tokenizer, config.text.held_out, source, found)
     print(f"{path}: {_counts(store)} in {time.monotonic() - started:.0f} s")
     return store
+
+
+def _check_source(store: TokenStore, text: TextConfig) -> None:
+    way_out = "name another data.store, or delete the folder"
+    for key, wanted in dataclasses.asdict(text).items():
+        if (was := store.meta["source"].get(key)) != wanted:
+            raise ValueError(f"data.store={store.path} was made with text.{key}={was!r}, not {wanted!r}; {way_out}")
+    if (now := files(text)) != (was := store.meta["files"]):
+        odd = sorted(set(now.items()) ^ set(was.items()))[0][0]
+        raise ValueError(f"data.store={store.path} was made before {odd} was added, removed or changed; {way_out}")
 
 
 def _shown(found: Iterable[Document]) -> Iterator[Document]:

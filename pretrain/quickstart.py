@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import torch
 
 from pretrain.command import run_command
@@ -51,15 +52,21 @@ def train(config: PretrainConfig, words: list[str]) -> None:
     if not torch.cuda.is_available():
         environment["DS_ACCELERATOR"] = "cpu"
     child = subprocess.Popen(command, env=environment, start_new_session=True)
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # the launcher alone would leave its processes behind: tell all of them
-        signal.signal(number, lambda *_: os.killpg(child.pid, signal.SIGINT))
-    if status := child.wait():
+    before = [signal.signal(number, lambda *_: _stop(child.pid)) for number in (signal.SIGINT, signal.SIGTERM)]
+    status = child.wait()
+    for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+        signal.signal(number, handler)
+    if status:
         raise ValueError(
             f"the training above ended with status {status}; the same command goes on from its last checkpoint"
         )
+
+
+def _stop(launcher: int) -> None:
+    """Ask the training processes to save and stop; the launcher, asked itself, would leave or kill them."""
+    for process in psutil.Process(launcher).children(recursive=True):
+        if any(word.startswith("--local_rank") for word in process.cmdline()):
+            process.terminate()
 
 
 def show_samples(config: PretrainConfig) -> None:

@@ -145,19 +145,19 @@ def _svg(figure: Any) -> str:
 
 
 def _samples(samples: list[Line]) -> str:
-    if not samples:
+    if not samples or not samples[-1]["filled"]:
         return ""
     shown = [samples[0], samples[-1]] if len(samples) > 1 else samples
     rows = []
-    for number, filled in enumerate(shown[-1]["filled"]):
+    for filled in shown[-1]["filled"]:
         rows.append(f"<tr class=sentence><td colspan=2>{escape(filled['text'])}")
         rows.append(f" <b>({escape(', '.join(filled['truth']))})</b></td></tr>" if filled["truth"] else "</td></tr>")
         for moment in shown:
-            answer = moment["filled"][number]
-            truths = answer["truth"] or [None] * len(answer["blanks"])
-            for guesses, truth in zip(answer["blanks"], truths, strict=True):
-                spans = "".join(_guess(piece, p, piece == truth) for piece, p in guesses)
-                rows.append(f"<tr><td>step {moment['step']:,}</td><td>{spans}</td></tr>")
+            for answer in (one for one in moment["filled"] if one["text"] == filled["text"]):
+                truths = answer["truth"] or [None] * len(answer["blanks"])
+                for guesses, truth in zip(answer["blanks"], truths, strict=True):
+                    spans = "".join(_guess(piece, p, piece == truth) for piece, p in guesses)
+                    rows.append(f"<tr><td>step {moment['step']:,}</td><td>{spans}</td></tr>")
     return f"<h2>What it fills into blanks</h2><table>{''.join(rows)}</table>"
 
 

@@ -22,7 +22,9 @@ def main() -> None:
     if not is_finished(config):
         pretrain(config)
     elif is_main():
-        print(f"{config.run_dir}: finished already; raise train.steps to go on, or give the run another name")
+        print(
+            f"{config.run_dir}: finished already; raise train.steps (and train.hours) to go on, or give the run another name"
+        )
 
 
 if __name__ == "__main__":

@@ -22,8 +22,11 @@ class Samples:
     def __init__(self, config: PretrainConfig, store: TokenStore, tokenizer: Tokenizer) -> None:
         self._path = Path(config.run_dir) / "samples.jsonl"
         self._tokenizer = tokenizer
-        self._sentences = config.eval.sentences
-        self._puzzles = [] if self._sentences else held_out_puzzles(store.held_out, tokenizer, COUNT, seed=0)
+        self._sentences, self._puzzles = config.eval.sentences, []
+        if config.objective.name == "causal":  # sees nothing after a blank
+            self._sentences = []
+        elif not self._sentences:
+            self._puzzles = held_out_puzzles(store.held_out, tokenizer, COUNT, seed=0)
 
     def fill(self, model: LanguageModel) -> list[Filled]:
         """Fill in all blanks; every process must call it."""

@@ -3,7 +3,8 @@
 import os
 from pathlib import Path
 
-os.environ.setdefault("DS_ACCELERATOR", "cpu")
+os.environ["DS_ACCELERATOR"] = "cpu"
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import numpy as np
 import pytest
@@ -44,7 +45,9 @@ def tokenizer(documents) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def store(documents, tokenizer, tmp_path_factory) -> TokenStore:
-    return write_store(tmp_path_factory.mktemp("data") / "store", documents, tokenizer, 0.1, {"source": "made up"})
+    return write_store(
+        tmp_path_factory.mktemp("data") / "store", documents, tokenizer, 0.1, {"source": "docstrings"}, {}
+    )
 
 
 @pytest.fixture(scope="session")

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 
 @contextmanager
 def new_file(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success it becomes `path`, on an error it is removed."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    partial = _partial(path)
     try:
         yield partial
         sync(partial)
@@ -28,9 +30,7 @@ def new_file(path: str | Path) -> Iterator[Path]:
 def new_folder(path: str | Path) -> Iterator[Path]:
     """Yield a temporary folder beside `path`; on success it takes the place of `path`, on an error it is removed."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
+    partial = _partial(path)
     partial.mkdir()
     try:
         yield partial
@@ -53,3 +53,16 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _partial(path: Path) -> Path:
+    """A name beside `path` for this process; what a killed process left under such a name is removed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.glob(f".{glob.escape(path.name)}.partial-*"):
+        number = int(left.name.rpartition("-")[2])
+        if number == os.getpid() or not psutil.pid_exists(number):
+            if left.is_dir():
+                shutil.rmtree(left)
+            else:
+                left.unlink(missing_ok=True)
+    return path.with_name(f".{path.name}.partial-{os.getpid()}")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, StringNode
 from omegaconf.errors import OmegaConfBaseException
 
 from xlpre.atomic import new_file
@@ -41,8 +41,8 @@ def load(schema: type[Schema], path: str | Path | None = None, overrides: Sequen
         ValueError: a file that cannot be read, a key that does not exist, a value of the wrong type or against a rule.
     """
     layers = [(str(path), _read(Path(path), ()))] if path is not None else []
-    layers += [(word, _parse(word)) for word in overrides]
     merged = OmegaConf.structured(schema)
+    layers += [(word, _parse(word, merged)) for word in overrides]
     for origin, layer in layers:
         _check_keys(merged, layer, origin)
         try:
@@ -118,17 +118,26 @@ def _read(path: Path, seen: tuple[Path, ...]) -> DictConfig:
     return OmegaConf.merge(_read(path.parent / base, (*seen, path.resolve())), settings)  # type: ignore[return-value]
 
 
-def _parse(word: str) -> DictConfig:
+def _parse(word: str, schema: DictConfig) -> DictConfig:
     key, equals, value = word.partition("=")
-    if not equals or not key.strip():
+    if not equals or not re.fullmatch(r"\w+(\.[\w-]+)*", key):
         raise ValueError(f"{word!r} is not of the form key=value")
-    try:
-        parsed = OmegaConf.create(f"value: {value}").value if value else ""
-    except yaml.YAMLError:  # a glob such as *.txt is no YAML, but is a fine string
-        parsed = value
+    parsed: Any = value
+    if not isinstance(_node(schema, key), StringNode):  # a string is what was typed: 007 stays 007
+        try:
+            parsed = OmegaConf.create(f"value: {value}").value if value else None
+        except yaml.YAMLError:
+            raise ValueError(f"{word!r}: the value is neither a number, true, false, null nor a list") from None
     branch = OmegaConf.create()
-    OmegaConf.update(branch, key.strip(), parsed)
+    OmegaConf.update(branch, key, parsed)
     return branch
+
+
+def _node(schema: DictConfig, key: str) -> Any:
+    node: Any = schema
+    for name in key.split("."):
+        node = node._get_node(name) if isinstance(node, DictConfig) and name in node else None
+    return node
 
 
 def _check_keys(schema: DictConfig, given: DictConfig, origin: str, prefix: str = "") -> None:

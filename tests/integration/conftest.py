@@ -38,7 +38,13 @@ def environment() -> dict[str, str]:
         if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     }
     binaries = str(Path(sys.executable).parent)
-    return {**kept, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PATH": binaries + os.pathsep + kept["PATH"]}
+    return {
+        **kept,
+        "OMP_NUM_THREADS": "1",
+        "DS_ACCELERATOR": "cpu",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PATH": binaries + os.pathsep + kept["PATH"],
+    }
 
 
 def run(*words: object, launcher: tuple[str, ...] = (sys.executable,), cwd: Path = REPOSITORY, timeout: int = 300):

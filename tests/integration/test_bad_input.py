@@ -30,6 +30,17 @@ def refused(done, message):
         ("data.store=nowhere", "make it with pretrain/prepare.py"),
         ("model.vocab_size=5", "leave it out, it is taken from the store"),
         ("steps", "is not of the form key=value"),
+        ("[=3", "is not of the form key=value"),
+        ("model.n_head=0", "must be at least 1"),
+        ("eval.mem_len=-4", "eval.mem_len (-4) must be at least 0"),
+        ("optim.lr=-1", "optim: lr (-1.0)"),
+        ("seed=-1", "seed (-1) must be at least 0"),
+        ("train.hours=0", "train.hours (0.0) must be positive"),
+        (
+            "deepspeed.zero_optimization.stage=0",
+            "deepspeed.zero_optimization.stage=0 takes updates that are not finite",
+        ),
+        ("deepspeed.zero_optimization.overlap=true", "deepspeed: overlap"),
     ],
 )
 def test_a_wrong_word_is_refused_before_anything_is_written(words, tmp_path, word, message):
@@ -75,6 +86,16 @@ def test_preparing_tells_what_is_wrong_and_leaves_nothing(text_file, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"empty", "v.model"}
     assert run(prepare, *paths).returncode == 0
     refused(run(prepare, *paths, "text.limit_mb=1"), "was made with text.limit_mb=None, not 1.0")
+    more = text_file.with_name("more.txt")
+    more.write_text("Ba be bi.")
+    try:
+        pattern = f"text.source={text_file.with_name('*.txt')}"
+        several = [*paths[:1], f"data.store={tmp_path / 'several'}", pattern]
+        assert run(prepare, *several).returncode == 0
+        more.write_text("Ba be bi bo.")
+        refused(run(prepare, *several), "was made before")
+    finally:
+        more.unlink()
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path):

@@ -1,3 +1,4 @@
+import json
 import os
 import shutil
 import signal
@@ -41,8 +42,8 @@ def test_it_learns_and_leaves_a_model_folder(plain_run):
     folder, _ = plain_run
     measured = held_out(folder)
     assert measured[20] < measured[0] - 0.3
-    model, tokenizer = load_folder(folder / "model")
-    assert model.config.vocab_size == len(tokenizer) == 300
+    loaded = load_folder(folder / "model")
+    assert loaded.model.config.vocab_size == len(loaded.tokenizer) == 300
 
 
 def test_a_run_killed_without_warning_goes_on_to_the_same_numbers(plain_run, tmp_path):
@@ -102,8 +103,9 @@ def test_a_run_does_not_go_on_with_another_shape_or_seed(plain_run):
     _, words = plain_run
     for change in ("model.mem_len=8", "seed=9", "train.batch_size=8", "objective.max_span=1", "data.pairs=false"):
         key = change.partition("=")[0]
-        done = run(SCRIPT, *words, "train.steps=30", change)
-        assert done.returncode == 2 and f"was made with {key}=" in done.stderr, done.stderr
+        for steps in ([], ["train.steps=30"]):  # finished, or to go on
+            done = run(SCRIPT, *words, *steps, change)
+            assert done.returncode == 2 and f"was made with {key}=" in done.stderr, done.stderr
 
 
 def test_two_processes_learn_what_one_does(words, tmp_path):
@@ -122,6 +124,26 @@ def test_two_processes_learn_what_one_does(words, tmp_path):
         assert abs(held_out(tmp_path / name)[20] - held_out(tmp_path / "one")[20]) < 1e-5
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_two_processes_stopped_go_on_to_the_same_numbers(words, tmp_path, precision):
+    # a constant rate, because the first half does not know yet how long the whole will be
+    settings = {
+        "train__precision": precision,
+        "train__accumulation": 2,
+        "model__dropout": 0.1,
+        "schedule__decay": "constant",
+    }
+    whole = run(SCRIPT, *words("whole", **settings, train__steps=8), launcher=deepspeed_launcher(2))
+    half = run(SCRIPT, *words("half", **settings, train__steps=4), launcher=deepspeed_launcher(2))
+    assert whole.returncode == half.returncode == 0, whole.stderr + half.stderr
+    alone = run(SCRIPT, *words("half", **settings, train__steps=8))
+    assert alone.returncode == 2 and "was written by 2 processes and this job has 1" in alone.stderr
+    rest = run(SCRIPT, *words("half", **settings, train__steps=8), launcher=deepspeed_launcher(2))
+    assert rest.returncode == 0, rest.stderr
+    assert losses(tmp_path / "half") == losses(tmp_path / "whole")
+    assert held_out(tmp_path / "half")[8] == held_out(tmp_path / "whole")[8]
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -135,6 +157,8 @@ def test_two_processes_learn_what_one_does(words, tmp_path):
         {"model__untie_r": "false"},
         {"memory__initial": "zeros"},
         {"train__precision": "bf16"},
+        {"deepspeed.zero_optimization.stage": 2},
+        {"deepspeed.zero_optimization.stage": 3},
         {"train__hours": 0.0001},
     ],
     ids=lambda changes: "-".join(f"{k}={v}" for k, v in changes.items()),
@@ -143,3 +167,33 @@ def test_an_ablation_is_one_word(words, changes, tmp_path):
     done = run(SCRIPT, *words("ablation", train__steps=3, **changes))
     assert done.returncode == 0, done.stdout + done.stderr
     load_folder(tmp_path / "ablation" / "model")
+
+
+def test_quickstart_interrupted_saves_says_so_and_finishes_when_called_again(words, store, tmp_path):
+    import dataclasses
+
+    from xlpre.text.corpus import TextConfig
+
+    shutil.copytree(store.path, tmp_path / "store")
+    changed = [
+        word
+        for word in words("quick", train__steps=60, tokenizer__vocab_size=300)
+        if not word.startswith("data.store=")
+    ]
+    changed.append(f"data.store={tmp_path / 'store'}")
+    meta = tmp_path / "store" / "meta.json"
+    content = json.loads(meta.read_text())
+    meta.write_text(json.dumps({**content, "source": dataclasses.asdict(TextConfig())}))
+    command = [sys.executable, str(REPOSITORY / "pretrain/quickstart.py"), *changed]
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    for line in process.stdout:
+        if line.startswith("step 3:"):
+            process.send_signal(signal.SIGINT)
+            break
+    rest = process.stdout.read()
+    assert process.wait(60) == 0 and "stopped; the same command goes on from there" in rest, rest
+    again = run("pretrain/quickstart.py", *changed)
+    assert again.returncode == 0 and "goes on from" in again.stdout and "there already" in again.stdout, (
+        again.stdout + again.stderr
+    )
+    assert max(losses(tmp_path / "quick")) == 60 and (tmp_path / "quick" / "report.html").exists()

@@ -93,14 +93,3 @@ def test_a_and_b_are_split_as_the_original_splits_them(path):
         assert not rng._log
         compared += 1
     assert compared
-
-
-@pytest.mark.parametrize("path", files("data_pipeline_*.npz"))
-def test_the_row_is_laid_out_as_the_originals(path):
-    arrays = np.load(path)
-    config = json.loads(str(arrays["config"]))
-    rows, segments = (arrays[f"row/{name}"].reshape(-1, config["seq_len"]) for name in ("input", "seg_id"))
-    for row, segment in zip(rows, segments, strict=True):
-        first, second = np.flatnonzero(row == symbols.SEP)[-2:]
-        assert row[-1] == symbols.CLS and second == len(row) - 2
-        assert (segment == np.repeat([0, 1, 2], [first + 1, second - first, 1])).all()

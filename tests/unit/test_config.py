@@ -23,6 +23,11 @@ def test_words_win_over_the_file_and_the_file_over_what_it_extends(tmp_path):
     assert (config.optim.lr, config.optim.eps, config.model.n_layer, config.text.source) == (2e-5, 1e-6, 5, "*.txt")
 
 
+@pytest.mark.parametrize("name", ["007", "2024_11_21", "1e3", "on", "a #1", "*.txt"])
+def test_a_string_stays_what_was_typed(name):
+    assert load(PretrainConfig, None, [f"name={name}"]).name == name
+
+
 def test_a_name_names_the_folders():
     config = load(PretrainConfig, None, ["name=mine"])
     assert (config.run_dir, config.data.store) == ("runs/mine", "stores/mine")

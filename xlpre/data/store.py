@@ -54,10 +54,12 @@ class TokenStore:
             self.meta = json.loads((self.path / "meta.json").read_text())
         except FileNotFoundError:
             raise ValueError(
-                f"data.store={path}: no store there; make it with pretrain/prepare.py and the same config"
+                f"data.store={path}: no store there; make it with pretrain/prepare.py and the same settings"
             ) from None
         except (json.JSONDecodeError, OSError) as error:
-            raise ValueError(f"{self.path / 'meta.json'}: cannot be read ({error}); make the store again") from None
+            raise ValueError(
+                f"{self.path / 'meta.json'}: cannot be read ({error}); delete the folder and make it again with pretrain/prepare.py"
+            ) from None
         if self.meta.get("format") != FORMAT:
             raise ValueError(
                 f"data.store={path}: format {self.meta.get('format')} is not {FORMAT}; make the store again"
@@ -83,7 +85,7 @@ class TokenStore:
         tokenizer = Tokenizer.load(self.path / "vocabulary.model")
         if tokenizer.sha256 != self.meta["vocabulary_sha256"]:
             raise ValueError(
-                f"{self.path / 'vocabulary.model'} is not the vocabulary that made this store; make the store again"
+                f"{self.path / 'vocabulary.model'} is not the vocabulary that made this store; delete the folder and make it again"
             )
         return tokenizer
 
@@ -92,7 +94,7 @@ class TokenStore:
         if tokenizer.sha256 != self.meta["vocabulary_sha256"]:
             raise ValueError(
                 f"data.store={self.path} was made with another vocabulary (sha256 {self.meta['vocabulary_sha256'][:12]}) than "
-                f"{origin} ({tokenizer.sha256[:12]}); make the store again with pretrain/prepare.py, or name the right one"
+                f"{origin} ({tokenizer.sha256[:12]}); delete the folder and make it again with pretrain/prepare.py, or name the right one"
             )
 
     def _map(self, name: str, dtype: str) -> np.ndarray:
@@ -100,13 +102,18 @@ class TokenStore:
         actual = path.stat().st_size if path.exists() else None
         if actual != expected:
             raise ValueError(
-                f"{path}: {actual} bytes where {expected} were written; the store is damaged, make it again"
+                f"{path}: {actual} bytes where {expected} were written; the store is damaged, delete the folder and make it again"
             )
         return np.memmap(path, dtype=dtype, mode="r") if expected else np.empty(0, dtype)
 
 
 def write_store(
-    path: str | Path, documents: Iterable[Document], tokenizer: Tokenizer, held_out: float, source: Mapping[str, Any]
+    path: str | Path,
+    documents: Iterable[Document],
+    tokenizer: Tokenizer,
+    held_out: float,
+    source: Mapping[str, Any],
+    files: Mapping[str, int],
 ) -> TokenStore:
     """Encode documents into a store; nothing is at `path` until all of it is.
 
@@ -115,7 +122,8 @@ def write_store(
         documents: read once, one in memory at a time.
         tokenizer: the vocabulary.
         held_out: the share of documents to keep out of training, chosen by a hash of their text.
-        source: what the documents are, for meta.json.
+        source: the settings that named the documents, for meta.json.
+        files: the files they came from with their bytes, for meta.json.
 
     Raises:
         ValueError: a part that came out empty.
@@ -144,10 +152,11 @@ def write_store(
                 )
         unigram.tofile(partial / "unigram.bin")
         tokenizer.save(partial / "vocabulary.model")
-        files = ["unigram.bin", *(f"{part}/{name}.bin" for part in PARTS for name in ("tokens", "sentences"))]
+        written = ["unigram.bin", *(f"{part}/{name}.bin" for part in PARTS for name in ("tokens", "sentences"))]
         meta = {
             "format": FORMAT,
             "source": dict(source),
+            "files": dict(files),
             "dtype": dtype.name,
             "vocab_size": len(tokenizer),
             "vocabulary_sha256": tokenizer.sha256,
@@ -157,7 +166,7 @@ def write_store(
                 for part in PARTS
                 for what in ("n_documents", "n_tokens", "n_sentences")
             },
-            "bytes": {name: (partial / name).stat().st_size for name in files},
+            "bytes": {name: (partial / name).stat().st_size for name in written},
         }
         (partial / "meta.json").write_text(json.dumps(meta, indent=1))
     return TokenStore(path)

@@ -1,1 +1,1 @@
-"""Portable weights: what leaves a run and what a run can start from."""
+"""Portable weights: what leaves a run."""

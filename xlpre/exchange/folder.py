@@ -1,7 +1,7 @@
 """The model folder: weights in safetensors, config, vocabulary, passport. Nothing in it is ever unpickled.
 
 model.safetensors   fp32 weights by their names in xlpre/model
-config.json         `model`: ModelConfig, `passport`: vocabulary hash, data fingerprint, step, versions
+config.json         `model`: ModelConfig, `objective`: its name, `passport`: vocabulary hash, data fingerprint, step, versions
 spiece.model        the SentencePiece vocabulary
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import Tensor
 from xlpre.atomic import new_folder
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
+from xlpre.objectives.build import OBJECTIVES
 from xlpre.text.tokenizer import Tokenizer
 
 FORMAT = "xlpre"
@@ -32,7 +34,7 @@ def save_folder(
     config: ModelConfig,
     tokenizer: Tokenizer,
     *,
-    two_streams: bool,
+    objective: str,
     passport: Mapping[str, Any],
 ) -> None:
     """Write a model folder, whole or not at all; one that is there is replaced."""
@@ -44,13 +46,22 @@ def save_folder(
         content = {
             "format": FORMAT,
             "model": dataclasses.asdict(config),
-            "two_streams": two_streams,
+            "objective": objective,
             "passport": {**passport, "vocabulary_sha256": tokenizer.sha256, "torch": torch.__version__},
         }
         (partial / "config.json").write_text(json.dumps(content, indent=1))
 
 
-def load_folder(path: str | Path) -> tuple[LanguageModel, Tokenizer]:
+@dataclass(frozen=True)
+class ModelFolder:
+    """What a model folder holds, the model ready to evaluate."""
+
+    model: LanguageModel
+    tokenizer: Tokenizer
+    objective: str
+
+
+def load_folder(path: str | Path) -> ModelFolder:
     """Read a model folder.
 
     Raises:
@@ -69,14 +80,14 @@ def load_folder(path: str | Path) -> tuple[LanguageModel, Tokenizer]:
             f"{path}/spiece.model (sha256 {tokenizer.sha256[:12]}) is not the vocabulary that the model was saved with "
             f"({content['passport']['vocabulary_sha256'][:12]})"
         )
-    model = LanguageModel(ModelConfig(**content["model"]), content["two_streams"])
+    model = LanguageModel(ModelConfig(**content["model"]), OBJECTIVES[content["objective"]].two_streams)
     try:
         _put(safetensors.torch.load_file(path / "model.safetensors"), model)
     except (OSError, safetensors.SafetensorError, ValueError) as error:
         raise ValueError(
             f"{path}/model.safetensors: does not fit its config.json: {str(error).splitlines()[0]}"
         ) from None
-    return model.eval(), tokenizer
+    return ModelFolder(model.eval(), tokenizer, content["objective"])
 
 
 @torch.no_grad()

@@ -46,15 +46,18 @@ class ModelConfig:
     init_std: float = 0.02
 
     def __post_init__(self) -> None:
+        if (
+            min(self.n_layer, self.d_model, self.n_head, self.d_inner) < 1
+            or min(self.mem_len, self.vocab_size, self.d_head) < 0
+        ):
+            raise ValueError(
+                "model: n_layer, d_model, n_head and d_inner must be at least 1; mem_len, vocab_size and d_head at least 0"
+            )
         if self.d_model % 2:
             raise ValueError(f"model.d_model ({self.d_model}) must be even: half of it is sines, half cosines")
         if not self.d_head and self.d_model % self.n_head:
             raise ValueError(
                 f"model.d_model ({self.d_model}) must be a multiple of model.n_head ({self.n_head}), or set model.d_head"
-            )
-        if min(self.n_layer, self.d_model, self.n_head, self.d_inner) < 1 or min(self.mem_len, self.vocab_size) < 0:
-            raise ValueError(
-                "model: n_layer, d_model, n_head and d_inner must be at least 1, mem_len and vocab_size at least 0"
             )
         if not (0 <= self.dropout < 1 and 0 <= self.dropatt < 1):
             raise ValueError(

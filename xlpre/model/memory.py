@@ -58,9 +58,11 @@ class Memory:
 
 def extend_memory(memory: Tensor, hidden: Tensor) -> Tensor:
     """Append `hidden` (L, B, R, D) to `memory` (L, B, M, D), keep the last M columns, cut the gradient."""
-    length = memory.size(2)
-    joined = torch.cat([memory, hidden.to(memory.dtype)], dim=2)
-    return joined.narrow(2, joined.size(2) - length, length).detach()  # narrow, because [-0:] would keep everything
+    length, n_new = memory.size(2), min(hidden.size(2), memory.size(2))
+    # narrow, because [-0:] would keep everything; before joining, so that no column that is cut stays in storage
+    kept = memory.narrow(2, n_new, length - n_new)
+    new = hidden.narrow(2, hidden.size(2) - n_new, n_new)
+    return torch.cat([kept, new.to(memory.dtype)], dim=2).detach()
 
 
 def first_memory(

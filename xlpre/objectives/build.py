@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from xlpre.data.layout import DataConfig
@@ -13,10 +11,10 @@ from xlpre.objectives.objective import Objective, ObjectiveConfig
 from xlpre.objectives.permutation import Permutation
 from xlpre.objectives.spans import target_shares
 
-OBJECTIVES: dict[str, Callable[[ObjectiveConfig, np.ndarray], Objective]] = {
+OBJECTIVES: dict[str, type[Permutation] | type[Denoising] | type[Causal]] = {
     "permutation": Permutation,
     "denoising": Denoising,
-    "causal": lambda config, starts_word: Causal(),
+    "causal": Causal,
 }
 
 

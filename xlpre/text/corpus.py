@@ -10,6 +10,7 @@ import gzip
 import json
 import re
 import sysconfig
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -76,9 +77,11 @@ def documents(config: TextConfig) -> Iterator[Document]:
         raise ValueError(f"text.source={config.source!r} holds no text at all; name one that does")
 
 
-def files(source: str) -> list[Path]:
-    """The files that a glob names; none for a source that is not a glob."""
-    return [] if source == "docstrings" or source.startswith("hf:") else _matching(source)
+def files(config: TextConfig) -> dict[str, int]:
+    """The files that the source's glob names, with their bytes; none for a source that is not a glob."""
+    if config.source == "docstrings" or config.source.startswith("hf:"):
+        return {}
+    return {str(path): path.stat().st_size for path in _matching(config.source)}
 
 
 def _matching(pattern: str) -> list[Path]:
@@ -116,7 +119,7 @@ def _lines(path: Path) -> Iterator[str]:
         raise ValueError(
             f"{path}, line {number}: not UTF-8 ({error.reason} at byte {error.start} of the line); convert or remove it"
         ) from None
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path}, after line {number}: cannot be read: {error or type(error).__name__}") from None
 
 

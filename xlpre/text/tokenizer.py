@@ -203,10 +203,10 @@ def _starts_word(piece: str) -> bool:
     if piece.startswith((SPACE, "<")) or (len(piece) == 1 and piece in '!"#$%&()*+,-./:;?@[\\]^_`{|}~'):
         return True
     first = piece[:1]
-    return first != "" and _written_without_spaces(first)
+    return first != "" and written_without_spaces(first)
 
 
-def _written_without_spaces(character: str) -> bool:
+def written_without_spaces(character: str) -> bool:
     """Han, kana, Thai, Lao, Khmer, Burmese, Tibetan: scripts that put no space between words."""
     name = unicodedata.name(character, "")
     return name.startswith(("CJK", "HIRAGANA", "KATAKANA", "BOPOMOFO", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN"))

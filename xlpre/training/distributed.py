@@ -37,8 +37,11 @@ def is_main() -> bool:
 
 
 def use_device() -> torch.device:
-    """The device of this process; on a CPU, also share the cores out among the processes of this machine."""
-    if torch.cuda.is_available():
+    """The device of this process; on a CPU, also share the cores out among the processes of this machine.
+
+    DeepSpeed's own word for "not the GPU", DS_ACCELERATOR=cpu, is obeyed.
+    """
+    if torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
         return device

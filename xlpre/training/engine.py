@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from xlpre.training.optim import OptimConfig, build_optimizer
@@ -55,6 +56,8 @@ class TrainConfig:
         for name in counts:
             if getattr(self, name) < 1:
                 raise ValueError(f"train.{name} ({getattr(self, name)}) must be at least 1")
+        if self.hours is not None and self.hours <= 0:
+            raise ValueError(f"train.hours ({self.hours}) must be positive, or null for no budget of time")
 
 
 def start_processes(device: torch.device) -> None:
@@ -86,6 +89,10 @@ def build_engine(
     for key in overrides:
         if key in OWNED:
             raise ValueError(f"deepspeed.{key} is decided by {OWNED[key]}; set that instead")
+    if overrides.get("zero_optimization", {}).get("stage", 1) == 0:
+        raise ValueError(
+            "deepspeed.zero_optimization.stage=0 takes updates that are not finite, and a hidden one in bf16; leave it out, or set 1, 2, 3"
+        )
     shares = n_processes * train.accumulation
     if train.batch_size % shares:
         raise ValueError(
@@ -101,12 +108,18 @@ def build_engine(
         "gradient_clipping": optim.clip,
         "bf16": {"enabled": bf16},
         "data_types": {"grad_accum_dtype": "fp32"},
-        # stage 1 even for one process: with stage 0 bf16 takes a hidden step and fp32 applies steps that are not finite
         "zero_optimization": {"stage": 1},
         "steps_per_print": 2**31,
-        **overrides,
     }
-    engine, *_ = _deepspeed(device).initialize(model=model, optimizer=build_optimizer(model, optim), config=settings)
+    try:
+        engine, *_ = _deepspeed(device).initialize(
+            model=model, optimizer=build_optimizer(model, optim), config=_merged(settings, overrides)
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(
+            f"deepspeed: {'.'.join(map(str, first['loc']))}: {first['msg']} (its own name of the key)"
+        ) from None
     return engine
 
 
@@ -117,8 +130,18 @@ def full_weights(engine: Any) -> dict[str, Tensor]:
     weights = {}
     for name, parameter in engine.module.named_parameters():
         whole = safe_get_full_fp32_param(parameter)
-        weights[name] = (parameter if whole is None else whole).detach().float().cpu().view(parameter.shape)
+        shape = getattr(parameter, "ds_shape", parameter.shape)  # stage 3 keeps a share of the parameter only
+        weights[name] = (parameter if whole is None else whole).detach().float().cpu().view(shape)
     return weights
+
+
+def _merged(settings: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """`settings` with `overrides` in them, group by group."""
+    merged = dict(settings)
+    for key, value in overrides.items():
+        inner = settings.get(key)
+        merged[key] = _merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+    return merged
 
 
 def _deepspeed(device: torch.device) -> Any:

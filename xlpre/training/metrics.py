@@ -15,7 +15,7 @@ class MetricsLog:
 
     Args:
         folder: of the run.
-        step: where the run goes on; lines of later steps, written before a stop, are dropped.
+        step: where the run goes on; lines of later steps, written before a stop, are dropped (all of them if it starts over).
     """
 
     def __init__(self, folder: Path, step: int) -> None:
@@ -24,7 +24,7 @@ class MetricsLog:
         if is_main():
             from torch.utils.tensorboard import SummaryWriter
 
-            kept = [line for line in read_metrics(folder) if line["step"] <= step]
+            kept = [line for line in read_metrics(folder) if line["step"] <= step and step]
             with new_file(self._path) as partial:
                 partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
             self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)

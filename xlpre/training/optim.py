@@ -29,6 +29,17 @@ class OptimConfig:
     weight_decay: float = 0.01
     clip: float = 1.0
 
+    def __post_init__(self) -> None:
+        if (
+            min(self.lr, self.eps) <= 0
+            or min(self.weight_decay, self.clip) < 0
+            or not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1)
+        ):
+            raise ValueError(
+                f"optim: lr ({self.lr}) and eps ({self.eps}) must be positive, weight_decay ({self.weight_decay}) and clip ({self.clip}) "
+                f"at least 0, beta1 ({self.beta1}) and beta2 ({self.beta2}) at least 0 and below 1"
+            )
+
 
 def decays(name: str) -> bool:
     """Whether a parameter decays: all but norms and the biases of layers; the biases of scores do.

@@ -31,7 +31,7 @@ def test_unigram_counts_are_those_of_the_training_part(store):
 
 
 def test_the_same_text_gives_the_same_bytes(store, documents, tokenizer, tmp_path):
-    again = write_store(tmp_path / "again", documents, tokenizer, 0.1, {})
+    again = write_store(tmp_path / "again", documents, tokenizer, 0.1, {}, {})
     assert again.fingerprint == store.fingerprint
     assert (again.path / "train/tokens.bin").read_bytes() == (store.path / "train/tokens.bin").read_bytes()
 
@@ -50,7 +50,7 @@ def test_a_source_that_dies_leaves_nothing_behind(tmp_path, documents, tokenizer
         raise ValueError("the disk is gone")
 
     with pytest.raises(ValueError, match="the disk is gone"):
-        write_store(tmp_path / "store", dying(), tokenizer, 0.1, {})
+        write_store(tmp_path / "store", dying(), tokenizer, 0.1, {}, {})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -62,7 +62,7 @@ def test_a_store_of_another_vocabulary_names_both_hashes(store, documents):
 
 def test_too_few_documents_to_hold_any_out_are_refused(tmp_path, tokenizer):
     with pytest.raises(ValueError, match=r"text.held_out=0.001 left no document in the held_out part"):
-        write_store(tmp_path / "store", [["Ba be bi."]], tokenizer, 0.001, {})
+        write_store(tmp_path / "store", [["Ba be bi."]], tokenizer, 0.001, {}, {})
 
 
 def test_ids_are_16_bit_and_meta_counts_them(store):

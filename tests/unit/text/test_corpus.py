@@ -60,6 +60,7 @@ BAD = {
     "nothing.txt": (None, "matches no file"),
     "bytes.txt": (b"fine\n\xff\xfe broken\n", "bytes.txt, line 2: not UTF-8"),
     "cut.txt.gz": (gzip.compress(b"some text\n" * 9999)[:60], "cut.txt.gz, after line"),
+    "flipped.txt.gz": (gzip.compress(b"some text %d\n" * 99)[:12] + b"\xff" * 40, "flipped.txt.gz, after line"),
     "noise.txt.gz": (b"no gzip at all", "noise.txt.gz, after line 0: cannot be read"),
     "broken.jsonl": (b'{"text": "one"}\n{"text": \n', "broken.jsonl, line 2: not JSON"),
     "list.jsonl": (b"[1]\n", "list.jsonl, line 1: a JSON object is needed"),

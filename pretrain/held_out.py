@@ -1,8 +1,7 @@
-"""Measuring on held-out lanes: always the same windows and targets, memory carried along each lane."""
+"""Measuring on held-out lanes: the same windows and targets for every run with the same store and `data`, memory carried along."""
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +14,7 @@ from xlpre.model.language_model import LanguageModel, target_losses
 from xlpre.model.memory import first_memory
 from xlpre.objectives.build import build_objective
 from xlpre.objectives.loader import Loader
+from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.training.distributed import Talk, n_processes, process
 
 SEED = 20190619  # of the held-out windows and targets: the same for every run, so that runs compare
@@ -40,7 +40,8 @@ class Evaluation:
     def __init__(self, config: PretrainConfig, store: TokenStore, starts_word: np.ndarray, talk: Talk) -> None:
         self._config, self._talk = config, talk
         partial_k = config.eval.partial_k or config.objective.partial_k
-        wanted = dataclasses.replace(config.objective, partial_k=partial_k)
+        # spans as by default, whatever is trained on, so that runs are measured on the same targets
+        wanted = ObjectiveConfig(name=config.objective.name, partial_k=partial_k, perm_size=config.objective.perm_size)
         objective = build_objective(wanted, config.data, starts_word)
         lanes = Lanes(
             store.held_out,

@@ -1,0 +1,33 @@
+import importlib.util
+import sys
+
+import numpy as np
+import pytest
+
+from pretrain.fill import held_out_puzzles
+from tests.conftest import REPOSITORY
+from xlpre.config import from_command_line
+from xlpre.data.layout import DataConfig
+
+COMMANDS = sorted((REPOSITORY / "pretrain").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=lambda path: path.stem)
+def test_no_command_shadows_a_library_when_its_folder_comes_first_on_the_path(path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if not entry.endswith("pretrain")])
+    if path.stem != "__init__":
+        assert importlib.util.find_spec(path.stem) is None
+
+
+def test_the_launchers_local_rank_may_come_before_the_users_words():
+    config = from_command_line(DataConfig, "", ["--local_rank=1", "window=64", "reuse_len=32", "store=x"])
+    assert (config.window, config.store) == (64, "x")
+
+
+def test_puzzles_hide_a_whole_word_of_held_out_text(store, tokenizer):
+    puzzles = held_out_puzzles(store.held_out, tokenizer, 6, seed=0)
+    assert len(puzzles) == 6
+    for tokens, position in puzzles:
+        assert tokenizer.pieces[tokens[position]].startswith("▁")
+        assert position + 1 == len(tokens) or tokenizer.starts_word[tokens[position + 1]]
+        assert tokens.min() > 8 and isinstance(tokens, np.ndarray)

@@ -1,0 +1,37 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from xlpre.atomic import new_file, new_folder
+
+
+def test_a_file_or_folder_appears_only_when_it_is_whole(tmp_path):
+    for create in (new_file, new_folder):
+        target = tmp_path / create.__name__
+        with pytest.raises(RuntimeError), create(target) as partial:
+            (partial / "a" if create is new_folder else partial).write_text("half")
+            assert not target.exists()
+            raise RuntimeError
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_an_older_one_stays_until_the_new_one_is_whole(tmp_path):
+    (tmp_path / "a").write_text("old")
+    with pytest.raises(RuntimeError), new_file(tmp_path / "a") as partial:
+        partial.write_text("new")
+        raise RuntimeError
+    assert (tmp_path / "a").read_text() == "old"
+    with new_file(tmp_path / "a") as partial:
+        partial.write_text("new")
+    assert (tmp_path / "a").read_text() == "new"
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path):
+    code = "import os, signal, sys; from xlpre.atomic import new_folder\nwith new_folder(sys.argv[1]): os.kill(os.getpid(), signal.SIGKILL)"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "store")], check=False)
+    assert [path.name.startswith(".store.partial-") for path in tmp_path.iterdir()] == [True]
+    with new_folder(tmp_path / "store") as partial:
+        assert partial.name.endswith(str(os.getpid()))
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
