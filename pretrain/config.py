@@ -11,7 +11,7 @@ from xlpre.model.memory import MemoryConfig
 from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.text.corpus import TextConfig
 from xlpre.text.tokenizer import TokenizerConfig
-from xlpre.training.engine import TrainConfig
+from xlpre.training.engine import TrainConfig, check_overrides
 from xlpre.training.optim import OptimConfig
 from xlpre.training.schedule import ScheduleConfig
 
@@ -75,3 +75,4 @@ class PretrainConfig:
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise ValueError(f"seed ({self.seed}) must be at least 0")
+        check_overrides(self.deepspeed)

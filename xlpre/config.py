@@ -171,11 +171,15 @@ def _keys(schema: DictConfig, prefix: str = "") -> Iterator[str]:
 
 
 def _nearest(path: str, known: list[str]) -> str:
-    by_last_word = {key.rpartition(".")[2]: key for key in known}
-    last = difflib.get_close_matches(path.rpartition(".")[2], by_last_word, n=1, cutoff=0.7)
-    whole = difflib.get_close_matches(path, known, n=1, cutoff=0.6)
-    found = whole or [by_last_word[word] for word in last]
-    return f"did you mean {found[0]!r}?" if found else f"the settings are {', '.join(known)}"
+    last_words = {key.rpartition(".")[2] for key in known}
+    last = difflib.get_close_matches(path.rpartition(".")[2], last_words, n=1, cutoff=0.7)
+    named = [key for key in known if last and key.rpartition(".")[2] == last[0]]
+    found = (
+        difflib.get_close_matches(path, known, n=1, cutoff=0.8)
+        or named
+        or difflib.get_close_matches(path, known, n=1, cutoff=0.6)
+    )
+    return f"did you mean {' or '.join(map(repr, found))}?" if found else f"the settings are {', '.join(known)}"
 
 
 def _one_line(error: OmegaConfBaseException) -> str:

@@ -4,28 +4,33 @@ import shutil
 
 import pytest
 
+from pretrain.command import run_command
+from pretrain.run import main
 from tests.integration.conftest import run
 from xlpre.text.tokenizer import TokenizerConfig, train
 
 
 def refused(done, message):
     assert done.returncode == 2, done.stdout + done.stderr
-    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1 and message in errors[0], done.stderr
-    assert "Traceback" not in done.stderr
+    check_sentence(done.stderr, message)
+
+
+def check_sentence(stderr, message):
+    errors = [line for line in stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and message in errors[0], stderr
+    assert "Traceback" not in stderr
 
 
 @pytest.mark.parametrize(
     ("word", "message"),
     [
         ("objective.max_spans=1", "there is no setting 'objective.max_spans'; did you mean 'objective.max_span'?"),
-        ("mem_len=0", "did you mean 'model.mem_len'?"),
+        ("mem_len=0", "did you mean 'model.mem_len' or 'eval.mem_len'?"),
         ("model.mem_len=many", "model.mem_len: Value 'many' of type 'str' could not be converted to Integer"),
         ("objective.name=permute", "objective.name: Invalid value 'permute', expected one of"),
         ("model=large", "'model' is a group of settings"),
         ("data.reuse_len=31", "set data.reuse_len=16"),
         ("data.window=999998", "data.window needs"),
-        ("train.batch_size=3", "train.batch_size (3) must be a multiple of"),
         ("deepspeed.train_batch_size=8", "deepspeed.train_batch_size is decided by train.batch_size"),
         ("data.store=nowhere", "make it with pretrain/prepare.py"),
         ("model.vocab_size=5", "leave it out, it is taken from the store"),
@@ -40,13 +45,29 @@ def refused(done, message):
             "deepspeed.zero_optimization.stage=0",
             "deepspeed.zero_optimization.stage=0 takes updates that are not finite",
         ),
-        ("deepspeed.zero_optimization.overlap=true", "deepspeed: overlap"),
     ],
 )
-def test_a_wrong_word_is_refused_before_anything_is_written(words, tmp_path, word, message):
-    accumulation = ["train.accumulation=2"] if "batch_size=3" in word else []
-    done = run("pretrain/run.py", *words(), *accumulation, word)
-    refused(done, message)
+def test_a_wrong_word_is_refused_before_anything_is_written(words, tmp_path, monkeypatch, capsys, word, message):
+    monkeypatch.setattr("sys.argv", ["run.py", *words(), word])
+    with pytest.raises(SystemExit) as ended:
+        run_command(main)
+    assert ended.value.code == 2
+    check_sentence(capsys.readouterr().err, message)
+    assert not (tmp_path / "tiny").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"train__batch_size": 3, "train__accumulation": 2},
+            "train.batch_size (3) must be a multiple of 1 processes times",
+        ),
+        ({"deepspeed.zero_optimization.overlap": "true"}, "deepspeed: overlap"),
+    ],
+)
+def test_what_deepspeed_cannot_do_is_refused_too(words, tmp_path, changes, message):
+    refused(run("pretrain/run.py", *words(**changes)), message)
     assert not (tmp_path / "tiny").exists()
 
 

@@ -146,7 +146,7 @@ def check_window(model, arrays, config, memory) -> tuple[torch.Tensor, Memory]:
     """Read one window, compare everything it gives with the file, return its loss and memory."""
     batch = batch_of(arrays, config)
     output, new_memory = model.backbone(batch, memory)
-    losses = target_losses(model.output(output, model.backbone.embedding.weight), batch.targets)
+    losses = target_losses(model.output(output), batch.targets)
     loss = (losses * batch.target_weights).sum() / batch.target_weights.sum()
     # a padded target (weight 0) is an all-zero row of the original's target mapping, which reads no place at all
     real = batch.target_weights > 0

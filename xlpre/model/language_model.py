@@ -19,7 +19,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.config = config
         self.backbone = Backbone(config, two_streams)
-        self.output = TiedSoftmax(config.vocab_size)
+        self.output = TiedSoftmax(self.backbone.embedding)
 
     def forward(self, batch: Batch, memory: Memory) -> tuple[Tensor, Memory]:
         """The mean loss over targets, in nats, and memory for the next window."""
@@ -30,7 +30,7 @@ class LanguageModel(nn.Module):
     def logits(self, batch: Batch, memory: Memory) -> tuple[Tensor, Memory]:
         """(B, P, V) logits at the targets, and memory for the next window."""
         hidden, memory = self.backbone(batch, memory)
-        return self.output(hidden, self.backbone.embedding.weight), memory
+        return self.output(hidden), memory
 
 
 def target_losses(logits: Tensor, targets: Tensor) -> Tensor:

@@ -8,12 +8,16 @@ from torch.nn import functional as F
 
 
 class TiedSoftmax(nn.Module):
-    """Logits with the embedding's own weights and a bias per piece (zihangdai/xlnet modeling.py `lm_loss`)."""
+    """Logits with the embedding's own weights and a bias per piece (zihangdai/xlnet modeling.py `lm_loss`).
 
-    def __init__(self, vocab_size: int) -> None:
+    The weight is a parameter of both modules, so that whatever gathers a module's parameters finds it here too.
+    """
+
+    def __init__(self, embedding: nn.Embedding) -> None:
         super().__init__()
-        self.bias = nn.Parameter(torch.zeros(vocab_size))
+        self.weight = embedding.weight
+        self.bias = nn.Parameter(torch.zeros(embedding.num_embeddings))
 
-    def forward(self, hidden: Tensor, embedding: Tensor) -> Tensor:
-        """(B, P, D) and (V, D) -> (B, P, V)."""
-        return F.linear(hidden, embedding, self.bias)
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(B, P, D) -> (B, P, V)."""
+        return F.linear(hidden, self.weight, self.bias)

@@ -60,6 +60,17 @@ class TrainConfig:
             raise ValueError(f"train.hours ({self.hours}) must be positive, or null for no budget of time")
 
 
+def check_overrides(overrides: dict[str, Any]) -> None:
+    """Raise ValueError for settings of DeepSpeed that the project owns, or that are known to be wrong."""
+    for key in overrides:
+        if key in OWNED:
+            raise ValueError(f"deepspeed.{key} is decided by {OWNED[key]}; set that instead")
+    if overrides.get("zero_optimization", {}).get("stage", 1) == 0:
+        raise ValueError(
+            "deepspeed.zero_optimization.stage=0 takes updates that are not finite, and a hidden one in bf16; leave it out, or set 1, 2, 3"
+        )
+
+
 def start_processes(device: torch.device) -> None:
     """Join the other processes of the job."""
     _deepspeed(device).init_distributed(verbose=False)
@@ -81,18 +92,11 @@ def build_engine(
         optim: AdamW.
         device: of this process.
         n_processes: of the job.
-        overrides: settings for DeepSpeed, handed on untouched.
+        overrides: settings for DeepSpeed, handed on untouched; `check_overrides` has passed them.
 
     Raises:
-        ValueError: a batch that the processes cannot share equally, or an override that the project owns.
+        ValueError: a batch that the processes cannot share equally, or a key that DeepSpeed does not have.
     """
-    for key in overrides:
-        if key in OWNED:
-            raise ValueError(f"deepspeed.{key} is decided by {OWNED[key]}; set that instead")
-    if overrides.get("zero_optimization", {}).get("stage", 1) == 0:
-        raise ValueError(
-            "deepspeed.zero_optimization.stage=0 takes updates that are not finite, and a hidden one in bf16; leave it out, or set 1, 2, 3"
-        )
     shares = n_processes * train.accumulation
     if train.batch_size % shares:
         raise ValueError(

@@ -1,0 +1,12 @@
+"""Pretrain several times in one process: a JSON list of lists of `key=value` words."""
+
+import json
+import sys
+
+from pretrain.config import PretrainConfig
+from pretrain.loop import pretrain
+from xlpre.config import load
+
+for words in json.loads(sys.argv[1]):
+    print(words, flush=True)
+    pretrain(load(PretrainConfig, None, words))
