@@ -101,7 +101,9 @@ def show(filled: Filled) -> str:
 
 
 def _plain(piece: str) -> str:
-    return piece.removeprefix(symbols.SPACE) if piece.startswith(symbols.SPACE) and len(piece) > 1 else f"-{piece}"
+    """A piece as a person reads it: one that goes on a word opens with a hyphen."""
+    bare = piece.removeprefix(symbols.SPACE)
+    return f"-{piece}" if bare == piece and piece[:1].isalnum() else bare or "␣"
 
 
 def main(argv: Sequence[str] | None = None) -> None:

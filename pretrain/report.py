@@ -1,12 +1,14 @@
 """A page about a run: loss against word frequencies, learning rate, speed, what it fills into blanks.
 
 python pretrain/report.py runs/quickstart
+python pretrain/report.py runs/quickstart --against runs/no_memory
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import itertools
 import re
 from collections.abc import Sequence
 from html import escape
@@ -21,6 +23,7 @@ from xlpre.config import load
 from xlpre.training.metrics import read_metrics
 
 Line = dict[str, Any]
+OTHERS = ("#8a6d1f", "#5b3f8c", "#2f7d6d", "#99516f")  # colours of other runs
 
 STYLE = """
 :root { color-scheme: light; }
@@ -38,28 +41,40 @@ pre { background: #f3f5f8; padding: 1rem; border-radius: .5rem; overflow-x: auto
 """
 
 
-def write_report(run_dir: Path) -> Path:
+def write_report(run_dir: Path, against: Sequence[Path] = ()) -> Path:
     """Write `report.html`, and its first picture as `loss.png`, into the folder of a run.
 
+    Args:
+        run_dir: the run.
+        against: other runs, whose held-out loss is drawn beside it.
+
     Raises:
-        ValueError: the folder holds no metrics.
+        ValueError: a folder that holds no metrics.
     """
-    lines = read_metrics(run_dir)
-    trained, measured = [x for x in lines if "loss" in x], [x for x in lines if "held_out_loss" in x]
-    if not trained or not measured:
-        raise ValueError(f"{run_dir} has no metrics.jsonl with a measured run; train first with pretrain/run.py")
+    trained, measured = _metrics(run_dir)
+    others = {other.name: _metrics(other)[1] for other in against}
     config = load(PretrainConfig, run_dir / "config.yaml")
     with new_file(run_dir / "loss.png") as partial:
-        _loss_plot(trained, measured).savefig(partial, format="png", dpi=150)
+        _loss_plot(config.name, trained, measured, others).savefig(partial, format="png", dpi=150)
+    picture = _svg(_loss_plot(config.name, trained, measured, others))
     path = run_dir / "report.html"
     with new_file(path) as partial:
-        partial.write_text(
-            _page(config, trained, measured, read_samples(run_dir), (run_dir / "config.yaml").read_text())
-        )
+        settings = (run_dir / "config.yaml").read_text()
+        partial.write_text(_page(config, picture, trained, measured, read_samples(run_dir), settings))
     return path
 
 
-def _page(config: PretrainConfig, trained: list[Line], measured: list[Line], samples: list[Line], settings: str) -> str:
+def _metrics(run_dir: Path) -> tuple[list[Line], list[Line]]:
+    lines = read_metrics(run_dir)
+    trained, measured = [x for x in lines if "loss" in x], [x for x in lines if "held_out_loss" in x]
+    if not trained or not measured:
+        raise ValueError(f"{run_dir} has no metrics.jsonl of a measured run; train first with pretrain/run.py")
+    return trained, measured
+
+
+def _page(
+    config: PretrainConfig, picture: str, trained: list[Line], measured: list[Line], samples: list[Line], settings: str
+) -> str:
     last, model = measured[-1], config.model
     facts = {
         "held-out loss": f"{last['held_out_loss']:.3f} nats",
@@ -76,7 +91,7 @@ def _page(config: PretrainConfig, trained: list[Line], measured: list[Line], sam
             f"text: {escape(config.text.source)}</p><ul class=facts>",
             *(f"<li>{escape(name)}<b>{escape(value)}</b></li>" for name, value in facts.items()),
             "</ul><h2>Loss</h2>",
-            _svg(_loss_plot(trained, measured)),
+            picture,
             "<div class=pair><div><h2>Learning rate</h2>",
             _plot(trained, "lr", "learning rate"),
             "</div><div><h2>Speed</h2>",
@@ -88,17 +103,16 @@ def _page(config: PretrainConfig, trained: list[Line], measured: list[Line], sam
     )
 
 
-def _loss_plot(trained: list[Line], measured: list[Line]) -> Any:
+def _loss_plot(name: str, trained: list[Line], measured: list[Line], others: dict[str, list[Line]]) -> Any:
     figure, axes = _axes(9, 4)
     axes.plot(_millions(trained), [x["loss"] for x in trained], color="#9db4d6", linewidth=1, label="training")
-    axes.plot(
-        _millions(measured),
-        [x["held_out_loss"] for x in measured],
-        "o-",
-        color="#1f4e9c",
-        markersize=4,
-        label="held out",
-    )
+    styles = itertools.cycle(OTHERS)
+    for lines, label, color in [
+        (measured, name, "#1f4e9c"),
+        *((lines, other, next(styles)) for other, lines in others.items()),
+    ]:
+        losses = [x["held_out_loss"] for x in lines]
+        axes.plot(_millions(lines), losses, "o-", color=color, markersize=4, label=f"{label}, held out")
     unigram = measured[-1]["held_out_unigram"]
     axes.axhline(
         unigram,
@@ -170,7 +184,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="the folder of a run, such as runs/quickstart")
-    print(write_report(parser.parse_args(argv).run))
+    parser.add_argument("--against", type=Path, nargs="*", default=[], help="other runs to draw beside it")
+    words = parser.parse_args(argv)
+    print(write_report(words.run, words.against))
 
 
 if __name__ == "__main__":
