@@ -34,11 +34,15 @@ class Evaluation:
     """Held-out batches and how a model does on them.
 
     Raises:
-        ValueError: the held-out text is shorter than a window.
+        ValueError: the held-out text is shorter than a window; more processes than lanes.
     """
 
     def __init__(self, config: PretrainConfig, store: TokenStore, starts_word: np.ndarray, talk: Talk) -> None:
         self._config, self._talk = config, talk
+        if config.eval.lanes < n_processes():
+            raise ValueError(
+                f"eval.lanes ({config.eval.lanes}) must be at least the number of processes ({n_processes()})"
+            )
         partial_k = config.eval.partial_k or config.objective.partial_k
         # spans as by default, whatever is trained on, so that runs are measured on the same targets
         wanted = ObjectiveConfig(name=config.objective.name, partial_k=partial_k, perm_size=config.objective.perm_size)
@@ -67,7 +71,7 @@ class Evaluation:
         mem_len = self._config.eval.mem_len
         memory = first_memory(model.config, len(self._mine), mem_len=mem_len, device=weight.device, dtype=weight.dtype)
         sums = np.zeros(4)
-        for step in range(self._config.eval.windows if len(self._mine) else 0):
+        for step in range(self._config.eval.windows):
             batch = self._loader.batch(step, self._mine)
             logits, memory = model.logits(batch.to(weight.device), memory)
             losses = target_losses(logits, batch.targets.to(weight.device))

@@ -114,7 +114,7 @@ def _lines(path: Path) -> Iterator[str]:
     try:
         with _open(path) as file:
             for number, line in enumerate(file, 1):
-                yield line.decode("utf-8")
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")  # some editors put a mark first
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{path}, line {number}: not UTF-8 ({error.reason} at byte {error.start} of the line); convert or remove it"
