@@ -87,8 +87,10 @@ def solve(model: LanguageModel, tokenizer: Tokenizer, puzzle: tuple[np.ndarray, 
     """Fill in the hidden word of a puzzle."""
     tokens, position = puzzle
     before, after = tokenizer.decode(tokens[:position]), tokenizer.decode(tokens[position + 1 :])
+    if len(after) and tokenizer.pieces[tokens[position + 1]].startswith(symbols.SPACE):
+        after = f" {after}"
     guesses = likeliest(model, hide(tokens, np.array([position])), tokenizer)
-    return Filled(f"{before} {BLANK} {after}", guesses, [_plain(tokenizer.pieces[tokens[position]])])
+    return Filled(f"{before} {BLANK}{after}", guesses, [_plain(tokenizer.pieces[tokens[position]])])
 
 
 def show(filled: Filled) -> str:

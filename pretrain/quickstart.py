@@ -46,7 +46,7 @@ def train(config: PretrainConfig, words: list[str]) -> None:
         "--master_port",
         str(port),
     ]
-    command = [*launcher, str(Path(__file__).with_name("run.py")), *words]
+    command = [*launcher, os.path.relpath(Path(__file__).with_name("run.py")), *words]
     print("+", " ".join(["deepspeed", *command[1:]]), flush=True)
     environment = {**os.environ, "PYTHONWARNINGS": "ignore::FutureWarning"}
     if not torch.cuda.is_available():
