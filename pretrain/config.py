@@ -23,7 +23,7 @@ class EvalConfig:
     Attributes:
         every: updates between evaluations.
         lanes: rows of the held-out text.
-        windows: windows of each row.
+        windows: windows of each row; fewer where the held-out text is short.
         mem_len: columns of memory while measuring; null: as in training.
         partial_k: one token in K is a target while measuring; null: as in training.
         sentences: sentences with ____ to fill in at each evaluation; empty: some from the held-out text.
@@ -73,6 +73,10 @@ class PretrainConfig:
     deepspeed: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if "/" in self.name:
+            raise ValueError(
+                f"name ({self.name!r}) names folders in runs/, stores/ and tokenizers/ and must not hold a slash; set run_dir"
+            )
         if self.seed < 0:
             raise ValueError(f"seed ({self.seed}) must be at least 0")
         check_overrides(self.deepspeed)

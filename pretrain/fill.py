@@ -44,7 +44,9 @@ def likeliest(model: LanguageModel, batch: Batch, tokenizer: Tokenizer) -> list[
     memory = first_memory(model.config, 1, mem_len=0, device=weight.device, dtype=weight.dtype)
     logits, _ = model.logits(batch.to(weight.device), memory)
     model.train(was_training)
-    best = logits[0].float().softmax(-1).topk(TOP)
+    probabilities = logits[0].float().softmax(-1)
+    probabilities[:, : symbols.EOP + 1] = 0  # a symbol is no answer
+    best = probabilities.topk(TOP)
     return [
         [(_plain(tokenizer.pieces[i]), p) for p, i in zip(*row, strict=True)]
         for row in zip(best.values.tolist(), best.indices.tolist(), strict=True)

@@ -47,12 +47,15 @@ class Evaluation:
         # spans as by default, whatever is trained on, so that runs are measured on the same targets
         wanted = ObjectiveConfig(name=config.objective.name, partial_k=partial_k, perm_size=config.objective.perm_size)
         objective = build_objective(wanted, config.data, starts_word)
+        # no text twice: fewer windows where there is not enough of it
+        available = (len(store.held_out) - config.data.reach) // config.data.reuse_len // config.eval.lanes
+        self._windows = max(1, min(config.eval.windows, available))
         lanes = Lanes(
             store.held_out,
             config.eval.lanes,
             stride=config.data.reuse_len,
             reach=config.data.reach,
-            run_windows=config.eval.windows,
+            run_windows=self._windows,
             bidirectional=config.data.bidirectional,
             seed=SEED,
             origin=f"the held-out part of {store.path} (text.held_out)",
@@ -71,7 +74,7 @@ class Evaluation:
         mem_len = self._config.eval.mem_len
         memory = first_memory(model.config, len(self._mine), mem_len=mem_len, device=weight.device, dtype=weight.dtype)
         sums = np.zeros(4)
-        for step in range(self._config.eval.windows):
+        for step in range(self._windows):
             batch = self._loader.batch(step, self._mine)
             logits, memory = model.logits(batch.to(weight.device), memory)
             losses = target_losses(logits, batch.targets.to(weight.device))

@@ -12,6 +12,7 @@ from typing import Any
 from pretrain.config import PretrainConfig
 from pretrain.held_out import Evaluation, Measure
 from pretrain.samples import Samples
+from xlpre.atomic import exclusive
 from xlpre.batch import Batch
 from xlpre.config import dump
 from xlpre.data.lanes import Lanes
@@ -68,8 +69,7 @@ class Job:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._ask_to_stop)
         if is_main():
-            resolved = dataclasses.replace(config, model=self.shape, text=TextConfig(**self.store.meta["source"]))
-            dump(resolved, self.run_dir / "config.yaml")
+            dump(self._resolved(), self.run_dir / "config.yaml")
             print(self._opening(), flush=True)
 
     @property
@@ -130,6 +130,8 @@ class Job:
         return self.seconds / (hours * 3600) if hours else 0.0
 
     def _resume(self) -> None:
+        if is_main():
+            self._lock = exclusive(self.run_dir, "another training goes on in it; wait for it, or stop it")
         self._resumed_from = checkpoint.newest(self.run_dir / "checkpoints", self.talk)
         if self._resumed_from is None:
             return
@@ -137,6 +139,14 @@ class Job:
         _check_same(self._resumed_from, was, self._facts)
         self.memories = [Memory(*tensors) for tensors in checkpoint.load(self._resumed_from, self.engine, self.device)]
         self.step, self.seconds = was["step"], was["seconds"]
+
+    def _resolved(self) -> PretrainConfig:
+        """The settings with what the store knows better: its text, its vocabulary."""
+        vocabulary = dataclasses.replace(
+            self.config.tokenizer, path=str(self.store.path / "vocabulary.model"), vocab_size=self.store.vocab_size
+        )
+        text = TextConfig(**self.store.meta["source"])
+        return dataclasses.replace(self.config, model=self.shape, text=text, tokenizer=vocabulary)
 
     def _ask_to_stop(self, number: int, frame: Any) -> None:
         self._stop_asked = True
@@ -146,6 +156,8 @@ class Job:
         n_parameters = sum(p.numel() for p in self.engine.module.parameters())
         steps = f"{config.train.steps:,} steps" + (f" or {config.train.hours} hours" if config.train.hours else "")
         start = f"goes on from {self._resumed_from} at step {self.step:,}" if self._resumed_from else "starts at step 0"
+        if unfinished := checkpoint.unfinished(self.run_dir / "checkpoints", self._resumed_from):
+            start += f" (passed over, because a file is missing or cut: {', '.join(path.name for path in unfinished)})"
         return (
             f"{config.name}: {config.objective.name}, {n_parameters:,} parameters ({shape.n_layer} layers, d {shape.d_model}), "
             f"memory {shape.mem_len}\n"

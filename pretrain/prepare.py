@@ -44,7 +44,10 @@ def _check_source(store: TokenStore, text: TextConfig) -> None:
     way_out = "name another data.store, or delete the folder"
     for key, wanted in dataclasses.asdict(text).items():
         if (was := store.meta["source"].get(key)) != wanted:
-            raise ValueError(f"data.store={store.path} was made with text.{key}={was!r}, not {wanted!r}; {way_out}")
+            was, wanted = ("null" if value is None else value for value in (was, wanted))
+            raise ValueError(
+                f"data.store={store.path} was made with text.{key}={was}, not {wanted}; set text.{key}={was}, or {way_out}"
+            )
     if (now := files(text)) != (was := store.meta["files"]):
         odd = sorted(set(now.items()) ^ set(was.items()))[0][0]
         raise ValueError(f"data.store={store.path} was made before {odd} was added, removed or changed; {way_out}")

@@ -6,6 +6,7 @@ python pretrain/quickstart.py --config configs/pretrain/quickstart.yaml text.sou
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -72,9 +73,14 @@ def _stop(launcher: int) -> None:
 def show_samples(config: PretrainConfig) -> None:
     """Print what the model fills into blanks at the end."""
     samples = read_samples(Path(config.run_dir))
+    filled = samples[-1]["filled"]
+    if not filled:
+        print("no held-out sentence has a whole word that is one piece; give sentences with ____ as eval.sentences")
+        return
     print(f"\nblanks in held-out text, as filled in at step {samples[-1]['step']:,}:\n")
-    for one in samples[-1]["filled"]:
+    for one in filled:
         print(show(Filled(**one)))
+    print(f"\nTry: python pretrain/fill.py {config.run_dir}/model {shlex.quote(filled[0]['text'])}")
 
 
 def main() -> None:
@@ -89,9 +95,8 @@ def main() -> None:
         print("stopped; the same command goes on from there")
         return
     page = write_report(Path(config.run_dir))
+    print(f"{time.monotonic() - started:.0f} s. The model is in {config.run_dir}/model, the story in {page}.")
     show_samples(config)
-    print(f"\n{time.monotonic() - started:.0f} s. The model is in {config.run_dir}/model, the story in {page}. Try:")
-    print(f'  python pretrain/fill.py {config.run_dir}/model "Returns the ____ of the list."')
 
 
 if __name__ == "__main__":

@@ -53,6 +53,9 @@ def write_report(run_dir: Path, against: Sequence[Path] = ()) -> Path:
     """
     trained, measured = _metrics(run_dir)
     others = {other.name: _metrics(other)[1] for other in against}
+    for name, lines in others.items():
+        if abs(lines[-1]["held_out_unigram"] - measured[-1]["held_out_unigram"]) > 1e-6:
+            raise ValueError(f"{name} was measured on other targets than {run_dir.name}: their losses do not compare")
     config = load(PretrainConfig, run_dir / "config.yaml")
     with new_file(run_dir / "loss.png") as partial:
         _loss_plot(config.name, trained, measured, others).savefig(partial, format="png", dpi=150)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import glob
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import psutil
 
@@ -44,6 +46,22 @@ def new_folder(path: str | Path) -> Iterator[Path]:
         shutil.rmtree(replaced, ignore_errors=True)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def exclusive(folder: Path, refusal: str) -> IO[str]:
+    """Hold `folder` for this process, until it ends, however it ends, or the returned file is closed.
+
+    Raises:
+        ValueError: another process holds it; the message ends with `refusal`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = open(folder / ".lock", "w")  # noqa: SIM115 - it is the open file that holds the folder
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise ValueError(f"{folder}: {refusal}") from None
+    return lock
 
 
 def sync(path: Path) -> None:

@@ -106,7 +106,9 @@ def test_preparing_tells_what_is_wrong_and_leaves_nothing(text_file, tmp_path):
     refused(run(prepare, *paths, f"text.source={tmp_path / 'empty'}/b.txt"), "b.txt, line")
     assert {path.name for path in tmp_path.iterdir()} == {"empty", "v.model"}
     assert run(prepare, *paths).returncode == 0
-    refused(run(prepare, *paths, "text.limit_mb=1"), "was made with text.limit_mb=None, not 1.0")
+    refused(
+        run(prepare, *paths, "text.limit_mb=1"), "was made with text.limit_mb=null, not 1.0; set text.limit_mb=null"
+    )
     more = text_file.with_name("more.txt")
     more.write_text("Ba be bi.")
     try:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from tests.integration.conftest import deepspeed_launcher, environment, run
+from xlpre.atomic import exclusive
 from xlpre.exchange.folder import load_folder
 from xlpre.training.metrics import read_metrics
 
@@ -82,6 +83,16 @@ def test_a_run_asked_to_stop_saves_and_goes_on_to_the_same_numbers(plain_run, tm
     assert losses(tmp_path / "stopped") == losses(plain)
 
 
+def test_a_second_training_in_the_same_folder_is_refused(plain_run, tmp_path):
+    _, words = plain_run
+    folder = tmp_path / "busy"
+    held = exclusive(folder, "")
+    second = run(SCRIPT, *words, f"run_dir={folder}")
+    held.close()
+    assert second.returncode == 2 and f"error: {folder}: another training goes on in it" in second.stderr, second.stderr
+    assert [path.name for path in folder.iterdir()] == [".lock"]
+
+
 def test_a_finished_run_says_so(plain_run):
     folder, words = plain_run
     again = run(SCRIPT, *words)
@@ -96,6 +107,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_an_older_one(plain_run, tmp_pat
     os.truncate(largest, largest.stat().st_size - 1)
     again = run(SCRIPT, *words, f"run_dir={tmp_path / 'damaged'}")
     assert again.returncode == 0 and f"goes on from {checkpoints[-2]}" in again.stdout, again.stderr
+    assert f"passed over, because a file is missing or cut: {checkpoints[-1].name}" in again.stdout
     assert losses(tmp_path / "damaged") == losses(plain)
 
 

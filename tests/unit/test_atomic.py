@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from xlpre.atomic import new_file, new_folder
+from xlpre.atomic import exclusive, new_file, new_folder
 
 
 def test_a_file_or_folder_appears_only_when_it_is_whole(tmp_path):
@@ -35,3 +35,14 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path):
     with new_folder(tmp_path / "store") as partial:
         assert partial.name.endswith(str(os.getpid()))
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+def test_a_folder_is_held_by_one_process_until_it_ends(tmp_path):
+    code = "import sys; from pathlib import Path; from xlpre.atomic import exclusive\nexclusive(Path(sys.argv[1]), 'wait for it')"
+    held = exclusive(tmp_path / "run", "wait for it")
+    other = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "run")], capture_output=True, text=True, check=False
+    )
+    assert other.returncode != 0 and "run: wait for it" in other.stderr
+    held.close()
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=False).returncode == 0

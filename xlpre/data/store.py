@@ -53,6 +53,10 @@ class TokenStore:
         try:
             self.meta = json.loads((self.path / "meta.json").read_text())
         except FileNotFoundError:
+            if self.path.is_dir() and any(self.path.iterdir()):
+                raise ValueError(
+                    f"data.store={path}: no meta.json in it; delete the folder and make the store again"
+                ) from None
             raise ValueError(
                 f"data.store={path}: no store there; make it with pretrain/prepare.py and the same settings"
             ) from None
@@ -82,6 +86,7 @@ class TokenStore:
 
     def tokenizer(self) -> Tokenizer:
         """The vocabulary that made the ids."""
+        self._check_size("vocabulary.model")
         tokenizer = Tokenizer.load(self.path / "vocabulary.model")
         if tokenizer.sha256 != self.meta["vocabulary_sha256"]:
             raise ValueError(
@@ -98,13 +103,16 @@ class TokenStore:
             )
 
     def _map(self, name: str, dtype: str) -> np.ndarray:
+        self._check_size(name)
+        return np.memmap(self.path / name, dtype=dtype, mode="r") if self.meta["bytes"][name] else np.empty(0, dtype)
+
+    def _check_size(self, name: str) -> None:
         path, expected = self.path / name, self.meta["bytes"][name]
-        actual = path.stat().st_size if path.exists() else None
-        if actual != expected:
+        found = f"{path.stat().st_size} bytes" if path.exists() else "no file"
+        if found != f"{expected} bytes":
             raise ValueError(
-                f"{path}: {actual} bytes where {expected} were written; the store is damaged, delete the folder and make it again"
+                f"{path}: {found} where {expected} bytes were written; the store is damaged, delete the folder and make it again"
             )
-        return np.memmap(path, dtype=dtype, mode="r") if expected else np.empty(0, dtype)
 
 
 def write_store(
@@ -152,7 +160,11 @@ def write_store(
                 )
         unigram.tofile(partial / "unigram.bin")
         tokenizer.save(partial / "vocabulary.model")
-        written = ["unigram.bin", *(f"{part}/{name}.bin" for part in PARTS for name in ("tokens", "sentences"))]
+        written = [
+            "unigram.bin",
+            "vocabulary.model",
+            *(f"{part}/{name}.bin" for part in PARTS for name in ("tokens", "sentences")),
+        ]
         meta = {
             "format": FORMAT,
             "source": dict(source),

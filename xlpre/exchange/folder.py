@@ -71,7 +71,9 @@ def load_folder(path: str | Path) -> ModelFolder:
     try:
         content = json.loads((path / "config.json").read_text())
     except (OSError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: not a model folder (config.json: {error})") from None
+        inside = path / "model"
+        hint = f"did you mean {inside}?" if (inside / "config.json").exists() else f"config.json: {error}"
+        raise ValueError(f"{path}: not a model folder; {hint}") from None
     if content.get("format") != FORMAT:
         raise ValueError(f"{path}/config.json: format {content.get('format')!r} is not {FORMAT!r}")
     tokenizer = Tokenizer.load(path / "spiece.model")

@@ -13,6 +13,7 @@ from xlpre.text import symbols
 from xlpre.text.tokenizer import Tokenizer
 
 BLANK = "____"
+MAX_TOKENS = 2048  # attention takes memory by the square of it
 
 
 def blanks_batch(text: str, tokenizer: Tokenizer) -> Batch:
@@ -26,16 +27,20 @@ def blanks_batch(text: str, tokenizer: Tokenizer) -> Batch:
         A batch with B = 1; `targets` are <mask>, nothing is known about them.
 
     Raises:
-        ValueError: no blank in it.
+        ValueError: no blank in it; too long.
     """
     # <eop> is a piece of its own that no text holds; the space before a blank belongs to the word that is missing
     ids = tokenizer.encode(re.sub(r"\s*_{2,}", symbols.PIECES[symbols.EOP], text.strip()))
     space = tokenizer.pieces.index(symbols.SPACE) if symbols.SPACE in tokenizer.pieces else None
-    ids = [i for i, after in zip(ids, [*ids[1:], None], strict=True) if not (i == space and after == symbols.EOP)]
+    ids = [i for i, after in zip(ids, [*ids[1:], None], strict=False) if not (i == space and after == symbols.EOP)]
     tokens = np.array([*ids, symbols.SEP, symbols.CLS])
     positions = np.flatnonzero(tokens == symbols.EOP)
     if not len(positions):
         raise ValueError(f"{text!r} has no blank; mark one with {BLANK}")
+    if len(tokens) > MAX_TOKENS:
+        raise ValueError(
+            f"the text has {len(tokens):,} tokens, at most {MAX_TOKENS:,} are read at once; leave some of it out"
+        )
     return batch_of(tokens, positions)
 
 

@@ -96,9 +96,10 @@ def _matching(pattern: str) -> list[Path]:
 def _from_file(path: Path, config: TextConfig) -> Iterator[Document]:
     kind = next((suffix for suffix in reversed(path.suffixes) if suffix != ".gz"), "")
     if path.is_dir() or kind not in (".txt", ".jsonl", ".parquet"):
-        what = "a folder" if path.is_dir() else f"of kind {kind or 'unknown'!r}"
+        if path.is_dir():
+            raise ValueError(f"text.source: {path} is a folder; name the files in it, as '{path}/*.txt'")
         raise ValueError(
-            f"text.source: {path} is {what}; it must be a .txt, .jsonl or .parquet file (.gz for the first two)"
+            f"text.source: {path} is of kind {kind or 'unknown'!r}; it must be a .txt, .jsonl or .parquet file (.gz for the first two)"
         )
     if kind == ".txt":
         yield from _split_at_empty_lines(_lines(path))

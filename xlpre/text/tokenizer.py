@@ -40,9 +40,10 @@ class TokenizerConfig:
     train_mb: float = 100.0
 
     def __post_init__(self) -> None:
-        if self.vocab_size < len(symbols.PIECES) + len(symbols.USER_DEFINED):
+        least = len(symbols.PIECES) + len(symbols.USER_DEFINED)
+        if self.vocab_size <= least:
             raise ValueError(
-                f"tokenizer.vocab_size ({self.vocab_size}) leaves no room beside the special symbols; try 8000"
+                f"tokenizer.vocab_size ({self.vocab_size}) must be above {least}, the number of special symbols"
             )
 
 

@@ -79,6 +79,11 @@ def complete(folder: Path) -> list[Path]:
     return [path for path in sorted(folder.glob("step_*")) if _is_whole(path)]
 
 
+def unfinished(folder: Path, newest: Path | None) -> list[Path]:
+    """Folders after `newest` that are not whole."""
+    return [path for path in sorted(folder.glob("step_*")) if newest is None or path.name > newest.name]
+
+
 def newest(folder: Path, talk: Talk) -> Path | None:
     """The newest whole checkpoint, as process 0 sees it."""
     found = complete(folder)

@@ -80,6 +80,10 @@ def test_a_blank_is_hidden_and_sees_the_text_but_no_other_blank(tokenizer):
     assert tokenizer.pieces[batch.input_ids[0][first + 1]].startswith(symbols.SPACE)
 
 
-def test_a_text_without_a_blank_is_refused(tokenizer):
-    with pytest.raises(ValueError, match="has no blank; mark one with ____"):
-        blanks_batch("Ba di.", tokenizer)
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("Ba di.", "has no blank; mark one with ____"), ("", "has no blank"), ("ba " * 3000 + "____", "at most 2,048")],
+)
+def test_a_text_that_cannot_be_filled_in_is_refused(tokenizer, text, message):
+    with pytest.raises(ValueError, match=message):
+        blanks_batch(text, tokenizer)

@@ -31,3 +31,15 @@ def test_puzzles_hide_a_whole_word_of_held_out_text(store, tokenizer):
         assert tokenizer.pieces[tokens[position]].startswith("▁")
         assert position + 1 == len(tokens) or tokenizer.starts_word[tokens[position + 1]]
         assert tokens.min() > 8 and isinstance(tokens, np.ndarray)
+
+
+def test_held_out_text_is_not_measured_twice(store, tokenizer):
+    from pretrain.config import EvalConfig, PretrainConfig
+    from pretrain.held_out import Evaluation
+    from xlpre.training.distributed import Talk
+
+    data = DataConfig(store="x", window=32, reuse_len=16)
+    config = PretrainConfig(data=data, eval=EvalConfig(lanes=4, windows=10_000))
+    evaluation = Evaluation(config, store, tokenizer.starts_word, Talk())
+    begins = [evaluation._loader.lanes.place(lane, step) for lane in range(4) for step in range(evaluation._windows)]
+    assert len(begins) == len({place.begin // 16 for place in begins}) <= len(store.held_out) // 16
