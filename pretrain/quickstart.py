@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ from pretrain.report import write_report
 from pretrain.samples import read_samples
 from pretrain.train_tokenizer import make_tokenizer
 from xlpre.config import from_command_line
+from xlpre.training.distributed import free_port
 
 
 def train(config: PretrainConfig, words: list[str]) -> None:
@@ -33,9 +33,6 @@ def train(config: PretrainConfig, words: list[str]) -> None:
     if is_finished(config):
         print(f"{config.run_dir}: finished already")
         return
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     available = torch.cuda.device_count() or min(2, os.cpu_count() or 1)
     rows = config.train.batch_size // config.train.accumulation
     processes = max(n for n in range(1, available + 1) if rows % n == 0)
@@ -45,7 +42,7 @@ def train(config: PretrainConfig, words: list[str]) -> None:
         "--num_gpus",
         str(processes),
         "--master_port",
-        str(port),
+        str(free_port()),
     ]
     command = [*launcher, os.path.relpath(Path(__file__).with_name("run.py")), *words]
     print("+", " ".join(["deepspeed", *command[1:]]), flush=True)

@@ -49,7 +49,7 @@ def write_report(run_dir: Path, against: Sequence[Path] = ()) -> Path:
         against: other runs, whose held-out loss is drawn beside it.
 
     Raises:
-        ValueError: a folder that holds no metrics.
+        ValueError: a folder that holds no metrics, or a run measured on other targets.
     """
     trained, measured = _metrics(run_dir)
     others = {other.name: _metrics(other)[1] for other in against}
@@ -57,13 +57,13 @@ def write_report(run_dir: Path, against: Sequence[Path] = ()) -> Path:
         if abs(lines[-1]["held_out_unigram"] - measured[-1]["held_out_unigram"]) > 1e-6:
             raise ValueError(f"{name} was measured on other targets than {run_dir.name}: their losses do not compare")
     config = load(PretrainConfig, run_dir / "config.yaml")
+    figure = _loss_plot(config.name, trained, measured, others)
     with new_file(run_dir / "loss.png") as partial:
-        _loss_plot(config.name, trained, measured, others).savefig(partial, format="png", dpi=150)
-    picture = _svg(_loss_plot(config.name, trained, measured, others))
+        figure.savefig(partial, format="png", dpi=150)
     path = run_dir / "report.html"
     with new_file(path) as partial:
         settings = (run_dir / "config.yaml").read_text()
-        partial.write_text(_page(config, picture, trained, measured, read_samples(run_dir), settings))
+        partial.write_text(_page(config, _svg(figure), trained, measured, read_samples(run_dir), settings))
     return path
 
 

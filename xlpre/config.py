@@ -13,7 +13,7 @@ import inspect
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import yaml
 from omegaconf import DictConfig, OmegaConf, StringNode
@@ -72,20 +72,12 @@ class Setting:
 
 def settings_of(schema: type) -> list[Setting]:
     """Every setting of `schema`, in the order of its fields."""
-    return list(_settings(OmegaConf.structured(schema), ""))
-
-
-def _settings(node: DictConfig, prefix: str) -> Iterator[Setting]:
-    about = _attributes(OmegaConf.get_type(node).__doc__ or "")
-    for key in map(str, node):
-        inner = node._get_node(key)
-        if isinstance(inner, DictConfig) and dataclasses.is_dataclass(OmegaConf.get_type(inner)):
-            yield from _settings(inner, f"{prefix}{key}.")
-        else:
-            default = OmegaConf.to_container(node, resolve=False)[key]  # type: ignore[index, call-overload]
-            yield Setting(
-                prefix + key, yaml.safe_dump(default, default_flow_style=True).split("\n...")[0].strip(), about[key]
-            )
+    found = []
+    for key, group, name in _leaves(OmegaConf.structured(schema)):
+        default = OmegaConf.to_container(group, resolve=False)[name]  # type: ignore[index, call-overload]
+        text = yaml.safe_dump(default, default_flow_style=True).split("\n...")[0].strip()
+        found.append(Setting(key, text, _attributes(OmegaConf.get_type(group).__doc__ or "")[name]))
+    return found
 
 
 def _attributes(docstring: str) -> dict[str, str]:
@@ -147,7 +139,7 @@ def _check_keys(schema: DictConfig, given: DictConfig, origin: str, prefix: str 
             known = list(_keys(_root(schema)))
             raise ValueError(f"{origin}: there is no setting {path!r}; {_nearest(path, known)}")
         inner, value = schema._get_node(key), given._get_node(key)
-        if isinstance(inner, DictConfig) and dataclasses.is_dataclass(OmegaConf.get_type(inner)):
+        if _is_group(inner):
             if not isinstance(value, DictConfig):
                 raise ValueError(
                     f"{origin}: {path!r} is a group of settings; name one of {', '.join(_keys(inner, path + '.'))}"
@@ -162,12 +154,21 @@ def _root(node: DictConfig) -> DictConfig:
 
 
 def _keys(schema: DictConfig, prefix: str = "") -> Iterator[str]:
-    for key in map(str, schema):
-        inner = schema._get_node(key)
-        if isinstance(inner, DictConfig) and dataclasses.is_dataclass(OmegaConf.get_type(inner)):
-            yield from _keys(inner, f"{prefix}{key}.")
+    return (key for key, _, _ in _leaves(schema, prefix))
+
+
+def _leaves(group: DictConfig, prefix: str = "") -> Iterator[tuple[str, DictConfig, str]]:
+    """Every setting under `group`: its dotted key, the group that holds it, its name there."""
+    for name in map(str, group):
+        inner = group._get_node(name)
+        if _is_group(inner):
+            yield from _leaves(inner, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{key}"
+            yield f"{prefix}{name}", group, name
+
+
+def _is_group(node: Any) -> TypeGuard[DictConfig]:
+    return isinstance(node, DictConfig) and dataclasses.is_dataclass(OmegaConf.get_type(node))
 
 
 def _nearest(path: str, known: list[str]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
+from xlpre.training.distributed import free_port
 
 SHAPE = {
     "data.window": 32,
@@ -58,13 +59,8 @@ def run(*words: object, launcher: tuple[str, ...] = (sys.executable,), cwd: Path
 
 def deepspeed_launcher(processes: int) -> tuple[str, ...]:
     """`deepspeed` for so many CPU processes, on a free port."""
-    import socket
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     deepspeed = str(Path(sys.executable).with_name("deepspeed"))
-    return (deepspeed, "-q", "--num_gpus", str(processes), "--master_port", str(port))
+    return (deepspeed, "-q", "--num_gpus", str(processes), "--master_port", str(free_port()))
 
 
 @pytest.fixture

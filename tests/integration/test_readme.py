@@ -2,11 +2,11 @@
 
 import re
 import shlex
-import socket
 import subprocess
 
 from tests.conftest import REPOSITORY
 from tests.integration.conftest import environment
+from xlpre.training.distributed import free_port
 
 TINY = shlex.split(
     "text.limit_mb=0.3 text.held_out=0.1 tokenizer.vocab_size=500 data.window=32 data.reuse_len=16 data.run_windows=4 model.n_layer=2 "
@@ -34,9 +34,7 @@ def test_every_command_of_the_readme_works(tmp_path, text_file):
             line.replace("make quickstart", "python pretrain/quickstart.py --config configs/pretrain/quickstart.yaml")
         )
         if words[0] == "deepspeed":
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                words[1:1] = ["--master_port", str(free.getsockname()[1])]
+            words[1:1] = ["--master_port", str(free_port())]
         if "--config" in words:
             words += TINY
         result = subprocess.run(

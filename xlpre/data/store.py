@@ -66,7 +66,7 @@ class TokenStore:
             ) from None
         if self.meta.get("format") != FORMAT:
             raise ValueError(
-                f"data.store={path}: format {self.meta.get('format')} is not {FORMAT}; make the store again"
+                f"data.store={path}: format {self.meta.get('format')} is not {FORMAT}; delete the folder and make it again"
             )
         self.unigram = self._map("unigram.bin", "int64")
         self.train, self.held_out = (

@@ -161,18 +161,18 @@ def _parquet_rows(path: Path, column: str) -> Iterator[dict]:
 def _hub_rows(config: TextConfig) -> Iterator[dict]:
     import datasets
 
+    def load(path: str, part: str | None) -> Iterator[dict]:
+        return iter(datasets.load_dataset(path, part, split=config.split, streaming=True))
+
     name = config.source.removeprefix("hf:")
     head, _, tail = name.rpartition("/")
-    # "owner/data" and "data/config" look alike: the second reading is tried when the first does not exist
-    readings = [(name, None)] + ([(head, tail)] if head and not name.startswith((".", "/")) else [])
     try:
-        for path, part in readings[:-1]:
-            try:
-                return iter(datasets.load_dataset(path, part, split=config.split, streaming=True))
-            except datasets.exceptions.DatasetNotFoundError:
-                continue
-        path, part = readings[-1]
-        return iter(datasets.load_dataset(path, part, split=config.split, streaming=True))
+        try:
+            return load(name, None)
+        except datasets.exceptions.DatasetNotFoundError:
+            if not head or name.startswith((".", "/")):
+                raise
+            return load(head, tail)  # "owner/data" and "data/config" look alike
     except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
         raise ValueError(f"text.source={config.source!r} could not be loaded: {' '.join(str(error).split())}") from None
 
@@ -242,7 +242,7 @@ def _modules(entry: Path) -> Iterator[Path]:
     return (path for path in found if not skipped.intersection(path.parts[len(entry.parts) - 1 :]))
 
 
-# a string that opens a file (after comments) or a block; parsing the file would be exact and twenty times slower
+# a string that opens a file (after comments) or a block; parsing the file would be exact and far slower
 _DOCSTRING = re.compile(r'''(?:\A(?:\s|#[^\n]*\n)*|:[ \t]*\n\s*)[rRuU]?("""|\'\'\')(.*?)\1''', re.DOTALL)
 
 

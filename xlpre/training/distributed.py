@@ -15,10 +15,15 @@ from torch import Tensor
 def set_defaults() -> None:
     """Make a plain `python run.py` a job of one process, as a launcher would have."""
     if "RANK" not in os.environ:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", **address)
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 def process() -> int:
