@@ -38,7 +38,7 @@ class Filled:
 @torch.no_grad()
 def likeliest(model: LanguageModel, batch: Batch, tokenizer: Tokenizer) -> list[list[tuple[str, float]]]:
     """For each target of a one-row batch its TOP pieces and their probabilities."""
-    weight = model.backbone.embedding.weight
+    weight = model.backbone.mask_embedding
     was_training = model.training
     model.eval()
     memory = first_memory(model.config, 1, mem_len=0, device=weight.device, dtype=weight.dtype)

@@ -10,8 +10,9 @@ import torch
 from pretrain.config import PretrainConfig
 from xlpre.data.lanes import Lanes
 from xlpre.data.store import TokenStore
-from xlpre.model.language_model import LanguageModel, target_losses
+from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import first_memory
+from xlpre.model.output import target_losses
 from xlpre.objectives.build import build_objective
 from xlpre.objectives.loader import Loader
 from xlpre.objectives.objective import ObjectiveConfig
@@ -68,7 +69,7 @@ class Evaluation:
     @torch.no_grad()
     def __call__(self, model: LanguageModel) -> Measure:
         """Measure `model`; every process must call it."""
-        weight = model.backbone.embedding.weight
+        weight = model.backbone.mask_embedding
         was_training = model.training
         model.eval()
         mem_len = self._config.eval.mem_len

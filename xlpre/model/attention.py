@@ -10,12 +10,8 @@ from torch import Tensor, nn
 
 from xlpre.model.config import ModelConfig
 from xlpre.model.geometry import Geometry
-from xlpre.model.positions import PositionTerm
+from xlpre.model.positions import SCHEMES, SharedBiases
 from xlpre.model.segments import SegmentTerm
-from xlpre.model.terms import ContentTerm
-
-# XLNet's names: r_w_bias, r_r_bias, r_s_bias
-SharedBiases = dict[str, nn.Parameter | None]
 
 
 class RelativeAttention(nn.Module):
@@ -23,7 +19,7 @@ class RelativeAttention(nn.Module):
 
     Args:
         config: the model's shape.
-        shared: biases by the name of their term, where all layers share them.
+        shared: biases of terms (XLNet's r_w_bias, r_r_bias, r_s_bias) that all layers share; None for one of this layer's own.
     """
 
     def __init__(self, config: ModelConfig, shared: SharedBiases) -> None:
@@ -34,12 +30,7 @@ class RelativeAttention(nn.Module):
         self.key = nn.Linear(config.d_model, width, bias=False)
         self.value = nn.Linear(config.d_model, width, bias=False)
         self.output = nn.Linear(width, config.d_model, bias=False)
-        self.terms = nn.ModuleDict(
-            {
-                "content": ContentTerm(self.n_head, self.d_head, shared["content"]),
-                "position": PositionTerm(config.d_model, self.n_head, self.d_head, shared["position"]),
-            }
-        )
+        self.terms = nn.ModuleDict(SCHEMES[config.positions].terms(config, shared))
         if config.relative_segments:
             self.terms["segment"] = SegmentTerm(self.n_head, self.d_head, shared["segment"])
         self.dropout = nn.Dropout(config.dropatt)

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from xlpre.batch import Batch
-from xlpre.model.attention import SharedBiases
 from xlpre.model.config import ModelConfig
+from xlpre.model.embedding import build_embedding
 from xlpre.model.geometry import Geometry
 from xlpre.model.initialization import initialize
-from xlpre.model.layer import Layer
+from xlpre.model.layer import LAYERS
 from xlpre.model.memory import Memory
-from xlpre.model.positions import distance_table
-from xlpre.model.visibility import content_visible, visible
+from xlpre.model.positions import SCHEMES, SharedBiases
+from xlpre.model.visibility import content_visible, visible, within_reach
 
 
 class Backbone(nn.Module):
@@ -33,14 +33,17 @@ class Backbone(nn.Module):
     def __init__(self, config: ModelConfig, two_streams: bool) -> None:
         super().__init__()
         self.config, self.two_streams = config, two_streams
-        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.embedding = build_embedding(config)
+        self.embedding_scale = config.d_model**0.5 if config.scale_embedding else 1.0
         self.mask_embedding = nn.Parameter(torch.empty(config.d_model))
+        self.distance_codes = SCHEMES[config.positions].codes(config)
         self.shared = nn.ParameterDict()
-        names = ("content", "position", "segment") if config.relative_segments else ("content", "position")
+        names = SCHEMES[config.positions].biases + (("segment",) if config.relative_segments else ())
         if not config.untie_r:
             self.shared.update({name: nn.Parameter(torch.empty(config.n_head, config.head_width)) for name in names})
         biases: SharedBiases = {name: None if config.untie_r else self.shared[name] for name in names}
-        self.layers = nn.ModuleList(Layer(config, biases) for _ in range(config.n_layer))
+        layer = LAYERS[config.norm]
+        self.layers = nn.ModuleList(layer(config, biases, index) for index in range(config.n_layer))
         self.dropout = nn.Dropout(config.dropout)
         initialize(self, config)
 
@@ -56,7 +59,7 @@ class Backbone(nn.Module):
         """
         length = batch.input_ids.size(1)
         everywhere, targets = self._geometries(batch, memory)
-        rows = self.embedding(batch.input_ids)
+        rows = self.embedding(batch.input_ids) * self.embedding_scale
         if self.two_streams:
             queries = self.mask_embedding.to(rows.dtype).expand(*batch.target_positions.shape, -1)
             rows = torch.cat([rows, queries], dim=1)
@@ -80,26 +83,25 @@ class Backbone(nn.Module):
 
     def _geometries(self, batch: Batch, memory: Memory) -> tuple[Geometry, Geometry]:
         """The geometry of all rows, and of the target rows alone, which is what the last layer computes."""
-        length, mem_len, dtype = batch.input_ids.size(1), memory.hidden.size(2), self.embedding.weight.dtype
+        length, mem_len, like = batch.input_ids.size(1), memory.hidden.size(2), self.mask_embedding
+        n_keys, positions = mem_len + length, batch.target_positions
         key_rank = torch.cat([memory.key_rank(batch.continues), batch.key_rank], dim=1)
         key_segments = F.pad(batch.segment_ids, (mem_len, 0))  # memory counts as segment 0
-        table = distance_table(
-            mem_len + length, length, self.config.d_model, self.config.clamp_len, device=key_rank.device, dtype=dtype
-        )
-        shared = {"distances": self.dropout(table), "direction": batch.backward.long()}
-        content = content_visible(batch.query_rank, key_rank)
+        shared = {"distances": self.distance_codes(n_keys, length, like), "direction": batch.backward.long()}
+        in_order = torch.arange(length, device=key_rank.device)[None]
+        near = within_reach(in_order, mem_len, n_keys, self.config.attention_length)
+        content = content_visible(batch.query_rank, key_rank) & near
         if self.two_streams:
-            target = visible(batch.query_rank.gather(1, batch.target_positions), key_rank)
+            near = within_reach(positions, mem_len, n_keys, self.config.attention_length)
+            target = visible(batch.query_rank.gather(1, positions), key_rank) & near
         else:
-            target = content.gather(1, batch.target_positions[:, :, None].expand(-1, -1, content.size(2)))
+            target = content.gather(1, positions[:, :, None].expand(-1, -1, n_keys))
         differs = batch.segment_ids[:, :, None] != key_segments[:, None]
-        target_differs = differs.gather(1, batch.target_positions[:, :, None].expand(-1, -1, differs.size(2)))
-        at_targets = Geometry.of(
-            target, target_differs, positions=batch.target_positions, n_content=0, dtype=dtype, **shared
-        )
+        target_differs = differs.gather(1, positions[:, :, None].expand(-1, -1, n_keys))
+        at_targets = Geometry.of(target, target_differs, positions=positions, n_content=0, dtype=like.dtype, **shared)
         if self.two_streams:
             content, differs = torch.cat([content, target], 1), torch.cat([differs, target_differs], 1)
-            positions = batch.target_positions
         else:
-            positions = batch.target_positions[:, :0]
-        return Geometry.of(content, differs, positions=positions, n_content=length, dtype=dtype, **shared), at_targets
+            positions = positions[:, :0]
+        everywhere = Geometry.of(content, differs, positions=positions, n_content=length, dtype=like.dtype, **shared)
+        return everywhere, at_targets

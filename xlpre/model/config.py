@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, field
 from typing import Literal
 
 
@@ -17,11 +18,25 @@ class ModelConfig:
         n_head: H, heads of attention.
         d_head: E, the width of a head; 0 is d_model / n_head.
         d_inner: F, the width of the feed-forward layer.
-        feed_forward: its activation, `gelu` (the tanh approximation) or `relu`.
+        feed_forward: its activation, `gelu` (the tanh approximation) or `relu`; or gated (GLU variants): `glu`, `reglu`,
+            `geglu`, `swiglu`, which take two thirds of `d_inner`, so that the number of parameters stays.
+        norm: `post`: after each sum, as published. `pre`: before attention and feed-forward. `pre_keys`: as `pre`, but queries
+            are not normalised, as Transformer-XL's code has it for absolute positions.
+        norm_eps: added to the variance.
         mem_len: M, columns of memory; 0 trains without.
+        attention_length: keys that a query may look back to: `all`; `same_length`: itself and the M before, the same
+            number for every query; `exclude_self_slot`: one fewer, Transformer-XL's rule in PyTorch.
+        positions: `relative` (Transformer-XL, XLNet), `shaw` (learned, relative), `sinusoidal` or `learned` (absolute).
+        n_positions: distances with a learned vector of their own (`shaw`, `learned`); those beyond share the last.
         clamp_len: distances beyond it count as it; -1 does not clamp.
         relative_segments: the relative segment encoding; without it segments are not told apart.
         untie_r: the biases of the scores are one per layer, else shared by all.
+        cutoffs: pieces by frequency are cut here into clusters of the adaptive softmax and embedding; [] is the plain softmax.
+        div_value: each cluster's embedding is so many times narrower than the one before.
+        d_embed: width of the first cluster's embedding; 0 is d_model.
+        scale_embedding: multiply embeddings by the root of d_model, as Transformer-XL does.
+        tie_embedding: the softmax uses the embedding's own weights.
+        tie_projections: for each cluster, whether the softmax also uses the embedding's projection to its width; [] is none.
         dropout: of embeddings, position embedding, attention output, feed-forward and final output.
         dropatt: of attention probabilities.
         init: `published`: every matrix normal with `init_std`. `local`: the same, and each head starts out looking at a
@@ -35,11 +50,22 @@ class ModelConfig:
     n_head: int = 12
     d_head: int = 0
     d_inner: int = 3072
-    feed_forward: Literal["gelu", "relu"] = "gelu"
+    feed_forward: Literal["gelu", "relu", "glu", "reglu", "geglu", "swiglu"] = "gelu"
+    norm: Literal["post", "pre", "pre_keys"] = "post"
+    norm_eps: float = 1e-12
     mem_len: int = 384
+    attention_length: Literal["all", "same_length", "exclude_self_slot"] = "all"
+    positions: Literal["relative", "shaw", "sinusoidal", "learned"] = "relative"
+    n_positions: int = 0
     clamp_len: int = -1
     relative_segments: bool = True
     untie_r: bool = True
+    cutoffs: list[int] = field(default_factory=list)
+    div_value: int = 1
+    d_embed: int = 0
+    scale_embedding: bool = False
+    tie_embedding: bool = True
+    tie_projections: list[bool] = field(default_factory=list)
     dropout: float = 0.1
     dropatt: float = 0.1
     init: Literal["published", "local"] = "published"
@@ -63,6 +89,58 @@ class ModelConfig:
             raise ValueError(
                 f"model.dropout ({self.dropout}) and model.dropatt ({self.dropatt}) must be at least 0 and below 1"
             )
+        self._check_positions()
+        self._check_clusters()
+
+    def _check_positions(self) -> None:
+        learned = self.positions in ("shaw", "learned")
+        if learned != (self.n_positions > 0):
+            raise ValueError(
+                f"model.n_positions ({self.n_positions}) counts the learned vectors of model.positions=shaw and learned, which need "
+                f"at least 1; model.positions is {self.positions}, set model.n_positions={'window + mem_len' if learned else 0}"
+            )
+        if self.clamp_len > 0 and self.positions == "learned":
+            raise ValueError(
+                f"model.clamp_len ({self.clamp_len}) does not act on model.positions=learned; set model.n_positions"
+            )
+        if self.init == "local" and self.positions != "relative":
+            raise ValueError(
+                f"model.init=local shapes the scores of model.positions=relative, not {self.positions}; set model.init=published"
+            )
+
+    def _check_clusters(self) -> None:
+        inner = [0, *self.cutoffs, self.vocab_size or max(self.cutoffs, default=0) + 1]
+        if any(low >= high for low, high in itertools.pairwise(inner)):
+            raise ValueError(
+                f"model.cutoffs ({self.cutoffs}) must increase, between 0 and the vocabulary ({self.vocab_size or 'of the store'})"
+            )
+        if min(self.div_value, self.embedding_width // self.div_value ** len(self.cutoffs)) < 1:
+            raise ValueError(
+                f"model.div_value ({self.div_value}) must be at least 1 and leave the last of {len(self.cutoffs) + 1} clusters a width; "
+                f"model.d_embed or d_model is {self.embedding_width}"
+            )
+        if len(self.tie_projections) not in (0, len(self.cutoffs) + 1):
+            raise ValueError(
+                f"model.tie_projections ({self.tie_projections}) must be [] or hold one value for each of the "
+                f"{len(self.cutoffs) + 1} clusters of model.cutoffs"
+            )
+
+    @property
+    def embedding_width(self) -> int:
+        """The width of the (first) embedding."""
+        return self.d_embed or self.d_model
+
+    @property
+    def clusters(self) -> list[tuple[int, int, int]]:
+        """First id, end, and embedding width of each cluster of pieces."""
+        bounds = [0, *self.cutoffs, self.vocab_size]
+        widths = [self.embedding_width // self.div_value**i for i in range(len(bounds) - 1)]
+        return [(low, high, width) for low, high, width in zip(bounds, bounds[1:], widths, strict=False)]
+
+    @property
+    def plain_embedding(self) -> bool:
+        """One table as wide as the model, which the softmax shares."""
+        return not self.cutoffs and self.embedding_width == self.d_model and self.tie_embedding
 
     @property
     def head_width(self) -> int:

@@ -1,28 +1,57 @@
-"""The position-wise feed-forward layer."""
+"""The position-wise feed-forward layer, plain or gated (Shazeer 2020, "GLU Variants Improve Transformer", arXiv:2002.05202)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from xlpre.model.config import ModelConfig
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": partial(F.gelu, approximate="tanh"), "relu": F.relu}
+Activation = Callable[[Tensor], Tensor]
+
+gelu: Activation = partial(F.gelu, approximate="tanh")
+PLAIN: dict[str, Activation] = {"gelu": gelu, "relu": F.relu}
+GATED: dict[str, Activation] = {"glu": torch.sigmoid, "reglu": F.relu, "geglu": gelu, "swiglu": F.silu}
+
+
+def build_feed_forward(config: ModelConfig) -> nn.Module:
+    """The feed-forward layer that `config` names."""
+    if config.feed_forward in GATED:
+        return GatedFeedForward(config, GATED[config.feed_forward])
+    return FeedForward(config, PLAIN[config.feed_forward])
 
 
 class FeedForward(nn.Module):
     """D -> F -> D with an activation between."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, activation: Activation) -> None:
         super().__init__()
         self.inner = nn.Linear(config.d_model, config.d_inner)
         self.outer = nn.Linear(config.d_inner, config.d_model)
-        self.activation = ACTIVATIONS[config.feed_forward]
+        self.activation = activation
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, D) -> (B, N, D)."""
         return self.dropout(self.outer(self.dropout(self.activation(self.inner(x)))))
+
+
+class GatedFeedForward(nn.Module):
+    """D -> F' -> D, where one projection gates another; F' is 2F/3, so that its three matrices weigh as much as two of width F."""
+
+    def __init__(self, config: ModelConfig, activation: Activation) -> None:
+        super().__init__()
+        width = 2 * config.d_inner // 3
+        self.gate = nn.Linear(config.d_model, width)
+        self.inner = nn.Linear(config.d_model, width)
+        self.outer = nn.Linear(width, config.d_model)
+        self.activation = activation
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, D) -> (B, N, D)."""
+        return self.dropout(self.outer(self.dropout(self.activation(self.gate(x)) * self.inner(x))))

@@ -21,7 +21,8 @@ class Geometry:
         hidden: (B, 1, N, K) bool, keys that a query does not see.
         sees: (B, N, 1) whether a query sees any key, 0 or 1; one that does not outputs zero.
         different: (B, N, K) 1 where query and key are in different segments, else 0; memory is segment 0.
-        distances: (2, R, D) table of both directions, R = K + T.
+        distances: (2, R, ...) what the position scheme makes of each distance (model/positions.py), for both directions,
+            from K down to 1 - T; R = K + T.
         direction: (B,) int64, 0 forward, 1 backward.
         positions: (B, N - n_content) int64, places in the window of the rows after the content rows.
         n_content: T, or 0.
@@ -49,6 +50,15 @@ class Geometry:
         if others.size(2):
             aligned.append(_pick(others, self.positions, n_keys))
         return torch.cat(aligned, dim=2) if len(aligned) > 1 else aligned[0]
+
+    def places(self) -> Tensor:
+        """(2, K, ...) codes of the keys' places, which are distances to the window's last token."""
+        return self.distances[:, 1 : self.hidden.size(-1) + 1]
+
+    def of_rows(self, of_content: Tensor) -> Tensor:
+        """(B, N, D) from (B, T, D): what stands at the place of each row."""
+        others = of_content.gather(1, self.positions[:, :, None].expand(-1, -1, of_content.size(2)))
+        return torch.cat([of_content[:, : self.n_content], others], dim=1)
 
 
 def _shift(by_distance: Tensor, n_keys: int) -> Tensor:

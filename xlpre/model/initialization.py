@@ -36,14 +36,16 @@ def initialize(backbone: nn.Module, config: ModelConfig) -> None:
         else:
             nn.init.normal_(parameter, std=config.init_std)
     if config.init == "local":
-        for module in backbone.modules():
-            if isinstance(module, PositionTerm):
-                _look_at_neighbours(module, config)
+        terms = [module for module in backbone.modules() if isinstance(module, PositionTerm)]
+        for term in terms:
+            _look_at_neighbours(term, config)
+        for bias in {id(term.r_bias): term.r_bias for term in terms}.values():  # one, where all layers share it
+            bias.data += bias.size(1) ** -0.5
 
 
 @torch.no_grad()
 def _look_at_neighbours(term: PositionTerm, config: ModelConfig) -> None:
-    """Add v w^T to a head's position-key matrix and v to its bias, so that v . W_r R[d] is the wanted score of distance d."""
+    """Add v w^T to a head's position-key matrix; with v added to its bias, v . W_r R[d] is the wanted score of distance d."""
     table = distance_table(REACH, REACH, config.d_model, -1, device=torch.device("cpu"), dtype=torch.float32)[0]
     distance = torch.arange(REACH, -REACH, -1.0)
     weights = term.key.weight.view(term.n_head, term.d_head, config.d_model)
@@ -51,8 +53,7 @@ def _look_at_neighbours(term: PositionTerm, config: ModelConfig) -> None:
         favourite = (head // 2 + 1) * (1 if head % 2 == 0 else -1)
         wanted = PEAK * torch.exp(-0.5 * (distance - favourite) ** 2 / max(1.0, abs(favourite) / 2) ** 2)
         direction = torch.full((term.d_head,), term.d_head**-0.5)
-        weights[head] += torch.outer(direction, _ridge(table, wanted)) * term.d_head**0.5  # biased() divides by sqrt(E)
-        term.r_bias.view(term.n_head, term.d_head)[head] += direction
+        weights[head] += torch.outer(direction, _ridge(table, wanted)) * term.d_head**0.5  # scaled() divides by sqrt(E)
 
 
 def _ridge(table: Tensor, wanted: Tensor) -> Tensor:

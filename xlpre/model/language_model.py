@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from xlpre.batch import Batch
 from xlpre.model.backbone import Backbone
 from xlpre.model.config import ModelConfig
 from xlpre.model.memory import Memory
-from xlpre.model.output import TiedSoftmax
+from xlpre.model.output import build_output
 
 
 class LanguageModel(nn.Module):
@@ -19,20 +18,15 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.config = config
         self.backbone = Backbone(config, two_streams)
-        self.output = TiedSoftmax(self.backbone.embedding)
+        self.output = build_output(config, self.backbone.embedding)
 
     def forward(self, batch: Batch, memory: Memory) -> tuple[Tensor, Memory]:
         """The mean loss over targets, in nats, and memory for the next window."""
-        logits, memory = self.logits(batch, memory)
-        losses = target_losses(logits, batch.targets)
+        hidden, memory = self.backbone(batch, memory)
+        losses = self.output(hidden, batch.targets)
         return (losses * batch.target_weights).sum() / batch.target_weights.sum(), memory
 
     def logits(self, batch: Batch, memory: Memory) -> tuple[Tensor, Memory]:
-        """(B, P, V) logits at the targets, and memory for the next window."""
+        """(B, P, V) scores at the targets, whose softmax is the distribution, and memory for the next window."""
         hidden, memory = self.backbone(batch, memory)
         return self.output(hidden), memory
-
-
-def target_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """Loss of each target in nats, (B, P) float32."""
-    return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)

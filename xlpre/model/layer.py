@@ -1,29 +1,65 @@
-"""A layer: relative attention and feed-forward, each added to its input and normalised after (post-norm, as published)."""
+"""A layer: relative attention and feed-forward, each added to its input; normalised after the sum (as published) or before it."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from xlpre.model.attention import RelativeAttention, SharedBiases
+from xlpre.model.attention import RelativeAttention
 from xlpre.model.config import ModelConfig
-from xlpre.model.feedforward import FeedForward
+from xlpre.model.feedforward import build_feed_forward
 from xlpre.model.geometry import Geometry
+from xlpre.model.positions import SCHEMES, SharedBiases
 
-NORM_EPS = 1e-12
 
+class PostNormLayer(nn.Module):
+    """Both streams share every weight of it.
 
-class Layer(nn.Module):
-    """Both streams share every weight of it."""
+    Args:
+        config: the model's shape.
+        shared: see RelativeAttention.
+        index: which layer it is, from 0.
+    """
 
-    def __init__(self, config: ModelConfig, shared: SharedBiases) -> None:
+    def __init__(self, config: ModelConfig, shared: SharedBiases, index: int) -> None:
         super().__init__()
+        self.places = SCHEMES[config.positions].places(config, index)
         self.attention = RelativeAttention(config, shared)
-        self.attention_norm = nn.LayerNorm(config.d_model, eps=NORM_EPS)
-        self.feed_forward = FeedForward(config)
-        self.feed_forward_norm = nn.LayerNorm(config.d_model, eps=NORM_EPS)
+        self.attention_norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
+        self.feed_forward = build_feed_forward(config)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, rows: Tensor, content: Tensor, memory: Tensor, geometry: Geometry) -> Tensor:
         """(B, N, D) rows -> (B, N, D); see RelativeAttention."""
+        rows, content, memory = self.places(rows, content, memory, geometry)
         rows = self.attention_norm(rows + self.dropout(self.attention(rows, content, memory, geometry)))
         return self.feed_forward_norm(rows + self.feed_forward(rows))
+
+
+class PreNormLayer(PostNormLayer):
+    """Norms come before attention and feed-forward; nothing is normalised after the last layer (Transformer-XL's `pre_lnorm`)."""
+
+    def forward(self, rows: Tensor, content: Tensor, memory: Tensor, geometry: Geometry) -> Tensor:
+        """(B, N, D) rows -> (B, N, D); see RelativeAttention."""
+        rows, content, memory = self.places(rows, content, memory, geometry)
+        norm = self.attention_norm
+        attended = self.attention(self._queries(rows), norm(content), norm(memory), geometry)
+        rows = rows + self.dropout(attended)
+        return rows + self.feed_forward(self.feed_forward_norm(rows))
+
+    def _queries(self, rows: Tensor) -> Tensor:
+        return self.attention_norm(rows)
+
+
+class PreNormKeysLayer(PreNormLayer):
+    """The same, but queries are made of what was not normalised."""
+
+    def _queries(self, rows: Tensor) -> Tensor:
+        return rows
+
+
+LAYERS: dict[str, type[PostNormLayer]] = {
+    "post": PostNormLayer,
+    "pre": PreNormLayer,
+    "pre_keys": PreNormKeysLayer,
+}

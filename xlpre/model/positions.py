@@ -1,16 +1,25 @@
-"""Relative positions: a score by the distance between a query and a key (Transformer-XL section 3.3).
+"""Positions: what attention knows of places, in four schemes (Transformer-XL's attn_type 0 to 3, its Table 6).
 
-A row that reads backward has its distances negated. Distances of a window of T tokens and M columns of memory run from K = M + T
-down to 1 - T, one row of the table each.
+    relative     a score by the distance between query and key, from sinusoids (Transformer-XL section 3.3, XLNet)
+    shaw         a score by distance, from a learned vector and number for each (Shaw et al. 2018)
+    sinusoidal   sinusoids of the place are added to the embedding (Vaswani et al. 2017)
+    learned      a learned vector of the place is added to every layer's input (Al-Rfou et al. 2018)
+
+Distances of a window of T tokens and M columns of memory run from K = M + T down to 1 - T; a place is the distance to the window's
+last token. A row that reads backward has them negated. Memory is kept without places: they are added anew in each window.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
+from xlpre.model.config import ModelConfig
 from xlpre.model.geometry import Geometry
-from xlpre.model.terms import ScoreTerm
+from xlpre.model.terms import BiasedTerm, ContentTerm, PlainContentTerm, ScoreTerm
 
 
 def distance_table(
@@ -23,9 +32,7 @@ def distance_table(
 
     Source: Vaswani et al. section 3.5; zihangdai/xlnet modeling.py `relative_positional_encoding`.
     """
-    distance = torch.arange(n_keys, -n_tokens, -1, device=device, dtype=torch.float32)
-    if clamp_len > 0:
-        distance = distance.clamp(-clamp_len, clamp_len)
+    distance = _distances(n_keys, n_tokens, clamp_len, device).float()
     frequency = 10000 ** -(torch.arange(0, width, 2, device=device, dtype=torch.float32) / width)
     angle = distance[:, None] * frequency
     sine, cosine = angle.sin(), angle.cos()
@@ -33,16 +40,141 @@ def distance_table(
     return torch.stack([torch.cat([sine, cosine], -1), torch.cat([-sine, cosine], -1)]).to(dtype)
 
 
-class PositionTerm(ScoreTerm):
+def _distances(n_keys: int, n_tokens: int, clamp_len: int, device: torch.device) -> Tensor:
+    distance = torch.arange(n_keys, -n_tokens, -1, device=device)
+    return distance.clamp(-clamp_len, clamp_len) if clamp_len > 0 else distance
+
+
+class Sinusoids(nn.Module):
+    """Codes of distances that are sinusoids, computed once a step."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.width, self.clamp_len = config.d_model, config.clamp_len
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, n_keys: int, n_tokens: int, like: Tensor) -> Tensor:
+        """(2, R, D) on the device and of the type of `like`."""
+        table = distance_table(n_keys, n_tokens, self.width, self.clamp_len, device=like.device, dtype=like.dtype)
+        return self.dropout(table)
+
+
+class TableRows(nn.Module):
+    """Codes of distances that are rows of a table of 2 n - 1 learned vectors, for distances from -(n - 1) to n - 1."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.n_positions, self.clamp_len = config.n_positions, config.clamp_len
+
+    def forward(self, n_keys: int, n_tokens: int, like: Tensor) -> Tensor:
+        """(2, R) int64 on the device of `like`."""
+        # a clamp to c shares the vector of c - 1 among what lies beyond, as Transformer-XL cuts its table to c rows
+        reach = min(self.n_positions, self.clamp_len if self.clamp_len > 0 else self.n_positions) - 1
+        distance = _distances(n_keys, n_tokens, -1, like.device).clamp(-reach, reach)
+        return torch.stack([distance, -distance]) + self.n_positions - 1
+
+
+class PositionTerm(BiasedTerm):
     """(q + r_r) . W_r R[distance], the position term of the score."""
 
-    def __init__(self, d_model: int, n_head: int, d_head: int, r_bias: nn.Parameter | None) -> None:
-        super().__init__(n_head, d_head, r_bias)
-        self.key = nn.Linear(d_model, n_head * d_head, bias=False)
+    def __init__(self, config: ModelConfig, r_bias: nn.Parameter | None) -> None:
+        super().__init__(config.n_head, config.head_width, r_bias)
+        self.key = nn.Linear(config.d_model, config.n_head * config.head_width, bias=False)
 
     def forward(self, query: Tensor, content_key: Tensor, geometry: Geometry) -> Tensor:
         """Scores (B, H, N, K) from queries (B, N, H, E)."""
         keys = self.key(geometry.distances)  # (2, R, H*E)
         keys = keys.view(*keys.shape[:2], self.n_head, self.d_head).permute(0, 2, 3, 1)  # (2, H, E, R)
-        by_distance = self.biased(query).transpose(1, 2) @ keys[geometry.direction]  # (B, H, N, R)
+        by_distance = self.scaled(query).transpose(1, 2) @ keys[geometry.direction]  # (B, H, N, R)
         return geometry.align(by_distance)
+
+
+class ShawTerm(ScoreTerm):
+    """q . a[distance] + b[distance]."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config.n_head, config.head_width)
+        n_rows = 2 * config.n_positions - 1
+        self.keys = nn.Parameter(torch.empty(n_rows, config.n_head, config.head_width))
+        self.offsets = nn.Parameter(torch.empty(n_rows, config.n_head))
+
+    def forward(self, query: Tensor, content_key: Tensor, geometry: Geometry) -> Tensor:
+        """Scores (B, H, N, K) from queries (B, N, H, E)."""
+        keys = self.keys[geometry.distances].permute(0, 2, 3, 1)  # (2, H, E, R)
+        offsets = self.offsets[geometry.distances].permute(0, 2, 1)[:, :, None] * self.d_head**-0.5  # (2, H, 1, R)
+        by_distance = self.scaled(query).transpose(1, 2) @ keys[geometry.direction] + offsets[geometry.direction]
+        return geometry.align(by_distance)
+
+
+class NoPlaces(nn.Module):
+    """Inputs of a layer as they are: positions enter by the scores."""
+
+    def forward(self, rows: Tensor, content: Tensor, memory: Tensor, geometry: Geometry) -> tuple[Tensor, ...]:
+        """Rows (B, N, D), content (B, T, D), memory (B, M, D), unchanged."""
+        return rows, content, memory
+
+
+class SinusoidalPlaces(nn.Module):
+    """Sinusoids of the place are added to content, memory and rows."""
+
+    def vectors(self, geometry: Geometry) -> Tensor:
+        """(B, K, D), one for each key."""
+        return geometry.places()[geometry.direction]
+
+    def forward(self, rows: Tensor, content: Tensor, memory: Tensor, geometry: Geometry) -> tuple[Tensor, ...]:
+        """Rows (B, N, D), content (B, T, D), memory (B, M, D), each with its places."""
+        of_memory, of_content = self.vectors(geometry).split([memory.size(1), content.size(1)], dim=1)
+        return rows + geometry.of_rows(of_content), content + of_content, memory + of_memory
+
+
+class LearnedPlaces(SinusoidalPlaces):
+    """A learned vector of the place is added instead."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.empty(2 * config.n_positions - 1, config.d_model))
+
+    def vectors(self, geometry: Geometry) -> Tensor:
+        """(B, K, D), one for each key."""
+        return self.table[geometry.places()[geometry.direction]]
+
+
+SharedBiases = dict[str, nn.Parameter | None]  # by the name of their term, where all layers share them
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """What a scheme is made of.
+
+    Attributes:
+        codes: what it needs to know of every distance.
+        terms: terms of a layer's score, by name, content first.
+        places: what adds places to the input of a layer, by the layer's index.
+        biases: names of the terms that have a bias of their own.
+    """
+
+    codes: Callable[[ModelConfig], nn.Module]
+    terms: Callable[[ModelConfig, SharedBiases], dict[str, ScoreTerm]]
+    places: Callable[[ModelConfig, int], nn.Module] = lambda config, layer: NoPlaces()
+    biases: tuple[str, ...] = ()
+
+
+def _relative(config: ModelConfig, shared: SharedBiases) -> dict[str, ScoreTerm]:
+    content = ContentTerm(config.n_head, config.head_width, shared["content"])
+    return {"content": content, "position": PositionTerm(config, shared["position"])}
+
+
+def _shaw(config: ModelConfig, shared: SharedBiases) -> dict[str, ScoreTerm]:
+    return {"content": ContentTerm(config.n_head, config.head_width, shared["content"]), "position": ShawTerm(config)}
+
+
+def _absolute(config: ModelConfig, shared: SharedBiases) -> dict[str, ScoreTerm]:
+    return {"content": PlainContentTerm(config.n_head, config.head_width)}
+
+
+SCHEMES = {
+    "relative": Scheme(Sinusoids, _relative, biases=("content", "position")),
+    "shaw": Scheme(TableRows, _shaw, biases=("content",)),
+    "sinusoidal": Scheme(Sinusoids, _absolute, lambda config, layer: NoPlaces() if layer else SinusoidalPlaces()),
+    "learned": Scheme(TableRows, _absolute, lambda config, layer: LearnedPlaces(config)),
+}

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from xlpre.model.geometry import Geometry
-from xlpre.model.terms import ScoreTerm
+from xlpre.model.terms import BiasedTerm
 
 
-class SegmentTerm(ScoreTerm):
+class SegmentTerm(BiasedTerm):
     """(q + r_s) . s[same or different].
 
     Softmax does not notice a constant added to a whole row, so the score of "same" is subtracted from both: what remains is one
@@ -23,5 +23,5 @@ class SegmentTerm(ScoreTerm):
     def forward(self, query: Tensor, content_key: Tensor, geometry: Geometry) -> Tensor:
         """Scores (B, H, N, K) from queries (B, N, H, E)."""
         step = self.same_different[1] - self.same_different[0]
-        delta = (self.biased(query) * step).sum(-1).transpose(1, 2)  # (B, H, N)
+        delta = (self.scaled(query) * step).sum(-1).transpose(1, 2)  # (B, H, N)
         return delta[..., None] * geometry.different[:, None]

@@ -9,7 +9,28 @@ from xlpre.model.geometry import Geometry
 
 
 class ScoreTerm(nn.Module):
-    """One term of the sum, with a bias of its own that is added to every query.
+    """One term of the sum.
+
+    Args:
+        n_head: H.
+        d_head: E.
+    """
+
+    def __init__(self, n_head: int, d_head: int) -> None:
+        super().__init__()
+        self.n_head, self.d_head = n_head, d_head
+
+    def scaled(self, query: Tensor) -> Tensor:
+        """Queries (B, N, H, E) times 1/sqrt(E)."""
+        return query * self.d_head**-0.5
+
+    def forward(self, query: Tensor, content_key: Tensor, geometry: Geometry) -> Tensor:
+        """Scores (B, H, N, K) of queries (B, N, H, E) and content keys (B, K, H, E)."""
+        raise NotImplementedError
+
+
+class BiasedTerm(ScoreTerm):
+    """A term with a bias of its own that is added to every query.
 
     Args:
         n_head: H.
@@ -18,22 +39,21 @@ class ScoreTerm(nn.Module):
     """
 
     def __init__(self, n_head: int, d_head: int, r_bias: nn.Parameter | None) -> None:
-        super().__init__()
-        self.n_head, self.d_head = n_head, d_head
+        super().__init__(n_head, d_head)
         self.r_bias = nn.Parameter(torch.empty(n_head, d_head)) if r_bias is None else r_bias
 
-    def biased(self, query: Tensor) -> Tensor:
-        """Queries (B, N, H, E) with the bias, scaled by 1/sqrt(E)."""
-        return (query + self.r_bias) * self.d_head**-0.5
-
-    def forward(self, query: Tensor, content_key: Tensor, geometry: Geometry) -> Tensor:
-        """Scores (B, H, N, K) of queries (B, N, H, E) and content keys (B, K, H, E)."""
-        raise NotImplementedError
+    def scaled(self, query: Tensor) -> Tensor:
+        """Queries (B, N, H, E) with the bias, times 1/sqrt(E)."""
+        return super().scaled(query + self.r_bias)
 
 
-class ContentTerm(ScoreTerm):
-    """(q + r_w) . k, the content term of the score."""
+class PlainContentTerm(ScoreTerm):
+    """q . k, the whole score of an absolute Transformer."""
 
     def forward(self, query: Tensor, content_key: Tensor, geometry: Geometry) -> Tensor:
         """Scores (B, H, N, K)."""
-        return self.biased(query).transpose(1, 2) @ content_key.permute(0, 2, 3, 1)
+        return self.scaled(query).transpose(1, 2) @ content_key.permute(0, 2, 3, 1)
+
+
+class ContentTerm(BiasedTerm, PlainContentTerm):
+    """(q + r_w) . k, the content term of the relative score."""

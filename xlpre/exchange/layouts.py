@@ -1,0 +1,75 @@
+"""How the same weight is laid out here and elsewhere, and under which name: pure tables, one entry a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from xlpre.model.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A change of shape that loses nothing.
+
+    Attributes:
+        to_ours: from their array to ours.
+        to_theirs: back; it may ask for the shape of the model.
+    """
+
+    to_ours: Callable[[Tensor], Tensor]
+    to_theirs: Callable[[Tensor, ModelConfig], Tensor]
+
+
+SAME = Layout(lambda w: w, lambda w, c: w)
+# a dense kernel (in, out) against (out, in)
+TRANSPOSED = Layout(lambda w: w.T, lambda w, c: w.T)
+# a projection to heads (D, H, E) against (H*E, D)
+TO_HEADS = Layout(lambda w: w.flatten(1).T, lambda w, c: w.T.reshape(c.d_model, c.n_head, c.head_width))
+# the projection back, (D, H, E) against (D, H*E)
+FROM_HEADS = Layout(lambda w: w.flatten(1), lambda w, c: w.reshape(c.d_model, c.n_head, c.head_width))
+# the mask embedding (1, 1, D) against (D)
+LONE_ROW = Layout(lambda w: w[0, 0], lambda w, c: w[None, None])
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One of our weights and where it is in their files.
+
+    Attributes:
+        ours: its name in xlpre/model.
+        theirs: its name there.
+        layout: how it lies.
+        row: where theirs stacks all layers in one array, which row of it; else None.
+    """
+
+    ours: str
+    theirs: str
+    layout: Layout = SAME
+    row: int | None = None
+
+
+def to_ours(table: list[Weight], theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Our weights from theirs; entries whose array is not there are left out."""
+    found = {}
+    for entry in table:
+        if entry.theirs in theirs:
+            array = theirs[entry.theirs]
+            found[entry.ours] = entry.layout.to_ours(array if entry.row is None else array[entry.row]).contiguous()
+    return found
+
+
+def to_theirs(table: list[Weight], ours: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """Their arrays from our weights."""
+    stacked: dict[str, list[Tensor]] = {}
+    found: dict[str, Tensor] = {}
+    for entry in table:
+        array = entry.layout.to_theirs(ours[entry.ours], config).contiguous()
+        if entry.row is None:
+            found[entry.theirs] = array
+        else:
+            stacked.setdefault(entry.theirs, []).append(array)  # rows are listed in order
+    return found | {name: torch.stack(rows) for name, rows in stacked.items()}
