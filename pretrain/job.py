@@ -56,7 +56,7 @@ class Job:
         self.engine = build_engine(model, config.train, config.optim, self.device, n_processes(), config.deepspeed)
         seed_everything(config.seed + 1 + process())  # but another dropout
         self._groups = lanes_of(process(), n_processes(), config.train.batch_size, config.train.accumulation)
-        dtype = model.backbone.embedding.weight.dtype
+        dtype = model.backbone.mask_embedding.dtype
         self.memories = [
             first_memory(self.shape, len(group), initial=config.memory.initial, device=self.device, dtype=dtype)
             for group in self._groups
@@ -162,7 +162,7 @@ class Job:
             f"{config.name}: {config.objective.name}, {n_parameters:,} parameters ({shape.n_layer} layers, d {shape.d_model}), "
             f"memory {shape.mem_len}\n"
             f"{len(self.store.train):,} training tokens, {config.train.batch_size} rows of {config.data.window} tokens a step, {steps}, "
-            f"{n_processes()} process(es) on {self.device.type}, {self.engine.module.backbone.embedding.weight.dtype}\n"
+            f"{n_processes()} process(es) on {self.device.type}, {self.engine.module.backbone.mask_embedding.dtype}\n"
             f"{start}; everything goes to {self.run_dir}"
         )
 
@@ -201,7 +201,8 @@ def _facts(config: PretrainConfig, store: TokenStore) -> dict[str, Any]:
 def _open(config: PretrainConfig) -> tuple[TokenStore, Tokenizer]:
     store = TokenStore(config.data.store)
     if Path(config.tokenizer.path).exists():
-        store.check_vocabulary(Tokenizer.load(config.tokenizer.path), f"tokenizer.path={config.tokenizer.path}")
+        tokenizer = Tokenizer.load(config.tokenizer.path, config.tokenizer.preprocess)
+        store.check_vocabulary(tokenizer, f"tokenizer.path={config.tokenizer.path}")
     return store, store.tokenizer()
 
 

@@ -26,7 +26,8 @@ def make_store(config: PretrainConfig) -> TokenStore:
     Raises:
         ValueError: the one that is there was made from another text or with another vocabulary.
     """
-    path, tokenizer = Path(config.data.store), Tokenizer.load(config.tokenizer.path)
+    path = Path(config.data.store)
+    tokenizer = Tokenizer.load(config.tokenizer.path, config.tokenizer.preprocess)
     if path.exists() and any(path.iterdir()):
         store = TokenStore(path)
         store.check_vocabulary(tokenizer, f"tokenizer.path={config.tokenizer.path}")
@@ -35,15 +36,17 @@ def make_store(config: PretrainConfig) -> TokenStore:
         return store
     started = time.monotonic()
     source, found = dataclasses.asdict(config.text), files(config.text)
-    store = write_store(path, _shown(documents(config.text)), tokenizer, config.text.held_out, source, found)
+    text = _shown(documents(config.text))
+    store = write_store(path, text, tokenizer, config.text.held_out, source, found, config.text.lines)
     print(f"{path}: {_counts(store)} in {time.monotonic() - started:.0f} s")
     return store
 
 
 def _check_source(store: TokenStore, text: TextConfig) -> None:
     way_out = "name another data.store, or delete the folder"
+    made = dataclasses.asdict(TextConfig()) | store.meta["source"]  # an older store lacks newer keys
     for key, wanted in dataclasses.asdict(text).items():
-        if (was := store.meta["source"].get(key)) != wanted:
+        if (was := made[key]) != wanted:
             was, wanted = ("null" if value is None else value for value in (was, wanted))
             raise ValueError(
                 f"data.store={store.path} was made with text.{key}={was}, not {wanted}; set text.{key}={was}, or {way_out}"

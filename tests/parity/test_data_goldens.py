@@ -1,4 +1,4 @@
-"""The data path equals the original's (zihangdai/xlnet data_utils.py): masks from ranks, the split of A and B, the row."""
+"""The data path equals the original's (zihangdai/xlnet data_utils.py): masks from ranks, spans, A and B, whole rows."""
 
 import json
 
@@ -6,11 +6,20 @@ import numpy as np
 import pytest
 
 from tests.parity.goldens import files
-from xlpre.data.lanes import Text
-from xlpre.data.layout import split_pair
+from tests.parity.replay import MAX_SPAN, Replay
+from xlpre.data.lanes import Place, Text
+from xlpre.data.layout import DataConfig, lay_out, split_pair
 from xlpre.data.store import Part
+from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.objectives.permutation import ranks_of
+from xlpre.objectives.spans import SpanSampler
 from xlpre.text import symbols
+from xlpre.text.tokenizer import _starts_word
+
+
+def part_of(data, flags):
+    """Text whose sentences are where the original's flags change."""
+    return Part(data, np.append(np.flatnonzero(flags[1:] != flags[:-1]) + 1, len(flags)))
 
 
 def masked(query, key):
@@ -53,26 +62,6 @@ def test_ranks_give_the_originals_mask_and_targets_of_a_window(path):
             assert (rows[row][target] == wanted[weight]).all()
 
 
-class Replay:
-    """Draws recorded from the original, in the shape of a numpy generator."""
-
-    def __init__(self, log):
-        self._log = list(log)
-
-    def random(self):
-        kind, _, value = self._log.pop(0)
-        assert kind == "random.random"
-        return value
-
-    def integers(self, high):
-        kind, given, value = self._log.pop(0)
-        if kind == "random.choice":
-            assert len(given) == high
-            return given.index(value)
-        assert kind == "random.randint" and given == [0, high - 1]
-        return value
-
-
 @pytest.mark.parametrize("path", files("data_split_ab.npz"))
 def test_a_and_b_are_split_as_the_original_splits_them(path):
     arrays = np.load(path)
@@ -83,13 +72,107 @@ def test_a_and_b_are_split_as_the_original_splits_them(path):
         config = json.loads(str(arrays[f"{case}/config"]))
         if bool(arrays[f"{case}/is_none"]):
             continue  # the original gives the file up where a sentence reaches its end; here it is cut there
-        flags = arrays[config["sent_ids"]]
-        ends = np.append(np.flatnonzero(flags[1:] != flags[:-1]) + 1, len(flags))
+        text = Text(part_of(data, arrays[config["sent_ids"]]))
         rng = Replay(json.loads(str(arrays[f"{case}/rng_log"])))
-        (a, a_end), (b, b_end), label = split_pair(Text(Part(data, ends)), config["begin_idx"], config["tot_len"], rng)
+        (a, a_end), (b, b_end), label = split_pair(text, config["begin_idx"], config["tot_len"], rng)
         assert (data[a:a_end] == arrays[f"{case}/a_data"]).all(), case
         assert (data[b:b_end] == arrays[f"{case}/b_data"]).all(), case
         assert label == arrays[f"{case}/label"], case
-        assert not rng._log
+        assert rng.used_up, case
         compared += 1
     assert compared
+
+
+def sampler_of(config, starts):
+    k = config["mask_alpha"] / config["mask_beta"]
+    max_span = config.get("max_gram", MAX_SPAN)
+    return SpanSampler(ObjectiveConfig(partial_k=k, max_span=max_span, span_ends="as_released"), starts)
+
+
+def sampled(sampler, starts, ids, goal, backward, rng):
+    """Targets of one half; without a goal the original takes the spans up to the end and fills nothing in."""
+    everything = np.ones(len(ids), bool)
+    if goal is not None:
+        return sampler.sample(ids, everything, goal, backward, rng)
+    order = slice(None, None, -1 if backward else 1)
+    never_reached = len(ids) + MAX_SPAN
+    return sampler._spans(starts[ids[order]], everything, never_reached, rng)[order]
+
+
+@pytest.mark.parametrize("path", [*files("data_sample_mask.npz"), *files("data_pipeline_*.npz")])
+def test_words_begin_at_the_pieces_where_the_originals_do(path):
+    arrays = np.load(path)
+    assert [_starts_word(piece) for piece in json.loads(str(arrays["pieces"]))] == arrays["is_start_piece"].tolist()
+
+
+@pytest.mark.parametrize("path", files("data_sample_mask.npz"))
+def test_spans_as_released_are_the_originals(path):
+    arrays = np.load(path)
+    starts = arrays["is_start_piece"]
+    cases = sorted(name.split("/")[0] for name in arrays.files if name.endswith("/mask"))
+    assert cases
+    for case in cases:
+        config = json.loads(str(arrays[f"{case}/config"]))
+        rng = Replay(json.loads(str(arrays[f"{case}/rng_log"])), config["max_gram"])
+        sampler = sampler_of(config, starts)
+        ours = sampled(sampler, starts, arrays[f"{case}/seg"], config["goal_num_predict"], config["reverse"], rng)
+        assert (ours == (arrays[f"{case}/mask"] > 0)).all(), case
+        assert rng.used_up, case
+
+
+@pytest.mark.parametrize("path", files("data_sample_mask.npz"))
+def test_spans_as_released_are_as_long_and_as_frequent_as_the_originals(path):
+    arrays = np.load(path)
+    starts, n_theirs, n_ours, length = arrays["is_start_piece"], 3000, 3000, 256
+    sampler = sampler_of({"mask_alpha": 6, "mask_beta": 1}, starts)
+    rng = np.random.default_rng(0)
+    chosen = np.zeros((n_ours, length), bool)
+    for row in chosen:
+        # the file does not say what text it drew on: ordinary pieces, each as often as another, agree with it
+        ids = rng.integers(len(symbols.PIECES), len(starts), length)
+        row[:] = sampler.sample(ids, np.ones(length, bool), 43, False, rng)
+    both = 1 / n_theirs + 1 / n_ours
+    frequency = chosen.mean(0)
+    off = (frequency - arrays["stats/position_freq"]) / np.sqrt(frequency * (1 - frequency) * both)
+    assert np.abs(off).max() < 4.5 and (off**2).mean() < 1.35  # standard deviations; four of the mean of 256 squares
+    edges = np.diff(np.pad(chosen.astype(int), ((0, 0), (1, 1))))
+    rows, begins = np.nonzero(edges == 1)
+    lengths = np.nonzero(edges == -1)[1] - begins
+    for n in range(1, 7):
+        a_row = np.bincount(rows[lengths == n], minlength=n_ours)
+        theirs = arrays["stats/run_length_hist"][n] / n_theirs
+        assert abs(a_row.mean() - theirs) < 4 * np.sqrt(a_row.var() * both), n
+
+
+def lanes_of(arrays, config):
+    """Text and direction of each row: with bi_data a core's second half reads what its first half reads, backward."""
+    backward = (False, True) if config["bi_data"] else (False,)
+    n_lanes, cores = config["bsz_per_host"] // len(backward), config["num_core_per_host"]
+    length = len(arrays["stream/data"]) // n_lanes
+    data, flags = (
+        arrays[f"stream/{name}"][: n_lanes * length].reshape(n_lanes, length) for name in ("data", "sent_ids")
+    )
+    parts = [part_of(*lane) for lane in zip(data, flags, strict=True)]
+    of_core = [parts[i : i + n_lanes // cores] for i in range(0, n_lanes, n_lanes // cores)]
+    return [(Text(part, way), way) for core in of_core for way in backward for part in core]
+
+
+@pytest.mark.parametrize("path", files("data_pipeline_*.npz"))
+def test_rows_and_their_spans_are_the_originals(path):
+    arrays = np.load(path)
+    config = json.loads(str(arrays["config"]))
+    starts, reuse = arrays["is_start_piece"], config["reuse_len"]
+    rng, sampler = Replay(json.loads(str(arrays["rng_log"]))), sampler_of(config, starts)
+    data = DataConfig(window=config["seq_len"], reuse_len=reuse)
+    total = config["num_predict"]
+    goals = (None, None) if total is None else (total - total // 2, total // 2)
+    assert config["num_batch"]
+    for step in range(config["num_batch"]):
+        for row, (text, backward) in enumerate(lanes_of(arrays, config)):
+            window = lay_out(text, Place(step * reuse, backward, True), data, rng)
+            assert (window.ids == arrays["row/input"][step, row]).all()
+            assert (window.segments == arrays["row/seg_id"][step, row]).all()
+            assert window.pair_label == arrays["row/label"][step, row]
+            halves = zip((window.ids[:reuse], window.ids[reuse:]), goals, strict=True)
+            ours = [sampled(sampler, starts, ids, goal, backward, rng) for ids, goal in halves]
+            assert (np.concatenate(ours) == (arrays["row/is_masked"][step, row] > 0)).all()

@@ -175,4 +175,6 @@ def with_places(model, remembered: torch.Tensor) -> torch.Tensor:
     codes = model.backbone.distance_codes(length, length, remembered)[0, 1 : length + 1]
     if shape.positions == "sinusoidal":
         return torch.cat([remembered[:1] + codes, remembered[1:]])
-    return torch.stack([hidden + layer.places.table[codes] for hidden, layer in zip(remembered, model.backbone.layers)])
+    return torch.stack(
+        [hidden + layer.places.table[codes] for hidden, layer in zip(remembered, model.backbone.layers, strict=True)]
+    )

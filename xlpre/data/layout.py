@@ -142,7 +142,8 @@ def split_pair(
     else:
         b_len = max(1, total - (a_end - begin))
         at = int(rng.integers(len(text) - b_len))
-        b_begin, b_end = text.boundary_before(at), text.boundary_after(at + b_len)
+        b_begin = text.boundary_before(at)
+        b_end = min(text.boundary_after(at + b_len), len(text) - 1)  # as the original, which leaves the last token out
     a_len, b_len = a_end - begin, b_end - b_begin
     excess = a_len + b_len - total
     a_cut = min(excess, max(0, a_len - b_len))  # the longer one down to the other's length,

@@ -1,6 +1,6 @@
 """TokenStore: token ids in memory-mapped files, with sentence ends, held-out documents apart, and a fingerprint.
 
-    store/meta.json            counts, vocabulary hash, fingerprint
+    store/meta.json            counts, vocabulary hash, preprocessing, fingerprint
     store/vocabulary.model     the SentencePiece model that made the ids
     store/unigram.bin          (V,) int64, how often each token stands in the training part
     store/train/tokens.bin     uint16 (uint32 for more than 65,536 pieces)
@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from xlpre.atomic import new_folder
-from xlpre.text.corpus import Document
+from xlpre.text.corpus import Document, Lines
+from xlpre.text.preprocess import Preprocess
 from xlpre.text.tokenizer import Tokenizer
 
 FORMAT = 1
@@ -80,6 +81,11 @@ class TokenStore:
         return self.meta["vocab_size"]
 
     @property
+    def preprocess(self) -> Preprocess:
+        """What was done to the text besides encoding it."""
+        return self.meta.get("preprocess", "none")  # stores from before there was a choice do not say
+
+    @property
     def fingerprint(self) -> str:
         """A hash of the vocabulary and every token."""
         return self.meta["fingerprint"]
@@ -87,7 +93,7 @@ class TokenStore:
     def tokenizer(self) -> Tokenizer:
         """The vocabulary that made the ids."""
         self._check_size("vocabulary.model")
-        tokenizer = Tokenizer.load(self.path / "vocabulary.model")
+        tokenizer = Tokenizer.load(self.path / "vocabulary.model", self.preprocess)
         if tokenizer.sha256 != self.meta["vocabulary_sha256"]:
             raise ValueError(
                 f"{self.path / 'vocabulary.model'} is not the vocabulary that made this store; delete the folder and make it again"
@@ -100,6 +106,11 @@ class TokenStore:
             raise ValueError(
                 f"data.store={self.path} was made with another vocabulary (sha256 {self.meta['vocabulary_sha256'][:12]}) than "
                 f"{origin} ({tokenizer.sha256[:12]}); delete the folder and make it again with pretrain/prepare.py, or name the right one"
+            )
+        if tokenizer.preprocess != self.preprocess:
+            raise ValueError(
+                f"data.store={self.path} was made with tokenizer.preprocess={self.preprocess}, not {tokenizer.preprocess}; "
+                f"set tokenizer.preprocess={self.preprocess}, or delete the folder and make it again with pretrain/prepare.py"
             )
 
     def _map(self, name: str, dtype: str) -> np.ndarray:
@@ -122,6 +133,7 @@ def write_store(
     held_out: float,
     source: Mapping[str, Any],
     files: Mapping[str, int],
+    lines: Lines = "paragraphs",
 ) -> TokenStore:
     """Encode documents into a store; nothing is at `path` until all of it is.
 
@@ -132,6 +144,7 @@ def write_store(
         held_out: the share of documents to keep out of training, chosen by a hash of their text.
         source: the settings that named the documents, for meta.json.
         files: the files they came from with their bytes, for meta.json.
+        lines: what a line of a document is.
 
     Raises:
         ValueError: a part that came out empty.
@@ -143,9 +156,10 @@ def write_store(
         writers = {part: _PartWriter(partial / part, dtype) for part in PARTS}
         try:
             for document in documents:
-                ids = np.array(tokenizer.encode_document(document), dtype)
+                encoded, sentence_ends = tokenizer.encode_document(document, lines)
+                ids = encoded.astype(dtype)
                 part = "held_out" if _is_held_out(document, held_out) else "train"
-                writers[part].add(ids, tokenizer.sentence_ends(ids))
+                writers[part].add(ids, sentence_ends)
                 digest.update(part.encode() + ids.tobytes())
                 if part == "train":
                     unigram += np.bincount(ids, minlength=len(unigram))
@@ -172,6 +186,7 @@ def write_store(
             "dtype": dtype.name,
             "vocab_size": len(tokenizer),
             "vocabulary_sha256": tokenizer.sha256,
+            "preprocess": tokenizer.preprocess,
             "fingerprint": digest.hexdigest(),
             **{
                 f"{part}_{what}": getattr(writers[part], what)

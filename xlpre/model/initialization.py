@@ -43,6 +43,12 @@ def initialize(backbone: nn.Module, config: ModelConfig) -> None:
             bias.data += bias.size(1) ** -0.5
 
 
+def initialize_linear(linear: nn.Module, config: ModelConfig) -> None:
+    """The same for a layer of a head."""
+    for name, parameter in linear.named_parameters():
+        nn.init.zeros_(parameter) if name == "bias" else nn.init.normal_(parameter, std=config.init_std)
+
+
 @torch.no_grad()
 def _look_at_neighbours(term: PositionTerm, config: ModelConfig) -> None:
     """Add v w^T to a head's position-key matrix; with v added to its bias, v . W_r R[d] is the wanted score of distance d."""

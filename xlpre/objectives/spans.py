@@ -45,19 +45,20 @@ class SpanSampler:
             ids: (L,) tokens in the row's order.
             allowed: (L,) bool, tokens that may be targets.
             goal: how many, at most `allowed.sum()`.
-            backward: the row runs from right to left; spans are drawn in reading order.
+            backward: the row runs from right to left; everything is drawn in reading order.
             rng: source of every draw.
 
         Returns:
             (L,) bool with exactly `goal` true.
         """
         order = slice(None, None, -1 if backward else 1)
-        chosen = self._spans(self._starts_word[ids[order]], allowed[order], goal, rng)[order]
+        allowed = allowed[order]
+        chosen = self._spans(self._starts_word[ids[order]], allowed, goal, rng)
         missing = goal - int(chosen.sum())
         if missing:
             free = np.flatnonzero(allowed & ~chosen)
             chosen[rng.choice(free, missing, replace=False)] = True
-        return chosen
+        return chosen[order]
 
     def _spans(self, starts: np.ndarray, allowed: np.ndarray, goal: int, rng: np.random.Generator) -> np.ndarray:
         """Spans in contexts K times as long, left to right, until `goal` is reached or the text ends.

@@ -1,6 +1,6 @@
 """Documents from files, from datasets by name, from the docstrings of the installed packages. The one door to `datasets`.
 
-A document is a list of paragraphs; a paragraph is one line of text with single spaces.
+A document is a list of lines, a line is text with single spaces: a paragraph or a sentence, as `text.lines` says.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Literal, cast
 
 Document = list[str]
+Lines = Literal["paragraphs", "sentences"]
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,10 @@ class TextConfig:
         source: `docstrings`; a glob of .txt, .jsonl or .parquet files (.txt and .jsonl also .gz); or `hf:NAME[/CONFIG]`
             for a dataset of the Hugging Face hub, `hf:./FOLDER` for one on disk.
         column: the field of a jsonl, parquet or hub row that holds the text.
-        rows: whether a row of a jsonl, parquet or hub source is a whole document, or one line of text (a .txt line is
-            always a paragraph, and an empty line ends a document).
+        rows: whether a row of a jsonl, parquet or hub source is a whole document, or one line of text (as in a .txt file,
+            where an empty line ends a document).
+        lines: what a line of text is. `paragraphs`: <eop> follows it, and the ends of its sentences are found. `sentences`: one
+            sentence, after which nothing is put, as BERT and the released XLNet read their files.
         split: the split of a hub dataset.
         limit_mb: stop after so many million characters; null reads everything.
         held_out: the share of documents kept out of training, to measure on. Chosen by a hash of the document.
@@ -38,6 +41,7 @@ class TextConfig:
     source: str = "docstrings"
     column: str = "text"
     rows: Literal["documents", "lines"] = "documents"
+    lines: Lines = "paragraphs"
     split: str = "train"
     limit_mb: float | None = None
     held_out: float = 0.01
@@ -55,7 +59,7 @@ def documents(config: TextConfig) -> Iterator[Document]:
     """The documents of `config.source`, in a fixed order.
 
     Yields:
-        Non-empty documents of non-empty paragraphs.
+        Non-empty documents of non-empty lines.
 
     Raises:
         ValueError: a glob that matches nothing, a file that cannot be read (named, with its line), no text at all.
@@ -183,7 +187,7 @@ def _from_rows(rows: Iterable[dict], config: TextConfig, path: Path | None = Non
         yield from _split_at_empty_lines(texts)
         return
     for text in texts:
-        if document := _paragraphs(text.splitlines()):
+        if document := _clean(text.splitlines()):
             yield document
 
 
@@ -204,13 +208,13 @@ def _split_at_empty_lines(lines: Iterable[str]) -> Iterator[Document]:
         if line.strip():
             document.append(line)
         elif document:
-            yield _paragraphs(document)
+            yield _clean(document)
             document = []
     if document:
-        yield _paragraphs(document)
+        yield _clean(document)
 
 
-def _paragraphs(lines: Iterable[str]) -> Document:
+def _clean(lines: Iterable[str]) -> Document:
     return [clean for line in lines if (clean := " ".join(line.split()))]
 
 

@@ -19,7 +19,8 @@ import sentencepiece
 
 from xlpre.atomic import new_file
 from xlpre.text import symbols
-from xlpre.text.corpus import Document
+from xlpre.text.corpus import Document, Lines
+from xlpre.text.preprocess import Preprocess, prepared, split_after_digits
 from xlpre.text.symbols import SPACE
 
 
@@ -32,12 +33,16 @@ class TokenizerConfig:
         vocab_size: number of pieces, symbols included.
         character_coverage: share of characters that get a piece; the rest becomes `<unk>`.
         train_mb: learn from about so many million characters, taken evenly from the whole text.
+        preprocess: what is done to text besides SentencePiece's own NFKC. `none`: nothing. `cased`: as the released XLNet
+            was trained (single spaces, plain quotation marks, no accents, a comma after a digit a piece of its own).
+            `uncased`: the same in lower case.
     """
 
     path: str = "tokenizers/${name}.model"
     vocab_size: int = 32000
     character_coverage: float = 0.99995
     train_mb: float = 100.0
+    preprocess: Preprocess = "none"
 
     def __post_init__(self) -> None:
         least = len(symbols.PIECES) + len(symbols.USER_DEFINED)
@@ -50,8 +55,8 @@ class TokenizerConfig:
 class Tokenizer:
     """A vocabulary of V pieces. `encode` gives ids; the arrays over V say what a piece is at a boundary."""
 
-    def __init__(self, model: bytes, origin: str = "tokenizer") -> None:
-        self.model = model
+    def __init__(self, model: bytes, origin: str = "tokenizer", preprocess: Preprocess = "none") -> None:
+        self.model, self.preprocess = model, preprocess
         try:
             self._pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
@@ -63,14 +68,14 @@ class Tokenizer:
             )
 
     @classmethod
-    def load(cls, path: str | Path) -> Tokenizer:
-        """Read a model file.
+    def load(cls, path: str | Path, preprocess: Preprocess = "none") -> Tokenizer:
+        """Read a model file, which does not say how text is preprocessed for it.
 
         Raises:
             ValueError: no such file, not a SentencePiece model, or one without XLNet's symbols.
         """
         try:
-            return cls(Path(path).read_bytes(), str(path))
+            return cls(Path(path).read_bytes(), str(path), preprocess)
         except FileNotFoundError:
             raise ValueError(f"{path}: there is no vocabulary; make it with pretrain/train_tokenizer.py") from None
         except OSError as error:
@@ -96,16 +101,35 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of one text."""
-        return self._pieces.encode(text)
+        return self._encode([text])[0]
 
-    def encode_document(self, document: Document) -> list[int]:
-        """Token ids of a document: each paragraph ends with <eop>, the last one with <eod> after it."""
-        ids: list[int] = []
-        for paragraph in self._pieces.encode(document):
-            ids += paragraph
-            ids.append(symbols.EOP)
-        ids.append(symbols.EOD)
-        return ids
+    def encode_document(self, document: Document, lines: Lines = "paragraphs") -> tuple[np.ndarray, np.ndarray]:
+        """Token ids of a document and where its sentences end.
+
+        Args:
+            document: its lines.
+            lines: what they are. Each paragraph gets an <eop>, a sentence nothing; an <eod> follows the last line either way,
+                and belongs to the sentence before it.
+
+        Returns:
+            (N,) int64 ids; (S,) int64 increasing offsets after each sentence, the last one N.
+        """
+        after = [symbols.EOP] if lines == "paragraphs" else []
+        encoded = [ids + after for ids in self._encode(document)]
+        ids = np.array([i for line in encoded for i in line] + [symbols.EOD], np.int64)
+        if lines == "paragraphs":
+            return ids, self.sentence_ends(ids)
+        ends = np.unique(np.cumsum([len(line) for line in encoded]))  # a line may hold no token
+        return ids, np.append(ends[(ends > 0) & (ends < len(ids) - 1)], len(ids))
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        if self.preprocess == "none":
+            return self._pieces.encode(texts)
+        texts = [prepared(text, self.preprocess) for text in texts]
+        return [
+            self._pieces.piece_to_id(split_after_digits(pieces, self._pieces.encode_as_pieces))
+            for pieces in self._pieces.encode_as_pieces(texts)
+        ]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of token ids; symbols are left out, unknown pieces become ⁇."""
@@ -121,10 +145,10 @@ class Tokenizer:
         return np.array([_starts_word(piece) for piece in self.pieces])
 
     def sentence_ends(self, ids: np.ndarray) -> np.ndarray:
-        """Offsets after each sentence of an encoded document, the last one its end.
+        """Offsets after each sentence of an encoded document of paragraphs, the last one its end.
 
         A sentence ends at a terminal mark (and closing quotes or brackets) before a piece that begins a word and is not
-        lower-case, and at the end of a paragraph.
+        lower-case (in uncased text any such piece), and at the end of a paragraph.
         """
         final = self._terminal[ids]
         final[1:] |= self._closing[ids[1:]] & final[:-1]
@@ -145,7 +169,8 @@ class Tokenizer:
 
     @cached_property
     def _lower_case(self) -> np.ndarray:
-        return np.array([piece.removeprefix(SPACE)[:1].islower() for piece in self.pieces])
+        cased = self.preprocess != "uncased"  # else lower case says nothing
+        return np.array([cased and piece.removeprefix(SPACE)[:1].islower() for piece in self.pieces])
 
     @cached_property
     def _space(self) -> np.ndarray:
@@ -161,14 +186,14 @@ def train(documents: Iterable[Document], config: TokenizerConfig) -> Tokenizer:
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(_evenly(documents, config.train_mb * 1e6)),
+            sentence_iterator=(prepared(line, config.preprocess) for line in _evenly(documents, config.train_mb * 1e6)),
             model_writer=model,
             model_type="unigram",
             vocab_size=config.vocab_size,
             character_coverage=config.character_coverage,
             control_symbols=list(symbols.CONTROL),
             user_defined_symbols=list(symbols.USER_DEFINED),
-            max_sentence_length=1 << 16,  # bytes; longer paragraphs would be passed over
+            max_sentence_length=1 << 16,  # bytes; longer lines would be passed over
             minloglevel=2,
         )
     except RuntimeError as error:
@@ -181,11 +206,11 @@ def train(documents: Iterable[Document], config: TokenizerConfig) -> Tokenizer:
         raise ValueError(
             f"tokenizer.vocab_size={config.vocab_size}: SentencePiece could not learn it: {error}"
         ) from None
-    return Tokenizer(model.getvalue())
+    return Tokenizer(model.getvalue(), preprocess=config.preprocess)
 
 
 def _evenly(documents: Iterable[Document], characters: float) -> list[str]:
-    """Paragraphs of every n-th document, with the smallest n (a power of two) that keeps them below `characters`."""
+    """Lines of every n-th document, with the smallest n (a power of two) that keeps them below `characters`."""
     kept: list[tuple[int, Document]] = []
     size, stride = 0, 1
     for number, document in enumerate(documents):
@@ -196,8 +221,8 @@ def _evenly(documents: Iterable[Document], characters: float) -> list[str]:
         while size > characters and len(kept) > 1:
             stride *= 2
             kept = [(n, d) for n, d in kept if n % stride == 0]
-            size = sum(len(paragraph) for _, d in kept for paragraph in d)
-    return [paragraph for _, document in kept for paragraph in document]
+            size = sum(len(line) for _, d in kept for line in d)
+    return [line for _, document in kept for line in document]
 
 
 def _starts_word(piece: str) -> bool:

@@ -1,9 +1,11 @@
 import numpy as np
 import pytest
 
+from tests.parity.replay import Replay
 from tests.unit.data.test_lanes import lanes_over, part_of
 from xlpre.data.lanes import Place, Text
 from xlpre.data.layout import DataConfig, lay_out, split_pair
+from xlpre.data.store import Part
 from xlpre.text import symbols
 
 RNG = np.random.default_rng
@@ -83,3 +85,10 @@ def test_the_row_reaches_no_further_than_it_says():
     text = Text(part_of(config.reach))
     for seed in range(100):
         assert len(lay_out(text, Place(0, False, False), config, RNG(seed)).ids) == 32
+
+
+def test_b_from_elsewhere_leaves_the_last_token_of_the_text_out():
+    text = Text(Part(np.arange(20), np.array([12, 13, 20])))
+    draws = [["random.random", None, 0.1], ["random.choice", [12, 13], 12], ["random.randint", [0, 13], 13]]
+    # B may grow to the sentence's end at 20, which would cost A a token
+    assert split_pair(text, 1, 17, Replay(draws)) == ((1, 12), (13, 19), 0)

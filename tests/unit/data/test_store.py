@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from xlpre.data.store import TokenStore, write_store
-from xlpre.text.tokenizer import TokenizerConfig, train
+from xlpre.text import symbols
+from xlpre.text.tokenizer import Tokenizer, TokenizerConfig, train
 
 
 def test_training_and_held_out_documents_together_are_the_corpus(store, documents, tokenizer):
@@ -16,7 +17,7 @@ def test_training_and_held_out_documents_together_are_the_corpus(store, document
 
     train_texts, held_out = texts(store.train), texts(store.held_out)
     assert not train_texts & held_out
-    assert train_texts | held_out == {tokenizer.decode(tokenizer.encode_document(d)) for d in documents}
+    assert train_texts | held_out == {tokenizer.decode(tokenizer.encode_document(d)[0]) for d in documents}
     assert 0.02 < len(held_out) / (len(held_out) + len(train_texts)) < 0.2
 
 
@@ -58,6 +59,32 @@ def test_a_store_of_another_vocabulary_names_both_hashes(store, documents):
     other = train(documents, TokenizerConfig(vocab_size=250))
     with pytest.raises(ValueError, match=f"{store.meta['vocabulary_sha256'][:12]}.*{other.sha256[:12]}"):
         store.check_vocabulary(other, "other.model")
+
+
+def test_a_store_keeps_how_its_text_was_preprocessed(documents, tokenizer, tmp_path):
+    uncased = Tokenizer(tokenizer.model, preprocess="uncased")
+    made = write_store(tmp_path / "store", documents[:100], uncased, 0.1, {}, {})
+    assert TokenStore(made.path).tokenizer().preprocess == "uncased"
+    made.check_vocabulary(uncased, "same.model")
+    with pytest.raises(
+        ValueError, match="made with tokenizer.preprocess=uncased, not none; set tokenizer.preprocess=uncased"
+    ):
+        made.check_vocabulary(tokenizer, "same.model")
+
+
+def test_a_store_that_does_not_say_how_its_text_was_preprocessed_left_it_alone(store, tokenizer, tmp_path):
+    older = shutil.copytree(store.path, tmp_path / "older")
+    meta = json.loads((older / "meta.json").read_text())
+    del meta["preprocess"]
+    (older / "meta.json").write_text(json.dumps(meta))
+    assert TokenStore(older).tokenizer().preprocess == "none"
+
+
+def test_a_store_of_sentences_has_one_a_line(documents, tokenizer, tmp_path):
+    made = write_store(tmp_path / "store", documents, tokenizer, 0.1, {}, {}, lines="sentences")
+    n_lines = sum(map(len, documents))
+    assert sum(len(part.sentence_ends) for part in (made.train, made.held_out)) == n_lines
+    assert symbols.EOP not in made.train.tokens
 
 
 def test_too_few_documents_to_hold_any_out_are_refused(tmp_path, tokenizer):

@@ -14,14 +14,23 @@ def text(n, seed, p_start=0.7, vocab=50):
     return rng.integers(0, vocab, n), starts
 
 
-@given(st.integers(1, 300), st.floats(1, 8), st.integers(1, 6), st.booleans(), st.booleans(), st.integers(0, 10**6))
+@given(
+    st.integers(1, 300),
+    st.floats(0, 1),
+    st.floats(1, 8),
+    st.integers(1, 6),
+    st.floats(0, 1),
+    st.booleans(),
+    st.sampled_from(["whole_words", "as_released"]),
+    st.integers(0, 10**6),
+)
 @settings(max_examples=200, deadline=None)
-def test_there_are_exactly_as_many_targets_as_asked_for(n, k, max_span, backward, released, seed):
-    ids, starts = text(n, seed)
+def test_there_are_exactly_as_many_targets_as_asked_for(n, share, k, max_span, p_start, backward, ends, seed):
+    ids, starts = text(n, seed, p_start)
     rng = np.random.default_rng(seed)
     allowed = rng.random(n) < 0.9
-    goal = min(int(n / k), int(allowed.sum()))
-    config = ObjectiveConfig(partial_k=k, max_span=max_span, span_ends="as_released" if released else "whole_words")
+    goal = int(share * allowed.sum())
+    config = ObjectiveConfig(partial_k=k, max_span=max_span, span_ends=ends)
     chosen = SpanSampler(config, starts).sample(ids, allowed, goal, backward, rng)
     assert chosen.sum() == goal
     assert not (chosen & ~allowed).any()

@@ -31,17 +31,50 @@ def test_what_is_no_vocabulary_is_refused(tmp_path):
 
 
 def test_a_document_ends_each_paragraph_with_eop_and_itself_with_eod(tokenizer):
-    ids = np.array(tokenizer.encode_document(["Ba be.", "Di do."]))
+    ids, _ = tokenizer.encode_document(["Ba be.", "Di do."])
     assert list(np.flatnonzero(ids == symbols.EOP)) == [len(tokenizer.encode("Ba be.")), len(ids) - 2]
     assert ids[-1] == symbols.EOD
 
 
 def test_sentences_end_at_full_stops_before_capitals_and_at_paragraphs(tokenizer):
-    ids = np.array(tokenizer.encode_document(["Ba be. Di do bu. fa", "Go ga"]))
-    ends = tokenizer.sentence_ends(ids)
+    ids, ends = tokenizer.encode_document(["Ba be. Di do bu. fa", "Go ga"])
     texts = [tokenizer.decode(part) for part in np.split(ids, ends[:-1])]
     assert [text.strip() for text in texts] == ["Ba be.", "Di do bu. fa", "Go ga"]
     assert ends[-1] == len(ids)
+
+
+def test_lines_that_are_sentences_end_them_and_get_no_eop(tokenizer):
+    lines = ["Ba be. Di", "do bu.", "", "fa"]
+    ids, ends = tokenizer.encode_document(lines, "sentences")
+    assert symbols.EOP not in ids
+    assert [part.tolist() for part in np.split(ids, ends[:-1])] == [
+        tokenizer.encode("Ba be. Di"),
+        tokenizer.encode("do bu."),
+        [*tokenizer.encode("fa"), symbols.EOD],
+    ]
+    assert ends[-1] == len(ids)
+
+
+def test_lines_that_hold_no_token_are_no_sentences(tokenizer):
+    for lines in ([""], ["", ""]):
+        ids, ends = tokenizer.encode_document(lines, "sentences")
+        assert ids.tolist() == [symbols.EOD] and ends.tolist() == [1]
+    ids, ends = tokenizer.encode_document(["", "ba", ""], "sentences")
+    assert ends.tolist() == [len(ids)]
+
+
+def test_preprocessing_is_done_wherever_text_is_encoded(documents, tokenizer):
+    uncased = Tokenizer(tokenizer.model, preprocess="uncased")
+    assert uncased.encode(" Ba``  BÉ") == tokenizer.encode('ba" be')
+    ids, ends = uncased.encode_document(["Ba be. Di do"])
+    assert ids[:-2].tolist() == tokenizer.encode("ba be. di do")
+    assert len(ends) == 2  # though no capital says that a sentence begins
+
+
+def test_a_vocabulary_is_learned_from_preprocessed_text(documents):
+    learned = train(documents, TokenizerConfig(vocab_size=200, preprocess="uncased"))
+    assert learned.preprocess == "uncased"
+    assert not any(piece != piece.lower() for piece in learned.pieces)
 
 
 def test_a_word_starts_at_a_space_a_symbol_or_punctuation(tokenizer):

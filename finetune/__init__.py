@@ -1,0 +1,1 @@
+"""Commands that fine-tune a pretrained model, and the tasks they know."""

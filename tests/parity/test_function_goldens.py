@@ -1,0 +1,87 @@
+"""Single functions of the original XLNet (zihangdai/xlnet modeling.py) and what stands for them here."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from tests.parity.goldens import files
+from tests.parity.xlnet import part_of
+from xlpre.model.feedforward import PLAIN
+from xlpre.model.geometry import Geometry
+from xlpre.model.memory import extend_memory
+from xlpre.model.positions import distance_table
+from xlpre.model.visibility import content_visible, within_reach
+
+
+def cases(path, name):
+    found = part_of(dict(np.load(path)), name)
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("path", files("xlnet_functions.npz"))
+def test_scores_by_distance_are_aligned_as_rel_shift_does(path):
+    arrays = cases(path, "rel_shift")
+    for case in sorted({name.split("/")[0] for name in arrays}):
+        T, M = map(int, re.search(r"q(\d+)_m(\d+)", case).groups())
+        by_distance = torch.from_numpy(arrays[f"{case}/in"]).permute(2, 3, 0, 1)  # (B, H, T, R)
+        expected = torch.from_numpy(arrays[f"{case}/out"]).permute(2, 3, 0, 1)
+        K, B = M + T, by_distance.size(0)
+        geometry = Geometry.of(
+            torch.ones(B, T, K, dtype=torch.bool),
+            torch.zeros(B, T, K, dtype=torch.bool),
+            dtype=torch.float32,
+            distances=torch.empty(2, K + T, 0),
+            direction=torch.zeros(B, dtype=torch.long),
+            positions=torch.empty(B, 0, dtype=torch.long),
+            n_content=T,
+        )
+        aligned = geometry.align(by_distance)
+        seen = torch.ones(T, K, dtype=torch.bool).tril(M if case.startswith("uni") else K)
+        assert torch.equal(aligned[..., seen], expected[..., seen]), case
+
+
+@pytest.mark.parametrize("path", files("xlnet_functions.npz"))
+def test_sinusoids_of_distances_equal_the_originals(path):
+    for case, expected in cases(path, "pos_enc").items():
+        T, K, kind, both, clamp = re.fullmatch(r"q(\d+)_k(\d+)_(bi|uni)_bidata(\d)_clamp(-?\d+)", case).groups()
+        width, n_rows = expected.shape[2], len(expected)  # a causal model of the original has no distances below 0
+        table = distance_table(int(K), int(T), width, int(clamp), device=torch.device("cpu"), dtype=torch.float32)[
+            :, :n_rows
+        ]
+        half = expected.shape[1] // 2
+        np.testing.assert_allclose(table[0], expected[:, 0], atol=1e-6, err_msg=case)
+        np.testing.assert_allclose(table[int(both)], expected[:, half], atol=1e-6, err_msg=case)
+
+
+@pytest.mark.parametrize("path", files("xlnet_functions.npz"))
+def test_causal_ranks_give_the_originals_causal_mask(path):
+    for case, expected in cases(path, "create_mask").items():
+        T, M, same = map(int, re.fullmatch(r"q(\d+)_m(\d+)_same(\d)", case).groups())
+        places = torch.arange(T)[None]
+        key_rank = torch.cat([torch.full((1, M), -1), places], dim=1)
+        near = within_reach(places, M, M + T, "same_length" if same else "all")
+        assert torch.equal(~(content_visible(places + 1, key_rank) & near)[0], torch.from_numpy(expected) > 0), case
+
+
+@pytest.mark.parametrize("path", files("xlnet_functions.npz"))
+def test_memory_grows_as_the_originals(path):
+    arrays = cases(path, "cache_mem")
+    now, before = (torch.from_numpy(arrays[name]).transpose(0, 1)[None] for name in ("curr", "prev"))
+    for case, expected in arrays.items():
+        if case in ("curr", "prev"):
+            continue
+        length, reuse, previous = re.fullmatch(r"mem(\d+)_reuse(\w+)_prev(\d)", case).groups()
+        reuse = 0 if reuse == "None" else int(reuse)
+        kept = before[:, :, before.size(2) * (1 - int(previous)) :]  # nothing, or all of it
+        columns = torch.nn.functional.pad(kept, (0, 0, int(length), 0))[:, :, -int(length) :]
+        extended = extend_memory(columns, now[:, :, : reuse or None])
+        np.testing.assert_array_equal(extended[0, :, -len(expected) :].transpose(0, 1), expected, err_msg=case)
+
+
+@pytest.mark.parametrize("path", files("xlnet_functions.npz"))
+def test_gelu_is_the_originals(path):
+    arrays = cases(path, "gelu")
+    np.testing.assert_allclose(PLAIN["gelu"](torch.from_numpy(arrays["in"])), arrays["out"], atol=1e-6)

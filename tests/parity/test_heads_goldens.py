@@ -1,0 +1,166 @@
+"""The heads for fine-tuning equal the original's own numbers (zihangdai/xlnet function_builder.py, modeling.py)."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.parity.goldens import files
+from tests.parity.xlnet import GRADIENT_TOLERANCE, TOLERANCE, part_of, put, shape_of
+from xlpre.batch import Batch
+from xlpre.exchange.layouts import FROM_HEADS, TO_HEADS, TRANSPOSED, Weight, to_ours
+from xlpre.exchange.tf import weights_of
+from xlpre.model.backbone import Backbone
+from xlpre.model.heads import ChoiceHead, ClassificationHead, RegressionHead, SpanHead
+from xlpre.model.memory import first_memory
+from xlpre.model.visibility import HIDDEN
+
+
+def dense(ours: str, theirs: str) -> list[Weight]:
+    return [Weight(f"{ours}.weight", f"{theirs}/kernel", TRANSPOSED), Weight(f"{ours}.bias", f"{theirs}/bias")]
+
+
+def norm(ours: str, theirs: str) -> list[Weight]:
+    return [Weight(f"{ours}.weight", f"{theirs}/LayerNorm/gamma"), Weight(f"{ours}.bias", f"{theirs}/LayerNorm/beta")]
+
+
+SUMMARY = "model/sequnece_summary"  # so it is spelled
+HEAD = [
+    *dense("head.summary.dense", f"{SUMMARY}/summary"),
+    Weight("head.summary.pool.start", f"{SUMMARY}/summary_bias"),
+    *(
+        Weight(f"head.summary.pool.{name}.weight", f"{SUMMARY}/abs_attn/{kernel}/kernel", TO_HEADS)
+        for name, kernel in (("query", "q"), ("key", "k"), ("value", "v"))
+    ),
+    Weight("head.summary.pool.output.weight", f"{SUMMARY}/abs_attn/o/kernel", FROM_HEADS),
+    *norm("head.summary.pool.norm", f"{SUMMARY}/abs_attn"),
+    *dense("head.logits", "model/classification_demo/logit"),
+    *dense("head.logits", "model/regression_demo/logit"),
+    *dense("head.logits", "logits/dense"),
+    *dense("head.start", "start_logits/dense"),
+    *dense("head.end_inner", "end_logits/dense_0"),
+    *norm("head.end_norm", "end_logits"),
+    *dense("head.end_outer", "end_logits/dense_1"),
+    *dense("head.no_answer_inner", "answer_class/dense_0"),
+    *dense("head.no_answer_outer", "answer_class/dense_1"),
+]
+
+
+def weights(shape, arrays) -> dict[str, torch.Tensor]:
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    return to_ours([*weights_of(shape), *HEAD], tensors)
+
+
+class Model(nn.Module):
+    def __init__(self, arrays, config, head) -> None:
+        super().__init__()
+        self.shape, self.n_choices = shape_of(arrays, config), config.get("n_choices", 1)
+        self.backbone, self.head = Backbone(self.shape, two_streams=False), head(self.shape)
+        found = weights(self.shape, part_of(arrays, "param"))
+        put(self, found, spared=("backbone.mask_embedding",))
+
+    def hidden(self, arrays, positions=None):
+        """Hidden states and padding; the choices of a question, one row of the file, are rows of their own."""
+        ids = torch.from_numpy(arrays["in/input_ids"]).long()
+        T = ids.size(1) // self.n_choices
+        ids, segments, padding = (
+            torch.from_numpy(arrays[f"in/{name}"]).reshape(-1, T) for name in ("input_ids", "segment_ids", "input_mask")
+        )
+        B, padding = len(ids), padding > 0
+        key_rank = torch.where(padding, HIDDEN, 0).int()
+        positions = torch.arange(T).expand(B, -1) if positions is None else positions(B, T)
+        batch = Batch(
+            input_ids=ids.long(),
+            segment_ids=segments.long(),
+            query_rank=torch.ones(B, T).int(),
+            key_rank=key_rank,
+            target_positions=positions,
+            targets=torch.zeros_like(positions),
+            target_weights=torch.ones(positions.shape),
+            backward=torch.zeros(B, dtype=torch.bool),
+            continues=torch.zeros(B, dtype=torch.bool),
+            pair_label=torch.ones(B, dtype=torch.long),
+            reuse_len=0,
+        )
+        return self.backbone(batch, first_memory(self.shape, B, mem_len=0))[0], padding
+
+    def check_gradients(self, arrays) -> None:
+        theirs = weights(self.shape, part_of(arrays, "grad"))
+        if not theirs:
+            return
+        largest = max(gradient.abs().max().item() for gradient in theirs.values())
+        for name, parameter in self.named_parameters():
+            ours = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            expected = theirs.get(name, torch.zeros_like(parameter))
+            np.testing.assert_allclose(ours, expected, atol=GRADIENT_TOLERANCE * largest, rtol=0, err_msg=name)
+
+
+def near(ours, theirs):
+    np.testing.assert_allclose(ours.detach(), theirs, atol=TOLERANCE, rtol=0)
+
+
+def read(path):
+    arrays = dict(np.load(path))
+    return arrays, json.loads(str(arrays["config"]))
+
+
+def build_summary_head(config):
+    kind, project = config["summary_type"], config.get("use_summ_proj", True)
+    if "n_class" in config:
+        return lambda shape: ClassificationHead(shape, config["n_class"], kind, project)
+    if "n_choices" in config:
+        return lambda shape: ChoiceHead(shape, config["n_choices"], kind, project)
+    return lambda shape: RegressionHead(shape, kind, project)
+
+
+@pytest.mark.parametrize(
+    "path",
+    files("xlnet_finetune_cls_*.npz") + files("xlnet_finetune_reg*.npz") + files("xlnet_finetune_race*.npz"),
+)
+def test_classification_regression_and_choice_equal_the_originals(path):
+    arrays, config = read(path)
+    model = Model(arrays, config, build_summary_head(config))
+    hidden, padding = model.hidden(arrays)
+    if "out/hidden" in arrays:
+        near(hidden.transpose(0, 1), arrays["out/hidden"])
+        near(model.head.summary(hidden, padding), arrays["out/summary"])
+    logits = model.head(hidden, padding)
+    near(logits, arrays["out/logits"])
+    labels = torch.from_numpy(arrays["in/label_ids"])
+    losses = model.head.losses(logits, labels if labels.is_floating_point() else labels.long())
+    near(losses, arrays["out/per_example_loss"])
+    near(losses.mean(), arrays["out/total_loss"])
+    losses.mean().backward()
+    model.check_gradients(arrays)
+    needed, _ = model.hidden(
+        arrays, model.head.summary.positions
+    )  # the last layer computes what the summary reads, no more
+    near(model.head(needed, padding), arrays["out/logits"])
+
+
+@pytest.mark.parametrize("path", files("xlnet_finetune_squad_*.npz"))
+def test_spans_equal_the_originals(path):
+    arrays, config = read(path)
+    model = Model(arrays, config, SpanHead)
+    hidden, _ = model.hidden(arrays)
+    excluded, cls = torch.from_numpy(arrays["in/p_mask"]) > 0, torch.from_numpy(arrays["in/cls_index"]).long()
+    if "start_n_top" in config:
+        beams = model.head.beams(hidden, excluded, cls, config["start_n_top"], config["end_n_top"])
+        near(beams.start, arrays["out/start_top_log_probs"])
+        near(beams.end.flatten(1), arrays["out/end_top_log_probs"])
+        near(beams.no_answer, arrays["out/cls_logits"])
+        assert (beams.start_position.numpy() == arrays["out/start_top_index"]).all()
+        assert (beams.end_position.flatten(1).numpy() == arrays["out/end_top_index"]).all()
+        return
+    start, end = (torch.from_numpy(arrays[f"in/{name}_positions"]).long() for name in ("start", "end"))
+    scores = model.head(hidden, excluded, cls, start)
+    allowed = ~excluded.numpy()
+    near(scores.start[allowed], arrays["out/start_log_probs"][allowed])
+    near(scores.end[allowed], arrays["out/end_log_probs"][allowed])
+    near(scores.no_answer, arrays["out/cls_logits"])
+    loss = model.head.losses(scores, start, end, torch.from_numpy(arrays["in/is_impossible"])).mean()
+    near(loss, arrays["out/total_loss"])
+    loss.backward()
+    model.check_gradients(arrays)

@@ -1,0 +1,20 @@
+"""Rows of a fine-tuning task equal the original's (zihangdai/xlnet classifier_utils.py)."""
+
+import numpy as np
+import pytest
+
+from finetune.inputs import lay_out_pair
+from tests.parity.goldens import files
+
+
+@pytest.mark.parametrize("path", files("data_classifier_features.npz"))
+def test_texts_are_laid_out_cut_and_padded_as_the_original_does(path):
+    arrays = np.load(path)
+    cases = sorted(name.split("/")[0] for name in arrays.files if name.endswith("/input_ids"))
+    assert cases
+    for case in cases:
+        a, b = (arrays[f"{case}/text_{which}"].tolist() for which in "ab")
+        row = lay_out_pair(a, b, int(arrays[f"{case}/max_seq_length"]))
+        assert (row.ids == arrays[f"{case}/input_ids"]).all(), case
+        assert (row.segments == arrays[f"{case}/segment_ids"]).all(), case
+        assert (row.padding == (arrays[f"{case}/input_mask"] > 0)).all(), case

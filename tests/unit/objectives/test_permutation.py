@@ -1,0 +1,33 @@
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.reference.permutation import hidden_from
+from xlpre.objectives.permutation import ranks_of
+
+
+@st.composite
+def halves(draw):
+    """Targets, functional tokens (never targets) and an order within chunks, of one half of a window."""
+    length = draw(st.integers(1, 40))
+    kinds = draw(st.lists(st.sampled_from(["context", "target", "functional"]), min_size=length, max_size=length))
+    order = draw(st.permutations(range(draw(st.integers(1, length)))))
+    return np.array([k == "target" for k in kinds]), np.array([k == "functional" for k in kinds]), np.array(order)
+
+
+@given(halves(), st.integers(0, 300))
+@settings(max_examples=150, deadline=None)
+def test_ranks_hide_what_the_originals_rule_hides(half, base):
+    target, functional, order = half
+    query, key = ranks_of(target, functional, order, base)
+    hidden = ~(query[:, None] > key[None, :])
+    assert hidden.tolist() == hidden_from(target.tolist(), functional.tolist(), order.tolist())
+
+
+@given(halves(), halves())
+@settings(max_examples=50, deadline=None)
+def test_the_rest_sees_all_of_the_reused_part_which_sees_nothing_of_the_rest(first, second):
+    reused_query, reused_key = ranks_of(*first, base=0)
+    rest_query, rest_key = ranks_of(*second, base=len(first[0]) + 1)
+    assert (rest_query[:, None] > reused_key[None, :]).all()
+    assert not (reused_query[:, None] > rest_key[None, :]).any()

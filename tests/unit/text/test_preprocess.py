@@ -1,0 +1,20 @@
+from xlpre.text.preprocess import prepared, preprocess_text, split_after_digits
+
+
+def test_text_is_left_alone_cleaned_or_lower_cased():
+    text = "  Ein ``Café''\t "
+    assert prepared(text, "none") == text
+    assert prepared(text, "cased") == 'Ein "Cafe"'
+    assert prepared(text, "uncased") == 'ein "cafe"'
+
+
+def test_accents_and_spaces_may_be_kept():
+    assert preprocess_text(" é  ﬁ", remove_space=False, keep_accents=True) == " é  ﬁ"
+    assert preprocess_text(" é  ﬁ", remove_space=False) == " e  fi"
+
+
+def test_a_comma_after_a_digit_becomes_a_piece_and_the_number_is_encoded_again():
+    known = {"20": ["▁2", "0"], "5": ["▁", "5"], "7": ["▁7"]}
+    pieces = ["▁20,", "a", "20,", "5,", "7,", ",", "a,"]
+    expected = ["▁2", "0", ",", "a", "2", "0", ",", "5", ",", "7", ",", ",", "a,"]
+    assert split_after_digits(pieces, lambda text: list(known[text])) == expected

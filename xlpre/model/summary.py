@@ -1,0 +1,96 @@
+"""One vector for a row of hidden states (zihangdai/xlnet modeling.py `summarize_sequence`)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from xlpre.model.config import ModelConfig
+from xlpre.model.initialization import initialize_linear
+
+Summary = Literal["last", "first", "mean", "attn"]
+
+
+class SequenceSummary(nn.Module):
+    """One vector for a row: its last token's (where the layout puts <cls>), its first, the mean of all, or a learned attention.
+
+    Args:
+        config: the model's shape.
+        kind: which. The mean includes padding, as the original's does.
+        project: pass it through a dense layer and tanh.
+    """
+
+    def __init__(self, config: ModelConfig, kind: Summary = "last", project: bool = True) -> None:
+        super().__init__()
+        self.kind = kind
+        self.pool = POOLS[kind](config)
+        self.dense = nn.Linear(config.d_model, config.d_model) if project else nn.Identity()
+        self.activation = nn.Tanh() if project else nn.Identity()
+        self.dropout = nn.Dropout(config.dropout)
+        initialize_linear(self.dense, config)
+
+    def positions(self, n_rows: int, length: int, device: torch.device | str = "cpu") -> Tensor:
+        """Places that must be read out for it, (B, P) int64: one for `last` and `first`, else all of the `length` tokens."""
+        places = {"last": [length - 1], "first": [0]}.get(self.kind, list(range(length)))
+        return torch.tensor(places, device=device).expand(n_rows, -1)
+
+    def forward(self, hidden: Tensor, padding: Tensor) -> Tensor:
+        """(B, P, D) hidden states, all or those at `positions`; padding (B, T) bool. Returns (B, D)."""
+        return self.dropout(self.activation(self.dense(self.pool(hidden, padding))))
+
+
+class _Last(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+
+    def forward(self, hidden: Tensor, padding: Tensor) -> Tensor:
+        return hidden[:, -1]
+
+
+class _First(_Last):
+    def forward(self, hidden: Tensor, padding: Tensor) -> Tensor:
+        return hidden[:, 0]
+
+
+class _Mean(_Last):
+    def forward(self, hidden: Tensor, padding: Tensor) -> Tensor:
+        return hidden.mean(1)
+
+
+class _Attention(nn.Module):
+    """A learned query attends to all tokens but padding; normalised, without a sum with its input."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.n_head, width = config.n_head, config.n_head * config.head_width
+        self.start = nn.Parameter(torch.empty(config.d_model))
+        self.query = nn.Linear(config.d_model, width, bias=False)
+        self.key = nn.Linear(config.d_model, width, bias=False)
+        self.value = nn.Linear(config.d_model, width, bias=False)
+        self.output = nn.Linear(width, config.d_model, bias=False)
+        self.norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
+        self.dropatt, self.dropout = config.dropatt, nn.Dropout(config.dropout)
+        nn.init.normal_(self.start, std=config.init_std)
+        for linear in (self.query, self.key, self.value, self.output):
+            initialize_linear(linear, config)
+
+    def forward(self, hidden: Tensor, padding: Tensor) -> Tensor:
+        query = self._heads(self.query(self.start).expand(len(hidden), 1, -1))
+        key, value = self._heads(self.key(hidden)), self._heads(self.value(hidden))
+        p = self.dropatt if self.training else 0.0
+        seen = F.scaled_dot_product_attention(query, key, value, ~padding[:, None, None], dropout_p=p)  # (B, H, 1, E)
+        return self.norm(self.dropout(self.output(seen.transpose(1, 2).flatten(2))))[:, 0]
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], self.n_head, -1).transpose(1, 2)
+
+
+POOLS: dict[str, type[_Last] | type[_Attention]] = {
+    "last": _Last,
+    "first": _First,
+    "mean": _Mean,
+    "attn": _Attention,
+}

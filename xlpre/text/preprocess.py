@@ -1,0 +1,59 @@
+"""Text as the released XLNet models read it: cleaned before SentencePiece, commas split from numbers after it.
+
+Source: zihangdai/xlnet prepro_utils.py, `preprocess_text` and `encode_pieces`.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable
+from typing import Literal
+
+from xlpre.text.symbols import SPACE
+
+Preprocess = Literal["none", "cased", "uncased"]
+
+
+def prepared(text: str, preprocess: Preprocess) -> str:
+    """`text` as a vocabulary with this `preprocess` wants it."""
+    return text if preprocess == "none" else preprocess_text(text, lower=preprocess == "uncased")
+
+
+def preprocess_text(text: str, lower: bool = False, remove_space: bool = True, keep_accents: bool = False) -> str:
+    """Clean one text.
+
+    Args:
+        text: any text.
+        lower: make it lower-case.
+        remove_space: single spaces between words and none at the ends.
+        keep_accents: leave accents; else they go, and compatibility forms (fi as one letter, a half) are taken apart.
+
+    Returns:
+        The text, in which double back-ticks and double apostrophes are now quotation marks.
+    """
+    if remove_space:
+        text = " ".join(text.split())
+    for quote in ("``", "''"):
+        text = text.replace(quote, '"')
+    if not keep_accents:
+        text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
+    return text.lower() if lower else text
+
+
+def split_after_digits(pieces: list[str], encode: Callable[[str], list[str]]) -> list[str]:
+    """Pieces in which a comma after a digit is a piece of its own ("20," is "20" and ",").
+
+    Args:
+        pieces: pieces of a text.
+        encode: text to pieces; what stood before such a comma is encoded anew.
+    """
+    result: list[str] = []
+    for piece in pieces:
+        if piece[-1:] != "," or not piece[-2:-1].isdigit():
+            result.append(piece)
+            continue
+        first, *rest = encode(piece[:-1].replace(SPACE, ""))
+        if not piece.startswith(SPACE):  # SentencePiece put a space before the number
+            first = first.removeprefix(SPACE)
+        result += [first, *rest, ","] if first else [*rest, ","]
+    return result
