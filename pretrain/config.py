@@ -53,12 +53,15 @@ class PretrainConfig:
     Attributes:
         name: the run's name, which also names its folders unless they are set.
         run_dir: where metrics, checkpoints, the model folder and the report go.
+        init: a folder whose weights to start from: a model folder of xlpre, of Hugging Face's XLNet, or the original
+            TensorFlow release. The model takes its shape; empty starts from `model.init`.
         seed: decides starting values, the order of text, targets and dropout.
         deepspeed: settings handed to DeepSpeed untouched.
     """
 
     name: str = "run"
     run_dir: str = "runs/${name}"
+    init: str = ""
     seed: int = 1
     text: TextConfig = field(default_factory=TextConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)

@@ -12,12 +12,14 @@ from typing import Any
 from pretrain.config import PretrainConfig
 from pretrain.held_out import Evaluation, Measure
 from pretrain.samples import Samples
+from pretrain.start import shape_of, start_of
 from xlpre.atomic import exclusive
 from xlpre.batch import Batch
 from xlpre.config import dump
 from xlpre.data.lanes import Lanes
 from xlpre.data.store import TokenStore
-from xlpre.exchange.folder import save_folder
+from xlpre.exchange import passport
+from xlpre.exchange.folder import ModelFolder, put_weights, save_folder
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import Memory, first_memory
@@ -42,7 +44,8 @@ class Job:
         """
         self.config, self.run_dir = config, Path(config.run_dir)
         self.store, self.tokenizer = _open(config)
-        self.shape = _shape(config.model, self.store)
+        start = start_of(config, self.tokenizer)
+        self.shape = shape_of(config, self.store, start)
         self.objective = build_objective(config.objective, config.data, self.tokenizer.starts_word)
         self._loader = Loader(_train_lanes(config, self.store), config.data, self.objective, config.seed)
         set_defaults()
@@ -53,6 +56,8 @@ class Job:
         self._samples = Samples(config, self.store, self.tokenizer)
         seed_everything(config.seed)  # the same starting values on every process
         model = LanguageModel(self.shape, self.objective.two_streams)
+        if start:
+            put_weights(start.weights, model)
         self.engine = build_engine(model, config.train, config.optim, self.device, n_processes(), config.deepspeed)
         seed_everything(config.seed + 1 + process())  # but another dropout
         self._groups = lanes_of(process(), n_processes(), config.train.batch_size, config.train.accumulation)
@@ -62,7 +67,7 @@ class Job:
             for group in self._groups
         ]
         self.step, self.seconds = 0, 0.0
-        self._facts = {**_facts(config, self.store), "precision": str(dtype)}
+        self._facts = {**_facts(config, self.store, self.shape), "precision": str(dtype)}
         self._resume()
         self._started = time.monotonic() - self.seconds
         self._stop_asked = False
@@ -102,7 +107,7 @@ class Job:
         return measured
 
     def save(self) -> None:
-        """Write a checkpoint; every process must call it."""
+        """Write a checkpoint and the model folder of the same step; every process must call it."""
         checkpoint.save(
             self.run_dir / "checkpoints",
             self.engine,
@@ -112,17 +117,13 @@ class Job:
             {**self._facts, "seconds": self.seconds},
             self.config.train.keep_last,
         )
-
-    def export(self) -> Path:
-        """Write the model folder; every process must call it."""
         weights = full_weights(self.engine)
-        path = self.run_dir / "model"
         if is_main():
-            passport = {"name": self.config.name, "step": self.step, "data_fingerprint": self.store.fingerprint}
-            name = self.config.objective.name
-            save_folder(path, weights, self.shape, self.tokenizer, objective=name, passport=passport)
+            facts = {"name": self.config.name, "step": self.step, "data_fingerprint": self.store.fingerprint}
+            objective = self.config.objective.name
+            folder = ModelFolder(self.shape, weights, self.tokenizer, objective, facts, "xlpre")
+            save_folder(model_folder(self.config), folder)
         self.talk.barrier()
-        return path
 
     @property
     def _time_share(self) -> float:
@@ -143,7 +144,10 @@ class Job:
     def _resolved(self) -> PretrainConfig:
         """The settings with what the store knows better: its text, its vocabulary."""
         vocabulary = dataclasses.replace(
-            self.config.tokenizer, path=str(self.store.path / "vocabulary.model"), vocab_size=self.store.vocab_size
+            self.config.tokenizer,
+            path=str(self.store.path / "vocabulary.model"),
+            vocab_size=self.store.vocab_size,
+            preprocess=self.tokenizer.preprocess,
         )
         text = TextConfig(**self.store.meta["source"])
         return dataclasses.replace(self.config, model=self.shape, text=text, tokenizer=vocabulary)
@@ -167,6 +171,11 @@ class Job:
         )
 
 
+def model_folder(config: PretrainConfig) -> Path:
+    """Where the model of a run is, as of its newest checkpoint."""
+    return Path(config.run_dir) / "model"
+
+
 def is_finished(config: PretrainConfig) -> bool:
     """Whether the run has its last checkpoint and its model folder.
 
@@ -174,21 +183,26 @@ def is_finished(config: PretrainConfig) -> bool:
         ValueError: it has, but was made with other settings than `config`.
     """
     done = checkpoint.complete(Path(config.run_dir) / "checkpoints")
-    if not done or not (Path(config.run_dir) / "model" / "config.json").exists():
+    written = passport.read(model_folder(config))
+    if not done or written is None:
         return False
     last, hours = checkpoint.facts_of(done[-1]), config.train.hours
+    if written["step"] != last["step"]:
+        return False  # killed between the two
     if last["step"] < config.train.steps and (hours is None or last["seconds"] < hours * 3600):
         return False
-    _check_same(done[-1], last, _facts(config, TokenStore(config.data.store)))
+    store, tokenizer = _open(config)
+    _check_same(done[-1], last, _facts(config, store, shape_of(config, store, start_of(config, tokenizer))))
     return True
 
 
-def _facts(config: PretrainConfig, store: TokenStore) -> dict[str, Any]:
+def _facts(config: PretrainConfig, store: TokenStore, shape: ModelConfig) -> dict[str, Any]:
     """What must be the same for a run to go on; the learning rate, its schedule and the length of the run may change."""
     data, optim = dataclasses.asdict(config.data), dataclasses.asdict(config.optim)
     del data["workers"], optim["lr"]
     return {
-        "model": dataclasses.asdict(_shape(config.model, store)),
+        "init": config.init,
+        "model": dataclasses.asdict(shape),
         "data": {**data, "store": store.fingerprint},
         "objective": dataclasses.asdict(config.objective),
         "memory": dataclasses.asdict(config.memory),
@@ -204,15 +218,6 @@ def _open(config: PretrainConfig) -> tuple[TokenStore, Tokenizer]:
         tokenizer = Tokenizer.load(config.tokenizer.path, config.tokenizer.preprocess)
         store.check_vocabulary(tokenizer, f"tokenizer.path={config.tokenizer.path}")
     return store, store.tokenizer()
-
-
-def _shape(model: ModelConfig, store: TokenStore) -> ModelConfig:
-    if model.vocab_size not in (0, store.vocab_size):
-        raise ValueError(
-            f"model.vocab_size ({model.vocab_size}) is not the {store.vocab_size} pieces of data.store={store.path}; "
-            "leave it out, it is taken from the store"
-        )
-    return dataclasses.replace(model, vocab_size=store.vocab_size)
 
 
 def _train_lanes(config: PretrainConfig, store: TokenStore) -> Lanes:

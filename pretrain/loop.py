@@ -8,7 +8,7 @@ import torch
 from tqdm import tqdm
 
 from pretrain.config import PretrainConfig
-from pretrain.job import Job
+from pretrain.job import Job, model_folder
 from xlpre.training.distributed import is_main, n_processes
 from xlpre.training.metrics import MetricsLog
 
@@ -19,6 +19,8 @@ def pretrain(config: PretrainConfig) -> None:
     log = _Log(job)
     if job.step == 0:
         log.measure()
+    if job.finished:
+        job.save()  # killed after its last step, before its model was written
     batches, micro_steps, stopped = job.batches(), len(job.memories), False
     while not (job.finished or stopped):
         for micro in range(micro_steps):
@@ -38,11 +40,11 @@ def pretrain(config: PretrainConfig) -> None:
             log.save()
     batches.close()
     log.close()
+    if not is_main():
+        return
     if job.finished:
-        path = job.export()
-        if is_main():
-            print(f"finished at step {job.step:,}: the model is in {path}", flush=True)
-    elif is_main():
+        print(f"finished at step {job.step:,}: the model is in {model_folder(config)}", flush=True)
+    else:
         print(f"stopped at step {job.step:,} and saved; the same command goes on from there", flush=True)
 
 
@@ -100,7 +102,7 @@ class _Log:
         self._since += time.monotonic() - paused
 
     def save(self) -> None:
-        """A checkpoint."""
+        """A checkpoint and the model folder."""
         paused = time.monotonic()
         self.job.save()
         self._since += time.monotonic() - paused

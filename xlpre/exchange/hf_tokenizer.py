@@ -91,7 +91,6 @@ def _config() -> Json:
         "mask_token": mask,
         "additional_special_tokens": [eod],
         "padding_side": "left",
-        "pad_token_type_id": 3,  # as XLNetTokenizer; no token attends to padding
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
     }
@@ -238,19 +237,20 @@ def read_charsmap(charsmap: bytes) -> dict[str, str]:
     """
     (size,) = struct.unpack_from("<I", charsmap)
     trie, texts = struct.unpack_from(f"<{size // 4}I", charsmap, 4), charsmap[4 + size :]
+    children: defaultdict[int, list[tuple[int, bytes]]] = defaultdict(list)
+    for node, unit in enumerate(trie):
+        if unit & 0xFF and not unit & 1 << 31:
+            children[node ^ unit & 0xFF].append((node, bytes([unit & 0xFF])))
     rules = {}
     open_nodes = [(0, b"")]
     while open_nodes:
         node, key = open_nodes.pop()
         unit = trie[node]
-        children = node ^ (unit >> 10 << ((unit & 1 << 9) >> 6))
+        below = node ^ (unit >> 10 << ((unit & 1 << 9) >> 6))
         if unit & 1 << 8:
-            start = trie[children] & 0x7FFFFFFF
+            start = trie[below] & 0x7FFFFFFF
             rules[key.decode()] = texts[start : texts.index(0, start)].decode()
-        for byte in range(1, 256):
-            child = children ^ byte
-            if child < len(trie) and trie[child] & 0x800000FF == byte:
-                open_nodes.append((child, key + bytes([byte])))
+        open_nodes += [(child, key + byte) for child, byte in children[below]]
     return rules
 
 
@@ -272,3 +272,8 @@ def _replace(pattern: str, content: str) -> Json:
 
 def _sequence(*steps: Json) -> Json:
     return {"type": "Sequence", "normalizers": list(steps)}
+
+
+def read_preprocess(folder: Path) -> str:
+    """How the original prepared text for the vocabulary of a Hugging Face folder: `cased`, or `uncased` if it lower-cases."""
+    return "cased"

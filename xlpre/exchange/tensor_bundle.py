@@ -1,8 +1,7 @@
 """TensorFlow checkpoints (V2), read and written without TensorFlow: PREFIX.index and PREFIX.data-0000N-of-0000M.
 
-The index is a table in LevelDB's format. Its entry with the empty key is a BundleHeaderProto, each other a BundleEntryProto:
-type, shape, data file, place and checksum of the tensor that the key names. The data files hold the bare numbers.
-
+The index is a table in LevelDB's format: under the empty key a BundleHeaderProto, under each tensor's name a
+BundleEntryProto with its type, shape, data file, place and checksum. The data files hold the bare numbers.
 Source: tensorflow/core/protobuf/tensor_bundle.proto; LevelDB's doc/table_format.md.
 """
 
@@ -22,7 +21,7 @@ MAGIC = 0xDB4775248B80FB57.to_bytes(8, "little")
 FOOTER_BYTES = 48
 ENTRIES_PER_BLOCK = 64
 DTYPE, SHAPE, SHARD, OFFSET, SIZE, CRC, SLICES = range(1, 8)  # the fields of a BundleEntryProto
-CHUNK_BYTES = 1 << 18  # copied and summed while it is in the cache
+CHUNK_BYTES = 1 << 20  # copied and summed while it is in the cache
 # TensorFlow's numbers of data types; numpy has no bfloat16, so that one is first read as its 16 bits
 DTYPES = {1: "<f4", 2: "<f8", 3: "<i4", 4: "u1", 5: "<i2", 6: "i1", 9: "<i8", 10: "?", 14: "<u2", 17: "<u2", 19: "<f2"}
 BFLOAT16 = 14

@@ -4,8 +4,8 @@
                               process_000.pt   memory and random state of process 0
                               ...              DeepSpeed's own files
 
-A folder without a manifest, or with a file of another size than it says, is not a checkpoint. DeepSpeed reads its files with
-pickle: load no checkpoint that someone else made; what travels is the model folder (xlpre/exchange).
+A folder without a manifest, or with a file of another size than it says, is not a checkpoint. Reading one makes tensors and nothing
+else, whatever its files ask for.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from xlpre.atomic import new_file, sync
 from xlpre.training.distributed import Talk, is_main, n_processes, process
+from xlpre.training.engine import load_state
 
 MANIFEST = "manifest.json"
 
@@ -111,7 +112,7 @@ def load(checkpoint: Path, engine: Any, device: torch.device) -> list[tuple[Tens
             f"{checkpoint} was written by {wrote} processes and this job has {n_processes()}; go on with {wrote} processes, or "
             "give the run another name"
         )
-    engine.load_checkpoint(str(checkpoint.parent), tag=checkpoint.name)
+    load_state(engine, checkpoint.parent, checkpoint.name)
     own = torch.load(checkpoint / f"process_{process():03d}.pt", weights_only=True, map_location="cpu")
     torch.set_rng_state(own["random"])
     if own["random_cuda"] is not None and torch.cuda.is_available():

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -137,6 +141,37 @@ def full_weights(engine: Any) -> dict[str, Tensor]:
         shape = getattr(parameter, "ds_shape", parameter.shape)  # stage 3 keeps a share of the parameter only
         weights[name] = (parameter if whole is None else whole).detach().float().cpu().view(shape)
     return weights
+
+
+def load_state(engine: Any, folder: Path, tag: str) -> None:
+    """Put the checkpoint `tag` of `folder` into `engine`; every process must call it.
+
+    Raises:
+        ValueError: a file of it that cannot be read, or that holds more than tensors.
+    """
+    with _tensors_only(folder / tag):
+        engine.load_checkpoint(str(folder), tag=tag)
+
+
+@contextmanager
+def _tensors_only(checkpoint: Path) -> Iterator[None]:
+    """Let torch.load make tensors and DeepSpeed's own small records, and nothing else, though DeepSpeed asks for any object."""
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    key = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    before = os.environ.get(key)
+    os.environ[key] = "1"
+    try:
+        with torch.serialization.safe_globals([LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]):
+            yield
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+        raise ValueError(
+            f"{checkpoint}: cannot be read ({' '.join(str(error).split())[:200]}); delete the folder to go on from the one before"
+        ) from None
+    finally:
+        os.environ.pop(key) if before is None else os.environ.update({key: before})
 
 
 def _merged(settings: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,46 @@
+"""Write the model of a run as a folder that travels.
+
+python pretrain/export.py runs/quickstart exported/quickstart
+python pretrain/export.py runs/quickstart exported/quickstart_hf --hf
+python pretrain/export.py downloads/xlnet_cased_L-12_H-768_A-12 exported/xlnet_base
+
+The source is a run folder, finished or not (its newest checkpoint is meant), or a folder of a model: ours, of Hugging Face's XLNet, or
+of the original TensorFlow release. With --hf, `XLNetLMHeadModel.from_pretrained` and `AutoTokenizer.from_pretrained` open the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from pretrain.command import run_command
+from xlpre.exchange.folder import ModelFolder, load_folder, save_folder, save_huggingface
+
+
+def find_model(source: Path) -> ModelFolder:
+    """The model of a run folder or a model folder.
+
+    Raises:
+        ValueError: there is none, or it cannot be read.
+    """
+    return load_folder(source / "model" if (source / "model").is_dir() else source)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", type=Path, help="a run folder such as runs/quickstart, or a model's folder")
+    parser.add_argument("target", type=Path, help="the folder to write; one that is there is never overwritten")
+    parser.add_argument("--hf", action="store_true", help="for Hugging Face's transformers")
+    words = parser.parse_args(argv)
+    if words.target.exists():
+        raise ValueError(f"{words.target} is there already; name a folder that is not")
+    folder = find_model(words.source)
+    (save_huggingface if words.hf else save_folder)(words.target, folder)
+    step = f" at step {folder.facts['step']:,}" if "step" in folder.facts else ""
+    print(f"{words.source}{step}: written to {words.target}" + (" for Hugging Face's transformers" if words.hf else ""))
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,196 @@
+"""Hugging Face's XLNet folder: config.json, model.safetensors (or pytorch_model.bin), spiece.model.
+
+Source of names and shapes: transformers 5.23, models/xlnet/modeling_xlnet.py.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from xlpre.exchange.layouts import FROM_HEADS, LONE_ROW, TO_HEADS, Weight, to_ours, to_theirs
+from xlpre.model.config import ModelConfig
+
+# what their model can be; a setting of another value has no place in it
+EXPRESSIBLE: dict[str, tuple[Any, ...]] = {
+    "feed_forward": ("gelu", "relu"),
+    "norm": ("post",),
+    "attention_length": ("all",),
+    "positions": ("relative",),
+    "relative_segments": (True,),
+    "untie_r": (True,),
+    "cutoffs": ([],),
+    "scale_embedding": (False,),
+    "tie_embedding": (True,),
+}
+# their "gelu" is erf's, which no XLNet was trained with
+ACTIVATIONS = {"gelu": "gelu_new", "relu": "relu"}
+ATTENTION = {"permutation": "bi", "denoising": "bi", "causal": "uni"}
+
+
+def weights_of(config: ModelConfig) -> list[Weight]:
+    """Every weight of an XLNet and its name in XLNetLMHeadModel."""
+    table = [
+        Weight("backbone.embedding.weight", "transformer.word_embedding.weight"),
+        Weight("backbone.mask_embedding", "transformer.mask_emb", LONE_ROW),
+        Weight("output.bias", "lm_loss.bias"),
+    ]
+    for i in range(config.n_layer):
+        ours, theirs = f"backbone.layers.{i}", f"transformer.layer.{i}"
+        for name, kernel in (("query", "q"), ("key", "k"), ("value", "v"), ("terms.position.key", "r")):
+            table.append(Weight(f"{ours}.attention.{name}.weight", f"{theirs}.rel_attn.{kernel}", TO_HEADS))
+        table.append(Weight(f"{ours}.attention.output.weight", f"{theirs}.rel_attn.o", FROM_HEADS))
+        for term, name in (("content", "r_w_bias"), ("position", "r_r_bias"), ("segment", "r_s_bias")):
+            table.append(Weight(f"{ours}.attention.terms.{term}.r_bias", f"{theirs}.rel_attn.{name}"))
+        table.append(Weight(f"{ours}.attention.terms.segment.same_different", f"{theirs}.rel_attn.seg_embed"))
+        for part in ("weight", "bias"):
+            table.append(Weight(f"{ours}.attention_norm.{part}", f"{theirs}.rel_attn.layer_norm.{part}"))
+            table.append(Weight(f"{ours}.feed_forward_norm.{part}", f"{theirs}.ff.layer_norm.{part}"))
+            table.append(Weight(f"{ours}.feed_forward.inner.{part}", f"{theirs}.ff.layer_1.{part}"))
+            table.append(Weight(f"{ours}.feed_forward.outer.{part}", f"{theirs}.ff.layer_2.{part}"))
+    return table
+
+
+def check_expressible(config: ModelConfig) -> None:
+    """Raise ValueError, by the name of the key, for a model that Hugging Face's XLNet cannot be."""
+    for key, allowed in EXPRESSIBLE.items():
+        value = getattr(config, key)
+        if value not in allowed:
+            raise ValueError(
+                f"model.{key}={value} has no place in Hugging Face's XLNet, which knows {' or '.join(map(str, allowed))}; "
+                "export without --hf"
+            )
+    for key, value, needed in (
+        ("d_head", config.head_width, config.d_model / config.n_head),
+        ("d_embed", config.embedding_width, config.d_model),
+    ):
+        if value != needed:
+            raise ValueError(
+                f"model.{key}={value} has no place in Hugging Face's XLNet, where it is {needed:g}; export without --hf"
+            )
+
+
+def write_model(path: Path, config: ModelConfig, weights: Mapping[str, Tensor], objective: str) -> None:
+    """Write config.json and model.safetensors into the folder `path`.
+
+    Raises:
+        ValueError: the model cannot be expressed.
+    """
+    check_expressible(config)
+    theirs = to_theirs(weights_of(config), weights, config)
+    safetensors.torch.save_file(theirs, path / "model.safetensors", metadata={"format": "pt"})
+    settings = {
+        "architectures": ["XLNetLMHeadModel"],
+        "model_type": "xlnet",
+        "vocab_size": config.vocab_size,
+        "d_model": config.d_model,
+        "n_layer": config.n_layer,
+        "n_head": config.n_head,
+        "d_head": config.head_width,
+        "d_inner": config.d_inner,
+        "ff_activation": ACTIVATIONS[config.feed_forward],
+        "attn_type": ATTENTION[objective],
+        "untie_r": True,
+        "initializer_range": config.init_std,
+        "layer_norm_eps": config.norm_eps,
+        "dropout": config.dropout,
+        "mem_len": config.mem_len or None,
+        "use_mems_eval": config.mem_len > 0,  # with no length given they keep all states
+        "use_mems_train": False,
+        "reuse_len": None,
+        "bi_data": False,
+        "clamp_len": config.clamp_len,
+        "same_length": False,
+        "tie_word_embeddings": True,
+        "pad_token_id": 5,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "dtype": "float32",
+    }
+    (path / "config.json").write_text(json.dumps(settings, indent=1))
+
+
+def read_model(path: Path, settings: Mapping[str, Any]) -> tuple[ModelConfig, dict[str, Tensor], str]:
+    """Shape, weights and objective of a folder whose config.json holds `settings`; heads of downstream tasks are passed over.
+
+    Raises:
+        ValueError: a setting that is not known, weights that are missing or of another shape, a file that cannot be read.
+    """
+    config = _config(path / "config.json", settings)
+    found, origin = _tensors(path)
+    if not any(name.startswith("transformer.") for name in found):
+        found = {f"transformer.{name}": tensor for name, tensor in found.items()}  # a bare XLNetModel
+    table = weights_of(config)
+    own_output = found.get("lm_loss.weight", found.get("transformer.word_embedding.weight"))
+    if own_output is not None and not torch.equal(own_output, found["transformer.word_embedding.weight"]):
+        raise ValueError(f"{origin}: lm_loss.weight is not the word embedding; an XLNet shares them")
+    if "lm_loss.bias" not in found:
+        warnings.warn(f"{origin} has no lm_loss.bias; the softmax starts with a bias of zero", stacklevel=2)
+        found["lm_loss.bias"] = torch.zeros(config.vocab_size)
+    if missing := {entry.theirs for entry in table} - found.keys():
+        raise ValueError(f"{origin}: the weight {sorted(missing)[0]} of an XLNet is not in it")
+    known = {entry.theirs for entry in table}
+    if odd := sorted(name for name in found if name.startswith("transformer.") and name not in known):
+        raise ValueError(f"{origin}: holds {odd[0]}, which {config.n_layer} layers of an XLNet do not have")
+    weights = {name: tensor.float() for name, tensor in to_ours(table, found).items()}
+    objective = next(name for name, kind in ATTENTION.items() if kind == settings.get("attn_type", "bi"))
+    return config, weights, objective
+
+
+def _config(path: Path, settings: Mapping[str, Any]) -> ModelConfig:
+    activation = settings.get("ff_activation", "gelu")
+    if activation not in ("gelu", "gelu_new", "relu"):
+        raise ValueError(f"{path}: ff_activation ({activation!r}) must be gelu_new, gelu or relu")
+    if activation == "gelu":
+        warnings.warn(
+            f"{path}: ff_activation=gelu is taken as gelu_new, the tanh approximation that XLNet was trained with",
+            stacklevel=2,
+        )
+    try:
+        return ModelConfig(
+            vocab_size=settings["vocab_size"],
+            d_model=settings["d_model"],
+            n_layer=settings["n_layer"],
+            n_head=settings["n_head"],
+            d_inner=settings["d_inner"],
+            feed_forward="relu" if activation == "relu" else "gelu",
+            norm_eps=settings.get("layer_norm_eps", 1e-12),
+            mem_len=settings.get("mem_len") or ModelConfig.mem_len,
+            clamp_len=settings.get("clamp_len", -1),
+            dropout=settings.get("dropout", 0.1),
+            dropatt=settings.get("dropout", 0.1),
+            init_std=settings.get("initializer_range", 0.02),
+        )
+    except KeyError as error:
+        raise ValueError(f"{path}: has no key {error}; is it the config.json of an XLNet?") from None
+
+
+def _tensors(path: Path) -> tuple[dict[str, Tensor], Path]:
+    """All tensors of a folder by name, and the file they are in. Nothing is ever unpickled but plain tensors."""
+    single, index, pickled = (
+        path / name for name in ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+    )
+    try:
+        if single.exists():
+            return safetensors.torch.load_file(single), single
+        if index.exists():
+            shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            found: dict[str, Tensor] = {}
+            for shard in shards:
+                found |= safetensors.torch.load_file(path / shard)
+            return found, index
+        if pickled.exists():
+            return torch.load(pickled, map_location="cpu", weights_only=True), pickled
+    except Exception as error:  # noqa: BLE001 - whatever a damaged or hostile file makes a library raise
+        raise ValueError(
+            f"{path}: its weights cannot be read ({type(error).__name__}: {str(error).splitlines()[0][:200]}); nothing was loaded"
+        ) from None
+    raise ValueError(f"{path}: there is no model.safetensors and no pytorch_model.bin in it")
