@@ -25,7 +25,9 @@ def start_of(config: PretrainConfig, tokenizer: Tokenizer) -> ModelFolder | None
         return None
     folder = load_folder(config.init)
     if folder.tokenizer is None:
-        raise ValueError(f"init={config.init} has no spiece.model; put the vocabulary that its model was trained with there")
+        raise ValueError(
+            f"init={config.init} has no spiece.model; put the vocabulary that its model was trained with there"
+        )
     for what, theirs, ours in (
         ("vocabulary (sha256)", folder.tokenizer.sha256[:12], tokenizer.sha256[:12]),
         ("preprocess", folder.tokenizer.preprocess, tokenizer.preprocess),

@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+import torch
 
 from tests.conftest import REPOSITORY
 from tests.integration.conftest import deepspeed_launcher, environment, run
@@ -65,6 +66,25 @@ def test_a_run_killed_without_warning_goes_on_to_the_same_numbers(plain_run, tmp
     assert again.returncode == 0 and "goes on from" in again.stdout, again.stdout + again.stderr
     assert losses(tmp_path / "killed") == losses(plain)
     assert held_out(tmp_path / "killed") == held_out(plain)
+
+
+class Hostile:
+    def __reduce__(self):
+        return (exec, ("raise SystemExit('a pickle was executed')",))
+
+
+@pytest.mark.parametrize("name", ["mp_rank_00_model_states.pt", "process_000.pt"])
+def test_a_hostile_checkpoint_is_not_executed(plain_run, tmp_path, name):
+    plain, words = plain_run
+    shutil.copytree(plain, tmp_path / "run")
+    newest = sorted((tmp_path / "run" / "checkpoints").glob("step_*"))[-1]
+    torch.save({"module": Hostile()}, newest / name)
+    manifest = json.loads((newest / "manifest.json").read_text())
+    manifest["bytes"][name] = (newest / name).stat().st_size
+    (newest / "manifest.json").write_text(json.dumps(manifest))
+    done = run(SCRIPT, *words, f"run_dir={tmp_path / 'run'}", "train.steps=21")
+    assert done.returncode == 2 and "executed" not in done.stdout + done.stderr
+    assert done.stderr.count("\n") == 1 and f"{newest}: cannot be read" in done.stderr, done.stderr
 
 
 def test_a_run_asked_to_stop_saves_and_goes_on_to_the_same_numbers(plain_run, tmp_path):

@@ -11,26 +11,13 @@ from hypothesis.extra import numpy as hnp
 
 from tests.parity.goldens import GOLDENS
 from xlpre.exchange import tensor_bundle
-from xlpre.exchange.tensor_bundle import (
-    DTYPE_NUMBERS,
-    MAGIC,
-    _field,
-    _masked,
-    _table,
-    _varint,
-    read_bundle,
-    write_bundle,
-)
+from xlpre.exchange.tensor_bundle import DTYPE_NUMBERS, _field, _masked, _table, _varint, read_bundle, write_bundle
 
 # written by TensorFlow 2.21: a checkpoint of layer/kernel, and one of layer/bias (bfloat16) and step, merged into one
 WRITTEN_BY_TENSORFLOW = {
-    "index": (
-        "00000608021a020801000a116c617965722f62696173080e1204120208031801280635bf437a640606136b65726e656c08011208120208021202"
-        "0803281835c0db3d1700040f737465700809120018012006280835bbd79f11000000000100000000a6d5b616000000000100000000c0f2a1b000"
-        "0102740061000000000100000000c96371476608730e"
-    )
-    + "00" * 36
-    + "57fb808b247547db",
+    "index": "00000608021a020801000a116c617965722f62696173080e1204120208031801280635bf437a640606136b65726e656c08011208"
+    "1202080212020803281835c0db3d1700040f737465700809120018012006280835bbd79f11000000000100000000a6d5b61600000000010000"
+    "0000c0f2a1b0000102740061000000000100000000c96371476608730e" + "00" * 36 + "57fb808b247547db",
     "data-00000-of-00002": "000000000000803f0000004000004040000080400000a040",
     "data-00001-of-00002": "803f003f00c00700000000000000",
 }
@@ -38,9 +25,7 @@ HEADER = (b"", _field(1, 1))
 KERNEL = _field(1, 1) + _field(2, _field(2, _field(1, 2))) + _field(5, 8)  # two float32, without their checksum
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30).filter(lambda name: name[0] != "\0")
-arrays = hnp.arrays(
-    st.sampled_from(sorted(DTYPE_NUMBERS, key=str)), hnp.array_shapes(min_dims=0, min_side=0, max_dims=4)
-)
+arrays = hnp.arrays(st.sampled_from(list(DTYPE_NUMBERS)), hnp.array_shapes(min_dims=0, min_side=0, max_dims=4))
 
 
 def assert_same(tensors, expected):
@@ -70,15 +55,9 @@ def test_what_is_written_is_read_back_bit_for_bit(tensors):
         assert_same(read_bundle(Path(folder, "a")), tensors)
 
 
-def test_a_thousand_tensors_in_many_blocks_are_read_back(tmp_path):
-    tensors = {f"model/layer_{i}/kernel": np.full((i % 4, 3), i, "f4") for i in range(1000)}
-    write_bundle(tmp_path / "a", tensors)
-    assert_same(read_bundle(tmp_path / "a"), tensors)
-
-
-def test_a_tensor_longer_than_a_chunk_is_read_back(tmp_path, monkeypatch):
+def test_a_thousand_tensors_in_many_blocks_and_chunks_are_read_back(tmp_path, monkeypatch):
     monkeypatch.setattr(tensor_bundle, "CHUNK_BYTES", 16)
-    tensors = {"a": np.arange(7, dtype="f4"), "b": np.arange(8.0)}
+    tensors = {f"model/layer_{i}/kernel": np.full((i % 4, 3), i, "f4") for i in range(1000)}
     write_bundle(tmp_path / "a", tensors)
     assert_same(read_bundle(tmp_path / "a"), tensors)
 
@@ -114,8 +93,6 @@ def test_only_wanted_tensors_are_read(prefix):
     data = prefix.with_name("model.ckpt.data-00000-of-00001")
     data.write_bytes(data.read_bytes()[:12])
     assert list(read_bundle(prefix, lambda name: name == "bias")) == ["bias"]
-    data.unlink()
-    assert read_bundle(prefix, lambda name: False) == {}
 
 
 def test_a_missing_index_or_data_file_is_named(tmp_path, prefix):
@@ -132,40 +109,21 @@ def test_a_file_that_is_no_table_is_refused(tmp_path, content):
         read_bundle(put(tmp_path, content))
 
 
-def test_a_table_without_the_header_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"model\.ckpt\.index: a table without the header"):
-        read_bundle(put(tmp_path, _table([(b"kernel", KERNEL)])))
-
-
-def test_an_index_cut_short_is_refused(prefix):
-    index = prefix.with_name("model.ckpt.index")
-    index.write_bytes(index.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"model\.ckpt\.index: .*cut short"):
-        read_bundle(prefix)
-
-
-def test_data_cut_short_is_refused_with_the_tensor(prefix):
-    data = prefix.with_name("model.ckpt.data-00000-of-00001")
-    for length in (35, 0):
-        data.write_bytes(data.read_bytes()[:length])
-        with pytest.raises(
-            ValueError, match=rf"data-00000-of-00001: kernel: it ends at byte 36.*cut short at {length}"
-        ):
-            read_bundle(prefix, lambda name: name == "kernel")
-
-
-def test_a_damaged_tensor_is_refused_by_name(prefix):
-    data = prefix.with_name("model.ckpt.data-00000-of-00001")
-    data.write_bytes(data.read_bytes()[:-1] + b"\1")
-    with pytest.raises(ValueError, match=r"data-00000-of-00001: kernel: it does not match its checksum"):
-        read_bundle(prefix)
-
-
-def test_a_damaged_block_is_refused(prefix):
-    index = prefix.with_name("model.ckpt.index")
-    index.write_bytes(index.read_bytes().replace(b"kernel", b"kernfl", 1))
-    with pytest.raises(ValueError, match=r"model\.ckpt\.index: the block at byte 0 does not match its checksum"):
-        read_bundle(prefix)
+@pytest.mark.parametrize(
+    ("ending", "length", "tail", "message"),
+    [
+        ("index", -1, b"", r"model\.ckpt\.index: not the index .* or cut short"),
+        ("index", 20, b"!", r"model\.ckpt\.index: the block at byte 0 does not match its checksum"),
+        ("data-00000-of-00001", 35, b"", r"data-00000-of-00001: kernel: it ends at byte 36, .* cut short at 35"),
+        ("data-00000-of-00001", 35, b"!", r"data-00000-of-00001: kernel: it does not match its checksum"),
+    ],
+)
+def test_damage_is_refused_with_the_file_and_the_tensor(prefix, ending, length, tail, message):
+    path = prefix.with_name(f"model.ckpt.{ending}")
+    content = path.read_bytes()
+    path.write_bytes(content[:length] + tail + (content[length + 1 :] if tail else b""))
+    with pytest.raises(ValueError, match=message):
+        read_bundle(prefix, lambda name: name == "kernel")
 
 
 def test_a_compressed_block_is_refused(tmp_path):
@@ -175,7 +133,9 @@ def test_a_compressed_block_is_refused(tmp_path):
         read_bundle(put(tmp_path, snappy + table[len(snappy) :]))
 
 
-def test_big_endian_numbers_are_refused(tmp_path):
+def test_a_table_without_the_header_and_big_endian_numbers_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"model\.ckpt\.index: a table without the header"):
+        read_bundle(put(tmp_path, _table([(b"kernel", KERNEL)])))
     with pytest.raises(ValueError, match=r"model\.ckpt\.index: big-endian numbers are not read"):
         read_bundle(put(tmp_path, _table([(b"", HEADER[1] + _field(2, 1))])))
 
@@ -201,9 +161,8 @@ def test_an_entry_that_cannot_be_read_is_refused_only_if_wanted(tmp_path, entry,
 
 @pytest.mark.parametrize("lengths", [[0] * 65, [0, 2**63], [0, 2**64 - 1, 5], [2**62, 2**62], [2**60]])
 def test_shapes_beyond_all_memory_are_refused(tmp_path, lengths):
-    size = 4 * math.prod(lengths)
     shape = b"".join(_field(2, _field(1, length)) for length in lengths)
-    entry = _field(1, 1) + _field(2, shape) + _field(5, size) + b"\x35" + _masked(0)
+    entry = _field(1, 1) + _field(2, shape) + _field(5, 4 * math.prod(lengths)) + b"\x35" + _masked(0)
     with pytest.raises(ValueError, match=r"model\.ckpt.*kernel"):
         read_bundle(put(tmp_path, _table([HEADER, (b"kernel", entry)])))
 
@@ -236,21 +195,18 @@ def test_flipped_and_cut_bytes_are_refused_or_change_nothing(data):
 
 
 numbers = st.sampled_from([0, 1, 2, 9, 14, 127, 128, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1])
-fields = st.recursive(
-    st.one_of(numbers, st.binary(max_size=6)),
-    lambda inner: st.lists(st.tuples(st.integers(0, 8), inner), max_size=5).map(
-        lambda f: b"".join(_field(*p) for p in f)
+messages = st.recursive(
+    st.one_of(numbers.map(lambda number: _field(1, number)), st.binary(max_size=6)),
+    lambda inner: st.lists(st.tuples(st.integers(0, 8), numbers | inner), max_size=5).map(
+        lambda fields: b"".join(_field(number, value) for number, value in fields)
     ),
     max_leaves=12,
-).map(lambda value: value if isinstance(value, bytes) else _field(1, value))
+)
+entries = st.dictionaries(st.binary(min_size=1, max_size=4), messages, max_size=5)
 
 
 @settings(deadline=None, max_examples=300)
-@given(
-    st.one_of(st.just(HEADER[1]), fields),
-    st.dictionaries(st.binary(min_size=1, max_size=4), fields, max_size=5),
-    st.binary(max_size=20),
-)
+@given(st.just(HEADER[1]) | messages, entries, st.binary(max_size=20))
 def test_odd_entries_under_right_checksums_give_tensors_or_a_refusal(header, entries, data):
     with tempfile.TemporaryDirectory() as folder:
         prefix = put(Path(folder), _table([(b"", header), *sorted(entries.items())]), data)
@@ -265,7 +221,7 @@ def test_odd_entries_under_right_checksums_give_tensors_or_a_refusal(header, ent
 def test_odd_blocks_under_right_checksums_are_refused(block, place):
     handles = [0, len(block), *(place or (0, len(block)))]  # of the metaindex and the index
     table = block + b"\0" + _masked(google_crc32c.value(block + b"\0"))
-    table += b"".join(_varint(number) for number in handles).ljust(40, b"\0") + MAGIC
+    table += b"".join(_varint(number) for number in handles).ljust(40, b"\0") + tensor_bundle.MAGIC
     with tempfile.TemporaryDirectory() as folder, pytest.raises(ValueError, match=r"model\.ckpt\.index"):
         read_bundle(put(Path(folder), table))
 
@@ -279,14 +235,15 @@ def test_an_older_checkpoint_stays_when_writing_fails(prefix, monkeypatch):
     assert len(list(prefix.parent.iterdir())) == 2
 
 
-@pytest.mark.parametrize("tensor", [np.ones(2, "c8"), np.array(["text"]), np.ones(2, "u8"), np.array([None])])
-def test_a_type_that_is_not_written_is_refused(tmp_path, tensor):
-    with pytest.raises(ValueError, match=r"a: kernel is .*, which is not written; convert it"):
-        write_bundle(tmp_path / "a", {"kernel": tensor})
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("", np.ones(2), "'' cannot name a tensor"),
+        ("\0kernel", np.ones(2), "cannot name a tensor"),
+        ("kernel", np.array(["text"]), "kernel is <U4, which is not written; convert it"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(tmp_path, name, tensor, message):
+    with pytest.raises(ValueError, match=rf"a: .*{message}"):
+        write_bundle(tmp_path / "a", {name: tensor})
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("name", ["", "\0kernel"])
-def test_a_name_that_cannot_be_one_is_refused(tmp_path, name):
-    with pytest.raises(ValueError, match="cannot name a tensor"):
-        write_bundle(tmp_path / "a", {name: np.ones(2)})

@@ -28,10 +28,15 @@ from xlpre.exchange.hf_tokenizer import read_preprocess, read_vocabulary, write_
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
 from xlpre.objectives.build import OBJECTIVES
+from xlpre.text.preprocess import Preprocess
 from xlpre.text.tokenizer import Tokenizer
 
 FORMAT = "xlpre"
-KINDS = ("a model folder of xlpre (config.json)", "of Hugging Face's XLNet (config.json)", f"a TensorFlow release ({tf.CONFIG})")
+KINDS = (
+    "a model folder of xlpre (config.json)",
+    "of Hugging Face's XLNet (config.json)",
+    f"a TensorFlow release ({tf.CONFIG})",
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,9 @@ class ModelFolder:
 def save_folder(path: str | Path, folder: ModelFolder) -> None:
     """Write our own model folder, whole or not at all; one that is there is replaced."""
     with new_folder(path) as partial:
-        safetensors.torch.save_file({name: w.contiguous() for name, w in folder.weights.items()}, partial / "model.safetensors")
+        safetensors.torch.save_file(
+            {name: w.contiguous() for name, w in folder.weights.items()}, partial / "model.safetensors"
+        )
         content = {"format": FORMAT, "model": dataclasses.asdict(folder.config), "objective": folder.objective}
         (partial / "config.json").write_text(json.dumps(content, indent=1))
         _tokenizer_of(folder).save(partial / "spiece.model")
@@ -139,7 +146,7 @@ def _huggingface(path: Path, settings: dict[str, Any]) -> ModelFolder:
         was = facts["model"]
         config = dataclasses.replace(config, **{key: was[key] for key in ("dropatt", "mem_len", "init")})
         objective = facts["objective"]
-    preprocess = facts["preprocess"] if facts else read_preprocess(path)
+    preprocess: Preprocess = facts["preprocess"] if facts else read_preprocess(path)
     tokenizer = Tokenizer(read_vocabulary(path), str(path / "spiece.model"), preprocess)
     if facts:
         passport.check_vocabulary(path, facts, tokenizer)
@@ -151,7 +158,9 @@ def _checked(path: Path, folder: ModelFolder) -> ModelFolder:
     with torch.device("meta"):
         expected = dict(LanguageModel(dataclasses.replace(folder.config, init="published"), True).named_parameters())
     if odd := expected.keys() ^ folder.weights.keys():
-        side = "missing from the weights" if sorted(odd)[0] in expected else "not in the model that the config describes"
+        side = (
+            "missing from the weights" if sorted(odd)[0] in expected else "not in the model that the config describes"
+        )
         raise ValueError(f"{path}: {sorted(odd)[0]} is {side}")
     for name, parameter in expected.items():
         if parameter.shape != folder.weights[name].shape:
@@ -160,7 +169,7 @@ def _checked(path: Path, folder: ModelFolder) -> ModelFolder:
             )
     if folder.tokenizer and len(folder.tokenizer) != folder.config.vocab_size:
         raise ValueError(
-            f"{path}: spiece.model has {len(folder.tokenizer)} pieces, the model {folder.config.vocab_size}; put the model's own vocabulary there"
+            f"{path}: spiece.model has {len(folder.tokenizer)} pieces, the model {folder.config.vocab_size}; put the model's own there"
         )
     return folder
 

@@ -4,45 +4,36 @@ spiece.model            the SentencePiece vocabulary, unchanged
 tokenizer.json          the same for the `tokenizers` library, which AutoTokenizer reads
 tokenizer_config.json   the special tokens, padding on the left
 
-`tokenizers` has SentencePiece's unigram model, but not its character map: Precompiled reads it a grapheme at a time and loses
-what follows a match, so that e + circumflex + acute becomes ê. Here it is given single characters, the marks after them are
-composed by NFC, and a mark that the map would not compose (an Arabic vowel, a dot below after a circumflex) is held away from
-NFC, which would compose or reorder it.
-
 Not the same as ours:
-- <unk> <s> </s> <cls> <sep> <pad> <mask> <eod> spelled out in a text are symbols, as everywhere at Hugging Face;
-  AutoTokenizer.from_pretrained(folder, split_special_tokens=True) reads them as text, as SentencePiece does.
-- Two segmentations of one score, "ii i" and "i ii": SentencePiece adds in single precision and rounds at random, `tokenizers`
-  in double and takes the first. 2 of 978,000 tokens of Wikipedia and novels (2026-11-21).
-- Marks composed in scripts newer than the Unicode 12 of `tokenizers` (Todhri, Tulu), and the noncharacters used here as marks.
+- <unk> <s> </s> <cls> <sep> <pad> <mask> <eod> spelled out in a text (WikiText's <unk>) are symbols, as everywhere at
+  Hugging Face; AutoTokenizer.from_pretrained(folder, split_special_tokens=True) reads them as text, as SentencePiece does.
+- Two segmentations of one score, "ii i" and "i ii": SentencePiece adds in single precision and rounds at random,
+  `tokenizers` in double and takes the first.
+- Characters newer than the Unicode 12 of `tokenizers`: marks composed in such scripts (Todhri, Tulu); with uncased, the
+  lower case of such capitals. And the two noncharacters used here.
 - cased, uncased: "20," is there never one piece, here it is one first and split then. Where another segmentation of the
-  number wins without it the ids differ: none of 213 in Wikipedia (2026-11-21).
+  number wins without it the ids differ.
 """
 
 from __future__ import annotations
 
-import base64
 import json
 import re
-import struct
 import sys
 import unicodedata
-from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from xlpre.exchange.hf_characters import Json, map_characters, ranges, replace
 from xlpre.text import symbols
 from xlpre.text.preprocess import Preprocess
 from xlpre.text.symbols import SPACE
 from xlpre.text.tokenizer import Tokenizer
 
-PART, HELD = "\ufdd0", "\ufdd1"  # noncharacters put before a mark: until the map was applied; until all was composed
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # sentencepiece_model.proto
+UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # sentencepiece_model.proto
 UNIGRAM = 1
 NEVER = -1000.0  # added to a score, below any other segmentation of a word
-
-Json = dict[str, Any]
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
@@ -58,7 +49,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     content = json.dumps(_tokenizer(tokenizer), ensure_ascii=False, indent=1)
     tokenizer.save(folder / "spiece.model")
     (folder / "tokenizer.json").write_text(content, encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text(json.dumps(_config(), indent=1))
+    (folder / "tokenizer_config.json").write_text(json.dumps(_config(tokenizer.preprocess), indent=1))
 
 
 def read_vocabulary(folder: Path) -> bytes:
@@ -78,10 +69,24 @@ def read_vocabulary(folder: Path) -> bytes:
         raise ValueError(f"{folder}/spiece.model: cannot be read: {error.strerror}") from None
 
 
-def _config() -> Json:
+def read_preprocess(folder: Path) -> Preprocess:
+    """How text was prepared for the vocabulary of a Hugging Face folder without a passport: as published, unless it says otherwise.
+
+    Raises:
+        ValueError: its tokenizer_config.json cannot be read.
+    """
+    path = folder / "tokenizer_config.json"
+    try:
+        settings = json.loads(path.read_text()) if path.exists() else {}
+        return "uncased" if settings.get("do_lower_case") else "none" if settings.get("keep_accents") else "cased"
+    except (OSError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path}: cannot be read: {error}") from None
+
+
+def _config(preprocess: Preprocess) -> Json:
     unk, bos, eos, cls, sep, pad, mask, eod, _ = symbols.PIECES
     return {
-        "tokenizer_class": "PreTrainedTokenizerFast",  # XLNetTokenizer would put its own normalizer for that of tokenizer.json
+        "tokenizer_class": "PreTrainedTokenizerFast",  # XLNetTokenizer would not take tokenizer.json's normalizer
         "unk_token": unk,
         "bos_token": bos,
         "eos_token": eos,
@@ -91,6 +96,7 @@ def _config() -> Json:
         "mask_token": mask,
         "additional_special_tokens": [eod],
         "padding_side": "left",
+        "do_lower_case": preprocess == "uncased",
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
     }
@@ -117,7 +123,7 @@ def _tokenizer(tokenizer: Tokenizer) -> Json:
         "added_tokens": [{"id": i, "content": piece, **flags} for piece, i in symbol.items()],
         "normalizer": _sequence(
             *_preprocess(tokenizer.preprocess),
-            *_map_characters(spec.precompiled_charsmap, own),
+            *map_characters(spec.precompiled_charsmap, own),
             *_single_spaces(),
             {"type": "Prepend", "prepend": SPACE},
             {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
@@ -168,7 +174,7 @@ def _template() -> Json:
 
 
 def _split_spelled_out(pieces: Iterable[str]) -> Json:
-    """Part a symbol that is spelled out in a text, or the unigram model would find it: for SentencePiece it is no piece."""
+    """Part a symbol that is spelled out in a text: the unigram model would find it, for SentencePiece it is no piece."""
     rest = "|".join(re.escape(piece[1:]) for piece in pieces)
     return {
         "type": "Split",
@@ -184,96 +190,21 @@ def _preprocess(preprocess: Preprocess) -> list[Json]:
         return []
     every = [chr(i) for i in range(sys.maxunicode + 1)]
     steps = [
-        _replace(f"[{_ranges(c for c in every if c.isspace())}]+", " "),
+        replace(f"[{ranges(c for c in every if c.isspace())}]+", " "),
         *_single_spaces(),
-        _replace("``|''", '"'),
+        replace("``|''", '"'),
         {"type": "NFKD"},
-        _replace(f"[{_ranges(c for c in every if unicodedata.combining(c))}]", ""),
+        replace(f"[{ranges(c for c in every if unicodedata.combining(c))}]", ""),
     ]
     if preprocess == "uncased":
         before, after = r"(?<=\p{Cased}|\p{Cased}\p{Case_Ignorable})", r"(?!\p{Case_Ignorable}*\p{Cased})"
-        steps += [_replace(f"{before}Σ{after}", "ς"), {"type": "Lowercase"}]  # Lowercase knows no final sigma
+        steps += [replace(f"{before}Σ{after}", "ς"), {"type": "Lowercase"}]  # Lowercase knows no final sigma
     return steps
 
 
 def _single_spaces() -> list[Json]:
-    return [_replace(" {2,}", " "), _replace(r"\A | \z", "")]
-
-
-def _map_characters(charsmap: bytes, own: Iterable[str]) -> list[Json]:
-    """SentencePiece's character map in steps of `tokenizers`; what is put in never stands first, where removing it fails."""
-    if not charsmap:
-        return []
-    rules = read_charsmap(charsmap)
-    before: defaultdict[str, set[str]] = defaultdict(set)  # characters by the marks that compose with them
-    for sequence, composed in rules.items():
-        if len(sequence) > 1 and not "가" <= composed <= "힣":
-            before[sequence[1:]].add(sequence[0])
-    marks = r"\p{M}" + _ranges({mark for sequence in before for mark in sequence})
-    composes = "|".join(
-        f"(?<=[{_ranges(first)}]{re.escape(marks[:-1])}){re.escape(marks[-1])}" for marks, first in before.items()
-    )
-    finals = {c for c, to in rules.items() if "\u11a8" <= to <= "\u11c2"} | {chr(i) for i in range(0x11A8, 0x11C3)}
-    held = [
-        rf"(?!\A)(?=[{marks}])(?!{composes})",
-        f"(?<=[가-힣])(?=[{_ranges(finals)}])",  # NFC would close an open syllable
-        f"(?<={'|'.join(map(re.escape, own))})(?=[{marks}])",  # SentencePiece takes its symbols out first
-    ]
-    return [
-        _replace("|".join(held), HELD),
-        _replace(rf"(?!\A)(?=[{marks}\u0e33\u0eb3\u200c\u200d])", PART),  # all that a grapheme can go on with
-        _replace(f"[{_ranges(c for c, to in rules.items() if not to)}]", HELD),  # Precompiled fails on a first one
-        {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()},
-        _replace(PART, ""),
-        {"type": "NFC"},
-        _replace(HELD, ""),
-    ]
-
-
-def read_charsmap(charsmap: bytes) -> dict[str, str]:
-    """What SentencePiece replaces by what, the longest match first.
-
-    Source: sentencepiece normalizer.cc (length of the trie, trie, texts that end in 0) and darts-clone (the trie's units).
-    """
-    (size,) = struct.unpack_from("<I", charsmap)
-    trie, texts = struct.unpack_from(f"<{size // 4}I", charsmap, 4), charsmap[4 + size :]
-    children: defaultdict[int, list[tuple[int, bytes]]] = defaultdict(list)
-    for node, unit in enumerate(trie):
-        if unit & 0xFF and not unit & 1 << 31:
-            children[node ^ unit & 0xFF].append((node, bytes([unit & 0xFF])))
-    rules = {}
-    open_nodes = [(0, b"")]
-    while open_nodes:
-        node, key = open_nodes.pop()
-        unit = trie[node]
-        below = node ^ (unit >> 10 << ((unit & 1 << 9) >> 6))
-        if unit & 1 << 8:
-            start = trie[below] & 0x7FFFFFFF
-            rules[key.decode()] = texts[start : texts.index(0, start)].decode()
-        open_nodes += [(child, key + byte) for child, byte in children[below]]
-    return rules
-
-
-def _ranges(characters: Iterable[str]) -> str:
-    """The inside of a regular expression's [...] for these characters."""
-    runs: list[list[int]] = []
-    for code in sorted(map(ord, characters)):
-        if runs and code == runs[-1][1] + 1:
-            runs[-1][1] = code
-        else:
-            runs.append([code, code])
-    ends = [[re.escape(chr(code)) for code in run] for run in runs]
-    return "".join(first if first == last else f"{first}-{last}" for first, last in ends)
-
-
-def _replace(pattern: str, content: str) -> Json:
-    return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
+    return [replace(" {2,}", " "), replace(r"\A | \z", "")]
 
 
 def _sequence(*steps: Json) -> Json:
     return {"type": "Sequence", "normalizers": list(steps)}
-
-
-def read_preprocess(folder: Path) -> str:
-    """How the original prepared text for the vocabulary of a Hugging Face folder: `cased`, or `uncased` if it lower-cases."""
-    return "cased"

@@ -13,9 +13,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
 
 from xlpre.atomic import new_file
 from xlpre.text import symbols
@@ -93,6 +95,11 @@ class Tokenizer:
     def sha256(self) -> str:
         """Identity of the vocabulary: a hash of the model file."""
         return hashlib.sha256(self.model).hexdigest()
+
+    @cached_property
+    def proto(self) -> Any:
+        """What the model file says: pieces with their scores and types, how it normalizes (sentencepiece_model.proto)."""
+        return sentencepiece_model_pb2.ModelProto.FromString(self.model)
 
     @cached_property
     def pieces(self) -> list[str]:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from xlpre.atomic import new_file, sync
 from xlpre.training.distributed import Talk, is_main, n_processes, process
-from xlpre.training.engine import load_state
+from xlpre.training.engine import tensors_only
 
 MANIFEST = "manifest.json"
 
@@ -104,7 +104,7 @@ def load(checkpoint: Path, engine: Any, device: torch.device) -> list[tuple[Tens
         The tensors of this process's memories, on `device`.
 
     Raises:
-        ValueError: written by another number of processes.
+        ValueError: written by another number of processes; a file that cannot be read, or that holds more than tensors.
     """
     wrote = facts_of(checkpoint)["n_processes"]
     if wrote != n_processes():
@@ -112,8 +112,9 @@ def load(checkpoint: Path, engine: Any, device: torch.device) -> list[tuple[Tens
             f"{checkpoint} was written by {wrote} processes and this job has {n_processes()}; go on with {wrote} processes, or "
             "give the run another name"
         )
-    load_state(engine, checkpoint.parent, checkpoint.name)
-    own = torch.load(checkpoint / f"process_{process():03d}.pt", weights_only=True, map_location="cpu")
+    with tensors_only(checkpoint):
+        engine.load_checkpoint(str(checkpoint.parent), tag=checkpoint.name)
+        own = torch.load(checkpoint / f"process_{process():03d}.pt", weights_only=True, map_location="cpu")
     torch.set_rng_state(own["random"])
     if own["random_cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(own["random_cuda"])

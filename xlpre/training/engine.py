@@ -143,19 +143,13 @@ def full_weights(engine: Any) -> dict[str, Tensor]:
     return weights
 
 
-def load_state(engine: Any, folder: Path, tag: str) -> None:
-    """Put the checkpoint `tag` of `folder` into `engine`; every process must call it.
+@contextmanager
+def tensors_only(checkpoint: Path) -> Iterator[None]:
+    """Let torch.load make tensors and DeepSpeed's own small records, and nothing else, though DeepSpeed asks for any object.
 
     Raises:
-        ValueError: a file of it that cannot be read, or that holds more than tensors.
+        ValueError: a file of `checkpoint` that cannot be read, or that holds more.
     """
-    with _tensors_only(folder / tag):
-        engine.load_checkpoint(str(folder), tag=tag)
-
-
-@contextmanager
-def _tensors_only(checkpoint: Path) -> Iterator[None]:
-    """Let torch.load make tensors and DeepSpeed's own small records, and nothing else, though DeepSpeed asks for any object."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address

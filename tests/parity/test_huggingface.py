@@ -1,0 +1,194 @@
+"""The same numbers as Hugging Face's XLNetLMHeadModel, both ways, on random weights."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from xlpre.batch import Batch
+from xlpre.data.layout import Window
+from xlpre.exchange.folder import ModelFolder, load_folder, save_folder, save_huggingface
+from xlpre.model.config import ModelConfig
+from xlpre.model.language_model import LanguageModel
+from xlpre.model.memory import Memory
+from xlpre.objectives.build import OBJECTIVES
+from xlpre.objectives.objective import ObjectiveConfig
+
+transformers = pytest.importorskip("transformers")
+
+TOLERANCE = 1e-5
+SHAPE = ModelConfig(
+    vocab_size=300, n_layer=3, d_model=32, n_head=4, d_inner=64, mem_len=10, dropout=0.0, dropatt=0.0, init_std=0.1
+)
+B, T, M, P = 4, 24, 10, 6
+
+
+@pytest.fixture
+def folder(tokenizer):
+    torch.manual_seed(3)
+    weights = {name: p.detach().clone() for name, p in LanguageModel(SHAPE, True).named_parameters()}
+    for name in weights:  # nothing stays at a neutral start
+        weights[name] += 0.1 * torch.randn_like(weights[name])
+    return ModelFolder(SHAPE, weights, tokenizer, "permutation", {"step": 7}, "xlpre")
+
+
+def batch_of(seed: int, backward: bool, tokenizer) -> Batch:
+    """A batch of the permutation objective; with `backward`, the second half of its rows."""
+    rng = np.random.default_rng(seed)
+    objective = OBJECTIVES["permutation"](ObjectiveConfig(partial_k=T / P), tokenizer.starts_word)
+    rows = []
+    for row in range(B):
+        functional = np.zeros(T, bool)
+        functional[[-6, -2, -1]] = True
+        window = Window(
+            ids=np.where(functional, 4, rng.integers(9, 300, T)),
+            segments=np.repeat([0, 1, 2], [T - 5, 4, 1]),
+            functional=functional,
+            following=7,
+            backward=backward and row >= B // 2,
+            continues=True,
+            pair_label=1,
+            reuse_len=T // 2,
+        )
+        rows.append((window, objective.example(window, rng)))
+    stack = lambda name: torch.from_numpy(np.stack([getattr(e, name) for _, e in rows]))  # noqa: E731
+    return Batch(
+        input_ids=stack("input_ids"),
+        segment_ids=torch.from_numpy(np.stack([w.segments for w, _ in rows])),
+        query_rank=stack("query_rank"),
+        key_rank=stack("key_rank"),
+        target_positions=stack("target_positions"),
+        targets=stack("targets"),
+        target_weights=torch.ones(B, P),
+        backward=torch.tensor([w.backward for w, _ in rows]),
+        continues=torch.ones(B, dtype=torch.bool),
+        pair_label=torch.ones(B, dtype=torch.long),
+        reuse_len=T // 2,
+    )
+
+
+def as_huggingface_sees(batch: Batch, memory: Memory) -> dict:
+    perm_mask = (~(batch.query_rank[:, :, None] > batch.key_rank[:, None])).float()
+    return {
+        "input_ids": batch.input_ids,
+        "token_type_ids": batch.segment_ids,
+        "perm_mask": perm_mask,
+        "target_mapping": torch.nn.functional.one_hot(batch.target_positions, T).float(),
+        "mems": [hidden.transpose(0, 1) for hidden in memory.hidden],
+        "use_mems": True,
+        "output_hidden_states": True,
+    }
+
+
+def compare(ours: LanguageModel, theirs, tokenizer, backward=False):
+    memory = Memory(torch.randn(SHAPE.n_layer, B, M, SHAPE.d_model), torch.full((B,), M))
+    for seed in range(2):  # two windows, the second with the memory of the first
+        batch = batch_of(seed, backward, tokenizer)
+        hidden, new_memory = ours.backbone(batch, memory)
+        logits = ours.output(hidden)
+        with torch.no_grad():
+            answer = theirs(**as_huggingface_sees(batch, memory))
+        torch.testing.assert_close(logits.detach(), answer.logits, atol=TOLERANCE, rtol=0)
+        last_query = (
+            answer.hidden_states[-1][1] if isinstance(answer.hidden_states[-1], tuple) else answer.hidden_states[-1]
+        )
+        torch.testing.assert_close(hidden.detach(), last_query, atol=TOLERANCE, rtol=0)
+        for mine, other in zip(new_memory.hidden, answer.mems, strict=True):
+            torch.testing.assert_close(mine, other.transpose(0, 1), atol=TOLERANCE, rtol=0)
+        memory = new_memory
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_our_model_in_huggingface_gives_the_same_numbers(folder, tokenizer, tmp_path, backward):
+    save_huggingface(tmp_path / "hf", folder)
+    settings = {"reuse_len": T // 2, "bi_data": backward}
+    theirs = transformers.XLNetLMHeadModel.from_pretrained(tmp_path / "hf", **settings).eval()
+    compare(folder.model(), theirs, tokenizer, backward)
+
+
+@pytest.mark.parametrize("activation", ["gelu_new", "relu"])
+def test_a_huggingface_model_here_gives_the_same_numbers(folder, tokenizer, tmp_path, activation):
+    config = transformers.XLNetConfig(
+        vocab_size=300,
+        d_model=32,
+        n_layer=3,
+        n_head=4,
+        d_inner=64,
+        ff_activation=activation,
+        mem_len=M,
+        reuse_len=T // 2,
+    )
+    torch.manual_seed(5)
+    theirs = transformers.XLNetLMHeadModel(config).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    theirs.save_pretrained(tmp_path / "hf")
+    tokenizer.save(tmp_path / "hf" / "spiece.model")
+    read = load_folder(tmp_path / "hf")
+    assert read.kind == "huggingface" and read.objective == "permutation"
+    compare(read.model(), theirs, tokenizer)
+
+
+@pytest.mark.parametrize("kind", [save_folder, save_huggingface])
+def test_a_round_trip_is_the_identity(folder, tmp_path, kind):
+    kind(tmp_path / "there", folder)
+    back = load_folder(tmp_path / "there")
+    assert dataclasses.replace(back.config) == folder.config and back.objective == folder.objective
+    assert back.weights.keys() == folder.weights.keys()
+    assert all(torch.equal(back.weights[name], weight) for name, weight in folder.weights.items())
+    assert back.tokenizer.model == folder.tokenizer.model and back.facts["step"] == 7
+
+
+def test_from_huggingface_to_us_and_back_is_the_identity(tokenizer, tmp_path):
+    config = transformers.XLNetConfig(
+        vocab_size=300, d_model=32, n_layer=2, n_head=4, d_inner=64, ff_activation="gelu_new"
+    )
+    theirs = transformers.XLNetLMHeadModel(config)
+    theirs.save_pretrained(tmp_path / "first")
+    tokenizer.save(tmp_path / "first" / "spiece.model")
+    save_folder(tmp_path / "ours", load_folder(tmp_path / "first"))
+    save_huggingface(tmp_path / "second", load_folder(tmp_path / "ours"))
+    again = transformers.XLNetLMHeadModel.from_pretrained(tmp_path / "second")
+    for name, tensor in theirs.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name]), name
+
+
+def test_auto_model_and_auto_tokenizer_open_what_was_exported(folder, tmp_path):
+    save_huggingface(tmp_path / "hf", folder)
+    model = transformers.AutoModel.from_pretrained(tmp_path / "hf")
+    assert type(model).__name__ == "XLNetModel"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    text = "Bako rime, tupi da."
+    assert tokenizer(text, add_special_tokens=False)["input_ids"] == folder.tokenizer.encode(text)
+
+
+@pytest.mark.parametrize(
+    ("key", "changes"),
+    [
+        ("feed_forward", {"feed_forward": "geglu"}),
+        ("positions", {"positions": "sinusoidal"}),
+        ("untie_r", {"untie_r": False}),
+        ("norm", {"norm": "pre"}),
+        ("relative_segments", {"relative_segments": False}),
+        ("d_head", {"d_head": 10}),
+        ("cutoffs", {"cutoffs": [50]}),
+        ("attention_length", {"attention_length": "same_length"}),
+    ],
+)
+def test_what_huggingface_cannot_express_is_refused_by_its_key(folder, tmp_path, key, changes):
+    shape = dataclasses.replace(SHAPE, **changes)
+    weights = {name: p.detach() for name, p in LanguageModel(shape, True).named_parameters()}
+    with pytest.raises(ValueError, match=f"model.{key}="):
+        save_huggingface(tmp_path / "hf", dataclasses.replace(folder, config=shape, weights=weights))
+    assert not list(tmp_path.iterdir())
+
+
+def test_huggingfaces_gelu_is_taken_as_the_tanh_it_was_trained_with(folder, tmp_path):
+    save_huggingface(tmp_path / "hf", folder)
+    config = tmp_path / "hf" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "ff_activation": "gelu"}))
+    with pytest.warns(UserWarning, match="gelu_new"):
+        assert load_folder(tmp_path / "hf").config.feed_forward == "gelu"
