@@ -1,78 +1,113 @@
-"""Two-stream relative attention as the papers write it: a loop over queries and keys, positions by plain trigonometry."""
+"""Two-stream relative attention as the papers write it: a loop over queries and keys, in every scheme of positions."""
 
 import math
 
 import torch
 
 
-def sinusoid(distance: float, width: int) -> torch.Tensor:
+def sinusoid(distance: float, config) -> torch.Tensor:
+    if config.clamp_len > 0:
+        distance = max(-config.clamp_len, min(config.clamp_len, distance))
+    width = config.d_model
     angles = torch.tensor([distance / 10000 ** (2 * i / width) for i in range(width // 2)])
     return torch.cat([angles.sin(), angles.cos()])
 
 
-def attend(attention, query_row, place, segment, sees, keys, key_places, key_segments, backward):
-    """Output (D,) of one query at `place`, over keys (K, D) at `key_places`; `sees` (K,) bool."""
-    H, E = attention.n_head, attention.d_head
-    heads = lambda x: x.view(H, E)  # noqa: E731
+def table_row(distance: int, config) -> int:
+    """Row of a learned table: distances beyond what it holds share its ends."""
+    reach = config.n_positions - 1
+    if config.clamp_len > 0:
+        reach = min(reach, config.clamp_len - 1)
+    return max(-reach, min(reach, distance)) + config.n_positions - 1
+
+
+def place_vector(layer, index: int, place: int, config):
+    """What is added to the input of a layer at a distance `place` from the window's end."""
+    if config.positions == "sinusoidal" and index == 0:
+        return sinusoid(place, config)
+    if config.positions == "learned":
+        return layer.places.table[table_row(place, config)]
+    return 0.0
+
+
+def score(attention, h, q, key, distance, different, config):
+    """The score of head `h` for a query (H, E) and a key (D,)."""
+    heads = lambda x: x.view(attention.n_head, attention.d_head)[h]  # noqa: E731
     terms = attention.terms
-    q = heads(attention.query(query_row))
-    visible = [j for j in range(len(keys)) if sees[j]]
-    if not visible:
-        return torch.zeros_like(query_row)
+    content = q[h] + terms["content"].r_bias[h] if config.positions in ("relative", "shaw") else q[h]
+    total = content @ heads(attention.key(key))
+    if config.positions == "relative":
+        position = terms["position"]
+        total = total + (q[h] + position.r_bias[h]) @ heads(position.key(sinusoid(distance, config)))
+    if config.positions == "shaw":
+        row = table_row(distance, config)
+        total = total + q[h] @ terms["position"].keys[row, h] + terms["position"].offsets[row, h]
+    if "segment" in terms:
+        total = total + (q[h] + terms["segment"].r_bias[h]) @ terms["segment"].same_different[int(different), h]
+    return total / math.sqrt(attention.d_head)
+
+
+def attend(attention, row, keys, visible, distances, different, config):
+    """Output (D,) of one query over keys (K, D) at signed `distances`."""
+    seen = [j for j in range(len(keys)) if visible[j]]
+    if not seen:
+        return torch.zeros_like(row)
+    q = attention.query(row).view(attention.n_head, attention.d_head)
     outputs = []
-    for h in range(H):
-        scores = []
-        for j in visible:
-            distance = place - key_places[j]
-            r = sinusoid(-distance if backward else distance, len(query_row))
-            score = (q[h] + terms["content"].r_bias[h]) @ heads(attention.key(keys[j]))[h]
-            score = score + (q[h] + terms["position"].r_bias[h]) @ heads(terms["position"].key(r))[h]
-            if "segment" in terms:
-                same_different = terms["segment"].same_different[int(segment != key_segments[j]), h]
-                score = score + (q[h] + terms["segment"].r_bias[h]) @ same_different
-            scores.append(score / math.sqrt(E))
+    for h in range(attention.n_head):
+        scores = [score(attention, h, q, keys[j], distances[j], different[j], config) for j in seen]
         weights = torch.stack(scores).softmax(0)
-        outputs.append(sum(w * heads(attention.value(keys[j]))[h] for w, j in zip(weights, visible, strict=True)))
+        values = [attention.value(keys[j]).view(attention.n_head, attention.d_head)[h] for j in seen]
+        outputs.append(sum(w * value for w, value in zip(weights, values, strict=True)))
     return attention.output(torch.cat(outputs))
 
 
-def layer_output(layer, row, attended):
-    """What a layer makes of a row (D,) and its attention output."""
-    row = layer.attention_norm(row + attended)
-    return layer.feed_forward_norm(row + layer.feed_forward(row))
+def layer_output(layer, row, keys, config, **geometry):
+    """A layer's output (D,) for one row."""
+    norm = layer.attention_norm
+    if config.norm == "post":
+        row = norm(row + attend(layer.attention, row, keys, config=config, **geometry))
+        return layer.feed_forward_norm(row + layer.feed_forward(row))
+    query = norm(row) if config.norm == "pre" else row
+    row = row + attend(layer.attention, query, [norm(key) for key in keys], config=config, **geometry)
+    return row + layer.feed_forward(layer.feed_forward_norm(row))
 
 
 def two_streams(model, batch, memory, b):
     """Hidden states (P, D) at the targets of row `b`, by two explicit streams."""
-    backbone, T = model.backbone, batch.input_ids.size(1)
+    backbone, config, T = model.backbone, model.config, batch.input_ids.size(1)
+    M, sign = memory.hidden.size(2), -1 if batch.backward[b] else 1
     positions = batch.target_positions[b].tolist()
     content = list(backbone.embedding(batch.input_ids[b]))
     query = [backbone.mask_embedding for _ in positions]
-    M = memory.hidden.size(2)
     valid = int(memory.valid[b]) if batch.continues[b] else 0
-    places = [j - M for j in range(M)] + list(range(T))
+    places = list(range(-M, T))
     segments = [0] * M + batch.segment_ids[b].tolist()
-    for layer, remembered in zip(backbone.layers, memory.hidden, strict=True):
-        keys = [*remembered[b], *content]
+    reach = {"all": M + T, "same_length": M, "exclude_self_slot": M - 1}[config.attention_length]
+    for index, (layer, remembered) in enumerate(zip(backbone.layers, memory.hidden, strict=True)):
 
-        def sees(i, itself, M=M, valid=valid):
-            in_memory = [j >= M - valid for j in range(M)]
-            in_window = [bool(batch.query_rank[b, i] > batch.key_rank[b, j]) or (itself and i == j) for j in range(T)]
-            return in_memory + in_window
+        def placed(row, place, layer=layer, index=index):
+            return row + place_vector(layer, index, sign * (T - 1 - place), config)
 
-        def step(row, i, itself, layer=layer, keys=keys, sees=sees):
-            attended = attend(
-                layer.attention,
-                row,
-                i,
-                segments[M + i],
-                sees(i, itself),
+        keys = [placed(row, place) for row, place in zip([*remembered[b], *content], places, strict=True)]
+
+        def sees(i, j, itself):
+            if i - places[j] > reach:
+                return False
+            if places[j] < 0:
+                return -places[j] <= valid
+            return bool(batch.query_rank[b, i] > batch.key_rank[b, places[j]]) or (itself and i == places[j])
+
+        def step(row, i, itself, layer=layer, keys=keys, placed=placed):
+            return layer_output(
+                layer,
+                placed(row, i),
                 keys,
-                places,
-                segments,
-                bool(batch.backward[b]),
+                config,
+                visible=[sees(i, j, itself) for j in range(M + T)],
+                distances=[sign * (i - place) for place in places],
+                different=[segments[M + i] != segment for segment in segments],
             )
-            return layer_output(layer, row, attended)
 
         new_query = [step(row, i, itself=False) for row, i in zip(query, positions, strict=True)]
         content = [step(row, i, itself=True) for i, row in enumerate(content)]

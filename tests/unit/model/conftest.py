@@ -13,28 +13,28 @@ from xlpre.objectives.permutation import Permutation
 VOCAB = 40
 
 
+def make_model(two_streams=True, seed=0, **settings) -> LanguageModel:
+    """A model with large random weights, so that nothing is small by chance."""
+    torch.manual_seed(seed)
+    shape = {
+        "vocab_size": VOCAB,
+        "n_layer": 2,
+        "d_model": 16,
+        "n_head": 2,
+        "d_inner": 24,
+        "dropout": 0.0,
+        "dropatt": 0.0,
+    }
+    model = LanguageModel(ModelConfig(**{**shape, **settings}), two_streams)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return model
+
+
 @pytest.fixture
 def model_of():
-    """A model with large random weights, so that nothing is small by chance."""
-
-    def make(two_streams=True, seed=0, **settings) -> LanguageModel:
-        torch.manual_seed(seed)
-        shape = {
-            "vocab_size": VOCAB,
-            "n_layer": 2,
-            "d_model": 16,
-            "n_head": 2,
-            "d_inner": 24,
-            "dropout": 0.0,
-            "dropatt": 0.0,
-        }
-        model = LanguageModel(ModelConfig(**{**shape, **settings}), two_streams)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter) * 0.3)
-        return model
-
-    return make
+    return make_model
 
 
 def random_batch(length=13, reuse=6, rows=2, seed=0, backward=None, continues=True, **settings) -> Batch:

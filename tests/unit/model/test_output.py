@@ -1,0 +1,104 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.reference.softmax import embed, probability
+from tests.unit.model.conftest import VOCAB, make_model, random_batch, random_memory
+from xlpre.model.config import ModelConfig
+
+ADAPTIVE = {
+    "cutoffs": st.sampled_from([[], [10], [7, 20], [1, 2, 39]]),
+    "div_value": st.sampled_from([1, 2]),
+    "d_embed": st.sampled_from([0, 12]),
+    "tie_embedding": st.booleans(),
+    "tie": st.booleans(),
+    "seed": st.integers(0, 99),
+}
+
+
+@settings(max_examples=40, deadline=None)
+@given(**ADAPTIVE)
+def test_the_adaptive_softmax_is_its_definition_token_by_token(cutoffs, div_value, d_embed, tie_embedding, tie, seed):
+    if not cutoffs and d_embed == 0 and tie_embedding:
+        tie_embedding = False  # with it, that is the plain softmax
+    model = make_model(
+        seed=seed,
+        cutoffs=cutoffs,
+        div_value=div_value,
+        d_embed=d_embed,
+        tie_embedding=tie_embedding,
+        tie_projections=[i % 2 == 0 for i in range(len(cutoffs) + 1)] if tie else [],
+    )
+    clusters, hidden = model.config.clusters, torch.randn(2, 3, 16)
+    expected = torch.stack(
+        [
+            torch.stack([probability(model.output, clusters, h, token) for token in range(VOCAB)])
+            for h in hidden.flatten(0, 1)
+        ]
+    ).view(2, 3, VOCAB)
+    torch.testing.assert_close(model.output(hidden).softmax(-1), expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(expected.sum(-1), torch.ones(2, 3))
+    targets = torch.randint(0, VOCAB, (2, 3))
+    losses = -expected.gather(2, targets[:, :, None]).squeeze(2).log()
+    torch.testing.assert_close(model.output(hidden, targets), losses, atol=1e-4, rtol=1e-4)
+    ids = torch.randint(0, VOCAB, (2, 5))
+    vectors = torch.stack([embed(model.backbone.embedding, clusters, int(i)) for i in ids.flatten()]).view(2, 5, 16)
+    torch.testing.assert_close(model.backbone.embedding(ids), vectors, atol=1e-5, rtol=1e-5)
+
+
+def test_a_cluster_that_no_target_is_in_costs_nothing_and_breaks_nothing():
+    model = make_model(cutoffs=[10, 30], div_value=2)
+    losses = model.output(torch.randn(1, 4, 16), torch.full((1, 4), 3))
+    losses.sum().backward()
+    assert torch.isfinite(losses).all()
+    assert not model.output.projections[2].grad.any()
+
+
+def test_a_tied_softmax_shares_the_embeddings_weights():
+    plain, adaptive = make_model(), make_model(cutoffs=[10], div_value=2, tie_projections=[False, True])
+    assert plain.output.weight is plain.backbone.embedding.weight
+    assert adaptive.output.tables[1] is adaptive.backbone.embedding.tables[1]
+    assert adaptive.output.projections[1] is adaptive.backbone.embedding.projections[1]
+    assert adaptive.output.projections[0] is not adaptive.backbone.embedding.projections[0]
+
+
+@pytest.mark.parametrize("kind", ["glu", "reglu", "geglu", "swiglu"])
+def test_a_gated_feed_forward_weighs_what_a_plain_one_does(kind):
+    plain, gated = make_model(d_inner=240), make_model(d_inner=240, feed_forward=kind)
+    count = lambda model: sum(p.numel() for p in model.backbone.layers[0].feed_forward.parameters())  # noqa: E731
+    assert abs(count(plain) - count(gated)) < 0.02 * count(plain)
+    x = torch.randn(1, 2, 16)
+    ff = gated.backbone.layers[0].feed_forward
+    gate = {
+        "glu": torch.sigmoid,
+        "reglu": torch.relu,
+        "geglu": lambda g: torch.nn.functional.gelu(g, approximate="tanh"),
+        "swiglu": lambda g: g * torch.sigmoid(g),
+    }[kind]
+    torch.testing.assert_close(ff(x), ff.outer(gate(ff.gate(x)) * ff.inner(x)))
+
+
+def test_the_scale_of_embeddings_is_the_root_of_the_width():
+    scaled, plain = make_model(scale_embedding=True), make_model()
+    plain.backbone.embedding.weight.data *= 4.0
+    batch, memory = random_batch(), random_memory(plain.config, 2, 3)
+    torch.testing.assert_close(scaled.backbone(batch, memory)[0], plain.backbone(batch, memory)[0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"cutoffs": [10, 10]}, "model.cutoffs .* must increase"),
+        ({"cutoffs": [50], "vocab_size": 40}, "model.cutoffs .* must increase, between 0 and the vocabulary .40."),
+        ({"cutoffs": [9], "div_value": 99, "d_model": 16}, "model.div_value .99."),
+        ({"tie_projections": [True, False]}, "model.tie_projections"),
+        ({"positions": "shaw"}, "model.n_positions .0."),
+        ({"n_positions": 4}, "set model.n_positions=0"),
+        ({"positions": "learned", "n_positions": 4, "clamp_len": 3}, "model.clamp_len .3."),
+        ({"positions": "sinusoidal", "init": "local"}, "set model.init=published"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused_by_name(settings, message):
+    with pytest.raises(ValueError, match=message):
+        ModelConfig(**{"n_head": 2, "d_model": 16, **settings})
