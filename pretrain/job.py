@@ -45,7 +45,7 @@ class Job:
         self.config, self.run_dir = config, Path(config.run_dir)
         self.store, self.tokenizer = _open(config)
         start = start_of(config, self.tokenizer)
-        self.shape = shape_of(config, self.store, start)
+        self.shape, self._start_kind = shape_of(config, self.store, start), start.kind if start else ""
         self.objective = build_objective(config.objective, config.data, self.tokenizer.starts_word)
         self._loader = Loader(_train_lanes(config, self.store), config.data, self.objective, config.seed)
         set_defaults()
@@ -159,7 +159,9 @@ class Job:
         config, shape = self.config, self.shape
         n_parameters = sum(p.numel() for p in self.engine.module.parameters())
         steps = f"{config.train.steps:,} steps" + (f" or {config.train.hours} hours" if config.train.hours else "")
-        start = f"goes on from {self._resumed_from} at step {self.step:,}" if self._resumed_from else "starts at step 0"
+        start = f"starts from the weights of {config.init} ({self._start_kind})" if config.init else "starts at step 0"
+        if self._resumed_from:
+            start = f"goes on from {self._resumed_from} at step {self.step:,}"
         if unfinished := checkpoint.unfinished(self.run_dir / "checkpoints", self._resumed_from):
             start += f" (passed over, because a file is missing or cut: {', '.join(path.name for path in unfinished)})"
         return (

