@@ -59,6 +59,7 @@ class Evaluation:
             run_windows=self._windows,
             bidirectional=config.data.bidirectional,
             seed=SEED,
+            at_document_end=config.memory.at_document_end,
             origin=f"the held-out part of {store.path} (text.held_out)",
         )
         self._loader = Loader(lanes, config.data, objective, SEED)

@@ -92,6 +92,11 @@ class Job:
         """Endless micro-batches of this process, from the present step on."""
         return self._loader.batches(self.step, self._groups)
 
+    @property
+    def waited_seconds(self) -> float:
+        """Seconds that this process has waited for batches, in all."""
+        return self._loader.waited_seconds
+
     def count_step(self) -> bool:
         """One update is done. Returns whether any process was asked to stop; all processes get the same answer and clock."""
         self.step += 1
@@ -231,6 +236,7 @@ def _train_lanes(config: PretrainConfig, store: TokenStore) -> Lanes:
         run_windows=config.data.run_windows,
         bidirectional=config.data.bidirectional,
         seed=config.seed,
+        at_document_end=config.memory.at_document_end,
         origin=f"the training part of {store.path}",
     )
 

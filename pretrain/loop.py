@@ -61,7 +61,7 @@ class _Log:
             dynamic_ncols=True,
             disable=None if is_main() else True,  # None: shown on a terminal only
         )
-        self._since, self._since_step = time.monotonic(), job.step
+        self._since, self._since_step, self._waited = time.monotonic(), job.step, job.waited_seconds
 
     def update(self) -> None:
         self._bar.update()
@@ -77,12 +77,14 @@ class _Log:
             "lr": job.engine.optimizer.param_groups[0]["lr"],
             "grad_norm": float(job.engine.get_global_grad_norm()),
             "tokens_per_second": rate,
+            "wait_seconds": job.waited_seconds - self._waited,
             "tokens": job.step * tokens,
             "seconds": job.seconds,
         }
         self._file.write(job.step, **line)
         self._say(f"loss {line['loss']:.3f}, lr {line['lr']:.2e}, {rate:,.0f} tokens/s, {job.seconds:,.0f} s")
         self.losses, self._since, self._since_step = [], time.monotonic(), job.step
+        self._waited = job.waited_seconds
 
     def measure(self) -> None:
         """Held-out loss and samples."""

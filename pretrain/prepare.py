@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tqdm import tqdm
@@ -15,8 +14,9 @@ from tqdm import tqdm
 from pretrain.command import run_command
 from pretrain.config import PretrainConfig
 from xlpre.config import from_command_line
-from xlpre.data.store import TokenStore, write_store
-from xlpre.text.corpus import Document, TextConfig, documents, files
+from xlpre.data.building import build_store
+from xlpre.data.store import TokenStore
+from xlpre.text.corpus import TextConfig, files
 from xlpre.text.tokenizer import Tokenizer
 
 
@@ -35,18 +35,17 @@ def make_store(config: PretrainConfig) -> TokenStore:
         print(f"{path}: there already, {_counts(store)}")
         return store
     started = time.monotonic()
-    source, found = dataclasses.asdict(config.text), files(config.text)
-    text = _shown(documents(config.text))
-    store = write_store(path, text, tokenizer, config.text.held_out, source, found, config.text.lines)
+    with _Progress(sum(files(config.text).values())) as progress:
+        store = build_store(path, config.text, tokenizer, progress.show)
     print(f"{path}: {_counts(store)} in {time.monotonic() - started:.0f} s")
     return store
 
 
 def _check_source(store: TokenStore, text: TextConfig) -> None:
     way_out = "name another data.store, or delete the folder"
-    made = dataclasses.asdict(TextConfig()) | store.meta["source"]  # an older store lacks newer keys
+    made = dataclasses.asdict(TextConfig()) | store.meta["source"]
     for key, wanted in dataclasses.asdict(text).items():
-        if (was := made[key]) != wanted:
+        if key != "workers" and (was := made[key]) != wanted:
             was, wanted = ("null" if value is None else value for value in (was, wanted))
             raise ValueError(
                 f"data.store={store.path} was made with text.{key}={was}, not {wanted}; set text.{key}={was}, or {way_out}"
@@ -56,11 +55,27 @@ def _check_source(store: TokenStore, text: TextConfig) -> None:
         raise ValueError(f"data.store={store.path} was made before {odd} was added, removed or changed; {way_out}")
 
 
-def _shown(found: Iterable[Document]) -> Iterator[Document]:
-    with tqdm(unit="char", unit_scale=True, desc="encoding", disable=None) as bar:
-        for document in found:
-            yield document
-            bar.update(sum(map(len, document)))
+class _Progress:
+    """A bar over the bytes of the sources, with the megabytes of text encoded a second."""
+
+    def __init__(self, n_bytes: int) -> None:
+        tqdm.monitor_interval = 0  # its thread would be a second one beside what is forked
+        self._bar = tqdm(total=n_bytes or None, unit="B", unit_scale=True, desc="encoding", disable=None)
+        self._started, self._text = time.monotonic(), 0
+
+    def show(self, source: int, text: int) -> None:
+        """Bytes of sources read, characters encoded, since the last call."""
+        self._text += text
+        self._bar.set_postfix_str(
+            f"{self._text / 1e6 / (time.monotonic() - self._started):.1f} MB/s of text", refresh=False
+        )
+        self._bar.update(source)
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
 
 
 def _counts(store: TokenStore) -> str:

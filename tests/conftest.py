@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from xlpre.data.store import TokenStore, write_store
+from xlpre.data.building import write_store
+from xlpre.data.store import TokenStore
 from xlpre.text.tokenizer import Tokenizer, TokenizerConfig, train
 
 REPOSITORY = Path(__file__).parents[1]

@@ -22,7 +22,8 @@ class Batch:
         targets: (B, P) int64, the tokens to predict.
         target_weights: (B, P) float32; 0 where a row has fewer targets.
         backward: (B,) bool, the row was laid out from right to left.
-        continues: (B,) bool, the row goes on where its lane's last window ended, so its memory is meaningful.
+        remembers: (B,) int64, how many tokens before the window the row's memory may show: 0 where its lane jumped, many where
+            it goes on.
         pair_label: (B,) int64, 1 if B follows A in the text.
         reuse_len: how many first tokens of the window enter memory; the rest is read again in the next window.
     """
@@ -35,7 +36,7 @@ class Batch:
     targets: Tensor
     target_weights: Tensor
     backward: Tensor
-    continues: Tensor
+    remembers: Tensor
     pair_label: Tensor
     reuse_len: int
 

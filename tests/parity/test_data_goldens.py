@@ -7,6 +7,7 @@ import pytest
 
 from tests.parity.goldens import files
 from tests.parity.replay import MAX_SPAN, Replay
+from xlpre.data.draws import Draws
 from xlpre.data.lanes import Place, Text
 from xlpre.data.layout import DataConfig, lay_out, split_pair
 from xlpre.data.store import Part
@@ -19,7 +20,8 @@ from xlpre.text.tokenizer import _starts_word
 
 def part_of(data, flags):
     """Text whose sentences are where the original's flags change."""
-    return Part(data, np.append(np.flatnonzero(flags[1:] != flags[:-1]) + 1, len(flags)))
+    ends = np.append(np.flatnonzero(flags[1:] != flags[:-1]) + 1, len(flags))
+    return Part(data, ends, ends[-1:])
 
 
 def masked(query, key):
@@ -35,7 +37,7 @@ def test_ranks_give_the_originals_mask_of_a_half(path):
         given = {key: arrays[f"{name}/in/{key}"] for key in ("inputs", "is_masked", "sigma")}
         functional = np.isin(given["inputs"], (symbols.SEP, symbols.CLS))
         target = given["is_masked"] & ~functional
-        query, key = ranks_of(target, functional, given["sigma"], base=0)
+        (query,), (key,) = ranks_of(target[None], functional[None], given["sigma"][None], base=0)
         assert (masked(query, key) == (arrays[f"{name}/out/perm_mask"] > 0)).all(), name
         assert (target == (arrays[f"{name}/out/target_mask"] > 0)).all(), name
 
@@ -53,8 +55,11 @@ def test_ranks_give_the_originals_mask_and_targets_of_a_window(path):
         functional = np.isin(rows[row], (symbols.SEP, symbols.CLS))
         target = is_masked[row] & ~functional
         halves = [(slice(0, reuse), 0), (slice(reuse, None), reuse + 1)]
-        ranks = [ranks_of(target[h], functional[h], sigma[row, i], base) for i, (h, base) in enumerate(halves)]
-        query, key = (np.concatenate([rank[side] for rank in ranks]) for side in (0, 1))
+        ranks = [
+            ranks_of(target[None, h], functional[None, h], sigma[row, None, i], base)
+            for i, (h, base) in enumerate(halves)
+        ]
+        query, key = (np.concatenate([rank[side][0] for rank in ranks]) for side in (0, 1))
         assert (masked(query, key) == expected[row]).all()
         if config["num_predict"]:
             wanted = arrays["feat/target"].reshape(len(rows), -1)[row]
@@ -74,10 +79,11 @@ def test_a_and_b_are_split_as_the_original_splits_them(path):
             continue  # the original gives the file up where a sentence reaches its end; here it is cut there
         text = Text(part_of(data, arrays[config["sent_ids"]]))
         rng = Replay(json.loads(str(arrays[f"{case}/rng_log"])))
-        (a, a_end), (b, b_end), label = split_pair(text, config["begin_idx"], config["tot_len"], rng)
-        assert (data[a:a_end] == arrays[f"{case}/a_data"]).all(), case
-        assert (data[b:b_end] == arrays[f"{case}/b_data"]).all(), case
-        assert label == arrays[f"{case}/label"], case
+        begin = config["begin_idx"]
+        pair = split_pair(text, begin, config["tot_len"], *rng.pair())
+        assert (data[begin : pair.a_end] == arrays[f"{case}/a_data"]).all(), case
+        assert (data[pair.b_begin : pair.b_end] == arrays[f"{case}/b_data"]).all(), case
+        assert pair.label == arrays[f"{case}/label"], case
         assert rng.used_up, case
         compared += 1
     assert compared
@@ -89,14 +95,14 @@ def sampler_of(config, starts):
     return SpanSampler(ObjectiveConfig(partial_k=k, max_span=max_span, span_ends="as_released"), starts)
 
 
-def sampled(sampler, starts, ids, goal, backward, rng):
+def sampled(sampler, starts, ids, goal, backward, draws):
     """Targets of one half; without a goal the original takes the spans up to the end and fills nothing in."""
-    everything = np.ones(len(ids), bool)
+    everything = np.ones((1, len(ids)), bool)
     if goal is not None:
-        return sampler.sample(ids, everything, goal, backward, rng)
+        return sampler.sample(ids[None], everything, goal, np.array([backward]), draws)[0]
     order = slice(None, None, -1 if backward else 1)
     never_reached = len(ids) + MAX_SPAN
-    return sampler._spans(starts[ids[order]], everything, never_reached, rng)[order]
+    return sampler.spans(starts[ids[order]][None], everything, never_reached, draws)[0, order]
 
 
 @pytest.mark.parametrize("path", [*files("data_sample_mask.npz"), *files("data_pipeline_*.npz")])
@@ -115,7 +121,8 @@ def test_spans_as_released_are_the_originals(path):
         config = json.loads(str(arrays[f"{case}/config"]))
         rng = Replay(json.loads(str(arrays[f"{case}/rng_log"])), config["max_gram"])
         sampler = sampler_of(config, starts)
-        ours = sampled(sampler, starts, arrays[f"{case}/seg"], config["goal_num_predict"], config["reverse"], rng)
+        ids = arrays[f"{case}/seg"]
+        ours = sampled(sampler, starts, ids, config["goal_num_predict"], config["reverse"], rng.spans(len(ids)))
         assert (ours == (arrays[f"{case}/mask"] > 0)).all(), case
         assert rng.used_up, case
 
@@ -125,12 +132,10 @@ def test_spans_as_released_are_as_long_and_as_frequent_as_the_originals(path):
     arrays = np.load(path)
     starts, n_theirs, n_ours, length = arrays["is_start_piece"], 3000, 3000, 256
     sampler = sampler_of({"mask_alpha": 6, "mask_beta": 1}, starts)
-    rng = np.random.default_rng(0)
-    chosen = np.zeros((n_ours, length), bool)
-    for row in chosen:
-        # the file does not say what text it drew on: ordinary pieces, each as often as another, agree with it
-        ids = rng.integers(len(symbols.PIECES), len(starts), length)
-        row[:] = sampler.sample(ids, np.ones(length, bool), 43, False, rng)
+    # the file does not say what text it drew on: ordinary pieces, each as often as another, agree with it
+    ids = np.random.default_rng(0).integers(len(symbols.PIECES), len(starts), (n_ours, length))
+    draws = sampler.draw(length, Draws(0, range(n_ours), 0))
+    chosen = sampler.sample(ids, np.ones(ids.shape, bool), 43, np.zeros(n_ours, bool), draws)
     both = 1 / n_theirs + 1 / n_ours
     frequency = chosen.mean(0)
     off = (frequency - arrays["stats/position_freq"]) / np.sqrt(frequency * (1 - frequency) * both)
@@ -145,7 +150,7 @@ def test_spans_as_released_are_as_long_and_as_frequent_as_the_originals(path):
 
 
 def lanes_of(arrays, config):
-    """Text and direction of each row: with bi_data a core's second half reads what its first half reads, backward."""
+    """The text of each row: with bi_data a core's second half reads what its first half reads, backward."""
     backward = (False, True) if config["bi_data"] else (False,)
     n_lanes, cores = config["bsz_per_host"] // len(backward), config["num_core_per_host"]
     length = len(arrays["stream/data"]) // n_lanes
@@ -154,7 +159,18 @@ def lanes_of(arrays, config):
     )
     parts = [part_of(*lane) for lane in zip(data, flags, strict=True)]
     of_core = [parts[i : i + n_lanes // cores] for i in range(0, n_lanes, n_lanes // cores)]
-    return [(Text(part, way), way) for core in of_core for way in backward for part in core]
+    return [Text(part, way) for core in of_core for way in backward for part in core]
+
+
+class PairDraws:
+    """A replay as the draws of a layout."""
+
+    def __init__(self, replay):
+        self._replay = replay
+
+    def uniform(self, n):
+        assert n == 3
+        return np.array([self._replay.pair()], dtype=object)
 
 
 @pytest.mark.parametrize("path", files("data_pipeline_*.npz"))
@@ -168,11 +184,11 @@ def test_rows_and_their_spans_are_the_originals(path):
     goals = (None, None) if total is None else (total - total // 2, total // 2)
     assert config["num_batch"]
     for step in range(config["num_batch"]):
-        for row, (text, backward) in enumerate(lanes_of(arrays, config)):
-            window = lay_out(text, Place(step * reuse, backward, True), data, rng)
-            assert (window.ids == arrays["row/input"][step, row]).all()
-            assert (window.segments == arrays["row/seg_id"][step, row]).all()
+        for row, text in enumerate(lanes_of(arrays, config)):
+            window = lay_out([Place(text, step * reuse, 0)], data, PairDraws(rng))
+            assert (window.ids[0] == arrays["row/input"][step, row]).all()
+            assert (window.segments[0] == arrays["row/seg_id"][step, row]).all()
             assert window.pair_label == arrays["row/label"][step, row]
-            halves = zip((window.ids[:reuse], window.ids[reuse:]), goals, strict=True)
-            ours = [sampled(sampler, starts, ids, goal, backward, rng) for ids, goal in halves]
+            halves = zip((window.ids[0, :reuse], window.ids[0, reuse:]), goals, strict=True)
+            ours = [sampled(sampler, starts, ids, goal, text.backward, rng.spans(len(ids))) for ids, goal in halves]
             assert (np.concatenate(ours) == (arrays["row/is_masked"][step, row] > 0)).all()

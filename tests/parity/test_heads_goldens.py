@@ -80,7 +80,7 @@ class Model(nn.Module):
             targets=torch.zeros_like(positions),
             target_weights=torch.ones(positions.shape),
             backward=torch.zeros(B, dtype=torch.bool),
-            continues=torch.zeros(B, dtype=torch.bool),
+            remembers=torch.zeros(B, dtype=torch.long),
             pair_label=torch.ones(B, dtype=torch.long),
             reuse_len=0,
         )

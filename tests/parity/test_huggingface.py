@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from xlpre.batch import Batch
-from xlpre.data.layout import Window
+from xlpre.data.draws import Draws
+from xlpre.data.layout import Windows
 from xlpre.exchange.folder import ModelFolder, load_folder, save_folder, save_huggingface
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import Memory
+from xlpre.objectives import loader
 from xlpre.objectives.build import OBJECTIVES
 from xlpre.objectives.objective import ObjectiveConfig
 
@@ -38,35 +40,19 @@ def batch_of(seed: int, backward: bool, tokenizer) -> Batch:
     """A batch of the permutation objective; with `backward`, the second half of its rows."""
     rng = np.random.default_rng(seed)
     objective = OBJECTIVES["permutation"](ObjectiveConfig(partial_k=T / P), tokenizer.starts_word)
-    rows = []
-    for row in range(B):
-        functional = np.zeros(T, bool)
-        functional[[-6, -2, -1]] = True
-        window = Window(
-            ids=np.where(functional, 4, rng.integers(9, 300, T)),
-            segments=np.repeat([0, 1, 2], [T - 5, 4, 1]),
-            functional=functional,
-            following=7,
-            backward=backward and row >= B // 2,
-            continues=True,
-            pair_label=1,
-            reuse_len=T // 2,
-        )
-        rows.append((window, objective.example(window, rng)))
-    stack = lambda name: torch.from_numpy(np.stack([getattr(e, name) for _, e in rows]))  # noqa: E731
-    return Batch(
-        input_ids=stack("input_ids"),
-        segment_ids=torch.from_numpy(np.stack([w.segments for w, _ in rows])),
-        query_rank=stack("query_rank"),
-        key_rank=stack("key_rank"),
-        target_positions=stack("target_positions"),
-        targets=stack("targets"),
-        target_weights=torch.ones(B, P),
-        backward=torch.tensor([w.backward for w, _ in rows]),
-        continues=torch.ones(B, dtype=torch.bool),
-        pair_label=torch.ones(B, dtype=torch.long),
+    functional = np.zeros((B, T), bool)
+    functional[:, [-6, -2, -1]] = True
+    windows = Windows(
+        ids=np.where(functional, 4, rng.integers(9, 300, (B, T))),
+        segments=np.tile(np.repeat([0, 1, 2], [T - 5, 4, 1]), (B, 1)),
+        functional=functional,
+        following=np.full(B, 7),
+        backward=(np.arange(B) >= B // 2) & backward,
+        remembers=np.full(B, M),
+        pair_label=np.ones(B, np.int64),
         reuse_len=T // 2,
     )
+    return loader.batch_of(windows, objective.examples(windows, Draws(seed, range(B), 0)))
 
 
 def as_huggingface_sees(batch: Batch, memory: Memory) -> dict:

@@ -49,7 +49,7 @@ class Numbers(Tokenizer):
     def __init__(self):
         pass
 
-    def _encode(self, texts):
+    def _encode(self, texts, threads=1):
         return [[int(word) for word in text.split()] for text in texts]
 
 

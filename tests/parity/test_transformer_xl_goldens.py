@@ -121,7 +121,7 @@ def batch_of(part, ext_len: int) -> Batch:
         targets=targets,
         target_weights=torch.ones(B, T),
         backward=torch.zeros(B, dtype=torch.bool),
-        continues=torch.ones(B, dtype=torch.bool),
+        remembers=torch.full((B,), 10**6),
         pair_label=torch.ones(B, dtype=torch.long),
         reuse_len=T - ext_len,  # "extended context": the last tokens do not enter memory
     )

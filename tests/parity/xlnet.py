@@ -103,7 +103,7 @@ def batch_of(arrays, config, positions: np.ndarray, **targets) -> Batch:
         targets=t(targets.get("targets", np.zeros(positions.shape))).long(),
         target_weights=t(targets.get("weights", np.ones(positions.shape))).float(),
         backward=t(backward),
-        continues=torch.ones(B, dtype=torch.bool),
+        remembers=torch.full((B,), 10**6),
         pair_label=torch.ones(B, dtype=torch.long),
         reuse_len=config["reuse_len"] or T,
     )

@@ -80,7 +80,7 @@ def two_streams(model, batch, memory, b):
     positions = batch.target_positions[b].tolist()
     content = list(backbone.embedding(batch.input_ids[b]))
     query = [backbone.mask_embedding for _ in positions]
-    valid = int(memory.valid[b]) if batch.continues[b] else 0
+    valid = min(int(memory.valid[b]), int(batch.remembers[b]))
     places = list(range(-M, T))
     segments = [0] * M + batch.segment_ids[b].tolist()
     reach = {"all": M + T, "same_length": M, "exclude_self_slot": M - 1}[config.attention_length]

@@ -8,75 +8,89 @@ held here grows with the text: the order is a keyed permutation computed on dema
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 
 from xlpre.data.store import Part
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a row's window lies: its first token in reading direction, and whether its lane's last window came just before."""
+class Boundaries:
+    """Where the sentences (or documents) of a text read in one direction meet: its begin, ..., its end, by index.
 
-    begin: int
-    backward: bool
-    continues: bool
+    Args:
+        ends: (N,) int64, increasing offsets in the forward text, of which the last is its length.
+        backward: the text is read from right to left.
+    """
+
+    def __init__(self, ends: np.ndarray, backward: bool) -> None:
+        # not a np.memmap, whose every slice and item costs a microsecond
+        self._ends, self._backward, self._length = np.asarray(ends), backward, int(ends[-1])
+
+    def __getitem__(self, index: int) -> int:
+        """The position of boundary `index`; 0 is the begin of the text."""
+        if self._backward:
+            return self._length - self._forward(len(self._ends) - index)
+        return self._forward(index)
+
+    def first_from(self, position: int) -> int:
+        """The index of the first boundary at or after `position`."""
+        if self._backward:
+            return len(self._ends) - int(self._ends.searchsorted(self._length - position, side="right"))
+        return int(self._ends.searchsorted(position)) + 1 if position > 0 else 0
+
+    def last_until(self, position: int) -> int:
+        """The index of the last boundary at or before `position`, which is that of a token."""
+        return self.first_from(position + 1) - 1
+
+    def _forward(self, index: int) -> int:
+        return int(self._ends[index - 1]) if index else 0
 
 
 class Text:
-    """A part read in one direction. Position 0 is its first token, or its last one if `backward`."""
+    """A part read in one direction. Position 0 is its first token, or its last one if `backward`.
+
+    Attributes:
+        backward: the direction.
+        sentences: where sentences meet.
+        documents: where documents meet.
+    """
 
     def __init__(self, part: Part, backward: bool = False) -> None:
-        self._part, self._backward = part, backward
+        self.backward = backward
+        self.sentences, self.documents = (
+            Boundaries(ends, backward) for ends in (part.sentence_ends, part.document_ends)
+        )
+        self._tokens = np.asarray(part.tokens)
 
     def __len__(self) -> int:
-        return len(self._part)
+        return len(self._tokens)
 
     def tokens(self, begin: int, end: int) -> np.ndarray:
         """(end - begin,) ids in reading order."""
-        if self._backward:
-            return self._part.tokens[len(self) - end : len(self) - begin][::-1]
-        return self._part.tokens[begin:end]
+        if self.backward:
+            return self._tokens[len(self) - end : len(self) - begin][::-1]
+        return self._tokens[begin:end]
 
-    def boundaries(self, begin: int, end: int) -> np.ndarray:
-        """Sentence boundaries x with begin < x <= end, increasing (a sentence ends just before x)."""
-        if self._backward:
-            inner = self._between(len(self) - end, len(self) - begin)
-            return len(self) - inner[::-1]
-        return self._between(begin + 1, end + 1)
 
-    def boundary_after(self, position: int) -> int:
-        """The first sentence boundary at or after `position`, at most the end of the text."""
-        reach = 256
-        while True:
-            found = self.boundaries(position - 1, min(position + reach, len(self)))
-            if len(found):
-                return int(found[0])
-            if position + reach >= len(self):
-                return len(self)
-            reach *= 4
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a row's window lies.
 
-    def boundary_before(self, position: int) -> int:
-        """The last sentence boundary at or before `position`; 0 is one."""
-        reach = 256
-        while True:
-            found = self.boundaries(max(position - reach, 0), position)
-            if len(found):
-                return int(found[-1])
-            if position - reach <= 0:
-                return 0
-            reach *= 4
+    Attributes:
+        text: what it is read from.
+        begin: its first token, in the text's direction.
+        remembers: how many tokens before it the row's memory may show; 0 where its lane jumped.
+    """
 
-    def _between(self, low: int, high: int) -> np.ndarray:
-        """Boundaries x of the forward text with low <= x < high; the text's start is one too."""
-        ends = self._part.sentence_ends
-        first, last = np.searchsorted(ends, (low, high))
-        inner = np.asarray(ends[first:last])
-        return np.concatenate([[0], inner]) if low <= 0 < high else inner
+    text: Text
+    begin: int
+    remembers: int
 
 
 class Lanes:
-    """`n_lanes` lanes over a part: `place(lane, step)`, and `text(place)` to read from.
+    """`n_lanes` lanes over a part: `place(lane, step)`.
 
     Args:
         part: the text.
@@ -86,6 +100,7 @@ class Lanes:
         run_windows: windows of a run; shortened where the text is short.
         bidirectional: every second lane reads backward.
         seed: of the order of runs.
+        at_document_end: whether memory is carried into the next document or cut.
         origin: the part's name, for messages.
 
     Raises:
@@ -102,11 +117,12 @@ class Lanes:
         run_windows: int,
         bidirectional: bool,
         seed: int,
+        at_document_end: Literal["carry", "cut"] = "carry",
         origin: str = "the text",
     ) -> None:
         self.n_lanes, self.bidirectional = n_lanes, bidirectional
         self._texts = (Text(part), Text(part, backward=True))
-        self._stride, self._seed = stride, seed
+        self._stride, self._seed, self._cut = stride, seed, at_document_end == "cut"
         available = len(part) - max(reach, stride)
         if available < 0:
             raise ValueError(
@@ -117,19 +133,24 @@ class Lanes:
         self.n_runs = available // (self.run_windows * stride) or 1
         # each epoch shifts all runs by a little, so that windows do not begin at the same tokens again
         self._slack = min(stride, max(available - (self.n_runs * self.run_windows - 1) * stride, 0))
+        # a lane asks for the same run at every step of it, and the permutation takes 6 to 20 microseconds (2026-11)
+        self._begin_of = lru_cache(maxsize=4 * n_lanes)(self._run_begin)
 
     def place(self, lane: int, step: int) -> Place:
         """Where `lane` reads at `step` (both from 0)."""
         slot, window = divmod(step, self.run_windows)
-        epoch, index = divmod(slot * self.n_lanes + lane, self.n_runs)
-        run = permuted(index, self.n_runs, (self._seed, epoch))
-        shift = int(_mix(self._seed, epoch) % (self._slack + 1))
-        begin = (run * self.run_windows + window) * self._stride + shift
-        return Place(begin, self.bidirectional and lane % 2 == 1, window > 0)
+        text = self._texts[self.bidirectional and lane % 2]
+        walked = window * self._stride
+        begin = self._begin_of(slot * self.n_lanes + lane) + walked
+        if self._cut:
+            walked = min(walked, begin - text.documents[text.documents.last_until(begin)])
+        return Place(text, begin, walked)
 
-    def text(self, place: Place) -> Text:
-        """The part, read in the direction of `place`."""
-        return self._texts[place.backward]
+    def _run_begin(self, number: int) -> int:
+        """The first token of the run that is read as the `number`-th of all."""
+        epoch, index = divmod(number, self.n_runs)
+        run = permuted(index, self.n_runs, (self._seed, epoch))
+        return run * self.run_windows * self._stride + int(_mix(self._seed, epoch) % (self._slack + 1))
 
 
 def permuted(index: int, size: int, key: tuple[int, int]) -> int:

@@ -1,4 +1,4 @@
-"""From a place in the text to a window: [reused | A | sep | B | sep | cls], segment ids, pair label.
+"""From places in the text to windows: [reused | A | sep | B | sep | cls], segment ids, pair label.
 
 Source: XLNet section 2.4-2.5; zihangdai/xlnet data_utils.py `_split_a_and_b` (SPEC of the row). The reused part is read again: it was
 A and B of the last window, or their neighbours, and is what enters memory. The next window starts where it ends.
@@ -6,10 +6,13 @@ A and B of the last window, or their neighbours, and is what enters memory. The 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from xlpre.data.draws import Draws
 from xlpre.data.lanes import Place, Text
 from xlpre.text import symbols
 
@@ -64,90 +67,115 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
-class Window:
-    """One row, in the order the model reads it.
+class Windows:
+    """B rows, in the order the model reads them.
 
     Attributes:
-        ids: (T,) int64.
-        segments: (T,) int64.
-        functional: (T,) bool, <sep> and <cls> put there by the layout: never targets.
-        following: the id after the last token of a plain window, which its last position predicts in a causal model.
-        backward: the row runs from right to left.
-        continues: the lane's last window ended where this one begins.
-        pair_label: 1 if B follows A.
+        ids: (B, T) int64.
+        segments: (B, T) int64.
+        functional: (B, T) bool, <sep> and <cls> put there by the layout: never targets.
+        following: (B,) int64, the id after the last token of a plain window, which its last position predicts in a causal model.
+        backward: (B,) bool, the row runs from right to left.
+        remembers: (B,) int64, how many tokens before the window its memory may show.
+        pair_label: (B,) int64, 1 if B follows A.
         reuse_len: length of the reused part.
     """
 
     ids: np.ndarray
     segments: np.ndarray
     functional: np.ndarray
-    following: int
-    backward: bool
-    continues: bool
-    pair_label: int
+    following: np.ndarray
+    backward: np.ndarray
+    remembers: np.ndarray
+    pair_label: np.ndarray
     reuse_len: int
 
 
-def lay_out(text: Text, place: Place, config: DataConfig, rng: np.random.Generator) -> Window:
-    """The window at `place` of `text`; `rng` draws where A ends and B begins."""
-    middle = place.begin + config.reuse_len
-    reused = text.tokens(place.begin, middle)
-    parts: list[tuple[np.ndarray, int, bool]] = [(reused, SEGMENT_A, False)]
-    label = 1
-    sep, cls = np.array([symbols.SEP]), np.array([symbols.CLS])
-    n_new = config.window - config.reuse_len - config.n_symbols
-    if config.n_symbols == 3:
-        (a_begin, a_end), (b_begin, b_end), label = split_pair(text, middle, n_new, rng)
-        parts += [(text.tokens(a_begin, a_end), SEGMENT_A, False), (sep, SEGMENT_A, True)]
-        parts += [(text.tokens(b_begin, b_end), SEGMENT_B, False), (sep, SEGMENT_B, True), (cls, SEGMENT_CLS, True)]
-    elif config.n_symbols == 2:
-        parts += [
-            (text.tokens(middle, middle + n_new), SEGMENT_A, False),
-            (sep, SEGMENT_A, True),
-            (cls, SEGMENT_CLS, True),
-        ]
-    following = text.tokens(middle, middle + 1)
-    return Window(
-        ids=np.concatenate([ids for ids, _, _ in parts]).astype(np.int64),
-        segments=np.concatenate([np.full(len(ids), segment) for ids, segment, _ in parts]),
-        functional=np.concatenate([np.full(len(ids), functional) for ids, _, functional in parts]),
-        following=int(following[0]) if len(following) else symbols.EOD,
-        backward=place.backward,
-        continues=place.continues,
-        pair_label=label,
+def lay_out(places: Sequence[Place], config: DataConfig, draws: Draws) -> Windows:
+    """The windows at `places`; `draws` decide where A ends and B begins."""
+    shape = (len(places), config.window)
+    windows = Windows(
+        ids=np.full(shape, symbols.SEP, np.int64),
+        segments=np.full(shape, SEGMENT_A, np.int64),
+        functional=np.zeros(shape, bool),
+        following=np.full(len(places), symbols.EOD, np.int64),
+        backward=np.array([place.text.backward for place in places]),
+        remembers=np.array([place.remembers for place in places], np.int64),
+        pair_label=np.ones(len(places), np.int64),
         reuse_len=config.reuse_len,
     )
+    if config.n_symbols == 3:
+        _put_pairs(windows, places, draws)
+    else:
+        _put_plain(windows, places, config.window - config.n_symbols)
+    if config.n_symbols:
+        windows.ids[:, -1], windows.segments[:, -1] = symbols.CLS, SEGMENT_CLS
+        windows.functional[:, -2:] = True
+    return windows
 
 
-def split_pair(
-    text: Text, begin: int, total: int, rng: np.random.Generator
-) -> tuple[tuple[int, int], tuple[int, int], int]:
+def _put_plain(windows: Windows, places: Sequence[Place], n_tokens: int) -> None:
+    for row, place in enumerate(places):
+        read = place.text.tokens(place.begin, place.begin + n_tokens + 1)
+        windows.ids[row, :n_tokens], windows.following[row] = read[:-1], read[-1]
+
+
+def _put_pairs(windows: Windows, places: Sequence[Place], draws: Draws) -> None:
+    n_new = windows.ids.shape[1] - windows.reuse_len - 3
+    for row, (place, drawn) in enumerate(zip(places, draws.uniform(3).tolist(), strict=True)):
+        pair = split_pair(place.text, place.begin + windows.reuse_len, n_new, *drawn)
+        sep = pair.a_end - place.begin  # A follows the reused part in the text
+        windows.ids[row, :sep] = place.text.tokens(place.begin, pair.a_end)
+        windows.ids[row, sep + 1 : -2] = place.text.tokens(pair.b_begin, pair.b_end)
+        windows.segments[row, sep + 1 :] = SEGMENT_B
+        windows.functional[row, sep] = True
+        windows.pair_label[row] = pair.label
+
+
+class Pair(NamedTuple):
+    """Where A ends, where B begins and ends; label 1 if B follows A."""
+
+    a_end: int
+    b_begin: int
+    b_end: int
+    label: int
+
+
+def split_pair(text: Text, begin: int, total: int, coin: float, cut: float, elsewhere: float) -> Pair:
     """Segments A and B of `total` tokens together, A from `begin` on.
 
     Half of the time B is what follows A (label 1), else a sentence from anywhere (label 0). Both are then cut on their right,
     the longer first.
 
-    Returns:
-        (begin, end) of A, (begin, end) of B, label.
+    Args:
+        text: to read from.
+        begin: the first token of A.
+        total: tokens of both.
+        coin: uniform from 0 to 1 as `cut` and `elsewhere`; decides whether B follows A.
+        cut: which of the sentence ends A ends at.
+        elsewhere: in which place of the text B is, where it does not follow A.
 
     Source: zihangdai/xlnet data_utils.py, `_split_a_and_b`.
     """
-    end = text.boundary_after(begin + total)
-    cuts = text.boundaries(begin, end)
-    cuts = cuts[cuts < end]
-    follows = len(cuts) > 0 and rng.random() >= 0.5
-    a_end = int(cuts[rng.integers(len(cuts))]) if len(cuts) else end
+    sentences = text.sentences
+    first, last = sentences.first_from(begin + 1), sentences.first_from(begin + total)
+    n_cuts = last - first  # ends of sentences in between, where A may end
+    end = sentences[last]
+    a_end = sentences[first + int(cut * n_cuts)] if n_cuts else end
+    follows = n_cuts > 0 and coin >= 0.5
     if follows:
         b_begin, b_end = a_end, end
     else:
         b_len = max(1, total - (a_end - begin))
-        at = int(rng.integers(len(text) - b_len))
-        b_begin = text.boundary_before(at)
-        b_end = min(text.boundary_after(at + b_len), len(text) - 1)  # as the original, which leaves the last token out
+        at = int(elsewhere * (len(text) - b_len))
+        b_begin = sentences[sentences.last_until(at)]
+        b_end = min(
+            sentences[sentences.first_from(at + b_len)], len(text) - 1
+        )  # the original leaves the last token out
     a_len, b_len = a_end - begin, b_end - b_begin
     excess = a_len + b_len - total
     a_cut = min(excess, max(0, a_len - b_len))  # the longer one down to the other's length,
     b_cut = min(excess, max(0, b_len - a_len))
     rest = excess - a_cut - b_cut  # then in turn, B first
     a_cut, b_cut = a_cut + rest // 2, b_cut + rest - rest // 2
-    return (begin, a_end - a_cut), (b_begin, b_end - b_cut), int(follows)
+    return Pair(a_end - a_cut, b_begin, b_end - b_cut, int(follows))

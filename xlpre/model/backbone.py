@@ -73,7 +73,7 @@ class Backbone(nn.Module):
             else:
                 geometry = everywhere
             rows = layer(rows, content, remembered, geometry)
-        return self.dropout(rows), memory.extended(entering, batch.continues)
+        return self.dropout(rows), memory.extended(entering, batch.remembers)
 
     def _target_rows(self, rows: Tensor, positions: Tensor, length: int) -> Tensor:
         """The rows that are read out: the query stream, or content rows at the targets."""
@@ -85,7 +85,7 @@ class Backbone(nn.Module):
         """The geometry of all rows, and of the target rows alone, which is what the last layer computes."""
         length, mem_len, like = batch.input_ids.size(1), memory.hidden.size(2), self.mask_embedding
         n_keys, positions = mem_len + length, batch.target_positions
-        key_rank = torch.cat([memory.key_rank(batch.continues), batch.key_rank], dim=1)
+        key_rank = torch.cat([memory.key_rank(batch.remembers), batch.key_rank], dim=1)
         key_segments = F.pad(batch.segment_ids, (mem_len, 0))  # memory counts as segment 0
         shared = {"distances": self.distance_codes(n_keys, length, like), "direction": batch.backward.long()}
         in_order = torch.arange(length, device=key_rank.device)[None]

@@ -25,9 +25,12 @@ class MemoryConfig:
     Attributes:
         initial: `empty`: nothing can be seen until a window has been read. `zeros`: zeros that are attended to, as in the
             original.
+        at_document_end: `carry`: memory goes on into the next document, as in the original. `cut`: a window is shown no memory
+            from before the document that its first token is of.
     """
 
     initial: Literal["empty", "zeros"] = "empty"
+    at_document_end: Literal["carry", "cut"] = "carry"
 
 
 @dataclass(frozen=True)
@@ -42,18 +45,22 @@ class Memory:
     hidden: Tensor
     valid: Tensor
 
-    def key_rank(self, continues: Tensor) -> Tensor:
-        """Ranks of the M columns: visible to all, or hidden where empty or where the row does not continue. (B, M) int32."""
+    def key_rank(self, remembers: Tensor) -> Tensor:
+        """Ranks of the M columns: visible to all, or hidden where empty or older than the row remembers. (B, M) int32."""
         length = self.hidden.size(2)
         age = torch.arange(length, 0, -1, device=self.valid.device)
-        seen = age <= (self.valid * continues)[:, None]
+        seen = age <= self._shown(remembers)[:, None]
         return torch.where(seen, MEMORY_RANK, HIDDEN).to(torch.int32)
 
-    def extended(self, inputs: Sequence[Tensor], continues: Tensor) -> Memory:
+    def extended(self, inputs: Sequence[Tensor], remembers: Tensor) -> Memory:
         """Memory after a window: L inputs of layers, each (B, R, D), are appended and the last M columns kept."""
         new = torch.stack(list(inputs))
-        valid = (self.valid * continues + new.size(2)).clamp(max=self.hidden.size(2))
+        valid = (self._shown(remembers) + new.size(2)).clamp(max=self.hidden.size(2))
         return Memory(extend_memory(self.hidden, new), valid)
+
+    def _shown(self, remembers: Tensor) -> Tensor:
+        """How many of the last columns a window of each row sees, of which it `remembers` (B,) tokens. (B,) int64."""
+        return torch.minimum(self.valid, remembers)
 
 
 def extend_memory(memory: Tensor, hidden: Tensor) -> Tensor:

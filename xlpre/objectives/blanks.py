@@ -67,7 +67,7 @@ def batch_of(tokens: np.ndarray, positions: np.ndarray) -> Batch:
         targets=row(tokens[positions].astype(np.int64))[None],
         target_weights=torch.ones(1, len(positions)),
         backward=torch.tensor([False]),
-        continues=torch.tensor([False]),
+        remembers=torch.tensor([0]),
         pair_label=torch.tensor([1]),
         reuse_len=0,
     )

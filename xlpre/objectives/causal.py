@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from xlpre.data.layout import Window
-from xlpre.objectives.objective import Example, ObjectiveConfig
+from xlpre.data.draws import Draws
+from xlpre.data.layout import Windows
+from xlpre.objectives.objective import Examples, ObjectiveConfig
 
 
 class Causal:
@@ -16,13 +17,14 @@ class Causal:
     def __init__(self, config: ObjectiveConfig, starts_word: np.ndarray) -> None:
         pass  # there is nothing to choose
 
-    def example(self, window: Window, rng: np.random.Generator) -> Example:
-        """The example of a plain window; nothing is drawn."""
-        places = np.arange(len(window.ids), dtype=np.int32)
-        return Example(
-            input_ids=window.ids,
+    def examples(self, windows: Windows, draws: Draws) -> Examples:
+        """The examples of plain windows; nothing is drawn."""
+        rows, length = windows.ids.shape
+        places = np.tile(np.arange(length, dtype=np.int32), (rows, 1))
+        return Examples(
+            input_ids=windows.ids,
             query_rank=places + 1,
             key_rank=places,
             target_positions=places.astype(np.int64),
-            targets=np.append(window.ids[1:], window.following),
+            targets=np.concatenate([windows.ids[:, 1:], windows.following[:, None]], axis=1),
         )

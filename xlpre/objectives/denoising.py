@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from xlpre.data.layout import Window
-from xlpre.objectives.objective import Example, ObjectiveConfig
-from xlpre.objectives.spans import SpanSampler
+from xlpre.data.draws import Draws
+from xlpre.data.layout import Windows
+from xlpre.objectives.objective import Examples, ObjectiveConfig
+from xlpre.objectives.spans import SpanSampler, positions_of
 from xlpre.text import symbols
 
 
@@ -23,17 +24,19 @@ class Denoising:
         self._spans = SpanSampler(config, starts_word)
         self._vocab_size = len(starts_word)
 
-    def example(self, window: Window, rng: np.random.Generator) -> Example:
-        """Draw targets for `window` (the same as permutation would with this `rng`) and hide them."""
-        positions = np.flatnonzero(self._spans.targets_of(window, rng))
-        targets = window.ids[positions]
-        fate = rng.random(len(positions))
-        random_piece = rng.integers(len(symbols.PIECES), self._vocab_size, len(positions))
+    def examples(self, windows: Windows, draws: Draws) -> Examples:
+        """Draw targets for each row (the same as permutation would with these `draws`) and hide them."""
+        positions = positions_of(self._spans.targets_of(windows, draws))
+        targets = np.take_along_axis(windows.ids, positions, axis=1)
+        fate, piece = draws.uniform(positions.shape[1]), draws.uniform(positions.shape[1])
+        n_symbols = len(symbols.PIECES)
+        random_piece = n_symbols + (piece * (self._vocab_size - n_symbols)).astype(np.int64)
         hidden = np.where(fate < 0.8, symbols.MASK, np.where(fate < 0.9, random_piece, targets))
-        input_ids = window.ids.copy()
-        input_ids[positions] = hidden
-        key_rank = np.where(np.arange(len(input_ids)) < window.reuse_len, 0, 1).astype(np.int32)
-        return Example(
+        input_ids = windows.ids.copy()
+        np.put_along_axis(input_ids, positions, hidden, axis=1)
+        in_rest = np.arange(input_ids.shape[1], dtype=np.int32) >= windows.reuse_len
+        key_rank = np.tile(in_rest.astype(np.int32), (len(input_ids), 1))
+        return Examples(
             input_ids=input_ids,
             query_rank=key_rank + 1,
             key_rank=key_rank,

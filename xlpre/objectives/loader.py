@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,9 +11,10 @@ import numpy as np
 import torch
 
 from xlpre.batch import Batch
+from xlpre.data.draws import Draws
 from xlpre.data.lanes import Lanes
-from xlpre.data.layout import DataConfig, Window, lay_out
-from xlpre.objectives.objective import Example, Objective
+from xlpre.data.layout import DataConfig, Windows, lay_out
+from xlpre.objectives.objective import Examples, Objective
 
 
 class Loader:
@@ -23,30 +25,21 @@ class Loader:
         data: the layout of a window.
         objective: what is predicted.
         seed: of every draw.
+
+    Attributes:
+        waited_seconds: how long whoever asked `batches` for the next one has waited for it, in all.
     """
 
     def __init__(self, lanes: Lanes, data: DataConfig, objective: Objective, seed: int) -> None:
         self.lanes, self._data, self._objective, self._seed = lanes, data, objective, seed
+        self.waited_seconds = 0.0
         self._pin = torch.cuda.is_available()  # so that copies to a GPU do not wait
 
     def batch(self, step: int, lanes: Sequence[int]) -> Batch:
         """The rows of `lanes` at `step`."""
-        rows = [self._row(lane, step) for lane in lanes]
-        windows, examples = [window for window, _ in rows], [example for _, example in rows]
-        targets = _stack([e.targets for e in examples])
-        batch = Batch(
-            input_ids=_stack([e.input_ids for e in examples]),
-            segment_ids=_stack([w.segments for w in windows]),
-            query_rank=_stack([e.query_rank for e in examples]),
-            key_rank=_stack([e.key_rank for e in examples]),
-            target_positions=_stack([e.target_positions for e in examples]),
-            targets=targets,
-            target_weights=torch.ones(targets.shape),
-            backward=torch.tensor([w.backward for w in windows]),
-            continues=torch.tensor([w.continues for w in windows]),
-            pair_label=torch.tensor([w.pair_label for w in windows]),
-            reuse_len=self._data.reuse_len,
-        )
+        draws = Draws(self._seed, lanes, step)
+        windows = lay_out([self.lanes.place(lane, step) for lane in lanes], self._data, draws)
+        batch = batch_of(windows, self._objective.examples(windows, draws))
         return batch.pin_memory() if self._pin else batch
 
     def batches(self, first_step: int, lane_groups: Sequence[Sequence[int]]) -> Generator[Batch, None, None]:
@@ -59,15 +52,29 @@ class Loader:
                 while len(pending) < 2 * self._data.workers + len(lane_groups):
                     pending += [executor.submit(self.batch, step, lanes) for lanes in lane_groups]
                     step += 1
-                yield pending.popleft().result()
+                asked = time.perf_counter()
+                batch = pending.popleft().result()
+                self.waited_seconds += time.perf_counter() - asked
+                yield batch
         finally:
             executor.shutdown(cancel_futures=True)
 
-    def _row(self, lane: int, step: int) -> tuple[Window, Example]:
-        rng = np.random.Generator(np.random.Philox(key=self._seed, counter=[0, lane, step, 0]))
-        place = self.lanes.place(lane, step)
-        window = lay_out(self.lanes.text(place), place, self._data, rng)
-        return window, self._objective.example(window, rng)
+
+def batch_of(windows: Windows, examples: Examples) -> Batch:
+    """The same as tensors, which share memory with it."""
+    fields = {
+        "input_ids": examples.input_ids,
+        "segment_ids": windows.segments,
+        "query_rank": examples.query_rank,
+        "key_rank": examples.key_rank,
+        "target_positions": examples.target_positions,
+        "targets": examples.targets,
+        "target_weights": np.ones(examples.targets.shape, np.float32),
+        "backward": windows.backward,
+        "remembers": windows.remembers,
+        "pair_label": windows.pair_label,
+    }
+    return Batch(**{name: torch.from_numpy(values) for name, values in fields.items()}, reuse_len=windows.reuse_len)
 
 
 def lanes_of(process: int, n_processes: int, n_lanes: int, accumulation: int) -> list[range]:
@@ -79,7 +86,3 @@ def lanes_of(process: int, n_processes: int, n_lanes: int, accumulation: int) ->
     rows = n_lanes // (n_processes * accumulation)
     begins = [(micro * n_processes + process) * rows for micro in range(accumulation)]
     return [range(begin, begin + rows) for begin in begins]
-
-
-def _stack(rows: list[np.ndarray]) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(np.stack(rows)))

@@ -1,4 +1,4 @@
-"""The protocol of an objective: a window goes in, a row of the batch comes out."""
+"""The protocol of an objective: windows go in, the rows of a batch come out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from xlpre.data.layout import Window
+from xlpre.data.draws import Draws
+from xlpre.data.layout import Windows
 
 HIDDEN = np.iinfo(np.int32).max  # the rank of a key that nothing may see
 
@@ -40,8 +41,16 @@ class ObjectiveConfig:
 
 
 @dataclass(frozen=True)
-class Example:
-    """One row of a Batch, as numpy: T positions, P targets."""
+class Examples:
+    """What an objective says of B windows, as numpy; fields as in Batch.
+
+    Attributes:
+        input_ids: (B, T) int64.
+        query_rank: (B, T) int32.
+        key_rank: (B, T) int32.
+        target_positions: (B, P) int64.
+        targets: (B, P) int64.
+    """
 
     input_ids: np.ndarray
     query_rank: np.ndarray
@@ -51,7 +60,7 @@ class Example:
 
 
 class Objective(Protocol):
-    """What turns a window into an example.
+    """What turns windows into examples.
 
     Attributes:
         two_streams: whether predictions are read from the query stream (which sees not the token at its own place), or from
@@ -60,6 +69,6 @@ class Objective(Protocol):
 
     two_streams: bool
 
-    def example(self, window: Window, rng: np.random.Generator) -> Example:
-        """The example of `window`; every draw comes from `rng`."""
+    def examples(self, windows: Windows, draws: Draws) -> Examples:
+        """The examples of `windows`; every draw comes from `draws`."""
         ...

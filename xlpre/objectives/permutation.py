@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from xlpre.data.layout import Window
-from xlpre.objectives.objective import Example, ObjectiveConfig
-from xlpre.objectives.spans import SpanSampler, halves_of
+from xlpre.data.draws import Draws
+from xlpre.data.layout import Windows
+from xlpre.objectives.objective import Examples, ObjectiveConfig
+from xlpre.objectives.spans import SpanSampler, halves_of, positions_of
 
 
 class Permutation:
@@ -25,44 +26,47 @@ class Permutation:
         self._config = config
         self._spans = SpanSampler(config, starts_word)
 
-    def example(self, window: Window, rng: np.random.Generator) -> Example:
-        """Draw targets and an order for `window`."""
-        is_target = self._spans.targets_of(window, rng)
+    def examples(self, windows: Windows, draws: Draws) -> Examples:
+        """Draw targets and an order for each row."""
+        is_target = self._spans.targets_of(windows, draws)
         ranks = []
-        for half in halves_of(window):
+        for half in halves_of(windows):
             length = half.stop - half.start
-            places = rng.permutation(min(self._config.perm_size or length, length))
-            base = 0 if half.start == 0 else window.reuse_len + 1
-            ranks.append(ranks_of(is_target[half], window.functional[half], places, base))
-        positions = np.flatnonzero(is_target)
-        return Example(
-            input_ids=window.ids,
-            query_rank=np.concatenate([query for query, _ in ranks]),
-            key_rank=np.concatenate([key for _, key in ranks]),
+            places = draws.uniform(min(self._config.perm_size or length, length)).argsort(axis=1)
+            base = 0 if half.start == 0 else windows.reuse_len + 1
+            ranks.append(ranks_of(is_target[:, half], windows.functional[:, half], places, base))
+        query_rank, key_rank = (np.concatenate(side, axis=1) for side in zip(*ranks, strict=True))
+        positions = positions_of(is_target)
+        return Examples(
+            input_ids=windows.ids,
+            query_rank=query_rank,
+            key_rank=key_rank,
             target_positions=positions,
-            targets=window.ids[positions],
+            targets=np.take_along_axis(windows.ids, positions, axis=1),
         )
 
 
 def ranks_of(
     is_target: np.ndarray, functional: np.ndarray, places: np.ndarray, base: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Query and key ranks of one half of a window.
+    """Query and key ranks of one half of each window.
 
     Args:
-        is_target: (L,) bool.
-        functional: (L,) bool, <sep> and <cls>: hidden from the context like targets, but never predicted.
-        places: a permutation of the places in a chunk, the same for every chunk; chunks follow each other from left to right.
+        is_target: (B, L) bool.
+        functional: (B, L) bool, <sep> and <cls>: hidden from the context like targets, but never predicted.
+        places: (B, S) permutations of the places in a chunk, a row's the same for all its chunks; chunks follow each other from
+            left to right.
         base: rank of the half's first place.
 
     Returns:
-        (L,) int32 query ranks, (L,) int32 key ranks.
+        (B, L) int32 query ranks, (B, L) int32 key ranks.
 
     Source: zihangdai/xlnet data_utils.py `_local_perm`; docs/objectives.md derives the rule.
     """
-    length, size = len(is_target), len(places)
-    tail = places[places < length % size]  # the last chunk may be shorter
-    order = np.concatenate([np.tile(places, length // size), tail]) + np.arange(length) // size * size + base
-    key = np.where(is_target | functional, order, base - 1)
-    query = np.where(is_target, order, key + 1)
-    return query.astype(np.int32), key.astype(np.int32)
+    (rows, length), size = is_target.shape, places.shape[1]
+    in_tail = length % size
+    tail = places[places < in_tail].reshape(rows, in_tail)  # the last chunk may be shorter
+    order = np.concatenate([places] * (length // size) + [tail], axis=1, dtype=np.int32, casting="same_kind")
+    order += (np.arange(length) // size * size + base).astype(np.int32)
+    key = np.where(is_target | functional, order, np.int32(base - 1))
+    return key + ~is_target, key

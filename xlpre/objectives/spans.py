@@ -5,14 +5,33 @@ Source: XLNet section 2.3 (partial prediction) and 3.1 ("span-based prediction")
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from dataclasses import dataclass
+
 import numpy as np
 
-from xlpre.data.layout import Window
+from xlpre.data.draws import Draws
+from xlpre.data.layout import Windows
 from xlpre.objectives.objective import ObjectiveConfig
 
 
+@dataclass(frozen=True)
+class SpanDraws:
+    """What chance decides about the targets of B stretches of L tokens, all uniform from 0 to 1.
+
+    Attributes:
+        lengths: (B, N), words of each span, for as many spans as there can be.
+        offsets: (B, N), where in its context each span begins.
+        fill: (B, L), tokens with low ones are targets where spans are too few.
+    """
+
+    lengths: np.ndarray
+    offsets: np.ndarray
+    fill: np.ndarray
+
+
 class SpanSampler:
-    """Chooses targets in a stretch of text.
+    """Chooses targets in stretches of text.
 
     Args:
         config: partial_k, max_span, span_ends.
@@ -20,70 +39,88 @@ class SpanSampler:
     """
 
     def __init__(self, config: ObjectiveConfig, starts_word: np.ndarray) -> None:
-        self._k = config.partial_k
+        self._k, self._max_span = config.partial_k, config.max_span
         self._whole_words = config.span_ends == "whole_words"
         self._starts_word = starts_word
         lengths = 1 / np.arange(1, config.max_span + 1)
-        self._length_cdf = np.cumsum(lengths / lengths.sum())
+        self._length_cdf = np.cumsum(lengths / lengths.sum())[:-1]
+        self._contexts = [int(n * self._k) for n in range(config.max_span + 1)]
 
-    def targets_of(self, window: Window, rng: np.random.Generator) -> np.ndarray:
-        """(T,) bool with exactly P true, shared between the halves of `window` by their lengths."""
-        goals = target_shares(len(window.ids), window.reuse_len, self._k)
-        allowed = ~window.functional
+    def targets_of(self, windows: Windows, draws: Draws) -> np.ndarray:
+        """(B, T) bool with exactly P true in each row, shared between the halves of a window by their lengths."""
+        goals = target_shares(windows.ids.shape[1], windows.reuse_len, self._k)
+        allowed = ~windows.functional
         chosen = [
-            self.sample(window.ids[half], allowed[half], goal, window.backward, rng)
-            for half, goal in zip(halves_of(window), goals, strict=False)
+            self.sample(
+                windows.ids[:, half], allowed[:, half], goal, windows.backward, self.draw(half.stop - half.start, draws)
+            )
+            for half, goal in zip(halves_of(windows), goals, strict=False)
         ]
-        return np.concatenate(chosen)
+        return np.concatenate(chosen, axis=1)
+
+    def draw(self, length: int, draws: Draws) -> SpanDraws:
+        """The draws for stretches of `length` tokens."""
+        most = (length - 1) // (self._contexts[1] + 1) + 1  # a span and its context take so many tokens at least
+        return SpanDraws(draws.uniform(most), draws.uniform(most), draws.uniform(length))
 
     def sample(
-        self, ids: np.ndarray, allowed: np.ndarray, goal: int, backward: bool, rng: np.random.Generator
+        self, ids: np.ndarray, allowed: np.ndarray, goal: int, backward: np.ndarray, draws: SpanDraws
     ) -> np.ndarray:
-        """Mark `goal` targets.
+        """Mark `goal` targets in each row.
 
         Args:
-            ids: (L,) tokens in the row's order.
-            allowed: (L,) bool, tokens that may be targets.
-            goal: how many, at most `allowed.sum()`.
-            backward: the row runs from right to left; everything is drawn in reading order.
-            rng: source of every draw.
+            ids: (B, L) tokens in the rows' order.
+            allowed: (B, L) bool, tokens that may be targets.
+            goal: how many, at most what any row allows.
+            backward: (B,) bool, the row runs from right to left; everything is drawn in reading order.
+            draws: for B stretches of L tokens.
 
         Returns:
-            (L,) bool with exactly `goal` true.
+            (B, L) bool with exactly `goal` true in each row.
         """
-        order = slice(None, None, -1 if backward else 1)
-        allowed = allowed[order]
-        chosen = self._spans(self._starts_word[ids[order]], allowed, goal, rng)
-        missing = goal - int(chosen.sum())
-        if missing:
-            free = np.flatnonzero(allowed & ~chosen)
-            chosen[rng.choice(free, missing, replace=False)] = True
-        return chosen[order]
+        allowed = _reversed_where(backward, allowed)
+        chosen = self.spans(_reversed_where(backward, self._starts_word[ids]), allowed, goal, draws)
+        _fill(chosen, allowed, goal, draws.fill)
+        return _reversed_where(backward, chosen)
 
-    def _spans(self, starts: np.ndarray, allowed: np.ndarray, goal: int, rng: np.random.Generator) -> np.ndarray:
+    def spans(self, starts: np.ndarray, allowed: np.ndarray, goal: int, draws: SpanDraws) -> np.ndarray:
+        """(B, L) bool, at most `goal` true in each row, in reading order; `starts` (B, L) are tokens that begin a word."""
+        chosen = np.zeros(starts.shape, bool)
+        n_words = (self._length_cdf.searchsorted(draws.lengths, side="right") + 1).tolist()
+        offsets = draws.offsets.tolist()
+        for marks, begins, free, n, offset in zip(chosen, starts, allowed, n_words, offsets, strict=True):
+            for begin, end in self._walk(begins.nonzero()[0].tolist(), free.tobytes(), goal, n, offset):
+                marks[begin:end] = True
+        return chosen
+
+    def _walk(
+        self, words: list[int], allowed: bytes, goal: int, n_words: list[int], offsets: list[float]
+    ) -> list[tuple[int, int]]:
         """Spans in contexts K times as long, left to right, until `goal` is reached or the text ends.
 
-        A span that does not fit into what is left of the goal, or has a token that is not allowed, is passed over.
+        A span that does not fit into what is left of the goal, or has a token that is not allowed, is passed over. This is the
+        one loop over tokens of the data path: plain integers, because a span begins where the last one's context ended.
         """
-        chosen = np.zeros(len(starts), bool)
-        word_starts = np.append(np.flatnonzero(starts), len(starts))
+        length, last = len(allowed), len(words)
+        words = words + [length] * (self._max_span + 1)  # so that words[word + n] is there
+        spans = []
         left, at = goal, 0
-        while left > 0 and at < len(starts):
-            n = min(int(np.searchsorted(self._length_cdf, rng.random(), side="right")) + 1, left)
-            context = int(n * self._k)
-            before = int(rng.integers(context))
-            word = int(np.searchsorted(word_starts, at + before))
-            if word + 1 >= len(word_starts):
+        for n, offset in zip(n_words, offsets, strict=True):
+            if left == 0 or at >= length:
                 break
-            begin = int(word_starts[word])
-            end = int(word_starts[min(word + n, len(word_starts) - 1)]) if self._whole_words else begin + n
-            if end >= len(starts):
+            n = min(n, left)
+            context = self._contexts[n]
+            before = int(offset * context)
+            word = bisect_left(words, at + before, 0, last)
+            begin = words[word]
+            end = words[word + n] if self._whole_words else begin + n
+            if end >= length:
                 break
-            if end - begin <= left and allowed[begin:end].all():
-                chosen[begin:end] = True
+            if end - begin <= left and allowed.find(0, begin, end) < 0:
+                spans.append((begin, end))
                 left -= end - begin
             at = end + context - before
-        return chosen
+        return spans
 
 
 def target_shares(length: int, reuse_len: int, partial_k: float) -> tuple[int, int]:
@@ -93,7 +130,25 @@ def target_shares(length: int, reuse_len: int, partial_k: float) -> tuple[int, i
     return total - in_rest, in_rest
 
 
-def halves_of(window: Window) -> list[slice]:
-    """The reused part and the rest (absent in a plain window), which must not be seen from the reused part."""
-    halves = [slice(0, window.reuse_len), slice(window.reuse_len, len(window.ids))]
+def halves_of(windows: Windows) -> list[slice]:
+    """The reused part and the rest (absent in plain windows), which must not be seen from the reused part."""
+    halves = [slice(0, windows.reuse_len), slice(windows.reuse_len, windows.ids.shape[1])]
     return [half for half in halves if half.stop > half.start]
+
+
+def positions_of(chosen: np.ndarray) -> np.ndarray:
+    """(B, P) int64, where `chosen` (B, T) is true, which it is P times in each row."""
+    rows, length = chosen.shape
+    return np.flatnonzero(chosen).reshape(rows, -1) - np.arange(0, rows * length, length)[:, None]
+
+
+def _fill(chosen: np.ndarray, allowed: np.ndarray, goal: int, fill: np.ndarray) -> None:
+    """Mark the tokens with the lowest `fill` in each row, until there are `goal`."""
+    missing = goal - chosen.sum(1)
+    by_fill = np.where(allowed & ~chosen, fill, np.inf).argsort(axis=1)
+    row, taken = (np.arange(fill.shape[1]) < missing[:, None]).nonzero()
+    chosen[row, by_fill[row, taken]] = True
+
+
+def _reversed_where(backward: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    return np.where(backward[:, None], rows[:, ::-1], rows)

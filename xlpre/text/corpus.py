@@ -1,24 +1,25 @@
-"""Documents from files, from datasets by name, from the docstrings of the installed packages. The one door to `datasets`.
+"""Documents from files, from datasets by name, from docstrings; alone or as a mixture. The one door to `datasets`.
 
-A document is a list of lines, a line is text with single spaces: a paragraph or a sentence, as `text.lines` says.
+A document is a list of lines, a line is text with single spaces: a paragraph or a sentence, as `text.lines` says. What is large is cut
+into units that can be read side by side.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import glob
-import gzip
-import json
-import re
-import sysconfig
-import zlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Literal, cast
+from typing import Any, Literal
+
+from xlpre.text.docstrings import docstrings
+from xlpre.text.files import PACKED, Meter, json_rows, kind_of, parquet_rows, read_lines, row_groups
 
 Document = list[str]
 Lines = Literal["paragraphs", "sentences"]
+LONGEST_DOCUMENT = 16_000_000  # characters; what is longer is cut
+UNIT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -26,25 +27,32 @@ class TextConfig:
     """Where the text comes from.
 
     Attributes:
-        source: `docstrings`; a glob of .txt, .jsonl or .parquet files (.txt and .jsonl also .gz); or `hf:NAME[/CONFIG]`
+        source: `docstrings`; a glob of .txt, .jsonl or .parquet files (.txt and .jsonl also .gz or .zst); or `hf:NAME[/CONFIG]`
             for a dataset of the Hugging Face hub, `hf:./FOLDER` for one on disk.
+        mixture: several sources instead, each with how often its documents are taken for training: 2 is twice, 0.5 every
+            second one, as `{"wiki/*.txt.gz": 2, "hf:owner/data": 0.5}`.
         column: the field of a jsonl, parquet or hub row that holds the text.
         rows: whether a row of a jsonl, parquet or hub source is a whole document, or one line of text (as in a .txt file,
             where an empty line ends a document).
         lines: what a line of text is. `paragraphs`: <eop> follows it, and the ends of its sentences are found. `sentences`: one
             sentence, after which nothing is put, as BERT and the released XLNet read their files.
         split: the split of a hub dataset.
-        limit_mb: stop after so many million characters; null reads everything.
+        limit_mb: stop after so many million characters of each source; null reads everything.
+        deduplicate: leave out documents whose text was there before, to the letter.
         held_out: the share of documents kept out of training, to measure on. Chosen by a hash of the document.
+        workers: processes that encode; 0 is one for each core.
     """
 
     source: str = "docstrings"
+    mixture: dict[str, float] = field(default_factory=dict)
     column: str = "text"
     rows: Literal["documents", "lines"] = "documents"
     lines: Lines = "paragraphs"
     split: str = "train"
     limit_mb: float | None = None
+    deduplicate: bool = False
     held_out: float = 0.01
+    workers: int = 0
 
     def __post_init__(self) -> None:
         if not 0 < self.held_out < 0.5:
@@ -53,39 +61,97 @@ class TextConfig:
             )
         if self.limit_mb is not None and self.limit_mb <= 0:
             raise ValueError(f"text.limit_mb ({self.limit_mb}) must be positive, or null to read everything")
+        if self.workers < 0:
+            raise ValueError(f"text.workers ({self.workers}) must be at least 0, which is one for each core")
+        for source, weight in self.mixture.items():
+            if weight <= 0:
+                raise ValueError(f"text.mixture: {source!r} is taken {weight} times; the number must be positive")
+
+    @property
+    def sources(self) -> dict[str, float]:
+        """The sources and how often each is taken."""
+        return self.mixture or {self.source: 1.0}
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A part of the text that can be read by itself.
+
+    Attributes:
+        source: `docstrings`, `hf:...`, or a file.
+        weight: how often its documents are taken for training.
+        begin, end: of a plain file, the bytes; of a parquet file, the row groups; of a dataset, which share of how many.
+        n_bytes: its size; 0 if nobody knows.
+        changed: when its file was changed last, in nanoseconds.
+    """
+
+    source: str
+    weight: float
+    begin: int = 0
+    end: int | None = None
+    n_bytes: int = 0
+    changed: int = 0
+
+
+def units_of(config: TextConfig) -> list[list[Unit]]:
+    """What can be read side by side: each unit alone, or, where a limit counts through them, all units of a source.
+
+    Their order depends on nothing but the text and `config`.
+
+    Raises:
+        ValueError: a glob that matches nothing, a file of an unknown kind, a dataset that cannot be loaded.
+    """
+    found = [_units_of_source(source, weight, config) for source, weight in config.sources.items()]
+    return found if config.limit_mb is not None else [[unit] for units in found for unit in units]
+
+
+def _units_of_source(source: str, weight: float, config: TextConfig) -> list[Unit]:
+    if source == "docstrings":
+        return [Unit(source, weight)]
+    if source.startswith("hf:"):
+        n_shares = _hub(source, config).num_shards
+        return [Unit(source, weight, i, n_shares) for i in range(n_shares)]
+    return [unit for path in _matching(source) for unit in _units_of_file(path, weight, config)]
+
+
+def files(config: TextConfig) -> dict[str, int]:
+    """The files that the sources' globs name, with their bytes; none for a source that is not a glob."""
+    globs = [source for source in config.sources if source != "docstrings" and not source.startswith("hf:")]
+    return {str(path): path.stat().st_size for source in globs for path in _matching(source)}
 
 
 def documents(config: TextConfig) -> Iterator[Document]:
-    """The documents of `config.source`, in a fixed order.
+    """The documents of all sources, one after another.
 
     Yields:
         Non-empty documents of non-empty lines.
 
     Raises:
-        ValueError: a glob that matches nothing, a file that cannot be read (named, with its line), no text at all.
+        ValueError: a file that cannot be read (named, with its line or byte), no text at all.
     """
-    if config.source == "docstrings":
-        found: Iterable[Document] = _docstrings()
-    elif config.source.startswith("hf:"):
-        found = _from_rows(_hub_rows(config), config)
-    else:
-        found = chain.from_iterable(_from_file(path, config) for path in _matching(config.source))
+    document = None
+    for units in units_of(config):
+        for document in documents_of(units, config, Meter()):
+            yield document
+    if document is None:
+        raise ValueError(no_text(config))
+
+
+def documents_of(units: Sequence[Unit], config: TextConfig, meter: Meter) -> Iterator[Document]:
+    """The documents of `units` one after another, `limit_mb` of them; `meter` is told how much was read."""
     limit = float("inf") if config.limit_mb is None else config.limit_mb * 1e6
     characters = 0
-    for document in found:
-        if characters >= limit:
-            return
-        characters += sum(map(len, document))
-        yield document
-    if not characters:
-        raise ValueError(f"text.source={config.source!r} holds no text at all; name one that does")
+    for unit in units:
+        for document in _read(unit, config, meter):
+            if characters >= limit:
+                return
+            characters += sum(map(len, document))
+            yield document
 
 
-def files(config: TextConfig) -> dict[str, int]:
-    """The files that the source's glob names, with their bytes; none for a source that is not a glob."""
-    if config.source == "docstrings" or config.source.startswith("hf:"):
-        return {}
-    return {str(path): path.stat().st_size for path in _matching(config.source)}
+def no_text(config: TextConfig) -> str:
+    """The message for a corpus without a word."""
+    return f"text.source={' '.join(config.sources)!r} holds no text at all; name one that does"
 
 
 def _matching(pattern: str) -> list[Path]:
@@ -97,101 +163,103 @@ def _matching(pattern: str) -> list[Path]:
     return paths
 
 
-def _from_file(path: Path, config: TextConfig) -> Iterator[Document]:
-    kind = next((suffix for suffix in reversed(path.suffixes) if suffix != ".gz"), "")
-    if path.is_dir() or kind not in (".txt", ".jsonl", ".parquet"):
-        if path.is_dir():
-            raise ValueError(f"text.source: {path} is a folder; name the files in it, as '{path}/*.txt'")
-        raise ValueError(
-            f"text.source: {path} is of kind {kind or 'unknown'!r}; it must be a .txt, .jsonl or .parquet file (.gz for the first two)"
-        )
-    if kind == ".txt":
-        yield from _split_at_empty_lines(_lines(path))
+def _units_of_file(path: Path, weight: float, config: TextConfig) -> Iterator[Unit]:
+    kind, state = kind_of(path), path.stat()
+    whole = Unit(str(path), weight, n_bytes=state.st_size, changed=state.st_mtime_ns)
+    if kind == ".parquet":
+        sizes = row_groups(path)
+        for i, size in enumerate(sizes if config.rows == "documents" else []):
+            yield dataclasses.replace(whole, begin=i, end=i + 1, n_bytes=size)
+        if config.rows == "lines":
+            yield dataclasses.replace(whole, n_bytes=sum(sizes))
+    elif path.suffix in PACKED or (kind == ".jsonl" and config.rows == "lines"):
+        yield whole
     else:
-        yield from _from_rows(
-            _json_rows(path) if kind == ".jsonl" else _parquet_rows(path, config.column), config, path
-        )
+        for begin in range(0, max(state.st_size, 1), UNIT_BYTES):
+            end = min(begin + UNIT_BYTES, state.st_size)
+            yield dataclasses.replace(whole, begin=begin, end=end, n_bytes=end - begin)
 
 
-def _lines(path: Path) -> Iterator[str]:
-    """Lines of a text file, unpacked; what cannot be read raises ValueError with the file and the line."""
-    number = 0
-    try:
-        with _open(path) as file:
-            for number, line in enumerate(file, 1):
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8")  # some editors put a mark first
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path}, line {number}: not UTF-8 ({error.reason} at byte {error.start} of the line); convert or remove it"
-        ) from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{path}, after line {number}: cannot be read: {error or type(error).__name__}") from None
+def _read(unit: Unit, config: TextConfig, meter: Meter) -> Iterator[Document]:
+    if unit.source == "docstrings":
+        return docstrings()
+    if unit.source.startswith("hf:"):
+        share = _hub(unit.source, config).shard(num_shards=unit.end, index=unit.begin)
+        return _from_rows(_hub_rows(share, unit.source), config, unit.source)
+    path = Path(unit.source)
+    kind = kind_of(path)
+    if kind == ".txt":
+        return _from_lines(read_lines(path, meter, unit.begin), unit)
+    if kind == ".jsonl":
+        return _from_rows(json_rows(path, meter, unit.begin, unit.end), config, path)
+    return _from_rows(parquet_rows(path, meter, config.column, unit.begin, unit.end), config, path)
 
 
-def _open(path: Path) -> IO[bytes]:
-    return cast(IO[bytes], gzip.open(path)) if path.suffix == ".gz" else open(path, "rb")
+def _from_lines(lines: Iterable[tuple[int, str]], unit: Unit) -> Iterator[Document]:
+    """Documents between empty lines. A unit that begins inside a file has those after an empty line of its own stretch."""
+    inside = unit.begin == 0
+    last = float("inf") if unit.end is None else unit.end
+
+    def own() -> Iterator[str]:
+        nonlocal inside
+        for offset, line in lines:
+            if line.strip():
+                if inside:
+                    yield line
+                elif offset >= last:
+                    return
+            else:
+                if offset >= last:
+                    return
+                inside = True
+                yield line
+
+    return _split_at_empty_lines(own())
 
 
-def _json_rows(path: Path) -> Iterator[dict]:
-    for number, line in enumerate(_lines(path), 1):
-        if line.strip():
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(
-                    f"{path}, line {number}: not JSON ({error.msg}); one object a line is needed"
-                ) from None
-            if not isinstance(row, dict):
-                raise ValueError(f"{path}, line {number}: a JSON object is needed, not a {type(row).__name__}")
-            yield row
-
-
-def _parquet_rows(path: Path, column: str) -> Iterator[dict]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        file = pyarrow.parquet.ParquetFile(path)
-        if column not in file.schema_arrow.names:
-            raise ValueError(
-                f"{path}: has no column {column!r}; set text.column to one of {', '.join(file.schema_arrow.names)}"
-            )
-        for batch in file.iter_batches(columns=[column]):
-            yield from batch.to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f"{path}: cannot be read as parquet: {str(error).splitlines()[0]}") from None
-
-
-def _hub_rows(config: TextConfig) -> Iterator[dict]:
+def _hub(source: str, config: TextConfig) -> Any:
+    """The streamed dataset that `source` names."""
     import datasets
 
-    def load(path: str, part: str | None) -> Iterator[dict]:
-        return iter(datasets.load_dataset(path, part, split=config.split, streaming=True))
-
-    name = config.source.removeprefix("hf:")
+    name = source.removeprefix("hf:")
     head, _, tail = name.rpartition("/")
     try:
         try:
-            return load(name, None)
+            return datasets.load_dataset(name, None, split=config.split, streaming=True)
         except datasets.exceptions.DatasetNotFoundError:
             if not head or name.startswith((".", "/")):
                 raise
-            return load(head, tail)  # "owner/data" and "data/config" look alike
+            return datasets.load_dataset(head, tail, split=config.split, streaming=True)  # "owner/data", "data/config"
     except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
-        raise ValueError(f"text.source={config.source!r} could not be loaded: {' '.join(str(error).split())}") from None
+        raise ValueError(f"text.source={source!r} could not be loaded: {' '.join(str(error).split())}") from None
 
 
-def _from_rows(rows: Iterable[dict], config: TextConfig, path: Path | None = None) -> Iterator[Document]:
-    texts = _column(rows, config.column, path or config.source)
+def _hub_rows(share: Any, source: str) -> Iterator[dict[str, Any]]:
+    number = 0
+    rows = iter(share)
+    while True:
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except Exception as error:  # noqa: BLE001 - whatever a network or a codec makes of it
+            raise ValueError(
+                f"text.source={source!r}, after row {number}: cannot be read: {' '.join(str(error).split())}; run again to go on"
+            ) from None
+        number += 1
+        yield row
+
+
+def _from_rows(rows: Iterable[dict[str, Any]], config: TextConfig, origin: object) -> Iterator[Document]:
+    texts = _column(rows, config.column, origin)
     if config.rows == "lines":
         yield from _split_at_empty_lines(texts)
         return
     for text in texts:
-        if document := _clean(text.splitlines()):
-            yield document
+        yield from _split_at_empty_lines(line for line in text.splitlines() if line.strip())
 
 
-def _column(rows: Iterable[dict], column: str, origin: object) -> Iterator[str]:
+def _column(rows: Iterable[dict[str, Any]], column: str, origin: object) -> Iterator[str]:
     for number, row in enumerate(rows, 1):
         if column not in row:
             raise ValueError(
@@ -203,67 +271,17 @@ def _column(rows: Iterable[dict], column: str, origin: object) -> Iterator[str]:
 
 
 def _split_at_empty_lines(lines: Iterable[str]) -> Iterator[Document]:
-    document: list[str] = []
+    document: Document = []
+    characters = 0
     for line in lines:
-        if line.strip():
-            document.append(line)
-        elif document:
-            yield _clean(document)
-            document = []
+        clean = line.strip()
+        if "  " in clean or not clean.isprintable():  # seldom, and several times slower
+            clean = " ".join(clean.split())
+        if clean:
+            document.append(clean)
+            characters += len(clean)
+        if document and (not clean or characters >= LONGEST_DOCUMENT):
+            yield document
+            document, characters = [], 0
     if document:
-        yield _clean(document)
-
-
-def _clean(lines: Iterable[str]) -> Document:
-    return [clean for line in lines if (clean := " ".join(line.split()))]
-
-
-def _docstrings() -> Iterator[Document]:
-    """One document a Python module of the standard library and the installed packages: its docstrings, as prose.
-
-    Packages take turns, so that a bounded read sees many of them; a paragraph is taken where it first stands.
-    """
-    roots = {Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")}
-    packages = {entry for root in roots for entry in root.iterdir() if entry.is_dir() or entry.suffix == ".py"}
-    queues = [_modules(entry) for entry in sorted(packages - roots, key=lambda entry: entry.name)]
-    seen: set[int] = set()
-    while queues:
-        for queue in list(queues):
-            module = next(queue, None)
-            if module is None:
-                queues.remove(queue)
-                continue
-            document = [p for text in _texts(module) for p in _prose(text)]
-            fresh = [p for p in document if hash(p) not in seen]
-            seen.update(map(hash, fresh))
-            if sum(map(len, fresh)) > 200:
-                yield list(dict.fromkeys(fresh))
-
-
-def _modules(entry: Path) -> Iterator[Path]:
-    found = [entry] if entry.is_file() else sorted(entry.rglob("*.py"))
-    skipped = {"tests", "test", "site-packages", "_vendor", "idlelib", "lib2to3"}
-    return (path for path in found if not skipped.intersection(path.parts[len(entry.parts) - 1 :]))
-
-
-# a string that opens a file (after comments) or a block; parsing the file would be exact and far slower
-_DOCSTRING = re.compile(r'''(?:\A(?:\s|#[^\n]*\n)*|:[ \t]*\n\s*)[rRuU]?("""|\'\'\')(.*?)\1''', re.DOTALL)
-
-
-def _texts(module: Path) -> Iterator[str]:
-    try:
-        source = module.read_text("utf-8")
-    except (OSError, UnicodeDecodeError):
-        return  # another encoding, or gone: nothing is owed to this source
-    for match in _DOCSTRING.finditer(source):
-        yield match[2]
-
-
-def _prose(docstring: str) -> Iterator[str]:
-    """The paragraphs of a docstring that read as English: words, not signatures, tables or sessions."""
-    for block in re.split(r"\n\s*\n", docstring):
-        text = " ".join(block.split())
-        letters = sum(character.isalpha() or character == " " for character in text)
-        code = ">>>" in text or "::" in text or "====" in text or "----" in text
-        if not code and len(text) > 60 and text.count(" ") >= 8 and letters > 0.85 * len(text):
-            yield text
+        yield document

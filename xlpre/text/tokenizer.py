@@ -9,9 +9,11 @@ import hashlib
 import io
 import re
 import unicodedata
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,11 @@ class TokenizerConfig:
             raise ValueError(
                 f"tokenizer.vocab_size ({self.vocab_size}) must be above {least}, the number of special symbols"
             )
+
+
+TERMINAL, CLOSING, LOWER, LONE_SPACE, BEGINS_WORD, BREAK = (
+    1 << i for i in range(6)
+)  # what a piece is, see Tokenizer._kinds
 
 
 class Tokenizer:
@@ -111,31 +118,49 @@ class Tokenizer:
         return self._encode([text])[0]
 
     def encode_document(self, document: Document, lines: Lines = "paragraphs") -> tuple[np.ndarray, np.ndarray]:
-        """Token ids of a document and where its sentences end.
+        """Token ids (N,) of one document, and the offsets after each of its sentences; see encode_documents."""
+        ids, sentence_ends, _ = self.encode_documents([document], lines)
+        return ids, sentence_ends
+
+    def encode_documents(
+        self, documents: Sequence[Document], lines: Lines = "paragraphs", threads: int = 1
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Token ids of documents one after another, and where their sentences and they themselves end.
 
         Args:
-            document: its lines.
+            documents: each a list of lines.
             lines: what they are. Each paragraph gets an <eop>, a sentence nothing; an <eod> follows the last line either way,
                 and belongs to the sentence before it.
+            threads: for the encoding.
 
         Returns:
-            (N,) int64 ids; (S,) int64 increasing offsets after each sentence, the last one N.
+            (N,) int64 ids; (S,) and (documents,) int64 increasing offsets, the last ones N.
         """
-        after = [symbols.EOP] if lines == "paragraphs" else []
-        encoded = [ids + after for ids in self._encode(document)]
-        ids = np.array([i for line in encoded for i in line] + [symbols.EOD], np.int64)
+        encoded = iter(self._encode([line for document in documents for line in document], threads))
+        ids, line_ends, document_ends = array("q"), [], []
+        for document in documents:
+            for line in islice(encoded, len(document)):
+                ids.fromlist(line)
+                if lines == "paragraphs":
+                    ids.append(symbols.EOP)
+                line_ends.append(len(ids))
+            ids.append(symbols.EOD)
+            document_ends.append(len(ids))
+        found = np.asarray(ids)
         if lines == "paragraphs":
-            return ids, self.sentence_ends(ids)
-        ends = np.unique(np.cumsum([len(line) for line in encoded]))  # a line may hold no token
-        return ids, np.append(ends[(ends > 0) & (ends < len(ids) - 1)], len(ids))
+            return found, self.sentence_ends(found), np.array(document_ends)
+        ends = np.array(line_ends, np.int64)
+        ends = ends[(ends > 0) & (found[ends] != symbols.EOD)]  # the last line of a document ends with it
+        ends = np.union1d(ends[found[ends - 1] != symbols.EOD], document_ends)  # a line may hold no token
+        return found, ends, np.array(document_ends)
 
-    def _encode(self, texts: list[str]) -> list[list[int]]:
+    def _encode(self, texts: list[str], threads: int = 1) -> list[list[int]]:
         if self.preprocess == "none":
-            return self._pieces.encode(texts)
+            return self._pieces.encode(texts, num_threads=threads)
         texts = [prepared(text, self.preprocess) for text in texts]
         return [
             self._pieces.piece_to_id(split_after_digits(pieces, self._pieces.encode_as_pieces))
-            for pieces in self._pieces.encode_as_pieces(texts)
+            for pieces in self._pieces.encode(texts, out_type=str, num_threads=threads)
         ]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -152,36 +177,30 @@ class Tokenizer:
         return np.array([_starts_word(piece) for piece in self.pieces])
 
     def sentence_ends(self, ids: np.ndarray) -> np.ndarray:
-        """Offsets after each sentence of an encoded document of paragraphs, the last one its end.
+        """Offsets after each sentence of encoded documents of paragraphs, the last one their end.
 
         A sentence ends at a terminal mark (and closing quotes or brackets) before a piece that begins a word and is not
-        lower-case (in uncased text any such piece), and at the end of a paragraph.
+        lower-case (in uncased text any such piece), and at the end of a paragraph or document.
         """
-        final = self._terminal[ids]
-        final[1:] |= self._closing[ids[1:]] & final[:-1]
-        lower = self._lower_case[ids]
-        alone = self._space[ids]  # a space whose word begins in the next piece
-        lower[:-1] |= alone[:-1] & lower[1:]
-        ends = final[:-1] & (self.starts_word[ids] & ~lower)[1:]
-        ends |= (ids[:-1] == symbols.EOP) & (ids[1:] != symbols.EOD)
-        return np.append(np.flatnonzero(ends) + 1, len(ids))
+        kind = self._kinds[ids]
+        at = np.flatnonzero(kind & (TERMINAL | BREAK))  # few: the rest looks at these alone
+        final, breaks = at[kind[at] & TERMINAL > 0], at[kind[at] & BREAK > 0]
+        after = final[final + 1 < len(ids)] + 1
+        final = np.union1d(final, after[kind[after] & CLOSING > 0])
+        final = final[final + 2 < len(ids)]
+        # a space of its own belongs to the word that begins in the next piece
+        word = np.where(kind[final + 1] & LONE_SPACE > 0, kind[final + 2], kind[final + 1])
+        ends = final[(kind[final + 1] & BEGINS_WORD > 0) & (word & LOWER == 0)]
+        breaks = breaks[breaks + 1 < len(ids)]
+        breaks = breaks[(ids[breaks] == symbols.EOD) | (ids[breaks + 1] != symbols.EOD)]  # <eop> <eod> is one end
+        return np.append(np.union1d(ends, breaks) + 1, len(ids))
 
     @cached_property
-    def _terminal(self) -> np.ndarray:
-        return np.array([piece.endswith((".", "!", "?", "…", "。", "！", "？", "｡")) for piece in self.pieces])
-
-    @cached_property
-    def _closing(self) -> np.ndarray:
-        return np.array([all(c in "\"')]»”’」』）" for c in piece) for piece in self.pieces])
-
-    @cached_property
-    def _lower_case(self) -> np.ndarray:
-        cased = self.preprocess != "uncased"  # else lower case says nothing
-        return np.array([cased and piece.removeprefix(SPACE)[:1].islower() for piece in self.pieces])
-
-    @cached_property
-    def _space(self) -> np.ndarray:
-        return np.array([piece == SPACE for piece in self.pieces])
+    def _kinds(self) -> np.ndarray:
+        """(V,) uint8, what a piece is at the end of a sentence: one look-up a token instead of five."""
+        return np.array([_kind(piece, self.preprocess) for piece in self.pieces], np.uint8) | (
+            BEGINS_WORD * self.starts_word.astype(np.uint8)
+        )
 
 
 def train(documents: Iterable[Document], config: TokenizerConfig) -> Tokenizer:
@@ -230,6 +249,14 @@ def _evenly(documents: Iterable[Document], characters: float) -> list[str]:
             kept = [(n, d) for n, d in kept if n % stride == 0]
             size = sum(len(line) for _, d in kept for line in d)
     return [line for _, document in kept for line in document]
+
+
+def _kind(piece: str, preprocess: Preprocess) -> int:
+    terminal = piece.endswith((".", "!", "?", "…", "。", "！", "？", "｡"))
+    closing = all(c in "\"')]»”’」』）" for c in piece)
+    lower = piece.removeprefix(SPACE)[:1].islower() and preprocess != "uncased"  # where lower case says something
+    ends = piece in (symbols.PIECES[symbols.EOP], symbols.PIECES[symbols.EOD])
+    return TERMINAL * terminal | CLOSING * closing | LOWER * lower | LONE_SPACE * (piece == SPACE) | BREAK * ends
 
 
 def _starts_word(piece: str) -> bool:

@@ -10,12 +10,19 @@ from xlpre.data.store import Part
 def part_of(n_tokens, seed=0):
     rng = np.random.default_rng(seed)
     ends = np.unique(np.append(rng.integers(1, n_tokens + 1, n_tokens // 9 + 1), n_tokens))
-    return Part(np.arange(n_tokens), ends)
+    return Part(np.arange(n_tokens), ends, ends[::-3][::-1])
 
 
-def lanes_over(part, n_lanes=4, stride=8, reach=14, run_windows=5, bidirectional=True, seed=3):
+def lanes_over(part, n_lanes=4, stride=8, reach=14, run_windows=5, bidirectional=True, seed=3, **settings):
     return Lanes(
-        part, n_lanes, stride=stride, reach=reach, run_windows=run_windows, bidirectional=bidirectional, seed=seed
+        part,
+        n_lanes,
+        stride=stride,
+        reach=reach,
+        run_windows=run_windows,
+        bidirectional=bidirectional,
+        seed=seed,
+        **settings,
     )
 
 
@@ -38,9 +45,24 @@ def test_a_window_continues_where_the_last_one_of_its_lane_ended():
     for lane in range(4):
         for step in range(1, 60):
             before, now = lanes.place(lane, step - 1), lanes.place(lane, step)
-            assert now.continues == (step % 5 != 0)
-            if now.continues:
-                assert now.begin == before.begin + 8
+            assert now.remembers == step % 5 * 8
+            if now.remembers:
+                assert now.begin == before.begin + 8 and now.text is before.text
+
+
+def test_memory_cut_at_a_documents_end_reaches_back_to_it_and_not_past_the_run():
+    part = part_of(2000)
+    carried, cut = (lanes_over(part, at_document_end=how) for how in ("carry", "cut"))
+    some_shorter = 0
+    for lane in range(4):
+        for step in range(60):
+            place, longest = cut.place(lane, step), carried.place(lane, step).remembers
+            read = carried.place(lane, step).text.tokens(place.begin - longest, place.begin + 1)
+            # a document ends just before these tokens, or after them where text is read backward
+            meets = [i for i in range(longest + 1) if read[i] + place.text.backward in {0, *part.document_ends}]
+            assert place.remembers == longest - max(meets, default=0)
+            some_shorter += place.remembers < longest
+    assert some_shorter > 50
 
 
 def test_an_epoch_reads_every_run_once_and_the_next_in_another_order():
@@ -53,20 +75,21 @@ def test_an_epoch_reads_every_run_once_and_the_next_in_another_order():
 
 def test_every_second_lane_reads_backward():
     lanes = lanes_over(part_of(500))
-    assert [lanes.place(lane, 0).backward for lane in range(4)] == [False, True, False, True]
-    assert not any(lanes_over(part_of(500), bidirectional=False).place(lane, 0).backward for lane in range(4))
+    assert [lanes.place(lane, 0).text.backward for lane in range(4)] == [False, True, False, True]
+    assert not any(lanes_over(part_of(500), bidirectional=False).place(lane, 0).text.backward for lane in range(4))
 
 
 def test_text_read_backward_is_the_text_reversed_with_its_boundaries():
     part = part_of(300)
     forward, backward = Text(part), Text(part, backward=True)
     assert (backward.tokens(10, 60) == forward.tokens(240, 290)[::-1]).all()
-    inner = forward.boundaries(0, 299).tolist()
-    assert list(backward.boundaries(0, 299)) == [300 - x for x in reversed(inner)]
-    for text, ends in ((forward, {0, *part.sentence_ends}), (backward, {300 - x for x in (0, *part.sentence_ends)})):
-        for position in range(1, 300):
-            assert text.boundary_after(position) == min(x for x in ends if x >= position)
-            assert text.boundary_before(position) == max(x for x in ends if x <= position)
+    for kind, ends in (("sentences", part.sentence_ends), ("documents", part.document_ends)):
+        for text, sides in ((forward, [0, *ends]), (backward, [300 - x for x in reversed([0, *ends])])):
+            met = getattr(text, kind)
+            assert [met[index] for index in range(len(sides))] == sides
+            for position in range(300):
+                assert met[met.first_from(position)] == min(x for x in sides if x >= position)
+                assert met[met.last_until(position)] == max(x for x in sides if x <= position)
 
 
 def test_a_window_longer_than_the_text_is_refused_by_its_key():

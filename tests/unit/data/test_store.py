@@ -4,7 +4,8 @@ import shutil
 import numpy as np
 import pytest
 
-from xlpre.data.store import TokenStore, write_store
+from xlpre.data.building import write_store
+from xlpre.data.store import TokenStore
 from xlpre.text import symbols
 from xlpre.text.tokenizer import Tokenizer, TokenizerConfig, train
 
@@ -24,7 +25,9 @@ def test_training_and_held_out_documents_together_are_the_corpus(store, document
 def test_sentence_ends_rise_to_the_end_of_the_part(store):
     for part in (store.train, store.held_out):
         assert (np.diff(part.sentence_ends) > 0).all()
-        assert part.sentence_ends[-1] == len(part)
+        assert part.sentence_ends[-1] == part.document_ends[-1] == len(part)
+        assert (part.tokens[part.document_ends - 1] == symbols.EOD).all()
+        assert np.isin(part.document_ends, part.sentence_ends).all()
 
 
 def test_unigram_counts_are_those_of_the_training_part(store):
@@ -72,12 +75,22 @@ def test_a_store_keeps_how_its_text_was_preprocessed(documents, tokenizer, tmp_p
         made.check_vocabulary(tokenizer, "same.model")
 
 
-def test_a_store_that_does_not_say_how_its_text_was_preprocessed_left_it_alone(store, tokenizer, tmp_path):
+@pytest.mark.parametrize("name", ["unigram.bin", "vocabulary.model", "train/tokens.bin", "held_out/documents.bin"])
+def test_a_changed_byte_names_its_file(store, tmp_path, name):
+    broken = shutil.copytree(store.path, tmp_path / "broken")
+    content = bytearray((broken / name).read_bytes())
+    content[len(content) // 2] ^= 4
+    (broken / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"{name}: does not match its checksum"):
+        TokenStore(broken)
+
+
+def test_a_store_of_another_format_is_refused(store, tmp_path):
     older = shutil.copytree(store.path, tmp_path / "older")
     meta = json.loads((older / "meta.json").read_text())
-    del meta["preprocess"]
-    (older / "meta.json").write_text(json.dumps(meta))
-    assert TokenStore(older).tokenizer().preprocess == "none"
+    (older / "meta.json").write_text(json.dumps({**meta, "format": 1}))
+    with pytest.raises(ValueError, match="format 1 is not 2; delete the folder"):
+        TokenStore(older)
 
 
 def test_a_store_of_sentences_has_one_a_line(documents, tokenizer, tmp_path):

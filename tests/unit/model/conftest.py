@@ -3,10 +3,12 @@ import pytest
 import torch
 
 from xlpre.batch import Batch
-from xlpre.data.layout import Window
+from xlpre.data.draws import Draws
+from xlpre.data.layout import Windows
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import Memory
+from xlpre.objectives.loader import batch_of
 from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.objectives.permutation import Permutation
 
@@ -37,37 +39,30 @@ def model_of():
     return make_model
 
 
-def random_batch(length=13, reuse=6, rows=2, seed=0, backward=None, continues=True, **settings) -> Batch:
+MANY = 10**6  # tokens to remember: as many as there are
+
+
+def random_batch(length=13, reuse=6, rows=2, seed=0, backward=None, remembers=MANY, **settings) -> Batch:
     """Permutation rows of random tokens, the last three of them symbols."""
     objective = Permutation(
         ObjectiveConfig(**{"partial_k": 3.0, **settings}), np.random.default_rng(seed).random(VOCAB) < 0.7
     )
-    examples, windows = [], []
-    for row in range(rows):
-        rng = np.random.default_rng([seed, row])
-        functional = np.zeros(length, bool)
-        functional[-2:] = reuse < length - 3
-        segments = np.where(np.arange(length) < length - 4, 0, 1)
-        segments[-1] = 2
-        direction = bool(rng.integers(2)) if backward is None else backward
-        window = Window(rng.integers(9, VOCAB, length), segments, functional, 9, direction, continues, 1, reuse)
-        windows.append(window)
-        examples.append(objective.example(window, rng))
-    stack = lambda arrays: torch.from_numpy(np.stack(arrays))  # noqa: E731
-    targets = stack([e.targets for e in examples])
-    return Batch(
-        input_ids=stack([e.input_ids for e in examples]),
-        segment_ids=stack([w.segments for w in windows]),
-        query_rank=stack([e.query_rank for e in examples]),
-        key_rank=stack([e.key_rank for e in examples]),
-        target_positions=stack([e.target_positions for e in examples]),
-        targets=targets,
-        target_weights=torch.ones(targets.shape),
-        backward=torch.tensor([w.backward for w in windows]),
-        continues=torch.tensor([w.continues for w in windows]),
-        pair_label=torch.ones(rows, dtype=torch.long),
+    rng = np.random.default_rng(seed)
+    functional = np.zeros((rows, length), bool)
+    functional[:, -2:] = reuse < length - 3
+    segments = np.where(np.arange(length) < length - 4, 0, 1)
+    segments[-1] = 2
+    windows = Windows(
+        ids=rng.integers(9, VOCAB, (rows, length)),
+        segments=np.tile(segments, (rows, 1)),
+        functional=functional,
+        following=np.full(rows, 9),
+        backward=rng.random(rows) < 0.5 if backward is None else np.full(rows, backward),
+        remembers=np.full(rows, remembers),
+        pair_label=np.ones(rows, np.int64),
         reuse_len=reuse,
     )
+    return batch_of(windows, objective.examples(windows, Draws(seed, range(rows), 0)))
 
 
 def random_memory(config: ModelConfig, rows: int, length: int, valid: int | None = None, seed: int = 0) -> Memory:

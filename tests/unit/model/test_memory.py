@@ -1,14 +1,17 @@
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
-from tests.unit.model.conftest import VOCAB, random_batch, random_memory
+from tests.unit.data.test_lanes import lanes_over, part_of
+from tests.unit.model.conftest import MANY, VOCAB, random_batch, random_memory
 from xlpre.batch import Batch
+from xlpre.data.store import Part
 from xlpre.model.memory import Memory, extend_memory, first_memory
 
 
-def causal_batch(ids, continues=True):
+def causal_batch(ids):
     B, T = ids.shape
     places = torch.arange(T).expand(B, -1)
     return Batch(
@@ -20,7 +23,7 @@ def causal_batch(ids, continues=True):
         targets=ids.roll(-1, 1),
         target_weights=torch.ones(B, T),
         backward=torch.zeros(B, dtype=torch.bool),
-        continues=torch.full((B,), continues),
+        remembers=torch.full((B,), T),
         pair_label=torch.ones(B, dtype=torch.long),
         reuse_len=T,
     )
@@ -78,15 +81,71 @@ def test_columns_that_are_not_valid_are_not_seen(model_of, valid):
     torch.testing.assert_close(outputs[0], outputs[2], atol=1e-5, rtol=1e-5)
 
 
-def test_a_row_that_does_not_continue_starts_with_an_empty_memory(model_of):
+def test_a_row_whose_lane_jumped_starts_with_an_empty_memory(model_of):
     model = model_of()
-    batch = dataclasses.replace(random_batch(13, 6), continues=torch.tensor([True, False]))
+    batch = dataclasses.replace(random_batch(13, 6), remembers=torch.tensor([MANY, 0]))
     memory = random_memory(model.config, 2, 8)
     with_memory, kept = model.backbone(batch, memory)
     without, _ = model.backbone(batch, first_memory(model.config, 2, mem_len=0))
     assert not torch.allclose(with_memory[0], without[0])
     torch.testing.assert_close(with_memory[1], without[1], atol=1e-5, rtol=1e-5)
     assert kept.valid.tolist() == [8, 6]
+
+
+def test_a_row_sees_no_more_of_its_memory_than_it_remembers(model_of):
+    model = model_of()
+    batch = dataclasses.replace(random_batch(13, 6), remembers=torch.tensor([3, MANY]))
+    memory = random_memory(model.config, 2, 8)
+    memory.hidden.requires_grad_()
+    _, kept = model.backbone(batch, memory)
+    assert kept.valid.tolist() == [8, 8]
+    (seen,) = torch.autograd.grad(model.backbone(batch, memory)[0].sum(), memory.hidden)
+    assert (seen[:, 0, :5] == 0).all() and seen[:, 0, 5:].abs().sum() > 0
+    changed = memory.hidden.detach().clone()
+    changed[:, 0, :5] = 99.0
+    assert torch.equal(model.backbone(batch, memory)[0], model.backbone(batch, Memory(changed, memory.valid))[0])
+
+
+def test_what_a_row_forgot_does_not_come_back(model_of):
+    memory, inputs = first_memory(model_of().config, 1, mem_len=20), [torch.zeros(1, 6, 16)] * 2
+    lengths = []
+    for remembers in (0, 6, 12, 2, 8, 14, 0, 6):  # a document ends two tokens before the fourth window
+        lengths.append((memory.key_rank(torch.tensor([remembers])) < 0).sum().item())
+        memory = memory.extended(inputs, torch.tensor([remembers]))
+    assert lengths == [0, 6, 12, 2, 8, 14, 0, 6]
+
+
+@pytest.mark.parametrize("mem_len", [0, 5, 8, 40])
+def test_memory_that_is_carried_is_all_that_was_read_since_the_lane_jumped(model_of, mem_len):
+    lanes = lanes_over(part_of(3000), run_windows=7)
+    memory, inputs = first_memory(model_of().config, 4, mem_len=mem_len), [torch.zeros(4, 8, 16)] * 2
+    valid = torch.zeros(4, dtype=torch.long)
+    for step in range(30):
+        valid = valid * (step % lanes.run_windows > 0)
+        remembers = torch.tensor([lanes.place(lane, step).remembers for lane in range(4)])
+        seen = memory.key_rank(remembers) < 0
+        assert torch.equal(seen, torch.arange(mem_len, 0, -1) <= valid[:, None])
+        memory = memory.extended(inputs, remembers)
+        valid = (valid + 8).clamp(max=mem_len)
+
+
+@pytest.mark.parametrize("lane", [0, 1], ids=["forward", "backward"])
+@pytest.mark.parametrize("at_document_end", ["carry", "cut"])
+def test_memory_cut_at_a_documents_end_shows_nothing_of_the_document_before(lane, at_document_end):
+    ends = np.cumsum(np.arange(1, 60))
+    documents = Part(np.repeat(np.arange(59.0), np.arange(1, 60)), ends, ends)  # a token is its document's number
+    lanes = lanes_over(documents, 2, run_windows=50, at_document_end=at_document_end)
+    memory = Memory(torch.zeros(1, 1, 24, 1), torch.tensor([0]))
+    n_seen = n_others = 0
+    for step in range(100):
+        place = lanes.place(lane, step)
+        window = torch.from_numpy(place.text.tokens(place.begin, place.begin + 8).copy())
+        remembers = torch.tensor([place.remembers])
+        seen = memory.hidden[0, memory.key_rank(remembers) < 0]
+        n_seen, n_others = n_seen + len(seen), n_others + (seen != window[0]).sum().item()
+        memory = memory.extended([window[None, :, None]], remembers)
+    assert n_seen > 300
+    assert (n_others == 0) == (at_document_end == "cut")
 
 
 def test_zeros_as_first_memory_are_seen(model_of):

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.reference.attention import two_streams
-from tests.unit.model.conftest import make_model, random_batch, random_memory
+from tests.unit.model.conftest import MANY, make_model, random_batch, random_memory
 
 
 @settings(max_examples=40, deadline=None)
@@ -19,11 +19,11 @@ from tests.unit.model.conftest import make_model, random_batch, random_memory
     valid=st.integers(0, 6),
     length=st.integers(9, 14),
     perm_size=st.sampled_from([None, 3]),
-    continues=st.booleans(),
+    remembers=st.sampled_from([0, 2, MANY]),
     seed=st.integers(0, 99),
 )
 def test_the_model_is_the_papers_double_loop(
-    positions, norm, attention_length, relative_segments, clamp, mem_len, valid, length, perm_size, continues, seed
+    positions, norm, attention_length, relative_segments, clamp, mem_len, valid, length, perm_size, remembers, seed
 ):
     model = make_model(
         seed=seed,
@@ -34,7 +34,7 @@ def test_the_model_is_the_papers_double_loop(
         n_positions=5 if positions in ("shaw", "learned") else 0,
         clamp_len=3 if clamp and positions != "learned" else -1,
     )
-    batch = random_batch(length, length // 2 - 1, seed=seed, perm_size=perm_size, continues=continues)
+    batch = random_batch(length, length // 2 - 1, seed=seed, perm_size=perm_size, remembers=remembers)
     memory = random_memory(model.config, 2, mem_len, valid=min(mem_len, valid))
     hidden, _ = model.backbone(batch, memory)
     for row in range(2):

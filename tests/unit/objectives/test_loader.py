@@ -1,5 +1,6 @@
 import dataclasses
 import itertools
+import time
 
 import pytest
 import torch
@@ -15,10 +16,11 @@ from xlpre.text import symbols
 
 @pytest.fixture
 def loader_of(store, tokenizer):
-    def make(seed=1, workers=1, n_lanes=8):
-        data = DataConfig(window=64, reuse_len=32, workers=workers)
-        lanes = lanes_over(store.train, n_lanes, stride=32, reach=data.reach, seed=seed)
-        return Loader(lanes, data, build_objective(ObjectiveConfig(), data, tokenizer.starts_word), seed)
+    def make(seed=1, workers=1, n_lanes=8, name="permutation"):
+        data = DataConfig(window=64, reuse_len=64 if name == "causal" else 32, workers=workers)
+        lanes = lanes_over(store.train, n_lanes, stride=data.reuse_len, reach=data.reach, seed=seed)
+        objective = build_objective(ObjectiveConfig(name=name), data, tokenizer.starts_word)
+        return Loader(lanes, data, objective, seed)
 
     return make
 
@@ -57,6 +59,34 @@ def test_processes_and_micro_steps_share_the_rows_of_a_step(loader_of, processes
         for process in range(processes):
             micro_steps.append(loader_of().batch(3, lanes_of(process, processes, 8, accumulation)[micro]))
     assert same(whole, joined(micro_steps))
+
+
+@pytest.mark.parametrize("name", ["permutation", "denoising", "causal"])
+def test_a_row_is_the_same_whichever_rows_are_made_with_it(loader_of, name):
+    loader = loader_of(name=name)
+    whole = loader.batch(3, range(8))
+    for lanes in ([5], [6, 1, 3], range(1, 8, 3)):
+        few = loader.batch(3, lanes)
+        assert same(few, joined([loader.batch(3, [lane]) for lane in lanes]))
+        assert torch.equal(few.key_rank, whole.key_rank[list(lanes)])
+        assert torch.equal(few.input_ids, whole.input_ids[list(lanes)])
+
+
+def test_a_loader_counts_how_long_it_was_waited_for(loader_of, monkeypatch):
+    loader, make = loader_of(), Loader.batch
+
+    def slow(self, step, lanes):
+        time.sleep(0.1)
+        return make(self, step, lanes)
+
+    monkeypatch.setattr(Loader, "batch", slow)
+    batches = loader.batches(0, [range(8)])
+    next(batches)
+    waited = loader.waited_seconds
+    assert waited > 0.08
+    time.sleep(0.6)  # in which the next is made
+    next(batches)
+    assert loader.waited_seconds - waited < 0.08
 
 
 def test_every_row_has_as_many_targets_and_they_are_its_own_tokens(loader_of):

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from tests.unit.data.test_lanes import lanes_over
+from xlpre.data.draws import Draws
 from xlpre.data.layout import DataConfig, lay_out
 from xlpre.objectives.build import OBJECTIVES, build_objective
 from xlpre.objectives.objective import ObjectiveConfig
@@ -14,15 +15,20 @@ def window_of(store):
     def make(config=None, seed=0, lane=0):
         config = config or DataConfig(window=64, reuse_len=32)
         lanes = lanes_over(store.train, stride=config.reuse_len, reach=config.reach)
-        place = lanes.place(lane, seed)
-        return lay_out(lanes.text(place), place, config, np.random.default_rng(seed))
+        return lay_out([lanes.place(lane, seed)], config, Draws(seed, [lane], 0))
 
     return make
 
 
 def example(name, window, tokenizer, seed=0, **settings):
+    """The example of one window, without the axis of rows."""
     objective = OBJECTIVES[name](ObjectiveConfig(name=name, **settings), tokenizer.starts_word)
-    return objective.example(window, np.random.default_rng(seed))
+    return row_of(objective.examples(window, Draws(seed, [0], 1)))
+
+
+def row_of(rows):
+    (fields,) = zip(*vars(rows).values(), strict=True)
+    return type(rows)(*fields)
 
 
 def visible(one):
@@ -33,7 +39,7 @@ def test_context_sees_context_and_no_target_or_symbol_of_its_half(window_of, tok
     for seed in range(20):
         window = window_of(seed=seed, lane=seed % 2)
         one = example("permutation", window, tokenizer, seed)
-        hidden = window.functional.copy()
+        hidden = window.functional[0].copy()
         hidden[one.target_positions] = True
         sees = visible(one)
         for half in (slice(0, 32), slice(32, 64)):
@@ -58,8 +64,8 @@ def test_no_target_sees_itself_and_of_two_one_sees_the_other(window_of, tokenize
 
 
 def test_chunks_of_perm_size_are_ordered_from_left_to_right():
-    target = np.ones(21, bool)
-    query, key = ranks_of(target, ~target, np.random.default_rng(0).permutation(8), base=5)
+    target = np.ones((1, 21), bool)
+    (query,), (key,) = ranks_of(target, ~target, np.random.default_rng(0).permutation(8)[None], base=5)
     for left, right in ((0, 8), (8, 16)):
         assert key[left:right].max() < key[right:].min()
     assert sorted(key) == list(range(5, 26)) and (query == key).all()
@@ -70,9 +76,9 @@ def test_denoising_hides_the_targets_that_permutation_would_predict(window_of, t
     hidden, ordered = (example(name, window, tokenizer, seed=5) for name in ("denoising", "permutation"))
     assert (hidden.target_positions == ordered.target_positions).all()
     assert (hidden.targets == ordered.targets).all()
-    assert (ordered.input_ids == window.ids).all()
+    assert (ordered.input_ids == window.ids[0]).all()
     other = np.setdiff1d(np.arange(64), hidden.target_positions)
-    assert (hidden.input_ids[other] == window.ids[other]).all()
+    assert (hidden.input_ids[other] == window.ids[0, other]).all()
 
 
 def test_denoising_masks_four_targets_in_five(window_of, tokenizer):
@@ -87,7 +93,7 @@ def test_denoising_masks_four_targets_in_five(window_of, tokenizer):
 def test_causal_predicts_each_next_token(store, window_of, tokenizer):
     window = window_of(DataConfig(window=32, reuse_len=32))
     one = example("causal", window, tokenizer)
-    assert (one.targets == np.append(window.ids[1:], window.following)).all()
+    assert (one.targets == np.append(window.ids[0, 1:], window.following)).all()
     assert (visible(one) == np.tril(np.ones((32, 32), bool))).all()
 
 

@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from xlpre.data.draws import Draws
 from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.objectives.spans import SpanSampler, target_shares
 
@@ -26,13 +27,13 @@ def text(n, seed, p_start=0.7, vocab=50):
 )
 @settings(max_examples=200, deadline=None)
 def test_there_are_exactly_as_many_targets_as_asked_for(n, share, k, max_span, p_start, backward, ends, seed):
-    ids, starts = text(n, seed, p_start)
-    rng = np.random.default_rng(seed)
-    allowed = rng.random(n) < 0.9
-    goal = int(share * allowed.sum())
-    config = ObjectiveConfig(partial_k=k, max_span=max_span, span_ends=ends)
-    chosen = SpanSampler(config, starts).sample(ids, allowed, goal, backward, rng)
-    assert chosen.sum() == goal
+    ids, starts = text((3, n), seed, p_start)
+    allowed = np.random.default_rng(seed).random((3, n)) < 0.9
+    goal = int(share * allowed.sum(1).min())
+    sampler = SpanSampler(ObjectiveConfig(partial_k=k, max_span=max_span, span_ends=ends), starts)
+    backward = np.array([backward, True, False])
+    chosen = sampler.sample(ids, allowed, goal, backward, sampler.draw(n, Draws(seed, range(3), 0)))
+    assert (chosen.sum(1) == goal).all()
     assert not (chosen & ~allowed).any()
 
 
@@ -41,15 +42,15 @@ def runs(chosen):
     return list(zip(np.flatnonzero(edges == 1), np.flatnonzero(edges == -1), strict=True))
 
 
-def spans_of(config, n=4000, goal=500, seeds=20, p_start=0.7, backward=False):
+def spans_of(config, n=4000, goal=500, seeds=20, p_start=0.7):
     """Spans drawn before the fill-in of single tokens."""
     for seed in range(seeds):
         ids, starts = text(n, seed, p_start)
         sampler = SpanSampler(config, starts)
-        ids_read = ids[::-1] if backward else ids
-        chosen = sampler._spans(starts[ids_read], np.ones(n, bool), goal, np.random.default_rng(seed))
+        begins = starts[ids]
+        (chosen,) = sampler.spans(begins[None], np.ones((1, n), bool), goal, sampler.draw(n, Draws(seed, [0], 0)))
         for begin, end in runs(chosen):
-            yield starts[ids_read], begin, end
+            yield begins, begin, end
 
 
 def test_spans_begin_and_end_where_words_do():
@@ -82,3 +83,23 @@ def test_a_largest_span_of_one_hides_single_words():
 )
 def test_targets_are_shared_between_the_halves(length, reuse, k, shares):
     assert target_shares(length, reuse, k) == shares
+
+
+def test_words_of_a_backward_row_are_spans_in_reading_order():
+    ids, starts = text((4, 300), seed=1)
+    sampler = SpanSampler(ObjectiveConfig(), starts)
+    everything, draws = np.ones(ids.shape, bool), sampler.draw(300, Draws(1, range(4), 0))
+    forward = sampler.sample(ids, everything, 50, np.zeros(4, bool), draws)
+    backward = sampler.sample(ids[:, ::-1], everything, 50, np.ones(4, bool), draws)
+    assert (backward == forward[:, ::-1]).all()
+
+
+def test_every_token_left_over_is_as_likely_to_be_filled_in():
+    """No piece begins a word, so that there are no spans at all."""
+    sampler = SpanSampler(ObjectiveConfig(), np.zeros(10, bool))
+    rows, length = 20_000, 12
+    ids, allowed = np.zeros((rows, length), int), np.tile(np.arange(length) != 5, (rows, 1))
+    chosen = sampler.sample(ids, allowed, 3, np.zeros(rows, bool), sampler.draw(length, Draws(0, range(rows), 0)))
+    frequency = chosen.mean(0)
+    assert (chosen.sum(1) == 3).all() and frequency[5] == 0
+    np.testing.assert_allclose(np.delete(frequency, 5), 3 / 11, atol=5 * np.sqrt(3 / 11 * 8 / 11 / rows))

@@ -1,5 +1,4 @@
 import dataclasses
-import json
 
 import pytest
 
@@ -45,11 +44,3 @@ def test_a_store_made_otherwise_is_refused_by_the_settings_name(config, group, s
     make_store(config)
     with pytest.raises(ValueError, match=message):
         make_store(change(config, group, **settings))
-
-
-def test_a_store_from_before_these_settings_had_their_defaults(config):
-    meta = make_store(config).path / "meta.json"
-    content = json.loads(meta.read_text())
-    del content["source"]["lines"], content["preprocess"]
-    meta.write_text(json.dumps(content))
-    make_store(config)

@@ -1,0 +1,163 @@
+"""Lines of text files and rows of jsonl and parquet files, plain or packed, whole or a stretch; what cannot be read is named."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+PACKED = (".gz", ".zst")
+KINDS = (".txt", ".jsonl", ".parquet")
+LONGEST_LINE = 64 << 20  # bytes; what is longer is no text with a paragraph a line
+FAULTS = (OSError, EOFError, zlib.error)
+
+
+@dataclass
+class Meter:
+    """How many bytes of its source have been read, for a progress bar."""
+
+    n_bytes: int = 0
+
+
+def kind_of(path: Path) -> str:
+    """`.txt`, `.jsonl` or `.parquet`.
+
+    Raises:
+        ValueError: a folder, or a file of another kind.
+    """
+    if path.is_dir():
+        raise ValueError(f"text.source: {path} is a folder; name the files in it, as '{path}/*.txt'")
+    kind = next((suffix for suffix in reversed(path.suffixes) if suffix not in PACKED), "")
+    if kind not in KINDS or (kind == ".parquet" and path.suffix != kind):
+        raise ValueError(
+            f"text.source: {path} is of kind {''.join(path.suffixes[-2:]) or 'unknown'!r}; it must be a .txt, .jsonl or .parquet file "
+            "(.gz or .zst for the first two)"
+        )
+    return kind
+
+
+def read_lines(path: Path, meter: Meter, begin: int = 0) -> Iterator[tuple[int, str]]:
+    """Lines with the offset of their first byte, from the first that starts at or after byte `begin`.
+
+    Args:
+        path: a text file, packed or not; only one that is not can begin elsewhere than at 0.
+        meter: told how far the file has been read.
+        begin: a byte of the file.
+
+    Raises:
+        ValueError: a file that cannot be read, a line that is not UTF-8, too long, or holds a zero byte.
+    """
+    number, offset, before = 0, begin, meter.n_bytes
+    try:
+        with open(path, "rb") as file, _unpacked(file, path) as lines:
+            if begin:
+                offset = _next_line(lines, begin)
+            while raw := lines.readline(LONGEST_LINE + 1):
+                number += 1
+                if len(raw) > LONGEST_LINE:
+                    raise ValueError(f"longer than {LONGEST_LINE >> 20} MB; put a paragraph on a line")
+                if b"\0" in raw:
+                    raise ValueError(f"a zero byte at byte {raw.index(0)} of the line; is it a text file?")
+                yield offset, raw.decode("utf-8-sig" if offset == 0 else "utf-8")  # some editors put a mark first
+                offset += len(raw)
+                meter.n_bytes = before + (file.tell() if lines is not file else offset - begin)
+    except UnicodeDecodeError as error:
+        where = _where(path, number, offset, begin)
+        raise ValueError(
+            f"{where}: not UTF-8 ({error.reason} at byte {error.start} of the line); convert or remove it"
+        ) from None
+    except ValueError as error:
+        raise ValueError(f"{_where(path, number, offset, begin)}: {error}") from None
+    except FAULTS as error:
+        where = f"after line {number}" if not begin else f"after byte {offset}"
+        raise ValueError(f"{path}, {where}: cannot be read: {error or type(error).__name__}") from None
+
+
+def json_rows(path: Path, meter: Meter, begin: int, end: int | None) -> Iterator[dict[str, Any]]:
+    """Objects of the lines that start in [begin, end).
+
+    Raises:
+        ValueError: as read_lines; a line that is not a JSON object.
+    """
+    for number, (offset, line) in enumerate(read_lines(path, meter, begin), 1):
+        if end is not None and offset >= end:
+            return
+        if not line.strip():
+            continue
+        where = _where(path, number, offset, begin)
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{where}: not JSON ({error.msg}); one object a line is needed") from None
+        if not isinstance(row, dict):
+            raise ValueError(f"{where}: a JSON object is needed, not a {type(row).__name__}")
+        yield row
+
+
+def row_groups(path: Path) -> list[int]:
+    """Bytes of the row groups of a parquet file.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        found = pyarrow.parquet.read_metadata(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(f"{path}: cannot be read as parquet: {str(error).splitlines()[0]}") from None
+    return [found.row_group(i).total_byte_size for i in range(found.num_row_groups)]
+
+
+def parquet_rows(path: Path, meter: Meter, column: str, begin: int, end: int | None) -> Iterator[dict[str, Any]]:
+    """Rows of the row groups [begin, end).
+
+    Raises:
+        ValueError: it cannot be read, or has no such column.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+        if column not in file.schema_arrow.names:
+            raise ValueError(
+                f"{path}: has no column {column!r}; set text.column to one of {', '.join(file.schema_arrow.names)}"
+            )
+        for group in range(begin, file.num_row_groups if end is None else end):
+            for batch in file.iter_batches(row_groups=[group], columns=[column], batch_size=1024):
+                yield from batch.to_pylist()
+            meter.n_bytes += file.metadata.row_group(group).total_byte_size
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(f"{path}: cannot be read as parquet: {str(error).splitlines()[0]}") from None
+
+
+def _unpacked(file: IO[bytes], path: Path) -> IO[bytes]:
+    if path.suffix == ".gz":
+        return cast(IO[bytes], gzip.open(file))
+    if path.suffix == ".zst":
+        import pyarrow
+
+        return io.BufferedReader(pyarrow.input_stream(file, compression="zstd"), 1 << 20)
+    return file
+
+
+def _next_line(file: IO[bytes], begin: int) -> int:
+    """Move to the first line that starts at or after `begin`, and return its offset."""
+    file.seek(begin - 1)
+    offset = begin - 1
+    while piece := file.readline(1 << 20):
+        offset += len(piece)
+        if piece.endswith(b"\n"):
+            break
+    return offset
+
+
+def _where(path: Path, number: int, offset: int, begin: int) -> str:
+    return f"{path}, line {number}" if not begin else f"{path}, byte {offset}"
