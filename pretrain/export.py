@@ -11,11 +11,15 @@ of the original TensorFlow release. With --hf, `XLNetLMHeadModel.from_pretrained
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 from pretrain.command import run_command
 from xlpre.exchange.folder import ModelFolder, load_folder, save_folder, save_huggingface
+from xlpre.text.preprocess import Preprocess
+from xlpre.text.tokenizer import Tokenizer
 
 
 def find_model(source: Path) -> ModelFolder:
@@ -24,6 +28,8 @@ def find_model(source: Path) -> ModelFolder:
     Raises:
         ValueError: there is none, or it cannot be read.
     """
+    if (source / "checkpoints").is_dir() and not (source / "model").is_dir():
+        raise ValueError(f"{source}: the run has no checkpoint yet, and so no model")
     return load_folder(source / "model" if (source / "model").is_dir() else source)
 
 
@@ -33,12 +39,26 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("source", type=Path, help="a run folder such as runs/quickstart, or a model's folder")
     parser.add_argument("target", type=Path, help="the folder to write; one that is there is never overwritten")
     parser.add_argument("--hf", action="store_true", help="for Hugging Face's transformers")
+    parser.add_argument(
+        "--preprocess",
+        choices=get_args(Preprocess),
+        help="what was done to the text, where the source has no passport to say it; else it is taken to be as published, cased",
+    )
     words = parser.parse_args(argv)
     if words.target.exists():
         raise ValueError(f"{words.target} is there already; name a folder that is not")
     folder = find_model(words.source)
+    if words.preprocess and folder.tokenizer:
+        if folder.facts and words.preprocess != folder.tokenizer.preprocess:
+            raise ValueError(
+                f"{words.source} says that its text was {folder.tokenizer.preprocess}; leave --preprocess out"
+            )
+        tokenizer = Tokenizer(folder.tokenizer.model, str(words.source), words.preprocess)
+        folder = dataclasses.replace(folder, tokenizer=tokenizer)
     (save_huggingface if words.hf else save_folder)(words.target, folder)
     step = f" at step {folder.facts['step']:,}" if "step" in folder.facts else ""
+    if folder.tokenizer and not folder.facts and not words.preprocess:
+        print(f"{words.source} does not say how its text was prepared: taken as cased; --preprocess says otherwise")
     print(f"{words.source}{step}: written to {words.target}" + (" for Hugging Face's transformers" if words.hf else ""))
 
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 import dataclasses
 import signal
 import time
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from pathlib import Path
 from typing import Any
 
 from pretrain.config import PretrainConfig
 from pretrain.held_out import Evaluation, Measure
 from pretrain.samples import Samples
-from pretrain.start import shape_of, start_of
+from pretrain.start import Start
 from xlpre.atomic import exclusive
 from xlpre.batch import Batch
 from xlpre.config import dump
 from xlpre.data.lanes import Lanes
 from xlpre.data.store import TokenStore
 from xlpre.exchange import passport
-from xlpre.exchange.folder import ModelFolder, put_weights, save_folder
+from xlpre.exchange.folder import ModelFolder, save_folder
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import Memory, first_memory
@@ -32,20 +32,26 @@ from xlpre.training.distributed import Talk, is_main, n_processes, process, seed
 from xlpre.training.engine import build_engine, full_weights, start_processes
 from xlpre.training.schedule import learning_rate
 
+FORMAT = 2  # of a checkpoint: names of parameters, what a batch of a step is
+
 
 class Job:
     """Attributes that the loop reads: `engine`, `memories` (one for each micro-step), `step`, `seconds`."""
 
-    def __init__(self, config: PretrainConfig) -> None:
+    def __init__(self, config: PretrainConfig, typed: Collection[str] = ()) -> None:
         """Build, and go on from the newest checkpoint if there is one.
+
+        Args:
+            config: every setting.
+            typed: keys that were given as words: what a folder to start from has otherwise, is then refused.
 
         Raises:
             ValueError: settings that contradict each other, the store, the vocabulary or the checkpoint.
         """
         self.config, self.run_dir = config, Path(config.run_dir)
         self.store, self.tokenizer = _open(config)
-        start = start_of(config, self.tokenizer)
-        self.shape, self._start_kind = shape_of(config, self.store, start), start.kind if start else ""
+        start = Start(config, self.store, self.tokenizer, typed)
+        self.shape, self._about_start = start.shape, start.about
         self.objective = build_objective(config.objective, config.data, self.tokenizer.starts_word)
         self._loader = Loader(_train_lanes(config, self.store), config.data, self.objective, config.seed)
         set_defaults()
@@ -56,8 +62,7 @@ class Job:
         self._samples = Samples(config, self.store, self.tokenizer)
         seed_everything(config.seed)  # the same starting values on every process
         model = LanguageModel(self.shape, self.objective.two_streams)
-        if start:
-            put_weights(start.weights, model)
+        start.put_weights(model)
         self.engine = build_engine(model, config.train, config.optim, self.device, n_processes(), config.deepspeed)
         seed_everything(config.seed + 1 + process())  # but another dropout
         self._groups = lanes_of(process(), n_processes(), config.train.batch_size, config.train.accumulation)
@@ -112,7 +117,7 @@ class Job:
         return measured
 
     def save(self) -> None:
-        """Write a checkpoint and the model folder of the same step; every process must call it."""
+        """Write a checkpoint, then the model folder; every process must call it."""
         checkpoint.save(
             self.run_dir / "checkpoints",
             self.engine,
@@ -122,7 +127,10 @@ class Job:
             {**self._facts, "seconds": self.seconds},
             self.config.train.keep_last,
         )
-        weights = full_weights(self.engine)
+        self._write_model()
+
+    def _write_model(self) -> None:
+        weights = full_weights(self.engine, keep=is_main())
         if is_main():
             facts = {"name": self.config.name, "step": self.step, "data_fingerprint": self.store.fingerprint}
             objective = self.config.objective.name
@@ -145,6 +153,8 @@ class Job:
         _check_same(self._resumed_from, was, self._facts)
         self.memories = [Memory(*tensors) for tensors in checkpoint.load(self._resumed_from, self.engine, self.device)]
         self.step, self.seconds = was["step"], was["seconds"]
+        if self.talk.from_main(str(_step_of_model(self.config))) != str(self.step):
+            self._write_model()  # killed between the checkpoint and its model
 
     def _resolved(self) -> PretrainConfig:
         """The settings with what the store knows better: its text, its vocabulary."""
@@ -164,7 +174,7 @@ class Job:
         config, shape = self.config, self.shape
         n_parameters = sum(p.numel() for p in self.engine.module.parameters())
         steps = f"{config.train.steps:,} steps" + (f" or {config.train.hours} hours" if config.train.hours else "")
-        start = f"starts from the weights of {config.init} ({self._start_kind})" if config.init else "starts at step 0"
+        start = self._about_start
         if self._resumed_from:
             start = f"goes on from {self._resumed_from} at step {self.step:,}"
         if unfinished := checkpoint.unfinished(self.run_dir / "checkpoints", self._resumed_from):
@@ -183,24 +193,29 @@ def model_folder(config: PretrainConfig) -> Path:
     return Path(config.run_dir) / "model"
 
 
-def is_finished(config: PretrainConfig) -> bool:
+def is_finished(config: PretrainConfig, typed: Collection[str] = ()) -> bool:
     """Whether the run has its last checkpoint and its model folder.
 
     Raises:
         ValueError: it has, but was made with other settings than `config`.
     """
     done = checkpoint.complete(Path(config.run_dir) / "checkpoints")
-    written = passport.read(model_folder(config))
-    if not done or written is None:
+    if not done:
         return False
     last, hours = checkpoint.facts_of(done[-1]), config.train.hours
-    if written["step"] != last["step"]:
+    if _step_of_model(config) != last["step"]:
         return False  # killed between the two
     if last["step"] < config.train.steps and (hours is None or last["seconds"] < hours * 3600):
         return False
     store, tokenizer = _open(config)
-    _check_same(done[-1], last, _facts(config, store, shape_of(config, store, start_of(config, tokenizer))))
+    _check_same(done[-1], last, _facts(config, store, Start(config, store, tokenizer, typed).shape))
     return True
+
+
+def _step_of_model(config: PretrainConfig) -> int:
+    """The step of the model folder; -1 if there is none."""
+    written = passport.read(model_folder(config))
+    return written["step"] if written else -1
 
 
 def _facts(config: PretrainConfig, store: TokenStore, shape: ModelConfig) -> dict[str, Any]:
@@ -208,7 +223,7 @@ def _facts(config: PretrainConfig, store: TokenStore, shape: ModelConfig) -> dic
     data, optim = dataclasses.asdict(config.data), dataclasses.asdict(config.optim)
     del data["workers"], optim["lr"]
     return {
-        "init": config.init,
+        "format": FORMAT,
         "model": dataclasses.asdict(shape),
         "data": {**data, "store": store.fingerprint},
         "objective": dataclasses.asdict(config.objective),
@@ -242,6 +257,10 @@ def _train_lanes(config: PretrainConfig, store: TokenStore) -> Lanes:
 
 
 def _check_same(where: Path, was: dict[str, Any], now: dict[str, Any]) -> None:
+    if was.get("format") != FORMAT:
+        raise ValueError(
+            f"{where} was written by another version of xlpre; go on with that one, or give the run another name"
+        )
     for key, value in now.items():
         before = was.get(key)
         if before != value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 
 import torch
 from tqdm import tqdm
@@ -13,14 +14,12 @@ from xlpre.training.distributed import is_main, n_processes
 from xlpre.training.metrics import MetricsLog
 
 
-def pretrain(config: PretrainConfig) -> None:
-    """Train as `config` says; stopping at any time and calling it again goes on from the last checkpoint."""
-    job = Job(config)
+def pretrain(config: PretrainConfig, typed: Collection[str] = ()) -> None:
+    """Train as `config` says; stopping at any time and calling it again goes on from the last checkpoint. See Job."""
+    job = Job(config, typed)
     log = _Log(job)
     if job.step == 0:
         log.measure()
-    if job.finished:
-        job.save()  # killed after its last step, before its model was written
     batches, micro_steps, stopped = job.batches(), len(job.memories), False
     while not (job.finished or stopped):
         for micro in range(micro_steps):

@@ -12,15 +12,15 @@ from pretrain.command import run_command
 from pretrain.config import PretrainConfig
 from pretrain.job import is_finished
 from pretrain.loop import pretrain
-from xlpre.config import from_command_line
+from xlpre.config import from_command_line, typed_keys
 from xlpre.training.distributed import is_main
 
 
 def main() -> None:
     """The command."""
-    config = from_command_line(PretrainConfig, __doc__ or "")
-    if not is_finished(config):
-        pretrain(config)
+    config, typed = from_command_line(PretrainConfig, __doc__ or ""), typed_keys()
+    if not is_finished(config, typed):
+        pretrain(config, typed)
     elif is_main():
         print(
             f"{config.run_dir}: finished already; raise train.steps (and train.hours) to go on, or give the run another name"

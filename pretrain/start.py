@@ -1,68 +1,108 @@
-"""Where a pretraining starts from: the weights of another folder (`init=FOLDER`), and the shape of the model."""
+"""Where a pretraining starts from: `init=FOLDER` or values of its own; and the shape of the model, which a folder decides."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 from pretrain.config import PretrainConfig
 from xlpre.data.store import TokenStore
-from xlpre.exchange.folder import ModelFolder, load_folder
+from xlpre.exchange.folder import ModelFolder, load_folder, put_weights
 from xlpre.model.config import ModelConfig
+from xlpre.model.language_model import LanguageModel
 from xlpre.text.tokenizer import Tokenizer
+from xlpre.training import checkpoint
 
-# what may differ from the folder that training starts from: it is not in the weights
-FREE = ("vocab_size", "mem_len", "attention_length", "clamp_len", "dropout", "dropatt", "init", "init_std")
+# what is not in the weights: ours if it is set, else the folder's
+FREE = ("mem_len", "attention_length", "clamp_len", "dropout", "dropatt", "init", "init_std")
 
 
-def start_of(config: PretrainConfig, tokenizer: Tokenizer) -> ModelFolder | None:
-    """The folder that `config.init` names, None if it names none.
+class Start:
+    """The start of a run.
+
+    Args:
+        config: its settings.
+        store: its text.
+        tokenizer: the store's vocabulary.
+        typed: keys given as words, which must not contradict the folder; what a file of settings says gives way to it.
+
+    Attributes:
+        shape: of the model.
+        about: a sentence on where the weights come from.
 
     Raises:
-        ValueError: it cannot be read, or has another vocabulary than the store.
+        ValueError: the folder cannot be read, has another vocabulary than the store, or another shape than was asked for.
     """
-    if not config.init:
-        return None
+
+    def __init__(self, config: PretrainConfig, store: TokenStore, tokenizer: Tokenizer, typed: Collection[str]) -> None:
+        model = config.model
+        if model.vocab_size not in (0, store.vocab_size):
+            raise ValueError(
+                f"model.vocab_size ({model.vocab_size}) is not the {store.vocab_size} pieces of data.store={store.path}; "
+                "leave it out, it is taken from the store"
+            )
+        self._folder: ModelFolder | None = None
+        self.about = "starts at step 0"
+        self.shape = dataclasses.replace(model, vocab_size=store.vocab_size)
+        if not config.init:
+            return
+        saved = checkpoint.complete(Path(config.run_dir) / "checkpoints")
+        if saved:  # the folder was read when the run began, and may be gone
+            has = ModelConfig(**checkpoint.facts_of(saved[-1])["model"])
+        else:
+            self._folder = _read(config, tokenizer)
+            has = self._folder.config
+        self.shape, given_way = _merged(model, has, typed, config.init)
+        self.about = f"starts from the weights of {config.init}" + (f" ({self._folder.kind})" if self._folder else "")
+        if self._folder and not self._folder.facts:
+            self.about += f"; it does not say how its text was prepared, the store's is {tokenizer.preprocess}"
+        if given_way:
+            self.about += f"; the model is that folder's, not as configured: {', '.join(given_way)}"
+
+    def put_weights(self, model: LanguageModel) -> None:
+        """Give `model` the folder's weights, if there is one."""
+        if self._folder:
+            put_weights(self._folder.weights, model)
+
+
+def _merged(model: ModelConfig, has: ModelConfig, typed: Collection[str], init: str) -> tuple[ModelConfig, list[str]]:
+    """The shape of a model that starts from one with the shape `has`, and what gave way to it."""
+    settings: dict[str, Any] = {}
+    given_way = []
+    for field in dataclasses.fields(ModelConfig):
+        name, theirs, ours = field.name, getattr(has, field.name), getattr(model, field.name)
+        said, default = f"model.{name}" in typed, getattr(ModelConfig(), name)
+        if name in FREE:
+            settings[name] = ours if said or ours != default else theirs
+            continue
+        if name == "d_head":
+            theirs, ours = has.head_width, model.d_head and model.head_width
+        if said and ours != theirs and name != "vocab_size":
+            raise ValueError(f"model.{name} ({ours}) is {theirs} in init={init}; leave it out, it is taken from there")
+        if name != "vocab_size" and ours not in (theirs, default):
+            given_way.append(f"{name}={theirs} ({ours})")
+        settings[name] = getattr(has, name)
+    return ModelConfig(**settings), given_way
+
+
+def _read(config: PretrainConfig, tokenizer: Tokenizer) -> ModelFolder:
     folder = load_folder(config.init)
     if folder.tokenizer is None:
         raise ValueError(
-            f"init={config.init} has no spiece.model; put the vocabulary that its model was trained with there"
+            f"init={config.init} has no spiece.model; put the vocabulary of its model there (or into a copy)"
         )
-    for what, theirs, ours in (
-        ("vocabulary (sha256)", folder.tokenizer.sha256[:12], tokenizer.sha256[:12]),
-        ("preprocess", folder.tokenizer.preprocess, tokenizer.preprocess),
-    ):
-        if theirs != ours:
-            raise ValueError(
-                f"init={config.init} has the {what} {theirs} and data.store={config.data.store} was made with {ours}; make a store with "
-                f"tokenizer.path={config.init}/spiece.model tokenizer.preprocess={folder.tokenizer.preprocess}"
-            )
-    return folder
-
-
-def shape_of(config: PretrainConfig, store: TokenStore, start: ModelFolder | None) -> ModelConfig:
-    """The shape of the model: of `config`, with the vocabulary of the store; what the weights of `start` decide is taken from there.
-
-    Raises:
-        ValueError: `config` asks for another vocabulary, or sets what `start` has otherwise.
-    """
-    model = config.model
-    if model.vocab_size not in (0, store.vocab_size):
+    way_out = f"make a store with tokenizer.path={config.init}/spiece.model"
+    if folder.tokenizer.sha256 != tokenizer.sha256:
         raise ValueError(
-            f"model.vocab_size ({model.vocab_size}) is not the {store.vocab_size} pieces of data.store={store.path}; "
-            "leave it out, it is taken from the store"
+            f"init={config.init} has the vocabulary (sha256) {folder.tokenizer.sha256[:12]}, data.store={config.data.store} was made "
+            f"with {tokenizer.sha256[:12]}; {way_out}"
         )
-    fixed: dict[str, Any] = {"vocab_size": store.vocab_size}
-    if start:
-        for field in dataclasses.fields(ModelConfig):
-            wanted, has = getattr(model, field.name), getattr(start.config, field.name)
-            if field.name in FREE:
-                continue
-            if wanted not in (has, getattr(ModelConfig(), field.name)):
-                raise ValueError(
-                    f"model.{field.name} ({wanted}) is {has} in init={config.init}; leave it out, it is taken from there"
-                )
-            fixed[field.name] = has
-        if model.init == "local":
-            fixed["init"] = start.config.init
-    return dataclasses.replace(model, **fixed)
+    known = "preprocess" in folder.facts or folder.kind == "tensorflow"
+    if known and folder.tokenizer.preprocess != tokenizer.preprocess:
+        raise ValueError(
+            f"init={config.init} was trained on text with tokenizer.preprocess={folder.tokenizer.preprocess}, data.store="
+            f"{config.data.store} was made with {tokenizer.preprocess}; {way_out} tokenizer.preprocess={folder.tokenizer.preprocess}"
+        )
+    return folder

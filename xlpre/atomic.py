@@ -74,13 +74,26 @@ def sync(path: Path) -> None:
 
 
 def _partial(path: Path) -> Path:
-    """A name beside `path` for this process; what a killed process left under such a name is removed."""
+    """A name beside `path` for this process; what a killed process left under such names is removed, or put back."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f".{glob.escape(path.name)}.partial-*"):
-        number = int(left.name.rpartition("-")[2])
-        if number == os.getpid() or not psutil.pid_exists(number):
-            if left.is_dir():
-                shutil.rmtree(left)
-            else:
-                left.unlink(missing_ok=True)
+    for left in _left_by_the_dead(path, "replaced"):
+        if path.exists():
+            _remove(left)
+        else:
+            os.replace(left, path)  # killed between the two renames
+    for left in _left_by_the_dead(path, "partial"):
+        _remove(left)
     return path.with_name(f".{path.name}.partial-{os.getpid()}")
+
+
+def _left_by_the_dead(path: Path, kind: str) -> list[Path]:
+    found = path.parent.glob(f".{glob.escape(path.name)}.{kind}-*")
+    numbers = [(left, int(left.name.rpartition("-")[2])) for left in found]
+    return [left for left, number in numbers if number == os.getpid() or not psutil.pid_exists(number)]
+
+
+def _remove(left: Path) -> None:
+    if left.is_dir():
+        shutil.rmtree(left)
+    else:
+        left.unlink(missing_ok=True)

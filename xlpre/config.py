@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import inspect
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
@@ -32,6 +33,11 @@ def from_command_line(schema: type[Schema], description: str, argv: Sequence[str
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win over the file's")
     words = parser.parse_intermixed_args(argv)
     return load(schema, words.config, words.overrides)
+
+
+def typed_keys(argv: Sequence[str] | None = None) -> set[str]:
+    """Keys that stand as `key=value` on the command line."""
+    return {word.partition("=")[0] for word in (sys.argv[1:] if argv is None else argv) if "=" in word}
 
 
 def load(schema: type[Schema], path: str | Path | None = None, overrides: Sequence[str] = ()) -> Schema:

@@ -74,6 +74,44 @@ def test_another_shape_or_vocabulary_is_refused_by_name(trained, words, text_fil
     assert done.returncode == 2 and "vocabulary (sha256)" in done.stderr and "tokenizer.path=" in done.stderr
 
 
+def test_a_file_of_settings_gives_way_to_the_folder_and_a_word_does_not(trained, words, tmp_path):
+    (tmp_path / "wider.yaml").write_text("model: {n_layer: 3, d_inner: 64, mem_len: 8}\n")
+    shape = ("model.n_layer", "model.d_model", "model.n_head", "model.d_inner", "model.mem_len")
+    fewer = [word for word in words("gives_way", init=trained / "model", train__steps=1) if not word.startswith(shape)]
+    done = run(SCRIPT, "--config", tmp_path / "wider.yaml", *fewer)
+    assert done.returncode == 0 and "not as configured: n_layer=2 (3), d_inner=32 (64)" in done.stdout, done.stderr
+    assert load_folder(tmp_path / "gives_way" / "model").config.mem_len == 8  # no part of the weights
+    done = run(SCRIPT, "--config", tmp_path / "wider.yaml", *words("said", init=trained / "model", model__d_inner=64))
+    assert done.returncode == 2 and "model.d_inner (64) is 32 in init=" in done.stderr
+
+
+def test_a_run_goes_on_when_the_folder_it_started_from_is_gone(trained, words, tmp_path):
+    (trained / "model").rename(tmp_path / "elsewhere")
+    begun = words("begun", init=tmp_path / "elsewhere", train__steps=2)
+    assert run(SCRIPT, *begun).returncode == 0
+    (tmp_path / "elsewhere").rename(tmp_path / "gone")
+    finished = run(SCRIPT, *begun)
+    assert finished.returncode == 0 and "finished already" in finished.stdout, finished.stderr
+    further = run(SCRIPT, *begun, "train.steps=4")
+    assert further.returncode == 0 and "goes on from" in further.stdout, further.stderr
+
+
+def test_a_folder_that_transformers_saved_takes_the_stores_preprocessing(trained, words, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    assert run("pretrain/export.py", trained, tmp_path / "hf", "--hf").returncode == 0
+    transformers.XLNetLMHeadModel.from_pretrained(tmp_path / "hf").save_pretrained(tmp_path / "saved")
+    lost = run(SCRIPT, *words("lost", init=tmp_path / "saved"))
+    assert lost.returncode == 2 and "put the model's own vocabulary there" in lost.stderr
+    (tmp_path / "saved" / "spiece.model").write_bytes((tmp_path / "hf" / "spiece.model").read_bytes())
+    done = run(SCRIPT, *words("goes_on", init=tmp_path / "saved", train__steps=1))
+    assert done.returncode == 0 and "does not say how its text was prepared, the store's is none" in done.stdout
+    assert held_out(tmp_path / "goes_on")[0] == held_out(trained)[10]
+    guessed = run("pretrain/export.py", tmp_path / "saved", tmp_path / "guessed")
+    assert "taken as cased; --preprocess says otherwise" in guessed.stdout
+    assert run("pretrain/export.py", tmp_path / "saved", tmp_path / "said", "--preprocess", "none").returncode == 0
+    assert load_folder(tmp_path / "said").tokenizer.preprocess == "none"
+
+
 def test_an_export_never_overwrites(trained, tmp_path):
     (tmp_path / "there").mkdir()
     done = run("pretrain/export.py", trained, tmp_path / "there")

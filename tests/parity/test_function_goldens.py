@@ -12,7 +12,7 @@ from xlpre.model.feedforward import PLAIN
 from xlpre.model.geometry import Geometry
 from xlpre.model.memory import extend_memory
 from xlpre.model.positions import distance_table
-from xlpre.model.visibility import content_visible, within_reach
+from xlpre.model.visibility import build_reach, content_visible
 
 
 def cases(path, name):
@@ -62,8 +62,9 @@ def test_causal_ranks_give_the_originals_causal_mask(path):
         T, M, same = map(int, re.fullmatch(r"q(\d+)_m(\d+)_same(\d)", case).groups())
         places = torch.arange(T)[None]
         key_rank = torch.cat([torch.full((1, M), -1), places], dim=1)
-        near = within_reach(places, M, M + T, "same_length" if same else "all")
-        assert torch.equal(~(content_visible(places + 1, key_rank) & near)[0], torch.from_numpy(expected) > 0), case
+        within_reach = build_reach("same_length" if same else "all", M)
+        seen = within_reach(content_visible(places + 1, key_rank), places, M)
+        assert torch.equal(~seen[0], torch.from_numpy(expected) > 0), case
 
 
 @pytest.mark.parametrize("path", files("xlnet_functions.npz"))

@@ -66,20 +66,24 @@ def from_txl(shape: ModelConfig, arrays: dict[str, np.ndarray]) -> dict[str, tor
         if found in theirs:
             ours[name] = change(theirs[found])
 
-    embedding = "backbone.embedding.weight" if shape.plain_embedding else "backbone.embedding.tables.{}"
-    bias = []
-    for i in range(len(shape.clusters)):
-        take(embedding.format(i), f"word_emb.emb_layers.{i}.weight")
-        take(f"backbone.embedding.projections.{i}", f"word_emb.emb_projs.{i}")
-        take(f"output.projections.{i}", f"crit.out_projs.{i}")
-        if not shape.tie_embedding:
-            take(f"output.tables.{i}", f"crit.out_layers.{i}.weight")
-        bias += [theirs[name] for name in [f"crit.out_layers.{i}.bias"] if name in theirs]
-    if bias:
-        ours["output.bias"] = torch.cat(bias)
-    # their PyTorch code gives the last entry of the head to the first cluster of rare words
-    take("output.cluster_weight", "crit.cluster_weight", lambda w: w.flip(0))
-    take("output.cluster_bias", "crit.cluster_bias", lambda w: w.flip(0))
+    if shape.plain_embedding:
+        take("backbone.embedding.weight", "word_emb.emb_layers.0.weight")
+        take("output.bias", "crit.out_layers.0.bias")
+    else:
+        for i, (low, high, _) in enumerate(shape.clusters):
+            scores = f"output.clusters.{i}"
+            take(f"backbone.embedding.clusters.{i}.table", f"word_emb.emb_layers.{i}.weight")
+            take(f"backbone.embedding.clusters.{i}.projection", f"word_emb.emb_projs.{i}")
+            take(f"{scores}.projection", f"crit.out_projs.{i}")
+            if not shape.tie_embedding:
+                take(f"{scores}.table", f"crit.out_layers.{i}.weight")
+            if shape.div_value > 1:
+                take(f"{scores}.bias", f"crit.out_layers.{i}.bias")
+            else:  # one layer for all clusters
+                take(f"{scores}.bias", "crit.out_layers.0.bias", lambda b: b[low:high])  # noqa: B023
+        # their PyTorch code gives the last entry of the head to the first cluster of rare words
+        take("output.clusters.0.entries.weight", "crit.cluster_weight", lambda w: w.flip(0))
+        take("output.clusters.0.entries.bias", "crit.cluster_bias", lambda w: w.flip(0))
     if shape.positions == "relative":
         take("backbone.shared.content", "r_w_bias")
         take("backbone.shared.position", "r_r_bias")

@@ -29,7 +29,8 @@ def shape_of(arrays, config) -> ModelConfig:
         d_head=config["d_head"],
         d_inner=config["d_inner"],
         feed_forward=config["ff_activation"],
-        mem_len=config.get("mem_len") or 0,
+        # the original's same_length counts the columns that are there
+        mem_len=(config.get("mems_given", 0) if config.get("same_length") else config.get("mem_len")) or 0,
         clamp_len=config.get("clamp_len", -1),
         untie_r=config["untie_r"],
         relative_segments="param/model/transformer/seg_embed" in arrays,
@@ -114,7 +115,6 @@ def first_memory_of(arrays, config) -> Memory:
     rows, length = arrays["in/inp_k"].shape[1], config["mem_len"] or 0
     mems = arrays.get("in/mems")
     given = 0 if mems is None else mems.shape[1]
-    # the original's same_length counts the columns that are there
     columns = given if config["same_length"] else max(length, given)
     hidden = torch.zeros(config["n_layer"], rows, columns, config["d_model"])
     if given:

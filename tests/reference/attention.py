@@ -83,7 +83,8 @@ def two_streams(model, batch, memory, b):
     valid = min(int(memory.valid[b]), int(batch.remembers[b]))
     places = list(range(-M, T))
     segments = [0] * M + batch.segment_ids[b].tolist()
-    reach = {"all": M + T, "same_length": M, "exclude_self_slot": M - 1}[config.attention_length]
+    longest = max(M, config.mem_len)
+    reach = {"all": M + T, "same_length": longest, "exclude_self_slot": longest - 1}[config.attention_length]
     for index, (layer, remembered) in enumerate(zip(backbone.layers, memory.hidden, strict=True)):
 
         def placed(row, place, layer=layer, index=index):

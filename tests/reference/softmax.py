@@ -3,35 +3,34 @@
 import torch
 
 
-def embed(embedding, clusters, token: int) -> torch.Tensor:
+def embed(embedding, token: int) -> torch.Tensor:
     """(D,) vector of a token."""
-    for i, (low, high, _) in enumerate(clusters):
-        if low <= token < high:
-            row = embedding.tables[0][token] if len(embedding.tables) == 1 else embedding.tables[i][token - low]
-            if not len(embedding.projections):
-                return row
-            return embedding.projections[0 if len(embedding.projections) == 1 else i] @ row
+    for cluster in embedding.clusters:
+        if cluster.low <= token < cluster.high:
+            row = cluster.table[token - cluster.low]
+            return row if cluster.projection is None else cluster.projection @ row
     raise AssertionError(token)
 
 
-def probability(output, clusters, hidden: torch.Tensor, token: int) -> torch.Tensor:
+def probability(output, embedding, hidden: torch.Tensor, token: int) -> torch.Tensor:
     """p(token | hidden (D,)): of its cluster, times of it in its cluster."""
 
-    def projected(i):
-        return hidden @ output.projections[i] if len(output.projections) else hidden
+    def projected(scores):
+        return hidden if scores.projection is None else hidden @ scores.projection
 
-    def logit(i, piece):
-        low = clusters[i][0]
-        row = output.tables[0][piece] if len(output.tables) == 1 else output.tables[i][piece - low]
-        return projected(i) @ row + output.bias[piece]
+    def logits(i):
+        scores, (low, high) = output.clusters[i], output.bounds[i]
+        first = low if len(embedding.clusters) == 1 else 0  # a single table has all pieces
+        return [projected(scores) @ scores.table[first + k] + scores.bias[k] for k in range(high - low)]
 
-    frequent = [logit(0, piece) for piece in range(clusters[0][1])]
-    entries = [projected(0) @ w + b for w, b in zip(output.cluster_weight, output.cluster_bias, strict=True)]
-    head = torch.stack(frequent + entries).softmax(0)
-    for i, (low, high, _) in enumerate(clusters):
+    frequent, entries = logits(0), []
+    if len(output.bounds) > 1:
+        head = output.clusters[0]
+        entries = [projected(head) @ w + b for w, b in zip(head.entries.weight, head.entries.bias, strict=True)]
+    shares = torch.stack(frequent + entries).softmax(0)
+    for i, (low, high) in enumerate(output.bounds):
         if low <= token < high:
             if i == 0:
-                return head[token]
-            tail = torch.stack([logit(i, piece) for piece in range(low, high)]).softmax(0)
-            return head[clusters[0][1] + i - 1] * tail[token - low]
+                return shares[token]
+            return shares[len(frequent) + i - 1] * torch.stack(logits(i)).softmax(0)[token - low]
     raise AssertionError(token)

@@ -46,3 +46,12 @@ def test_a_folder_is_held_by_one_process_until_it_ends(tmp_path):
     assert other.returncode != 0 and "run: wait for it" in other.stderr
     held.close()
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=False).returncode == 0
+
+
+def test_a_folder_is_put_back_when_its_writer_died_between_the_two_renames(tmp_path):
+    (tmp_path / ".store.replaced-999999999").mkdir()
+    (tmp_path / ".store.replaced-999999999" / "a").write_text("old")
+    with pytest.raises(RuntimeError), new_folder(tmp_path / "store"):
+        assert (tmp_path / "store" / "a").read_text() == "old"
+        raise RuntimeError
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,11 +33,7 @@ from xlpre.text.preprocess import Preprocess
 from xlpre.text.tokenizer import Tokenizer
 
 FORMAT = "xlpre"
-KINDS = (
-    "a model folder of xlpre (config.json)",
-    "of Hugging Face's XLNet (config.json)",
-    f"a TensorFlow release ({tf.CONFIG})",
-)
+KINDS = f"a model folder of xlpre (config.json), a folder of Hugging Face's XLNet (config.json), or a TensorFlow release ({tf.CONFIG})"
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,8 @@ class ModelFolder:
     Attributes:
         config: the shape of the model.
         weights: fp32, by their names in xlpre/model.
-        tokenizer: the vocabulary; None if the folder has none.
+        tokenizer: the vocabulary; None if the folder has none. How text is preprocessed for it is known from a passport only,
+            and else taken to be as published.
         objective: the name of what it was trained on.
         facts: its passport; empty if it has none.
         kind: `xlpre`, `huggingface` or `tensorflow`.
@@ -68,14 +66,15 @@ class ModelFolder:
 
 def save_folder(path: str | Path, folder: ModelFolder) -> None:
     """Write our own model folder, whole or not at all; one that is there is replaced."""
+    tokenizer = _tokenizer_of(folder)
     with new_folder(path) as partial:
-        safetensors.torch.save_file(
-            {name: w.contiguous() for name, w in folder.weights.items()}, partial / "model.safetensors"
-        )
+        weights = {name: weight.contiguous() for name, weight in folder.weights.items()}
+        safetensors.torch.save_file(weights, partial / "model.safetensors")
         content = {"format": FORMAT, "model": dataclasses.asdict(folder.config), "objective": folder.objective}
         (partial / "config.json").write_text(json.dumps(content, indent=1))
-        _tokenizer_of(folder).save(partial / "spiece.model")
-        passport.write(partial, _tokenizer_of(folder), folder.facts)
+        tokenizer.save(partial / "spiece.model")
+        passport.write(partial, tokenizer, folder.facts)
+        _as_readable_as_the_rest(partial)
 
 
 def save_huggingface(path: str | Path, folder: ModelFolder) -> None:
@@ -85,11 +84,13 @@ def save_huggingface(path: str | Path, folder: ModelFolder) -> None:
         ValueError: something that Hugging Face cannot express, by the name of its key.
     """
     hf.check_expressible(folder.config)
+    tokenizer = _tokenizer_of(folder)
     with new_folder(path) as partial:
         hf.write_model(partial, folder.config, folder.weights, folder.objective)
-        write_tokenizer(_tokenizer_of(folder), partial)
+        write_tokenizer(tokenizer, partial)
         unsaid = {"model": dataclasses.asdict(folder.config), "objective": folder.objective}
-        passport.write(partial, _tokenizer_of(folder), {**folder.facts, **unsaid})
+        passport.write(partial, tokenizer, {**folder.facts, **unsaid})
+        _as_readable_as_the_rest(partial)
 
 
 def load_folder(path: str | Path) -> ModelFolder:
@@ -100,18 +101,27 @@ def load_folder(path: str | Path) -> ModelFolder:
             saved with.
     """
     path = Path(path)
+    try:
+        return _checked(path, _read(path))
+    except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+        raise ValueError(
+            f"{path}: its files do not fit together ({type(error).__name__}: {str(error).splitlines()[0]}); nothing was loaded"
+        ) from None
+
+
+def _read(path: Path) -> ModelFolder:
     if tf.is_release(path):
         config, weights = tf.read_release(path)
         model = path / "spiece.model"
         tokenizer = Tokenizer.load(model, "cased") if model.exists() else None
-        return _checked(path, ModelFolder(config, weights, tokenizer, "permutation", {}, "tensorflow"))
+        return ModelFolder(config, weights, tokenizer, "permutation", {}, "tensorflow")
     settings = _settings(path)
     if settings.get("format") == FORMAT:
-        return _checked(path, _ours(path, settings))
+        return _ours(path, settings)
     if settings.get("model_type") == "xlnet":
-        return _checked(path, _huggingface(path, settings))
+        return _huggingface(path, settings)
     raise ValueError(
-        f"{path}/config.json: neither format {FORMAT!r} nor model_type 'xlnet' in it; a folder that can be read is {', or '.join(KINDS)}"
+        f"{path}/config.json: neither format {FORMAT!r} nor model_type 'xlnet' in it; what can be read is {KINDS}"
     )
 
 
@@ -126,7 +136,7 @@ def _ours(path: Path, settings: dict[str, Any]) -> ModelFolder:
     facts = passport.read(path)
     if facts is None:
         raise ValueError(f"{path}: {passport.FILE} is missing; copy the whole folder")
-    tokenizer = Tokenizer.load(path / "spiece.model", facts["preprocess"])
+    tokenizer = Tokenizer(read_vocabulary(path), str(path / "spiece.model"), facts["preprocess"])
     passport.check_vocabulary(path, facts, tokenizer)
     file = path / "model.safetensors"
     try:
@@ -142,8 +152,7 @@ def _ours(path: Path, settings: dict[str, Any]) -> ModelFolder:
 def _huggingface(path: Path, settings: dict[str, Any]) -> ModelFolder:
     facts = passport.read(path) or {}
     config, weights, objective = hf.read_model(path, settings)
-    if facts:  # ours once: what Hugging Face has no word for
-        was = facts["model"]
+    if was := facts.get("model"):  # ours once: what Hugging Face has no word for
         config = dataclasses.replace(config, **{key: was[key] for key in ("dropatt", "mem_len", "init")})
         objective = facts["objective"]
     preprocess: Preprocess = facts["preprocess"] if facts else read_preprocess(path)
@@ -155,6 +164,8 @@ def _huggingface(path: Path, settings: dict[str, Any]) -> ModelFolder:
 
 def _checked(path: Path, folder: ModelFolder) -> ModelFolder:
     """Raise ValueError unless weights, vocabulary and shape agree."""
+    if folder.objective not in OBJECTIVES:
+        raise ValueError(f"{path}: objective {folder.objective!r} is none of {', '.join(OBJECTIVES)}")
     with torch.device("meta"):
         expected = dict(LanguageModel(dataclasses.replace(folder.config, init="published"), True).named_parameters())
     if odd := expected.keys() ^ folder.weights.keys():
@@ -175,18 +186,40 @@ def _checked(path: Path, folder: ModelFolder) -> ModelFolder:
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    try:
-        settings = json.loads((path / "config.json").read_text())
-    except (OSError, ValueError) as error:
+    file = path / "config.json"
+    if not path.is_dir():
+        missing = "there is no such folder" if not path.exists() else "not a folder"
+        raise ValueError(
+            f"{path}: {missing}; what can be read is {KINDS}, on this machine (a model of a hub must be fetched first)"
+        )
+    if not file.exists():
         inside = path / "model"
-        hint = f"did you mean {inside}?" if (inside / "config.json").exists() else f"config.json: {error}"
-        raise ValueError(f"{path}: not a model folder; {hint}") from None
+        run = next((parent for parent in path.parents if (parent / "model" / "config.json").exists()), None)
+        hint = (
+            f"did you mean {inside}?"
+            if inside.is_dir()
+            else f"did you mean {run}/model?"
+            if run
+            else f"what can be read is {KINDS}"
+        )
+        raise ValueError(f"{path}: not a model folder; {hint}")
+    try:
+        settings = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file}: cannot be read: {error}") from None
     if not isinstance(settings, dict):
-        raise ValueError(f"{path}/config.json: must hold an object, not a {type(settings).__name__}")
+        raise ValueError(f"{file}: must hold an object, not a {type(settings).__name__}")
     return settings
+
+
+def _as_readable_as_the_rest(folder: Path) -> None:
+    """The safetensors library lets only the owner read its files."""
+    shutil.copymode(folder / "config.json", folder / "model.safetensors")
 
 
 def _tokenizer_of(folder: ModelFolder) -> Tokenizer:
     if folder.tokenizer is None:
-        raise ValueError("the folder that this model was read from has no spiece.model; put its vocabulary there first")
+        raise ValueError(
+            "the model has no vocabulary: put its spiece.model into the folder (or a copy) that it was read from"
+        )
     return folder.tokenizer

@@ -6,6 +6,7 @@ Source of names and shapes: transformers 5.23, models/xlnet/modeling_xlnet.py.
 from __future__ import annotations
 
 import json
+import pickle
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -79,12 +80,7 @@ def check_expressible(config: ModelConfig) -> None:
 
 
 def write_model(path: Path, config: ModelConfig, weights: Mapping[str, Tensor], objective: str) -> None:
-    """Write config.json and model.safetensors into the folder `path`.
-
-    Raises:
-        ValueError: the model cannot be expressed.
-    """
-    check_expressible(config)
+    """Write config.json and model.safetensors of a model that `check_expressible` has passed into the folder `path`."""
     theirs = to_theirs(weights_of(config), weights, config)
     safetensors.torch.save_file(theirs, path / "model.safetensors", metadata={"format": "pt"})
     settings = {
@@ -129,26 +125,31 @@ def read_model(path: Path, settings: Mapping[str, Any]) -> tuple[ModelConfig, di
     if not any(name.startswith("transformer.") for name in found):
         found = {f"transformer.{name}": tensor for name, tensor in found.items()}  # a bare XLNetModel
     table = weights_of(config)
-    own_output = found.get("lm_loss.weight", found.get("transformer.word_embedding.weight"))
-    if own_output is not None and not torch.equal(own_output, found["transformer.word_embedding.weight"]):
-        raise ValueError(f"{origin}: lm_loss.weight is not the word embedding; an XLNet shares them")
     if "lm_loss.bias" not in found:
         warnings.warn(f"{origin} has no lm_loss.bias; the softmax starts with a bias of zero", stacklevel=2)
         found["lm_loss.bias"] = torch.zeros(config.vocab_size)
     if missing := {entry.theirs for entry in table} - found.keys():
         raise ValueError(f"{origin}: the weight {sorted(missing)[0]} of an XLNet is not in it")
+    embedding = found["transformer.word_embedding.weight"]
+    if not torch.equal(found.get("lm_loss.weight", embedding), embedding):
+        raise ValueError(f"{origin}: lm_loss.weight is not the word embedding; an XLNet shares them")
     known = {entry.theirs for entry in table}
+    if heads := sorted({name.partition(".")[0] for name in found} - {"transformer", "lm_loss"}):
+        warnings.warn(f"{origin}: its task head ({', '.join(heads)}) is not read", stacklevel=2)
     if odd := sorted(name for name in found if name.startswith("transformer.") and name not in known):
         raise ValueError(f"{origin}: holds {odd[0]}, which {config.n_layer} layers of an XLNet do not have")
     weights = {name: tensor.float() for name, tensor in to_ours(table, found).items()}
-    objective = next(name for name, kind in ATTENTION.items() if kind == settings.get("attn_type", "bi"))
-    return config, weights, objective
+    return config, weights, next(name for name, kind in ATTENTION.items() if kind == settings.get("attn_type", "bi"))
 
 
 def _config(path: Path, settings: Mapping[str, Any]) -> ModelConfig:
     activation = settings.get("ff_activation", "gelu")
     if activation not in ("gelu", "gelu_new", "relu"):
         raise ValueError(f"{path}: ff_activation ({activation!r}) must be gelu_new, gelu or relu")
+    if settings.get("attn_type", "bi") not in ATTENTION.values():
+        raise ValueError(f"{path}: attn_type ({settings['attn_type']!r}) must be bi or uni")
+    if settings.get("same_length") and settings.get("attn_type") == "uni":
+        raise ValueError(f"{path}: same_length=true is not read; set it to false, and model.attention_length here")
     if activation == "gelu":
         warnings.warn(
             f"{path}: ff_activation=gelu is taken as gelu_new, the tanh approximation that XLNet was trained with",
@@ -183,12 +184,21 @@ def _tensors(path: Path) -> tuple[dict[str, Tensor], Path]:
             return safetensors.torch.load_file(single), single
         if index.exists():
             shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            if outside := [shard for shard in shards if Path(shard).name != shard]:
+                raise ValueError(f"{outside[0]} lies outside of the folder")
             found: dict[str, Tensor] = {}
             for shard in shards:
                 found |= safetensors.torch.load_file(path / shard)
             return found, index
         if pickled.exists():
-            return torch.load(pickled, map_location="cpu", weights_only=True), pickled
+            found = torch.load(pickled, map_location="cpu", weights_only=True)
+            if not all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in found.items()):
+                raise ValueError("it holds more than tensors by name")
+            return found, pickled
+    except pickle.UnpicklingError:
+        raise ValueError(
+            f"{pickled}: holds code or objects besides tensors, and was refused; nothing was loaded"
+        ) from None
     except Exception as error:  # noqa: BLE001 - whatever a damaged or hostile file makes a library raise
         raise ValueError(
             f"{path}: its weights cannot be read ({type(error).__name__}: {str(error).splitlines()[0][:200]}); nothing was loaded"

@@ -11,7 +11,7 @@ import base64
 import re
 import struct
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 Json = dict[str, Any]
@@ -19,7 +19,7 @@ Json = dict[str, Any]
 PART, HELD = "\ufdd0", "\ufdd1"  # noncharacters put before a mark: until the map was applied; until all was composed
 
 
-def map_characters(charsmap: bytes, own: Iterable[str]) -> list[Json]:
+def map_characters(charsmap: bytes, own: Sequence[str]) -> list[Json]:
     """SentencePiece's character map in steps of `tokenizers`.
 
     Nothing is put in at the start of a text, nor left to Precompiled to remove there: `tokenizers` 0.23 panics on both.
@@ -39,12 +39,14 @@ def map_characters(charsmap: bytes, own: Iterable[str]) -> list[Json]:
     held = [
         rf"(?!\A)(?=[{marks}])(?!{composes})",
         f"(?<=[가-힣])(?=[{ranges(finals)}])",  # NFC would close an open syllable
-        f"(?<={'|'.join(map(re.escape, own))})(?=[{marks}])",  # SentencePiece takes its symbols out first
     ]
+    if own:
+        held.append(f"(?<={'|'.join(map(re.escape, own))})(?=[{marks}])")  # SentencePiece takes its symbols out first
+    deleted = ranges(c for c, to in rules.items() if not to)
     return [
         replace("|".join(held), HELD),
         replace(rf"(?!\A)(?=[{marks}\u0e33\u0eb3\u200c\u200d])", PART),  # all that a grapheme can go on with
-        replace(f"[{ranges(c for c, to in rules.items() if not to)}]", HELD),  # Precompiled fails on a first one
+        *([replace(f"[{deleted}]", HELD)] if deleted else []),  # Precompiled fails on a first one
         {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()},
         replace(PART, ""),
         {"type": "NFC"},

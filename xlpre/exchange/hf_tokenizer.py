@@ -66,7 +66,9 @@ def read_vocabulary(folder: Path) -> bytes:
                 f"{folder}: the vocabulary is there as tokenizer.json only, which does not hold a SentencePiece model; "
                 "put the spiece.model of the model that it comes from beside it"
             ) from None
-        raise ValueError(f"{folder}/spiece.model: cannot be read: {error.strerror}") from None
+        raise ValueError(
+            f"{folder}/spiece.model: cannot be read ({error.strerror}); put the model's own vocabulary there"
+        ) from None
 
 
 def read_preprocess(folder: Path) -> Preprocess:

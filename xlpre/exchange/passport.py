@@ -7,10 +7,12 @@ import json
 import platform
 import subprocess
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from xlpre.text import symbols
+from xlpre.text.preprocess import Preprocess
 from xlpre.text.tokenizer import Tokenizer
 
 FILE = "passport.json"
@@ -42,8 +44,9 @@ def read(path: Path) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError) as error:
         raise ValueError(f"{path / FILE}: cannot be read: {error}") from None
-    if not isinstance(content, dict) or "vocabulary_sha256" not in content:
-        raise ValueError(f"{path / FILE}: has no vocabulary_sha256; it is not a passport")
+    known = isinstance(content, dict) and isinstance(content.get("vocabulary_sha256"), str)
+    if not known or content.get("preprocess") not in get_args(Preprocess):
+        raise ValueError(f"{path / FILE}: not a passport: it must have vocabulary_sha256 and preprocess")
     return content
 
 
@@ -56,8 +59,9 @@ def check_vocabulary(path: Path, passport: Mapping[str, Any], tokenizer: Tokeniz
         )
 
 
+@cache
 def revision() -> str | None:
-    """The git revision of this code, with a mark if it was changed; None outside a checkout."""
+    """The git revision of this code as it was when first asked, with a mark if it was changed; None outside a checkout."""
     folder = Path(__file__).parents[2]
     if not (folder / ".git").exists():
         return None

@@ -18,7 +18,7 @@ from xlpre.model.initialization import initialize
 from xlpre.model.layer import LAYERS
 from xlpre.model.memory import Memory
 from xlpre.model.positions import SCHEMES, SharedBiases
-from xlpre.model.visibility import content_visible, visible, within_reach
+from xlpre.model.visibility import build_reach, content_visible, visible
 
 
 class Backbone(nn.Module):
@@ -37,6 +37,7 @@ class Backbone(nn.Module):
         self.embedding_scale = config.d_model**0.5 if config.scale_embedding else 1.0
         self.mask_embedding = nn.Parameter(torch.empty(config.d_model))
         self.distance_codes = SCHEMES[config.positions].codes(config)
+        self.within_reach = build_reach(config.attention_length, config.mem_len)
         self.shared = nn.ParameterDict()
         names = SCHEMES[config.positions].biases + (("segment",) if config.relative_segments else ())
         if not config.untie_r:
@@ -89,11 +90,10 @@ class Backbone(nn.Module):
         key_segments = F.pad(batch.segment_ids, (mem_len, 0))  # memory counts as segment 0
         shared = {"distances": self.distance_codes(n_keys, length, like), "direction": batch.backward.long()}
         in_order = torch.arange(length, device=key_rank.device)[None]
-        near = within_reach(in_order, mem_len, n_keys, self.config.attention_length)
-        content = content_visible(batch.query_rank, key_rank) & near
+        content = self.within_reach(content_visible(batch.query_rank, key_rank), in_order, mem_len)
         if self.two_streams:
-            near = within_reach(positions, mem_len, n_keys, self.config.attention_length)
-            target = visible(batch.query_rank.gather(1, positions), key_rank) & near
+            target = visible(batch.query_rank.gather(1, positions), key_rank)
+            target = self.within_reach(target, positions, mem_len)
         else:
             target = content.gather(1, positions[:, :, None].expand(-1, -1, n_keys))
         differs = batch.segment_ids[:, :, None] != key_segments[:, None]

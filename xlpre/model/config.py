@@ -89,16 +89,22 @@ class ModelConfig:
             raise ValueError(
                 f"model.dropout ({self.dropout}) and model.dropatt ({self.dropatt}) must be at least 0 and below 1"
             )
+        if self.attention_length == "exclude_self_slot" and self.mem_len == 0:
+            raise ValueError(
+                "model.attention_length=exclude_self_slot sees model.mem_len keys, none with model.mem_len=0; set same_length"
+            )
         self._check_positions()
         self._check_clusters()
 
     def _check_positions(self) -> None:
         learned = self.positions in ("shaw", "learned")
-        if learned != (self.n_positions > 0):
+        if learned != (self.n_positions > 0) or self.n_positions < 0:
             raise ValueError(
                 f"model.n_positions ({self.n_positions}) counts the learned vectors of model.positions=shaw and learned, which need "
                 f"at least 1; model.positions is {self.positions}, set model.n_positions={'window + mem_len' if learned else 0}"
             )
+        if self.clamp_len == 0 or self.clamp_len < -1:
+            raise ValueError(f"model.clamp_len ({self.clamp_len}) must be at least 1, or -1 not to clamp")
         if self.clamp_len > 0 and self.positions == "learned":
             raise ValueError(
                 f"model.clamp_len ({self.clamp_len}) does not act on model.positions=learned; set model.n_positions"
@@ -109,14 +115,18 @@ class ModelConfig:
             )
 
     def _check_clusters(self) -> None:
+        if self.div_value < 1 or (self.div_value > 1 and not self.cutoffs):
+            raise ValueError(
+                f"model.div_value ({self.div_value}) must be at least 1, and is 1 without model.cutoffs, which it divides by"
+            )
         inner = [0, *self.cutoffs, self.vocab_size or max(self.cutoffs, default=0) + 1]
         if any(low >= high for low, high in itertools.pairwise(inner)):
             raise ValueError(
                 f"model.cutoffs ({self.cutoffs}) must increase, between 0 and the vocabulary ({self.vocab_size or 'of the store'})"
             )
-        if min(self.div_value, self.embedding_width // self.div_value ** len(self.cutoffs)) < 1:
+        if self.embedding_width // self.div_value ** len(self.cutoffs) < 1:
             raise ValueError(
-                f"model.div_value ({self.div_value}) must be at least 1 and leave the last of {len(self.cutoffs) + 1} clusters a width; "
+                f"model.div_value ({self.div_value}) must leave the last of {len(self.cutoffs) + 1} clusters a width; "
                 f"model.d_embed or d_model is {self.embedding_width}"
             )
         if len(self.tie_projections) not in (0, len(self.cutoffs) + 1):

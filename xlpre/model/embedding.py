@@ -1,6 +1,11 @@
-"""From token ids to vectors: one table, or the adaptive embedding (Baevski and Auli 2018, as in Transformer-XL)."""
+"""From token ids to vectors: one table, or the adaptive embedding (Baevski and Auli 2018, as in Transformer-XL).
+
+Every parameter belongs to a module that is called: ZeRO-3 gathers what a module owns when it is called, and nothing else.
+"""
 
 from __future__ import annotations
+
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -16,33 +21,45 @@ def build_embedding(config: ModelConfig) -> nn.Module:
     return AdaptiveEmbedding(config)
 
 
-def cluster_tables(config: ModelConfig) -> nn.ParameterList:
-    """A table for each cluster, or a single one where all are equally wide; (rows, width) each, not yet set."""
-    clusters = config.clusters
-    if config.div_value == 1:
-        clusters = [(0, config.vocab_size, config.embedding_width)]
-    return nn.ParameterList(nn.Parameter(torch.empty(high - low, width)) for low, high, width in clusters)
+class ClusterEmbedding(nn.Module):
+    """Vectors of a range of pieces, of their own width, projected to width D if that is another."""
+
+    def __init__(self, low: int, high: int, width: int, config: ModelConfig) -> None:
+        super().__init__()
+        self.low, self.high = low, high
+        self.table = nn.Parameter(torch.empty(high - low, width))
+        # with one width for all, Transformer-XL projects only where it is not D; with several, always
+        projected = config.div_value > 1 or width != config.d_model
+        self.projection = nn.Parameter(torch.empty(config.d_model, width)) if projected else None
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """(N,) ids of the whole vocabulary -> (N, D)."""
+        vectors = F.embedding(ids - self.low, self.table)
+        return vectors if self.projection is None else F.linear(vectors, self.projection)
 
 
 class AdaptiveEmbedding(nn.Module):
-    """Frequent pieces get wide vectors, rare ones narrow ones; projections bring all to width D."""
+    """Frequent pieces get wide vectors, rare ones narrow ones. Where all are equally wide they share one table."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.width, self.starts = config.d_model, [low for low, _, _ in config.clusters]
-        self.tables = cluster_tables(config)
-        projected = config.div_value > 1 or config.embedding_width != config.d_model
-        self.projections = nn.ParameterList(
-            nn.Parameter(torch.empty(config.d_model, table.size(1))) for table in self.tables if projected
-        )
+        clusters = config.clusters if config.div_value > 1 else [(0, config.vocab_size, config.embedding_width)]
+        self.clusters = nn.ModuleList(ClusterEmbedding(*cluster, config) for cluster in clusters)
+
+    @property
+    def parts(self) -> list[ClusterEmbedding]:
+        """The clusters, one where all are equally wide."""
+        return cast(list[ClusterEmbedding], list(self.clusters))
 
     def forward(self, ids: Tensor) -> Tensor:
         """(B, T) -> (B, T, D)."""
-        if len(self.tables) == 1:
-            vectors = F.embedding(ids, self.tables[0])
-            return F.linear(vectors, self.projections[0]) if len(self.projections) else vectors
-        found = self.projections[0].new_zeros(*ids.shape, self.width)
-        for low, table, projection in zip(self.starts, self.tables, self.projections, strict=True):
-            inside = (ids >= low) & (ids < low + len(table))
-            found[inside] = F.linear(F.embedding(ids[inside] - low, table), projection)
-        return found
+        flat = ids.flatten()
+        if len(self.clusters) == 1:
+            return self.clusters[0](flat).view(*ids.shape, -1)
+        found, places = [], []
+        for cluster in self.parts:
+            inside = ((flat >= cluster.low) & (flat < cluster.high)).nonzero().squeeze(1)  # waits for the device
+            found.append(cluster(flat[inside]))
+            places.append(inside)
+        back = torch.cat(places).argsort()
+        return torch.cat(found)[back].view(*ids.shape, -1)

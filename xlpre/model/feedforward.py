@@ -45,7 +45,7 @@ class GatedFeedForward(nn.Module):
 
     def __init__(self, config: ModelConfig, activation: Activation) -> None:
         super().__init__()
-        width = 2 * config.d_inner // 3
+        width = max(2 * config.d_inner // 3, 1)
         self.gate = nn.Linear(config.d_model, width)
         self.inner = nn.Linear(config.d_model, width)
         self.outer = nn.Linear(width, config.d_model)

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from xlpre.model.config import ModelConfig
-from xlpre.model.embedding import AdaptiveEmbedding, cluster_tables
+from xlpre.model.embedding import AdaptiveEmbedding
+from xlpre.model.initialization import initialize_linear
 
 
 def build_output(config: ModelConfig, embedding: nn.Module) -> nn.Module:
@@ -44,34 +45,64 @@ class TiedSoftmax(nn.Module):
         return logits if targets is None else target_losses(logits, targets)
 
 
+class ClusterScores(nn.Module):
+    """Scores of a range of pieces.
+
+    Args:
+        low, high: the range.
+        table: (rows, width) of `offset` and further pieces; the embedding's own, if it is shared.
+        offset: the piece of the table's first row.
+        projection: (D, width), or None where the width is D.
+        entries: scores of the clusters, which follow those of the pieces, in the head of the adaptive softmax; else None.
+    """
+
+    def __init__(
+        self,
+        low: int,
+        high: int,
+        table: nn.Parameter,
+        offset: int,
+        projection: nn.Parameter | None,
+        entries: nn.Linear | None,
+    ) -> None:
+        super().__init__()
+        self.rows = slice(low - offset, high - offset)
+        self.table, self.projection = table, projection
+        self.bias = nn.Parameter(torch.zeros(high - low))
+        self.entries = entries
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(N, D) -> (N, pieces of the range and entries)."""
+        narrow = hidden if self.projection is None else hidden @ self.projection
+        scores = F.linear(narrow, self.table[self.rows], self.bias)
+        return scores if self.entries is None else torch.cat([scores, self.entries(narrow)], dim=1)
+
+
 class AdaptiveSoftmax(nn.Module):
     """A head of frequent pieces and one entry for each cluster of rare ones, whose own softmax is only computed where needed.
 
     Source: Grave et al. 2017 (arXiv:1609.04309) with the projections of Transformer-XL. Entry i of the head's tail is cluster i, the
-    order of its TensorFlow code.
+    order of its TensorFlow code. Without cutoffs it is a softmax over a table of its own or of another width.
     """
 
     def __init__(self, config: ModelConfig, embedding: AdaptiveEmbedding) -> None:
         super().__init__()
-        self.clusters = config.clusters
-        n_tails = len(self.clusters) - 1
-        self.tables = embedding.tables if config.tie_embedding else cluster_tables(config)
-        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
-        self.cluster_weight = nn.Parameter(torch.empty(n_tails, config.embedding_width))
-        self.cluster_bias = nn.Parameter(torch.zeros(n_tails))
-        tied = config.tie_projections or [False] * len(self.clusters)
-        own = [
-            embedding.projections[i % len(embedding.projections)]
-            if shared
-            else nn.Parameter(torch.empty(config.d_model, width))
-            for i, (shared, (_, _, width)) in enumerate(zip(tied, self.clusters, strict=True))
-            if len(embedding.projections)
-        ]
-        self.projections = nn.ParameterList(own)
-        inherited = {id(parameter) for parameter in embedding.parameters()}
-        for name, parameter in self.named_parameters():
-            if id(parameter) not in inherited and "bias" not in name:
-                nn.init.normal_(parameter, std=config.init_std)
+        self.bounds = [(low, high) for low, high, _ in config.clusters]
+        tied = config.tie_projections or [False] * len(self.bounds)
+        tables = [part.table for part in embedding.parts]
+        if not config.tie_embedding:
+            tables = [_new(config, *table.shape) for table in tables]
+        self.clusters = nn.ModuleList()
+        for i, (low, high, width) in enumerate(config.clusters):
+            own = i if config.div_value > 1 else 0  # the embedding's cluster; a single one where all are equally wide
+            projection = embedding.parts[own].projection
+            if projection is not None and not tied[i]:
+                projection = _new(config, config.d_model, width)
+            entries = nn.Linear(width, len(self.bounds) - 1) if i == 0 and len(self.bounds) > 1 else None
+            if entries:
+                initialize_linear(entries, config)
+            offset = embedding.parts[own].low
+            self.clusters.append(ClusterScores(low, high, tables[own], offset, projection, entries))
 
     def forward(self, hidden: Tensor, targets: Tensor | None = None) -> Tensor:
         """Log-probabilities (B, P, V), or losses (B, P)."""
@@ -81,34 +112,24 @@ class AdaptiveSoftmax(nn.Module):
         return self._losses(flat, targets.flatten()).view(targets.shape)
 
     def _losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        n_head = self.clusters[0][1]
-        cluster = sum((targets >= low).long() for low, _, _ in self.clusters[1:])
-        entry = torch.where(targets < n_head, targets, n_head + cluster - 1)
-        losses = target_losses(self._head(hidden), entry)
-        for i, (low, high, _) in enumerate(self.clusters[1:], 1):
-            rows = ((targets >= low) & (targets < high)).nonzero().squeeze(1)
-            losses = losses.index_add(0, rows, target_losses(self._scores(hidden[rows], i), targets[rows] - low))
+        n_head = self.bounds[0][1]
+        starts = torch.tensor([low for low, _ in self.bounds[1:]], device=targets.device)
+        cluster = torch.bucketize(targets, starts, right=True)  # 0 for the head's own pieces
+        losses = target_losses(self.clusters[0](hidden), torch.where(cluster == 0, targets, n_head + cluster - 1))
+        for i, (low, _) in enumerate(self.bounds[1:], 1):
+            rows = (cluster == i).nonzero().squeeze(1)  # waits for the device
+            tail = target_losses(self.clusters[i](hidden[rows]), targets[rows] - low)
+            losses = losses.index_add(0, rows, tail)
         return losses
 
     def _log_probabilities(self, hidden: Tensor) -> Tensor:
-        head = self._head(hidden).float().log_softmax(-1)
-        n_head = self.clusters[0][1]
-        parts = [head[:, :n_head]]
-        for i in range(1, len(self.clusters)):
-            parts.append(head[:, n_head + i - 1, None] + self._scores(hidden, i).float().log_softmax(-1))
-        return torch.cat(parts, dim=-1)
+        head = self.clusters[0](hidden).float().log_softmax(-1)
+        n_head = self.bounds[0][1]
+        tails = [
+            head[:, n_head + i, None] + tail(hidden).float().log_softmax(-1) for i, tail in enumerate(self.clusters[1:])
+        ]
+        return torch.cat([head[:, :n_head], *tails], dim=-1)
 
-    def _head(self, hidden: Tensor) -> Tensor:
-        """(N, D) -> (N, frequent pieces + clusters)."""
-        return torch.cat(
-            [self._scores(hidden, 0), self._projected(hidden, 0) @ self.cluster_weight.T + self.cluster_bias], 1
-        )
 
-    def _scores(self, hidden: Tensor, cluster: int) -> Tensor:
-        """(N, D) -> (N, pieces of the cluster)."""
-        low, high, _ = self.clusters[cluster]
-        table = self.tables[cluster] if len(self.tables) > 1 else self.tables[0][low:high]
-        return F.linear(self._projected(hidden, cluster), table, self.bias[low:high])
-
-    def _projected(self, hidden: Tensor, cluster: int) -> Tensor:
-        return hidden @ self.projections[cluster] if len(self.projections) else hidden
+def _new(config: ModelConfig, *shape: int) -> nn.Parameter:
+    return nn.Parameter(nn.init.normal_(torch.empty(*shape), std=config.init_std))

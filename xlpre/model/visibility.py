@@ -33,26 +33,39 @@ def content_visible(query_rank: Tensor, key_rank: Tensor) -> Tensor:
     return visible(query_rank, key_rank) | itself
 
 
-REACH = {
-    "all": lambda mem_len: HIDDEN,
-    "same_length": lambda mem_len: mem_len,
-    "exclude_self_slot": lambda mem_len: mem_len - 1,
-}
+class EveryKey:
+    """Queries look back as far as there are keys."""
+
+    def __call__(self, seen: Tensor, places: Tensor, mem_len: int) -> Tensor:
+        """`seen` (B, N, K) as it is."""
+        return seen
 
 
-def within_reach(places: Tensor, mem_len: int, n_keys: int, attention_length: str) -> Tensor:
-    """Which keys are no farther back than a query may look.
+class SameLength:
+    """Every query looks back equally far (Transformer-XL's `same_length`).
 
     Args:
-        places: (B or 1, N) places of the queries in the window.
-        mem_len: M, columns of memory before the window.
-        n_keys: K.
-        attention_length: of ModelConfig.
-
-    Returns:
-        (B or 1, N, K) bool.
-
-    Source: Transformer-XL's `same_length`; its TensorFlow code keeps M + 1 keys, its PyTorch code M.
+        reach: the largest distance: the model's M, so that M + 1 keys are seen, as in its TensorFlow code; one less as in its
+            PyTorch code.
+        model_mem_len: M of the model; a longer memory at hand reaches farther.
     """
-    distance = mem_len + places[:, :, None] - torch.arange(n_keys, device=places.device)
-    return distance <= REACH[attention_length](mem_len)
+
+    def __init__(self, reach: int, model_mem_len: int) -> None:
+        self._shorter, self._mem_len = model_mem_len - reach, model_mem_len
+
+    def __call__(self, seen: Tensor, places: Tensor, mem_len: int) -> Tensor:
+        """Hide the keys that are too far back.
+
+        Args:
+            seen: (B, N, K) bool.
+            places: (B or 1, N) places of the queries in the window.
+            mem_len: columns of memory before the window.
+        """
+        distance = mem_len + places[:, :, None] - torch.arange(seen.size(2), device=places.device)
+        return seen & (distance <= max(self._mem_len, mem_len) - self._shorter)
+
+
+def build_reach(attention_length: str, mem_len: int) -> EveryKey | SameLength:
+    """What limits how far back queries look, by `attention_length` of ModelConfig."""
+    shorter = {"same_length": 0, "exclude_self_slot": 1}
+    return SameLength(mem_len - shorter[attention_length], mem_len) if attention_length in shorter else EveryKey()

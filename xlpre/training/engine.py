@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -131,15 +132,19 @@ def build_engine(
     return engine
 
 
-def full_weights(engine: Any) -> dict[str, Tensor]:
-    """The model's weights in fp32 on the CPU, whole, whatever the ZeRO stage. Every process must call it."""
+def full_weights(engine: Any, keep: bool) -> dict[str, Tensor]:
+    """The model's weights in fp32 on the CPU, whole, whatever the ZeRO stage.
+
+    Every process must call it; those that do not `keep` them get none.
+    """
     from deepspeed.utils import safe_get_full_fp32_param
 
     weights = {}
     for name, parameter in engine.module.named_parameters():
         whole = safe_get_full_fp32_param(parameter)
         shape = getattr(parameter, "ds_shape", parameter.shape)  # stage 3 keeps a share of the parameter only
-        weights[name] = (parameter if whole is None else whole).detach().float().cpu().view(shape)
+        if keep:
+            weights[name] = (parameter if whole is None else whole).detach().float().cpu().view(shape)
     return weights
 
 
@@ -160,9 +165,17 @@ def tensors_only(checkpoint: Path) -> Iterator[None]:
     try:
         with torch.serialization.safe_globals([LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]):
             yield
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+    except pickle.UnpicklingError as error:
+        asked = re.search(r"GLOBAL (\S+)", str(error))
+        what = f"it asks for {asked[1]}" if asked else "it is no checkpoint"
         raise ValueError(
-            f"{checkpoint}: cannot be read ({' '.join(str(error).split())[:200]}); delete the folder to go on from the one before"
+            f"{checkpoint}: a file in it holds more than tensors ({what}) and was not read; delete the folder to go on from the one before"
+        ) from None
+    except (EOFError, OSError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "PytorchStreamReader" not in str(error):
+            raise  # the device's or the network's fault, not the file's
+        raise ValueError(
+            f"{checkpoint}: cannot be read ({str(error).splitlines()[0]}); delete the folder to go on from the one before"
         ) from None
     finally:
         os.environ.pop(key) if before is None else os.environ.update({key: before})

@@ -198,6 +198,90 @@ def test_the_weights_of_huggingface_may_be_shards_or_an_old_bin(tokenizer, tmp_p
         load_folder(tmp_path / "model")
 
 
+ODD = {
+    "huggingface": [
+        ("config.json", {"attn_type": "both"}),
+        ("config.json", {"attn_type": "uni", "same_length": True}),
+        ("config.json", {"d_model": "16"}),
+        ("config.json", {"n_layer": None}),
+        ("config.json", {"dropout": None}),
+        ("config.json", {"ff_activation": "silu"}),
+        ("config.json", {"vocab_size": 299}),
+        ("passport.json", {"preprocess": "foo"}),
+        ("passport.json", {"vocabulary_sha256": 7}),
+        ("passport.json", {"model": 3}),
+    ],
+    "xlpre": [
+        ("config.json", {"objective": "guessing"}),
+        ("config.json", {"model": {"positions": "somewhere"}}),
+        ("config.json", {"model": {"n_layer": "two"}}),
+        ("config.json", {"model": {"unknown": 1}}),
+        ("config.json", {"model": 7}),
+        ("passport.json", {"preprocess": None}),
+    ],
+    "tensorflow": [("xlnet_config.json", {"d_model": "16"}), ("xlnet_config.json", {"n_layer": 3})],
+}
+
+
+@pytest.mark.parametrize(("kind", "file", "changes"), [(kind, *odd) for kind, cases in ODD.items() for odd in cases])
+def test_odd_contents_are_one_sentence(kind, file, changes, tokenizer, tmp_path):
+    KINDS[kind](tmp_path / "model", make(tokenizer))
+    path = tmp_path / "model" / file
+    content = json.loads(path.read_text())
+    inner = changes.get("model")
+    path.write_text(
+        json.dumps(
+            {**content, "model": {**content["model"], **inner}} if isinstance(inner, dict) else {**content, **changes}
+        )
+    )
+    with pytest.raises(ValueError, match=str(tmp_path)) as caught:
+        load_folder(tmp_path / "model")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [1, 2],
+        {"a": 3},
+        {1: torch.zeros(2)},
+        {"transformer.mask_emb": torch.zeros(16)},
+        {"lm_loss.weight": torch.zeros(300, 16)},
+    ],
+)
+def test_odd_weights_are_one_sentence(content, tokenizer, tmp_path):
+    save_huggingface(tmp_path / "model", make(tokenizer))
+    (tmp_path / "model" / "model.safetensors").unlink()
+    torch.save(content, tmp_path / "model" / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=str(tmp_path)):
+        load_folder(tmp_path / "model")
+
+
+def test_a_shard_outside_of_the_folder_is_refused(tokenizer, tmp_path):
+    save_huggingface(tmp_path / "model", make(tokenizer))
+    (tmp_path / "model" / "model.safetensors").rename(tmp_path / "outside.safetensors")
+    index = {"weight_map": {"transformer.mask_emb": "../outside.safetensors"}}
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="lies outside of the folder"):
+        load_folder(tmp_path / "model")
+
+
+def test_all_files_are_as_readable_as_each_other(tokenizer, tmp_path):
+    for kind in ("xlpre", "huggingface"):
+        KINDS[kind](tmp_path / kind, make(tokenizer))
+        assert len({file.stat().st_mode for file in (tmp_path / kind).iterdir()}) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"), [("nowhere", "there is no such folder"), ("a_file", "not a folder"), ("empty", "TensorFlow")]
+)
+def test_what_is_no_folder_of_a_model_is_told_what_would_be(path, hint, tmp_path):
+    (tmp_path / "a_file").touch()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=hint):
+        load_folder(tmp_path / path)
+
+
 def test_a_folder_that_is_none_of_the_three_is_told_which_there_are(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(ValueError, match="xlpre.*Hugging Face.*TensorFlow"):

@@ -152,3 +152,23 @@ def test_zeros_as_first_memory_are_seen(model_of):
     model, batch = model_of(mem_len=4), random_batch()
     outputs = [model.backbone(batch, first_memory(model.config, 2, initial=how))[0] for how in ("empty", "zeros")]
     assert not torch.allclose(*outputs)
+
+
+@pytest.mark.parametrize("attention_length", ["same_length", "exclude_self_slot"])
+def test_without_memory_at_hand_a_query_still_looks_back_as_far_as_the_model_does(model_of, attention_length):
+    model = model_of(attention_length=attention_length, mem_len=5, n_layer=1, two_streams=False)
+    batch = random_batch(rows=1, backward=False)
+    batch = dataclasses.replace(
+        batch,
+        query_rank=torch.arange(1, 14)[None].int(),
+        key_rank=torch.arange(13)[None].int(),
+        target_positions=torch.tensor([[12]]),
+    )
+    embedded = []
+    model.backbone.embedding.register_forward_hook(
+        lambda m, i, output: embedded.append(output.detach().requires_grad_()) or embedded[0]
+    )
+    hidden, _ = model.backbone(batch, random_memory(model.config, 1, 0))
+    hidden.square().sum().backward()
+    seen = embedded[0].grad[0].abs().sum(-1).nonzero().flatten().tolist()
+    assert seen == list(range(7 if attention_length == "same_length" else 8, 13))

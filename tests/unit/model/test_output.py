@@ -25,15 +25,15 @@ def test_the_adaptive_softmax_is_its_definition_token_by_token(cutoffs, div_valu
     model = make_model(
         seed=seed,
         cutoffs=cutoffs,
-        div_value=div_value,
+        div_value=div_value if cutoffs else 1,
         d_embed=d_embed,
         tie_embedding=tie_embedding,
         tie_projections=[i % 2 == 0 for i in range(len(cutoffs) + 1)] if tie else [],
     )
-    clusters, hidden = model.config.clusters, torch.randn(2, 3, 16)
+    embedding, hidden = model.backbone.embedding, torch.randn(2, 3, 16)
     expected = torch.stack(
         [
-            torch.stack([probability(model.output, clusters, h, token) for token in range(VOCAB)])
+            torch.stack([probability(model.output, embedding, h, token) for token in range(VOCAB)])
             for h in hidden.flatten(0, 1)
         ]
     ).view(2, 3, VOCAB)
@@ -43,8 +43,8 @@ def test_the_adaptive_softmax_is_its_definition_token_by_token(cutoffs, div_valu
     losses = -expected.gather(2, targets[:, :, None]).squeeze(2).log()
     torch.testing.assert_close(model.output(hidden, targets), losses, atol=1e-4, rtol=1e-4)
     ids = torch.randint(0, VOCAB, (2, 5))
-    vectors = torch.stack([embed(model.backbone.embedding, clusters, int(i)) for i in ids.flatten()]).view(2, 5, 16)
-    torch.testing.assert_close(model.backbone.embedding(ids), vectors, atol=1e-5, rtol=1e-5)
+    vectors = torch.stack([embed(embedding, int(i)) for i in ids.flatten()]).view(2, 5, 16)
+    torch.testing.assert_close(embedding(ids), vectors, atol=1e-5, rtol=1e-5)
 
 
 def test_a_cluster_that_no_target_is_in_costs_nothing_and_breaks_nothing():
@@ -52,15 +52,15 @@ def test_a_cluster_that_no_target_is_in_costs_nothing_and_breaks_nothing():
     losses = model.output(torch.randn(1, 4, 16), torch.full((1, 4), 3))
     losses.sum().backward()
     assert torch.isfinite(losses).all()
-    assert not model.output.projections[2].grad.any()
+    assert not model.output.clusters[2].projection.grad.any()
 
 
 def test_a_tied_softmax_shares_the_embeddings_weights():
     plain, adaptive = make_model(), make_model(cutoffs=[10], div_value=2, tie_projections=[False, True])
     assert plain.output.weight is plain.backbone.embedding.weight
-    assert adaptive.output.tables[1] is adaptive.backbone.embedding.tables[1]
-    assert adaptive.output.projections[1] is adaptive.backbone.embedding.projections[1]
-    assert adaptive.output.projections[0] is not adaptive.backbone.embedding.projections[0]
+    scores, vectors = adaptive.output.clusters, adaptive.backbone.embedding.clusters
+    assert scores[1].table is vectors[1].table and scores[1].projection is vectors[1].projection
+    assert scores[0].projection is not vectors[0].projection
 
 
 @pytest.mark.parametrize("kind", ["glu", "reglu", "geglu", "swiglu"])

@@ -31,6 +31,7 @@ def test_the_model_is_the_papers_double_loop(
         norm=norm,
         attention_length=attention_length,
         relative_segments=relative_segments,
+        mem_len=3,
         n_positions=5 if positions in ("shaw", "learned") else 0,
         clamp_len=3 if clamp and positions != "learned" else -1,
     )
