@@ -187,6 +187,11 @@ class Activations:
     logits: int
     working: int
 
+    @property
+    def all(self) -> int:
+        """At the fullest moment."""
+        return self.kept + self.logits + self.working
+
 
 def activations(model: ModelConfig, shape: BatchShape, dtype: torch.dtype, gpu: bool) -> Activations:
     """Follow the tensors of a training step through a model without data.

@@ -116,14 +116,22 @@ class Plan:
         dtype = torch.bfloat16 if self.bf16 else torch.float32
         return activations(self.model, self.shape(micro), dtype, gpu=self.device.bf16)
 
+    def lasting(self, stage: int) -> float:
+        """Bytes of a device that do not come and go with a micro-batch."""
+        return sum(dataclasses.astuple(self.state(stage))) + self.cache
+
     def bytes(self, stage: int, micro: int) -> float:
         """Of a device in all."""
-        parts = (*dataclasses.astuple(self.state(stage)), *dataclasses.astuple(self.activations(micro)), self.cache)
-        return sum(parts)
+        return self.lasting(stage) + self.activations(micro).all
+
+    @property
+    def usable(self) -> float:
+        """Bytes of a device that training can have."""
+        return USABLE * self.device.memory
 
     def fits(self, stage: int, micro: int) -> bool:
         """Whether the device holds it."""
-        return self.bytes(stage, micro) <= USABLE * self.device.memory
+        return self.bytes(stage, micro) <= self.usable
 
     def largest(self, stage: int) -> int:
         """Rows of the largest micro-batch that fits and divides a device's rows; 0 if none does."""
@@ -169,7 +177,7 @@ def describe(plan: Plan, device: str, tokens: int | None) -> str:
         _parameters(plan),
         _memory(plan, stage, micro),
         _operations(plan, micro),
-        _time(plan, micro, tokens),
+        _time(plan, stage, micro, tokens),
         _communication(plan, micro),
         _reach(plan, stage, micro),
     ]
@@ -192,14 +200,15 @@ def _memory(plan: Plan, stage: int, micro: int) -> list[str]:
         "working space at the fullest moment": kept.working,
         f"recurrent memory of {plan.rows:,} rows": plan.cache,
     }
+    unit, name_of_unit = (1e9, "GB") if plan.n_parameters > 1e7 else (1e6, "MB")
     lines = [
-        f"MEMORY OF A GPU in GB (prediction; micro-batch of {micro} rows, train.accumulation={plan.rows // micro})",
+        f"MEMORY OF A GPU in {name_of_unit} (prediction; micro-batch of {micro} rows, train.accumulation={plan.rows // micro})",
         f"  {'ZeRO stage':36}" + "".join(f"{number:>10}" for number in range(4)),
     ]
     for name in ("weights", "gradients", "optimizer", "buffers"):
-        lines.append(f"  {name:36}" + "".join(f"{getattr(state, name) / 1e9:>10.2f}" for state in states))
-    lines += [f"  {name:36}" + f"{n / 1e9:>10.2f}" * 4 for name, n in same.items()]
-    lines.append(f"  {'all':36}" + "".join(f"{plan.bytes(number, micro) / 1e9:>10.2f}" for number in range(4)))
+        lines.append(f"  {name:36}" + "".join(f"{getattr(state, name) / unit:>10.2f}" for state in states))
+    lines += [f"  {name:36}" + f"{n / unit:>10.2f}" * 4 for name, n in same.items()]
+    lines.append(f"  {'all':36}" + "".join(f"{plan.bytes(number, micro) / unit:>10.2f}" for number in range(4)))
     usable = f"fits {USABLE:.0%} of {plan.device.memory / 1e9:.0f} GB"
     answers = ["yes" if plan.fits(number, micro) else "no" for number in range(4)]
     lines.append(f"  {usable:36}" + "".join(f"{answer:>10}" for answer in answers))
@@ -234,14 +243,17 @@ def _operations(plan: Plan, micro: int) -> list[str]:
     return lines
 
 
-def _time(plan: Plan, micro: int, tokens: int | None) -> list[str]:
+def _time(plan: Plan, stage: int, micro: int, tokens: int | None) -> list[str]:
     train, rate = plan.config.train, plan.tokens_per_second(micro)
     steps = math.ceil(tokens / plan.tokens_per_step) if tokens else train.steps
     seconds = steps * plan.tokens_per_step / rate
+    state = plan.state(stage)  # the update reads and writes the optimizer's share, reads as many gradients
+    updating = (2 + 1 / 3) * state.optimizer / plan.device.bandwidth
     lines = [
         f"TIME at {plan.mfu:.0%} MFU of {plan.device.flops / 1e12:,g} TFLOP/s (prediction: the MFU is what you said, not what was seen)",
         f"  {'window tokens a second':32}{rate:>16,.0f}",
         f"  {'seconds an update':32}{plan.tokens_per_step / rate:>16,.3f}",
+        f"  {'of it, optimizer at least':32}{updating:>16,.4f}",
         f"  {f'days for {steps:,} updates':32}{seconds / SECONDS_A_DAY:>16,.2f}",
         f"  {'window tokens in all':32}{steps * plan.tokens_per_step:>16,}",
         f"  {'tokens of text read':32}{steps * train.batch_size * plan.config.data.reuse_len:>16,}",
@@ -269,7 +281,7 @@ def _communication(plan: Plan, micro: int) -> list[str]:
 def _reach(plan: Plan, stage: int, micro: int) -> list[str]:
     lines = [
         f"REACH on paper with the same train.batch_size, stage {stage} (prediction: {plan.mfu:.0%} MFU, communication all hidden or not)",
-        f"  {'GPUs':>8}{'rows each':>12}{'micro-batch':>12}{'k tokens/s hidden':>20}{'not hidden':>14}{'days':>18}",
+        f"  {'GPUs':>8}{'rows each':>12}{'micro-batch':>12}{'k tokens/s hidden':>20}{'not hidden':>14}{'days':>18}{'fits':>6}",
     ]
     for gpus in sorted({plan.gpus, *REACH}):
         if plan.config.train.batch_size % gpus:
@@ -279,11 +291,12 @@ def _reach(plan: Plan, stage: int, micro: int) -> list[str]:
         size = math.gcd(micro, there.rows)
         hidden = there.tokens_per_second(size)
         compute, sent = plan.tokens_per_step / hidden, there.communication(stage, size)[1]
+        answer = "yes" if there.lasting(stage) + plan.activations(size).all <= plan.usable else "no"
         rates = plan.tokens_per_step / max(compute, sent), plan.tokens_per_step / (compute + sent)
         days = [plan.config.train.steps * plan.tokens_per_step / rate / SECONDS_A_DAY for rate in rates]
         lines.append(
             f"  {gpus:>8,}{there.rows:>12,}{size:>12}{rates[0] / 1e3:>20,.0f}{rates[1] / 1e3:>14,.0f}"
-            f"{f'{days[0]:.2f} - {days[1]:.2f}':>18}"
+            f"{f'{days[0]:.2f} - {days[1]:.2f}':>18}{answer:>6}"
         )
     return lines
 

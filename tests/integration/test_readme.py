@@ -36,7 +36,7 @@ def test_every_command_of_the_readme_works(tmp_path, text_file):
         if words[0] == "deepspeed":
             words[1:1] = ["--master_port", str(free_port())]
         if "--config" in words:
-            words += TINY
+            words += TINY if "pretrain/explain.py" not in words else []
         result = subprocess.run(
             words, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300, check=False
         )
