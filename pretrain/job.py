@@ -28,7 +28,16 @@ from xlpre.objectives.loader import Loader, lanes_of
 from xlpre.text.corpus import TextConfig
 from xlpre.text.tokenizer import Tokenizer
 from xlpre.training import checkpoint
-from xlpre.training.distributed import Talk, is_main, n_processes, process, seed_everything, set_defaults, use_device
+from xlpre.training.distributed import (
+    Talk,
+    is_main,
+    limit_waiting,
+    n_processes,
+    process,
+    seed_everything,
+    set_defaults,
+    use_device,
+)
 from xlpre.training.engine import build_engine, full_weights, start_processes
 from xlpre.training.schedule import learning_rate
 
@@ -56,6 +65,7 @@ class Job:
         self._loader = Loader(_train_lanes(config, self.store), config.data, self.objective, config.seed)
         set_defaults()
         self.device = use_device()
+        limit_waiting(config.train.patience_minutes)
         start_processes(self.device)
         self.talk = Talk()
         self._evaluation = Evaluation(config, self.store, self.tokenizer.starts_word, self.talk)
@@ -126,6 +136,7 @@ class Job:
             [(memory.hidden, memory.valid) for memory in self.memories],
             {**self._facts, "seconds": self.seconds},
             self.config.train.keep_last,
+            self.config.train.keep_every,
         )
         self._write_model()
 
@@ -178,7 +189,7 @@ class Job:
         if self._resumed_from:
             start = f"goes on from {self._resumed_from} at step {self.step:,}"
         if unfinished := checkpoint.unfinished(self.run_dir / "checkpoints", self._resumed_from):
-            start += f" (passed over, because a file is missing or cut: {', '.join(path.name for path in unfinished)})"
+            start += f" (passed over, because a file is missing, cut or damaged: {', '.join(path.name for path in unfinished)})"
         return (
             f"{config.name}: {config.objective.name}, {n_parameters:,} parameters ({shape.n_layer} layers, d {shape.d_model}), "
             f"memory {shape.mem_len}\n"

@@ -1,10 +1,10 @@
 """Checkpoints of one's own run: the engine's state, and what DeepSpeed does not keep: step, clock, memory, random state.
 
-    checkpoints/step_00000500/manifest.json    written last: names and sizes of all files, and what the run was
+    checkpoints/step_00000500/manifest.json    written last: names, sizes and checksums of all files, and what the run was
                               process_000.pt   memory and random state of process 0
                               ...              DeepSpeed's own files
 
-A folder without a manifest, or with a file of another size than it says, is not a checkpoint. Reading one makes tensors and nothing
+A folder without a manifest, or with a file that is not as it says, is not a checkpoint. Reading one makes tensors and nothing
 else, whatever its files ask for.
 """
 
@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import torch
 from torch import Tensor
 
@@ -34,6 +35,7 @@ def save(
     memories: Sequence[tuple[Tensor, ...]],
     facts: Mapping[str, Any],
     keep_last: int,
+    keep_every: int | None = None,
 ) -> None:
     """Write a checkpoint; every process must call it.
 
@@ -44,7 +46,8 @@ def save(
         step: updates done.
         memories: the tensors of this process's memories, one tuple for each micro-step.
         facts: small things to know on resuming: what must agree, and what goes on (the clock).
-        keep_last: older checkpoints beyond so many are removed.
+        keep_last: older checkpoints beyond so many are removed,
+        keep_every: but those of steps divisible by it.
     """
     target = folder / f"step_{step:08d}"
     if is_main():
@@ -52,44 +55,51 @@ def save(
         shutil.rmtree(target, ignore_errors=True)  # an unfinished one of the same step
     talk.barrier()
     engine.save_checkpoint(str(folder), tag=target.name, save_latest=False)
-    own = target / f"process_{process():03d}.pt"
     torch.save(
         {
             "memories": list(memories),
             "random": torch.get_rng_state(),
             "random_cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
         },
-        own,
+        target / f"process_{process():03d}.pt",
     )
     for file in target.iterdir():
         sync(file)
     talk.barrier()
+    checksums = talk.collect({file.name: _checksum(file) for file in _share(sorted(target.iterdir()))})
     if is_main():
         sizes = {file.name: file.stat().st_size for file in sorted(target.iterdir())}
-        manifest = {"step": step, "n_processes": n_processes(), "bytes": sizes, **facts}
+        found = {name: checksum for part in checksums for name, checksum in part.items()}
+        manifest = {"step": step, "n_processes": n_processes(), "bytes": sizes, "crc32c": found, **facts}
         with new_file(target / MANIFEST) as partial:
             partial.write_text(json.dumps(manifest, indent=1))
         for old in complete(folder)[:-keep_last]:
+            if keep_every and facts_of(old)["step"] % keep_every == 0:
+                continue
             (old / MANIFEST).unlink()  # first of all, so that a half-removed one is no checkpoint
             shutil.rmtree(old)
     talk.barrier()
 
 
 def complete(folder: Path) -> list[Path]:
-    """The checkpoints in `folder` that are whole, oldest first."""
+    """The checkpoints in `folder` whose files are all there with their sizes, oldest first."""
     return [path for path in sorted(folder.glob("step_*")) if _is_whole(path)]
 
 
 def unfinished(folder: Path, newest: Path | None) -> list[Path]:
-    """Folders after `newest` that are not whole."""
+    """Folders after `newest`, which are cut or damaged."""
     return [path for path in sorted(folder.glob("step_*")) if newest is None or path.name > newest.name]
 
 
 def newest(folder: Path, talk: Talk) -> Path | None:
-    """The newest whole checkpoint, as process 0 sees it."""
-    found = complete(folder)
-    name = talk.from_main(found[-1].name if found else "")
-    return folder / name if name else None
+    """The newest checkpoint whose every byte is as it was written; every process must call it, and reads a share of the files."""
+    names = talk.from_main(" ".join(path.name for path in reversed(complete(folder)))).split()
+    for path in (folder / name for name in names):
+        checksums = facts_of(path)["crc32c"]
+        (n_damaged,) = talk.total(sum(_checksum(path / name) != checksums[name] for name in _share(sorted(checksums))))
+        if not n_damaged:
+            return path
+    return None
 
 
 def facts_of(checkpoint: Path) -> dict[str, Any]:
@@ -119,6 +129,20 @@ def load(checkpoint: Path, engine: Any, device: torch.device) -> list[tuple[Tens
     if own["random_cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(own["random_cuda"])
     return [tuple(tensor.to(device) for tensor in tensors) for tensors in own["memories"]]
+
+
+def _share(items: list[Any]) -> list[Any]:
+    """What of `items` falls to this process."""
+    return items[process() :: n_processes()]
+
+
+def _checksum(file: Path) -> int:
+    """CRC-32C, which finds what a disk or a network did, at the speed of reading."""
+    checksum = 0
+    with open(file, "rb") as content:
+        while block := content.read(1 << 20):
+            checksum = google_crc32c.extend(checksum, block)
+    return checksum
 
 
 def _is_whole(path: Path) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import socket
+from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +19,15 @@ def set_defaults() -> None:
     if "RANK" not in os.environ:
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", **address)
+
+
+def limit_waiting(minutes: float) -> None:
+    """How long a process waits for the others before the job ends; call it before they are joined.
+
+    DeepSpeed's own groups take torch's default and no setting of theirs, so it is the default that is changed.
+    """
+    dist.distributed_c10d.default_pg_timeout = timedelta(minutes=minutes)
+    dist.distributed_c10d.default_pg_nccl_timeout = timedelta(minutes=minutes)
 
 
 def free_port() -> int:
@@ -82,6 +93,13 @@ class Talk:
         if self._group is not None:
             dist.broadcast_object_list(box, src=0, group=self._group)
         return box[0]
+
+    def collect(self, value: Any) -> list[Any]:
+        """A small value of each process, by its number."""
+        box = [value] * n_processes()
+        if self._group is not None:
+            dist.all_gather_object(box, value, group=self._group)
+        return box
 
     def barrier(self) -> None:
         """Wait for all."""

@@ -44,7 +44,9 @@ class TrainConfig:
         precision: `auto` is bf16 on a GPU that has it, else fp32.
         log_every: updates between lines of metrics.
         save_every: updates between checkpoints.
-        keep_last: checkpoints to keep.
+        keep_last: checkpoints to keep,
+        keep_every: and those of every so many updates besides; null: no others.
+        patience_minutes: a process that hears nothing from another for so long ends the job.
     """
 
     steps: int = 100_000
@@ -55,12 +57,19 @@ class TrainConfig:
     log_every: int = 20
     save_every: int = 500
     keep_last: int = 2
+    keep_every: int | None = None
+    patience_minutes: float = 20.0
 
     def __post_init__(self) -> None:
         counts = ("steps", "batch_size", "accumulation", "log_every", "save_every", "keep_last")
         for name in counts:
             if getattr(self, name) < 1:
                 raise ValueError(f"train.{name} ({getattr(self, name)}) must be at least 1")
+        if self.patience_minutes <= 0 or (self.keep_every is not None and self.keep_every < 1):
+            raise ValueError(
+                f"train.patience_minutes ({self.patience_minutes}) must be positive and train.keep_every ({self.keep_every}) at "
+                "least 1, or null"
+            )
         if self.hours is not None and self.hours <= 0:
             raise ValueError(f"train.hours ({self.hours}) must be positive, or null for no budget of time")
 

@@ -19,8 +19,8 @@ class Engine:
 
 @pytest.fixture
 def save(tmp_path):
-    def make(step, keep_last=2):
-        checkpoint.save(tmp_path / "all", Engine(), Talk(), step, [], {"seed": 1}, keep_last)
+    def make(step, keep_last=2, keep_every=None):
+        checkpoint.save(tmp_path / "all", Engine(), Talk(), step, [], {"seed": 1}, keep_last, keep_every)
         return tmp_path / "all"
 
     return make
@@ -52,3 +52,22 @@ def test_an_unfinished_one_of_the_same_step_is_written_again(save, tmp_path):
     (tmp_path / "all" / "step_00000007").mkdir(parents=True)
     (tmp_path / "all" / "step_00000007" / "half").write_text("")
     assert names(save(7)) == ["step_00000007"]
+
+
+@pytest.mark.parametrize("name", ["states.pt", "process_000.pt"])
+def test_one_with_a_changed_byte_is_passed_over(save, name):
+    save(1)
+    folder = save(2)
+    file = folder / "step_00000002" / name
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    found = checkpoint.newest(folder, Talk())
+    assert found.name == "step_00000001"
+    assert [path.name for path in checkpoint.unfinished(folder, found)] == ["step_00000002"]
+
+
+def test_every_so_many_are_kept_for_good(save):
+    for step in range(10, 80, 10):
+        folder = save(step, keep_last=1, keep_every=30)
+    assert names(folder) == ["step_00000030", "step_00000060", "step_00000070"]
