@@ -8,6 +8,14 @@ import traceback
 from collections.abc import Callable
 
 OURS = ("xlpre", "pretrain", "__main__")
+# what gloo and NCCL say of a process that is gone or silent
+LOST = (
+    "Timed out waiting",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "timed out after",
+    "Watchdog caught",
+)
 
 
 def run_command(main: Callable[[], None]) -> None:
@@ -24,6 +32,16 @@ def run_command(main: Callable[[], None]) -> None:
             sys.stdout.flush()
             print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
+    except RuntimeError as error:
+        if not any(sign in str(error) for sign in LOST):
+            raise
+        print(
+            f"error: process {os.environ.get('RANK', '0')} lost another ({str(error).splitlines()[0][:120]}); it died or hangs. "
+            "The same command goes on from the last checkpoint",
+            file=sys.stderr,
+            flush=True,
+        )
+        sys.exit(3)
     except KeyboardInterrupt:
         print("interrupted; the same command begins again with what is not done", file=sys.stderr)
         sys.exit(130)

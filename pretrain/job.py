@@ -45,7 +45,7 @@ FORMAT = 2  # of a checkpoint: names of parameters, what a batch of a step is
 
 
 class Job:
-    """Attributes that the loop reads: `engine`, `memories` (one for each micro-step), `step`, `seconds`."""
+    """Attributes that the loop reads: `engine`, `memories` (one for each micro-step), `step`, `seconds`, `skipped` updates."""
 
     def __init__(self, config: PretrainConfig, typed: Collection[str] = ()) -> None:
         """Build, and go on from the newest checkpoint if there is one.
@@ -82,6 +82,7 @@ class Job:
             for group in self._groups
         ]
         self.step, self.seconds = 0, 0.0
+        self.skipped = self._skipped_in_a_row = 0
         self._facts = {**_facts(config, self.store, self.shape), "precision": str(dtype)}
         self._resume()
         self._started = time.monotonic() - self.seconds
@@ -113,8 +114,22 @@ class Job:
         return self._loader.waited_seconds
 
     def count_step(self) -> bool:
-        """One update is done. Returns whether any process was asked to stop; all processes get the same answer and clock."""
+        """One update is done. Returns whether any process was asked to stop; all processes get the same answer and clock.
+
+        Raises:
+            ValueError: too many updates in a row were skipped, because their gradients were not finite.
+        """
         self.step += 1
+        was, self.skipped = (
+            self.skipped,
+            int(self.engine.skipped_steps),
+        )  # DeepSpeed skips one on all processes or on none
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if self.skipped > was else 0
+        if self._skipped_in_a_row >= self.config.train.max_skipped:
+            raise ValueError(
+                f"the gradients of {self._skipped_in_a_row} updates in a row, to step {self.step:,}, were not finite, and no update was "
+                "made; the last checkpoint is from before: lower optim.lr, or look at the weights that init= gave"
+            )
         asked, self.seconds = self.talk.largest(float(self._stop_asked), time.monotonic() - self._started)
         return asked > 0
 
@@ -164,6 +179,7 @@ class Job:
         _check_same(self._resumed_from, was, self._facts)
         self.memories = [Memory(*tensors) for tensors in checkpoint.load(self._resumed_from, self.engine, self.device)]
         self.step, self.seconds = was["step"], was["seconds"]
+        self.skipped = int(self.engine.skipped_steps)
         if self.talk.from_main(str(_step_of_model(self.config))) != str(self.step):
             self._write_model()  # killed between the checkpoint and its model
 

@@ -77,11 +77,13 @@ class _Log:
             "grad_norm": float(job.engine.get_global_grad_norm()),
             "tokens_per_second": rate,
             "wait_seconds": job.waited_seconds - self._waited,
+            "skipped": job.skipped,
             "tokens": job.step * tokens,
             "seconds": job.seconds,
         }
         self._file.write(job.step, **line)
-        self._say(f"loss {line['loss']:.3f}, lr {line['lr']:.2e}, {rate:,.0f} tokens/s, {job.seconds:,.0f} s")
+        skipped = f", {job.skipped} updates skipped" if job.skipped else ""
+        self._say(f"loss {line['loss']:.3f}, lr {line['lr']:.2e}, {rate:,.0f} tokens/s, {job.seconds:,.0f} s{skipped}")
         self.losses, self._since, self._since_step = [], time.monotonic(), job.step
         self._waited = job.waited_seconds
 

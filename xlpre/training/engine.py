@@ -46,6 +46,7 @@ class TrainConfig:
         save_every: updates between checkpoints.
         keep_last: checkpoints to keep,
         keep_every: and those of every so many updates besides; null: no others.
+        max_skipped: updates in a row whose gradients are not finite, and which are therefore not made, before the run stops.
         patience_minutes: a process that hears nothing from another for so long ends the job.
     """
 
@@ -58,10 +59,11 @@ class TrainConfig:
     save_every: int = 500
     keep_last: int = 2
     keep_every: int | None = None
+    max_skipped: int = 20
     patience_minutes: float = 20.0
 
     def __post_init__(self) -> None:
-        counts = ("steps", "batch_size", "accumulation", "log_every", "save_every", "keep_last")
+        counts = ("steps", "batch_size", "accumulation", "log_every", "save_every", "keep_last", "max_skipped")
         for name in counts:
             if getattr(self, name) < 1:
                 raise ValueError(f"train.{name} ({getattr(self, name)}) must be at least 1")
