@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import google_crc32c
 import pytest
 import torch
 
@@ -80,7 +81,8 @@ def test_a_hostile_checkpoint_is_not_executed(plain_run, tmp_path, name):
     newest = sorted((tmp_path / "run" / "checkpoints").glob("step_*"))[-1]
     torch.save({"module": Hostile()}, newest / name)
     manifest = json.loads((newest / "manifest.json").read_text())
-    manifest["bytes"][name] = (newest / name).stat().st_size
+    manifest["bytes"][name] = (newest / name).stat().st_size  # whoever plants it can count, too
+    manifest["crc32c"][name] = google_crc32c.value((newest / name).read_bytes())
     (newest / "manifest.json").write_text(json.dumps(manifest))
     done = run(SCRIPT, *words, f"run_dir={tmp_path / 'run'}", "train.steps=21")
     assert done.returncode == 2 and "executed" not in done.stdout + done.stderr
@@ -129,7 +131,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_an_older_one(plain_run, tmp_pat
     os.truncate(largest, largest.stat().st_size - 1)
     again = run(SCRIPT, *words, f"run_dir={tmp_path / 'damaged'}")
     assert again.returncode == 0 and f"goes on from {checkpoints[-2]}" in again.stdout, again.stderr
-    assert f"passed over, because a file is missing or cut: {checkpoints[-1].name}" in again.stdout
+    assert f"passed over, because a file is missing, cut or damaged: {checkpoints[-1].name}" in again.stdout
     assert losses(tmp_path / "damaged") == losses(plain)
 
 
