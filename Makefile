@@ -4,6 +4,8 @@
 
 PYTHON ?= python3
 ARGS ?=
+# processes that run tests side by side
+WORKERS ?= 2
 # to keep a torch that is installed already: VENV=--system-site-packages CONSTRAINTS=/dev/null
 VENV ?=
 CONSTRAINTS ?= constraints.txt
@@ -18,7 +20,7 @@ quickstart: $(INSTALLED)
 	$(BIN)/python pretrain/quickstart.py --config configs/pretrain/quickstart.yaml $(ARGS)
 
 test: $(INSTALLED)-dev lint
-	$(BIN)/python -m pytest -m "not long" $(ARGS)
+	$(BIN)/python -m pytest -m "not long" -n $(WORKERS) $(ARGS)
 
 test-long: $(INSTALLED)-dev
 	$(BIN)/python -m pytest -m long $(ARGS)

@@ -39,9 +39,9 @@ def end(launcher):
     launcher.wait()
 
 
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
 def test_a_process_that_hangs_or_dies_ends_the_job_in_bounded_time(words, tmp_path, number):
-    run_words = words("lost", train__steps=100000, train__save_every=4, train__patience_minutes=0.1)
+    run_words = words("lost", train__steps=100000, train__save_every=4, train__patience_minutes=0.2)
     launcher, said = start_two(run_words)
     try:
         other, victim = sorted(processes_of(launcher), key=lambda process: process.pid)
