@@ -6,7 +6,6 @@ so that a loop can ask for them at every step; a test holds it to what the model
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import weakref
 from collections.abc import Iterable
@@ -25,8 +24,8 @@ from torch.utils._pytree import tree_leaves
 from pretrain.config import PretrainConfig
 from xlpre.batch import Batch
 from xlpre.model.config import ModelConfig
-from xlpre.model.feedforward import GATED
-from xlpre.model.language_model import LanguageModel
+from xlpre.model.feedforward import GATED, gated_width
+from xlpre.model.language_model import without_data
 from xlpre.model.memory import first_memory
 from xlpre.objectives.build import build_objective
 from xlpre.objectives.spans import target_shares
@@ -84,14 +83,14 @@ def batch_shape(config: PretrainConfig, rows: int) -> BatchShape:
 def parameters(model: ModelConfig, two_streams: bool = True) -> dict[str, int]:
     """Numbers of parameters by part (PARTS); what is shared counts once."""
     found = dict.fromkeys(PARTS, 0)
-    for name, parameter in _without_data(model, two_streams).named_parameters():
+    for name, parameter in without_data(model, two_streams).named_parameters():
         found[next(part for part, pattern in PARTS.items() if re.search(pattern, name))] += parameter.numel()
     return found
 
 
 def small_parameters(model: ModelConfig, below: int) -> int:
     """Parameters in tensors of fewer elements than `below`, which ZeRO-3 does not split."""
-    sizes = [parameter.numel() for parameter in _without_data(model, two_streams=True).parameters()]
+    sizes = [parameter.numel() for parameter in without_data(model, two_streams=True).parameters()]
     return sum(size for size in sizes if size < below)
 
 
@@ -120,7 +119,7 @@ def operations(
     # no gradient enters memory itself, but what is learned before its keys and values needs that of their input
     memory_passes = 3 if model.norm != "post" or model.positions == "learned" else 2
     by_distance = model.positions in ("relative", "shaw")
-    F_, matrices = (max(2 * model.d_inner // 3, 1), 3) if model.feed_forward in GATED else (model.d_inner, 2)
+    F_, matrices = (gated_width(model), 3) if model.feed_forward in GATED else (model.d_inner, 2)
 
     def products(n_rows: float, inner: int, outer: float, passes: int = 3) -> float:
         """Forward, and backward for the weight and for the input: three passes."""
@@ -140,7 +139,7 @@ def operations(
 
 
 def _embedding_products(model: ModelConfig, shape: BatchShape, products: Any) -> float:
-    if not _projected(model):
+    if not model.projects_embedding:
         return 0.0
     n = shape.rows * shape.window
     if model.div_value == 1:
@@ -153,16 +152,12 @@ def _embedding_products(model: ModelConfig, shape: BatchShape, products: Any) ->
 
 def _softmax_products(model: ModelConfig, shape: BatchShape, products: Any) -> float:
     n, (head, *tails) = shape.rows * shape.targets, model.clusters
-    projected = _projected(model)
+    projected = model.projects_embedding
     total = products(n, head[2], head[1] + len(tails))
     total += products(n, model.d_model, head[2]) * projected
     for share, (low, high, width) in zip(cluster_shares(model, shape)[1:], tails, strict=True):
         total += products(n * share, width, high - low) + products(n * share, model.d_model, width) * projected
     return total
-
-
-def _projected(model: ModelConfig) -> bool:
-    return model.div_value > 1 or model.embedding_width != model.d_model
 
 
 def cluster_shares(model: ModelConfig, shape: BatchShape) -> tuple[float, ...]:
@@ -202,7 +197,7 @@ def activations(model: ModelConfig, shape: BatchShape, dtype: torch.dtype, gpu: 
         dtype: of weights.
         gpu: dropout remembers a byte an element, as on a GPU, not a number, as on a CPU.
     """
-    language_model = _without_data(model, shape.two_streams).to(dtype)
+    language_model = without_data(model, shape.two_streams).to(dtype)
     shares = cluster_shares(model, shape)
     for parameter in language_model.parameters():
         parameter.register_post_accumulate_grad_hook(_drop_gradient)  # gradients are counted elsewhere
@@ -302,11 +297,6 @@ class _WithoutData(TorchFunctionMode):
 
 def _gpu_dropout(x: Tensor, p: float, training: bool, inplace: bool) -> Tensor:
     return torch.native_dropout(x, p, True)[0] if training and p else x
-
-
-def _without_data(model: ModelConfig, two_streams: bool) -> LanguageModel:
-    with torch.device("meta"):
-        return LanguageModel(dataclasses.replace(model, init="published"), two_streams)
 
 
 def _drop_gradient(parameter: Tensor) -> None:

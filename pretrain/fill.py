@@ -119,11 +119,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder = load_folder(words.model)
     if folder.objective == "causal":
         raise ValueError(f"{words.model} holds a causal model, which sees nothing after a blank; it cannot fill one in")
-    if folder.tokenizer is None:
-        raise ValueError(f"{words.model} has no spiece.model; put its vocabulary there")
-    model = folder.model()
+    model, tokenizer = folder.model(), folder.vocabulary(words.model)
     for text in words.text:
-        print(show(fill(model, folder.tokenizer, text)))
+        print(show(fill(model, tokenizer, text)))
 
 
 if __name__ == "__main__":

@@ -120,10 +120,7 @@ class Job:
             ValueError: too many updates in a row were skipped, because their gradients were not finite.
         """
         self.step += 1
-        was, self.skipped = (
-            self.skipped,
-            int(self.engine.skipped_steps),
-        )  # DeepSpeed skips one on all processes or on none
+        was, self.skipped = self.skipped, self._n_skipped()
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if self.skipped > was else 0
         if self._skipped_in_a_row >= self.config.train.max_skipped:
             raise ValueError(
@@ -155,6 +152,9 @@ class Job:
         )
         self._write_model()
 
+    def _n_skipped(self) -> int:
+        return int(self.engine.skipped_steps)  # DeepSpeed skips an update on all processes or on none
+
     def _write_model(self) -> None:
         weights = full_weights(self.engine, keep=is_main())
         if is_main():
@@ -179,7 +179,7 @@ class Job:
         _check_same(self._resumed_from, was, self._facts)
         self.memories = [Memory(*tensors) for tensors in checkpoint.load(self._resumed_from, self.engine, self.device)]
         self.step, self.seconds = was["step"], was["seconds"]
-        self.skipped = int(self.engine.skipped_steps)
+        self.skipped = self._n_skipped()
         if self.talk.from_main(str(_step_of_model(self.config))) != str(self.step):
             self._write_model()  # killed between the checkpoint and its model
 

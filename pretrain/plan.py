@@ -32,7 +32,7 @@ from pretrain.cost import (
 )
 from xlpre.config import load
 from xlpre.model.config import ModelConfig
-from xlpre.training.cost import DEVICES, Device, State, state_of, traffic_of
+from xlpre.training.devices import DEVICES, Device, State, state_of, traffic_of
 
 SECONDS_A_DAY = 86_400
 USABLE = 0.92  # of the memory: the rest is the driver's, libraries' and lost between tensors (an assumption)

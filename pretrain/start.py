@@ -89,20 +89,17 @@ def _merged(model: ModelConfig, has: ModelConfig, typed: Collection[str], init: 
 
 def _read(config: PretrainConfig, tokenizer: Tokenizer) -> ModelFolder:
     folder = load_folder(config.init)
-    if folder.tokenizer is None:
-        raise ValueError(
-            f"init={config.init} has no spiece.model; put the vocabulary of its model there (or into a copy)"
-        )
+    theirs = folder.vocabulary(f"init={config.init}")
     way_out = f"make a store with tokenizer.path={config.init}/spiece.model"
-    if folder.tokenizer.sha256 != tokenizer.sha256:
+    if theirs.sha256 != tokenizer.sha256:
         raise ValueError(
-            f"init={config.init} has the vocabulary (sha256) {folder.tokenizer.sha256[:12]}, data.store={config.data.store} was made "
+            f"init={config.init} has the vocabulary (sha256) {theirs.sha256[:12]}, data.store={config.data.store} was made "
             f"with {tokenizer.sha256[:12]}; {way_out}"
         )
     known = "preprocess" in folder.facts or folder.kind == "tensorflow"
-    if known and folder.tokenizer.preprocess != tokenizer.preprocess:
+    if known and theirs.preprocess != tokenizer.preprocess:
         raise ValueError(
-            f"init={config.init} was trained on text with tokenizer.preprocess={folder.tokenizer.preprocess}, data.store="
-            f"{config.data.store} was made with {tokenizer.preprocess}; {way_out} tokenizer.preprocess={folder.tokenizer.preprocess}"
+            f"init={config.init} was trained on text with tokenizer.preprocess={theirs.preprocess}, data.store="
+            f"{config.data.store} was made with {tokenizer.preprocess}; {way_out} tokenizer.preprocess={theirs.preprocess}"
         )
     return folder

@@ -76,9 +76,7 @@ class TokenStore:
     def verify(self) -> None:
         """Read every file through; raise ValueError naming one that is not as it was written."""
         for name, checksum in self.meta["sha256"].items():
-            with open(self.path / name, "rb") as file:
-                found = hashlib.file_digest(file, "sha256") if hasattr(hashlib, "file_digest") else _digest(file)
-            if found.hexdigest() != checksum:
+            if hashlib.sha256(self._map(name, "uint8").data).hexdigest() != checksum:
                 raise ValueError(f"{self.path / name}: does not match its checksum; {MAKE_AGAIN}")
 
     @property
@@ -147,11 +145,3 @@ class TokenStore:
         found = f"{path.stat().st_size} bytes" if path.exists() else "no file"
         if found != f"{expected} bytes":
             raise ValueError(f"{path}: {found} where {expected} bytes were written; {MAKE_AGAIN}")
-
-
-def _digest(file: Any) -> Any:
-    """hashlib.file_digest for Python 3.10."""
-    digest = hashlib.sha256()
-    while block := file.read(1 << 20):
-        digest.update(block)
-    return digest

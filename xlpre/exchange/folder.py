@@ -27,7 +27,7 @@ from xlpre.atomic import new_folder
 from xlpre.exchange import hf, passport, tf
 from xlpre.exchange.hf_tokenizer import read_preprocess, read_vocabulary, write_tokenizer
 from xlpre.model.config import ModelConfig
-from xlpre.model.language_model import LanguageModel
+from xlpre.model.language_model import LanguageModel, without_data
 from xlpre.objectives.build import OBJECTIVES
 from xlpre.text.preprocess import Preprocess
 from xlpre.text.tokenizer import Tokenizer
@@ -63,10 +63,16 @@ class ModelFolder:
         put_weights(self.weights, model)
         return model.eval()
 
+    def vocabulary(self, origin: object) -> Tokenizer:
+        """The vocabulary; ValueError naming `origin`, the folder, if it has none."""
+        if self.tokenizer is None:
+            raise ValueError(f"{origin} has no spiece.model; put the vocabulary of its model there (or into a copy)")
+        return self.tokenizer
+
 
 def save_folder(path: str | Path, folder: ModelFolder) -> None:
     """Write our own model folder, whole or not at all; one that is there is replaced."""
-    tokenizer = _tokenizer_of(folder)
+    tokenizer = folder.vocabulary("the folder that the model was read from")
     with new_folder(path) as partial:
         weights = {name: weight.contiguous() for name, weight in folder.weights.items()}
         safetensors.torch.save_file(weights, partial / "model.safetensors")
@@ -84,7 +90,7 @@ def save_huggingface(path: str | Path, folder: ModelFolder) -> None:
         ValueError: something that Hugging Face cannot express, by the name of its key.
     """
     hf.check_expressible(folder.config)
-    tokenizer = _tokenizer_of(folder)
+    tokenizer = folder.vocabulary("the folder that the model was read from")
     with new_folder(path) as partial:
         hf.write_model(partial, folder.config, folder.weights, folder.objective)
         write_tokenizer(tokenizer, partial)
@@ -166,8 +172,7 @@ def _checked(path: Path, folder: ModelFolder) -> ModelFolder:
     """Raise ValueError unless weights, vocabulary and shape agree."""
     if folder.objective not in OBJECTIVES:
         raise ValueError(f"{path}: objective {folder.objective!r} is none of {', '.join(OBJECTIVES)}")
-    with torch.device("meta"):
-        expected = dict(LanguageModel(dataclasses.replace(folder.config, init="published"), True).named_parameters())
+    expected = dict(without_data(folder.config, two_streams=True).named_parameters())
     if odd := expected.keys() ^ folder.weights.keys():
         side = (
             "missing from the weights" if sorted(odd)[0] in expected else "not in the model that the config describes"
@@ -215,11 +220,3 @@ def _settings(path: Path) -> dict[str, Any]:
 def _as_readable_as_the_rest(folder: Path) -> None:
     """The safetensors library lets only the owner read its files."""
     shutil.copymode(folder / "config.json", folder / "model.safetensors")
-
-
-def _tokenizer_of(folder: ModelFolder) -> Tokenizer:
-    if folder.tokenizer is None:
-        raise ValueError(
-            "the model has no vocabulary: put its spiece.model into the folder (or a copy) that it was read from"
-        )
-    return folder.tokenizer

@@ -148,6 +148,11 @@ class ModelConfig:
         return [(low, high, width) for low, high, width in zip(bounds, bounds[1:], widths, strict=False)]
 
     @property
+    def projects_embedding(self) -> bool:
+        """Whether embeddings are projected to the model's width: with one width for all only where it is another, else always."""
+        return self.div_value > 1 or self.embedding_width != self.d_model
+
+    @property
     def plain_embedding(self) -> bool:
         """One table as wide as the model, which the softmax shares."""
         return not self.cutoffs and self.embedding_width == self.d_model and self.tie_embedding

@@ -28,9 +28,7 @@ class ClusterEmbedding(nn.Module):
         super().__init__()
         self.low, self.high = low, high
         self.table = nn.Parameter(torch.empty(high - low, width))
-        # with one width for all, Transformer-XL projects only where it is not D; with several, always
-        projected = config.div_value > 1 or width != config.d_model
-        self.projection = nn.Parameter(torch.empty(config.d_model, width)) if projected else None
+        self.projection = nn.Parameter(torch.empty(config.d_model, width)) if config.projects_embedding else None
 
     def forward(self, ids: Tensor) -> Tensor:
         """(N,) ids of the whole vocabulary -> (N, D)."""

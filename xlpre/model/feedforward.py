@@ -25,6 +25,11 @@ def build_feed_forward(config: ModelConfig) -> nn.Module:
     return FeedForward(config, PLAIN[config.feed_forward])
 
 
+def gated_width(config: ModelConfig) -> int:
+    """F' of a gated layer."""
+    return max(2 * config.d_inner // 3, 1)
+
+
 class FeedForward(nn.Module):
     """D -> F -> D with an activation between."""
 
@@ -45,7 +50,7 @@ class GatedFeedForward(nn.Module):
 
     def __init__(self, config: ModelConfig, activation: Activation) -> None:
         super().__init__()
-        width = max(2 * config.d_inner // 3, 1)
+        width = gated_width(config)
         self.gate = nn.Linear(config.d_model, width)
         self.inner = nn.Linear(config.d_model, width)
         self.outer = nn.Linear(width, config.d_model)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import torch
 from torch import Tensor, nn
 
 from xlpre.batch import Batch
@@ -30,3 +33,9 @@ class LanguageModel(nn.Module):
         """(B, P, V) scores at the targets, whose softmax is the distribution, and memory for the next window."""
         hidden, memory = self.backbone(batch, memory)
         return self.output(hidden), memory
+
+
+def without_data(config: ModelConfig, two_streams: bool) -> LanguageModel:
+    """A model on torch's meta device: names and shapes, no numbers, no memory and no time."""
+    with torch.device("meta"):
+        return LanguageModel(dataclasses.replace(config, init="published"), two_streams)

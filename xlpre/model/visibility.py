@@ -45,13 +45,13 @@ class SameLength:
     """Every query looks back equally far (Transformer-XL's `same_length`).
 
     Args:
-        reach: the largest distance: the model's M, so that M + 1 keys are seen, as in its TensorFlow code; one less as in its
-            PyTorch code.
-        model_mem_len: M of the model; a longer memory at hand reaches farther.
+        mem_len: M of the model, the largest distance, so that M + 1 keys are seen, as in its TensorFlow code; a longer memory at
+            hand reaches farther.
+        fewer: keys fewer than that; 1 in its PyTorch code.
     """
 
-    def __init__(self, reach: int, model_mem_len: int) -> None:
-        self._shorter, self._mem_len = model_mem_len - reach, model_mem_len
+    def __init__(self, mem_len: int, fewer: int) -> None:
+        self._mem_len, self._fewer = mem_len, fewer
 
     def __call__(self, seen: Tensor, places: Tensor, mem_len: int) -> Tensor:
         """Hide the keys that are too far back.
@@ -62,10 +62,10 @@ class SameLength:
             mem_len: columns of memory before the window.
         """
         distance = mem_len + places[:, :, None] - torch.arange(seen.size(2), device=places.device)
-        return seen & (distance <= max(self._mem_len, mem_len) - self._shorter)
+        return seen & (distance <= max(self._mem_len, mem_len) - self._fewer)
 
 
 def build_reach(attention_length: str, mem_len: int) -> EveryKey | SameLength:
     """What limits how far back queries look, by `attention_length` of ModelConfig."""
-    shorter = {"same_length": 0, "exclude_self_slot": 1}
-    return SameLength(mem_len - shorter[attention_length], mem_len) if attention_length in shorter else EveryKey()
+    fewer = {"same_length": 0, "exclude_self_slot": 1}
+    return SameLength(mem_len, fewer[attention_length]) if attention_length in fewer else EveryKey()

@@ -30,7 +30,7 @@ from xlpre.config import load
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import first_memory
-from xlpre.training.cost import DEVICES, state_of, traffic_of
+from xlpre.training.devices import DEVICES, state_of, traffic_of
 
 PRESETS = sorted((REPOSITORY / "configs/pretrain").glob("*.yaml"))
 CONFIG = str(REPOSITORY / "configs/pretrain/xlnet_large_v2.yaml")
