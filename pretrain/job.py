@@ -6,20 +6,23 @@ import dataclasses
 import signal
 import time
 from collections.abc import Collection, Generator
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from pretrain.config import PretrainConfig
 from pretrain.held_out import Evaluation, Measure
 from pretrain.samples import Samples
 from pretrain.start import Start
-from xlpre.atomic import exclusive
+from xlpre.atomic import exclusive, linked_copy
 from xlpre.batch import Batch
 from xlpre.config import dump
 from xlpre.data.lanes import Lanes
 from xlpre.data.store import TokenStore
 from xlpre.exchange import passport
-from xlpre.exchange.folder import ModelFolder, save_folder
+from xlpre.exchange.folder import ModelFolder, load_folder, put_weights, save_folder
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import Memory, first_memory
@@ -35,17 +38,28 @@ from xlpre.training.distributed import (
     n_processes,
     process,
     seed_everything,
+    seed_step,
     set_defaults,
     use_device,
 )
-from xlpre.training.engine import build_engine, full_weights, start_processes
+from xlpre.training.engine import build_engine, start_processes
 from xlpre.training.schedule import learning_rate
+from xlpre.training.state import put_state, weights_of
 
-FORMAT = 2  # of a checkpoint: names of parameters, what a batch of a step is
+FORMAT = 3  # of a checkpoint: names of parameters, what a batch of a step is
 
 
 class Job:
-    """Attributes that the loop reads: `engine`, `memories` (one for each micro-step), `step`, `seconds`, `skipped` updates."""
+    """What the loop reads.
+
+    Attributes:
+        engine: DeepSpeed's.
+        memories: one for each micro-step.
+        step: updates done, or skipped.
+        tokens: window tokens read by all processes.
+        seconds: spent in all.
+        skipped: updates that were not made, because their gradients were not finite.
+    """
 
     def __init__(self, config: PretrainConfig, typed: Collection[str] = ()) -> None:
         """Build, and go on from the newest checkpoint if there is one.
@@ -70,21 +84,16 @@ class Job:
         self.talk = Talk()
         self._evaluation = Evaluation(config, self.store, self.tokenizer.starts_word, self.talk)
         self._samples = Samples(config, self.store, self.tokenizer)
-        seed_everything(config.seed)  # the same starting values on every process
-        model = LanguageModel(self.shape, self.objective.two_streams)
-        start.put_weights(model)
-        self.engine = build_engine(model, config.train, config.optim, self.device, n_processes(), config.deepspeed)
-        seed_everything(config.seed + 1 + process())  # but another dropout
+        if is_main():
+            self._lock = exclusive(self.run_dir, "another training goes on in it; wait for it, or stop it")
+        folder = self.run_dir / "checkpoints"
+        self._resumed_from = checkpoint.newest(folder, self.talk)
+        self._writer = checkpoint.CheckpointWriter(folder, self.talk, config.train.keep_last, config.train.keep_every)
         self._groups = lanes_of(process(), n_processes(), config.train.batch_size, config.train.accumulation)
-        dtype = model.backbone.mask_embedding.dtype
-        self.memories = [
-            first_memory(self.shape, len(group), initial=config.memory.initial, device=self.device, dtype=dtype)
-            for group in self._groups
-        ]
-        self.step, self.seconds = 0, 0.0
+        self.step, self.tokens, self.seconds, self._best_loss = 0, 0, 0.0, None  # type: int, int, float, float | None
         self.skipped = self._skipped_in_a_row = 0
-        self._facts = {**_facts(config, self.store, self.shape), "precision": str(dtype)}
-        self._resume()
+        self._facts = _facts(config, self.store, self.shape)
+        self._start(start)
         self._started = time.monotonic() - self.seconds
         self._stop_asked = False
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -106,28 +115,46 @@ class Job:
 
     def batches(self) -> Generator[Batch, None, None]:
         """Endless micro-batches of this process, from the present step on."""
-        return self._loader.batches(self.step, self._groups)
+        return self._loader.batches(self.step, lambda step: self._groups[: self.config.train.micro_steps(step)])
 
     @property
     def waited_seconds(self) -> float:
         """Seconds that this process has waited for batches, in all."""
         return self._loader.waited_seconds
 
-    def count_step(self) -> bool:
+    def begin_update(self) -> int:
+        """Set the learning rate, what dropout draws, and the number of micro-steps, which is returned."""
+        train = self.config.train
+        seed_step(self.config.seed, self.step, process())
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = self.lr
+        micro_steps = train.micro_steps(self.step)
+        self.engine.set_train_batch_size(train.batch_size // train.accumulation * micro_steps)
+        return micro_steps
+
+    def end_update(self) -> bool:
         """One update is done. Returns whether any process was asked to stop; all processes get the same answer and clock.
 
         Raises:
-            ValueError: too many updates in a row were skipped, because their gradients were not finite.
+            ValueError: too many updates in a row were skipped, because their gradients were not finite; a checkpoint could not
+                be written.
         """
+        train = self.config.train
+        self.tokens += train.batch_size // train.accumulation * train.micro_steps(self.step) * self.config.data.window
         self.step += 1
-        was, self.skipped = self.skipped, self._n_skipped()
+        was, self.skipped = self.skipped, int(self.engine.skipped_steps)  # DeepSpeed skips on all processes or on none
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if self.skipped > was else 0
-        if self._skipped_in_a_row >= self.config.train.max_skipped:
+        if self._skipped_in_a_row >= train.max_skipped:
+            self.finish_saving()
             raise ValueError(
                 f"the gradients of {self._skipped_in_a_row} updates in a row, to step {self.step:,}, were not finite, and no update was "
                 "made; the last checkpoint is from before: lower optim.lr, or look at the weights that init= gave"
             )
-        asked, self.seconds = self.talk.largest(float(self._stop_asked), time.monotonic() - self._started)
+        asked, self.seconds, writing = self.talk.largest(
+            float(self._stop_asked), time.monotonic() - self._started, float(self._writer.writing)
+        )
+        if self._writer.begun and not writing:
+            self.finish_saving()
         return asked > 0
 
     def measure(self) -> Measure:
@@ -136,52 +163,77 @@ class Job:
         measured, filled = self._evaluation(model), self._samples.fill(model)
         if is_main():
             self._samples.write(self.step, filled)
+        if self.step and (self._best_loss is None or measured.loss < self._best_loss):
+            self._best_loss = measured.loss
+            weights = weights_of(self.engine, keep=is_main())
+            if is_main():
+                self._write_model(self.step, self.run_dir / "best", weights)
         return measured
 
     def save(self) -> None:
-        """Write a checkpoint, then the model folder; every process must call it."""
-        checkpoint.save(
-            self.run_dir / "checkpoints",
-            self.engine,
-            self.talk,
+        """Begin a checkpoint, which is written while training goes on; every process must call it."""
+        self.finish_saving()
+        clock = {"seconds": self.seconds, "tokens": self.tokens, "best_held_out_loss": self._best_loss}
+        self._writer.begin(
             self.step,
-            [(memory.hidden, memory.valid) for memory in self.memories],
-            {**self._facts, "seconds": self.seconds},
-            self.config.train.keep_last,
-            self.config.train.keep_every,
+            self.engine,
+            [(lanes, memory.hidden, memory.valid) for lanes, memory in zip(self._groups, self.memories, strict=True)],
+            {**self._facts, **clock},
+            partial(self._write_model, self.step),
         )
-        self._write_model()
 
-    def _n_skipped(self) -> int:
-        return int(self.engine.skipped_steps)  # DeepSpeed skips an update on all processes or on none
+    def finish_saving(self) -> None:
+        """Wait for the checkpoint that was begun, if one was; every process must call it."""
+        if self._writer.begun:
+            self._publish(self._writer.finish())
 
-    def _write_model(self) -> None:
-        weights = full_weights(self.engine, keep=is_main())
+    def _write_model(self, step: int, path: Path, weights: dict[str, Tensor]) -> None:
+        facts = {"name": self.config.name, "step": step, "data_fingerprint": self.store.fingerprint}
+        objective = self.config.objective.name
+        save_folder(path, ModelFolder(self.shape, weights, self.tokenizer, objective, facts, "xlpre"))
+
+    def _publish(self, saved: Path) -> None:
+        """Make the model of a checkpoint the model of the run."""
         if is_main():
-            facts = {"name": self.config.name, "step": self.step, "data_fingerprint": self.store.fingerprint}
-            objective = self.config.objective.name
-            folder = ModelFolder(self.shape, weights, self.tokenizer, objective, facts, "xlpre")
-            save_folder(model_folder(self.config), folder)
-        self.talk.barrier()
+            linked_copy(saved / checkpoint.MODEL, model_folder(self.config))
 
     @property
     def _time_share(self) -> float:
         hours = self.config.train.hours
         return self.seconds / (hours * 3600) if hours else 0.0
 
-    def _resume(self) -> None:
-        if is_main():
-            self._lock = exclusive(self.run_dir, "another training goes on in it; wait for it, or stop it")
-        self._resumed_from = checkpoint.newest(self.run_dir / "checkpoints", self.talk)
-        if self._resumed_from is None:
+    def _start(self, start: Start) -> None:
+        """Build model, engine and memories, at the start or as the checkpoint has them."""
+        config, saved = self.config, self._resumed_from
+        was = checkpoint.facts_of(saved) if saved else {}
+        if saved:
+            _check_same(saved, was, self._facts)
+        seed_everything(config.seed)  # the same starting values on every process
+        model = LanguageModel(self.shape, self.objective.two_streams)
+        if config.train.activation_checkpointing:
+            model.backbone.recompute_layers()
+        weights = load_folder(saved / checkpoint.MODEL).weights if saved else {}
+        if saved:
+            put_weights(weights, model)
+        else:
+            start.put_weights(model)
+        self.engine = build_engine(model, config.train, config.optim, self.device, n_processes(), config.deepspeed)
+        dtype = model.backbone.mask_embedding.dtype
+        self._facts["precision"] = str(dtype)
+        if not saved:
+            self.memories = [
+                first_memory(self.shape, len(group), initial=config.memory.initial, device=self.device, dtype=dtype)
+                for group in self._groups
+            ]
             return
-        was = checkpoint.facts_of(self._resumed_from)
-        _check_same(self._resumed_from, was, self._facts)
-        self.memories = [Memory(*tensors) for tensors in checkpoint.load(self._resumed_from, self.engine, self.device)]
-        self.step, self.seconds = was["step"], was["seconds"]
-        self.skipped = self._n_skipped()
-        if self.talk.from_main(str(_step_of_model(self.config))) != str(self.step):
-            self._write_model()  # killed between the checkpoint and its model
+        _check_same(saved, was, self._facts)
+        put_state(self.engine, weights, checkpoint.Moments(saved), was["counters"])
+        stored = (checkpoint.memory_of(saved, group) for group in self._groups)
+        self.memories = [Memory(hidden.to(self.device), valid.to(self.device)) for hidden, valid in stored]
+        self.step, self.tokens, self.seconds = was["step"], was["tokens"], was["seconds"]
+        self._best_loss, self.skipped = was["best_held_out_loss"], was["counters"]["skipped"]
+        if is_main() and _step_of_model(config) != self.step:
+            self._publish(saved)  # killed between the checkpoint and its model
 
     def _resolved(self) -> PretrainConfig:
         """The settings with what the store knows better: its text, its vocabulary."""
@@ -257,7 +309,7 @@ def _facts(config: PretrainConfig, store: TokenStore, shape: ModelConfig) -> dic
         "memory": dataclasses.asdict(config.memory),
         "optim": optim,
         "seed": config.seed,
-        "train": {"batch_size": config.train.batch_size, "accumulation": config.train.accumulation},
+        "train": {"batch_size": config.train.batch_size},
     }
 
 

@@ -20,16 +20,14 @@ def pretrain(config: PretrainConfig, typed: Collection[str] = ()) -> None:
     log = _Log(job)
     if job.step == 0:
         log.measure()
-    batches, micro_steps, stopped = job.batches(), len(job.memories), False
+    batches, stopped = job.batches(), False
     while not (job.finished or stopped):
-        for micro in range(micro_steps):
+        for micro in range(job.begin_update()):
             loss, job.memories[micro] = job.engine(next(batches).to(job.device), job.memories[micro])
             job.engine.backward(loss)
             log.losses.append(loss.detach())
-            for group in job.engine.optimizer.param_groups:
-                group["lr"] = job.lr
             job.engine.step()  # an update after the last micro-step
-        stopped = job.count_step()
+        stopped = job.end_update()
         log.update()
         if job.step % config.train.log_every == 0 or job.finished or stopped:
             log.write()
@@ -37,6 +35,7 @@ def pretrain(config: PretrainConfig, typed: Collection[str] = ()) -> None:
             log.measure()
         if job.step % config.train.save_every == 0 or job.finished or stopped:
             log.save()
+    job.finish_saving()
     batches.close()
     log.close()
     if not is_main():

@@ -48,6 +48,16 @@ def new_folder(path: str | Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def linked_copy(source: Path, target: Path) -> None:
+    """A folder at `target` with the files of `source`, on the disk only once where it can be; one that is there is replaced."""
+    with new_folder(target) as partial:
+        for file in source.iterdir():
+            try:
+                os.link(file, partial / file.name)
+            except OSError:  # a file system without hard links
+                shutil.copy2(file, partial / file.name)
+
+
 def exclusive(folder: Path, refusal: str) -> IO[str]:
     """Hold `folder` for this process, until it ends, however it ends, or the returned file is closed.
 

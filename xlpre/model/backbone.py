@@ -6,9 +6,13 @@ from memory and the content rows only. The last layer computes the rows that are
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from xlpre.batch import Batch
 from xlpre.model.config import ModelConfig
@@ -46,7 +50,12 @@ class Backbone(nn.Module):
         layer = LAYERS[config.norm]
         self.layers = nn.ModuleList(layer(config, biases, index) for index in range(config.n_layer))
         self.dropout = nn.Dropout(config.dropout)
+        self._run: Callable[..., Tensor] = _run
         initialize(self, config)
+
+    def recompute_layers(self) -> None:
+        """Keep nothing of what is computed inside a layer for the backward pass, which then computes it again."""
+        self._run = partial(checkpoint, use_reentrant=False)
 
     def forward(self, batch: Batch, memory: Memory) -> tuple[Tensor, Memory]:
         """Read a window.
@@ -73,7 +82,7 @@ class Backbone(nn.Module):
                 rows, geometry = self._target_rows(rows, batch.target_positions, length), targets
             else:
                 geometry = everywhere
-            rows = layer(rows, content, remembered, geometry)
+            rows = self._run(layer, rows, content, remembered, geometry)
         return self.dropout(rows), memory.extended(entering, batch.remembers)
 
     def _target_rows(self, rows: Tensor, positions: Tensor, length: int) -> Tensor:
@@ -105,3 +114,7 @@ class Backbone(nn.Module):
             positions = positions[:, :0]
         everywhere = Geometry.of(content, differs, positions=positions, n_content=length, dtype=like.dtype, **shared)
         return everywhere, at_targets
+
+
+def _run(layer: nn.Module, *args: object) -> Tensor:
+    return layer(*args)

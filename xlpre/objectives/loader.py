@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -42,15 +42,17 @@ class Loader:
         batch = batch_of(windows, self._objective.examples(windows, draws))
         return batch.pin_memory() if self._pin else batch
 
-    def batches(self, first_step: int, lane_groups: Sequence[Sequence[int]]) -> Generator[Batch, None, None]:
-        """Endless batches: at each step from `first_step` on, one for each group of lanes."""
+    def batches(
+        self, first_step: int, groups_of: Callable[[int], Sequence[Sequence[int]]]
+    ) -> Generator[Batch, None, None]:
+        """Endless batches: at each step from `first_step` on, one for each of its groups of lanes."""
         executor = ThreadPoolExecutor(self._data.workers, thread_name_prefix="batch")
         pending: deque[Future[Batch]] = deque()
         step = first_step
         try:
             while True:
-                while len(pending) < 2 * self._data.workers + len(lane_groups):
-                    pending += [executor.submit(self.batch, step, lanes) for lanes in lane_groups]
+                while len(pending) < 2 * self._data.workers + len(groups_of(step)):
+                    pending += [executor.submit(self.batch, step, lanes) for lanes in groups_of(step)]
                     step += 1
                 asked = time.perf_counter()
                 batch = pending.popleft().result()

@@ -1,84 +1,159 @@
-"""Checkpoints of one's own run: the engine's state, and what DeepSpeed does not keep: step, clock, memory, random state.
+"""Checkpoints of one's own run: what training knows, written beside it, whatever the ZeRO stage and the number of processes.
 
-    checkpoints/step_00000500/manifest.json    written last: names, sizes and checksums of all files, and what the run was
-                              process_000.pt   memory and random state of process 0
-                              ...              DeepSpeed's own files
+    checkpoints/step_00000500/manifest.json              written last: names, sizes and checksums of all files, and what the run was
+                              model/                     the weights, as a model folder
+                              moments_000.safetensors    Adam's moments of a share of the parameters, written by process 0
+                              lanes_000.safetensors      the memories of the lanes of process 0
+                              ...
 
-A folder without a manifest, or with a file that is not as it says, is not a checkpoint. Reading one makes tensors and nothing
-else, whatever its files ask for.
+A folder without a manifest, or with a file that is not as it says, is not a checkpoint. Nothing in one is ever unpickled.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import google_crc32c
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from xlpre.atomic import new_file, sync
 from xlpre.training.distributed import Talk, is_main, n_processes, process
-from xlpre.training.engine import tensors_only
+from xlpre.training.state import counters_of, moments_of, weights_of
 
 MANIFEST = "manifest.json"
+MODEL = "model"
+LaneMemory = tuple[Sequence[int], Tensor, Tensor]  # lanes, hidden (L, B, M, D), valid (B,)
 
 
-def save(
-    folder: Path,
-    engine: Any,
-    talk: Talk,
-    step: int,
-    memories: Sequence[tuple[Tensor, ...]],
-    facts: Mapping[str, Any],
-    keep_last: int,
-    keep_every: int | None = None,
-) -> None:
-    """Write a checkpoint; every process must call it.
+class CheckpointWriter:
+    """Saves the checkpoints of a run. Training waits for the copy of its state, not for the disk.
 
     Args:
         folder: of all checkpoints of the run.
-        engine: DeepSpeed's.
         talk: between the processes.
-        step: updates done.
-        memories: the tensors of this process's memories, one tuple for each micro-step.
-        facts: small things to know on resuming: what must agree, and what goes on (the clock).
         keep_last: older checkpoints beyond so many are removed,
         keep_every: but those of steps divisible by it.
     """
-    target = folder / f"step_{step:08d}"
-    if is_main():
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(target, ignore_errors=True)  # an unfinished one of the same step
-    talk.barrier()
-    engine.save_checkpoint(str(folder), tag=target.name, save_latest=False)
-    torch.save(
-        {
-            "memories": list(memories),
-            "random": torch.get_rng_state(),
-            "random_cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-        },
-        target / f"process_{process():03d}.pt",
-    )
-    for file in target.iterdir():
-        sync(file)
-    talk.barrier()
-    checksums = talk.collect({file.name: _checksum(file) for file in _share(sorted(target.iterdir()))})
-    if is_main():
-        sizes = {file.name: file.stat().st_size for file in sorted(target.iterdir())}
-        found = {name: checksum for part in checksums for name, checksum in part.items()}
-        manifest = {"step": step, "n_processes": n_processes(), "bytes": sizes, "crc32c": found, **facts}
-        with new_file(target / MANIFEST) as partial:
-            partial.write_text(json.dumps(manifest, indent=1))
-        for old in complete(folder)[:-keep_last]:
-            if keep_every and facts_of(old)["step"] % keep_every == 0:
+
+    def __init__(self, folder: Path, talk: Talk, keep_last: int, keep_every: int | None = None) -> None:
+        self._folder, self._talk = folder, talk
+        self._keep_last, self._keep_every = keep_last, keep_every
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._written: Future[dict[str, tuple[int, int]]] | None = None
+        self._target, self._facts = folder, {}  # type: Path, dict[str, Any]
+
+    def begin(
+        self,
+        step: int,
+        engine: Any,
+        memories: Sequence[LaneMemory],
+        facts: Mapping[str, Any],
+        write_model: Callable[[Path, dict[str, Tensor]], None],
+    ) -> None:
+        """Copy the state and begin to write it; every process must call it, when no other is being written.
+
+        Args:
+            step: updates done.
+            engine: DeepSpeed's.
+            memories: of the lanes of this process.
+            facts: small things to know on resuming: what must agree, and what goes on (the clock).
+            write_model: makes a model folder of weights; called on process 0, in the background.
+        """
+        assert self._written is None
+        self._target = self._folder / f"step_{step:08d}"
+        if is_main():
+            shutil.rmtree(self._target, ignore_errors=True)  # an unfinished one of the same step
+            self._target.mkdir(parents=True)
+        self._talk.barrier()
+        weights = weights_of(engine, keep=is_main())
+        moments = moments_of(engine, keep=lambda index: index % n_processes() == process())
+        lanes: dict[str, Tensor] = {}
+        for group, (numbers, hidden, valid) in enumerate(memories):
+            lanes |= {
+                f"{group}.lanes": torch.tensor(list(numbers)),
+                f"{group}.hidden": hidden.cpu(),
+                f"{group}.valid": valid.cpu(),
+            }
+        self._facts = {"step": step, "n_processes": n_processes(), "counters": counters_of(engine), **facts}
+        self._written = self._thread.submit(self._write, self._target, weights, moments, lanes, write_model)
+
+    @property
+    def writing(self) -> bool:
+        """Whether this process is still writing."""
+        return self._written is not None and not self._written.done()
+
+    @property
+    def begun(self) -> bool:
+        """Whether a checkpoint was begun and not finished."""
+        return self._written is not None
+
+    def finish(self) -> Path:
+        """Wait until every process has written, and make it a checkpoint; every process must call it.
+
+        Raises:
+            ValueError: it could not be written; nothing of it is left.
+        """
+        assert self._written is not None
+        files, failure = {}, ""
+        try:
+            files = self._written.result()
+        except (OSError, SafetensorError) as error:
+            failure = f"process {process()}: {error}"
+        self._written = None
+        everywhere = self._talk.collect((files, failure))
+        if failures := [failure for _, failure in everywhere if failure]:
+            if is_main():
+                shutil.rmtree(self._target, ignore_errors=True)
+            good = complete(self._folder)
+            raise ValueError(
+                f"{self._target} could not be written ({failures[0]}) and was removed; "
+                + (f"{good[-1].name} is good: " if good else "there is no other: ")
+                + "make room, and the same command goes on from there"
+            )
+        if is_main():
+            found = {name: numbers for files, _ in everywhere for name, numbers in files.items()}
+            self._facts["files"] = {
+                name: {"bytes": size, "crc32c": checksum} for name, (size, checksum) in found.items()
+            }
+            with new_file(self._target / MANIFEST) as partial:
+                partial.write_text(json.dumps(self._facts, indent=1))
+            self._remove_old()
+        self._talk.barrier()
+        return self._target
+
+    def _write(
+        self,
+        target: Path,
+        weights: dict[str, Tensor],
+        moments: dict[str, Tensor],
+        lanes: dict[str, Tensor],
+        write_model: Callable[[Path, dict[str, Tensor]], None],
+    ) -> dict[str, tuple[int, int]]:
+        """Write the files of this process; their sizes and checksums, as read back."""
+        names = [f"moments_{process():03d}.safetensors", f"lanes_{process():03d}.safetensors"]
+        for name, tensors in zip(names, (moments, lanes), strict=True):
+            save_file(tensors, target / name)
+        if is_main():
+            write_model(target / MODEL, weights)
+            names += [str(path.relative_to(target)) for path in sorted((target / MODEL).iterdir())]
+        for name in names:
+            sync(target / name)
+        return {name: ((target / name).stat().st_size, _checksum(target / name)) for name in names}
+
+    def _remove_old(self) -> None:
+        for old in complete(self._folder)[: -self._keep_last]:
+            if self._keep_every and facts_of(old)["step"] % self._keep_every == 0:
                 continue
             (old / MANIFEST).unlink()  # first of all, so that a half-removed one is no checkpoint
             shutil.rmtree(old)
-    talk.barrier()
 
 
 def complete(folder: Path) -> list[Path]:
@@ -92,13 +167,23 @@ def unfinished(folder: Path, newest: Path | None) -> list[Path]:
 
 
 def newest(folder: Path, talk: Talk) -> Path | None:
-    """The newest checkpoint whose every byte is as it was written; every process must call it, and reads a share of the files."""
+    """The newest checkpoint whose every byte is as it was written; every process must call it, and reads a share of the files.
+
+    Raises:
+        ValueError: there were checkpoints, and none is as it was written.
+    """
     names = talk.from_main(" ".join(path.name for path in reversed(complete(folder)))).split()
     for path in (folder / name for name in names):
-        checksums = facts_of(path)["crc32c"]
-        (n_damaged,) = talk.total(sum(_checksum(path / name) != checksums[name] for name in _share(sorted(checksums))))
+        files = facts_of(path)["files"]
+        mine = sorted(files)[process() :: n_processes()]
+        (n_damaged,) = talk.total(sum(_checksum(path / name) != files[name]["crc32c"] for name in mine))
         if not n_damaged:
             return path
+    if damaged := sorted(path.parent.name for path in folder.glob(f"step_*/{MANIFEST}")):
+        raise ValueError(
+            f"{folder}: {', '.join(damaged)} have files that are missing, cut or damaged, and there is no other checkpoint; put them "
+            "back, or remove them to begin again at step 0"
+        )
     return None
 
 
@@ -107,33 +192,35 @@ def facts_of(checkpoint: Path) -> dict[str, Any]:
     return json.loads((checkpoint / MANIFEST).read_text())
 
 
-def load(checkpoint: Path, engine: Any, device: torch.device) -> list[tuple[Tensor, ...]]:
-    """Put a checkpoint's state into `engine` and the random generators; every process must call it.
+class Moments(Mapping[str, Tensor]):
+    """Adam's moments in a checkpoint by their names, read when they are asked for."""
 
-    Returns:
-        The tensors of this process's memories, on `device`.
+    def __init__(self, checkpoint: Path) -> None:
+        files = [safe_open(path, "pt") for path in sorted(checkpoint.glob("moments_*.safetensors"))]
+        self._file_of = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - not a dict
 
-    Raises:
-        ValueError: written by another number of processes; a file that cannot be read, or that holds more than tensors.
-    """
-    wrote = facts_of(checkpoint)["n_processes"]
-    if wrote != n_processes():
-        raise ValueError(
-            f"{checkpoint} was written by {wrote} processes and this job has {n_processes()}; go on with {wrote} processes, or "
-            "give the run another name"
-        )
-    with tensors_only(checkpoint):
-        engine.load_checkpoint(str(checkpoint.parent), tag=checkpoint.name)
-        own = torch.load(checkpoint / f"process_{process():03d}.pt", weights_only=True, map_location="cpu")
-    torch.set_rng_state(own["random"])
-    if own["random_cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(own["random_cuda"])
-    return [tuple(tensor.to(device) for tensor in tensors) for tensors in own["memories"]]
+    def __getitem__(self, name: str) -> Tensor:
+        return self._file_of[name].get_tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file_of)
+
+    def __len__(self) -> int:
+        return len(self._file_of)
 
 
-def _share(items: list[Any]) -> list[Any]:
-    """What of `items` falls to this process."""
-    return items[process() :: n_processes()]
+def memory_of(checkpoint: Path, lanes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The memory of `lanes`, whichever process had them: hidden (L, B, M, D) and valid (B,), on the CPU."""
+    rows: dict[int, tuple[Tensor, Tensor]] = {}
+    for path in sorted(checkpoint.glob("lanes_*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for group in range(len(file.keys()) // 3):
+                numbers = file.get_tensor(f"{group}.lanes").tolist()
+                wanted = [row for row, lane in enumerate(numbers) if lane in lanes]
+                if wanted:
+                    hidden, valid = file.get_tensor(f"{group}.hidden"), file.get_tensor(f"{group}.valid")
+                    rows |= {numbers[row]: (hidden[:, row], valid[row]) for row in wanted}
+    return torch.stack([rows[lane][0] for lane in lanes], 1), torch.stack([rows[lane][1] for lane in lanes])
 
 
 def _checksum(file: Path) -> int:
@@ -147,7 +234,7 @@ def _checksum(file: Path) -> int:
 
 def _is_whole(path: Path) -> bool:
     try:
-        sizes = facts_of(path)["bytes"]
-        return all((path / name).stat().st_size == size for name, size in sizes.items())
+        files = facts_of(path)["files"]
+        return all((path / name).stat().st_size == about["bytes"] for name, about in files.items())
     except (OSError, json.JSONDecodeError, KeyError):
         return False

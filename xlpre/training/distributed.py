@@ -67,10 +67,17 @@ def use_device() -> torch.device:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed the global generators; only dropout draws from them."""
+    """Seed the global generators, which starting values are drawn from."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+def seed_step(seed: int, step: int, process: int) -> None:
+    """Seed what dropout draws from: a function of the step, so that there is no state to keep, and other on each process."""
+    torch.manual_seed(
+        int(np.random.SeedSequence([seed, step, process]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    )
 
 
 class Talk:

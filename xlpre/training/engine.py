@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
-import re
+import platform
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from pydantic import ValidationError
-from torch import Tensor, nn
+from torch import nn
 
 from xlpre.training.optim import OptimConfig, build_optimizer
 
@@ -41,7 +37,12 @@ class TrainConfig:
         hours: a time budget; the schedule then follows the clock where it runs ahead of the steps. null: no budget.
         batch_size: rows (lanes) of an update, over all processes and accumulation.
         accumulation: micro-steps of an update.
+        batch_warmup_steps: updates over which the micro-steps of an update rise from 1 to `accumulation`; lanes of those not
+            made yet wait.
         precision: `auto` is bf16 on a GPU that has it, else fp32.
+        activation_checkpointing: keep no activations inside layers and compute them again for the backward pass: less memory,
+            a third more operations.
+        compile: the model goes through torch.compile, which takes a minute or more at the start.
         log_every: updates between lines of metrics.
         save_every: updates between checkpoints.
         keep_last: checkpoints to keep,
@@ -54,7 +55,10 @@ class TrainConfig:
     hours: float | None = None
     batch_size: int = 32
     accumulation: int = 1
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    batch_warmup_steps: int = 0
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    activation_checkpointing: bool = False
+    compile: bool = False
     log_every: int = 20
     save_every: int = 500
     keep_last: int = 2
@@ -67,6 +71,13 @@ class TrainConfig:
         for name in counts:
             if getattr(self, name) < 1:
                 raise ValueError(f"train.{name} ({getattr(self, name)}) must be at least 1")
+        if self.batch_warmup_steps and self.accumulation == 1:
+            raise ValueError(
+                f"train.batch_warmup_steps ({self.batch_warmup_steps}) adds micro-steps, and train.accumulation is 1; raise that, or "
+                "leave train.batch_warmup_steps=0"
+            )
+        if self.batch_warmup_steps < 0:
+            raise ValueError(f"train.batch_warmup_steps ({self.batch_warmup_steps}) must be at least 0")
         if self.patience_minutes <= 0 or (self.keep_every is not None and self.keep_every < 1):
             raise ValueError(
                 f"train.patience_minutes ({self.patience_minutes}) must be positive and train.keep_every ({self.keep_every}) at "
@@ -75,16 +86,18 @@ class TrainConfig:
         if self.hours is not None and self.hours <= 0:
             raise ValueError(f"train.hours ({self.hours}) must be positive, or null for no budget of time")
 
+    def micro_steps(self, step: int) -> int:
+        """Of update `step` (from 0)."""
+        if step >= self.batch_warmup_steps:
+            return self.accumulation
+        return 1 + step * self.accumulation // self.batch_warmup_steps
+
 
 def check_overrides(overrides: dict[str, Any]) -> None:
-    """Raise ValueError for settings of DeepSpeed that the project owns, or that are known to be wrong."""
+    """Raise ValueError for settings of DeepSpeed that the project owns."""
     for key in overrides:
         if key in OWNED:
             raise ValueError(f"deepspeed.{key} is decided by {OWNED[key]}; set that instead")
-    if overrides.get("zero_optimization", {}).get("stage", 1) == 0:
-        raise ValueError(
-            "deepspeed.zero_optimization.stage=0 takes updates that are not finite, and a hidden one in bf16; leave it out, or set 1, 2, 3"
-        )
 
 
 def start_processes(device: torch.device) -> None:
@@ -111,7 +124,8 @@ def build_engine(
         overrides: settings for DeepSpeed, handed on untouched; `check_overrides` has passed them.
 
     Raises:
-        ValueError: a batch that the processes cannot share equally, or a key that DeepSpeed does not have.
+        ValueError: a batch that the processes cannot share equally, a precision that the device does not have or the stage
+            gets wrong, a key that DeepSpeed does not have.
     """
     shares = n_processes * train.accumulation
     if train.batch_size % shares:
@@ -119,77 +133,67 @@ def build_engine(
             f"train.batch_size ({train.batch_size}) must be a multiple of {n_processes} processes times train.accumulation "
             f"({train.accumulation}); set train.batch_size={max(train.batch_size // shares, 1) * shares}"
         )
-    bf16 = train.precision == "bf16" or (
-        train.precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported()
-    )
+    library = _deepspeed(device)
+    precision, stage = precision_on(device, train.precision), stage_of(overrides)
+    if stage == 0 and precision != "fp32":
+        raise ValueError(
+            f"deepspeed.zero_optimization.stage=0 with {precision} (train.precision={train.precision}) is computed wrongly by DeepSpeed; "
+            "leave the stage out, or set 1, 2, 3, or train.precision=fp32"
+        )
     settings = {
         "train_micro_batch_size_per_gpu": train.batch_size // shares,
         "gradient_accumulation_steps": train.accumulation,
-        "gradient_clipping": optim.clip,
-        "bf16": {"enabled": bf16},
+        "gradient_clipping": optim.clip if stage else 0.0,  # without ZeRO the optimizer clips
+        "bf16": {"enabled": precision == "bf16"},
+        "fp16": {"enabled": precision == "fp16"},
         "data_types": {"grad_accum_dtype": "fp32"},
         "zero_optimization": {"stage": 1},
+        "zero_force_ds_cpu_optimizer": False,  # torch's AdamW under offload, too: it needs no compiler
         "steps_per_print": 2**31,
     }
     try:
-        engine, *_ = _deepspeed(device).initialize(
-            model=model, optimizer=build_optimizer(model, optim), config=_merged(settings, overrides)
+        engine, *_ = library.initialize(
+            model=model,
+            optimizer=build_optimizer(model, optim, guarded=stage == 0),
+            config=_merged(settings, overrides),
         )
     except ValidationError as error:
         first = error.errors()[0]
         raise ValueError(
             f"deepspeed: {'.'.join(map(str, first['loc']))}: {first['msg']} (its own name of the key)"
         ) from None
+    if train.compile:
+        engine.compile()
     return engine
 
 
-def full_weights(engine: Any, keep: bool) -> dict[str, Tensor]:
-    """The model's weights in fp32 on the CPU, whole, whatever the ZeRO stage.
-
-    Every process must call it; those that do not `keep` them get none.
-    """
-    from deepspeed.utils import safe_get_full_fp32_param
-
-    weights = {}
-    for name, parameter in engine.module.named_parameters():
-        whole = safe_get_full_fp32_param(parameter)
-        shape = getattr(parameter, "ds_shape", parameter.shape)  # stage 3 keeps a share of the parameter only
-        if keep:
-            weights[name] = (parameter if whole is None else whole).detach().float().cpu().view(shape)
-    return weights
+def stage_of(overrides: dict[str, Any]) -> int:
+    """The ZeRO stage that settings for DeepSpeed ask for, or ours."""
+    return overrides.get("zero_optimization", {}).get("stage", 1)
 
 
-@contextmanager
-def tensors_only(checkpoint: Path) -> Iterator[None]:
-    """Let torch.load make tensors and DeepSpeed's own small records, and nothing else, though DeepSpeed asks for any object.
+def precision_on(device: torch.device, wanted: str) -> str:
+    """What `wanted`, a `train.precision`, is on `device`: fp32, bf16 or fp16.
 
     Raises:
-        ValueError: a file of `checkpoint` that cannot be read, or that holds more.
+        ValueError: the device does not have it.
     """
-    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
-    from deepspeed.runtime.zero.config import ZeroStageEnum
-    from deepspeed.utils.tensor_fragment import fragment_address
+    if wanted == "auto":
+        return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+    if wanted == "bf16" and not _has_bf16(device):
+        raise ValueError(
+            "train.precision=bf16 on a processor without instructions for it (AVX512-BF16, AMX) is many times slower than fp32; "
+            "leave train.precision=auto"
+        )
+    if wanted == "fp16" and not _deepspeed(device).accelerator.get_accelerator().is_fp16_supported():
+        raise ValueError(f"train.precision=fp16 is not to be had on this {device.type}; leave train.precision=auto")
+    return wanted
 
-    key = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-    before = os.environ.get(key)
-    os.environ[key] = "1"
-    try:
-        with torch.serialization.safe_globals([LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]):
-            yield
-    except pickle.UnpicklingError as error:
-        asked = re.search(r"GLOBAL (\S+)", str(error))
-        what = f"it asks for {asked[1]}" if asked else "it is no checkpoint"
-        raise ValueError(
-            f"{checkpoint}: a file in it holds more than tensors ({what}) and was not read; delete the folder to go on from the one before"
-        ) from None
-    except (EOFError, OSError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "PytorchStreamReader" not in str(error):
-            raise  # the device's or the network's fault, not the file's
-        raise ValueError(
-            f"{checkpoint}: cannot be read ({str(error).splitlines()[0]}); delete the folder to go on from the one before"
-        ) from None
-    finally:
-        os.environ.pop(key) if before is None else os.environ.update({key: before})
+
+def _has_bf16(device: torch.device) -> bool:
+    if device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64"):
+        return True
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def _merged(settings: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -49,8 +51,37 @@ def decays(name: str) -> bool:
     return "norm" not in name and re.search(r"(?<!\br_)(?<!\br_[wrs]_)bias$", name) is None
 
 
-def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """Torch's AdamW in two groups, fused."""
+class GuardedAdamW(torch.optim.AdamW):
+    """AdamW that clips, and makes no update whose gradients are not finite, as ZeRO's optimizers do.
+
+    Without ZeRO nothing in DeepSpeed would: it reads `overflow` and `_global_grad_norm` from here.
+
+    Args:
+        groups: of parameters.
+        clip: largest global norm of the gradient; 0 does not clip.
+        settings: AdamW's.
+    """
+
+    def __init__(self, groups: Any, clip: float, **settings: Any) -> None:
+        super().__init__(groups, **settings)
+        self._clip, self._global_grad_norm, self.overflow = clip, 0.0, False
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One update, or none."""
+        parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = nn.utils.get_total_norm([p.grad for p in parameters])
+        self._global_grad_norm = norm.item()
+        self.overflow = not math.isfinite(self._global_grad_norm)
+        if self.overflow:
+            return
+        if self._clip:
+            nn.utils.clip_grads_with_norm_(parameters, self._clip, norm)
+        super().step()
+
+
+def build_optimizer(model: nn.Module, config: OptimConfig, guarded: bool) -> torch.optim.Optimizer:
+    """Torch's AdamW in two groups, fused; `guarded` where nobody else clips and looks for what is not finite."""
     groups = [
         {
             "params": [p for name, p in model.named_parameters() if decays(name) is decayed],
@@ -58,4 +89,5 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimi
         }
         for decayed in (True, False)
     ]
-    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
+    settings: dict[str, Any] = {"lr": config.lr, "betas": (config.beta1, config.beta2), "eps": config.eps, "fused": True}
+    return GuardedAdamW(groups, config.clip, **settings) if guarded else torch.optim.AdamW(groups, **settings)

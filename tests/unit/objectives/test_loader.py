@@ -45,8 +45,8 @@ def joined(batches):
 
 
 def test_a_batch_is_a_function_of_its_step_whatever_was_read_before(loader_of):
-    whole = list(itertools.islice(loader_of().batches(0, [range(8)]), 12))
-    late = list(itertools.islice(loader_of(workers=4).batches(7, [range(8)]), 5))
+    whole = list(itertools.islice(loader_of().batches(0, lambda step: [range(8)]), 12))
+    late = list(itertools.islice(loader_of(workers=4).batches(7, lambda step: [range(8)]), 5))
     assert all(same(a, b) for a, b in zip(whole[7:], late, strict=True))
     assert not same(whole[0], whole[1]) and not same(whole[0], loader_of(seed=2).batch(0, range(8)))
 
@@ -80,7 +80,7 @@ def test_a_loader_counts_how_long_it_was_waited_for(loader_of, monkeypatch):
         return make(self, step, lanes)
 
     monkeypatch.setattr(Loader, "batch", slow)
-    batches = loader.batches(0, [range(8)])
+    batches = loader.batches(0, lambda step: [range(8)])
     next(batches)
     waited = loader.waited_seconds
     assert waited > 0.08
