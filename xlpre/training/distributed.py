@@ -73,6 +73,11 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+def seed_step(seed: int, step: int, process: int) -> None:
+    """Seed torch's generators for one update of one process, so that it can be made again without those before."""
+    torch.manual_seed(int(np.random.SeedSequence([seed, step, process]).generate_state(1, np.uint64)[0]) % 2**63)
+
+
 class Talk:
     """Small numbers that all processes must agree on, exchanged over the CPU so that no GPU waits."""
 
