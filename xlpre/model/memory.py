@@ -58,6 +58,15 @@ class Memory:
         valid = (self._shown(remembers) + new.size(2)).clamp(max=self.hidden.size(2))
         return Memory(extend_memory(self.hidden, new), valid)
 
+    def restarted_where_not_finite(self) -> Memory:
+        """Memory whose rows with any value that is not finite are emptied; the others are as they were, bit for bit.
+
+        Such a value would reach every later window of its lane. Columns that are not seen count too: their probability is 0, and
+        0 times inf or nan is nan.
+        """
+        finite = self.hidden.isfinite().all(3).all(2).all(0)  # (B,)
+        return Memory(self.hidden.masked_fill(~finite[None, :, None, None], 0), self.valid * finite)
+
     def _shown(self, remembers: Tensor) -> Tensor:
         """How many of the last columns a window of each row sees, of which it `remembers` (B,) tokens. (B,) int64."""
         return torch.minimum(self.valid, remembers)

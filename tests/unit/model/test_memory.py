@@ -154,6 +154,40 @@ def test_zeros_as_first_memory_are_seen(model_of):
     assert not torch.allclose(*outputs)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_a_row_of_memory_that_is_not_finite_is_emptied_and_the_others_stay_bit_for_bit(model_of, dtype, bad):
+    memory = random_memory(model_of().config, 3, 5, valid=4)
+    memory = Memory(memory.hidden.to(dtype), memory.valid)
+    memory.hidden[0, 0, 2, 1] = -0.0
+    was = memory.hidden.clone()
+    memory.hidden[1, 1, 3, 7] = bad
+    restarted = memory.restarted_where_not_finite()
+    assert restarted.hidden.dtype == dtype and restarted.valid.tolist() == [4, 0, 4]
+    assert (restarted.hidden[:, 1] == 0).all()
+    bits = torch.int32 if dtype == torch.float32 else torch.int16
+    assert torch.equal(restarted.hidden[:, ::2].view(bits), was[:, ::2].view(bits))
+
+
+def test_memory_of_no_columns_is_never_restarted(model_of):
+    memory = first_memory(model_of().config, 2, mem_len=0).restarted_where_not_finite()
+    assert memory.hidden.shape == (2, 2, 0, 16) and memory.valid.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("valid", [5, 2], ids=["seen", "not seen"])
+def test_a_row_trains_again_after_its_memory_was_restarted(model_of, valid):
+    model, batch, memory = model_of(), random_batch(), random_memory(model_of().config, 2, 5, valid=valid)
+    memory.hidden[0, 1, 0, 3] = torch.nan
+    spoilt, kept = model(batch, memory)
+    assert spoilt.isnan() and not kept.hidden[1, 1].isfinite().all() and kept.hidden[:, 0].isfinite().all()
+    for met in (memory, kept):
+        model.zero_grad()
+        loss, after = model(batch, met.restarted_where_not_finite())
+        loss.backward()
+        assert loss.isfinite() and after.hidden.isfinite().all()
+        assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
 @pytest.mark.parametrize("attention_length", ["same_length", "exclude_self_slot"])
 def test_without_memory_at_hand_a_query_still_looks_back_as_far_as_the_model_does(model_of, attention_length):
     model = model_of(attention_length=attention_length, mem_len=5, n_layer=1, two_streams=False)

@@ -1,0 +1,56 @@
+"""The dump of an update of a tiny model."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pretrain import not_finite
+from tests.unit.model.conftest import random_memory
+from xlpre.batch import Batch
+from xlpre.data.draws import Draws
+from xlpre.data.lanes import Lanes
+from xlpre.data.layout import DataConfig, lay_out
+from xlpre.exchange.folder import ModelFolder
+from xlpre.model.config import ModelConfig
+from xlpre.model.language_model import LanguageModel
+from xlpre.objectives.build import build_objective
+from xlpre.objectives.loader import batch_of
+from xlpre.objectives.objective import ObjectiveConfig
+
+SHAPE = ModelConfig(vocab_size=300, n_layer=2, d_model=16, n_head=2, d_inner=24, mem_len=8)
+DATA = DataConfig(store="x", window=32, reuse_len=16)
+ABOUT = {"seed": 5, "step": 122, "n_processes": 1, "precision": "torch.float32"}
+
+
+@pytest.fixture
+def batch_at(store, tokenizer):
+    """Real windows of four lanes, two of them backward."""
+    objective = build_objective(ObjectiveConfig(), DATA, tokenizer.starts_word)
+    lanes = Lanes(store.train, 4, stride=16, reach=DATA.reach, run_windows=4, bidirectional=True, seed=0)
+
+    def make(step: int) -> Batch:
+        draws = Draws(0, range(4), step)
+        windows = lay_out([lanes.place(lane, step) for lane in range(4)], DATA, draws)
+        return batch_of(windows, objective.examples(windows, draws))
+
+    return make
+
+
+@pytest.fixture
+def dump(tokenizer, batch_at, tmp_path):
+    """Write the update of a model that `change` was done to, and return its folder."""
+
+    def make(change=lambda model, met: None, **about: object) -> Path:
+        torch.manual_seed(0)
+        model = LanguageModel(SHAPE, two_streams=True)
+        met = [(batch_at(step), random_memory(SHAPE, 4, SHAPE.mem_len, seed=step)) for step in range(2)]
+        with torch.no_grad():
+            change(model, met)
+        weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        folder = ModelFolder(SHAPE, weights, tokenizer, "permutation", {"step": 122}, "xlpre")
+        path = not_finite.folder_of(tmp_path / "run", 122)
+        not_finite.write(path, 0, met, folder, {**ABOUT, **about})
+        return path
+
+    return make
