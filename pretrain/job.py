@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from pretrain import not_finite
 from pretrain.config import PretrainConfig
 from pretrain.held_out import Evaluation, Measure
 from pretrain.samples import Samples
@@ -92,6 +93,8 @@ class Job:
         self._groups = lanes_of(process(), n_processes(), config.train.batch_size, config.train.accumulation)
         self.step, self.tokens, self.seconds, self._best_loss = 0, 0, 0.0, None  # type: int, int, float, float | None
         self.skipped = self._skipped_in_a_row = 0
+        self.memories: list[Memory] = []
+        self._met: list[tuple[Batch, Memory]] = []
         self._facts = _facts(config, self.store, self.shape)
         self._start(start)
         self._started = time.monotonic() - self.seconds
@@ -125,12 +128,21 @@ class Job:
     def begin_update(self) -> int:
         """Set the learning rate, what dropout draws, and the number of micro-steps, which is returned."""
         train = self.config.train
+        self._met.clear()
         seed_step(self.config.seed, self.step, process())
         for group in self.engine.optimizer.param_groups:
             group["lr"] = self.lr
         micro_steps = train.micro_steps(self.step)
         self.engine.set_train_batch_size(train.batch_size // train.accumulation * micro_steps)
         return micro_steps
+
+    def carry(self, micro: int, batch: Batch, memory: Memory) -> None:
+        """Keep the memory that a batch left for the next window of its lanes."""
+        if (
+            self._skipped_in_a_row + 1 == self.config.train.max_skipped
+        ):  # if this update is skipped too, it will be looked at
+            self._met.append((batch, self.memories[micro]))
+        self.memories[micro] = memory
 
     def end_update(self) -> bool:
         """One update is done. Returns whether any process was asked to stop; all processes get the same answer and clock.
@@ -140,15 +152,20 @@ class Job:
                 be written.
         """
         train = self.config.train
+        made = self.step
         self.tokens += train.batch_size // train.accumulation * train.micro_steps(self.step) * self.config.data.window
         self.step += 1
         was, self.skipped = self.skipped, int(self.engine.skipped_steps)  # DeepSpeed skips on all processes or on none
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if self.skipped > was else 0
-        if self._skipped_in_a_row >= train.max_skipped:
+        if self._skipped_in_a_row:
+            self.memories = [memory.restarted_where_not_finite() for memory in self.memories]
+        if self._skipped_in_a_row == train.max_skipped:
             self.finish_saving()
+            dump = self._dump_met(made)
             raise ValueError(
                 f"the gradients of {self._skipped_in_a_row} updates in a row, to step {self.step:,}, were not finite, and no update was "
-                "made; the last checkpoint is from before: lower optim.lr, or look at the weights that init= gave"
+                f"made; `python pretrain/replay.py {dump}` makes the last one again and looks for where it begins; the checkpoints are "
+                "good: lower optim.lr, or look at the weights that init= gave"
             )
         asked, self.seconds, writing = self.talk.largest(
             float(self._stop_asked), time.monotonic() - self._started, float(self._writer.writing)
@@ -187,10 +204,27 @@ class Job:
         if self._writer.begun:
             self._publish(self._writer.finish())
 
+    def _dump_met(self, step: int) -> Path:
+        """Leave what the update of `step` met, in every process, for a person to look at."""
+        dump = not_finite.folder_of(self.run_dir, step)
+        weights = weights_of(self.engine, keep=is_main())
+        about = {
+            "seed": self.config.seed,
+            "step": step,
+            "n_processes": n_processes(),
+            "precision": self._facts["precision"],
+        }
+        model = self._model(step, weights) if is_main() else None
+        not_finite.write(dump, process(), self._met, model, about)
+        self.talk.barrier()
+        return dump
+
     def _write_model(self, step: int, path: Path, weights: dict[str, Tensor]) -> None:
+        save_folder(path, self._model(step, weights))
+
+    def _model(self, step: int, weights: dict[str, Tensor]) -> ModelFolder:
         facts = {"name": self.config.name, "step": step, "data_fingerprint": self.store.fingerprint}
-        objective = self.config.objective.name
-        save_folder(path, ModelFolder(self.shape, weights, self.tokenizer, objective, facts, "xlpre"))
+        return ModelFolder(self.shape, weights, self.tokenizer, self.config.objective.name, facts, "xlpre")
 
     def _publish(self, saved: Path) -> None:
         """Make the model of a checkpoint the model of the run."""

@@ -23,10 +23,12 @@ def pretrain(config: PretrainConfig, typed: Collection[str] = ()) -> None:
     batches, stopped = job.batches(), False
     while not (job.finished or stopped):
         for micro in range(job.begin_update()):
-            loss, job.memories[micro] = job.engine(next(batches).to(job.device), job.memories[micro])
+            batch = next(batches).to(job.device)
+            loss, memory = job.engine(batch, job.memories[micro])
             job.engine.backward(loss)
             log.losses.append(loss.detach())
             job.engine.step()  # an update after the last micro-step
+            job.carry(micro, batch, memory)
         stopped = job.end_update()
         log.update()
         if job.step % config.train.log_every == 0 or job.finished or stopped:

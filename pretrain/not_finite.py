@@ -28,7 +28,7 @@ PARENT = "not_finite"  # of the dumps, in a run folder
 BATCH = tuple(field.name for field in dataclasses.fields(Batch) if field.name != "reuse_len")
 MEMORY = tuple(field.name for field in dataclasses.fields(Memory))
 ABOUT = {"seed", "step", "n_processes", "precision"}
-PRECISIONS = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16)}
+PRECISIONS = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16)}
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from xlpre.model.memory import Memory
 from xlpre.text.tokenizer import Tokenizer
 from xlpre.training.distributed import seed_step
 
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SHOWN_ROWS, SHOWN_CHARACTERS, SHOWN_NAMES = 4, 200, 3
 
 

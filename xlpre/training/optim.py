@@ -89,5 +89,10 @@ def build_optimizer(model: nn.Module, config: OptimConfig, guarded: bool) -> tor
         }
         for decayed in (True, False)
     ]
-    settings: dict[str, Any] = {"lr": config.lr, "betas": (config.beta1, config.beta2), "eps": config.eps, "fused": True}
+    settings: dict[str, Any] = {
+        "lr": config.lr,
+        "betas": (config.beta1, config.beta2),
+        "eps": config.eps,
+        "fused": True,
+    }
     return GuardedAdamW(groups, config.clip, **settings) if guarded else torch.optim.AdamW(groups, **settings)
