@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.config import PretrainConfig
-from pretrain.held_out import Evaluation, Measure
+from pretrain.held_out import Evaluation, Measure, held_out_lanes
 from pretrain.samples import Samples
 from pretrain.start import Start
 from xlpre.atomic import exclusive
@@ -25,7 +25,6 @@ from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import Memory, first_memory
 from xlpre.objectives.build import build_objective
 from xlpre.objectives.loader import Loader, lanes_of
-from xlpre.text.corpus import TextConfig
 from xlpre.text.tokenizer import Tokenizer
 from xlpre.training import checkpoint
 from xlpre.training.distributed import (
@@ -45,7 +44,7 @@ FORMAT = 2  # of a checkpoint: names of parameters, what a batch of a step is
 
 
 class Job:
-    """Attributes that the loop reads: `engine`, `memories` (one for each micro-step), `step`, `seconds`, `skipped` updates."""
+    """What the loop reads: `engine`, `memories` (one for each micro-step), `step`, `seconds`, `skipped` updates, `resolved` settings."""
 
     def __init__(self, config: PretrainConfig, typed: Collection[str] = ()) -> None:
         """Build, and go on from the newest checkpoint if there is one.
@@ -60,7 +59,7 @@ class Job:
         self.config, self.run_dir = config, Path(config.run_dir)
         self.store, self.tokenizer = _open(config)
         start = Start(config, self.store, self.tokenizer, typed)
-        self.shape, self._about_start = start.shape, start.about
+        self.resolved, self.shape, self._about_start = start.resolved(), start.shape, start.about
         self.objective = build_objective(config.objective, config.data, self.tokenizer.starts_word)
         self._loader = Loader(_train_lanes(config, self.store), config.data, self.objective, config.seed)
         set_defaults()
@@ -90,7 +89,7 @@ class Job:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._ask_to_stop)
         if is_main():
-            dump(self._resolved(), self.run_dir / "config.yaml")
+            dump(self.resolved, self.run_dir / "config.yaml")
             print(self._opening(), flush=True)
 
     @property
@@ -183,17 +182,6 @@ class Job:
         if self.talk.from_main(str(_step_of_model(self.config))) != str(self.step):
             self._write_model()  # killed between the checkpoint and its model
 
-    def _resolved(self) -> PretrainConfig:
-        """The settings with what the store knows better: its text, its vocabulary."""
-        vocabulary = dataclasses.replace(
-            self.config.tokenizer,
-            path=str(self.store.path / "vocabulary.model"),
-            vocab_size=self.store.vocab_size,
-            preprocess=self.tokenizer.preprocess,
-        )
-        text = TextConfig(**self.store.meta["source"])
-        return dataclasses.replace(self.config, model=self.shape, text=text, tokenizer=vocabulary)
-
     def _ask_to_stop(self, number: int, frame: Any) -> None:
         self._stop_asked = True
 
@@ -237,6 +225,28 @@ def is_finished(config: PretrainConfig, typed: Collection[str] = ()) -> bool:
     store, tokenizer = _open(config)
     _check_same(done[-1], last, _facts(config, store, Start(config, store, tokenizer, typed).shape))
     return True
+
+
+def rehearse(config: PretrainConfig, typed: Collection[str] = ()) -> tuple[Start, Path | None]:
+    """Open and check what a Job does before it joins the other processes; write nothing.
+
+    Returns:
+        The start, and the checkpoint to go on from, if there is one.
+
+    Raises:
+        ValueError: as Job.
+    """
+    store, tokenizer = _open(config)
+    start = Start(config, store, tokenizer, typed)
+    build_objective(config.objective, config.data, tokenizer.starts_word)
+    _train_lanes(config, store)
+    held_out_lanes(config, store)
+    lanes_of(process(), n_processes(), config.train.batch_size, config.train.accumulation)
+    saved = checkpoint.complete(Path(config.run_dir) / "checkpoints")
+    if not saved:
+        return start, None
+    _check_same(saved[-1], checkpoint.facts_of(saved[-1]), _facts(config, store, start.shape))
+    return start, saved[-1]
 
 
 def _step_of_model(config: PretrainConfig) -> int:

@@ -1,0 +1,45 @@
+"""What a pretraining would be: its settings, its size, where it would start. Nothing is trained and nothing written."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from pretrain.config import PretrainConfig
+from pretrain.cost import batch_shape, parameters
+from pretrain.job import is_finished, rehearse
+from xlpre.config import as_yaml
+from xlpre.training import checkpoint
+from xlpre.training.distributed import is_main
+from xlpre.training.metrics import check_wandb
+
+
+def dry_run(config: PretrainConfig, typed: Collection[str] = ()) -> None:
+    """Print the settings as YAML, all else as its comments.
+
+    Raises:
+        ValueError: what a start would refuse, as far as one process alone can tell; settings of DeepSpeed's own are not read.
+    """
+    check_wandb(config.train.wandb)
+    start, saved = rehearse(config, typed)
+    about = start.about
+    if saved:
+        step = checkpoint.facts_of(saved)["step"]
+        about = (
+            f"finished already at step {step:,}"
+            if is_finished(config, typed)
+            else f"goes on from {saved} at step {step:,}"
+        )
+    if is_main():
+        print(as_yaml(start.resolved()) + _sizes(start.resolved(), len(start.store.train)) + f"# {about}", flush=True)
+
+
+def _sizes(config: PretrainConfig, text_tokens: int) -> str:
+    train, data = config.train, config.data
+    shape = batch_shape(config, train.batch_size)
+    read = train.steps * train.batch_size * data.reuse_len
+    within = f", or what {train.hours:g} hours allow" if train.hours else ""
+    return (
+        f"# {sum(parameters(config.model, shape.two_streams).values()):,} parameters\n"
+        f"# an update: {shape.rows:,} rows, {shape.rows * shape.window:,} window tokens, {shape.rows * shape.targets:,} targets\n"
+        f"# {train.steps:,} updates{within}: {read:,} tokens of text read, {read / text_tokens:.2f} times the training text\n"
+    )
