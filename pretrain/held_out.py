@@ -40,28 +40,11 @@ class Evaluation:
 
     def __init__(self, config: PretrainConfig, store: TokenStore, starts_word: np.ndarray, talk: Talk) -> None:
         self._config, self._talk = config, talk
-        if config.eval.lanes < n_processes():
-            raise ValueError(
-                f"eval.lanes ({config.eval.lanes}) must be at least the number of processes ({n_processes()})"
-            )
         partial_k = config.eval.partial_k or config.objective.partial_k
         # spans as by default, whatever is trained on, so that runs are measured on the same targets
         wanted = ObjectiveConfig(name=config.objective.name, partial_k=partial_k, perm_size=config.objective.perm_size)
         objective = build_objective(wanted, config.data, starts_word)
-        # no text twice: fewer windows where there is not enough of it
-        available = (len(store.held_out) - config.data.reach) // config.data.reuse_len // config.eval.lanes
-        self._windows = max(1, min(config.eval.windows, available))
-        lanes = Lanes(
-            store.held_out,
-            config.eval.lanes,
-            stride=config.data.reuse_len,
-            reach=config.data.reach,
-            run_windows=self._windows,
-            bidirectional=config.data.bidirectional,
-            seed=SEED,
-            at_document_end=config.memory.at_document_end,
-            origin=f"the held-out part of {store.path} (text.held_out)",
-        )
+        lanes, self._windows = held_out_lanes(config, store)
         self._loader = Loader(lanes, config.data, objective, SEED)
         self._mine = range(process(), config.eval.lanes, n_processes())
         counts = np.asarray(store.unigram) + 1.0  # a token never seen in training has been seen once
@@ -85,3 +68,28 @@ class Evaluation:
         model.train(was_training)
         loss, unigram, right, count = self._talk.total(*sums)
         return Measure(loss / count, unigram / count, right / count, int(count))
+
+
+def held_out_lanes(config: PretrainConfig, store: TokenStore) -> tuple[Lanes, int]:
+    """Lanes over the held-out text and how many windows of each are measured: no text twice.
+
+    Raises:
+        ValueError: the held-out text is shorter than a window; more processes than lanes.
+    """
+    n_lanes = config.eval.lanes
+    if n_lanes < n_processes():
+        raise ValueError(f"eval.lanes ({n_lanes}) must be at least the number of processes ({n_processes()})")
+    available = (len(store.held_out) - config.data.reach) // config.data.reuse_len // n_lanes
+    windows = max(1, min(config.eval.windows, available))
+    lanes = Lanes(
+        store.held_out,
+        n_lanes,
+        stride=config.data.reuse_len,
+        reach=config.data.reach,
+        run_windows=windows,
+        bidirectional=config.data.bidirectional,
+        seed=SEED,
+        at_document_end=config.memory.at_document_end,
+        origin=f"the held-out part of {store.path} (text.held_out)",
+    )
+    return lanes, windows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 import time
 from collections.abc import Collection, Generator
@@ -14,23 +13,16 @@ from torch import Tensor
 
 from pretrain import not_finite
 from pretrain.config import PretrainConfig
+from pretrain.foundation import Foundation, checkpoints_of, model_folder, step_of_model
 from pretrain.held_out import Evaluation, Measure
 from pretrain.samples import Samples
-from pretrain.start import Start
 from xlpre.atomic import exclusive, linked_copy
 from xlpre.batch import Batch
 from xlpre.config import dump
-from xlpre.data.lanes import Lanes
-from xlpre.data.store import TokenStore
-from xlpre.exchange import passport
 from xlpre.exchange.folder import ModelFolder, load_folder, put_weights, save_folder
-from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import Memory, first_memory
-from xlpre.objectives.build import build_objective
-from xlpre.objectives.loader import Loader, lanes_of
-from xlpre.text.corpus import TextConfig
-from xlpre.text.tokenizer import Tokenizer
+from xlpre.objectives.loader import lanes_of
 from xlpre.training import checkpoint
 from xlpre.training.distributed import (
     Talk,
@@ -47,13 +39,12 @@ from xlpre.training.engine import build_engine, start_processes
 from xlpre.training.schedule import learning_rate
 from xlpre.training.state import put_state, weights_of
 
-FORMAT = 3  # of a checkpoint: names of parameters, what a batch of a step is
-
 
 class Job:
     """What the loop reads.
 
     Attributes:
+        resolved: every setting, with what the store knows better.
         engine: DeepSpeed's.
         memories: one for each micro-step.
         step: updates done, or skipped.
@@ -73,11 +64,9 @@ class Job:
             ValueError: settings that contradict each other, the store, the vocabulary or the checkpoint.
         """
         self.config, self.run_dir = config, Path(config.run_dir)
-        self.store, self.tokenizer = _open(config)
-        start = Start(config, self.store, self.tokenizer, typed)
-        self.shape, self._about_start = start.shape, start.about
-        self.objective = build_objective(config.objective, config.data, self.tokenizer.starts_word)
-        self._loader = Loader(_train_lanes(config, self.store), config.data, self.objective, config.seed)
+        self._foundation = Foundation(config, typed)
+        self.store, self.tokenizer, start = self._foundation.store, self._foundation.tokenizer, self._foundation.start
+        self.resolved, self.shape, self._loader = start.resolved(), start.shape, self._foundation.loader
         set_defaults()
         self.device = use_device()
         limit_waiting(config.train.patience_minutes)
@@ -87,22 +76,26 @@ class Job:
         self._samples = Samples(config, self.store, self.tokenizer)
         if is_main():
             self._lock = exclusive(self.run_dir, "another training goes on in it; wait for it, or stop it")
-        folder = self.run_dir / "checkpoints"
+        self.talk.barrier()
+        if not is_main() and not self.run_dir.exists():
+            raise ValueError(
+                f"run_dir={self.run_dir}: process {process()} does not see the folder that process 0 made; put it where all machines see it"
+            )
+        folder, train = checkpoints_of(config), config.train
         self._resumed_from = checkpoint.newest(folder, self.talk)
-        self._writer = checkpoint.CheckpointWriter(folder, self.talk, config.train.keep_last, config.train.keep_every)
+        self._writer = checkpoint.CheckpointWriter(folder, self.talk, train.keep_last, train.keep_every)
         self._groups = lanes_of(process(), n_processes(), config.train.batch_size, config.train.accumulation)
         self.step, self.tokens, self.seconds, self._best_loss = 0, 0, 0.0, None  # type: int, int, float, float | None
         self.skipped = self._skipped_in_a_row = 0
         self.memories: list[Memory] = []
         self._met: list[tuple[Batch, Memory]] = []
-        self._facts = _facts(config, self.store, self.shape)
-        self._start(start)
+        self._start()
         self._started = time.monotonic() - self.seconds
         self._stop_asked = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._ask_to_stop)
         if is_main():
-            dump(self._resolved(), self.run_dir / "config.yaml")
+            dump(self.resolved, self.run_dir / "config.yaml")
             print(self._opening(), flush=True)
 
     @property
@@ -195,7 +188,7 @@ class Job:
             self.step,
             self.engine,
             [(lanes, memory.hidden, memory.valid) for lanes, memory in zip(self._groups, self.memories, strict=True)],
-            {**self._facts, **clock},
+            {**self._foundation.facts, "precision": self._precision, **clock},
             partial(self._write_model, self.step),
         )
 
@@ -212,7 +205,7 @@ class Job:
             "seed": self.config.seed,
             "step": step,
             "n_processes": n_processes(),
-            "precision": self._facts["precision"],
+            "precision": self._precision,
         }
         model = self._model(step, weights) if is_main() else None
         not_finite.write(dump, process(), self._met, model, about)
@@ -236,49 +229,37 @@ class Job:
         hours = self.config.train.hours
         return self.seconds / (hours * 3600) if hours else 0.0
 
-    def _start(self, start: Start) -> None:
+    def _start(self) -> None:
         """Build model, engine and memories, at the start or as the checkpoint has them."""
         config, saved = self.config, self._resumed_from
-        was = checkpoint.facts_of(saved) if saved else {}
         if saved:
-            _check_same(saved, was, self._facts)
+            self._foundation.check_saved(saved)
         seed_everything(config.seed)  # the same starting values on every process
-        model = LanguageModel(self.shape, self.objective.two_streams)
+        model = LanguageModel(self.shape, self._foundation.objective.two_streams)
         if config.train.activation_checkpointing:
             model.backbone.recompute_layers()
         weights = load_folder(saved / checkpoint.MODEL).weights if saved else {}
         if saved:
             put_weights(weights, model)
         else:
-            start.put_weights(model)
+            self._foundation.start.put_weights(model)
         self.engine = build_engine(model, config.train, config.optim, self.device, n_processes(), config.deepspeed)
         dtype = model.backbone.mask_embedding.dtype
-        self._facts["precision"] = str(dtype)
+        self._precision = str(dtype)
         if not saved:
             self.memories = [
                 first_memory(self.shape, len(group), initial=config.memory.initial, device=self.device, dtype=dtype)
                 for group in self._groups
             ]
             return
-        _check_same(saved, was, self._facts)
+        was = self._foundation.check_saved(saved, precision=self._precision)
         put_state(self.engine, weights, checkpoint.Moments(saved), was["counters"])
         stored = (checkpoint.memory_of(saved, group) for group in self._groups)
         self.memories = [Memory(hidden.to(self.device), valid.to(self.device)) for hidden, valid in stored]
         self.step, self.tokens, self.seconds = was["step"], was["tokens"], was["seconds"]
         self._best_loss, self.skipped = was["best_held_out_loss"], was["counters"]["skipped"]
-        if is_main() and _step_of_model(config) != self.step:
+        if is_main() and step_of_model(config) != self.step:
             self._publish(saved)  # killed between the checkpoint and its model
-
-    def _resolved(self) -> PretrainConfig:
-        """The settings with what the store knows better: its text, its vocabulary."""
-        vocabulary = dataclasses.replace(
-            self.config.tokenizer,
-            path=str(self.store.path / "vocabulary.model"),
-            vocab_size=self.store.vocab_size,
-            preprocess=self.tokenizer.preprocess,
-        )
-        text = TextConfig(**self.store.meta["source"])
-        return dataclasses.replace(self.config, model=self.shape, text=text, tokenizer=vocabulary)
 
     def _ask_to_stop(self, number: int, frame: Any) -> None:
         self._stop_asked = True
@@ -287,10 +268,10 @@ class Job:
         config, shape = self.config, self.shape
         n_parameters = sum(p.numel() for p in self.engine.module.parameters())
         steps = f"{config.train.steps:,} steps" + (f" or {config.train.hours} hours" if config.train.hours else "")
-        start = self._about_start
+        start = self._foundation.start.about
         if self._resumed_from:
             start = f"goes on from {self._resumed_from} at step {self.step:,}"
-        if unfinished := checkpoint.unfinished(self.run_dir / "checkpoints", self._resumed_from):
+        if unfinished := checkpoint.unfinished(checkpoints_of(config), self._resumed_from):
             start += f" (passed over, because a file is missing, cut or damaged: {', '.join(path.name for path in unfinished)})"
         return (
             f"{config.name}: {config.objective.name}, {n_parameters:,} parameters ({shape.n_layer} layers, d {shape.d_model}), "
@@ -299,87 +280,3 @@ class Job:
             f"{n_processes()} process(es) on {self.device.type}, {self.engine.module.backbone.mask_embedding.dtype}\n"
             f"{start}; everything goes to {self.run_dir}"
         )
-
-
-def model_folder(config: PretrainConfig) -> Path:
-    """Where the model of a run is, as of its newest checkpoint."""
-    return Path(config.run_dir) / "model"
-
-
-def is_finished(config: PretrainConfig, typed: Collection[str] = ()) -> bool:
-    """Whether the run has its last checkpoint and its model folder.
-
-    Raises:
-        ValueError: it has, but was made with other settings than `config`.
-    """
-    done = checkpoint.complete(Path(config.run_dir) / "checkpoints")
-    if not done:
-        return False
-    last, hours = checkpoint.facts_of(done[-1]), config.train.hours
-    if _step_of_model(config) != last["step"]:
-        return False  # killed between the two
-    if last["step"] < config.train.steps and (hours is None or last["seconds"] < hours * 3600):
-        return False
-    store, tokenizer = _open(config)
-    _check_same(done[-1], last, _facts(config, store, Start(config, store, tokenizer, typed).shape))
-    return True
-
-
-def _step_of_model(config: PretrainConfig) -> int:
-    """The step of the model folder; -1 if there is none."""
-    written = passport.read(model_folder(config))
-    return written["step"] if written else -1
-
-
-def _facts(config: PretrainConfig, store: TokenStore, shape: ModelConfig) -> dict[str, Any]:
-    """What must be the same for a run to go on; the learning rate, its schedule and the length of the run may change."""
-    data, optim = dataclasses.asdict(config.data), dataclasses.asdict(config.optim)
-    del data["workers"], optim["lr"]
-    return {
-        "format": FORMAT,
-        "model": dataclasses.asdict(shape),
-        "data": {**data, "store": store.fingerprint},
-        "objective": dataclasses.asdict(config.objective),
-        "memory": dataclasses.asdict(config.memory),
-        "optim": optim,
-        "seed": config.seed,
-        "train": {"batch_size": config.train.batch_size},
-    }
-
-
-def _open(config: PretrainConfig) -> tuple[TokenStore, Tokenizer]:
-    store = TokenStore(config.data.store)
-    if Path(config.tokenizer.path).exists():
-        tokenizer = Tokenizer.load(config.tokenizer.path, config.tokenizer.preprocess)
-        store.check_vocabulary(tokenizer, f"tokenizer.path={config.tokenizer.path}")
-    return store, store.tokenizer()
-
-
-def _train_lanes(config: PretrainConfig, store: TokenStore) -> Lanes:
-    return Lanes(
-        store.train,
-        config.train.batch_size,
-        stride=config.data.reuse_len,
-        reach=config.data.reach,
-        run_windows=config.data.run_windows,
-        bidirectional=config.data.bidirectional,
-        seed=config.seed,
-        at_document_end=config.memory.at_document_end,
-        origin=f"the training part of {store.path}",
-    )
-
-
-def _check_same(where: Path, was: dict[str, Any], now: dict[str, Any]) -> None:
-    if was.get("format") != FORMAT:
-        raise ValueError(
-            f"{where} was written by another version of xlpre; go on with that one, or give the run another name"
-        )
-    for key, value in now.items():
-        before = was.get(key)
-        if before != value:
-            if isinstance(value, dict):
-                name = next(name for name in value if (before or {}).get(name) != value[name])
-                key, before, value = f"{key}.{name}", (before or {}).get(name), value[name]
-            raise ValueError(
-                f"{where} was made with {key}={before}, now it is {value}; put it back, or give the run another name"
-            )

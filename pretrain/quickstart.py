@@ -19,7 +19,7 @@ import torch
 from pretrain.command import run_command
 from pretrain.config import PretrainConfig
 from pretrain.fill import Filled, show
-from pretrain.job import is_finished
+from pretrain.foundation import is_finished
 from pretrain.prepare import make_store
 from pretrain.report import write_report
 from pretrain.samples import read_samples

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import io
 import itertools
+import math
 import re
 from collections.abc import Sequence
 from html import escape
@@ -68,7 +69,7 @@ def write_report(run_dir: Path, against: Sequence[Path] = ()) -> Path:
 
 
 def _metrics(run_dir: Path) -> tuple[list[Line], list[Line]]:
-    lines = read_metrics(run_dir)
+    lines = [{key: math.nan if value is None else value for key, value in x.items()} for x in read_metrics(run_dir)]
     trained, measured = [x for x in lines if "loss" in x], [x for x in lines if "held_out_loss" in x]
     if not trained or not measured:
         raise ValueError(f"{run_dir} has no metrics.jsonl of a measured run; train first with pretrain/run.py")
@@ -125,7 +126,7 @@ def _loss_plot(name: str, trained: list[Line], measured: list[Line], others: dic
         label=f"word frequencies alone ({unigram:.2f}), same targets",
     )
     # the first updates leave the logarithm of the vocabulary size; what matters is around the baseline
-    lowest = min(x["held_out_loss"] for x in measured)
+    lowest = min((x["held_out_loss"] for x in measured if math.isfinite(x["held_out_loss"])), default=unigram)
     axes.set_ylim(min(lowest, unigram) - 0.2, max(unigram, lowest) + 1.0)
     axes.set_ylabel("loss, nats a target")
     axes.legend(frameon=False)

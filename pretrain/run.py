@@ -2,6 +2,7 @@
 
 deepspeed pretrain/run.py --config configs/pretrain/quickstart.yaml
 deepspeed pretrain/run.py --config configs/pretrain/quickstart.yaml name=no_memory model.mem_len=0 data.store=stores/quickstart
+deepspeed pretrain/run.py --config configs/pretrain/quickstart.yaml --dry-run
 
 Stopped at any time, the same command goes on from the last checkpoint.
 """
@@ -10,16 +11,22 @@ from __future__ import annotations
 
 from pretrain.command import run_command
 from pretrain.config import PretrainConfig
-from pretrain.job import is_finished
+from pretrain.dry_run import dry_run
+from pretrain.foundation import is_finished
 from pretrain.loop import pretrain
-from xlpre.config import from_command_line, typed_keys
+from xlpre.config import typed_keys, with_flags
 from xlpre.training.distributed import is_main
+
+FLAGS = {"dry-run": "print what the run would be, and write nothing"}
 
 
 def main() -> None:
     """The command."""
-    config, typed = from_command_line(PretrainConfig, __doc__ or ""), typed_keys()
-    if not is_finished(config, typed):
+    config, flags = with_flags(PretrainConfig, __doc__ or "", FLAGS)
+    typed = typed_keys()
+    if "dry-run" in flags:
+        dry_run(config, typed)
+    elif not is_finished(config, typed):
         pretrain(config, typed)
     elif is_main():
         print(

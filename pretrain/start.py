@@ -12,6 +12,7 @@ from xlpre.data.store import TokenStore
 from xlpre.exchange.folder import ModelFolder, load_folder, put_weights
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
+from xlpre.text.corpus import TextConfig
 from xlpre.text.tokenizer import Tokenizer
 from xlpre.training import checkpoint
 
@@ -29,6 +30,7 @@ class Start:
         typed: keys given as words, which must not contradict the folder; what a file of settings says gives way to it.
 
     Attributes:
+        store: the text.
         shape: of the model.
         about: a sentence on where the weights come from.
 
@@ -43,6 +45,7 @@ class Start:
                 f"model.vocab_size ({model.vocab_size}) is not the {store.vocab_size} pieces of data.store={store.path}; "
                 "leave it out, it is taken from the store"
             )
+        self.store, self._config, self._tokenizer = store, config, tokenizer
         self._folder: ModelFolder | None = None
         self.about = "starts at step 0"
         self.shape = dataclasses.replace(model, vocab_size=store.vocab_size)
@@ -60,6 +63,17 @@ class Start:
             self.about += f"; it does not say how its text was prepared, the store's is {tokenizer.preprocess}"
         if given_way:
             self.about += f"; the model is that folder's, not as configured: {', '.join(given_way)}"
+
+    def resolved(self) -> PretrainConfig:
+        """The settings with what the store and the folder know better: the text, the vocabulary, the model."""
+        vocabulary = dataclasses.replace(
+            self._config.tokenizer,
+            path=str(self.store.path / "vocabulary.model"),
+            vocab_size=self.store.vocab_size,
+            preprocess=self._tokenizer.preprocess,
+        )
+        text = TextConfig(**self.store.meta["source"])
+        return dataclasses.replace(self._config, model=self.shape, text=text, tokenizer=vocabulary)
 
     def put_weights(self, model: LanguageModel) -> None:
         """Give `model` the folder's weights, if there is one."""

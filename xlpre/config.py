@@ -12,7 +12,7 @@ import difflib
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
@@ -27,12 +27,22 @@ Schema = TypeVar("Schema")
 
 def from_command_line(schema: type[Schema], description: str, argv: Sequence[str] | None = None) -> Schema:
     """Read `--config FILE key=value ...`; `--local_rank`, which the deepspeed launcher puts first, is accepted and unused."""
+    return with_flags(schema, description, {}, argv)[0]
+
+
+def with_flags(
+    schema: type[Schema], description: str, flags: Mapping[str, str], argv: Sequence[str] | None = None
+) -> tuple[Schema, set[str]]:
+    """The same for a command that has `flags` besides: what each does, by its name without dashes. Returns those given, too."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", help="a YAML file, see configs/")
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win over the file's")
+    parser.set_defaults(flags=[])
+    for flag, what in flags.items():
+        parser.add_argument(f"--{flag}", action="append_const", const=flag, dest="flags", help=what)
     words = parser.parse_intermixed_args(argv)
-    return load(schema, words.config, words.overrides)
+    return load(schema, words.config, words.overrides), set(words.flags)
 
 
 def typed_keys(argv: Sequence[str] | None = None) -> set[str]:
@@ -64,7 +74,12 @@ def load(schema: type[Schema], path: str | Path | None = None, overrides: Sequen
 def dump(config: Any, path: str | Path) -> None:
     """Write the resolved settings as YAML that `load` reads back to an equal object."""
     with new_file(path) as partial:
-        partial.write_text(yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True))
+        partial.write_text(as_yaml(config))
+
+
+def as_yaml(config: Any) -> str:
+    """The settings as YAML."""
+    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,9 +10,12 @@ import google_crc32c
 import pytest
 import torch
 
+from pretrain.config import PretrainConfig
+from pretrain.cost import batch_shape, flops_per_step
 from tests.conftest import REPOSITORY
 from tests.integration.conftest import deepspeed_launcher, environment, run
 from xlpre.atomic import exclusive
+from xlpre.config import load
 from xlpre.exchange.folder import load_folder
 from xlpre.training.metrics import read_metrics
 
@@ -47,6 +50,22 @@ def test_it_learns_and_leaves_a_model_folder(plain_run):
     assert measured[20] < measured[0] - 0.3
     loaded = load_folder(folder / "model")
     assert loaded.config.vocab_size == len(loaded.tokenizer) == 300
+
+
+def test_its_metrics_say_speed_use_memory_and_time_left(plain_run):
+    folder, words = plain_run
+    lines = [line for line in read_metrics(folder) if "loss" in line]
+    config = load(PretrainConfig, folder / "config.yaml")
+    shape = batch_shape(config, config.train.batch_size)
+    a_token = flops_per_step(config.model, shape) / (shape.rows * shape.window)
+    for line in lines:
+        speed = line["tokens_per_second"]
+        assert line["targets_per_second"] == pytest.approx(speed * shape.targets / shape.window)
+        assert line["flops_per_second"] == pytest.approx(speed * a_token)
+        assert line["mfu"] is None and line["memory_bytes"] > 1e7  # fp32 on a CPU
+        steps_left = config.train.steps - line["step"]
+        assert line["eta_seconds"] == pytest.approx(steps_left * shape.rows * shape.window / speed)
+    assert [line["tokens"] for line in lines[:2]] == [128, 256]
 
 
 def test_a_run_killed_without_warning_goes_on_to_the_same_numbers(plain_run, tmp_path):

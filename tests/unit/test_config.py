@@ -4,7 +4,7 @@ import pytest
 
 from pretrain.config import PretrainConfig
 from tests.conftest import REPOSITORY
-from xlpre.config import dump, load
+from xlpre.config import dump, load, with_flags
 
 PRESETS = sorted((REPOSITORY / "configs").rglob("*.yaml"))
 
@@ -31,6 +31,13 @@ def test_a_string_stays_what_was_typed(name):
 def test_a_name_names_the_folders():
     config = load(PretrainConfig, None, ["name=mine"])
     assert (config.run_dir, config.data.store) == ("runs/mine", "stores/mine")
+
+
+@pytest.mark.parametrize("argv", [["--look", "name=a"], ["name=a", "--look"], ["--local_rank=1", "--look", "name=a"]])
+def test_a_flag_may_stand_anywhere(argv):
+    config, flags = with_flags(PretrainConfig, "", {"look": "", "leap": ""}, argv)
+    assert config.name == "a" and flags == {"look"}
+    assert with_flags(PretrainConfig, "", {"look": ""}, ["name=a"])[1] == set()
 
 
 def test_what_is_dumped_loads_to_an_equal_object(tmp_path):

@@ -84,7 +84,16 @@ def lanes_of(process: int, n_processes: int, n_lanes: int, accumulation: int) ->
 
     A micro-step of all processes together takes consecutive lanes, so that the order of targets does not depend on how many
     processes share them.
+
+    Raises:
+        ValueError: they cannot share them equally.
     """
-    rows = n_lanes // (n_processes * accumulation)
+    shares = n_processes * accumulation
+    rows, left = divmod(n_lanes, shares)
+    if left:
+        raise ValueError(
+            f"train.batch_size ({n_lanes}) must be a multiple of {n_processes} processes times train.accumulation "
+            f"({accumulation}); set train.batch_size={max(rows, 1) * shares}"
+        )
     begins = [(micro * n_processes + process) * rows for micro in range(accumulation)]
     return [range(begin, begin + rows) for begin in begins]

@@ -43,6 +43,21 @@ DEVICES = {
     "cpu": Device(96e9, 8e9, 20e9, 5e9, 1.25e9, per_node=16, bf16=False),
 }
 
+# what CUDA calls them; a variant of another speed (PCIe, NVL, a part of a GPU) has another name
+NAMES = {
+    "A100-SXM4-40GB": "a100-40",
+    "A100-SXM4-80GB": "a100-80",
+    "H100 80GB HBM3": "h100",
+    "H200": "h200",
+    "B200": "b200",
+    "GeForce RTX 4090": "rtx4090",
+}
+
+
+def device_named(name: str) -> Device | None:
+    """The entry of DEVICES of the GPU that CUDA calls `name`; None if it is not known for certain."""
+    return DEVICES.get(NAMES.get(name.removeprefix("NVIDIA "), ""))
+
 
 @dataclass(frozen=True)
 class State:

@@ -49,6 +49,7 @@ class TrainConfig:
         keep_every: and those of every so many updates besides; null: no others.
         max_skipped: updates in a row whose gradients are not finite, and which are therefore not made, before the run stops.
         patience_minutes: a process that hears nothing from another for so long ends the job.
+        wandb: project of Weights & Biases to which metrics also go; empty: none.
     """
 
     steps: int = 100_000
@@ -65,6 +66,7 @@ class TrainConfig:
     keep_every: int | None = None
     max_skipped: int = 20
     patience_minutes: float = 20.0
+    wandb: str = ""
 
     def __post_init__(self) -> None:
         counts = ("steps", "batch_size", "accumulation", "log_every", "save_every", "keep_last", "max_skipped")

@@ -1,8 +1,11 @@
-"""Metrics: JSON lines for programs, TensorBoard for people. Process 0 writes."""
+"""Metrics: JSON lines for programs, TensorBoard and Weights & Biases for people. Process 0 writes."""
 
 from __future__ import annotations
 
 import json
+import math
+import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,42 +14,88 @@ from xlpre.training.distributed import is_main
 
 
 class MetricsLog:
-    """Appends to `metrics.jsonl` and TensorBoard in a run folder.
+    """Appends to `metrics.jsonl` and TensorBoard in a run folder, and to a project of Weights & Biases.
 
     Args:
         folder: of the run.
         step: where the run goes on; lines of later steps, written before a stop, are dropped (all of them if it starts over).
+        project: of Weights & Biases; empty: none. `check_wandb` has passed it.
+        name: of the run, there.
+        settings: of the run, shown there.
     """
 
-    def __init__(self, folder: Path, step: int) -> None:
+    def __init__(
+        self, folder: Path, step: int, project: str = "", name: str = "", settings: Mapping[str, Any] | None = None
+    ) -> None:
         self._path = folder / "metrics.jsonl"
-        self._board = None
+        self._board = self._chart = None
         if is_main():
             from torch.utils.tensorboard import SummaryWriter
 
             kept = [line for line in read_metrics(folder) if line["step"] <= step and step]
             with new_file(self._path) as partial:
-                partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
+                partial.write_text("".join(map(_json, kept)))
             self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+            if project:
+                self._chart = _chart(folder, step, project, name, settings)
 
     def write(self, step: int, **values: Any) -> None:
-        """One line; numbers also go to TensorBoard."""
-        if self._board is not None:
-            with open(self._path, "a") as file:
-                file.write(json.dumps({"step": step, **values}) + "\n")
-            for name, value in values.items():
-                if isinstance(value, int | float):
-                    self._board.add_scalar(name, value, step)
+        """One line; numbers also go to TensorBoard and Weights & Biases, as they are."""
+        if self._board is None:
+            return
+        with open(self._path, "a") as file:
+            file.write(_json({"step": step, **values}))
+        numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
+        for name, value in numbers.items():
+            self._board.add_scalar(name, value, step)
+        if self._chart is not None:
+            self._chart.log(numbers, step=step)
 
     def close(self) -> None:
-        """Flush TensorBoard."""
+        """Write out what is not yet written."""
         if self._board is not None:
             self._board.close()
+        if self._chart is not None:
+            self._chart.finish()
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics.jsonl; a last line cut short by a kill is left out."""
+    """The lines of a run's metrics.jsonl, None for a number that is not finite; a last line cut short by a kill is left out."""
     path = folder / "metrics.jsonl"
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+
+
+def check_wandb(project: str) -> None:
+    """Raise ValueError if there is a `project` of Weights & Biases, and its library is not there."""
+    if not project:
+        return
+    try:
+        from wandb import init  # noqa: F401 - a mere folder of that name can be imported, too
+    except ImportError:
+        raise ValueError(
+            f"train.wandb={project} needs the library of Weights & Biases: `pip install wandb`, or leave train.wandb empty"
+        ) from None
+
+
+def _chart(folder: Path, step: int, project: str, name: str, settings: Mapping[str, Any] | None) -> Any:
+    """The run's chart; its id is kept in the folder, so that a run that goes on continues it, and one that starts over does not."""
+    import wandb
+
+    kept = folder / "wandb_id"
+    if not (step and kept.exists()):
+        with new_file(kept) as partial:
+            partial.write_text(uuid.uuid4().hex)
+    return wandb.init(
+        project=project, name=name, id=kept.read_text(), resume="allow", dir=str(folder.absolute()), config=settings
+    )
+
+
+def _json(values: Mapping[str, Any]) -> str:
+    """A line that any parser of JSON reads: a number that is not finite is null."""
+    return json.dumps({name: _finite(value) for name, value in values.items()}, allow_nan=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,48 @@
+"""What a pretraining would be: its settings, its size, where it would start. Nothing is trained and nothing written."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from pretrain.config import PretrainConfig
+from pretrain.cost import batch_shape, parameters
+from pretrain.foundation import Foundation, checkpoints_of, is_finished
+from pretrain.held_out import held_out_lanes
+from xlpre.config import as_yaml
+from xlpre.objectives.loader import lanes_of
+from xlpre.training import checkpoint
+from xlpre.training.distributed import is_main, n_processes, process
+from xlpre.training.metrics import check_wandb
+
+
+def dry_run(config: PretrainConfig, typed: Collection[str] = ()) -> None:
+    """Print the settings as YAML, all else as its comments.
+
+    Raises:
+        ValueError: what a start would refuse, as far as one process alone can tell; settings of DeepSpeed's own are not read.
+    """
+    check_wandb(config.train.wandb)
+    foundation = Foundation(config, typed)
+    held_out_lanes(config, foundation.store)
+    lanes_of(process(), n_processes(), config.train.batch_size, config.train.accumulation)
+    start, about = foundation.start, foundation.start.about
+    if saved := checkpoint.complete(checkpoints_of(config)):
+        step = foundation.check_saved(saved[-1])["step"]
+        over = is_finished(config, typed)
+        about = f"finished already at step {step:,}" if over else f"goes on from {saved[-1]} at step {step:,}"
+    if is_main():
+        print(
+            as_yaml(start.resolved()) + _sizes(start.resolved(), len(foundation.store.train)) + f"# {about}", flush=True
+        )
+
+
+def _sizes(config: PretrainConfig, text_tokens: int) -> str:
+    train, data = config.train, config.data
+    shape = batch_shape(config, train.batch_size)
+    read = train.steps * train.batch_size * data.reuse_len
+    within = f", or what {train.hours:g} hours allow" if train.hours else ""
+    return (
+        f"# {sum(parameters(config.model, shape.two_streams).values()):,} parameters\n"
+        f"# an update: {shape.rows:,} rows, {shape.rows * shape.window:,} window tokens, {shape.rows * shape.targets:,} targets\n"
+        f"# {train.steps:,} updates{within}: {read:,} tokens of text read, {read / text_tokens:.2f} times the training text\n"
+    )

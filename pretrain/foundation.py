@@ -1,0 +1,143 @@
+"""What a pretraining stands on, before any process is joined: text, vocabulary, shape, objective, batches, and what must stay the same."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from pretrain.config import PretrainConfig
+from pretrain.start import Start
+from xlpre.data.lanes import Lanes
+from xlpre.data.store import TokenStore
+from xlpre.exchange import passport
+from xlpre.model.config import ModelConfig
+from xlpre.objectives.build import build_objective
+from xlpre.objectives.loader import Loader
+from xlpre.text.tokenizer import Tokenizer
+from xlpre.training import checkpoint
+
+FORMAT = 3  # of a checkpoint: names of parameters, what a batch of a step is
+
+
+class Foundation:
+    """Opened and checked; nothing is written.
+
+    Args:
+        config: every setting.
+        typed: keys that were given as words: what a folder to start from has otherwise, is then refused.
+
+    Attributes:
+        store: the text.
+        tokenizer: its vocabulary.
+        start: where the weights come from.
+        objective: what is predicted.
+        loader: of training batches.
+        facts: what must be the same for a run to go on; the learning rate, its schedule, the length of the run, the number of
+            processes and of micro-steps, and settings of DeepSpeed may change.
+
+    Raises:
+        ValueError: settings that contradict each other, the store or the vocabulary.
+    """
+
+    def __init__(self, config: PretrainConfig, typed: Collection[str]) -> None:
+        self.config = config
+        self.store, self.tokenizer = _open(config)
+        self.start = Start(config, self.store, self.tokenizer, typed)
+        self.objective = build_objective(config.objective, config.data, self.tokenizer.starts_word)
+        self.loader = Loader(_train_lanes(config, self.store), config.data, self.objective, config.seed)
+        self.facts = _facts(config, self.store, self.start.shape)
+
+    def check_saved(self, saved: Path, **more: Any) -> dict[str, Any]:
+        """What the checkpoint `saved` says of itself.
+
+        Raises:
+            ValueError: it was made with other settings than these, or than `more`.
+        """
+        was = checkpoint.facts_of(saved)
+        if was.get("format") != FORMAT:
+            raise ValueError(
+                f"{saved} was written by another version of xlpre; go on with that one, or give the run another name"
+            )
+        for key, value in {**self.facts, **more}.items():
+            before = was.get(key)
+            if before != value:
+                if isinstance(value, dict):
+                    name = next(name for name in value if (before or {}).get(name) != value[name])
+                    key, before, value = f"{key}.{name}", (before or {}).get(name), value[name]
+                raise ValueError(
+                    f"{saved} was made with {key}={before}, now it is {value}; put it back, or give the run another name"
+                )
+        return was
+
+
+def checkpoints_of(config: PretrainConfig) -> Path:
+    """Where the checkpoints of a run are."""
+    return Path(config.run_dir) / "checkpoints"
+
+
+def model_folder(config: PretrainConfig) -> Path:
+    """Where the model of a run is, as of its newest checkpoint."""
+    return Path(config.run_dir) / "model"
+
+
+def step_of_model(config: PretrainConfig) -> int:
+    """The step of the model folder; -1 if there is none."""
+    written = passport.read(model_folder(config))
+    return written["step"] if written else -1
+
+
+def is_finished(config: PretrainConfig, typed: Collection[str] = ()) -> bool:
+    """Whether the run has its last checkpoint and its model folder.
+
+    Raises:
+        ValueError: it has, but was made with other settings than `config`.
+    """
+    done = checkpoint.complete(checkpoints_of(config))
+    if not done:
+        return False
+    last, hours = checkpoint.facts_of(done[-1]), config.train.hours
+    if step_of_model(config) != last["step"]:
+        return False  # killed between the two
+    if last["step"] < config.train.steps and (hours is None or last["seconds"] < hours * 3600):
+        return False
+    Foundation(config, typed).check_saved(done[-1])
+    return True
+
+
+def _facts(config: PretrainConfig, store: TokenStore, shape: ModelConfig) -> dict[str, Any]:
+    data, optim = dataclasses.asdict(config.data), dataclasses.asdict(config.optim)
+    del data["workers"], optim["lr"]
+    return {
+        "format": FORMAT,
+        "model": dataclasses.asdict(shape),
+        "data": {**data, "store": store.fingerprint},
+        "objective": dataclasses.asdict(config.objective),
+        "memory": dataclasses.asdict(config.memory),
+        "optim": optim,
+        "seed": config.seed,
+        "train": {"batch_size": config.train.batch_size},
+    }
+
+
+def _open(config: PretrainConfig) -> tuple[TokenStore, Tokenizer]:
+    store = TokenStore(config.data.store)
+    if Path(config.tokenizer.path).exists():
+        tokenizer = Tokenizer.load(config.tokenizer.path, config.tokenizer.preprocess)
+        store.check_vocabulary(tokenizer, f"tokenizer.path={config.tokenizer.path}")
+    return store, store.tokenizer()
+
+
+def _train_lanes(config: PretrainConfig, store: TokenStore) -> Lanes:
+    return Lanes(
+        store.train,
+        config.train.batch_size,
+        stride=config.data.reuse_len,
+        reach=config.data.reach,
+        run_windows=config.data.run_windows,
+        bidirectional=config.data.bidirectional,
+        seed=config.seed,
+        at_document_end=config.memory.at_document_end,
+        origin=f"the training part of {store.path}",
+    )

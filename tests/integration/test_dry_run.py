@@ -1,0 +1,83 @@
+"""`pretrain/run.py --dry-run`: what a run would be, in words, and not a file."""
+
+import dataclasses
+import sys
+
+import pytest
+
+from pretrain.command import run_command
+from pretrain.config import PretrainConfig
+from pretrain.run import main
+from tests.integration.conftest import deepspeed_launcher, run
+from xlpre.config import load
+from xlpre.model.language_model import without_data
+
+SCRIPT = "pretrain/run.py"
+
+
+@pytest.fixture
+def rehearsed(tmp_path, monkeypatch, capsys):
+    """Call the command in this process, look that nothing was written, hand over what it printed."""
+
+    def rehearse(*words):
+        before = sorted(tmp_path.rglob("*"))
+        monkeypatch.setattr("sys.argv", ["run.py", "--dry-run", *words])
+        run_command(main)
+        assert sorted(tmp_path.rglob("*")) == before
+        return capsys.readouterr().out
+
+    return rehearse
+
+
+def test_a_dry_run_prints_settings_that_load_and_sizes_and_writes_nothing(words, store, tmp_path, rehearsed):
+    said = rehearsed(*words(), "train.hours=2")
+    (tmp_path / "config.yaml").write_text(said)
+    config = load(PretrainConfig, tmp_path / "config.yaml")
+    typed = load(PretrainConfig, None, [*words(), "train.hours=2"])
+    assert config.model == dataclasses.replace(typed.model, vocab_size=300) and config.train == typed.train
+    n_parameters = sum(parameter.numel() for parameter in without_data(config.model, True).parameters())
+    share = 20 * 4 * 16 / len(store.train)
+    assert said.endswith(
+        f"# {n_parameters:,} parameters\n"
+        "# an update: 4 rows, 128 window tokens, 20 targets\n"
+        f"# 20 updates, or what 2 hours allow: 1,280 tokens of text read, {share:.2f} times the training text\n"
+        "# starts at step 0\n"
+    )
+
+
+def test_a_dry_run_says_where_the_start_would_come_from(words, tmp_path, rehearsed):
+    assert run(SCRIPT, *words("first", train__steps=2)).returncode == 0
+    assert rehearsed(*words("first", train__steps=2)).endswith("# finished already at step 2\n")
+    (newest,) = (tmp_path / "first" / "checkpoints").glob("step_*")
+    assert rehearsed(*words("first")).endswith(f"# goes on from {newest} at step 2\n")
+    model = tmp_path / "first" / "model"
+    assert f"# starts from the weights of {model} (xlpre)" in rehearsed(*words("second"), f"init={model}")
+    with pytest.raises(SystemExit):
+        rehearsed(*words("first"), "seed=9")  # not the run's
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("data.reuse_len=31", "set data.reuse_len=16"),
+        ("data.store=nowhere", "make it with pretrain/prepare.py"),
+        ("data.window=999998", "data.window needs"),
+        ("model.vocab_size=5", "leave it out, it is taken from the store"),
+        ("train.accumulation=3", "set train.batch_size=3"),
+        ("train.wandb=mine", "`pip install wandb`, or leave train.wandb empty"),
+        ("init=nowhere", "nowhere"),
+    ],
+)
+def test_a_dry_run_refuses_what_a_start_would(words, tmp_path, monkeypatch, capsys, word, message):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setattr("sys.argv", ["run.py", *words(), "--dry-run", word])
+    with pytest.raises(SystemExit) as ended:
+        run_command(main)
+    assert ended.value.code == 2 and message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_only_one_of_several_processes_prints(words, tmp_path):
+    done = run(SCRIPT, "--dry-run", *words(), launcher=deepspeed_launcher(2))
+    assert done.returncode == 0 and done.stdout.count("# starts at step 0") == 1, done.stdout + done.stderr
+    assert not list(tmp_path.iterdir())

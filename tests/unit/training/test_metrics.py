@@ -1,0 +1,106 @@
+import json
+import math
+import sys
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from xlpre.training.metrics import MetricsLog, check_wandb, read_metrics
+
+FAKE = """
+import json, pathlib
+said = pathlib.Path(__file__).with_name("said.jsonl")
+
+def say(**words):
+    with open(said, "a") as file:
+        file.write(json.dumps(words) + "\\n")
+
+class Run:
+    def log(self, data, step):
+        say(log=data, step=step)
+
+    def finish(self):
+        say(finish=True)
+
+def init(**words):
+    say(init=words)
+    return Run()
+"""
+
+
+@pytest.fixture
+def said(tmp_path, monkeypatch):
+    """What a stand-in for the library was told so far."""
+    path = tmp_path / "library"
+    path.mkdir()
+    (path / "wandb.py").write_text(FAKE)
+    monkeypatch.syspath_prepend(path)
+    yield lambda: [json.loads(line) for line in (path / "said.jsonl").read_text().splitlines()]
+    sys.modules.pop("wandb", None)
+
+
+def write(folder, first_step, *lines, **more):
+    log = MetricsLog(folder, first_step, **more)
+    for step, values in lines:
+        log.write(step, **values)
+    log.close()
+
+
+def strictly(text):
+    def refuse(word):
+        raise AssertionError(f"{word} is not JSON")
+
+    return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
+
+
+def test_a_number_that_is_not_finite_is_null_for_programs_and_itself_on_tensorboard(tmp_path):
+    values = {"loss": math.nan, "grad_norm": math.inf, "lr": 0.5, "mfu": None}
+    write(tmp_path, 0, (1, values))
+    as_null = [{"step": 1, "loss": None, "grad_norm": None, "lr": 0.5, "mfu": None}]
+    assert strictly((tmp_path / "metrics.jsonl").read_text()) == read_metrics(tmp_path) == as_null
+    board = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert set(board.Tags()["scalars"]) == {"loss", "grad_norm", "lr"}
+    assert math.isnan(board.Scalars("loss")[0].value) and math.isinf(board.Scalars("grad_norm")[0].value)
+
+
+def test_lines_of_before_that_are_kept_are_json_too(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": NaN}\n{"step": 2, "loss": 3.0}\n')
+    write(tmp_path, 1)
+    assert strictly((tmp_path / "metrics.jsonl").read_text()) == [{"step": 1, "loss": None}]
+
+
+def test_metrics_also_go_to_weights_and_biases(tmp_path, said):
+    check_wandb("mine")
+    settings = {"optim": {"lr": 0.1}}
+    write(tmp_path, 0, (2, {"loss": 1.5, "mfu": None}), project="mine", name="run", settings=settings)
+    (init, log, finish) = said()
+    asked = {"project": "mine", "name": "run", "resume": "allow", "dir": str(tmp_path), "config": settings}
+    assert {key: value for key, value in init["init"].items() if key != "id"} == asked
+    assert log == {"log": {"loss": 1.5}, "step": 2} and finish == {"finish": True}
+
+
+def test_a_run_that_goes_on_continues_its_chart_and_one_that_starts_over_has_another(tmp_path, said):
+    for step in (0, 5, 0):
+        write(tmp_path, step, project="mine")
+    first, again, over = [line["init"]["id"] for line in said() if "init" in line]
+    assert first == again != over
+
+
+def test_only_process_0_writes(tmp_path, said, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    write(tmp_path / "run", 0, (1, {"loss": 1.0}), project="mine")
+    assert not (tmp_path / "run").exists() and not (tmp_path / "library" / "said.jsonl").exists()
+
+
+@pytest.mark.parametrize("a_folder_of_that_name", [False, True])
+def test_a_missing_library_is_one_sentence_on_every_process(tmp_path, monkeypatch, a_folder_of_that_name):
+    if a_folder_of_that_name:
+        (tmp_path / "wandb").mkdir()
+        monkeypatch.syspath_prepend(tmp_path)
+    else:
+        monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setenv("RANK", "1")
+    check_wandb("")
+    with pytest.raises(ValueError, match="train.wandb=mine needs .* `pip install wandb`, or leave train.wandb empty"):
+        check_wandb("mine")
+    sys.modules.pop("wandb", None)
