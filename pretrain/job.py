@@ -192,6 +192,13 @@ class Job:
             partial(self._write_model, self.step),
         )
 
+    def close(self) -> None:
+        """Finish what was begun, and let go of the run folder."""
+        self.finish_saving()
+        self._writer.close()
+        if is_main():
+            self._lock.close()
+
     def finish_saving(self) -> None:
         """Wait for the checkpoint that was begun, if one was; every process must call it."""
         if self._writer.begun:

@@ -21,12 +21,14 @@ def pretrain(config: PretrainConfig, typed: Collection[str] = ()) -> None:
         log.measure()
     batches, stopped = job.batches(), False
     while not (job.finished or stopped):
-        for micro in range(job.begin_update()):
+        micro_steps = job.begin_update()
+        for micro in range(micro_steps):
+            job.engine.set_gradient_accumulation_boundary(micro == micro_steps - 1)
             batch = next(batches).to(job.device)
             loss, memory = job.engine(batch, job.memories[micro])
             job.engine.backward(loss)
             log.losses.append(loss.detach())
-            job.engine.step()  # an update after the last micro-step
+            job.engine.step()  # an update at the boundary
             job.carry(micro, batch, memory)
         stopped = job.end_update()
         log.update()
@@ -36,8 +38,8 @@ def pretrain(config: PretrainConfig, typed: Collection[str] = ()) -> None:
             log.measure()
         if job.step % config.train.save_every == 0 or job.finished or stopped:
             log.save()
-    job.finish_saving()
     batches.close()
+    job.close()
     log.close()
     if not is_main():
         return

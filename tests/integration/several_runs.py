@@ -1,4 +1,4 @@
-"""Pretrain several times in one process: a JSON list of lists of `key=value` words."""
+"""Pretrain several times in one process (or one job): a JSON list of lists of `key=value` words, the last argument."""
 
 import json
 import sys
@@ -7,6 +7,6 @@ from pretrain.config import PretrainConfig
 from pretrain.loop import pretrain
 from xlpre.config import load
 
-for words in json.loads(sys.argv[1]):
+for words in json.loads(sys.argv[-1]):
     print(words, flush=True)
     pretrain(load(PretrainConfig, None, words))

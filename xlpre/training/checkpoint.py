@@ -129,6 +129,10 @@ class CheckpointWriter:
         self._talk.barrier()
         return self._target
 
+    def close(self) -> None:
+        """No more checkpoints."""
+        self._thread.shutdown()
+
     def _write(
         self,
         target: Path,
