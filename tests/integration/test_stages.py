@@ -1,0 +1,105 @@
+"""Whatever the ZeRO stage, the number of processes, the accumulation: the same numbers, and the same again after a stop."""
+
+import itertools
+import json
+
+import pytest
+
+from tests.integration.conftest import deepspeed_launcher, run
+from xlpre.training import checkpoint
+from xlpre.training.metrics import read_metrics
+
+STAGE = "deepspeed.zero_optimization.stage"
+QUIET = {"eval__every": 1000, "schedule__decay": "constant", "train__batch_size": 8}
+DROPOUT = {"model__dropout": 0.1, "model__dropatt": 0.1}
+
+
+def several(jobs, processes=1):
+    launcher = {"launcher": deepspeed_launcher(2)} if processes == 2 else {}
+    done = run("tests/integration/several_runs.py", json.dumps(jobs), timeout=600, **launcher)
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+
+
+def numbers(run_dir):
+    """Of each step: loss, gradient norm, learning rate."""
+    return {x["step"]: (x["loss"], x["grad_norm"], x["lr"]) for x in read_metrics(run_dir) if "loss" in x}
+
+
+def largest_difference(found, expected):
+    assert found.keys() == expected.keys()
+    return max(abs(found[step][0] - expected[step][0]) for step in expected)
+
+
+@pytest.mark.parametrize(
+    "processes, stages, accumulations",
+    [
+        (1, (0, 1, 2, 3), (1, 4)),
+        (2, (0, 1, 2, 3), (2,)),
+        pytest.param(1, (0, 1, 2, 3), (1, 2, 4), marks=pytest.mark.long),
+        pytest.param(2, (0, 1, 2, 3), (1, 2, 4), marks=pytest.mark.long),
+    ],
+)
+def test_stage_processes_accumulation_and_checkpointing_change_no_loss(
+    words, tmp_path, processes, stages, accumulations
+):
+    several([words("reference", **QUIET)])
+    expected = numbers(tmp_path / "reference")
+    assert len(expected) == 20
+    cases = {
+        f"stage{stage}_micro{micro}_{kept}": {
+            STAGE: stage,
+            "train__accumulation": micro,
+            "train__activation_checkpointing": kept,
+        }
+        for stage, micro, kept in itertools.product(stages, accumulations, ("false", "true"))
+    }
+    several([words(name, **QUIET, **case) for name, case in cases.items()], processes)
+    differences = {name: largest_difference(numbers(tmp_path / name), expected) for name in cases}
+    assert max(differences.values()) < 2e-5, differences
+
+
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_a_stopped_run_goes_on_to_the_same_numbers_on_every_stage(words, tmp_path, processes):
+    cases = {f"stage{stage}": {STAGE: stage} for stage in range(4)}
+    cases |= {f"bf16_stage{stage}": {STAGE: stage, "train__precision": "bf16"} for stage in (1, 2, 3)}
+    cases["offload"] = {STAGE: 2, "deepspeed.zero_optimization.offload_optimizer.device": "cpu"}
+    cases["batch_warmup"] = {"train__accumulation": 4, "train__batch_warmup_steps": 6}
+    jobs = []
+    for name, case in cases.items():
+        settings = {**QUIET, **DROPOUT, "train__accumulation": 2, **case}
+        jobs += [words(f"{name}_whole", **settings, train__steps=8)]
+        jobs += [words(name, **settings, train__steps=steps) for steps in (4, 8)]
+    several(jobs, processes)
+    for name in cases:
+        assert numbers(tmp_path / name) == numbers(tmp_path / f"{name}_whole"), name
+        assert len(numbers(tmp_path / name)) == 8
+
+
+def test_a_run_goes_on_with_another_number_of_processes_stage_and_accumulation(words, tmp_path):
+    """One process to two, two to one: the lanes take their memory along."""
+    settings = {**QUIET, "train__save_every": 4}
+    other = {STAGE: 3, "train__accumulation": 2}
+    several([words("whole", **settings, train__steps=8), words("from_one", **settings, train__steps=4)])
+    several(
+        [
+            words("from_two", **settings, **other, train__steps=4),
+            words("from_one", **settings, **other, train__steps=8),
+        ],
+        processes=2,
+    )
+    several([words("from_two", **settings, train__steps=8)])
+    whole = numbers(tmp_path / "whole")
+    for name in ("from_one", "from_two"):
+        assert largest_difference(numbers(tmp_path / name), whole) < 2e-5
+        (first, last) = checkpoint.complete(tmp_path / name / "checkpoints")
+        assert checkpoint.facts_of(first)["n_processes"] != checkpoint.facts_of(last)["n_processes"]
+
+
+def test_fewer_lanes_train_while_the_batch_warms_up(words, tmp_path):
+    settings = {**QUIET, "train__accumulation": 4, "train__steps": 8}
+    several([words("warm", **settings, train__batch_warmup_steps=8), words("plain", **settings)])
+    lines = [x for x in read_metrics(tmp_path / "warm") if "loss" in x]
+    rows = [b["tokens"] - a["tokens"] for a, b in itertools.pairwise([{"tokens": 0}, *lines])]
+    assert rows == [2 * 32 * n for n in (1, 1, 2, 2, 3, 3, 4, 4)]
+    (_, norm, _), (_, of_all, _) = (numbers(tmp_path / name)[1] for name in ("warm", "plain"))
+    assert norm > of_all  # a gradient of fewer rows has more noise; it is a mean over them, not a quarter of one
