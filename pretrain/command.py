@@ -15,6 +15,7 @@ LOST = (
     "Connection reset by peer",
     "timed out after",
     "Watchdog caught",
+    "connectFullMesh failed",
 )
 
 

@@ -26,6 +26,7 @@ from xlpre.objectives.loader import lanes_of
 from xlpre.training import checkpoint
 from xlpre.training.distributed import (
     Talk,
+    check_shared,
     is_main,
     limit_waiting,
     n_processes,
@@ -68,6 +69,7 @@ class Job:
         self.store, self.tokenizer, start = self._foundation.store, self._foundation.tokenizer, self._foundation.start
         self.resolved, self.shape, self._loader = start.resolved(), start.shape, self._foundation.loader
         set_defaults()
+        self._groups = lanes_of(process(), n_processes(), config.train.batch_size, config.train.accumulation)
         self.device = use_device()
         limit_waiting(config.train.patience_minutes)
         start_processes(self.device)
@@ -76,15 +78,10 @@ class Job:
         self._samples = Samples(config, self.store, self.tokenizer)
         if is_main():
             self._lock = exclusive(self.run_dir, "another training goes on in it; wait for it, or stop it")
-        self.talk.barrier()
-        if not is_main() and not self.run_dir.exists():
-            raise ValueError(
-                f"run_dir={self.run_dir}: process {process()} does not see the folder that process 0 made; put it where all machines see it"
-            )
+        check_shared(self.run_dir, self.talk)
         folder, train = checkpoints_of(config), config.train
         self._resumed_from = checkpoint.newest(folder, self.talk)
         self._writer = checkpoint.CheckpointWriter(folder, self.talk, train.keep_last, train.keep_every)
-        self._groups = lanes_of(process(), n_processes(), config.train.batch_size, config.train.accumulation)
         self.step, self.tokens, self.seconds, self._best_loss = 0, 0, 0.0, None  # type: int, int, float, float | None
         self.skipped = self._skipped_in_a_row = 0
         self.memories: list[Memory] = []

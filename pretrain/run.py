@@ -9,6 +9,8 @@ Stopped at any time, the same command goes on from the last checkpoint.
 
 from __future__ import annotations
 
+import os
+
 from pretrain.command import run_command
 from pretrain.config import PretrainConfig
 from pretrain.dry_run import dry_run
@@ -24,6 +26,7 @@ def main() -> None:
     """The command."""
     config, flags = with_flags(PretrainConfig, __doc__ or "", FLAGS)
     typed = typed_keys()
+    _warn_of_restarts()
     if "dry-run" in flags:
         dry_run(config, typed)
     elif not is_finished(config, typed):
@@ -31,6 +34,17 @@ def main() -> None:
     elif is_main():
         print(
             f"{config.run_dir}: finished already; raise train.steps (and train.hours) to go on, or give the run another name"
+        )
+
+
+def _warn_of_restarts() -> None:
+    """Say so if torchrun shares its store with the training: what restarts then reads the addresses of the dead (torch 2.13)."""
+    said = os.environ.get
+    if is_main() and said("TORCHELASTIC_USE_AGENT_STORE") == "True" and said("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
+        print(
+            "warning: torchrun's --max-restarts will not work; start torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its "
+            "environment (docs/clusters.md)",
+            flush=True,
         )
 
 

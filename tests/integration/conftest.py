@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -64,19 +65,20 @@ def deepspeed_launcher(processes: int) -> tuple[str, ...]:
     return (deepspeed, "-q", "--num_gpus", str(processes), "--master_port", str(free_port()))
 
 
+def tiny_words(store, folder: Path, name: str = "tiny", **changes: object) -> list[str]:
+    """`key=value` words of a tiny run in `folder`; keyword arguments change them (with __ for the dot)."""
+    settings = {
+        **SHAPE,
+        "name": name,
+        "run_dir": folder / name,
+        "data.store": store.path,
+        "tokenizer.path": store.path / "vocabulary.model",
+        **{key.replace("__", "."): value for key, value in changes.items()},
+    }
+    return [f"{key}={value}" for key, value in settings.items()]
+
+
 @pytest.fixture
 def words(store, tmp_path):
-    """`key=value` words of a tiny run in `tmp_path`; keyword arguments change them (with __ for the dot)."""
-
-    def make(name: str = "tiny", **changes: object) -> list[str]:
-        settings = {
-            **SHAPE,
-            "name": name,
-            "run_dir": tmp_path / name,
-            "data.store": store.path,
-            "tokenizer.path": store.path / "vocabulary.model",
-            **{key.replace("__", "."): value for key, value in changes.items()},
-        }
-        return [f"{key}={value}" for key, value in settings.items()]
-
-    return make
+    """`tiny_words` of a run in `tmp_path`."""
+    return partial(tiny_words, store, tmp_path)

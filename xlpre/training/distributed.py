@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import secrets
 import socket
+import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -78,6 +81,34 @@ def seed_step(seed: int, step: int, process: int) -> None:
     torch.manual_seed(
         int(np.random.SeedSequence([seed, step, process]).generate_state(1, np.uint64)[0] >> np.uint64(1))
     )
+
+
+def check_shared(folder: Path, talk: Talk, patience_seconds: float = 60.0) -> None:
+    """Raise ValueError, on every process, if a machine does not see what process 0 writes to `folder`."""
+    # a name that nobody looked for before, so that no network file system remembers its absence
+    sign = folder / f".seen_{talk.from_main(secrets.token_hex(8))}"
+    if is_main():
+        sign.touch()
+    talk.barrier()
+    until = time.monotonic() + patience_seconds
+    while not (seen := sign.name in _names_in(folder)) and time.monotonic() < until:
+        time.sleep(0.5)
+    blind = sorted({machine for machine, sees in talk.collect((socket.gethostname(), seen)) if not sees})
+    if is_main():
+        sign.unlink(missing_ok=True)
+    if blind:
+        raise ValueError(
+            f"run_dir={folder}, as process 0 writes it, is not seen on {', '.join(blind)}; put it on a file system that all machines "
+            "share (docs/clusters.md)"
+        )
+
+
+def _names_in(folder: Path) -> list[str]:
+    """Of its files: opening the folder makes a network file system look again."""
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 class Talk:

@@ -126,15 +126,9 @@ def build_engine(
         overrides: settings for DeepSpeed, handed on untouched; `check_overrides` has passed them.
 
     Raises:
-        ValueError: a batch that the processes cannot share equally, a precision that the device does not have or the stage
+        ValueError: a precision that the device does not have or the stage
             gets wrong, a key that DeepSpeed does not have.
     """
-    shares = n_processes * train.accumulation
-    if train.batch_size % shares:
-        raise ValueError(
-            f"train.batch_size ({train.batch_size}) must be a multiple of {n_processes} processes times train.accumulation "
-            f"({train.accumulation}); set train.batch_size={max(train.batch_size // shares, 1) * shares}"
-        )
     library = _deepspeed(device)
     precision, stage = precision_on(device, train.precision), stage_of(overrides)
     if stage == 0 and precision != "fp32":
@@ -143,7 +137,7 @@ def build_engine(
             "leave the stage out, or set 1, 2, 3, or train.precision=fp32"
         )
     settings = {
-        "train_micro_batch_size_per_gpu": train.batch_size // shares,
+        "train_micro_batch_size_per_gpu": train.batch_size // (n_processes * train.accumulation),
         "gradient_accumulation_steps": train.accumulation,
         "gradient_clipping": optim.clip if stage else 0.0,  # without ZeRO the optimizer clips
         "bf16": {"enabled": precision == "bf16"},
