@@ -1,5 +1,6 @@
 """Real commands on a tiny store, each in a process of its own."""
 
+import json
 import os
 import subprocess
 import sys
@@ -50,13 +51,18 @@ def environment() -> dict[str, str]:
     }
 
 
-def run(*words: object, launcher: tuple[str, ...] = (sys.executable,), cwd: Path = REPOSITORY, timeout: int = 300):
-    """Run a script of the repository to its end."""
+def run(
+    *words: object,
+    launcher: tuple[str, ...] = (sys.executable,),
+    cwd: Path = REPOSITORY,
+    timeout: int = 300,
+    fault: dict | None = None,
+):
+    """Run a script of the repository to its end; `tests/integration/faulty.py` with a `fault`."""
     script, *rest = map(str, words)
     command = [*launcher, str(REPOSITORY / script), *rest]
-    return subprocess.run(
-        command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=timeout, check=False
-    )
+    variables = environment() | {"FAULT": json.dumps(fault or {})}
+    return subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=timeout, check=False)
 
 
 def deepspeed_launcher(processes: int) -> tuple[str, ...]:

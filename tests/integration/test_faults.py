@@ -1,6 +1,8 @@
 """What goes wrong on real machines is said in a sentence, and loses nothing that was saved."""
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 
@@ -10,9 +12,12 @@ import safetensors.torch
 import torch
 
 from tests.integration.conftest import REPOSITORY, deepspeed_launcher, environment, run
+from xlpre.training import checkpoint
 from xlpre.training.metrics import read_metrics
 
 SCRIPT = "pretrain/run.py"
+FAULTY = "tests/integration/faulty.py"
+STAGE = "deepspeed.zero_optimization.stage"
 
 
 def processes_of(launcher) -> list[psutil.Process]:
@@ -21,7 +26,7 @@ def processes_of(launcher) -> list[psutil.Process]:
     return [p for p, line in words.items() if "run.py" in line and "launcher" not in line]
 
 
-def start_two(words, wait_for="step 5:"):
+def start_two(words, wait_for="step 9:"):
     command = [*deepspeed_launcher(2), str(REPOSITORY / SCRIPT), *words]
     launcher = subprocess.Popen(
         command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
@@ -57,11 +62,11 @@ def test_a_process_that_hangs_or_dies_ends_the_job_in_bounded_time(words, tmp_pa
             end(launcher)
     if number == signal.SIGSTOP:
         assert "lost another" in "".join(said), "".join(said)[-2000:]
-    again = run(SCRIPT, *run_words, "train.steps=6", launcher=deepspeed_launcher(2))
-    assert "goes on from" in again.stdout, again.stdout + again.stderr
+    again = run(SCRIPT, *run_words, "--dry-run")
+    assert "# goes on from" in again.stdout, again.stdout + again.stderr
 
 
-def test_weights_that_are_not_numbers_stop_the_run_with_a_sentence(words, tmp_path):
+def test_weights_that_are_not_numbers_stop_the_run_with_what_it_met_and_how_to_replay_it(words, tmp_path):
     assert run(SCRIPT, *words("first", train__steps=2)).returncode == 0
     file = tmp_path / "first" / "model" / "model.safetensors"
     weights = safetensors.torch.load_file(file)
@@ -72,3 +77,76 @@ def test_weights_that_are_not_numbers_stop_the_run_with_a_sentence(words, tmp_pa
     assert not (tmp_path / "second" / "checkpoints").exists()
     lines = [line for line in read_metrics(tmp_path / "second") if "skipped" in line]
     assert [line["skipped"] for line in lines] == [1, 2, 3, 4]
+    dump = tmp_path / "second" / "not_finite" / "step_00000004"
+    assert f"`python pretrain/replay.py {dump}`" in done.stderr
+    again = run("pretrain/replay.py", dump)
+    assert again.returncode == 0 and "backbone.embedding.weight" in again.stdout.splitlines()[-1], again.stdout
+
+
+NOT_FINITE = {
+    "stage0_nan": {STAGE: 0},
+    "stage1_inf": {STAGE: 1},
+    "stage2_inf_gradient": {STAGE: 2},
+    "stage3_nan": {STAGE: 3},
+    "stage1_nan_memory": {STAGE: 1},
+    "stage0_inf_gradient": {STAGE: 0},
+    "bf16_nan": {STAGE: 1, "train__precision": "bf16"},
+}
+
+
+def test_what_is_not_finite_on_one_process_is_skipped_by_all_and_counted_on_every_stage(words, tmp_path):
+    jobs = [words(name, **case, train__steps=10, train__accumulation=2) for name, case in NOT_FINITE.items()]
+    kinds = [name.partition("_")[2] for name in NOT_FINITE]
+    fault = {"phase": "loss", "steps": [3, 4], "process": 1, "each": kinds}
+    done = run(FAULTY, json.dumps(jobs), launcher=deepspeed_launcher(2), fault=fault)
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+    for name in NOT_FINITE:
+        lines = [line for line in read_metrics(tmp_path / name) if "skipped" in line]
+        # a memory is met by the window after it, and begins anew after that
+        expected = [0, 0, 0, 0, 1, 1] if name.endswith("memory") else [0, 0, 0, 1, 2, 2]
+        assert [line["skipped"] for line in lines[:6]] == expected and lines[-1]["skipped"] == expected[-1], name
+        assert all(line["loss"] is not None for line in lines[5:]), name
+        (last,) = checkpoint.complete(tmp_path / name / "checkpoints")
+        assert checkpoint.facts_of(last)["counters"]["updates"] == 10 - expected[-1]
+
+
+def test_a_full_disk_while_saving_is_named_and_the_checkpoint_before_is_good(words, tmp_path):
+    run_words = words("full", train__save_every=4, train__steps=12, schedule__decay="constant")
+    fault = {"phase": "writing", "do": "full", "steps": [6, 99], "process": 1}
+    done = run(FAULTY, *run_words, launcher=deepspeed_launcher(2), fault=fault)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert "step_00000008 could not be written (process 1: [Errno 28] No space left on device)" in done.stderr
+    assert "step_00000004 is good: make room" in done.stderr
+    assert [path.name for path in (tmp_path / "full" / "checkpoints").iterdir()] == ["step_00000004"]
+    again = run(SCRIPT, *run_words)  # on the one machine that is left
+    assert again.returncode == 0 and "at step 4" in again.stdout, again.stdout + again.stderr
+
+
+def test_a_store_that_changed_under_the_run_is_refused(words, store, tmp_path):
+    shutil.copytree(store.path, tmp_path / "store")
+    run_words = words("changed", data__store=tmp_path / "store")
+    assert run(SCRIPT, *run_words, "train.steps=2").returncode == 0
+    largest = max((tmp_path / "store").iterdir(), key=lambda path: path.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 1
+    largest.write_bytes(content)
+    done = run(SCRIPT, *run_words)
+    assert done.returncode == 2 and str(tmp_path / "store") in done.stderr, done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_kill_9_in_the_middle_of_saving_costs_no_more_than_the_steps_since(words, tmp_path):
+    settings = {"train__save_every": 2, "train__keep_last": 1, "train__steps": 12, "model__dropout": 0.1}
+    whole = run(SCRIPT, *words("whole", **settings))
+    assert whole.returncode == 0, whole.stderr
+    for number, phase in enumerate(("half_written", "manifest", "removing", "publishing")):
+        fault = {"phase": phase, "steps": [2 * number + 3, 99], "process": 0}
+        assert run(FAULTY, *words("killed", **settings), fault=fault).returncode == -signal.SIGKILL
+    last = run(SCRIPT, *words("killed", **settings))
+    assert last.returncode == 0 and "goes on from" in last.stdout, last.stdout + last.stderr
+    numbers = [
+        [(x["step"], x["loss"], x["grad_norm"]) for x in read_metrics(tmp_path / name) if "loss" in x]
+        for name in ("whole", "killed")
+    ]
+    assert numbers[0] == numbers[1] and len(numbers[0]) == 12
+    assert [path.name for path in (tmp_path / "killed" / "checkpoints").iterdir()] == ["step_00000012"]

@@ -1,26 +1,47 @@
 import json
 
 import pytest
+import torch
+from torch import nn
 
 from xlpre.training import checkpoint
+from xlpre.training.checkpoint import CheckpointWriter
 from xlpre.training.distributed import Talk
+from xlpre.training.state import put_state
 
 
 class Engine:
-    """DeepSpeed's, as far as saving goes."""
+    """As DeepSpeed's is without ZeRO."""
 
-    def save_checkpoint(self, folder, tag, save_latest):
-        from pathlib import Path
+    def __init__(self, updates):
+        torch.manual_seed(updates)
+        self.module, self.skipped_steps = nn.Linear(4, 3), 2
+        self.optimizer = torch.optim.AdamW(self.module.parameters())
+        for _ in range(updates):
+            self.module(torch.randn(2, 4)).square().mean().backward()
+            self.optimizer.step()
 
-        path = Path(folder) / tag
-        path.mkdir()
-        (path / "states.pt").write_bytes(b"x" * 99)
+    def zero_optimization_stage(self):
+        return 0
+
+
+def write_model(path, weights):
+    path.mkdir()
+    torch.save(weights, path / "weights")
+
+
+def memories(seed=0):
+    torch.manual_seed(seed)
+    lanes = [range(2), range(2, 3)]
+    return [(group, torch.randn(2, len(group), 5, 4).bfloat16(), torch.tensor(list(group))) for group in lanes]
 
 
 @pytest.fixture
 def save(tmp_path):
-    def make(step, keep_last=2, keep_every=None):
-        checkpoint.save(tmp_path / "all", Engine(), Talk(), step, [], {"seed": 1}, keep_last, keep_every)
+    def make(step, keep_last=2, keep_every=None, engine=None):
+        writer = CheckpointWriter(tmp_path / "all", Talk(), keep_last, keep_every)
+        writer.begin(step, engine or Engine(0), memories(), {"seed": 1}, write_model)
+        assert writer.finish() == tmp_path / "all" / f"step_{step:08d}"
         return tmp_path / "all"
 
     return make
@@ -28,6 +49,26 @@ def save(tmp_path):
 
 def names(folder):
     return [path.name for path in checkpoint.complete(folder)]
+
+
+def test_what_was_saved_is_what_is_read(save):
+    engine, other = Engine(3), Engine(1)
+    folder = save(7, engine=engine) / "step_00000007"
+    moments, facts = checkpoint.Moments(folder), checkpoint.facts_of(folder)
+    weights = torch.load(folder / "model" / "weights")
+    put_state(other, weights, moments, facts["counters"])
+    assert other.skipped_steps == 2 and facts["counters"]["updates"] == 3
+    for parameter, same in zip(engine.module.parameters(), other.module.parameters(), strict=True):
+        assert torch.equal(parameter, same)
+        state, again = engine.optimizer.state[parameter], other.optimizer.state[same]
+        assert all(torch.equal(state[key], again[key]) for key in ("step", "exp_avg", "exp_avg_sq"))
+
+
+def test_lanes_take_their_memory_along_however_they_are_dealt(save):
+    folder = save(7) / "step_00000007"
+    (_, first, valid), (_, second, _) = memories()
+    hidden, columns = checkpoint.memory_of(folder, [2, 1])
+    assert torch.equal(hidden, torch.stack([second[:, 0], first[:, 1]], 1)) and columns.tolist() == [2, 1]
 
 
 def test_the_newest_whole_ones_are_kept(save):
@@ -42,8 +83,8 @@ def test_one_without_a_manifest_or_with_a_file_cut_or_gone_is_no_checkpoint(save
     for step in (2, 3, 4, 5):
         save(step, keep_last=9)
     (folder / "step_00000002" / "manifest.json").unlink()
-    (folder / "step_00000003" / "states.pt").write_bytes(b"x" * 98)
-    (folder / "step_00000004" / "states.pt").unlink()
+    (folder / "step_00000003" / "lanes_000.safetensors").write_bytes(b"x" * 98)
+    (folder / "step_00000004" / "model" / "weights").unlink()
     (folder / "step_00000005" / "manifest.json").write_text(json.dumps({"step": 5})[:-3])
     assert names(folder) == ["step_00000001"]
 
@@ -51,23 +92,59 @@ def test_one_without_a_manifest_or_with_a_file_cut_or_gone_is_no_checkpoint(save
 def test_an_unfinished_one_of_the_same_step_is_written_again(save, tmp_path):
     (tmp_path / "all" / "step_00000007").mkdir(parents=True)
     (tmp_path / "all" / "step_00000007" / "half").write_text("")
-    assert names(save(7)) == ["step_00000007"]
+    folder = save(7)
+    assert names(folder) == ["step_00000007"] and not (folder / "step_00000007" / "half").exists()
 
 
-@pytest.mark.parametrize("name", ["states.pt", "process_000.pt"])
-def test_one_with_a_changed_byte_is_passed_over(save, name):
-    save(1)
-    folder = save(2)
-    file = folder / "step_00000002" / name
+def damage(file):
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["moments_000.safetensors", "lanes_000.safetensors", "model/weights"])
+def test_one_with_a_changed_byte_is_passed_over(save, name):
+    save(1, engine=Engine(1))
+    folder = save(2, engine=Engine(2))
+    damage(folder / "step_00000002" / name)
     found = checkpoint.newest(folder, Talk())
     assert found.name == "step_00000001"
     assert [path.name for path in checkpoint.unfinished(folder, found)] == ["step_00000002"]
+
+
+def test_a_run_whose_every_checkpoint_is_damaged_does_not_begin_anew(save):
+    folder = save(1)
+    damage(folder / "step_00000001" / "lanes_000.safetensors")
+    with pytest.raises(ValueError, match="step_00000001 have files .* remove them to begin again"):
+        checkpoint.newest(folder, Talk())
 
 
 def test_every_so_many_are_kept_for_good(save):
     for step in range(10, 80, 10):
         folder = save(step, keep_last=1, keep_every=30)
     assert names(folder) == ["step_00000030", "step_00000060", "step_00000070"]
+
+
+def test_a_disk_that_is_full_leaves_the_checkpoint_before_and_nothing_else(save, tmp_path):
+    def full(path, weights):
+        path.mkdir()
+        (path / "half").write_text("")
+        raise OSError(28, "No space left on device")
+
+    folder = save(1)
+    writer = CheckpointWriter(folder, Talk(), 2)
+    writer.begin(2, Engine(0), memories(), {}, full)
+    with pytest.raises(ValueError, match=r"could not be written .*No space left.* step_00000001 is good"):
+        writer.finish()
+    assert [path.name for path in folder.iterdir()] == ["step_00000001"] == names(folder)
+
+
+def test_what_is_saved_is_what_was_there_when_it_began(save, tmp_path):
+    engine, weights = Engine(2), {}
+    writer = CheckpointWriter(tmp_path / "all", Talk(), 2)
+    before = engine.module.weight.detach().clone()
+    writer.begin(1, engine, memories(), {}, lambda path, given: (path.mkdir(), weights.update(given)))
+    with torch.no_grad():
+        engine.module.weight.zero_()
+    writer.finish()
+    assert torch.equal(weights["weight"], before)

@@ -1,0 +1,118 @@
+"""`pretrain/run.py` with a fault put into it: FAULT={"phase": ..., "do": ..., "steps": [first, last], "process": N} in the environment.
+
+A fault happens on process N, once it is in one of the steps (updates done) and in the phase. See PHASES for where one can be killed;
+`do` is `kill` (by default), `stop` (it hangs), `full` (no room on the disk) or, in the phase `loss`, `nan`, `inf`, `inf_gradient`
+and `nan_memory`. Given a JSON list of lists of words, it pretrains with each in turn, and `each` says what is done in them.
+"""
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+
+import torch
+
+import pretrain.job
+import pretrain.loop
+import pretrain.run
+from pretrain.command import run_command
+from pretrain.config import PretrainConfig
+from pretrain.job import Job
+from xlpre.config import load
+from xlpre.model.language_model import LanguageModel
+from xlpre.training import checkpoint
+from xlpre.training.checkpoint import CheckpointWriter
+
+FAULT = json.loads(os.environ.get("FAULT", "{}"))
+PHASES = {
+    "start": (Job, "_start"),  # processes joined, nothing built
+    "loading": (checkpoint, "memory_of"),  # of a resumed run only
+    "forward": (LanguageModel, "forward"),
+    "update": (torch.optim.AdamW, "step"),  # inside the engine's step
+    "after_update": (Job, "end_update"),
+    "measuring": (Job, "measure"),
+    "copying": (checkpoint, "moments_of"),  # what is to be saved
+    "writing": (CheckpointWriter, "_write"),
+    "half_written": (checkpoint, "_checksum"),  # all is written, or read back
+    "model": (Job, "_write_model"),
+    "manifest": (checkpoint, "new_file"),  # all is there but the manifest
+    "removing": (CheckpointWriter, "_remove_old"),  # the manifest is there
+    "half_removed": (checkpoint.shutil, "rmtree"),
+    "publishing": (pretrain.job, "linked_copy"),
+    "closing": (Job, "close"),
+}
+STEP = {"now": 0}
+
+
+def due() -> bool:
+    first, last = FAULT.get("steps", [0, 10**9])
+    return int(os.environ.get("RANK", "0")) == FAULT["process"] and first <= STEP["now"] <= last
+
+
+def happen() -> None:
+    what = FAULT.get("do", "kill")
+    if what == "full":
+        raise OSError(28, "No space left on device")
+    os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[what])
+
+
+def before(owner, name, act) -> None:
+    original = getattr(owner, name)
+
+    def replaced(*args, **kwargs):
+        act()
+        return original(*args, **kwargs)
+
+    setattr(owner, name, replaced)
+
+
+def spoil() -> None:
+    """Let the loss, its gradient or the memory not be finite."""
+    original = LanguageModel.forward
+
+    def forward(self, batch, memory):
+        loss, memory = original(self, batch, memory)
+        if not due():
+            return loss, memory
+        if FAULT["do"] == "nan_memory":
+            return loss, dataclasses.replace(memory, hidden=memory.hidden * torch.nan)
+        if FAULT["do"] == "inf_gradient":
+            loss.register_hook(lambda gradient: gradient * torch.inf)
+            return loss, memory
+        return loss * float(FAULT["do"]), memory
+
+    LanguageModel.forward = forward
+
+
+def note_steps() -> None:
+    begin, end = Job.begin_update, Job.end_update
+
+    def began(job):
+        STEP["now"] = job.step
+        return begin(job)
+
+    def ended(job):
+        STEP["now"] = job.step + 1
+        return end(job)
+
+    Job.begin_update, Job.end_update = began, ended
+
+
+def main() -> None:
+    """The command, or several."""
+    if not sys.argv[-1].startswith("[["):
+        pretrain.run.main()
+        return
+    for words, do in zip(json.loads(sys.argv[-1]), FAULT["each"], strict=True):
+        FAULT["do"], STEP["now"] = do, 0
+        pretrain.loop.pretrain(load(PretrainConfig, None, words))
+
+
+if __name__ == "__main__":
+    note_steps()
+    if FAULT.get("phase") == "loss":
+        spoil()
+    elif FAULT:
+        before(*PHASES[FAULT["phase"]], lambda: due() and happen())
+    run_command(main)
