@@ -62,3 +62,8 @@ def text_file(documents, tmp_path_factory) -> Path:
 def one_thread():
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+def has_fp16() -> bool:
+    """Whether DeepSpeed trains in fp16 on this processor."""
+    return getattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", bool)()
