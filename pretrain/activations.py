@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -124,7 +125,11 @@ class _FoundIn(TorchFunctionMode):
 def _dropout_of_gpus(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout) and module.p:
-            module.forward = lambda x, p=module.p: torch.native_dropout(x, p, True)[0]  # type: ignore[method-assign]
+            module.forward = partial(_native_dropout, module.p)  # type: ignore[method-assign]
+
+
+def _native_dropout(p: float, x: Tensor) -> Tensor:
+    return torch.native_dropout(x, p, True)[0]
 
 
 def _drop_gradient(parameter: Tensor) -> None:

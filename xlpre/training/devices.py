@@ -143,8 +143,8 @@ def traffic_of(n: int, stage: int, processes: int, half: bool, micro_steps: int)
     width, ring = (2 if half else 4), (processes - 1) / processes
     once = ring * n
     return {
-        0: 2 * once * 4,
-        1: 2 * once * 4 + once * width,  # fp32 gradients all-reduced at the update, weights gathered after it
+        0: 2 * once * width,
+        1: 3 * once * width,  # gradients all-reduced at the update, weights gathered after it
         2: micro_steps * 2 * once * width + once * width,  # DeepSpeed all-reduces its buckets, after each micro-step
         3: micro_steps * 3 * once * width,  # weights gathered forward and backward, gradients scattered
     }[stage]

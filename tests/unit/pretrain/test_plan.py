@@ -372,7 +372,7 @@ def test_an_update_of_one_process_sends_nothing():
 
 def test_sharding_gradients_and_weights_sends_more_with_every_micro_step():
     sent = {stage: [traffic_of(10**6, stage, 8, True, steps) for steps in (1, 4)] for stage in range(4)}
-    assert sent[1][0] == sent[1][1] == 7 / 8 * 10**6 * (2 * 4 + 2)
+    assert sent[1][0] == sent[1][1] == 7 / 8 * 10**6 * 3 * 2
     assert sent[3][1] == 4 * sent[3][0] == 4 * 7 / 8 * 10**6 * 3 * 2
     assert sent[2][0] < sent[2][1] < sent[3][1]
 
