@@ -94,6 +94,12 @@ class TrainConfig:
             return self.accumulation
         return 1 + step * self.accumulation // self.batch_warmup_steps
 
+    def rows(self, steps: int) -> int:
+        """Read in the first `steps` updates, by all processes."""
+        rising = min(steps, self.batch_warmup_steps)
+        micro_steps = sum(map(self.micro_steps, range(rising))) + (steps - rising) * self.accumulation
+        return micro_steps * self.batch_size // self.accumulation
+
 
 def check_overrides(overrides: dict[str, Any]) -> None:
     """Raise ValueError for settings of DeepSpeed that the project owns."""
