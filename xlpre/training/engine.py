@@ -146,7 +146,7 @@ def build_engine(
         "train_micro_batch_size_per_gpu": train.batch_size // (n_processes * train.accumulation),
         "gradient_accumulation_steps": train.accumulation,
         "gradient_clipping": optim.clip if stage else 0.0,  # without ZeRO the optimizer clips
-        "bf16": {"enabled": precision == "bf16"},
+        "bf16": {"enabled": precision == "bf16", "check_grad_overflow": True},
         "fp16": {"enabled": precision == "fp16"},
         "data_types": {"grad_accum_dtype": "fp32"},
         "zero_optimization": {"stage": 1},
