@@ -39,7 +39,7 @@ def dry_run(config: PretrainConfig, typed: Collection[str] = ()) -> None:
 def _sizes(config: PretrainConfig, text_tokens: int) -> str:
     train, data = config.train, config.data
     shape = batch_shape(config, train.batch_size)
-    read = train.steps * train.batch_size * data.reuse_len
+    read = train.rows(train.steps) * data.reuse_len
     within = f", or what {train.hours:g} hours allow" if train.hours else ""
     return (
         f"# {sum(parameters(config.model, shape.two_streams).values()):,} parameters\n"

@@ -10,158 +10,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-import torch
 
 from pretrain.command import run_command
 from pretrain.config import PretrainConfig
-from pretrain.cost import (
-    Activations,
-    BatchShape,
-    activations,
-    batch_shape,
-    flops_per_step,
-    operations,
-    parameters,
-    small_parameters,
-)
+from pretrain.planning import USABLE, Plan
 from xlpre.config import load
-from xlpre.model.config import ModelConfig
-from xlpre.training.devices import DEVICES, Device, State, state_of, traffic_of
+from xlpre.training.devices import DEVICES
 
 SECONDS_A_DAY = 86_400
-USABLE = 0.92  # of the memory: the rest is the driver's, libraries' and lost between tensors (an assumption)
 REACH = (1, 8, 64, 512, 1024, 4096, 8192)  # GPUs of the last table
-
-
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """A pretraining on `gpus` devices. Times in seconds, sizes in bytes, rates in window tokens."""
-
-    config: PretrainConfig
-    device: Device
-    gpus: int
-    nodes: int
-    mfu: float
-
-    def __post_init__(self) -> None:
-        rows = self.config.train.batch_size
-        if min(self.gpus, self.nodes) < 1 or self.gpus % self.nodes:
-            raise ValueError(
-                f"--gpus ({self.gpus}) counts all of them and must be a multiple of --nodes ({self.nodes})"
-            )
-        if rows % self.gpus:
-            raise ValueError(
-                f"train.batch_size ({rows}) must be a multiple of --gpus ({self.gpus}); set train.batch_size="
-                f"{max(rows // self.gpus, 1) * self.gpus}"
-            )
-        if not 0 < self.mfu <= 1:
-            raise ValueError(f"--mfu ({self.mfu}) is a share of the peak: above 0, at most 1")
-
-    @property
-    def model(self) -> ModelConfig:
-        """The shape of the model, with the vocabulary that the tokenizer will have."""
-        model = self.config.model
-        return dataclasses.replace(model, vocab_size=model.vocab_size or self.config.tokenizer.vocab_size)
-
-    @property
-    def bf16(self) -> bool:
-        """Whether it computes in bf16."""
-        return self.config.train.precision == "bf16" or (self.config.train.precision == "auto" and self.device.bf16)
-
-    @property
-    def rows(self) -> int:
-        """Rows of a device in an update."""
-        return self.config.train.batch_size // self.gpus
-
-    @property
-    def tokens_per_step(self) -> int:
-        """Window tokens of an update."""
-        return self.config.train.batch_size * self.config.data.window
-
-    @functools.cached_property
-    def parameters(self) -> dict[str, int]:
-        """By part."""
-        return parameters(self.model, self.shape(1).two_streams)
-
-    @property
-    def n_parameters(self) -> int:
-        """All of them."""
-        return sum(self.parameters.values())
-
-    def shape(self, rows: int) -> BatchShape:
-        """Of a micro-batch of `rows`."""
-        return batch_shape(self.config, rows)
-
-    def state(self, stage: int) -> State:
-        """Bytes of a device that do not depend on the batch."""
-        zero = self.config.deepspeed.get("zero_optimization", {})
-        small = small_parameters(self.model, zero.get("stage3_param_persistence_threshold", 100_000))
-        return state_of(self.n_parameters, small, stage, self.gpus, self.bf16, zero.get("reduce_bucket_size", 5e8))
-
-    @property
-    def cache(self) -> int:
-        """Bytes of the recurrent memory of a device's rows, those of all micro-steps."""
-        model = self.model
-        return model.n_layer * self.rows * model.mem_len * model.d_model * (2 if self.bf16 else 4)
-
-    @functools.lru_cache(maxsize=64)  # noqa: B019  a plan lives as long as its command
-    def activations(self, micro: int) -> Activations:
-        """Of a micro-batch."""
-        dtype = torch.bfloat16 if self.bf16 else torch.float32
-        return activations(self.model, self.shape(micro), dtype, gpu=self.device.bf16)
-
-    def lasting(self, stage: int) -> float:
-        """Bytes of a device that do not come and go with a micro-batch."""
-        return sum(dataclasses.astuple(self.state(stage))) + self.cache
-
-    def bytes(self, stage: int, micro: int) -> float:
-        """Of a device in all."""
-        return self.lasting(stage) + self.activations(micro).all
-
-    @property
-    def usable(self) -> float:
-        """Bytes of a device that training can have."""
-        return USABLE * self.device.memory
-
-    def fits(self, stage: int, micro: int) -> bool:
-        """Whether the device holds it."""
-        return self.bytes(stage, micro) <= self.usable
-
-    def largest(self, stage: int) -> int:
-        """Rows of the largest micro-batch that fits and divides a device's rows; 0 if none does."""
-        sizes = [size for size in range(1, self.rows + 1) if self.rows % size == 0]
-        n_fitting = bisect_left(sizes, True, key=lambda size: not self.fits(stage, size))
-        return sizes[n_fitting - 1] if n_fitting else 0
-
-    @functools.cached_property
-    def choice(self) -> tuple[int, int]:
-        """The lowest stage from 1 on, and its largest micro-batch, that fit; stage 3 and one row if none does."""
-        return next(((stage, size) for stage in (1, 2, 3) if (size := self.largest(stage))), (3, 1))
-
-    def needed(self, micro: int) -> float:
-        """Operations that a window token needs."""
-        return flops_per_step(self.model, self.shape(micro)) / (micro * self.config.data.window)
-
-    def tokens_per_second(self, micro: int) -> float:
-        """At the stated MFU, on all devices."""
-        return self.gpus * self.device.flops * self.mfu / self.needed(micro)
-
-    @property
-    def slowest_link(self) -> float:
-        """Bytes a second that a device sends in a ring; one between nodes crosses the network once for all devices of a node."""
-        device = self.device
-        return device.link if self.nodes == 1 else min(device.link, device.network * self.gpus / self.nodes)
-
-    def communication(self, stage: int, micro: int) -> tuple[float, float]:
-        """Bytes that a device sends in an update, and the seconds that it takes."""
-        sent = traffic_of(self.n_parameters, stage, self.gpus, self.bf16, self.rows // micro)
-        return sent, sent / self.slowest_link
 
 
 def describe(plan: Plan, device: str, tokens: int | None) -> str:
@@ -170,7 +29,7 @@ def describe(plan: Plan, device: str, tokens: int | None) -> str:
     config = plan.config
     head = [
         f"{config.name} on {plan.gpus:,} x {device} ({plan.nodes:,} node{'s' * (plan.nodes > 1)}), "
-        f"{'bf16' if plan.bf16 else 'fp32'}. Nothing was measured: counts are of the model, all else is a prediction."
+        f"{plan.precision}. Nothing was measured: counts are of the model, all else is a prediction."
     ]
     sections = [
         head,
@@ -205,10 +64,14 @@ def _memory(plan: Plan, stage: int, micro: int) -> list[str]:
         f"MEMORY OF A GPU in {name_of_unit} (prediction; micro-batch of {micro} rows, train.accumulation={plan.rows // micro})",
         f"  {'ZeRO stage':36}" + "".join(f"{number:>10}" for number in range(4)),
     ]
-    for name in ("weights", "gradients", "optimizer", "buffers"):
-        lines.append(f"  {name:36}" + "".join(f"{getattr(state, name) / unit:>10.2f}" for state in states))
-    lines += [f"  {name:36}" + f"{n / unit:>10.2f}" * 4 for name, n in same.items()]
-    lines.append(f"  {'all':36}" + "".join(f"{plan.bytes(number, micro) / unit:>10.2f}" for number in range(4)))
+    rows = {
+        name: [getattr(state, name) for state in states] for name in ("weights", "gradients", "optimizer", "buffers")
+    }
+    rows |= {name: [n] * 4 for name, n in same.items()}
+    rows["all"] = [plan.bytes(number, micro) for number in range(4)]
+    if any(plan.offloads.values()):
+        rows["besides, in the memory of a node"] = [plan.host(number) for number in range(4)]
+    lines += [f"  {name:36}" + "".join(f"{n / unit:>10.2f}" for n in row) for name, row in rows.items()]
     usable = f"fits {USABLE:.0%} of {plan.device.memory / 1e9:.0f} GB"
     answers = ["yes" if plan.fits(number, micro) else "no" for number in range(4)]
     lines.append(f"  {usable:36}" + "".join(f"{answer:>10}" for answer in answers))
@@ -221,12 +84,12 @@ def _memory(plan: Plan, stage: int, micro: int) -> list[str]:
     lines.append(
         f"  Take stage {stage} and train.accumulation={plan.rows // micro}{as_set * (plan.rows // micro != taken)}."
     )
-    return [*lines, "  Stage 0 is shown for comparison; training refuses it."]
+    return [*lines, "  Stage 0 is for fp32; training refuses it in bf16 and fp16."]
 
 
 def _operations(plan: Plan, micro: int) -> list[str]:
     shape, tokens = plan.shape(micro), micro * plan.config.data.window
-    needed, executed = (operations(plan.model, shape, counting) for counting in ("needed", "executed"))  # type: ignore[arg-type]
+    needed, executed = plan.operations(micro)
     lines = [
         f"OPERATIONS of matrix products, forward and backward, in MFLOP a window token (count; M {shape.mem_len}, P {shape.targets})",
         f"  {'':32}{'needed':>12}{'executed':>12}",
@@ -244,22 +107,23 @@ def _operations(plan: Plan, micro: int) -> list[str]:
 
 
 def _time(plan: Plan, stage: int, micro: int, tokens: int | None) -> list[str]:
-    train, rate = plan.config.train, plan.tokens_per_second(micro)
-    steps = math.ceil(tokens / plan.tokens_per_step) if tokens else train.steps
-    seconds = steps * plan.tokens_per_step / rate
-    state = plan.state(stage)  # the update reads and writes the optimizer's share, reads as many gradients
-    updating = (2 + 1 / 3) * state.optimizer / plan.device.bandwidth
+    train, rate, optimizer = plan.config.train, plan.tokens_per_second(micro), plan.state(stage).optimizer
+    steps = plan.steps(tokens) if tokens else train.steps
+    in_all = plan.tokens(steps)
+    updating = (2 + 1 / 3) * optimizer / plan.device.bandwidth  # reads and writes its share, reads as many gradients
     lines = [
         f"TIME at {plan.mfu:.0%} MFU of {plan.device.flops / 1e12:,g} TFLOP/s (prediction: the MFU is what you said, not what was seen)",
         f"  {'window tokens a second':32}{rate:>16,.0f}",
         f"  {'seconds an update':32}{plan.tokens_per_step / rate:>16,.3f}",
-        f"  {'of it, optimizer at least':32}{updating:>16,.4f}",
-        f"  {f'days for {steps:,} updates':32}{seconds / SECONDS_A_DAY:>16,.2f}",
-        f"  {'window tokens in all':32}{steps * plan.tokens_per_step:>16,}",
-        f"  {'tokens of text read':32}{steps * train.batch_size * plan.config.data.reuse_len:>16,}",
+        f"  {'of it, optimizer at least':32}{updating:>16,.4f}"
+        if optimizer
+        else "  the update runs on the CPU, and is not counted",
+        f"  {f'days for {steps:,} updates':32}{in_all / rate / SECONDS_A_DAY:>16,.2f}",
+        f"  {'window tokens in all':32}{in_all:>16,}",
+        f"  {'tokens of text read':32}{train.rows(steps) * plan.config.data.reuse_len:>16,}",
     ]
     if train.hours and not tokens:
-        within = int(train.hours * 3600 * rate / plan.tokens_per_step)
+        within = plan.steps(train.hours * 3600 * rate + 1) - 1  # whole ones
         lines.append(f"  {f'updates in train.hours={train.hours:g}':32}{min(within, steps):>16,}")
     return lines
 
@@ -293,7 +157,7 @@ def _reach(plan: Plan, stage: int, micro: int) -> list[str]:
         compute, sent = plan.tokens_per_step / hidden, there.communication(stage, size)[1]
         answer = "yes" if there.lasting(stage) + plan.activations(size).all <= plan.usable else "no"
         rates = plan.tokens_per_step / max(compute, sent), plan.tokens_per_step / (compute + sent)
-        days = [plan.config.train.steps * plan.tokens_per_step / rate / SECONDS_A_DAY for rate in rates]
+        days = [plan.tokens(plan.config.train.steps) / rate / SECONDS_A_DAY for rate in rates]
         lines.append(
             f"  {gpus:>8,}{there.rows:>12,}{size:>12}{rates[0] / 1e3:>20,.0f}{rates[1] / 1e3:>14,.0f}"
             f"{f'{days[0]:.2f} - {days[1]:.2f}':>18}{answer:>6}"

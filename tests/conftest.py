@@ -62,3 +62,13 @@ def text_file(documents, tmp_path_factory) -> Path:
 def one_thread():
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+def has_fp16() -> bool:
+    """Whether DeepSpeed trains in fp16 on this processor."""
+    return getattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", bool)()
+
+
+def has_bf16() -> bool:
+    """Whether training in bf16 is not refused on this processor."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

@@ -94,6 +94,12 @@ class TrainConfig:
             return self.accumulation
         return 1 + step * self.accumulation // self.batch_warmup_steps
 
+    def rows(self, steps: int) -> int:
+        """Read in the first `steps` updates, by all processes."""
+        rising = min(steps, self.batch_warmup_steps)
+        micro_steps = sum(map(self.micro_steps, range(rising))) + (steps - rising) * self.accumulation
+        return micro_steps * self.batch_size // self.accumulation
+
 
 def check_overrides(overrides: dict[str, Any]) -> None:
     """Raise ValueError for settings of DeepSpeed that the project owns."""
@@ -140,7 +146,7 @@ def build_engine(
         "train_micro_batch_size_per_gpu": train.batch_size // (n_processes * train.accumulation),
         "gradient_accumulation_steps": train.accumulation,
         "gradient_clipping": optim.clip if stage else 0.0,  # without ZeRO the optimizer clips
-        "bf16": {"enabled": precision == "bf16"},
+        "bf16": {"enabled": precision == "bf16", "check_grad_overflow": True},
         "fp16": {"enabled": precision == "fp16"},
         "data_types": {"grad_accum_dtype": "fp32"},
         "zero_optimization": {"stage": 1},

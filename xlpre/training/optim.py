@@ -80,7 +80,7 @@ class GuardedAdamW(torch.optim.AdamW):
         super().step()
 
 
-def build_optimizer(model: nn.Module, config: OptimConfig, guarded: bool) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, config: OptimConfig, guarded: bool = False) -> torch.optim.Optimizer:
     """Torch's AdamW in two groups, fused; `guarded` where nobody else clips and looks for what is not finite."""
     groups = [
         {

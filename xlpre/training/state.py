@@ -73,8 +73,9 @@ def _whole(engine: Any, key: str | None, keep: Callable[[int], bool]) -> Iterato
     """Weights (no `key`) or moments of all parameters that this process keeps."""
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
+    stage = engine.zero_optimization_stage()
     for index, (name, parameter) in enumerate(engine.module.named_parameters()):
-        if engine.zero_optimization_stage() == 0:
+        if stage == 0:
             whole = parameter if key is None else engine.optimizer.state[parameter][key]
         elif key is None:
             whole = safe_get_full_fp32_param(parameter)
@@ -82,7 +83,7 @@ def _whole(engine: Any, key: str | None, keep: Callable[[int], bool]) -> Iterato
             whole = safe_get_full_optimizer_state(parameter, key)
         if keep(index):
             shape = getattr(parameter, "ds_shape", parameter.shape)  # stage 3 keeps a share of the parameter only
-            yield name, whole.detach().view(shape).to("cpu", torch.float32, copy=True)
+            yield name, whole.detach().view(shape).to("cpu", torch.float32, copy=stage == 0)  # DeepSpeed hands over a copy
 
 
 def _put(engine: Any, parameter: Any, whole: Tensor, key: str | None) -> None:

@@ -1,30 +1,26 @@
 import dataclasses
+import itertools
 import json
 import os
 import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
+from pretrain.activations import Tensors, activations, storages_of
 from pretrain.config import PretrainConfig
-from pretrain.cost import (
-    BatchShape,
-    Kept,
-    Tensors,
-    activations,
-    batch_shape,
-    flops_per_step,
-    operations,
-    parameters,
-    small_parameters,
-)
-from pretrain.plan import Plan, main
-from tests.conftest import REPOSITORY
+from pretrain.cost import BatchShape, batch_shape, flops_per_step, operations, parameters, tensor_sizes
+from pretrain.plan import main
+from pretrain.planning import Plan
+from tests.conftest import REPOSITORY, has_fp16
 from xlpre.batch import Batch
 from xlpre.config import load
 from xlpre.model.config import ModelConfig
@@ -61,6 +57,7 @@ def models(draw) -> ModelConfig:
         d_embed=draw(st.sampled_from([0, 4])),
         tie_embedding=draw(st.booleans()),
         tie_projections=draw(st.lists(st.booleans(), min_size=len(cutoffs) + 1, max_size=len(cutoffs) + 1)),
+        dropout=draw(st.sampled_from([0.0, 0.1])),
     )
 
 
@@ -124,9 +121,16 @@ def test_the_parts_are_what_they_are_called(model):
     assert found["biases"] == of_layers + model.vocab_size + len(model.cutoffs)
 
 
-def counted(model: ModelConfig, shape: BatchShape) -> tuple[int, BatchShape]:
-    """What torch counts in a real step, and the shape with the shares of clusters that were there."""
+def built(model: ModelConfig, shape: BatchShape, recomputed: bool) -> LanguageModel:
     language_model = LanguageModel(model, shape.two_streams)
+    if recomputed:
+        language_model.backbone.recompute_layers()
+    return language_model
+
+
+def counted(model: ModelConfig, shape: BatchShape, recomputed: bool = False) -> tuple[int, BatchShape]:
+    """What torch counts in a real step, and the shape with the shares of clusters that were there."""
+    language_model = built(model, shape, recomputed)
     batch = batch_of(shape, model.vocab_size)
     if shape.targets == shape.window:
         batch = alike(batch)
@@ -137,10 +141,17 @@ def counted(model: ModelConfig, shape: BatchShape) -> tuple[int, BatchShape]:
 
 
 @settings(max_examples=150, deadline=None)
-@given(models().filter(lambda model: not model.cutoffs), shapes())
-def test_operations_are_those_that_torch_counts_in_a_step(model, shape):
-    total, _ = counted(model, shape)
-    assert sum(operations(model, shape).values()) == total
+@given(models().filter(lambda model: not model.cutoffs), shapes(), st.booleans())
+def test_operations_are_those_that_torch_counts_in_a_step(model, shape, recomputed):
+    total, _ = counted(model, shape, recomputed)
+    assert sum(operations(model, shape, recomputed=recomputed).values()) == total
+
+
+def test_what_is_computed_again_is_executed_but_not_needed():
+    shape = BatchShape(2, 64, 48, 10, 32)
+    for counting, more in (("executed", 4 / 3), ("needed", 1)):
+        once, twice = (sum(operations(LARGE, shape, counting, again).values()) for again in (False, True))
+        assert twice / once == pytest.approx(more, rel=0.03)  # embedding and softmax are not computed again
 
 
 @settings(max_examples=50, deadline=None)
@@ -184,43 +195,98 @@ TRACED = {
 }
 
 
-@pytest.mark.parametrize("two_streams", [True, False])
-@pytest.mark.parametrize("kind", TRACED)
-def test_activations_are_what_a_real_step_keeps_and_needs(kind, two_streams):
+class Kept(saved_tensors_hooks):
+    """Collects what autograd keeps for backward, besides what was `given`."""
+
+    def __init__(self, given: list[Any]) -> None:
+        self._given = storages_of(given)
+        self.storages: dict[int, torch.UntypedStorage] = {}
+        super().__init__(self._note, lambda tensor: tensor)
+
+    @property
+    def n_bytes(self) -> int:
+        """Their bytes in all."""
+        return sum(storage.nbytes() for storage in self.storages.values())
+
+    def _note(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._given:
+            self.storages[storage._cdata] = storage
+        return tensor
+
+
+def traced_step(kind: str, two_streams: bool, recomputed: bool):
+    """A real step: bytes that autograd says it keeps, those there after the forward, the most; and what is foretold."""
     shape = {"vocab_size": 1000, "n_layer": 3, "d_model": 64, "n_head": 4, "d_inner": 256, "mem_len": 24}
     model = ModelConfig(**{**shape, **TRACED[kind]})
     asked = BatchShape(4, 48, model.mem_len, 48, 24, two_streams)
-    batch, language_model = alike(batch_of(asked, 1000)), LanguageModel(model, two_streams)
+    batch, language_model = alike(batch_of(asked, 1000)), built(model, asked, recomputed)
     memory = first_memory(model, 4, initial="zeros")
     for parameter in language_model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
     given_ = [*language_model.parameters(), memory.hidden, *vars(batch).values()]
     with Tensors(given_) as tensors:
         with (kept := Kept(given_)):
-            loss, _new_memory = language_model(batch, memory)
+            loss, new_memory = language_model(batch, memory)
         n_kept = kept.n_bytes
         kept.storages.clear()
+        after_forward = tensors.live - new_memory.hidden.nbytes
         loss.backward()
     asked = dataclasses.replace(asked, shares=shares_of(model, batch.input_ids))
-    found = activations(model, asked, torch.float32, gpu=False)
+    found = activations(model, asked, torch.float32, gpu=False, recomputed=recomputed)
+    return n_kept, after_forward, tensors.peak, found
+
+
+@pytest.mark.parametrize("two_streams", [True, False])
+@pytest.mark.parametrize("kind", TRACED)
+def test_activations_are_what_a_real_step_keeps_and_needs(kind, two_streams):
+    n_kept, after_forward, peak, found = traced_step(kind, two_streams, recomputed=False)
     assert found.kept + found.logits == pytest.approx(n_kept, rel=0.05)
-    assert found.all == pytest.approx(tensors.peak, rel=0.05)
+    assert found.kept + found.logits == pytest.approx(after_forward, rel=0.05)
+    assert found.all == pytest.approx(peak, rel=0.05)
 
 
-def test_activations_of_bf16_are_a_little_over_half():
+@pytest.mark.parametrize("two_streams", [True, False])
+@pytest.mark.parametrize("kind", TRACED)
+def test_activations_of_layers_that_are_computed_again_are_what_a_real_step_keeps_and_needs(kind, two_streams):
+    _, after_forward, peak, found = traced_step(kind, two_streams, recomputed=True)
+    assert found.kept + found.logits == pytest.approx(after_forward, rel=0.05)
+    assert found.all == pytest.approx(peak, rel=0.05)
+    plain = traced_step(kind, two_streams, recomputed=False)[-1]
+    assert found.kept < plain.kept / 2
+    assert found.all < plain.all
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_activations_of_16_bits_are_a_little_over_half(dtype):
     shape = BatchShape(2, 64, 48, 10, 32)
     model = ModelConfig(vocab_size=500, n_layer=2, d_model=64, n_head=4, d_inner=256)
-    full, half = (activations(model, shape, dtype, gpu=True) for dtype in (torch.float32, torch.bfloat16))
+    full, half = (activations(model, shape, dtype, gpu=True) for dtype in (torch.float32, dtype))
     assert 0.5 < half.kept / full.kept < 0.75  # probabilities are computed in fp32, dropout keeps a byte in both
 
 
+def test_layers_that_are_computed_again_keep_their_input_and_what_they_share():
+    shape, width = BatchShape(2, 64, 48, 10, 32), 64
+    model = ModelConfig(vocab_size=500, n_layer=40, d_model=width, n_head=4, d_inner=256)
+    less = dataclasses.replace(model, n_layer=20)
+    of_20_layers, of_40_layers = (
+        activations(shape_of, shape, torch.bfloat16, gpu=True, recomputed=True).kept for shape_of in (less, model)
+    )
+    assert of_40_layers - of_20_layers == 20 * 2 * (64 + 10) * width * 2  # layers x rows x (T + P) x D x bytes
+
+
+OFFLOADED = ["1 optimizer", "2 optimizer", "3 optimizer", "3 param", "3 param optimizer"]
+KEPT = [f"{precision} {how}" for precision in ("bf16", "fp32") for how in ["1", "2", "3", *OFFLOADED]]
+KEPT += ["fp32 0", *(["fp16 1", "fp16 2", "fp16 3", "fp16 1 optimizer"] if has_fp16() else [])]
+
+
 @pytest.fixture(scope="module")
-def kept_by_deepspeed(tmp_path_factory) -> dict[str, list[int]]:
-    """Bytes of weights and optimizer, and with gradients, of process 0 of 2, by stage and precision."""
+def kept_by_deepspeed(tmp_path_factory) -> dict[str, int]:
+    """Bytes that process 0 of 2 has after updates; on a CPU what is offloaded is among them."""
     script = tmp_path_factory.mktemp("states") / "states.py"
     script.write_text(STATES)
     out = script.with_suffix(".json")
-    command = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script), str(out)]
+    command = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(script), str(out), *KEPT]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-m", *command], env=environment, check=True, timeout=240, capture_output=True)
     return json.loads(out.read_text())
@@ -252,49 +318,52 @@ def tensors():
 
 
 result = {}
-for precision in ("bf16", "fp32"):
-    for stage in (1, 2, 3):
-        gc.collect()
-        before = tensors()
-        model = nn.Sequential(nn.Linear(200, 200), *(nn.Linear(200, 200, bias=False) for _ in range(9)))
-        buckets = {"reduce_bucket_size": 500_000, "stage3_prefetch_bucket_size": 1000}
-        zero = {"stage": stage, "stage3_param_persistence_threshold": 1000, **buckets}
-        train = TrainConfig(batch_size=4, accumulation=2, precision=precision)
-        engine = build_engine(model, train, OptimConfig(), device, 2, {"zero_optimization": zero})
-        x = torch.randn(1, 200, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
-        for _ in range(3):
-            loss = engine(x).float().pow(2).mean()
-            engine.backward(loss)
-            del loss
-            engine.step()
-        gc.collect()
-        now = {key: n for key, n in tensors().items() if key not in before}
-        result[f"{precision} {stage}"] = sum(now.values())
-        engine.destroy()
-        del engine, model
+for case in sys.argv[2:]:
+    precision, stage, *offloaded = case.split()
+    gc.collect()
+    before = tensors()
+    model = nn.Sequential(nn.Linear(200, 200), *(nn.Linear(200, 200, bias=False) for _ in range(9)))
+    buckets = {"reduce_bucket_size": 500_000, "stage3_prefetch_bucket_size": 1000}
+    zero = {"stage": int(stage), "stage3_param_persistence_threshold": 1000, **buckets}
+    zero |= {"offload_" + name: {"device": "cpu"} for name in offloaded}
+    train = TrainConfig(batch_size=4, accumulation=2, precision=precision)
+    engine = build_engine(model, train, OptimConfig(), device, 2, {"zero_optimization": zero})
+    x = torch.randn(1, 200, dtype=next(model.parameters()).dtype)
+    for _ in range(3):
+        loss = engine(x).float().pow(2).mean()
+        engine.backward(loss)
+        del loss
+        engine.step()
+    gc.collect()
+    now = {key: n for key, n in tensors().items() if key not in before}
+    result[case] = sum(now.values())
+    engine.destroy()
+    del engine, model
 if os.environ["RANK"] == "0":
     with open(sys.argv[1], "w") as file:
         json.dump(result, file)
 """
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
-def test_weights_gradients_and_optimizer_are_what_deepspeed_keeps(kept_by_deepspeed, precision, stage):
-    n, small, width = 10 * 200 * 200 + 200, 200, 2 if precision == "bf16" else 4
-    state = state_of(n, small, stage, 2, precision == "bf16", bucket=500_000)
-    expected = state.weights + state.gradients + state.optimizer
-    if stage == 3:
-        expected -= width * (n - small) / 2  # after an update nothing is fetched
-    if stage != 2:
-        expected += state.buffers  # which stage 2 gives back after each backward
-    assert kept_by_deepspeed[f"{precision} {stage}"] == pytest.approx(expected, rel=0.01)  # 0.2 % is padding
+@pytest.mark.parametrize("case", KEPT)
+def test_weights_gradients_and_optimizer_are_what_deepspeed_keeps(kept_by_deepspeed, case):
+    precision, stage, *offloaded = case.split()
+    sizes, small, width = [200 * 200] * 10 + [200], 200, 4 if precision == "fp32" else 2
+    offloads = {f"offload_{name}": True for name in offloaded}
+    state = state_of(sizes, int(stage), 2, precision, bucket=500_000, unsplit=1000, **offloads)
+    expected = state.on_device + state.host
+    if stage == "3":  # after an update nothing is fetched
+        expected -= width * (sum(sizes) - small) * (1 if "param" in offloaded else 1 / 2)
+    if stage == "2":  # gives its buffers back after each backward
+        expected -= width * 500_000
+    assert kept_by_deepspeed[case] == pytest.approx(expected, rel=0.01)  # 0.2 % is padding
 
 
 def test_small_parameters_are_those_that_are_not_split():
     model = ModelConfig(vocab_size=1000, n_layer=1, d_model=64, n_head=4, d_inner=256)
     split = 1000 * 64 + 2 * 64 * 256
-    assert small_parameters(model, 10_000) == sum(parameters(model).values()) - split
+    sizes = tensor_sizes(model)
+    assert sum(size for size in sizes if size < 10_000) == sum(parameters(model).values()) - split
 
 
 def test_an_update_of_one_process_sends_nothing():
@@ -303,13 +372,13 @@ def test_an_update_of_one_process_sends_nothing():
 
 def test_sharding_gradients_and_weights_sends_more_with_every_micro_step():
     sent = {stage: [traffic_of(10**6, stage, 8, True, steps) for steps in (1, 4)] for stage in range(4)}
-    assert sent[1][0] == sent[1][1] == 7 / 8 * 10**6 * (2 * 4 + 2)
+    assert sent[1][0] == sent[1][1] == 7 / 8 * 10**6 * 3 * 2
     assert sent[3][1] == 4 * sent[3][0] == 4 * 7 / 8 * 10**6 * 3 * 2
     assert sent[2][0] < sent[2][1] < sent[3][1]
 
 
-def plan_of(*words: str, device="h200", gpus=8) -> Plan:
-    return Plan(load(PretrainConfig, CONFIG, [*words, "model.n_layer=2"]), DEVICES[device], gpus, 1, 0.4)
+def plan_of(*words: str, device="h200", gpus=8, n_layer=2) -> Plan:
+    return Plan(load(PretrainConfig, CONFIG, [*words, f"model.n_layer={n_layer}"]), DEVICES[device], gpus, 1, 0.4)
 
 
 def test_the_chosen_micro_batch_fits_and_the_next_larger_does_not():
@@ -342,9 +411,55 @@ def test_time_is_what_the_operations_take_at_the_stated_share_of_the_peak():
     assert plan.tokens_per_step / plan.tokens_per_second(32) == pytest.approx(an_update / (8 * 0.4 * 989.5e12))
 
 
+def test_an_offloaded_optimizer_is_in_the_memory_of_the_node_and_not_of_the_gpu(capsys):
+    plan, offloaded = plan_of(), plan_of("deepspeed.zero_optimization.offload_optimizer.device=cpu")
+    plain, state = plan.state(2), offloaded.state(2)
+    assert (plain.optimizer, state.optimizer, plain.host) == (12 * plan.n_parameters / 8, 0, 0)
+    assert offloaded.host(2) == 8 * state.host > 12 * plan.n_parameters
+    assert offloaded.bytes(2, 1) < plan.bytes(2, 1)
+    words = ["model.n_layer=2", "--gpus", "8", "deepspeed.zero_optimization.offload_optimizer.device=cpu"]
+    main(["--config", CONFIG, *words])
+    shown = capsys.readouterr().out
+    assert re.search(rf"in the memory of a node .* {offloaded.host(2) / 1e9:.2f}", shown)
+    assert "the update runs on the CPU" in shown
+
+
+def test_offloaded_weights_leave_what_is_in_use_on_the_gpu():
+    plan = plan_of("deepspeed.zero_optimization.offload_param.device=cpu")
+    assert plan.state(3).weights == 2 * plan.n_parameters  # fewer than stage 3 may hold at once
+    assert plan.host(3) == 2 * plan.n_parameters
+    assert plan.state(2) == plan_of().state(2)  # which does not offload them
+
+
+def test_computing_layers_again_lets_a_larger_micro_batch_fit():
+    plain, again = plan_of(n_layer=12), plan_of("train.activation_checkpointing=true", n_layer=12)
+    assert again.largest(1) > plain.largest(1)
+
+
+def test_tokens_are_those_of_the_batches_as_they_warm_up():
+    words = ["train.batch_size=64", "train.accumulation=4", "train.steps=20", "train.batch_warmup_steps=8"]
+    plan = plan_of(*words)
+    read = list(itertools.accumulate([16, 16, 32, 32, 48, 48, 64, 64] + 12 * [64], initial=0))
+    assert [plan.tokens(steps) for steps in range(21)] == [512 * rows for rows in read]
+    assert [plan.steps(512 * rows) for rows in read] == list(range(21))
+    assert plan.steps(512 * 50) == 3  # the third update ends at 64 rows
+    assert all(plan.largest(stage) <= plan.rows // 2 for stage in range(4))
+
+
+def test_a_plan_of_fp16_is_that_of_bf16_but_for_what_stage_1_keeps():
+    half, other = plan_of("train.precision=bf16"), plan_of("train.precision=fp16")
+    assert (half.precision, other.precision) == ("bf16", "fp16")
+    assert (half.bytes(2, 1), half.bytes(3, 1), half.cache) == (other.bytes(2, 1), other.bytes(3, 1), other.cache)
+    assert half.state(1) != other.state(1)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (
+            ["--gpus", "8", "train.batch_size=8", "train.accumulation=2", "train.batch_warmup_steps=9"],
+            r"train.batch_warmup_steps \(9\)",
+        ),
         (["--gpus", "6"], r"train.batch_size \(8192\) must be a multiple of --gpus \(6\); set train.batch_size=8190"),
         (["--gpus", "8", "--nodes", "3"], r"--nodes \(3\)"),
         (["--gpus", "8", "--mfu", "40"], r"--mfu \(40.0\)"),

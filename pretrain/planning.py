@@ -1,0 +1,195 @@
+"""What a pretraining on so many devices would take, worked out from its settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from bisect import bisect_left
+from dataclasses import dataclass
+
+import torch
+
+from pretrain.activations import Activations, activations
+from pretrain.config import PretrainConfig
+from pretrain.cost import BatchShape, batch_shape, flops_per_step, operations, parameters, tensor_sizes
+from xlpre.model.config import ModelConfig
+from xlpre.training.devices import Device, State, state_of, traffic_of
+
+USABLE = 0.92  # of the memory: the rest is the driver's, libraries' and lost between tensors (an assumption)
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A pretraining on `gpus` devices. Times in seconds, sizes in bytes, rates in window tokens."""
+
+    config: PretrainConfig
+    device: Device
+    gpus: int
+    nodes: int
+    mfu: float
+
+    def __post_init__(self) -> None:
+        rows = self.config.train.batch_size
+        if min(self.gpus, self.nodes) < 1 or self.gpus % self.nodes:
+            raise ValueError(
+                f"--gpus ({self.gpus}) counts all of them and must be a multiple of --nodes ({self.nodes})"
+            )
+        if rows % self.gpus:
+            raise ValueError(
+                f"train.batch_size ({rows}) must be a multiple of --gpus ({self.gpus}); set train.batch_size="
+                f"{max(rows // self.gpus, 1) * self.gpus}"
+            )
+        if self.config.train.batch_warmup_steps and self.rows < 2:
+            raise ValueError(
+                f"train.batch_warmup_steps ({self.config.train.batch_warmup_steps}) starts with some of a GPU's rows, and --gpus "
+                f"({self.gpus}) leaves it {self.rows}; take fewer, raise train.batch_size, or set train.batch_warmup_steps=0"
+            )
+        if not 0 < self.mfu <= 1:
+            raise ValueError(f"--mfu ({self.mfu}) is a share of the peak: above 0, at most 1")
+
+    @property
+    def model(self) -> ModelConfig:
+        """The shape of the model, with the vocabulary that the tokenizer will have."""
+        model = self.config.model
+        return dataclasses.replace(model, vocab_size=model.vocab_size or self.config.tokenizer.vocab_size)
+
+    @property
+    def precision(self) -> str:
+        """What it computes in: fp32, bf16 or fp16."""
+        wanted = self.config.train.precision
+        return wanted if wanted != "auto" else "bf16" if self.device.bf16 else "fp32"
+
+    @property
+    def half(self) -> bool:
+        """Whether that has 16 bits."""
+        return self.precision != "fp32"
+
+    @property
+    def rows(self) -> int:
+        """Rows of a device in an update."""
+        return self.config.train.batch_size // self.gpus
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Window tokens of an update, once the batch has warmed up."""
+        return self.config.train.batch_size * self.config.data.window
+
+    def tokens(self, steps: int) -> int:
+        """Window tokens of the first `steps` updates."""
+        return self.config.train.rows(steps) * self.config.data.window
+
+    def steps(self, tokens: float) -> int:
+        """The first updates that read `tokens` window tokens, if they end with one."""
+        warming = self.config.train.batch_warmup_steps
+        if tokens > self.tokens(warming):
+            return warming + math.ceil((tokens - self.tokens(warming)) / self.tokens_per_step)
+        return bisect_left(range(warming), tokens, key=self.tokens)
+
+    @property
+    def recomputed(self) -> bool:
+        """Whether layers are computed again for the backward pass."""
+        return self.config.train.activation_checkpointing
+
+    @functools.cached_property
+    def parameters(self) -> dict[str, int]:
+        """By part."""
+        return parameters(self.model, self.shape(1).two_streams)
+
+    @property
+    def n_parameters(self) -> int:
+        """All of them."""
+        return sum(self.parameters.values())
+
+    def shape(self, rows: int) -> BatchShape:
+        """Of a micro-batch of `rows`."""
+        return batch_shape(self.config, rows)
+
+    @functools.cached_property
+    def _sizes(self) -> list[int]:
+        return tensor_sizes(self.model)
+
+    @property
+    def offloads(self) -> dict[str, bool]:
+        """What is kept in the machine's memory."""
+        zero = self.config.deepspeed.get("zero_optimization", {})
+        return {
+            name: zero.get(name, {}).get("device", "none") != "none" for name in ("offload_optimizer", "offload_param")
+        }
+
+    def state(self, stage: int) -> State:
+        """Bytes of a device that do not depend on the batch."""
+        zero = self.config.deepspeed.get("zero_optimization", {})
+        bucket, unsplit = zero.get("reduce_bucket_size", 5e8), zero.get("stage3_param_persistence_threshold", 100_000)
+        return state_of(self._sizes, stage, self.gpus, self.precision, bucket, unsplit, **self.offloads)
+
+    def host(self, stage: int) -> float:
+        """Bytes of a machine's memory that its devices offload to."""
+        return self.state(stage).host * self.gpus / self.nodes
+
+    @property
+    def cache(self) -> int:
+        """Bytes of the recurrent memory of a device's rows, those of all micro-steps."""
+        model = self.model
+        return model.n_layer * self.rows * model.mem_len * model.d_model * (2 if self.half else 4)
+
+    @functools.lru_cache(maxsize=64)  # noqa: B019  a plan lives as long as its command
+    def activations(self, micro: int) -> Activations:
+        """Of a micro-batch."""
+        return activations(
+            self.model, self.shape(micro), DTYPES[self.precision], gpu=self.device.bf16, recomputed=self.recomputed
+        )
+
+    def lasting(self, stage: int) -> float:
+        """Bytes of a device that do not come and go with a micro-batch."""
+        return self.state(stage).on_device + self.cache
+
+    def bytes(self, stage: int, micro: int) -> float:
+        """Of a device in all."""
+        return self.lasting(stage) + self.activations(micro).all
+
+    @property
+    def usable(self) -> float:
+        """Bytes of a device that training can have."""
+        return USABLE * self.device.memory
+
+    def fits(self, stage: int, micro: int) -> bool:
+        """Whether the device holds it."""
+        return self.bytes(stage, micro) <= self.usable
+
+    def largest(self, stage: int) -> int:
+        """Rows of the largest micro-batch that fits and divides a device's rows; 0 if none does."""
+        most = self.rows // (2 if self.config.train.batch_warmup_steps else 1)  # it rises by micro-steps
+        sizes = [size for size in range(1, most + 1) if self.rows % size == 0]
+        n_fitting = bisect_left(sizes, True, key=lambda size: not self.fits(stage, size))
+        return sizes[n_fitting - 1] if n_fitting else 0
+
+    @functools.cached_property
+    def choice(self) -> tuple[int, int]:
+        """The lowest stage from 1 on, and its largest micro-batch, that fit; stage 3 and one row if none does."""
+        return next(((stage, size) for stage in (1, 2, 3) if (size := self.largest(stage))), (3, 1))
+
+    def operations(self, micro: int) -> tuple[dict[str, float], dict[str, float]]:
+        """Of a micro-batch, needed and executed, by part."""
+        shape = self.shape(micro)
+        return operations(self.model, shape, "needed"), operations(self.model, shape, "executed", self.recomputed)
+
+    def needed(self, micro: int) -> float:
+        """Operations that a window token needs."""
+        return flops_per_step(self.model, self.shape(micro)) / (micro * self.config.data.window)
+
+    def tokens_per_second(self, micro: int) -> float:
+        """At the stated MFU, on all devices."""
+        return self.gpus * self.device.flops * self.mfu / self.needed(micro)
+
+    @property
+    def slowest_link(self) -> float:
+        """Bytes a second that a device sends in a ring; one between nodes crosses the network once for all devices of a node."""
+        device = self.device
+        return device.link if self.nodes == 1 else min(device.link, device.network * self.gpus / self.nodes)
+
+    def communication(self, stage: int, micro: int) -> tuple[float, float]:
+        """Bytes that a device sends in an update, and the seconds that it takes."""
+        sent = traffic_of(self.n_parameters, stage, self.gpus, self.half, self.rows // micro)
+        return sent, sent / self.slowest_link

@@ -1,0 +1,285 @@
+"""What DeepSpeed 0.19.8 does that this project relies on or works around; a version that does otherwise is noticed here.
+
+One process, a model of two linear layers whose loss can be made not finite.
+"""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.conftest import has_bf16, has_fp16
+from xlpre.training import distributed, state
+from xlpre.training.engine import TrainConfig, build_engine, precision_on, start_processes
+from xlpre.training.optim import GuardedAdamW, OptimConfig
+
+CPU = torch.device("cpu")
+WIDTH = 6
+PRECISIONS = ["fp32", *(["bf16"] if has_bf16() else []), *(["fp16"] if has_fp16() else [])]
+ENGINES = [("fp32", 0)] + [(precision, stage) for precision in PRECISIONS for stage in (1, 2, 3)]
+every_engine = pytest.mark.parametrize(("precision", "stage"), ENGINES)
+needs_bf16 = pytest.mark.skipif(not has_bf16(), reason="this processor has no instructions for bf16")
+needs_fp16 = pytest.mark.skipif(not has_fp16(), reason="this processor has no instructions for fp16 (AVX512-FP16)")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_process():
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}.items():
+            patch.setenv(name, value)
+        patch.setenv("MASTER_PORT", str(distributed.free_port()))
+        start_processes(CPU)
+        yield
+        import deepspeed.comm
+
+        deepspeed.comm.destroy_process_group()
+
+
+class Net(nn.Module):
+    """The mean square of what comes out, times a factor; the norm's parameters do not decay, so Adam has two groups."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.norm, self.outer = nn.Linear(WIDTH, 5), nn.LayerNorm(5), nn.Linear(5, WIDTH)
+
+    def forward(self, x, factor=1.0):
+        return self.outer(self.norm(self.inner(x.to(self.inner.weight.dtype)))).float().square().mean() * factor
+
+
+def built(precision, stage, net=None, clip=1.0, **zero):
+    train = TrainConfig(batch_size=2, precision=precision)
+    optim = OptimConfig(lr=0.01, clip=clip)
+    return build_engine(net or Net(), train, optim, CPU, 1, {"zero_optimization": {"stage": stage, **zero}})
+
+
+def update(engine, number, factor=1.0):
+    torch.manual_seed(number)
+    loss = engine(torch.randn(2, WIDTH), factor)
+    engine.backward(loss)
+    engine.step()
+    return loss.item(), float(engine.get_global_grad_norm())
+
+
+def everything(engine):
+    """Weights, moments, counters, as a checkpoint has them."""
+    return state.weights_of(engine, keep=True), state.moments_of(engine, lambda index: True), state.counters_of(engine)
+
+
+def equal(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+# updates that are not finite
+
+
+@every_engine
+@pytest.mark.parametrize("factor", [math.inf, math.nan])
+def test_an_update_that_is_not_finite_is_not_made_and_is_counted(precision, stage, factor):
+    engine = built(precision, stage)
+    for number in range(2):
+        update(engine, number)
+    weights, moments, counters = everything(engine)
+    update(engine, 2, factor)
+    after = everything(engine)
+    assert equal(after[0], weights) and equal(after[1], moments)
+    assert (after[2]["updates"], after[2]["skipped"]) == (2, counters["skipped"] + 1)
+    update(engine, 3)
+    assert not equal(everything(engine)[0], weights)
+
+
+def test_without_zero_deepspeed_itself_would_make_it(monkeypatch):
+    monkeypatch.setattr(GuardedAdamW, "step", torch.optim.AdamW.step)
+    engine = built("fp32", 0)
+    update(engine, 0, math.nan)
+    assert engine.skipped_steps == 0
+    assert not all(weight.isfinite().all() for weight in state.weights_of(engine, keep=True).values())
+
+
+@every_engine
+def test_the_norm_of_the_gradient_is_there_and_is_torchs(precision, stage):
+    engine, net = built(precision, stage), Net()
+    _, norm = update(engine, 0)
+    torch.manual_seed(0)
+    net(torch.randn(2, WIDTH)).backward()
+    assert norm == pytest.approx(nn.utils.get_total_norm([p.grad for p in net.parameters()]).item(), rel=0.02)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_it_clips_as_torch_does(stage):
+    engine, net = built("fp32", stage, clip=0.1), Net()
+    adam = torch.optim.AdamW(
+        [{"params": [p for p in net.parameters() if p.dim() > 1]}], lr=0.01, eps=1e-6, weight_decay=0.01
+    )
+    adam.add_param_group({"params": [p for p in net.parameters() if p.dim() == 1], "weight_decay": 0.0})
+    for number in range(3):
+        _, norm = update(engine, number)
+        assert norm > 0.1  # of what is not clipped yet
+        torch.manual_seed(number)
+        adam.zero_grad()
+        net(torch.randn(2, WIDTH)).backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+        adam.step()
+    for name, weight in state.weights_of(engine, keep=True).items():
+        torch.testing.assert_close(weight, net.state_dict()[name], rtol=1e-5, atol=1e-6)
+
+
+# what is read from it and put back
+
+
+@every_engine
+@pytest.mark.parametrize("not_finite", [(), (2, 3), (0, 1, 4)], ids=["none", "two", "first_and_last"])
+def test_what_is_read_and_put_into_another_engine_goes_on_bit_for_bit(precision, stage, not_finite):
+    engine = built(precision, stage)
+    for number in range(5):
+        update(engine, number, math.inf if number in not_finite else 1.0)
+    weights, moments, counters = everything(engine)
+    net = Net()
+    net.load_state_dict(weights)
+    other = built(precision, stage, net)
+    state.put_state(other, weights, moments, counters)
+    got = everything(other)
+    assert equal(got[0], weights) and equal(got[1], moments) and got[2] == counters
+    assert counters["updates"] == 5 - len(not_finite) and len(moments) == 2 * len(weights)
+    assert [update(engine, number) for number in range(5, 8)] == [update(other, number) for number in range(5, 8)]
+    assert equal(everything(engine)[0], everything(other)[0])
+
+
+@pytest.mark.parametrize(
+    ("stage", "offloaded"), [*((stage, "offload_optimizer") for stage in (1, 2, 3)), (3, "offload_param")]
+)
+def test_what_is_offloaded_can_be_read_and_put_back(stage, offloaded):
+    engine, other = (built("fp32", stage, **{offloaded: {"device": "cpu"}}) for _ in range(2))
+    update(engine, 0)
+    weights, moments, counters = everything(engine)
+    state.put_state(other, weights, moments, counters)
+    got = everything(other)
+    assert equal(got[0], weights) and equal(got[1], moments) and got[2] == counters
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_deepspeed_links_the_moments_of_the_first_group_alone(stage):
+    from deepspeed.utils import safe_get_full_optimizer_state
+
+    engine = built("fp32", stage)
+    update(engine, 0)
+    decayed, spared = engine.module.inner.weight, engine.module.norm.weight
+    assert safe_get_full_optimizer_state(decayed, "exp_avg") is not None
+    with pytest.raises((ValueError, KeyError, AttributeError)):
+        safe_get_full_optimizer_state(spared, "exp_avg")
+    state._link_moments(engine)
+    assert safe_get_full_optimizer_state(spared, "exp_avg") is not None
+
+
+def test_stage_3_cannot_put_a_tensor_that_the_processes_cannot_share_equally(monkeypatch):
+    """The last of 4 processes has one element of a bias of 5, and its share is as large as the others': 2."""
+    from deepspeed.utils import safe_set_full_fp32_param
+
+    engine = built("fp32", 3)
+    bias = engine.module.inner.bias
+    share = torch.zeros(2)
+    monkeypatch.setattr(engine.optimizer, "_get_fp32_opt_state_partition", lambda *args, **kwargs: (share, 0))
+    monkeypatch.setattr(engine.optimizer, "_get_param_partition_rank", lambda parameter: 2)
+    with pytest.raises(RuntimeError, match="exceeds"):
+        safe_set_full_fp32_param(bias, torch.arange(5.0))
+
+
+@needs_fp16
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_the_scaler_of_fp16_has_the_numbers_that_are_saved_and_they_move(stage):
+    engine = built("fp16", stage)
+    first = state.counters_of(engine)["loss_scale"]
+    assert set(first) == set(state.SCALER)
+    for number in range(3):  # the first is forgiven
+        update(engine, number, math.inf)
+    update(engine, 3)
+    last = state.counters_of(engine)["loss_scale"]
+    assert last["cur_scale"] < first["cur_scale"] and last["cur_iter"] == 4 and last["last_overflow_iter"] == 2
+
+
+class Sum(nn.Module):
+    """Every weight has the gradient `factor`."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(16))
+
+    def forward(self, factor):
+        return self.weight.float().sum() * factor
+
+
+@needs_bf16
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_gradients_of_bf16_are_added_in_fp32(stage):
+    train = TrainConfig(batch_size=4, accumulation=4, precision="bf16")
+    engine = build_engine(Sum(), train, OptimConfig(), CPU, 1, {"zero_optimization": {"stage": stage}})
+    for factor in (1.0, 2.0**-9, 2.0**-9, 2.0**-9):  # whose sum is 1 in bf16
+        engine.backward(engine(factor))
+        engine.step()
+    # stage 1 then rounds the sum to bf16, which its gradients are sent in
+    rounded = 1 + 2.0**-7 if stage == 1 else 1 + 3 * 2.0**-9
+    assert float(engine.get_global_grad_norm()) == pytest.approx(rounded, rel=1e-5)
+
+
+# what is refused
+
+
+def test_offloading_refuses_torchs_optimizer_unless_told_not_to():
+    train = TrainConfig(batch_size=2, precision="fp32")
+    overrides = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+    with pytest.raises(Exception, match="client provided optimizer"):
+        build_engine(Net(), train, OptimConfig(), CPU, 1, {**overrides, "zero_force_ds_cpu_optimizer": True})
+    build_engine(Net(), train, OptimConfig(), CPU, 1, overrides)
+
+
+@needs_bf16
+def test_deepspeed_makes_an_update_of_its_own_in_bf16_without_zero():
+    """The reason why it is refused."""
+    import deepspeed
+
+    net = Net()
+    adam = torch.optim.AdamW(net.parameters())
+    settings = {"train_batch_size": 1, "bf16": {"enabled": True}, "zero_optimization": {"stage": 0}}
+    deepspeed.initialize(model=net, optimizer=adam, config=settings)
+    assert all(state["step"] == 1 for state in adam.state.values()) and adam.state
+
+
+@needs_bf16
+def test_bf16_without_zero_is_refused():
+    with pytest.raises(ValueError, match=r"stage=0 with bf16 \(train.precision=bf16\)"):
+        built("bf16", 0)
+
+
+def test_bf16_is_refused_on_a_processor_without_instructions_for_it(monkeypatch):
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        assert isinstance(getattr(torch.cpu, name)(), bool)  # private names
+        monkeypatch.setattr(torch.cpu, name, lambda: False)
+    with pytest.raises(ValueError, match="train.precision=bf16 on a processor without instructions"):
+        built("bf16", 1)
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert precision_on(CPU, "bf16") == "bf16"  # cannot be asked there
+
+
+def test_fp16_is_refused_where_it_is_not_to_be_had(monkeypatch):
+    from deepspeed.accelerator import get_accelerator
+
+    monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: False)
+    with pytest.raises(ValueError, match="train.precision=fp16 is not to be had on this cpu"):
+        built("fp16", 1)
+
+
+def test_a_key_that_deepspeed_does_not_have_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"deepspeed: .*reduce_bukket_size"):
+        built("fp32", 2, reduce_bukket_size=5)
+
+
+def test_nothing_of_deepspeeds_own_checkpoints_is_used():
+    """They were not crash-safe, needed a conversion for other numbers of processes, and unpickled what they read."""
+    repository = Path(__file__).parents[2]
+    for folder in ("xlpre", "pretrain", "finetune"):
+        for path in (repository / folder).rglob("*.py"):
+            code = path.read_text()
+            assert not any(f".{name}(" in code for name in ("save_checkpoint", "load_checkpoint")), path
