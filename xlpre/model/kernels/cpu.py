@@ -180,10 +180,10 @@ class _Attention(torch.autograd.Function):
                 used = probability.relu().mul_(1 / (1 - dropout))
                 d_score.mul_(1 / (1 - dropout)).masked_fill_(probability.signbit(), 0)
                 probability = probability.abs_()
-            d_values[part.seen].baddbmm_(used.transpose(1, 2), mine)
+            d_values[part.seen] += used.transpose(1, 2) @ mine
             d_score.sub_(total[part.rows]).mul_(probability)
             torch.bmm(d_score, keys[part.seen], out=d_content[part.rows])
-            d_keys[part.seen].baddbmm_(d_score.transpose(1, 2), content[part.rows])
+            d_keys[part.seen] += d_score.transpose(1, 2) @ content[part.rows]
             if d_steps is not None:
                 of_rows = d_score.view(-1, part.heads, *d_score.shape[1:])
                 summed = (of_rows * prepared.different[part.mask][:, None]).sum(-1, keepdim=True)
@@ -242,13 +242,16 @@ class _Places:
             self._d_offsets = None if self._offsets is None else torch.zeros_like(self._offsets)
         where = self._where(part)
         keys = self._keys[where]
-        moved = d_score.new_zeros(*d_score.shape[:2], keys.size(1))
+        moved = d_score.new_empty(*d_score.shape[:2], keys.size(1))
         if part.block.in_order:
+            moved[:, :, : moved.size(1) - 1].zero_()  # the two corners that no key is in
+            moved[:, :, part.block.n_keys :].zero_()
             self._aligned(moved, part).copy_(d_score)
         else:
+            moved.zero_()
             of_rows, columns = self._columns(moved, part)
             of_rows.scatter_(3, columns, d_score.view(columns.shape))
-        self._d_keys[where].baddbmm_(moved.transpose(1, 2), query)
+        self._d_keys[where] += moved.transpose(1, 2) @ query
         if self._d_offsets is not None:
             self._d_offsets[where] += moved.sum(1)
         return moved @ keys
