@@ -3,9 +3,10 @@
 python benchmarks/kills.py --out reports/reliability/kills.jsonl
 
 Makes a small store in a temporary folder. For each ZeRO stage it trains a tiny model with two CPU processes, dropout, memory and two
-micro-steps, through tests/integration/faulty.py, which kills process 0, process 1 or both at once, in each of its phases (with two stages, each phase
-on each process; with --every-process, in every stage). The same command starts it again, until it finishes. One JSON line for each kill and one for each stage, then a table. The exit status is not 0 if
-any of these is broken:
+micro-steps, through tests/integration/faulty.py, which kills process 0, process 1 or both at once, in each of its phases (each phase on
+process 0 in two of the stages, on process 1 in the others; with --every-process, on each in every stage). The same command starts it
+again, until it finishes. One JSON line for each kill and one for each stage, then a table. The exit status is not 0 if any of these is
+broken:
 
 - a start ends within a minute of the kill, and the process that was not killed with status 3;
 - it goes on from the newest checkpoint on the disk, never from an older one than before, and no more than two savings are lost;

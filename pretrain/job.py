@@ -189,6 +189,11 @@ class Job:
             partial(self._write_model, self.step),
         )
 
+    @property
+    def saving(self) -> bool:
+        """Whether a checkpoint was begun that is not one yet."""
+        return self._writer.begun
+
     def close(self) -> None:
         """Finish what was begun, and let go of the run folder."""
         self.finish_saving()
