@@ -107,6 +107,11 @@ class Started:
     hung: bool
     said: str
 
+    @property
+    def last_words(self) -> str:
+        """The end of what was said."""
+        return " / ".join(self.said.split("\n")[-3:])[-300:]
+
 
 def plan_of(stage: int, phases: Sequence[str], every_process: bool, rng: np.random.Generator) -> list[Kill]:
     """Every phase, two of them also on both processes at once; what ends a run comes last.
@@ -173,7 +178,7 @@ def start(words: Sequence[str], fault: dict, folder: Path) -> Started:
         first_update,
         time.monotonic() - since,
         hung,
-        text + complaints,
+        (text + complaints).strip(),
     )
 
 
@@ -234,7 +239,7 @@ class Stage:
         last = self._start(self._run, {})
         if before is not None:
             yield self._finished(before, last, expected)
-        self._hold(last.statuses == (0, 0), f"the last start ended with {last.statuses}: {last.said[-500:]}")
+        self._hold(last.statuses == (0, 0), f"the last start ended with {last.statuses}: {last.last_words}")
         differ = differing(self._whole, self._run)
         left = sorted(names_in(self._run) - names_in(self._whole))
         missing = sorted(names_in(self._whole) - names_in(self._run))
@@ -259,11 +264,11 @@ class Stage:
         """Of a kill, as far as it is known before the next start."""
         where = f"{kill.phase} of process {kill.process}"
         if killed.killed_at is None:
-            self.broken.append(f"{where}: was not killed but ended with {killed.statuses}: {killed.said[-800:]}")
+            self.broken.append(f"{where}: was not killed but ended with {killed.statuses}: {killed.last_words}")
         self._hold(not killed.hung, f"{where}: the other process was still there after {PATIENCE_SECONDS} s")
         victims = (0, 1) if kill.process == "both" else (kill.process,)
         as_promised = tuple(-signal.SIGKILL if process in victims else 3 for process in (0, 1))
-        self._hold(killed.statuses == as_promised, f"{where}: exit statuses {killed.statuses}: {killed.said[-800:]}")
+        self._hold(killed.statuses == as_promised, f"{where}: exit statuses {killed.statuses}: {killed.last_words}")
         on_disk = newest_on_disk(self._run)
         self._hold(on_disk >= was_on_disk, f"{where}: checkpoint {was_on_disk} was there, now it is {on_disk}")
         step = was_on_disk if kill.phase in NO_STEP else (killed.killed_at or 0)
