@@ -49,6 +49,8 @@ class CheckpointWriter:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._written: Future[dict[str, tuple[int, int]]] | None = None
         self._target, self._facts = folder, {}  # type: Path, dict[str, Any]
+        if is_main():
+            self._remove_unfinished()
 
     def begin(
         self,
@@ -158,6 +160,14 @@ class CheckpointWriter:
                 continue
             (old / MANIFEST).unlink()  # first of all, so that a half-removed one is no checkpoint
             shutil.rmtree(old)
+        self._remove_unfinished()
+
+    def _remove_unfinished(self) -> None:
+        """What a kill cut short, while it was written or removed, and a newer checkpoint has made useless."""
+        for newest in complete(self._folder)[-1:]:
+            for left in self._folder.glob("step_*"):
+                if left.name < newest.name and not (left / MANIFEST).exists():
+                    shutil.rmtree(left)
 
 
 def complete(folder: Path) -> list[Path]:

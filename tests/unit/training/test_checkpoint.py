@@ -96,6 +96,17 @@ def test_an_unfinished_one_of_the_same_step_is_written_again(save, tmp_path):
     assert names(folder) == ["step_00000007"] and not (folder / "step_00000007" / "half").exists()
 
 
+def test_what_a_kill_left_of_one_goes_when_a_newer_one_is_there(save):
+    for step in (1, 2, 3, 4):
+        folder = save(step, keep_last=9)
+    for step in (1, 2, 4):
+        (folder / f"step_{step:08d}" / "manifest.json").unlink()
+    CheckpointWriter(folder, Talk(), 9)  # of the next start
+    assert sorted(path.name for path in folder.iterdir()) == ["step_00000003", "step_00000004"]
+    save(5, keep_last=9)
+    assert sorted(path.name for path in folder.iterdir()) == ["step_00000003", "step_00000005"]
+
+
 def damage(file):
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
