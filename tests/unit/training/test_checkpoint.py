@@ -41,7 +41,7 @@ def save(tmp_path):
     def make(step, keep_last=2, keep_every=None, engine=None):
         writer = CheckpointWriter(tmp_path / "all", Talk(), keep_last, keep_every)
         writer.begin(step, engine or Engine(0), memories(), {"seed": 1}, write_model)
-        assert writer.finish() == tmp_path / "all" / f"step_{step:08d}"
+        writer.finish()
         return tmp_path / "all"
 
     return make
