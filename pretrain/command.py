@@ -16,6 +16,8 @@ LOST = (
     "timed out after",
     "Watchdog caught",
     "connectFullMesh failed",
+    "wait timeout after",
+    "Broken pipe",
 )
 
 

@@ -36,7 +36,7 @@ from xlpre.training.distributed import (
     set_defaults,
     use_device,
 )
-from xlpre.training.engine import build_engine, start_processes
+from xlpre.training.engine import build_engine, settings_for, start_processes
 from xlpre.training.schedule import learning_rate
 from xlpre.training.state import put_state, weights_of
 
@@ -74,6 +74,7 @@ class Job:
         limit_waiting(config.train.patience_minutes)
         start_processes(self.device)
         self.talk = Talk()
+        self._settings = settings_for(config.train, config.optim, self.device, n_processes(), config.deepspeed)
         self._evaluation = Evaluation(config, self.store, self.tokenizer.starts_word, self.talk)
         self._samples = Samples(config, self.store, self.tokenizer)
         if is_main():
@@ -81,7 +82,7 @@ class Job:
         check_shared(self.run_dir, self.talk)
         folder, train = checkpoints_of(config), config.train
         self._resumed_from = checkpoint.newest(folder, self.talk)
-        self._writer = checkpoint.CheckpointWriter(folder, self.talk, train.keep_last, train.keep_every)
+        self._writer = checkpoint.CheckpointWriter(folder, self.talk, train.keep_last, train.keep_every, self._publish)
         self.step, self.tokens, self.seconds, self._best_loss = 0, 0, 0.0, None  # type: int, int, float, float | None
         self.skipped = self._skipped_in_a_row = 0
         self.memories: list[Memory] = []
@@ -161,7 +162,7 @@ class Job:
             float(self._stop_asked), time.monotonic() - self._started, float(self._writer.writing)
         )
         if self._writer.begun and not writing:
-            self.finish_saving()
+            self._writer.advance()
         return asked > 0
 
     def measure(self) -> Measure:
@@ -203,8 +204,7 @@ class Job:
 
     def finish_saving(self) -> None:
         """Wait for the checkpoint that was begun, if one was; every process must call it."""
-        if self._writer.begun:
-            self._publish(self._writer.finish())
+        self._writer.finish()
 
     def _dump_met(self, step: int) -> Path:
         """Leave what the update of `step` met, in every process, for a person to look at."""
@@ -230,8 +230,7 @@ class Job:
 
     def _publish(self, saved: Path) -> None:
         """Make the model of a checkpoint the model of the run."""
-        if is_main():
-            linked_copy(saved / checkpoint.MODEL, model_folder(self.config))
+        linked_copy(saved / checkpoint.MODEL, model_folder(self.config))
 
     @property
     def _time_share(self) -> float:
@@ -252,7 +251,7 @@ class Job:
             put_weights(weights, model)
         else:
             self._foundation.start.put_weights(model)
-        self.engine = build_engine(model, config.train, config.optim, self.device, n_processes(), config.deepspeed)
+        self.engine = build_engine(model, self._settings, config.train, config.optim, self.device)
         dtype = model.backbone.mask_embedding.dtype
         self._precision = str(dtype)
         if not saved:

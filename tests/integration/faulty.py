@@ -1,8 +1,9 @@
 """`pretrain/run.py` with a fault put into it: FAULT={"phase": ..., "do": ..., "steps": [first, last], "process": N} in the environment.
 
 A fault happens on process N, once it is in one of the steps (updates done) and in the phase. See PHASES for where one can be killed;
-`do` is `kill` (by default), `stop` (it hangs), `full` (no room on the disk) or, in the phase `loss`, `nan`, `inf`, `inf_gradient`
-and `nan_memory`. Given a JSON list of lists of words, it pretrains with each in turn, and `each` says what is done in them.
+`do` is `kill` (by default), `kill_all` (the whole process group at once), `stop` (it hangs), `full` (no room on the disk) or, in the
+phase `loss`, `nan`, `inf`, `inf_gradient` and `nan_memory`. What is killed says so first, on stderr. Given a JSON list of lists of
+words, it pretrains with each in turn, and `each` says what is done in them.
 """
 
 import dataclasses
@@ -10,6 +11,7 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 
 import torch
 
@@ -19,16 +21,31 @@ import pretrain.run
 from pretrain.command import run_command
 from pretrain.config import PretrainConfig
 from pretrain.job import Job
+from xlpre import atomic
 from xlpre.config import load
 from xlpre.model.language_model import LanguageModel
-from xlpre.training import checkpoint
+from xlpre.training import checkpoint, distributed
 from xlpre.training.checkpoint import CheckpointWriter
 
 FAULT = json.loads(os.environ.get("FAULT", "{}"))
-PHASES = {
+
+
+def only_half_removed(path, **_) -> bool:
+    """Whether it is an old checkpoint, whose manifest is gone already."""
+    return Path(path).name.startswith("step_") and Path(path).is_dir()
+
+
+def between_renames(source, target) -> bool:
+    """Whether the folder that is to be replaced has been moved away, and the new one is not there yet."""
+    return any(Path(target).parent.glob(f".{Path(target).name}.replaced-*"))
+
+
+PHASES = {  # before a call of what; of those calls, before which
+    "meeting": (distributed, "_names_in"),  # whether all see the run folder
     "start": (Job, "_start"),  # processes joined, nothing built
     "loading": (checkpoint, "memory_of"),  # of a resumed run only
     "forward": (LanguageModel, "forward"),
+    "backward": (torch.autograd, "backward"),
     "update": (torch.optim.AdamW, "step"),  # inside the engine's step
     "after_update": (Job, "end_update"),
     "measuring": (Job, "measure"),
@@ -38,10 +55,12 @@ PHASES = {
     "model": (Job, "_write_model"),
     "manifest": (checkpoint, "new_file"),  # all is there but the manifest
     "removing": (CheckpointWriter, "_remove_old"),  # the manifest is there
-    "half_removed": (checkpoint.shutil, "rmtree"),
+    "half_removed": (checkpoint.shutil, "rmtree", only_half_removed),
     "publishing": (pretrain.job, "linked_copy"),
+    "between_renames": (atomic.os, "replace", between_renames),
     "closing": (Job, "close"),
 }
+MAIN_ONLY = ("model", "manifest", "removing", "half_removed", "publishing", "between_renames")  # process 0 does it
 STEP = {"now": 0}
 
 
@@ -54,14 +73,20 @@ def happen() -> None:
     what = FAULT.get("do", "kill")
     if what == "full":
         raise OSError(28, "No space left on device")
+    if what.startswith("kill"):
+        os.write(2, f"fault: {what} in {FAULT['phase']} at step {STEP['now']}\n".encode())
+    if what == "kill_all":
+        os.killpg(0, signal.SIGKILL)
     os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[what])
 
 
-def before(owner, name, act) -> None:
+def before(owner, name, when=lambda *args, **kwargs: True) -> None:
+    """Let the fault happen before a call of `owner.name` that is as `when` says."""
     original = getattr(owner, name)
 
     def replaced(*args, **kwargs):
-        act()
+        if due() and when(*args, **kwargs):
+            happen()
         return original(*args, **kwargs)
 
     setattr(owner, name, replaced)
@@ -114,5 +139,5 @@ if __name__ == "__main__":
     if FAULT.get("phase") == "loss":
         spoil()
     elif FAULT:
-        before(*PHASES[FAULT["phase"]], lambda: due() and happen())
+        before(*PHASES[FAULT["phase"]])
     run_command(main)

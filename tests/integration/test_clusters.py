@@ -125,6 +125,7 @@ def slurm(tmp_path):
     end(*cluster.jobs)
 
 
+@pytest.mark.long
 def test_a_slurm_job_whose_time_ends_saves_goes_back_into_the_queue_and_then_finishes_as_if_nothing_had_been(
     words, tmp_path, slurm, uninterrupted
 ):

@@ -12,10 +12,16 @@ from torch import nn
 
 from tests.conftest import has_bf16, has_fp16
 from xlpre.training import distributed, state
-from xlpre.training.engine import TrainConfig, build_engine, precision_on, start_processes
+from xlpre.training.engine import TrainConfig, build_engine, precision_on, settings_for, start_processes
 from xlpre.training.optim import GuardedAdamW, OptimConfig
 
 CPU = torch.device("cpu")
+
+
+def engine_around(net, train, optim, overrides):
+    return build_engine(net, settings_for(train, optim, CPU, 1, overrides), train, optim, CPU)
+
+
 WIDTH = 6
 PRECISIONS = ["fp32", *(["bf16"] if has_bf16() else []), *(["fp16"] if has_fp16() else [])]
 ENGINES = [("fp32", 0)] + [(precision, stage) for precision in PRECISIONS for stage in (1, 2, 3)]
@@ -52,7 +58,13 @@ class Net(nn.Module):
 def built(precision, stage, net=None, clip=1.0, **zero):
     train = TrainConfig(batch_size=2, precision=precision)
     optim = OptimConfig(lr=0.01, clip=clip)
-    return build_engine(net or Net(), train, optim, CPU, 1, {"zero_optimization": {"stage": stage, **zero}})
+    return engine_around(
+        net or Net(),
+        settings_for(train, optim, CPU, 1, {"zero_optimization": {"stage": stage, **zero}}),
+        train,
+        optim,
+        CPU,
+    )
 
 
 def update(engine, number, factor=1.0):
@@ -214,7 +226,13 @@ class Sum(nn.Module):
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_gradients_of_bf16_are_added_in_fp32(stage):
     train = TrainConfig(batch_size=4, accumulation=4, precision="bf16")
-    engine = build_engine(Sum(), train, OptimConfig(), CPU, 1, {"zero_optimization": {"stage": stage}})
+    engine = build_engine(
+        Sum(),
+        settings_for(train, OptimConfig(), CPU, 1, {"zero_optimization": {"stage": stage}}),
+        train,
+        OptimConfig(),
+        CPU,
+    )
     for factor in (1.0, 2.0**-9, 2.0**-9, 2.0**-9):  # whose sum is 1 in bf16
         engine.backward(engine(factor))
         engine.step()
@@ -230,8 +248,14 @@ def test_offloading_refuses_torchs_optimizer_unless_told_not_to():
     train = TrainConfig(batch_size=2, precision="fp32")
     overrides = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
     with pytest.raises(Exception, match="client provided optimizer"):
-        build_engine(Net(), train, OptimConfig(), CPU, 1, {**overrides, "zero_force_ds_cpu_optimizer": True})
-    build_engine(Net(), train, OptimConfig(), CPU, 1, overrides)
+        build_engine(
+            Net(),
+            settings_for(train, OptimConfig(), CPU, 1, {**overrides, "zero_force_ds_cpu_optimizer": True}),
+            train,
+            OptimConfig(),
+            CPU,
+        )
+    build_engine(Net(), train, OptimConfig(), overrides)
 
 
 @needs_bf16

@@ -14,7 +14,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +42,24 @@ class CheckpointWriter:
         talk: between the processes.
         keep_last: older checkpoints beyond so many are removed,
         keep_every: but those of steps divisible by it.
+        publish: called with each checkpoint when it is one; on process 0, in the background.
     """
 
-    def __init__(self, folder: Path, talk: Talk, keep_last: int, keep_every: int | None = None) -> None:
-        self._folder, self._talk = folder, talk
+    def __init__(
+        self,
+        folder: Path,
+        talk: Talk,
+        keep_last: int,
+        keep_every: int | None = None,
+        publish: Callable[[Path], None] = lambda saved: None,
+    ) -> None:
+        self._folder, self._talk, self._publish = folder, talk, publish
         self._keep_last, self._keep_every = keep_last, keep_every
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._written: Future[dict[str, tuple[int, int]]] | None = None
+        self._work: Future[dict[str, tuple[int, int]]] | None = None
         self._target, self._facts = folder, {}  # type: Path, dict[str, Any]
+        if is_main():
+            self._remove_unfinished()
 
     def begin(
         self,
@@ -67,7 +78,7 @@ class CheckpointWriter:
             facts: small things to know on resuming: what must agree, and what goes on (the clock).
             write_model: makes a model folder of weights; called on process 0, in the background.
         """
-        assert self._written is None
+        assert self._work is None
         self._target = self._folder / f"step_{step:08d}"
         if is_main():
             shutil.rmtree(self._target, ignore_errors=True)  # an unfinished one of the same step
@@ -83,51 +94,66 @@ class CheckpointWriter:
                 f"{group}.valid": valid.cpu(),
             }
         self._facts = {"step": step, "n_processes": n_processes(), "counters": counters_of(engine), **facts}
-        self._written = self._thread.submit(self._write, self._target, weights, moments, lanes, write_model)
+        self._work = self._thread.submit(self._write, self._target, weights, moments, lanes, write_model)
 
     @property
     def writing(self) -> bool:
-        """Whether this process is still writing."""
-        return self._written is not None and not self._written.done()
+        """Whether this process is still at it."""
+        return self._work is not None and not self._work.done()
 
     @property
     def begun(self) -> bool:
-        """Whether a checkpoint was begun and not finished."""
-        return self._written is not None
+        """Whether a checkpoint was begun that is not one yet."""
+        return self._work is not None
 
-    def finish(self) -> Path:
-        """Wait until every process has written, and make it a checkpoint; every process must call it.
+    def advance(self) -> None:
+        """Go on with what was begun; every process must call it, when none is `writing`.
+
+        When all have written, process 0 makes it a checkpoint, again in the background; then it is one.
 
         Raises:
             ValueError: it could not be written; nothing of it is left.
         """
-        assert self._written is not None
+        assert self._work is not None
         files, failure = {}, ""
         try:
-            files = self._written.result()
+            files = self._work.result()
         except (OSError, SafetensorError) as error:
             failure = f"process {process()}: {error}"
-        self._written = None
+        self._work = None
         everywhere = self._talk.collect((files, failure))
         if failures := [failure for _, failure in everywhere if failure]:
-            if is_main():
-                shutil.rmtree(self._target, ignore_errors=True)
-            good = complete(self._folder)
-            raise ValueError(
-                f"{self._target} could not be written ({failures[0]}) and was removed; "
-                + (f"{good[-1].name} is good: " if good else "there is no other: ")
-                + "make room, and the same command goes on from there"
-            )
-        if is_main():
-            found = {name: numbers for files, _ in everywhere for name, numbers in files.items()}
-            self._facts["files"] = {
-                name: {"bytes": size, "crc32c": checksum} for name, (size, checksum) in found.items()
-            }
-            with new_file(self._target / MANIFEST) as partial:
-                partial.write_text(json.dumps(self._facts, indent=1))
-            self._remove_old()
+            self._fail(failures[0])
+        found = {name: numbers for files, _ in everywhere for name, numbers in files.items()}
+        if found:
+            work = partial(self._complete, found) if is_main() else dict
+            self._work = self._thread.submit(work)
+
+    def finish(self) -> None:
+        """Wait until what was begun is a checkpoint; every process must call it."""
+        while self._work is not None:
+            wait([self._work])
+            self.advance()
+
+    def _fail(self, failure: str) -> None:
+        if is_main() and not (self._target / MANIFEST).exists():
+            shutil.rmtree(self._target, ignore_errors=True)
         self._talk.barrier()
-        return self._target
+        good = complete(self._folder)
+        raise ValueError(
+            f"{self._target} could not be written ({failure}); "
+            + (f"{good[-1].name} is good: " if good else "there is no other: ")
+            + "make room, and the same command goes on from there"
+        )
+
+    def _complete(self, files: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+        """Make what is written a checkpoint."""
+        self._facts["files"] = {name: {"bytes": size, "crc32c": checksum} for name, (size, checksum) in files.items()}
+        with new_file(self._target / MANIFEST) as partial_manifest:
+            partial_manifest.write_text(json.dumps(self._facts, indent=1))
+        self._remove_old()
+        self._publish(self._target)
+        return {}
 
     def close(self) -> None:
         """No more checkpoints."""
@@ -158,6 +184,14 @@ class CheckpointWriter:
                 continue
             (old / MANIFEST).unlink()  # first of all, so that a half-removed one is no checkpoint
             shutil.rmtree(old)
+        self._remove_unfinished()
+
+    def _remove_unfinished(self) -> None:
+        """What a kill cut short, while it was written or removed, and a newer checkpoint has made useless."""
+        for newest in complete(self._folder)[-1:]:
+            for left in self._folder.glob("step_*"):
+                if left.name < newest.name and not (left / MANIFEST).exists():
+                    shutil.rmtree(left)
 
 
 def complete(folder: Path) -> list[Path]:

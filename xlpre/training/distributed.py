@@ -88,6 +88,8 @@ def check_shared(folder: Path, talk: Talk, patience_seconds: float = 60.0) -> No
     # a name that nobody looked for before, so that no network file system remembers its absence
     sign = folder / f".seen_{talk.from_main(secrets.token_hex(8))}"
     if is_main():
+        for left in folder.glob(".seen_*"):  # by who was killed here
+            left.unlink()
         sign.touch()
     talk.barrier()
     until = time.monotonic() + patience_seconds

@@ -113,36 +113,28 @@ def start_processes(device: torch.device) -> None:
     _deepspeed(device).init_distributed(verbose=False)
 
 
-def build_engine(
-    model: nn.Module,
-    train: TrainConfig,
-    optim: OptimConfig,
-    device: torch.device,
-    n_processes: int,
-    overrides: dict[str, Any],
-) -> Any:
-    """DeepSpeed's engine around `model`.
+def settings_for(
+    train: TrainConfig, optim: OptimConfig, device: torch.device, n_processes: int, overrides: dict[str, Any]
+) -> dict[str, Any]:
+    """What DeepSpeed is told, once the processes are joined.
 
     Args:
-        model: called by the engine as it would be by hand.
         train: batch size, accumulation, precision.
-        optim: AdamW.
+        optim: clipping.
         device: of this process.
         n_processes: of the job.
         overrides: settings for DeepSpeed, handed on untouched; `check_overrides` has passed them.
 
     Raises:
-        ValueError: a precision that the device does not have or the stage
-            gets wrong, a key that DeepSpeed does not have.
+        ValueError: a precision that the device does not have or the stage gets wrong, a key that DeepSpeed does not have.
     """
-    library = _deepspeed(device)
     precision, stage = precision_on(device, train.precision), stage_of(overrides)
     if stage == 0 and precision != "fp32":
         raise ValueError(
             f"deepspeed.zero_optimization.stage=0 with {precision} (train.precision={train.precision}) is computed wrongly by DeepSpeed; "
             "leave the stage out, or set 1, 2, 3, or train.precision=fp32"
         )
-    settings = {
+    ours = {
         "train_micro_batch_size_per_gpu": train.batch_size // (n_processes * train.accumulation),
         "gradient_accumulation_steps": train.accumulation,
         "gradient_clipping": optim.clip if stage else 0.0,  # without ZeRO the optimizer clips
@@ -153,17 +145,24 @@ def build_engine(
         "zero_force_ds_cpu_optimizer": False,  # torch's AdamW under offload, too: it needs no compiler
         "steps_per_print": 2**31,
     }
+    settings = _merged(ours, overrides)
     try:
-        engine, *_ = library.initialize(
-            model=model,
-            optimizer=build_optimizer(model, optim, guarded=stage == 0),
-            config=_merged(settings, overrides),
-        )
+        _deepspeed(device).DeepSpeedConfig(dict(settings))
     except ValidationError as error:
         first = error.errors()[0]
         raise ValueError(
             f"deepspeed: {'.'.join(map(str, first['loc']))}: {first['msg']} (its own name of the key)"
         ) from None
+    return settings
+
+
+def build_engine(
+    model: nn.Module, settings: dict[str, Any], train: TrainConfig, optim: OptimConfig, device: torch.device
+) -> Any:
+    """DeepSpeed's engine around `model`, which it calls as one would by hand, with `settings_for` it."""
+    guarded = settings["zero_optimization"]["stage"] == 0
+    optimizer = build_optimizer(model, optim, guarded)
+    engine, *_ = _deepspeed(device).initialize(model=model, optimizer=optimizer, config=settings)
     if train.compile:
         engine.compile()
     return engine

@@ -83,7 +83,10 @@ def _whole(engine: Any, key: str | None, keep: Callable[[int], bool]) -> Iterato
             whole = safe_get_full_optimizer_state(parameter, key)
         if keep(index):
             shape = getattr(parameter, "ds_shape", parameter.shape)  # stage 3 keeps a share of the parameter only
-            yield name, whole.detach().view(shape).to("cpu", torch.float32, copy=stage == 0)  # DeepSpeed hands over a copy
+            yield (
+                name,
+                whole.detach().view(shape).to("cpu", torch.float32, copy=stage == 0),
+            )  # DeepSpeed hands over a copy
 
 
 def _put(engine: Any, parameter: Any, whole: Tensor, key: str | None) -> None:

@@ -41,7 +41,7 @@ def save(tmp_path):
     def make(step, keep_last=2, keep_every=None, engine=None):
         writer = CheckpointWriter(tmp_path / "all", Talk(), keep_last, keep_every)
         writer.begin(step, engine or Engine(0), memories(), {"seed": 1}, write_model)
-        assert writer.finish() == tmp_path / "all" / f"step_{step:08d}"
+        writer.finish()
         return tmp_path / "all"
 
     return make
@@ -94,6 +94,17 @@ def test_an_unfinished_one_of_the_same_step_is_written_again(save, tmp_path):
     (tmp_path / "all" / "step_00000007" / "half").write_text("")
     folder = save(7)
     assert names(folder) == ["step_00000007"] and not (folder / "step_00000007" / "half").exists()
+
+
+def test_what_a_kill_left_of_one_goes_when_a_newer_one_is_there(save):
+    for step in (1, 2, 3, 4):
+        folder = save(step, keep_last=9)
+    for step in (1, 2, 4):
+        (folder / f"step_{step:08d}" / "manifest.json").unlink()
+    CheckpointWriter(folder, Talk(), 9)  # of the next start
+    assert sorted(path.name for path in folder.iterdir()) == ["step_00000003", "step_00000004"]
+    save(5, keep_last=9)
+    assert sorted(path.name for path in folder.iterdir()) == ["step_00000003", "step_00000005"]
 
 
 def damage(file):

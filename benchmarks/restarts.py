@@ -1,0 +1,264 @@
+"""The share of the time that trains, where a training process is killed every two minutes and torchrun starts again by itself.
+
+python benchmarks/restarts.py --minutes 20 --every 120 --out reports/reliability/restarts.jsonl
+
+Makes a store of docstrings in a temporary folder and trains on it with two CPU processes under `torchrun --max-restarts`, as
+docs/clusters.md says; a process at random gets SIGKILL. One JSON line for each kill, one for the whole, then a table.
+
+What counts is the time inside updates whose result is in the model at the end: not an update that a kill undid (the one made again in its
+place counts), no saving, no measuring, no starting. It is divided by the wall time from the first start to the last process's end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from xlpre.data.building import write_store
+from xlpre.text.corpus import TextConfig, documents
+from xlpre.text.tokenizer import TokenizerConfig, train
+from xlpre.training.metrics import read_metrics
+
+REPOSITORY = Path(__file__).parents[1]
+TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
+# pretrain/run.py, whose process 0 says when it has come how far
+TRAIN = """
+import os, time
+def mark(what, more=""):
+    if os.environ["RANK"] == "0":
+        print(f"mark {what} {time.time():.3f} {more}", flush=True)
+mark("python")
+import pretrain.job, pretrain.loop, pretrain.run
+from pretrain.command import run_command
+mark("imported")
+def after(owner, name, what):
+    original = getattr(owner, name)
+    def marked(*args, **settings):
+        since = time.time()
+        result = original(*args, **settings)
+        mark(what, f"{time.time() - since:.3f}")
+        return result
+    setattr(owner, name, marked)
+after(pretrain.job.Job, "save", "saving")
+after(pretrain.job.Job, "_publish", "saved")
+after(pretrain.job, "start_processes", "joined")
+after(pretrain.loop, "Job", "built")
+run_command(pretrain.run.main)
+"""
+MARK = re.compile(r"mark (\w+) ([\d.]+) ?([\d.]*)")
+STEP = re.compile(r"step ([\d,]+): loss .* ([\d,]+) tokens/s")
+CONFIG = str(REPOSITORY / "configs" / "pretrain" / "debug.yaml")
+SIZE = {  # of an update of about a tenth of a second on two cores
+    "train.batch_size": 16,
+    "data.window": 128,
+    "data.reuse_len": 64,
+    "model.d_model": 128,
+    "model.d_inner": 512,
+    "model.mem_len": 64,
+}
+PARTS = ("noticing", "starting", "importing", "joining", "building", "first_update")
+
+
+class Training:
+    """A torchrun, and what its process 0 said so far."""
+
+    def __init__(self, words: Sequence[str], restarts: int) -> None:
+        quiet = {
+            "OMP_NUM_THREADS": "1",
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "DS_ACCELERATOR": "cpu",
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+        needed = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "PYTHONUNBUFFERED": "1"}
+        paths = {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])}
+        launcher = [TORCHRUN, "--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts), "--no-python"]
+        self.marks: list[tuple[str, float, float]] = []  # what, when, how many seconds it took
+        self.updates: list[tuple[int, float, float]] = []  # step, when it was done, tokens a second
+        self.rest: list[str] = []
+        self._process = subprocess.Popen(
+            [*launcher, sys.executable, "-c", TRAIN, *words],
+            env={**os.environ, **quiet, **needed, **paths},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def processes(self) -> list[psutil.Process]:
+        """Those that train."""
+        return [p for p in psutil.Process(self._process.pid).children() if p.status() != psutil.STATUS_ZOMBIE]
+
+    def wait(self, timeout: float) -> int:
+        """Until torchrun has ended; its status."""
+        status = self._process.wait(timeout)
+        self._reader.join()
+        return status
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has, unasked perhaps."""
+        return self._process.poll() is not None
+
+    def end(self) -> None:
+        """Kill what is left."""
+        if not self.ended:
+            for child in psutil.Process(self._process.pid).children(recursive=True):
+                child.kill()
+            self._process.kill()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if found := MARK.match(line):
+                self.marks.append((found[1], float(found[2]), float(found[3] or 0)))
+            elif found := STEP.match(line):
+                step, rate = (int(found[group].replace(",", "")) for group in (1, 2))
+                self.updates.append((step, time.time(), rate))
+            else:
+                self.rest.append(line)
+
+
+def kill_one(training: Training, rng: random.Random) -> tuple[float, float]:
+    """Kill one; when, and when the other had ended, too."""
+    victim, other = rng.sample(training.processes(), 2)
+    killed = time.time()
+    victim.kill()
+    while other.is_running() and other.status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.02)
+    return killed, time.time()
+
+
+def first_update(training: Training, after: float) -> tuple[int, float]:
+    """The first that is made by a start after the time `after`: its step, and when it was done. Waits for it."""
+    until = time.monotonic() + 300
+    while time.monotonic() < until and not training.ended:
+        built = [when for what, when, _ in training.marks if what == "built" and when > after]
+        for step, when, _ in training.updates:
+            if built and when > built[-1]:
+                return step, when
+        time.sleep(0.05)
+    raise RuntimeError("it did not start again:\n" + "".join(training.rest[-60:]))
+
+
+def after_kill(training: Training, killed: float, gone: float, tokens: int) -> dict:
+    """How long it took from a kill to the first update after it, by part, and what was lost."""
+    again, done = first_update(training, killed)
+    at = {what: when for what, when, _ in training.marks if when > killed}
+    times = [killed, gone, at["python"], at["imported"], at["joined"], at["built"], done]
+    earlier = [update for update in training.updates if update[1] < at["python"]]
+    made, last_update, _ = earlier[-1]
+    undone = {step: tokens / rate for step, _, rate in earlier if again <= step <= made}  # the last time it was made
+    return {
+        "updates_made_again": len(undone),
+        "lost_seconds": round(sum(undone.values()) + killed - last_update, 2),
+        **{part: round(b - a, 2) for part, a, b in zip(PARTS, times, times[1:], strict=False)},
+    }
+
+
+def run(training: Training, minutes: float, every: float, rng: random.Random, tokens: int) -> list[dict]:
+    """Kill and wait; a line for each kill."""
+    since, lines, number = time.time(), [], 1
+    while number * every < minutes * 60:
+        time.sleep(max(since + number * every - time.time(), 0))
+        killed, gone = kill_one(training, rng)
+        found = after_kill(training, killed, gone, tokens)
+        lines.append(
+            {"kill": number, "seconds": round(killed - since, 1), **found, "load": round(os.getloadavg()[0], 1)}
+        )
+        print(json.dumps(lines[-1]), flush=True)
+        number += 1
+    time.sleep(max(since + minutes * 60 - time.time(), 0))
+    return lines
+
+
+def summary(
+    training: Training, lines: Sequence[dict], wall: float, run_dir: Path, save_every: int, tokens: int
+) -> dict:
+    """The whole."""
+    counted = [line for line in read_metrics(run_dir) if "loss" in line]
+    steps = [line["step"] for line in counted]
+    assert steps == list(range(1, len(steps) + 1)), "an update is missing or there twice"
+    seconds = [tokens / line["tokens_per_second"] for line in counted]
+    saving = [took for what, _, took in training.marks if what == "saving"]
+    begun = [when for what, when, _ in training.marks if what == "saving"]
+    written = [
+        when - max(b for b in begun if b < when)
+        for what, when, _ in training.marks
+        if what == "saved" and begun[0] < when
+    ]
+    down = [sum(line[part] for part in PARTS) for line in lines]
+    return {
+        "share_that_trains": round(sum(seconds) / wall, 4),
+        "wall_seconds": round(wall, 1),
+        "training_seconds": round(sum(seconds), 1),
+        "lost_seconds": round(sum(line["lost_seconds"] for line in lines), 1),
+        "down_seconds": round(sum(down), 1),
+        "saving_seconds": round(sum(saving), 1),
+        "kills": len(lines),
+        "updates": len(steps),
+        "update_seconds": round(statistics.median(seconds), 3),
+        "save_every": save_every,
+        "saves": len(saving),
+        "a_save_stops_seconds": round(statistics.median(saving), 3),
+        "a_save_is_written_after_seconds": round(statistics.median(written), 2),
+        "updates_made_again": sum(line["updates_made_again"] for line in lines),
+        **{part: statistics.median(line[part] for line in lines) for part in PARTS},
+    }
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=20)
+    parser.add_argument("--every", type=float, default=120, help="seconds between kills")
+    parser.add_argument("--config", default=CONFIG)
+    parser.add_argument("--save-every", type=int, default=25)
+    parser.add_argument("--out", type=Path, help="a file for the JSON lines")
+    parser.add_argument("--goal", type=float, default=0.9, help="the exit status is not 0 below it")
+    parser.add_argument("words", nargs="*", help="key=value of the training")
+    words = parser.parse_intermixed_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder, text = Path(name), list(documents(TextConfig(limit_mb=3)))
+        store = write_store(
+            folder / "store", text, train(text, TokenizerConfig(vocab_size=2000)), 0.05, {"source": "docstrings"}, {}
+        ).path
+        run_dir, restarts = folder / "run", int(words.minutes * 60 / words.every)
+        settings = {"run_dir": run_dir, "data.store": store, "tokenizer.path": store / "vocabulary.model"}
+        settings |= SIZE if words.config == CONFIG else {}
+        settings |= {"train.steps": 10**6, "train.hours": "null", "train.log_every": 1, "eval.every": 10**6}
+        settings |= {"train.save_every": words.save_every, "schedule.decay": "constant"}
+        said = ["--config", words.config, *(f"{key}={value}" for key, value in settings.items()), *words.words]
+        since, training = time.time(), Training(said, restarts)
+        try:
+            first_update(training, since)
+            tokens = read_metrics(run_dir)[1]["tokens"]  # after the measurement at step 0
+            lines = run(training, words.minutes, words.every, random.Random(1), tokens)
+            training.processes()[0].terminate()  # asks all to save and end
+            status = training.wait(300)
+        finally:
+            training.end()
+        assert status == 0, "".join(training.rest[-40:])
+        whole = summary(training, lines, time.time() - since, run_dir, words.save_every, tokens)
+    print(json.dumps(whole))
+    if words.out:
+        words.out.write_text("".join(json.dumps(line) + "\n" for line in [*lines, whole]))
+    print(f"\n{whole['share_that_trains']:.1%} of {whole['wall_seconds']:,.0f} s trained, with {whole['kills']} kills")
+    sys.exit(whole["share_that_trains"] < words.goal)
+
+
+if __name__ == "__main__":
+    main()
