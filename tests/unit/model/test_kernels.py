@@ -124,3 +124,15 @@ def test_the_reused_half_is_never_scored_against_the_rest():
         everywhere, _ = model.backbone._geometries(batch, memory)
     keys = [block.n_keys for block in everywhere.prepared.blocks if block.in_order]
     assert max(keys[:2]) <= 10 + 20 < min(keys[2:])
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_layers_that_are_computed_again_keep_no_probabilities(recomputed):
+    batch, model, kept = random_batch(40, reuse=20), make_model(attention="cpu"), []
+    if recomputed:
+        model.backbone.recompute_layers()
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.shape) or x, lambda x: x):
+        loss, _ = model(batch, random_memory(model.config, 2, 10))
+    loss.backward()
+    of_all_keys = [shape for shape in kept if len(shape) == 3 and shape[-1] == 50]  # (g, n, K)
+    assert bool(of_all_keys) is not recomputed

@@ -155,31 +155,31 @@ class _Attention(torch.autograd.Function):
                 used = probability.relu().mul_(1 / (1 - dropout))
             torch.bmm(used, values[part.seen], out=out[part.rows])
             kept.append(probability)
-        ctx.save_for_backward(scaled, content, place, keys, values, out, step_bias, step, place_keys, place_offsets)
-        ctx.kept, ctx.prepared, ctx.dropout, ctx.scale = kept, prepared, dropout, scale
+        given = (step_bias, step, place_keys, place_offsets)
+        ctx.save_for_backward(scaled, content, place, keys, values, out, *given, *kept)
+        ctx.prepared, ctx.dropout, ctx.scale = prepared, dropout, scale
         ctx.has_content_bias, ctx.has_place_bias = content_bias is not None, place_bias is not None
         return out.view_as(scaled).transpose(1, 2)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        scaled, content, place, keys, values, out, step_bias, step, place_keys, place_offsets = ctx.saved_tensors
-        prepared, dropout, scale, kept = ctx.prepared, ctx.dropout, ctx.scale, iter(ctx.kept)
-        ctx.kept = None
+        scaled, content, place, keys, values, out, step_bias, step, place_keys, place_offsets, *kept = ctx.saved_tensors
+        prepared, dropout, scale = ctx.prepared, ctx.dropout, ctx.scale
         B, H = scaled.shape[:2]
         grad = grad.transpose(1, 2).flatten(0, 1)
         total = (grad * out).sum(-1, keepdim=True)
         d_content, d_keys, d_values = torch.empty_like(content), torch.zeros_like(keys), torch.zeros_like(values)
-        d_place = None if place_keys is None else torch.empty_like(content)
-        d_steps = None if step is None else torch.empty_like(total)
+        d_place: Any = None if place_keys is None else torch.empty_like(content)
+        d_steps: Any = None if step is None else torch.empty_like(total)
         places = None if place_keys is None else _Places(place_keys, place_offsets, scale, prepared)
-        for part in _parts(B, H, prepared):
-            probability, mine = next(kept), grad[part.rows]
+        for part, probability in zip(_parts(B, H, prepared), kept, strict=True):
+            mine = grad[part.rows]
             d_score = mine @ values[part.seen].transpose(1, 2)
             used = probability
             if dropout:
                 used = probability.relu().mul_(1 / (1 - dropout))
                 d_score.mul_(1 / (1 - dropout)).masked_fill_(probability.signbit(), 0)
-                probability = probability.abs_()
+                probability = probability.abs()
             d_values[part.seen] += used.transpose(1, 2) @ mine
             d_score.sub_(total[part.rows]).mul_(probability)
             torch.bmm(d_score, keys[part.seen], out=d_content[part.rows])
@@ -222,7 +222,8 @@ class _Places:
         heads_first = keys.transpose(1, 2)[prepared.direction]  # (B, H, R, E)
         self._keys = heads_first.flatten(0, 1)
         self._offsets = None if offsets is None else (offsets.transpose(1, 2) * scale)[prepared.direction].flatten(0, 1)
-        self._d_keys = self._d_offsets = None  # type: Tensor | None
+        self._d_keys: Any = None
+        self._d_offsets: Any = None
 
     def scores(self, query: Tensor, part: Part) -> Tensor:
         """(g, n, k) of queries (g, n, E)."""
@@ -264,7 +265,7 @@ class _Places:
             return d_keys, None
         return d_keys, self._of_directions(self._d_offsets, like_offsets) * self._scale
 
-    def _of_directions(self, gradient: Tensor | None, like: Tensor) -> Tensor:
+    def _of_directions(self, gradient: Tensor, like: Tensor) -> Tensor:
         direction, heads_first = self._prepared.direction, torch.zeros_like(like).transpose(1, 2)
         return heads_first.index_add(0, direction, gradient.view(len(direction), *heads_first.shape[1:])).transpose(
             1, 2

@@ -24,7 +24,7 @@ class Reference:
         if scores.place_keys is not None:
             score = score + geometry.align(by_distance(scores, geometry))
         if scores.step is not None:
-            step = torch.einsum("bnhe,he->bhn", scores.with_bias(scores.step_bias), scores.step)
+            step = (scores.with_bias(scores.step_bias) * scores.step).sum(-1).transpose(1, 2)
             score = score + step[..., None] * different
         score = score.masked_fill(~visible, torch.finfo(score.dtype).min)
         probability = score.softmax(-1, dtype=torch.float32) * visible.any(

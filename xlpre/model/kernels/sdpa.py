@@ -27,7 +27,7 @@ class Sdpa:
         if scores.place_keys is not None:
             bias = geometry.align(by_distance(scores, geometry))
         if scores.step is not None:
-            step = torch.einsum("bnhe,he->bhn", scores.with_bias(scores.step_bias), scores.step)
+            step = (scores.with_bias(scores.step_bias) * scores.step).sum(-1).transpose(1, 2)
             bias = bias + step[..., None] * different
         bias = bias.masked_fill(~visible, torch.finfo(bias.dtype).min)
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))
