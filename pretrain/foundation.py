@@ -107,11 +107,11 @@ def is_finished(config: PretrainConfig, typed: Collection[str] = ()) -> bool:
 
 
 def _facts(config: PretrainConfig, store: TokenStore, shape: ModelConfig) -> dict[str, Any]:
-    data, optim = dataclasses.asdict(config.data), dataclasses.asdict(config.optim)
-    del data["workers"], optim["lr"]
+    data, optim, model = (dataclasses.asdict(group) for group in (config.data, config.optim, shape))
+    del data["workers"], optim["lr"], model["attention"]
     return {
         "format": FORMAT,
-        "model": dataclasses.asdict(shape),
+        "model": model,
         "data": {**data, "store": store.fingerprint},
         "objective": dataclasses.asdict(config.objective),
         "memory": dataclasses.asdict(config.memory),

@@ -17,7 +17,7 @@ from xlpre.text.tokenizer import Tokenizer
 from xlpre.training import checkpoint
 
 # what is not in the weights: ours if it is set, else the folder's
-FREE = ("mem_len", "attention_length", "clamp_len", "dropout", "dropatt", "init", "init_std")
+FREE = ("mem_len", "attention_length", "clamp_len", "attention", "dropout", "dropatt", "init", "init_std")
 
 
 class Start:

@@ -12,7 +12,25 @@ from xlpre.model.feedforward import PLAIN
 from xlpre.model.geometry import Geometry
 from xlpre.model.memory import extend_memory
 from xlpre.model.positions import distance_table
-from xlpre.model.visibility import build_reach, content_visible
+from xlpre.model.visibility import reach_of
+
+
+def in_order(n_tokens, key_rank, reach) -> Geometry:
+    """The rows of a window, each seeing what comes before it and itself."""
+    rows, n_keys = key_rank.shape
+    places = torch.arange(n_tokens).expand(rows, -1)
+    return Geometry(
+        query_rank=places + 1,
+        key_rank=key_rank,
+        row_segments=torch.zeros_like(places),
+        key_segments=torch.zeros_like(key_rank),
+        positions=places,
+        n_content=n_tokens,
+        n_own=n_tokens,
+        reach=reach,
+        direction=torch.zeros(rows, dtype=torch.long),
+        distances=torch.empty(2, n_keys + n_tokens, 0),
+    )
 
 
 def cases(path, name):
@@ -29,16 +47,7 @@ def test_scores_by_distance_are_aligned_as_rel_shift_does(path):
         by_distance = torch.from_numpy(arrays[f"{case}/in"]).permute(2, 3, 0, 1)  # (B, H, T, R)
         expected = torch.from_numpy(arrays[f"{case}/out"]).permute(2, 3, 0, 1)
         K, B = M + T, by_distance.size(0)
-        geometry = Geometry.of(
-            torch.ones(B, T, K, dtype=torch.bool),
-            torch.zeros(B, T, K, dtype=torch.bool),
-            dtype=torch.float32,
-            distances=torch.empty(2, K + T, 0),
-            direction=torch.zeros(B, dtype=torch.long),
-            positions=torch.empty(B, 0, dtype=torch.long),
-            n_content=T,
-        )
-        aligned = geometry.align(by_distance)
+        aligned = in_order(T, torch.zeros(B, K), None).align(by_distance)
         seen = torch.ones(T, K, dtype=torch.bool).tril(M if case.startswith("uni") else K)
         assert torch.equal(aligned[..., seen], expected[..., seen]), case
 
@@ -60,10 +69,8 @@ def test_sinusoids_of_distances_equal_the_originals(path):
 def test_causal_ranks_give_the_originals_causal_mask(path):
     for case, expected in cases(path, "create_mask").items():
         T, M, same = map(int, re.fullmatch(r"q(\d+)_m(\d+)_same(\d)", case).groups())
-        places = torch.arange(T)[None]
-        key_rank = torch.cat([torch.full((1, M), -1), places], dim=1)
-        within_reach = build_reach("same_length" if same else "all", M)
-        seen = within_reach(content_visible(places + 1, key_rank), places, M)
+        key_rank = torch.cat([torch.full((1, M), -1), torch.arange(T)[None]], dim=1)
+        seen = in_order(T, key_rank, reach_of("same_length" if same else "all", M, M)).visible()
         assert torch.equal(~seen[0], torch.from_numpy(expected) > 0), case
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from functools import reduce
-from operator import add
-
 import torch
 from torch import Tensor, nn
 
 from xlpre.model.config import ModelConfig
 from xlpre.model.geometry import Geometry
+from xlpre.model.kernels.backend import backend_named
 from xlpre.model.positions import SCHEMES, SharedBiases
 from xlpre.model.segments import SegmentTerm
+from xlpre.model.terms import Scores
 
 
 class RelativeAttention(nn.Module):
@@ -33,7 +32,7 @@ class RelativeAttention(nn.Module):
         self.terms = nn.ModuleDict(SCHEMES[config.positions].terms(config, shared))
         if config.relative_segments:
             self.terms["segment"] = SegmentTerm(self.n_head, self.d_head, shared["segment"])
-        self.dropout = nn.Dropout(config.dropatt)
+        self.backend, self.dropatt = backend_named(config.attention), config.dropatt
 
     def forward(self, rows: Tensor, content: Tensor, memory: Tensor, geometry: Geometry) -> Tensor:
         """Attend from N rows to memory and content.
@@ -50,11 +49,10 @@ class RelativeAttention(nn.Module):
         query = self._heads(self.query(rows))
         key = self._heads(torch.cat([self.key(memory), self.key(content)], dim=1))
         value = self._heads(torch.cat([self.value(memory), self.value(content)], dim=1))
-        scores = reduce(add, (term(query, key, geometry) for term in self.terms.values()))  # (B, H, N, K)
-        scores = scores.masked_fill(geometry.hidden, torch.finfo(scores.dtype).min)
-        probabilities = self.dropout(scores.softmax(-1, dtype=torch.float32).to(value.dtype))
-        seen = (probabilities @ value.transpose(1, 2)).transpose(1, 2).flatten(2)  # (B, N, H*E)
-        return self.output(seen * geometry.sees)
+        parts = {name: x for term in self.terms.values() for name, x in term(geometry).items()}
+        scores = Scores(query, self.d_head**-0.5, **parts)
+        dropout = self.dropatt if self.training else 0.0
+        return self.output(self.backend.attend(scores, key, value, geometry, dropout).flatten(2))
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], self.n_head, self.d_head)

@@ -7,22 +7,23 @@ from memory and the content rows only. The last layer computes the rows that are
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from xlpre.batch import Batch
 from xlpre.model.config import ModelConfig
 from xlpre.model.embedding import build_embedding
-from xlpre.model.geometry import Geometry
+from xlpre.model.geometry import Geometry, geometries
 from xlpre.model.initialization import initialize
+from xlpre.model.kernels.backend import backend_named
 from xlpre.model.layer import LAYERS
 from xlpre.model.memory import Memory
 from xlpre.model.positions import SCHEMES, SharedBiases
-from xlpre.model.visibility import build_reach, content_visible, visible
+from xlpre.model.visibility import reach_of
 
 
 class Backbone(nn.Module):
@@ -41,7 +42,7 @@ class Backbone(nn.Module):
         self.embedding_scale = config.d_model**0.5 if config.scale_embedding else 1.0
         self.mask_embedding = nn.Parameter(torch.empty(config.d_model))
         self.distance_codes = SCHEMES[config.positions].codes(config)
-        self.within_reach = build_reach(config.attention_length, config.mem_len)
+        self.backend = backend_named(config.attention)
         self.shared = nn.ParameterDict()
         names = SCHEMES[config.positions].biases + (("segment",) if config.relative_segments else ())
         if not config.untie_r:
@@ -93,26 +94,11 @@ class Backbone(nn.Module):
 
     def _geometries(self, batch: Batch, memory: Memory) -> tuple[Geometry, Geometry]:
         """The geometry of all rows, and of the target rows alone, which is what the last layer computes."""
-        length, mem_len, like = batch.input_ids.size(1), memory.hidden.size(2), self.mask_embedding
-        n_keys, positions = mem_len + length, batch.target_positions
-        key_rank = torch.cat([memory.key_rank(batch.remembers), batch.key_rank], dim=1)
-        key_segments = F.pad(batch.segment_ids, (mem_len, 0))  # memory counts as segment 0
-        shared = {"distances": self.distance_codes(n_keys, length, like), "direction": batch.backward.long()}
-        in_order = torch.arange(length, device=key_rank.device)[None]
-        content = self.within_reach(content_visible(batch.query_rank, key_rank), in_order, mem_len)
-        if self.two_streams:
-            target = visible(batch.query_rank.gather(1, positions), key_rank)
-            target = self.within_reach(target, positions, mem_len)
-        else:
-            target = content.gather(1, positions[:, :, None].expand(-1, -1, n_keys))
-        differs = batch.segment_ids[:, :, None] != key_segments[:, None]
-        target_differs = differs.gather(1, positions[:, :, None].expand(-1, -1, n_keys))
-        at_targets = Geometry.of(target, target_differs, positions=positions, n_content=0, dtype=like.dtype, **shared)
-        if self.two_streams:
-            content, differs = torch.cat([content, target], 1), torch.cat([differs, target_differs], 1)
-        else:
-            positions = positions[:, :0]
-        everywhere = Geometry.of(content, differs, positions=positions, n_content=length, dtype=like.dtype, **shared)
+        length, columns = batch.input_ids.size(1), memory.hidden.size(2)
+        distances = self.distance_codes(columns + length, length, self.mask_embedding)
+        reach = reach_of(self.config.attention_length, self.config.mem_len, columns)
+        both = geometries(batch, memory.key_rank(batch.remembers), distances, reach, self.two_streams)
+        everywhere, at_targets = (replace(one, prepared=self.backend.prepare(one, self.mask_embedding)) for one in both)
         return everywhere, at_targets
 
 

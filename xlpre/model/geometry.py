@@ -11,54 +11,123 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from xlpre.batch import Batch
+from xlpre.model.visibility import visible
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """N queries against K = M + T keys.
+    """N queries against K = M + T keys, memory first.
 
     Attributes:
-        hidden: (B, 1, N, K) bool, keys that a query does not see.
-        sees: (B, N, 1) whether a query sees any key, 0 or 1; one that does not outputs zero.
-        different: (B, N, K) 1 where query and key are in different segments, else 0; memory is segment 0.
+        query_rank: (B, N) int32,
+        key_rank: (B, K) int32: a row sees the keys ranked below it.
+        row_segments: (B, N) int64,
+        key_segments: (B, K) int64; memory is segment 0.
+        positions: (B, N) int64, places of the rows in the window.
+        n_content: T, or 0: so many first rows are those of the window in their order.
+        n_own: so many first rows also see the key of their own place; those of the content stream.
+        reach: keys farther back are not seen; None: no such limit.
+        direction: (B,) int64, 0 forward, 1 backward.
         distances: (2, R, ...) what the position scheme makes of each distance (model/positions.py), for both directions,
             from K down to 1 - T; R = K + T.
-        direction: (B,) int64, 0 forward, 1 backward.
-        positions: (B, N - n_content) int64, places in the window of the rows after the content rows.
-        n_content: T, or 0.
+        prepared: what the attention's backend makes of all this (model/kernels).
     """
 
-    hidden: Tensor
-    sees: Tensor
-    different: Tensor
-    distances: Tensor
-    direction: Tensor
+    query_rank: Tensor
+    key_rank: Tensor
+    row_segments: Tensor
+    key_segments: Tensor
     positions: Tensor
     n_content: int
+    n_own: int
+    reach: int | None
+    direction: Tensor
+    distances: Tensor
+    prepared: Any = None
 
-    @classmethod
-    def of(cls, visible: Tensor, different: Tensor, *, dtype: torch.dtype, **places: Any) -> Geometry:
-        """From who sees whom and whose segments differ, both (B, N, K) bool; `places` are the other attributes."""
-        sees = visible.any(-1, keepdim=True)
-        return cls(hidden=~visible[:, None], sees=sees.to(dtype), different=different.to(dtype), **places)
+    @property
+    def n_keys(self) -> int:
+        """K."""
+        return self.key_rank.size(1)
+
+    @property
+    def n_tokens(self) -> int:
+        """T."""
+        return self.distances.size(1) - self.n_keys
+
+    def visible(self) -> Tensor:
+        """Which keys each row sees, (B, N, K) bool."""
+        seen = visible(self.query_rank, self.key_rank)
+        place = torch.arange(self.n_keys, device=seen.device) - (self.n_keys - self.n_tokens)  # of keys; memory below 0
+        back = self.positions[:, :, None] - place  # how far
+        if self.n_own:
+            own = torch.arange(seen.size(1), device=seen.device)[:, None] < self.n_own
+            seen = seen | (own & (back == 0))
+        return seen if self.reach is None else seen & (back <= self.reach)
+
+    def different(self) -> Tensor:
+        """Where the segments of row and key differ, (B, N, K) bool."""
+        return self.row_segments[:, :, None] != self.key_segments[:, None]
+
+    def columns(self, first: int, last: int) -> Tensor:
+        """For rows `first` to `last`, the index of each key's distance among the R, (B, last - first, K) int64."""
+        start = (self.n_tokens - self.positions[:, first:last])[:, :, None]
+        return start + torch.arange(self.n_keys, device=start.device)
 
     def align(self, by_distance: Tensor) -> Tensor:
         """From scores by distance (B, H, N, R) to scores by key (B, H, N, K)."""
-        n_keys = self.hidden.size(-1)
         content, others = by_distance.split([self.n_content, by_distance.size(2) - self.n_content], dim=2)
-        aligned = [_shift(content, n_keys)] if self.n_content else []
+        aligned = [_shift(content, self.n_keys)] if self.n_content else []
         if others.size(2):
-            aligned.append(_pick(others, self.positions, n_keys))
+            columns = self.columns(self.n_content, by_distance.size(2))
+            aligned.append(others.gather(3, columns[:, None].expand(-1, others.size(1), -1, -1)))
         return torch.cat(aligned, dim=2) if len(aligned) > 1 else aligned[0]
 
     def places(self) -> Tensor:
         """(2, K, ...) codes of the keys' places, which are distances to the window's last token."""
-        return self.distances[:, 1 : self.hidden.size(-1) + 1]
+        return self.distances[:, 1 : self.n_keys + 1]
 
     def of_rows(self, of_content: Tensor) -> Tensor:
         """(B, N, D) from (B, T, D): what stands at the place of each row."""
-        others = of_content.gather(1, self.positions[:, :, None].expand(-1, -1, of_content.size(2)))
-        return torch.cat([of_content[:, : self.n_content], others], dim=1)
+        return of_content.gather(1, self.positions[:, :, None].expand(-1, -1, of_content.size(2)))
+
+
+def geometries(
+    batch: Batch, memory_rank: Tensor, distances: Tensor, reach: int | None, two_streams: bool
+) -> tuple[Geometry, Geometry]:
+    """The geometry of all rows, content and query stream, and of the rows that are read out, which the last layer computes.
+
+    Args:
+        batch: of B windows.
+        memory_rank: (B, M) ranks of the memory's columns.
+        distances: codes of distances.
+        reach: how far back is seen.
+        two_streams: the query stream is read out; else content rows at the targets.
+    """
+    ranks, segments, targets = batch.query_rank, batch.segment_ids, batch.target_positions
+    in_order = torch.arange(ranks.size(1), device=ranks.device).expand_as(ranks)
+    shared: dict[str, Any] = {
+        "key_rank": torch.cat([memory_rank, batch.key_rank], dim=1),
+        "key_segments": F.pad(segments, (memory_rank.size(1), 0)),
+        "reach": reach,
+        "direction": batch.backward.long(),
+        "distances": distances,
+    }
+    of_targets = [of.gather(1, targets) for of in (ranks, segments)]
+    length, n_targets = ranks.size(1), targets.size(1)
+    n_own = 0 if two_streams else n_targets
+    read_out = Geometry(
+        of_targets[0], row_segments=of_targets[1], positions=targets, n_content=0, n_own=n_own, **shared
+    )
+    if two_streams:
+        ranks, segments, in_order = (
+            torch.cat(both, dim=1) for both in zip((ranks, segments, in_order), (*of_targets, targets), strict=True)
+        )
+    everywhere = Geometry(ranks, row_segments=segments, positions=in_order, n_content=length, n_own=length, **shared)
+    return everywhere, read_out
 
 
 def _shift(by_distance: Tensor, n_keys: int) -> Tensor:
@@ -69,10 +138,3 @@ def _shift(by_distance: Tensor, n_keys: int) -> Tensor:
     rows, heads, length, n_distances = by_distance.shape
     flat = by_distance.reshape(rows, heads, n_distances, length)[:, :, 1:]
     return flat.reshape(rows, heads, length, n_distances - 1)[..., :n_keys]
-
-
-def _pick(by_distance: Tensor, positions: Tensor, n_keys: int) -> Tensor:
-    """The same for rows at any `positions` (B, P), by index."""
-    n_tokens = by_distance.size(-1) - n_keys
-    column = (n_tokens - positions)[:, :, None] + torch.arange(n_keys, device=positions.device)
-    return by_distance.gather(3, column[:, None].expand(-1, by_distance.size(1), -1, -1))

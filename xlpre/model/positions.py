@@ -81,12 +81,10 @@ class PositionTerm(BiasedTerm):
         super().__init__(config.n_head, config.head_width, r_bias)
         self.key = nn.Linear(config.d_model, config.n_head * config.head_width, bias=False)
 
-    def forward(self, query: Tensor, content_key: Tensor, geometry: Geometry) -> Tensor:
-        """Scores (B, H, N, K) from queries (B, N, H, E)."""
+    def forward(self, geometry: Geometry) -> dict[str, Tensor]:
+        """Its bias, and keys of distances."""
         keys = self.key(geometry.distances)  # (2, R, H*E)
-        keys = keys.view(*keys.shape[:2], self.n_head, self.d_head).permute(0, 2, 3, 1)  # (2, H, E, R)
-        by_distance = self.scaled(query).transpose(1, 2) @ keys[geometry.direction]  # (B, H, N, R)
-        return geometry.align(by_distance)
+        return {"place_bias": self.r_bias, "place_keys": keys.view(*keys.shape[:2], self.n_head, self.d_head)}
 
 
 class ShawTerm(ScoreTerm):
@@ -98,12 +96,9 @@ class ShawTerm(ScoreTerm):
         self.keys = nn.Parameter(torch.empty(n_rows, config.n_head, config.head_width))
         self.offsets = nn.Parameter(torch.empty(n_rows, config.n_head))
 
-    def forward(self, query: Tensor, content_key: Tensor, geometry: Geometry) -> Tensor:
-        """Scores (B, H, N, K) from queries (B, N, H, E)."""
-        keys = self.keys[geometry.distances].permute(0, 2, 3, 1)  # (2, H, E, R)
-        offsets = self.offsets[geometry.distances].permute(0, 2, 1)[:, :, None] * self.d_head**-0.5  # (2, H, 1, R)
-        by_distance = self.scaled(query).transpose(1, 2) @ keys[geometry.direction] + offsets[geometry.direction]
-        return geometry.align(by_distance)
+    def forward(self, geometry: Geometry) -> dict[str, Tensor]:
+        """Keys and offsets of distances."""
+        return {"place_keys": self.keys[geometry.distances], "place_offsets": self.offsets[geometry.distances]}
 
 
 class NoPlaces(nn.Module):

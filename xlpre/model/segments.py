@@ -20,8 +20,6 @@ class SegmentTerm(BiasedTerm):
         super().__init__(n_head, d_head, r_bias)
         self.same_different = nn.Parameter(torch.empty(2, n_head, d_head))
 
-    def forward(self, query: Tensor, content_key: Tensor, geometry: Geometry) -> Tensor:
-        """Scores (B, H, N, K) from queries (B, N, H, E)."""
-        step = self.same_different[1] - self.same_different[0]
-        delta = (self.scaled(query) * step).sum(-1).transpose(1, 2)  # (B, H, N)
-        return delta[..., None] * geometry.different[:, None]
+    def forward(self, geometry: Geometry) -> dict[str, Tensor]:
+        """Its bias, and the difference of its two vectors."""
+        return {"step_bias": self.r_bias, "step": self.same_different[1] - self.same_different[0]}

@@ -1,11 +1,47 @@
-"""The score of a query and a key is a sum of terms: content + position + segment. An ablation leaves one out."""
+"""The score of a query and a key is a sum of terms: content + position + segment. An ablation leaves one out.
+
+score[n, k] = scale * ((q[n] + content_bias) . key[k]
++ (q[n] + place_bias) . place_keys[d] + place_offsets[d]        d: the distance of n and k
++ (q[n] + step_bias) . step, where the segments of n and k differ)
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from xlpre.model.geometry import Geometry
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the scores of N queries are made of; how they are computed is the backend's affair (model/kernels). None: left out.
+
+    Attributes:
+        query: (B, N, H, E).
+        scale: 1/sqrt(E).
+        content_bias: (H, E).
+        place_bias: (H, E).
+        place_keys: (2, R, H, E) keys of distances from K down to 1 - T, forward and backward.
+        place_offsets: (2, R, H).
+        step_bias: (H, E).
+        step: (H, E).
+    """
+
+    query: Tensor
+    scale: float
+    content_bias: Tensor | None = None
+    place_bias: Tensor | None = None
+    place_keys: Tensor | None = None
+    place_offsets: Tensor | None = None
+    step_bias: Tensor | None = None
+    step: Tensor | None = None
+
+    def with_bias(self, bias: Tensor | None) -> Tensor:
+        """Scaled queries (B, N, H, E) with a bias."""
+        return (self.query if bias is None else self.query + bias) * self.scale
 
 
 class ScoreTerm(nn.Module):
@@ -20,12 +56,8 @@ class ScoreTerm(nn.Module):
         super().__init__()
         self.n_head, self.d_head = n_head, d_head
 
-    def scaled(self, query: Tensor) -> Tensor:
-        """Queries (B, N, H, E) times 1/sqrt(E)."""
-        return query * self.d_head**-0.5
-
-    def forward(self, query: Tensor, content_key: Tensor, geometry: Geometry) -> Tensor:
-        """Scores (B, H, N, K) of queries (B, N, H, E) and content keys (B, K, H, E)."""
+    def forward(self, geometry: Geometry) -> dict[str, Tensor]:
+        """What of Scores it decides."""
         raise NotImplementedError
 
 
@@ -42,18 +74,18 @@ class BiasedTerm(ScoreTerm):
         super().__init__(n_head, d_head)
         self.r_bias = nn.Parameter(torch.empty(n_head, d_head)) if r_bias is None else r_bias
 
-    def scaled(self, query: Tensor) -> Tensor:
-        """Queries (B, N, H, E) with the bias, times 1/sqrt(E)."""
-        return super().scaled(query + self.r_bias)
-
 
 class PlainContentTerm(ScoreTerm):
     """q . k, the whole score of an absolute Transformer."""
 
-    def forward(self, query: Tensor, content_key: Tensor, geometry: Geometry) -> Tensor:
-        """Scores (B, H, N, K)."""
-        return self.scaled(query).transpose(1, 2) @ content_key.permute(0, 2, 3, 1)
+    def forward(self, geometry: Geometry) -> dict[str, Tensor]:
+        """Nothing but the query."""
+        return {}
 
 
-class ContentTerm(BiasedTerm, PlainContentTerm):
+class ContentTerm(BiasedTerm):
     """(q + r_w) . k, the content term of the relative score."""
+
+    def forward(self, geometry: Geometry) -> dict[str, Tensor]:
+        """Its bias."""
+        return {"content_bias": self.r_bias}

@@ -25,47 +25,14 @@ def visible(query_rank: Tensor, key_rank: Tensor) -> Tensor:
     return query_rank[:, :, None] > key_rank[:, None, :]
 
 
-def content_visible(query_rank: Tensor, key_rank: Tensor) -> Tensor:
-    """The same for the content stream, whose T tokens are the last keys: they also see themselves. (B, T, K)."""
-    length = query_rank.size(1)
-    itself = torch.eye(length, dtype=torch.bool, device=query_rank.device)
-    itself = torch.nn.functional.pad(itself, (key_rank.size(1) - length, 0))
-    return visible(query_rank, key_rank) | itself
-
-
-class EveryKey:
-    """Queries look back as far as there are keys."""
-
-    def __call__(self, seen: Tensor, places: Tensor, mem_len: int) -> Tensor:
-        """`seen` (B, N, K) as it is."""
-        return seen
-
-
-class SameLength:
-    """Every query looks back equally far (Transformer-XL's `same_length`).
+def reach_of(attention_length: str, mem_len: int, columns: int) -> int | None:
+    """The largest distance at which a key is seen; None if there is no limit.
 
     Args:
-        mem_len: M of the model, the largest distance, so that M + 1 keys are seen, as in its TensorFlow code; a longer memory at
-            hand reaches farther.
-        fewer: keys fewer than that; 1 in its PyTorch code.
+        attention_length: of ModelConfig. `same_length`: every query looks back equally far, to M + 1 keys with itself, as
+            Transformer-XL's TensorFlow code has it; `exclude_self_slot`: to one fewer, as its PyTorch code.
+        mem_len: M of the model.
+        columns: of the memory at hand, which reaches farther if it is longer.
     """
-
-    def __init__(self, mem_len: int, fewer: int) -> None:
-        self._mem_len, self._fewer = mem_len, fewer
-
-    def __call__(self, seen: Tensor, places: Tensor, mem_len: int) -> Tensor:
-        """Hide the keys that are too far back.
-
-        Args:
-            seen: (B, N, K) bool.
-            places: (B or 1, N) places of the queries in the window.
-            mem_len: columns of memory before the window.
-        """
-        distance = mem_len + places[:, :, None] - torch.arange(seen.size(2), device=places.device)
-        return seen & (distance <= max(self._mem_len, mem_len) - self._fewer)
-
-
-def build_reach(attention_length: str, mem_len: int) -> EveryKey | SameLength:
-    """What limits how far back queries look, by `attention_length` of ModelConfig."""
     fewer = {"same_length": 0, "exclude_self_slot": 1}
-    return SameLength(mem_len, fewer[attention_length]) if attention_length in fewer else EveryKey()
+    return max(mem_len, columns) - fewer[attention_length] if attention_length in fewer else None

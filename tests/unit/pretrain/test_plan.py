@@ -58,6 +58,7 @@ def models(draw) -> ModelConfig:
         tie_embedding=draw(st.booleans()),
         tie_projections=draw(st.lists(st.booleans(), min_size=len(cutoffs) + 1, max_size=len(cutoffs) + 1)),
         dropout=draw(st.sampled_from([0.0, 0.1])),
+        attention="reference",
     )
 
 
@@ -165,7 +166,17 @@ def test_operations_of_an_adaptive_softmax_are_those_of_the_tokens_in_each_clust
 
 @pytest.mark.parametrize("settings_", [{}, {"positions": "shaw", "n_positions": 40, "norm": "pre"}, {"mem_len": 0}])
 def test_operations_agree_at_a_size_where_matrices_are_large(settings_):
-    model = ModelConfig(**{"vocab_size": 500, "n_layer": 3, "d_model": 64, "n_head": 4, "d_inner": 256, **settings_})
+    model = ModelConfig(
+        **{
+            "vocab_size": 500,
+            "n_layer": 3,
+            "d_model": 64,
+            "n_head": 4,
+            "d_inner": 256,
+            "attention": "reference",
+            **settings_,
+        }
+    )
     shape = BatchShape(2, 64, min(48, model.mem_len), 10, 32)
     assert sum(operations(model, shape).values()) == counted(model, shape)[0]
 
@@ -220,7 +231,7 @@ class Kept(saved_tensors_hooks):
 def traced_step(kind: str, two_streams: bool, recomputed: bool):
     """A real step: bytes that autograd says it keeps, those there after the forward, the most; and what is foretold."""
     shape = {"vocab_size": 1000, "n_layer": 3, "d_model": 64, "n_head": 4, "d_inner": 256, "mem_len": 24}
-    model = ModelConfig(**{**shape, **TRACED[kind]})
+    model = ModelConfig(**{**shape, **TRACED[kind]}, attention="reference")
     asked = BatchShape(4, 48, model.mem_len, 48, 24, two_streams)
     batch, language_model = alike(batch_of(asked, 1000)), built(model, asked, recomputed)
     memory = first_memory(model, 4, initial="zeros")
@@ -262,14 +273,14 @@ def test_activations_of_layers_that_are_computed_again_are_what_a_real_step_keep
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_activations_of_16_bits_are_a_little_over_half(dtype):
     shape = BatchShape(2, 64, 48, 10, 32)
-    model = ModelConfig(vocab_size=500, n_layer=2, d_model=64, n_head=4, d_inner=256)
+    model = ModelConfig(vocab_size=500, n_layer=2, d_model=64, n_head=4, d_inner=256, attention="reference")
     full, half = (activations(model, shape, dtype, gpu=True) for dtype in (torch.float32, dtype))
     assert 0.5 < half.kept / full.kept < 0.75  # probabilities are computed in fp32, dropout keeps a byte in both
 
 
 def test_layers_that_are_computed_again_keep_their_input_and_what_they_share():
     shape, width = BatchShape(2, 64, 48, 10, 32), 64
-    model = ModelConfig(vocab_size=500, n_layer=40, d_model=width, n_head=4, d_inner=256)
+    model = ModelConfig(vocab_size=500, n_layer=40, d_model=width, n_head=4, d_inner=256, attention="reference")
     less = dataclasses.replace(model, n_layer=20)
     of_20_layers, of_40_layers = (
         activations(shape_of, shape, torch.bfloat16, gpu=True, recomputed=True).kept for shape_of in (less, model)
@@ -362,7 +373,7 @@ def test_weights_gradients_and_optimizer_are_what_deepspeed_keeps(kept_by_deepsp
 
 
 def test_small_parameters_are_those_that_are_not_split():
-    model = ModelConfig(vocab_size=1000, n_layer=1, d_model=64, n_head=4, d_inner=256)
+    model = ModelConfig(vocab_size=1000, n_layer=1, d_model=64, n_head=4, d_inner=256, attention="reference")
     split = 1000 * 64 + 2 * 64 * 256
     sizes = tensor_sizes(model)
     assert sum(size for size in sizes if size < 10_000) == sum(parameters(model).values()) - split

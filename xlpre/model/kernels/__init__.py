@@ -1,0 +1,1 @@
+"""Attention, computed in several ways with the same numbers."""

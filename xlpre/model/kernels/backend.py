@@ -1,0 +1,59 @@
+"""What computes attention, by name: `model.attention`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from xlpre.model.geometry import Geometry
+from xlpre.model.kernels.cpu import Cpu
+from xlpre.model.kernels.reference import Reference
+from xlpre.model.kernels.sdpa import Sdpa
+from xlpre.model.terms import Scores
+
+
+class Backend(Protocol):
+    """One way to compute attention."""
+
+    def prepare(self, geometry: Geometry, like: Tensor) -> Any:
+        """What it makes of a geometry, once a step; handed back as `geometry.prepared`. The model computes on tensors like `like`."""
+
+    def attend(self, scores: Scores, key: Tensor, value: Tensor, geometry: Geometry, dropout: float) -> Tensor:
+        """The mean of the values that each row sees, weighed by the softmax of its scores.
+
+        Args:
+            scores: what scores are made of.
+            key: (B, K, H, E).
+            value: (B, K, H, E).
+            geometry: of the rows.
+            dropout: share of probabilities that are set to 0; the others grow by as much.
+
+        Returns:
+            (B, N, H, E); zero for a row that sees nothing.
+        """
+
+
+class Auto:
+    """The fastest for where the tensors are, and of which type."""
+
+    def prepare(self, geometry: Geometry, like: Tensor) -> tuple[Backend, Geometry]:
+        """The backend, and the geometry with what that makes of it."""
+        backend: Backend = Cpu() if like.device.type == "cpu" and like.dtype == torch.float32 else Sdpa()
+        return backend, replace(geometry, prepared=backend.prepare(geometry, like))
+
+    def attend(self, scores: Scores, key: Tensor, value: Tensor, geometry: Geometry, dropout: float) -> Tensor:
+        """See Backend."""
+        backend, geometry = geometry.prepared
+        return backend.attend(scores, key, value, geometry, dropout)
+
+
+BACKENDS: dict[str, Callable[[], Backend]] = {"auto": Auto, "reference": Reference, "sdpa": Sdpa, "cpu": Cpu}
+
+
+def backend_named(name: str) -> Backend:
+    """By `model.attention`."""
+    return BACKENDS[name]()

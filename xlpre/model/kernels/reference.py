@@ -1,0 +1,42 @@
+"""Attention as the paper writes it: every score, its softmax, the mean of the values. Slow and plain; what all others must equal."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from xlpre.model.geometry import Geometry
+from xlpre.model.terms import Scores
+
+
+class Reference:
+    """Runs everywhere, in every precision; the softmax is taken in fp32."""
+
+    def prepare(self, geometry: Geometry, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Which keys each row sees, and where segments differ, both (B, 1, N, K) bool."""
+        return geometry.visible()[:, None], geometry.different()[:, None]
+
+    def attend(self, scores: Scores, key: Tensor, value: Tensor, geometry: Geometry, dropout: float) -> Tensor:
+        """See Backend."""
+        visible, different = geometry.prepared
+        score = torch.einsum("bnhe,bkhe->bhnk", scores.with_bias(scores.content_bias), key)
+        if scores.place_keys is not None:
+            score = score + geometry.align(by_distance(scores, geometry))
+        if scores.step is not None:
+            step = (scores.with_bias(scores.step_bias) * scores.step).sum(-1).transpose(1, 2)
+            score = score + step[..., None] * different
+        score = score.masked_fill(~visible, torch.finfo(score.dtype).min)
+        probability = score.softmax(-1, dtype=torch.float32) * visible.any(
+            -1, keepdim=True
+        )  # a row that sees nothing gives 0
+        return torch.einsum("bhnk,bkhe->bnhe", F.dropout(probability.to(value.dtype), dropout), value)
+
+
+def by_distance(scores: Scores, geometry: Geometry) -> Tensor:
+    """Position scores (B, H, N, R)."""
+    keys = scores.place_keys[geometry.direction]  # type: ignore[index]  # (B, R, H, E)
+    found = torch.einsum("bnhe,brhe->bhnr", scores.with_bias(scores.place_bias), keys)
+    if scores.place_offsets is None:
+        return found
+    return found + scores.scale * scores.place_offsets[geometry.direction].transpose(1, 2)[:, :, None]
