@@ -23,7 +23,7 @@ from xlpre.config import load
 
 WINDOW = ["data.window=128", "data.reuse_len=64", "model.mem_len=96", "train.batch_size=2", "eval.lanes=1"]
 MODELS = {
-    "7 M": ["model.n_layer=6", "model.d_model=256", "model.n_head=4", "model.d_inner=1024"],
+    "13 M": ["model.n_layer=6", "model.d_model=256", "model.n_head=4", "model.d_inner=1024"],
     "117 M (Base)": ["model.n_layer=12", "model.d_model=768", "model.n_head=12", "model.d_inner=3072"],
 }
 TINY = ["model.n_layer=2", "model.d_model=16", "model.n_head=2", "model.d_inner=32"]
