@@ -1,6 +1,6 @@
 """What the GPU kernels of attention take of a multiprocessor: compiled for sm_90 and assembled, which needs no GPU.
 
-python benchmarks/triton_aot.py [--width 64 128] [--dtype bf16] [--kernel attend] [--tile 128,64,8,2 ...] [--no-dropout]
+python benchmarks/triton_aot.py [--width 64 128] [--dtype bf16] [--kernel attend] [--tile 128,64,8,2 ...] [--no-dropout] [--same-length]
 
 Prints a line for each kernel and tile: registers of a thread, bytes it spills, shared memory of a program, and ends with status 1 if
 any spills. Needs the package triton, with the assembler that it brings. Not to be run under TRITON_INTERPRET=1.
@@ -28,7 +28,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 INTEGERS = ("row_facts", "key_facts", "direction")
 SINGLE = ("log_total", "delta", "d_place_keys", "d_offsets")  # fp32 whatever the rest is
 ALIGNED = ("n_pitch", "k_pitch", "H", "K")  # multiples of 16 in the models that these kernels are for
-FLAGS = {"PLACES": True, "SEGMENTS": True, "LIMITED": False, "OFFSETS": False}
+FLAGS = {"PLACES": True, "SEGMENTS": True, "OFFSETS": False}
 
 
 class Cost(NamedTuple):
@@ -47,10 +47,10 @@ class Cost(NamedTuple):
     wgmma: int
 
 
-def cost(name: str, width: int, dtype: str, tile: Tile, dropout: bool = True, capability: int = 90) -> Cost:
+def cost(name: str, width: int, dtype: str, tile: Tile, dropout: bool, limited: bool, capability: int) -> Cost:
     """Compile and assemble a kernel of xlpre/model/kernels/triton_kernels.py."""
     kernel = getattr(triton_kernels, name)
-    constants = {**FLAGS, "DROPOUT": dropout, "E": width, "ROWS": tile.rows, "KEYS": tile.keys}
+    constants = {**FLAGS, "DROPOUT": dropout, "LIMITED": limited, "E": width, "ROWS": tile.rows, "KEYS": tile.keys}
     constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
     absent = [key for key in kernel.arg_names if key in ("offsets", "d_offsets") or (key == "seed" and not dropout)]
     constants |= dict.fromkeys(absent)
@@ -101,6 +101,7 @@ def main() -> None:
     parser.add_argument("--kernel", choices=TILES, nargs="+", default=list(TILES))
     parser.add_argument("--tile", nargs="+", help="rows,keys,warps,stages, instead of the chosen ones")
     parser.add_argument("--no-dropout", action="store_true")
+    parser.add_argument("--same-length", action="store_true", help="with a limit to how far back is seen")
     parser.add_argument("--capability", type=int, default=90)
     given = parser.parse_args()
     print(
@@ -111,7 +112,7 @@ def main() -> None:
         for width in given.width:
             chosen = [tile_of(name, width, DTYPES[given.dtype])]
             for tile in [Tile(*map(int, text.split(","))) for text in given.tile] if given.tile else chosen:
-                found = cost(name, width, given.dtype, tile, not given.no_dropout, given.capability)
+                found = cost(name, width, given.dtype, tile, not given.no_dropout, given.same_length, given.capability)
                 bad |= found.spilled > 0 or found.registers > 255
                 cut = f"{tile.rows:>5} x {tile.keys:<3}"
                 print(

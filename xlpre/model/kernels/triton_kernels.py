@@ -108,11 +108,11 @@ def attend(
             score += tl.where(different, score_step[:, None], 0.0)
         key_rank = tl.load(of_keys)[None, :]
         seen = _sees(rank[:, None], own[:, None], column[:, None], key_rank, at[None, :], reach, LIMITED)
-        score = tl.where(seen, score * LOG2E, -float("inf"))
-        larger = tl.maximum(largest, tl.max(score, 1))
+        score = tl.where(seen, score, -float("inf"))
+        larger = tl.maximum(largest, tl.max(score, 1) * LOG2E)
         origin = tl.where(larger == -float("inf"), 0.0, larger)  # a row that has seen nothing yet
         shrunk = tl.exp2(largest - origin)
-        probability = tl.exp2(score - origin[:, None])
+        probability = tl.exp2(score * LOG2E - origin[:, None])  # one fused multiply-add
         total = total * shrunk + tl.sum(probability, 1)
         if DROPOUT:
             kept = _kept(drawn, tl.program_id(1), row, begin, threshold, ROWS, KEYS)
