@@ -55,8 +55,9 @@ class Tile(NamedTuple):
 
 
 # For heads up to 64, 128 and 256 wide, and for fp32: the largest tiles tried that spill no register on sm_90 in bf16, with and without
-# dropout, and take less than the 99 KB of shared memory that the smallest GPUs of compute capability 8 have; fp32, whose products
-# run outside tensor cores, spills some bytes (benchmarks/triton_aot.py). One program of 8 warps then fills a multiprocessor's registers.
+# dropout, and take less than the 99 KB of shared memory that the smallest GPUs of compute capability 8 have; heads wider than 128, and
+# fp32, whose products run outside tensor cores, spill some bytes (benchmarks/triton_aot.py). One program of 8 warps then fills a
+# multiprocessor's registers.
 TILES: dict[str, tuple[Tile, ...]] = {
     "score_places": (Tile(128, 64, 8, 3), Tile(128, 64, 8, 2), Tile(32, 32, 4, 1), Tile(32, 32, 8, 1)),
     "attend": (Tile(128, 64, 8, 3), Tile(128, 32, 8, 2), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),

@@ -3,6 +3,9 @@
 A program takes one tile of rows (or of keys, or of distances) of one head of one batch row. Tensors of rows are (B, N, H, E), of keys
 (B, K, H, E), numbers of rows (B, H, N); what is (B, H, N, K) has lines of k_pitch numbers. `row_facts` (B, 6, n_pitch) and `key_facts`
 (B, 4, k_pitch) are what Prepared says they are. No kernel adds into what another program writes: the same input gives the same output.
+
+The bias of the tile after is loaded while a tile is computed (`ahead`): Triton itself loads ahead only what goes into a product, and
+waited for the bias at the top of each turn.
 """
 
 from __future__ import annotations
@@ -19,6 +22,15 @@ def _tile(tensor, batch, head, index, length, H, E: tl.constexpr):
     """Pointers (index, E) into a tensor (B, length, H, E)."""
     start = tensor + (batch.to(tl.int64) * length * H + head) * E
     return start + index[:, None] * (H * E) + tl.arange(0, E)[None, :]
+
+
+@triton.jit
+def _facts(row_facts, batch, row, n_pitch):
+    """Of rows: rank, column of the own key, column, segment; of their granule: first and last key."""
+    facts = row_facts + batch * 6 * n_pitch + row
+    rank, own, column = tl.load(facts), tl.load(facts + n_pitch), tl.load(facts + 2 * n_pitch)
+    first, last = tl.min(tl.load(facts + 4 * n_pitch)), tl.max(tl.load(facts + 5 * n_pitch))
+    return rank, own, column, tl.load(facts + 3 * n_pitch), first, last
 
 
 @triton.jit
@@ -50,10 +62,8 @@ def score_places(
     """Position scores: a product by distance, each score stored in the column of its key."""
     batch, head = tl.program_id(1) // H, tl.program_id(1) % H
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    facts = row_facts + batch * 6 * n_pitch
-    shift = K - tl.load(facts + 2 * n_pitch + row)  # of a row: distance index - key
-    first = tl.load(facts + 4 * n_pitch + tl.program_id(0) * ROWS)
-    last = tl.load(facts + 5 * n_pitch + tl.program_id(0) * ROWS)
+    _, _, column, _, first, last = _facts(row_facts, batch, row, n_pitch)
+    shift = K - column  # of a row: distance index - key
     mine = tl.load(_tile(query, batch, head, row, N, H, E), mask=row[:, None] < N, other=0.0)
     way = tl.load(direction + batch)
     into = bias + (tl.program_id(1).to(tl.int64) * N * k_pitch) + row[:, None] * k_pitch - shift[:, None]
@@ -79,15 +89,13 @@ def attend(
     batch, head = tl.program_id(1) // H, tl.program_id(1) % H
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = row < N
-    facts = row_facts + batch * 6 * n_pitch + row
-    rank, own, column = tl.load(facts), tl.load(facts + n_pitch), tl.load(facts + 2 * n_pitch)
-    segment = tl.load(facts + 3 * n_pitch)
-    tile_facts = row_facts + batch * 6 * n_pitch + tl.program_id(0) * ROWS
-    first, last = tl.load(tile_facts + 4 * n_pitch), tl.load(tile_facts + 5 * n_pitch)
+    rank, own, column, segment, first, last = _facts(row_facts, batch, row, n_pitch)
     mine = tl.load(_tile(query, batch, head, row, N, H, E), mask=inside[:, None], other=0.0)
     lines = tl.program_id(1).to(tl.int64) * N
     if PLACES:
         of_bias = bias + lines * k_pitch + row[:, None] * k_pitch
+        first_keys = first // KEYS * KEYS + tl.arange(0, KEYS)
+        ahead = tl.load(of_bias + first_keys[None, :], mask=inside[:, None], other=0.0)
     if SEGMENTS:
         score_step = tl.load(step + lines + row, mask=inside, other=0.0).to(tl.float32)
     if DROPOUT:
@@ -102,7 +110,8 @@ def attend(
         theirs = tl.load(_tile(key, batch, head, at, K, H, E), mask=at[:, None] < K, other=0.0)
         score = tl.dot(mine, tl.trans(theirs), input_precision="ieee")
         if PLACES:
-            score += tl.load(of_bias + at[None, :], mask=inside[:, None], other=0.0).to(tl.float32)
+            score += ahead.to(tl.float32)
+            ahead = tl.load(of_bias + at[None, :] + KEYS, mask=inside[:, None] & (begin + KEYS < last), other=0.0)
         if SEGMENTS:
             different = segment[:, None] != tl.load(of_keys + k_pitch)[None, :]
             score += tl.where(different, score_step[:, None], 0.0)
@@ -145,6 +154,10 @@ def differentiate_keys(
     mine = tl.load(_tile(key, batch, head, at, K, H, E), mask=at[:, None] < K, other=0.0)
     values = tl.load(_tile(value, batch, head, at, K, H, E), mask=at[:, None] < K, other=0.0)
     lines = tl.program_id(1).to(tl.int64) * N
+    if PLACES:
+        of_bias = bias + lines * k_pitch + at[:, None]
+        following = first // ROWS * ROWS + tl.arange(0, ROWS)[None, :]
+        ahead = tl.load(of_bias + following * k_pitch, mask=(following < N) & (following < last), other=0.0)
     if DROPOUT:
         drawn = tl.load(seed)
     sum_key = tl.zeros([KEYS, E], tl.float32)
@@ -157,8 +170,9 @@ def differentiate_keys(
         theirs = tl.load(_tile(query, batch, head, row, N, H, E), mask=inside[:, None], other=0.0)
         score = tl.dot(mine, tl.trans(theirs), input_precision="ieee")
         if PLACES:
-            of_bias = bias + lines * k_pitch + row[None, :] * k_pitch + at[:, None]
-            score += tl.load(of_bias, mask=inside[None, :], other=0.0).to(tl.float32)
+            score += ahead.to(tl.float32)
+            following = row[None, :] + ROWS
+            ahead = tl.load(of_bias + following * k_pitch, mask=(following < N) & (following < last), other=0.0)
         if SEGMENTS:
             score_step = tl.load(step + lines + row, mask=inside, other=0.0).to(tl.float32)
             score += tl.where(segment != tl.load(facts + 3 * n_pitch)[None, :], score_step[None, :], 0.0)
@@ -192,11 +206,7 @@ def differentiate_rows(
     batch, head = tl.program_id(1) // H, tl.program_id(1) % H
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = row < N
-    facts = row_facts + batch * 6 * n_pitch + row
-    rank, own, column = tl.load(facts), tl.load(facts + n_pitch), tl.load(facts + 2 * n_pitch)
-    segment = tl.load(facts + 3 * n_pitch)
-    tile_facts = row_facts + batch * 6 * n_pitch + tl.program_id(0) * ROWS
-    first, last = tl.load(tile_facts + 4 * n_pitch), tl.load(tile_facts + 5 * n_pitch)
+    rank, own, column, segment, first, last = _facts(row_facts, batch, row, n_pitch)
     mine = tl.load(_tile(query, batch, head, row, N, H, E), mask=inside[:, None], other=0.0)
     gradient = tl.load(_tile(d_out, batch, head, row, N, H, E), mask=inside[:, None], other=0.0)
     lines = tl.program_id(1).to(tl.int64) * N
@@ -204,6 +214,8 @@ def differentiate_rows(
     shared = tl.load(delta + lines + row, mask=inside, other=0.0)
     if PLACES:
         of_bias = bias + lines * k_pitch + row[:, None] * k_pitch
+        first_keys = first // KEYS * KEYS + tl.arange(0, KEYS)
+        ahead = tl.load(of_bias + first_keys[None, :], mask=inside[:, None], other=0.0)
     if SEGMENTS:
         score_step = tl.load(step + lines + row, mask=inside, other=0.0).to(tl.float32)
     if DROPOUT:
@@ -217,7 +229,8 @@ def differentiate_rows(
         theirs = tl.load(_tile(key, batch, head, at, K, H, E), mask=at[:, None] < K, other=0.0)
         score = tl.dot(mine, tl.trans(theirs), input_precision="ieee")
         if PLACES:
-            score += tl.load(of_bias + at[None, :], mask=inside[:, None], other=0.0).to(tl.float32)
+            score += ahead.to(tl.float32)
+            ahead = tl.load(of_bias + at[None, :] + KEYS, mask=inside[:, None] & (begin + KEYS < last), other=0.0)
         if SEGMENTS:
             different = segment[:, None] != tl.load(of_keys + k_pitch)[None, :]
             score += tl.where(different, score_step[:, None], 0.0)
@@ -250,10 +263,8 @@ def differentiate_place_queries(
     """Gradients of a tile of queries from those of their position scores."""
     batch, head = tl.program_id(1) // H, tl.program_id(1) % H
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    facts = row_facts + batch * 6 * n_pitch
-    shift = K - tl.load(facts + 2 * n_pitch + row)
-    first = tl.load(facts + 4 * n_pitch + tl.program_id(0) * ROWS)
-    last = tl.load(facts + 5 * n_pitch + tl.program_id(0) * ROWS)
+    _, _, column, _, first, last = _facts(row_facts, batch, row, n_pitch)
+    shift = K - column
     way = tl.load(direction + batch)
     source = d_bias + (tl.program_id(1).to(tl.int64) * N * k_pitch) + row[:, None] * k_pitch - shift[:, None]
     sum_query = tl.zeros([ROWS, E], tl.float32)
