@@ -101,8 +101,7 @@ def attend(
     if DROPOUT:
         drawn = tl.load(seed)
     largest = tl.full([ROWS], -float("inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    mean = tl.zeros([ROWS, E], tl.float32)
+    total, mean = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, E], tl.float32)
     for begin in range(first // KEYS * KEYS, last, KEYS):
         begin = tl.multiple_of(begin, KEYS)
         at = begin + tl.arange(0, KEYS)
@@ -127,12 +126,10 @@ def attend(
             kept = _kept(drawn, tl.program_id(1), row, begin, threshold, ROWS, KEYS)
             probability = tl.where(kept, probability * kept_scale, 0.0)
         values = tl.load(_tile(value, batch, head, at, K, H, E), mask=at[:, None] < K, other=0.0)
-        mean = mean * shrunk[:, None]
-        mean += tl.dot(probability.to(values.dtype), values, input_precision="ieee")
+        mean = mean * shrunk[:, None] + tl.dot(probability.to(values.dtype), values, input_precision="ieee")
         largest = larger
     sees = total > 0
-    total = tl.where(sees, total, 1.0)
-    mean = mean / total[:, None]
+    mean = mean / tl.where(sees, total, 1.0)[:, None]
     tl.store(_tile(out, batch, head, row, N, H, E), mean.to(out.dtype.element_ty), mask=inside[:, None])
     tl.store(log_total + lines + row, tl.where(sees, largest + tl.log2(total), 0.0), mask=inside)
 
@@ -160,8 +157,7 @@ def differentiate_keys(
         ahead = tl.load(of_bias + following * k_pitch, mask=(following < N) & (following < last), other=0.0)
     if DROPOUT:
         drawn = tl.load(seed)
-    sum_key = tl.zeros([KEYS, E], tl.float32)
-    sum_value = tl.zeros([KEYS, E], tl.float32)
+    sum_key, sum_value = tl.zeros([KEYS, E], tl.float32), tl.zeros([KEYS, E], tl.float32)
     for begin in range(first // ROWS * ROWS, last, ROWS):
         begin = tl.multiple_of(begin, ROWS)
         row = begin + tl.arange(0, ROWS)
@@ -176,8 +172,7 @@ def differentiate_keys(
         if SEGMENTS:
             score_step = tl.load(step + lines + row, mask=inside, other=0.0).to(tl.float32)
             score += tl.where(segment != tl.load(facts + 3 * n_pitch)[None, :], score_step[None, :], 0.0)
-        column = tl.load(facts + 2 * n_pitch)[None, :]
-        own = tl.load(facts + n_pitch)[None, :]
+        own, column = tl.load(facts + n_pitch)[None, :], tl.load(facts + 2 * n_pitch)[None, :]
         seen = _sees(tl.load(facts)[None, :], own, column, rank, at[:, None], reach, LIMITED)
         log_sum = tl.load(log_total + lines + row, mask=inside, other=0.0)[None, :]
         probability = tl.where(seen, tl.exp2(score * LOG2E - log_sum), 0.0)
@@ -220,8 +215,7 @@ def differentiate_rows(
         score_step = tl.load(step + lines + row, mask=inside, other=0.0).to(tl.float32)
     if DROPOUT:
         drawn = tl.load(seed)
-    sum_step = tl.zeros([ROWS], tl.float32)
-    sum_query = tl.zeros([ROWS, E], tl.float32)
+    sum_step, sum_query = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, E], tl.float32)
     for begin in range(first // KEYS * KEYS, last, KEYS):
         begin = tl.multiple_of(begin, KEYS)
         at = begin + tl.arange(0, KEYS)
@@ -289,8 +283,7 @@ def differentiate_place_keys(
     batch, head = tl.program_id(1) // H, tl.program_id(1) % H
     distance = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
     lines = d_bias + tl.program_id(1).to(tl.int64) * N * k_pitch
-    sum_keys = tl.zeros([KEYS, E], tl.float32)
-    sum_offsets = tl.zeros([KEYS], tl.float32)
+    sum_keys, sum_offsets = tl.zeros([KEYS, E], tl.float32), tl.zeros([KEYS], tl.float32)
     for begin in range(0, N, ROWS):
         row = begin + tl.arange(0, ROWS)
         facts = row_facts + batch * 6 * n_pitch + row
