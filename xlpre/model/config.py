@@ -38,7 +38,7 @@ class ModelConfig:
         tie_embedding: the softmax uses the embedding's own weights.
         tie_projections: for each cluster, whether the softmax also uses the embedding's projection to its width; [] is none.
         attention: who computes it (model/kernels), with the same numbers: `auto`, the fastest on the device at hand; `reference`,
-            slow and plain; `sdpa`, torch's; `cpu`, for fp32 on processors.
+            slow and plain; `sdpa`, torch's; `cpu`, for fp32 on processors; `triton`, for GPUs.
         dropout: of embeddings, position embedding, attention output, feed-forward and final output.
         dropatt: of attention probabilities.
         init: `published`: every matrix normal with `init_std`. `local`: the same, and each head starts out looking at a
@@ -68,7 +68,7 @@ class ModelConfig:
     scale_embedding: bool = False
     tie_embedding: bool = True
     tie_projections: list[bool] = field(default_factory=list)
-    attention: Literal["auto", "reference", "sdpa", "cpu"] = "auto"
+    attention: Literal["auto", "reference", "sdpa", "cpu", "triton"] = "auto"
     dropout: float = 0.1
     dropatt: float = 0.1
     init: Literal["published", "local"] = "published"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 import torch
@@ -42,7 +43,7 @@ class Auto:
 
     def prepare(self, geometry: Geometry, like: Tensor) -> tuple[Backend, Geometry]:
         """The backend, and the geometry with what that makes of it."""
-        backend: Backend = Cpu() if like.device.type == "cpu" and like.dtype == torch.float32 else Sdpa()
+        backend = fastest(like.device, like.dtype)
         return backend, replace(geometry, prepared=backend.prepare(geometry, like))
 
     def attend(self, scores: Scores, key: Tensor, value: Tensor, geometry: Geometry, dropout: float) -> Tensor:
@@ -51,7 +52,33 @@ class Auto:
         return backend.attend(scores, key, value, geometry, dropout)
 
 
-BACKENDS: dict[str, Callable[[], Backend]] = {"auto": Auto, "reference": Reference, "sdpa": Sdpa, "cpu": Cpu}
+def fastest(device: torch.device, dtype: torch.dtype) -> Backend:
+    """What `auto` takes. Triton needs 16 bits and a GPU of compute capability 8 or newer; in fp32, torch's kernels are as good."""
+    if device.type == "cpu" and dtype == torch.float32:
+        return Cpu()
+    if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) and find_spec("triton") is not None:
+        return with_triton() if torch.cuda.get_device_capability(device) >= (8, 0) else Sdpa()
+    return Sdpa()
+
+
+def with_triton() -> Backend:
+    """Attention by kernels/triton.py, imported here because triton comes with torch's builds for GPUs only."""
+    if find_spec("triton") is None:
+        raise ValueError(
+            "model.attention=triton needs the package triton, which torch's builds for GPUs bring along; set model.attention=auto"
+        )
+    from xlpre.model.kernels.triton import Triton
+
+    return Triton()
+
+
+BACKENDS: dict[str, Callable[[], Backend]] = {
+    "auto": Auto,
+    "reference": Reference,
+    "sdpa": Sdpa,
+    "cpu": Cpu,
+    "triton": with_triton,
+}
 
 
 def backend_named(name: str) -> Backend:

@@ -1,0 +1,127 @@
+"""What the GPU kernels of attention take of a multiprocessor: compiled for sm_90 and assembled, which needs no GPU.
+
+python benchmarks/triton_aot.py [--width 64 128] [--dtype bf16] [--kernel attend] [--tile 128,64,8,2 ...] [--no-dropout] [--same-length]
+
+Prints a line for each kernel and tile: registers of a thread, bytes it spills, shared memory of a program, and ends with status 1 if
+any spills. Needs the package triton, with the assembler that it brings. Not to be run under TRITON_INTERPRET=1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from xlpre.model.kernels import triton_kernels
+from xlpre.model.kernels.triton import TILES, Tile, tile_of
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+INTEGERS = ("row_facts", "key_facts", "direction")
+SINGLE = ("log_total", "delta", "d_place_keys", "d_offsets")  # fp32 whatever the rest is
+ALIGNED = ("n_pitch", "k_pitch", "H", "K")  # multiples of 16 in the models that these kernels are for
+FLAGS = {"PLACES": True, "SEGMENTS": True, "OFFSETS": False}
+
+
+class Cost(NamedTuple):
+    """Of a kernel.
+
+    Attributes:
+        registers: of a thread.
+        spilled: bytes of a thread that registers had no room for.
+        shared: bytes of shared memory of a program.
+        wgmma: products of a warp group in the code.
+    """
+
+    registers: int
+    spilled: int
+    shared: int
+    wgmma: int
+
+
+def cost(name: str, width: int, dtype: str, tile: Tile, dropout: bool, limited: bool, capability: int) -> Cost:
+    """Compile and assemble a kernel of xlpre/model/kernels/triton_kernels.py."""
+    kernel = getattr(triton_kernels, name)
+    constants = {**FLAGS, "DROPOUT": dropout, "LIMITED": limited, "E": width, "ROWS": tile.rows, "KEYS": tile.keys}
+    constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
+    absent = [key for key in kernel.arg_names if key in ("offsets", "d_offsets") or (key == "seed" and not dropout)]
+    constants |= dict.fromkeys(absent)
+    signature = {key: "constexpr" if key in constants else _type(key, dtype) for key in kernel.arg_names}
+    aligned = {
+        (index,): [["tt.divisibility", 16]]
+        for index, key in enumerate(kernel.arg_names)
+        if signature[key].startswith("*") or key in ALIGNED
+    }
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
+    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    said = _assemble(compiled.asm["ptx"], capability)
+    registers = max(int(n) for n in re.findall(r"Used (\d+) registers", said))
+    spilled = sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", said))
+    return Cost(registers, spilled, compiled.metadata.shared, compiled.asm["ptx"].count("wgmma.mma_async"))
+
+
+def _type(name: str, dtype: str) -> str:
+    if name in INTEGERS:
+        return "*i32"
+    if name == "seed":
+        return "*i64"
+    if name in SINGLE:
+        return "*fp32"
+    if name == "kept_scale":
+        return "fp32"
+    return "i32" if name in (*ALIGNED, "N", "R", "reach", "threshold") else f"*{dtype}"
+
+
+def _assemble(ptx: str, capability: int) -> str:
+    """What the assembler says of it."""
+    assembler = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    target = re.search(r"\.target (\w+)", ptx)
+    assert target is not None
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.ptx"
+        path.write_text(ptx)
+        command = [assembler, "-v", f"-arch={target[1]}", path, "-o", Path(folder) / "kernel.cubin"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stderr
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--width", type=int, nargs="+", default=[64, 128])
+    parser.add_argument("--dtype", choices=DTYPES, default="bf16")
+    parser.add_argument("--kernel", choices=TILES, nargs="+", default=list(TILES))
+    parser.add_argument("--tile", nargs="+", help="rows,keys,warps,stages, instead of the chosen ones")
+    parser.add_argument("--no-dropout", action="store_true")
+    parser.add_argument("--same-length", action="store_true", help="with a limit to how far back is seen")
+    parser.add_argument("--capability", type=int, default=90)
+    given = parser.parse_args()
+    print(
+        f"{'kernel':28}{'E':>4} {'rows x keys':>11} {'warps':>5} {'stages':>6} {'registers':>9} {'spilled':>7} {'shared':>7} wgmma"
+    )
+    bad = False
+    for name in given.kernel:
+        for width in given.width:
+            chosen = [tile_of(name, width, DTYPES[given.dtype])]
+            for tile in [Tile(*map(int, text.split(","))) for text in given.tile] if given.tile else chosen:
+                found = cost(name, width, given.dtype, tile, not given.no_dropout, given.same_length, given.capability)
+                bad |= found.spilled > 0 or found.registers > 255
+                cut = f"{tile.rows:>5} x {tile.keys:<3}"
+                print(
+                    f"{name:28}{width:>4} {cut:>11} {tile.warps:>5} {tile.stages:>6} {found.registers:>9} {found.spilled:>7}"
+                    f" {found.shared:>7} {found.wgmma:>5}",
+                    flush=True,
+                )
+    sys.exit(bad)
+
+
+if __name__ == "__main__":
+    main()

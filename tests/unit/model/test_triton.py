@@ -1,0 +1,294 @@
+"""Attention by GPU kernels, which Triton's interpreter runs on a CPU: kernels/triton.py against kernels/reference.py.
+
+The interpreter is chosen by TRITON_INTERPRET=1 before triton is first imported, so one test runs all the others in a process of their own.
+bf16 is left to GPUs, because the interpreter multiplies its bits as integers; fp16 stands in for it here. On a machine with a
+GPU: python -m pytest --noconftest tests/unit/model/test_triton.py
+"""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.unit.model.conftest import make_model, random_batch, random_memory
+from xlpre.model.geometry import Geometry
+from xlpre.model.kernels.backend import Auto, fastest, with_triton
+from xlpre.model.kernels.cpu import Cpu
+from xlpre.model.kernels.reference import Reference
+from xlpre.model.kernels.sdpa import Sdpa
+from xlpre.model.terms import Scores
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU and not INTERPRETED else "cpu"
+DTYPES = [torch.float32, torch.float16] if INTERPRETED else [torch.float32, torch.float16, torch.bfloat16]
+runs_kernels = pytest.mark.skipif(
+    not (INTERPRETED or ON_GPU), reason="run by test_all_of_this_in_the_interpreter, under TRITON_INTERPRET=1"
+)
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """So that tiny shapes have several of them, of sizes that divide nothing."""
+    if not (INTERPRETED or ON_GPU):
+        return
+    from xlpre.model.kernels import triton
+
+    monkeypatch.setattr(triton, "GRANULE", 32)
+    cuts = {"attend": (16, 32), "differentiate_keys": (32, 16), "differentiate_place_keys": (16, 32)}
+    tiles = {name: (triton.Tile(*cuts.get(name, (16, 16)), 4, 1),) * 4 for name in triton.TILES}
+    monkeypatch.setattr(triton, "TILES", tiles)
+
+
+@pytest.mark.skipif(INTERPRETED or ON_GPU, reason="the others run in this process")
+def test_all_of_this_in_the_interpreter():
+    pytest.importorskip("triton", reason="triton comes with torch's builds for GPUs")
+    if np.lib.NumpyVersion(np.__version__) >= "2.4.0":
+        pytest.skip("triton 3.6's interpreter needs numpy < 2.4")
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
+    folder = Path(__file__).parents[3]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
+
+
+@pytest.mark.skipif(INTERPRETED, reason="asks for the choice without the interpreter")
+def test_auto_takes_triton_on_a_gpu_in_16_bits_only(monkeypatch):
+    monkeypatch.setattr("xlpre.model.kernels.backend.with_triton", lambda: "triton")
+    monkeypatch.setattr("xlpre.model.kernels.backend.find_spec", lambda name: object())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    assert fastest(gpu, torch.bfloat16) == fastest(gpu, torch.float16) == "triton"
+    assert isinstance(fastest(gpu, torch.float32), Sdpa)
+    assert isinstance(fastest(cpu, torch.float32), Cpu)
+    assert isinstance(fastest(cpu, torch.bfloat16), Sdpa)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    assert isinstance(fastest(gpu, torch.bfloat16), Sdpa)
+
+
+def test_without_the_package_the_error_says_what_to_set(monkeypatch):
+    monkeypatch.setattr("xlpre.model.kernels.backend.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="model.attention=auto"):
+        with_triton()
+    assert isinstance(fastest(torch.device("cuda"), torch.bfloat16), Sdpa)
+    assert Auto()
+
+
+def random_geometry(rng, *, n_tokens, n_memory, n_others, content, reach, n_batch=2):
+    """Rows in their order, if any, and rows at any places; some see nothing."""
+    n_content = n_tokens if content else 0
+    n_rows, n_keys = n_content + n_others, n_memory + n_tokens
+    positions = rng.integers(0, n_tokens, (n_batch, n_rows))
+    positions[:, :n_content] = np.arange(n_content)
+    ranks = rng.integers(0, 8, (n_batch, n_rows))
+    ranks[:, rng.integers(0, n_rows)] = -1
+    key_ranks = rng.integers(0, 8, (n_batch, n_keys))
+    key_ranks[:, n_memory + n_tokens // 2 :] += 4  # so that some tiles are seen by few rows
+    array = torch.from_numpy
+    return Geometry(
+        array(ranks).int().to(DEVICE),
+        array(key_ranks).int().to(DEVICE),
+        array(rng.integers(0, 3, (n_batch, n_rows))).to(DEVICE),
+        array(rng.integers(0, 3, (n_batch, n_keys))).to(DEVICE),
+        array(positions).to(DEVICE),
+        n_content,
+        n_content if rng.random() < 0.5 else 0,
+        reach,
+        torch.tensor([0, 1], device=DEVICE),
+        torch.zeros(2, n_keys + n_tokens, 4, device=DEVICE),
+    )
+
+
+def random_tensors(geometry, rng, n_head, width, dtype, without=()):
+    """What scores are made of, keys and values, by name."""
+    B, N = geometry.query_rank.shape
+    K, R, H, E = geometry.n_keys, geometry.distances.size(1), n_head, width
+    shapes = {
+        "query": (B, N, H, E),
+        **dict.fromkeys(("content_bias", "place_bias", "step_bias", "step"), (H, E)),
+        "place_keys": (2, R, H, E),
+        "place_offsets": (2, R, H),
+        **dict.fromkeys(("key", "value"), (B, K, H, E)),
+    }
+    drawn = {name: torch.from_numpy(rng.standard_normal(shape)) for name, shape in shapes.items()}
+    return {name: x.to(DEVICE, dtype).requires_grad_() for name, x in drawn.items() if name not in without}
+
+
+def attended(backend, geometry, tensors, dropout=0.0):
+    parts = {name: x for name, x in tensors.items() if name not in ("key", "value")}
+    scores = Scores(scale=tensors["key"].size(3) ** -0.5, **parts)
+    prepared = replace(geometry, prepared=backend.prepare(geometry, tensors["query"]))
+    return backend.attend(scores, tensors["key"], tensors["value"], prepared, dropout)
+
+
+def outcome(backend, geometry, tensors):
+    """The output and every gradient."""
+    out = attended(backend, geometry, tensors)
+    weights = torch.linspace(-1, 1, out.numel(), device=out.device).view(out.shape)
+    gradients = torch.autograd.grad((out.float() * weights).sum(), list(tensors.values()))
+    return {"out": out.detach(), **dict(zip(tensors, gradients, strict=True))}
+
+
+PLACE = ("place_bias", "place_keys", "place_offsets")
+STEP = ("step_bias", "step")
+SHAPES = [  # T, M, other rows, content rows, reach, H, E, left out
+    (21, 9, 5, True, None, 2, 16, ("place_offsets",)),  # XLNet: two streams
+    (33, 31, 17, True, None, 1, 32, ("place_offsets",)),  # more than one granule of each
+    (16, 16, 0, True, 16, 2, 16, ("place_offsets", *STEP)),  # Transformer-XL: one stream, same_length
+    (19, 7, 6, False, None, 2, 12, ("place_offsets",)),  # the last layer's rows; a width that no tile has
+    (5, 0, 3, True, 2, 3, 5, ("place_offsets",)),  # less than a tile; no memory
+    (23, 4, 0, True, None, 2, 16, ("place_bias", *STEP)),  # Shaw et al.
+    (18, 3, 4, True, None, 2, 16, PLACE),  # absolute positions
+]
+
+
+@runs_kernels
+@pytest.mark.parametrize(
+    "shape", SHAPES, ids=["two streams", "granules", "same length", "last layer", "tiny", "shaw", "absolute"]
+)
+@pytest.mark.parametrize(("seed", "dtype"), enumerate(DTYPES), ids=str)
+def test_outputs_and_all_gradients_equal_the_reference(shape, seed, dtype):
+    n_tokens, n_memory, n_others, content, reach, n_head, width, without = shape
+    rng = np.random.default_rng(seed)
+    geometry = random_geometry(
+        rng, n_tokens=n_tokens, n_memory=n_memory, n_others=n_others, content=content, reach=reach
+    )
+    tensors = random_tensors(geometry, rng, n_head, width, dtype, without)
+    found = outcome(with_triton(), geometry, tensors)
+    exact = {name: x.detach().float().requires_grad_() for name, x in tensors.items()}
+    expected = outcome(Reference(), geometry, exact)
+    # in 16 bits, several of their last places
+    rtol = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}[dtype]
+    for name, tensor in expected.items():
+        assert found[name].dtype == dtype
+        largest = tensor.abs().max().item()
+        torch.testing.assert_close(found[name].float(), tensor, rtol=rtol, atol=rtol * max(largest, 0.1), msg=name)
+
+
+@runs_kernels
+@pytest.mark.parametrize("two_streams", [True, False])
+def test_a_model_has_the_same_losses_memory_and_gradients(two_streams):
+    batch = random_batch(20, reuse=10)
+    found = []
+    for backend in ("reference", "triton"):
+        model = make_model(two_streams, attention=backend, n_layer=1).to(DEVICE)
+        memory = random_memory(model.config, 2, 12)
+        memory = type(memory)(memory.hidden.to(DEVICE), memory.valid.to(DEVICE))
+        moved = type(batch)(**{name: x.to(DEVICE) if torch.is_tensor(x) else x for name, x in vars(batch).items()})
+        loss = model(moved, memory)[0]
+        loss.backward()
+        found.append({"loss": loss.detach(), **{n: p.grad for n, p in model.named_parameters() if p.grad is not None}})
+    assert found[0].keys() == found[1].keys()
+    for name, tensor in found[0].items():
+        torch.testing.assert_close(found[1][name], tensor, rtol=1e-4, atol=1e-4, msg=name)
+
+
+def small_case(dtype=torch.float32):
+    rng = np.random.default_rng(5)
+    geometry = random_geometry(rng, n_tokens=18, n_memory=15, n_others=4, content=True, reach=None)
+    return geometry, random_tensors(geometry, rng, 2, 16, dtype, ("place_offsets",))
+
+
+@runs_kernels
+def test_a_row_that_sees_nothing_gives_zero_and_no_gradient():
+    geometry, tensors = small_case()
+    blind = ~geometry.visible().any(-1)
+    assert blind.any()
+    found = outcome(with_triton(), geometry, tensors)
+    assert not found["out"][blind].any()
+    assert not found["query"][blind].any()
+
+
+@runs_kernels
+def test_gradients_are_the_same_bits_each_time():
+    geometry, tensors = small_case()
+    first, second = (outcome(with_triton(), geometry, tensors) for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@runs_kernels
+def test_memory_that_nothing_wrote_is_never_used(monkeypatch):
+    geometry, tensors = small_case()
+    first = outcome(with_triton(), geometry, tensors)
+    new_empty, found = torch.Tensor.new_empty, []
+
+    def full_of_nan(like, *shape, **named):
+        made = new_empty(like, *shape, **named)
+        if len(shape) == 4:  # the bias of both passes, and the gradient of place keys of each batch row
+            found.append(made.fill_(torch.nan))
+        return made
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", full_of_nan)
+    second = outcome(with_triton(), geometry, tensors)
+    assert len(found) == 3
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@runs_kernels
+def test_rows_need_only_the_tiles_that_they_see():
+    from xlpre.model.kernels.triton import Triton
+
+    geometry, _ = small_case()
+    geometry.key_rank[:], geometry.query_rank[:] = 3, 9
+    geometry = replace(geometry, n_own=0, query_rank=geometry.query_rank[:, :18], key_rank=geometry.key_rank)
+    geometry = replace(geometry, positions=geometry.positions[:, :18], row_segments=geometry.row_segments[:, :18])
+    geometry.key_rank[:, 20:] = 10
+    geometry.key_rank[:, :3] = 10
+    prepared = Triton().prepare(geometry, torch.zeros(1))
+    assert prepared.row_facts[:, 4].unique().tolist() == [3]
+    assert prepared.row_facts[:, 5].unique().tolist() == [20]
+    assert prepared.key_facts[:, 3, 0].unique().tolist() == [18]
+    assert prepared.key_facts[:, 3, 32].unique().tolist() == [0]  # nobody sees the second granule
+
+
+@runs_kernels
+def test_dropout_takes_its_share_grows_the_rest_and_is_seeded():
+    """Equal scores and values of one: outputs are the shares kept, over 1 - dropout."""
+    geometry, tensors = small_case()
+    geometry.query_rank[:] = 20
+    even = {name: torch.zeros_like(x) for name, x in tensors.items()} | {"value": torch.ones_like(tensors["value"])}
+    outs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        outs.append(attended(with_triton(), geometry, even, dropout=0.25))
+    assert torch.equal(outs[0], outs[1])
+    assert not torch.equal(outs[0], outs[2])
+    kept = outs[0][..., 0] * 0.75
+    torch.testing.assert_close(kept * 33, (kept * 33).round())  # 33 keys
+    of_heads = kept.double().mean((0, 1))
+    assert of_heads[0] != of_heads[1]
+    assert kept.double().mean().item() == pytest.approx(0.75, abs=0.04)  # of 2904 draws: 0.008 is one deviation
+
+
+@runs_kernels
+def test_the_backward_pass_is_the_derivative_with_dropout_too():
+    """Along one direction, by differences; the same seed takes the same probabilities in both passes."""
+    geometry, tensors = small_case()
+
+    def loss(moved):
+        torch.manual_seed(3)
+        return attended(with_triton(), geometry, moved, dropout=0.3).double().square().sum()
+
+    gradients = torch.autograd.grad(loss(tensors), list(tensors.values()))
+    torch.manual_seed(4)
+    directions = [torch.randn_like(x) for x in tensors.values()]
+    slope = sum((g.double() * d).sum() for g, d in zip(gradients, directions, strict=True)).item()
+    step, values = 3e-3, []
+    with torch.no_grad():
+        for sign in (1, -1):
+            moved = {name: x + sign * step * d for (name, x), d in zip(tensors.items(), directions, strict=True)}
+            values.append(loss(moved).item())
+    assert slope == pytest.approx((values[0] - values[1]) / (2 * step), rel=2e-3)
+
+
+@runs_kernels
+def test_heads_too_wide_are_refused_with_a_way_out():
+    geometry, _ = small_case()
+    tensors = random_tensors(geometry, np.random.default_rng(0), 1, 257, torch.float32, ("place_offsets",))
+    with pytest.raises(ValueError, match="model.attention=sdpa"):
+        attended(with_triton(), geometry, tensors)

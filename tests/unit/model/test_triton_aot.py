@@ -1,0 +1,22 @@
+"""The GPU kernels of attention, compiled and assembled for sm_90 without a GPU: no register spills."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("variant", [[], ["--no-dropout"], ["--same-length"]], ids=["dropout", "no dropout", "limited"])
+def test_no_kernel_spills_registers_at_head_widths_64_and_128(variant):
+    """In a process of its own: this one may have imported triton's interpreter."""
+    pytest.importorskip("triton", reason="triton comes with torch's builds for GPUs")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(REPOSITORY)
+    command = [sys.executable, REPOSITORY / "benchmarks" / "triton_aot.py", "--width", "64", "128", *variant]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(done.stdout.splitlines()) == 1 + 6 * 2, done.stdout

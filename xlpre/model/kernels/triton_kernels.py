@@ -1,0 +1,299 @@
+"""Kernels of relative attention for GPUs; kernels/triton.py derives what they compute and calls them.
+
+A program takes one tile of rows (or of keys, or of distances) of one head of one batch row. Tensors of rows are (B, N, H, E), of keys
+(B, K, H, E), numbers of rows (B, H, N); what is (B, H, N, K) has lines of k_pitch numbers. `row_facts` (B, 6, n_pitch) and `key_facts`
+(B, 4, k_pitch) are what Prepared says they are. No kernel adds into what another program writes: the same input gives the same output.
+
+The bias of the tile after is loaded while a tile is computed (`ahead`): Triton itself loads ahead only what goes into a product, and
+waited for the bias at the top of each turn.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)  # probabilities are powers of two: exp(x) = 2 ** (x * LOG2E)
+RANDOM_ROUNDS = tl.constexpr(7)  # of Philox4x32: the fewest that pass every test (Salmon et al. 2011, table 2)
+
+
+@triton.jit
+def _tile(tensor, batch, head, index, length, H, E: tl.constexpr):
+    """Pointers (index, E) into a tensor (B, length, H, E)."""
+    start = tensor + (batch.to(tl.int64) * length * H + head) * E
+    return start + index[:, None] * (H * E) + tl.arange(0, E)[None, :]
+
+
+@triton.jit
+def _facts(row_facts, batch, row, n_pitch):
+    """Of rows: rank, column of the own key, column, segment; of their granule: first and last key."""
+    facts = row_facts + batch * 6 * n_pitch + row
+    rank, own, column = tl.load(facts), tl.load(facts + n_pitch), tl.load(facts + 2 * n_pitch)
+    first, last = tl.min(tl.load(facts + 4 * n_pitch)), tl.max(tl.load(facts + 5 * n_pitch))
+    return rank, own, column, tl.load(facts + 3 * n_pitch), first, last
+
+
+@triton.jit
+def _sees(query_rank, own, column, key_rank, key, reach, LIMITED: tl.constexpr):
+    """Geometry.visible of a tile; its operands stand as rows or as columns."""
+    seen = (query_rank > key_rank) | (own == key)
+    if LIMITED:
+        seen = seen & (column - key <= reach)
+    return seen
+
+
+@triton.jit
+def _kept(seed, head, row, first_key, threshold, ROWS: tl.constexpr, KEYS: tl.constexpr):
+    """What dropout keeps of a tile (ROWS, KEYS): 16 bits an element, eight to a draw, by seed, head, row and key alone."""
+    group = first_key // 8 + tl.arange(0, KEYS // 8)
+    zeros = tl.zeros([ROWS, KEYS // 8], tl.int32)
+    a, b, c, d = tl.philox(seed, zeros + row[:, None], zeros + group[None, :], zeros + head, zeros, RANDOM_ROUNDS)
+    four = tl.join(tl.join(a, b), tl.join(c, d))
+    eight = tl.join(four & 0xFFFF, four >> 16)
+    return tl.reshape(eight, [ROWS, KEYS]) >= threshold
+
+
+@triton.jit
+def score_places(
+    query, place_keys, offsets, row_facts, direction, bias,
+    N, K, R, H, n_pitch, k_pitch,
+    OFFSETS: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Position scores: a product by distance, each score stored in the column of its key."""
+    batch, head = tl.program_id(1) // H, tl.program_id(1) % H
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    _, _, column, _, first, last = _facts(row_facts, batch, row, n_pitch)
+    shift = K - column  # of a row: distance index - key
+    mine = tl.load(_tile(query, batch, head, row, N, H, E), mask=row[:, None] < N, other=0.0)
+    way = tl.load(direction + batch)
+    into = bias + (tl.program_id(1).to(tl.int64) * N * k_pitch) + row[:, None] * k_pitch - shift[:, None]
+    for begin in range(first + tl.min(shift), last + tl.max(shift), KEYS):
+        distance = begin + tl.arange(0, KEYS)
+        theirs = tl.load(_tile(place_keys, way, head, distance, R, H, E), mask=distance[:, None] < R, other=0.0)
+        score = tl.dot(mine, tl.trans(theirs), input_precision="ieee")
+        if OFFSETS:
+            score += tl.load(offsets + (way * R + distance) * H + head, mask=distance < R, other=0.0)[None, :]
+        key = distance[None, :] - shift[:, None]
+        wanted = (row[:, None] < N) & (key >= first) & (key < last)
+        tl.store(into + distance[None, :], score.to(bias.dtype.element_ty), mask=wanted)
+
+
+@triton.jit
+def attend(
+    query, key, value, bias, step, row_facts, key_facts, seed, out, log_total,
+    N, K, H, n_pitch, k_pitch, reach, threshold, kept_scale,
+    PLACES: tl.constexpr, SEGMENTS: tl.constexpr, LIMITED: tl.constexpr, DROPOUT: tl.constexpr,
+    E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """The output of a tile of rows, and log2 of the sum of their exponentials."""
+    batch, head = tl.program_id(1) // H, tl.program_id(1) % H
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = row < N
+    rank, own, column, segment, first, last = _facts(row_facts, batch, row, n_pitch)
+    mine = tl.load(_tile(query, batch, head, row, N, H, E), mask=inside[:, None], other=0.0)
+    lines = tl.program_id(1).to(tl.int64) * N
+    if PLACES:
+        of_bias = bias + lines * k_pitch + row[:, None] * k_pitch
+        first_keys = first // KEYS * KEYS + tl.arange(0, KEYS)
+        ahead = tl.load(of_bias + first_keys[None, :], mask=inside[:, None], other=0.0)
+    if SEGMENTS:
+        score_step = tl.load(step + lines + row, mask=inside, other=0.0).to(tl.float32)
+    if DROPOUT:
+        drawn = tl.load(seed)
+    largest = tl.full([ROWS], -float("inf"), tl.float32)
+    total, mean = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, E], tl.float32)
+    for begin in range(first // KEYS * KEYS, last, KEYS):
+        begin = tl.multiple_of(begin, KEYS)
+        at = begin + tl.arange(0, KEYS)
+        of_keys = key_facts + batch * 4 * k_pitch + at
+        theirs = tl.load(_tile(key, batch, head, at, K, H, E), mask=at[:, None] < K, other=0.0)
+        score = tl.dot(mine, tl.trans(theirs), input_precision="ieee")
+        if PLACES:
+            score += ahead.to(tl.float32)
+            ahead = tl.load(of_bias + at[None, :] + KEYS, mask=inside[:, None] & (begin + KEYS < last), other=0.0)
+        if SEGMENTS:
+            different = segment[:, None] != tl.load(of_keys + k_pitch)[None, :]
+            score += tl.where(different, score_step[:, None], 0.0)
+        key_rank = tl.load(of_keys)[None, :]
+        seen = _sees(rank[:, None], own[:, None], column[:, None], key_rank, at[None, :], reach, LIMITED)
+        score = tl.where(seen, score, -float("inf"))
+        larger = tl.maximum(largest, tl.max(score, 1) * LOG2E)
+        origin = tl.where(larger == -float("inf"), 0.0, larger)  # a row that has seen nothing yet
+        shrunk = tl.exp2(largest - origin)
+        probability = tl.exp2(score * LOG2E - origin[:, None])  # one fused multiply-add
+        total = total * shrunk + tl.sum(probability, 1)
+        if DROPOUT:
+            kept = _kept(drawn, tl.program_id(1), row, begin, threshold, ROWS, KEYS)
+            probability = tl.where(kept, probability * kept_scale, 0.0)
+        values = tl.load(_tile(value, batch, head, at, K, H, E), mask=at[:, None] < K, other=0.0)
+        mean = mean * shrunk[:, None] + tl.dot(probability.to(values.dtype), values, input_precision="ieee")
+        largest = larger
+    sees = total > 0
+    mean = mean / tl.where(sees, total, 1.0)[:, None]
+    tl.store(_tile(out, batch, head, row, N, H, E), mean.to(out.dtype.element_ty), mask=inside[:, None])
+    tl.store(log_total + lines + row, tl.where(sees, largest + tl.log2(total), 0.0), mask=inside)
+
+
+@triton.jit
+def differentiate_keys(
+    query, key, value, bias, step, row_facts, key_facts, seed, log_total, d_out, delta, d_key, d_value,
+    N, K, H, n_pitch, k_pitch, reach, threshold, kept_scale,
+    PLACES: tl.constexpr, SEGMENTS: tl.constexpr, LIMITED: tl.constexpr, DROPOUT: tl.constexpr,
+    E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Gradients of a tile of keys and values. Scores are transposed here, (KEYS, ROWS): they are the left factor of both products."""
+    batch, head = tl.program_id(1) // H, tl.program_id(1) % H
+    at = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
+    of_keys = key_facts + batch * 4 * k_pitch + at
+    rank, segment = tl.load(of_keys)[:, None], tl.load(of_keys + k_pitch)[:, None]
+    tile_facts = key_facts + batch * 4 * k_pitch + tl.program_id(0) * KEYS
+    first, last = tl.load(tile_facts + 2 * k_pitch), tl.load(tile_facts + 3 * k_pitch)
+    mine = tl.load(_tile(key, batch, head, at, K, H, E), mask=at[:, None] < K, other=0.0)
+    values = tl.load(_tile(value, batch, head, at, K, H, E), mask=at[:, None] < K, other=0.0)
+    lines = tl.program_id(1).to(tl.int64) * N
+    if PLACES:
+        of_bias = bias + lines * k_pitch + at[:, None]
+        following = first // ROWS * ROWS + tl.arange(0, ROWS)[None, :]
+        ahead = tl.load(of_bias + following * k_pitch, mask=(following < N) & (following < last), other=0.0)
+    if DROPOUT:
+        drawn = tl.load(seed)
+    sum_key, sum_value = tl.zeros([KEYS, E], tl.float32), tl.zeros([KEYS, E], tl.float32)
+    for begin in range(first // ROWS * ROWS, last, ROWS):
+        begin = tl.multiple_of(begin, ROWS)
+        row = begin + tl.arange(0, ROWS)
+        inside = row < N
+        facts = row_facts + batch * 6 * n_pitch + row
+        theirs = tl.load(_tile(query, batch, head, row, N, H, E), mask=inside[:, None], other=0.0)
+        score = tl.dot(mine, tl.trans(theirs), input_precision="ieee")
+        if PLACES:
+            score += ahead.to(tl.float32)
+            following = row[None, :] + ROWS
+            ahead = tl.load(of_bias + following * k_pitch, mask=(following < N) & (following < last), other=0.0)
+        if SEGMENTS:
+            score_step = tl.load(step + lines + row, mask=inside, other=0.0).to(tl.float32)
+            score += tl.where(segment != tl.load(facts + 3 * n_pitch)[None, :], score_step[None, :], 0.0)
+        own, column = tl.load(facts + n_pitch)[None, :], tl.load(facts + 2 * n_pitch)[None, :]
+        seen = _sees(tl.load(facts)[None, :], own, column, rank, at[:, None], reach, LIMITED)
+        log_sum = tl.load(log_total + lines + row, mask=inside, other=0.0)[None, :]
+        probability = tl.where(seen, tl.exp2(score * LOG2E - log_sum), 0.0)
+        gradient = tl.load(_tile(d_out, batch, head, row, N, H, E), mask=inside[:, None], other=0.0)
+        d_probability = tl.dot(values, tl.trans(gradient), input_precision="ieee")
+        used = probability
+        if DROPOUT:
+            kept = tl.trans(_kept(drawn, tl.program_id(1), row, tl.program_id(0) * KEYS, threshold, ROWS, KEYS))
+            used = tl.where(kept, probability * kept_scale, 0.0)
+            d_probability = tl.where(kept, d_probability * kept_scale, 0.0)
+        sum_value += tl.dot(used.to(gradient.dtype), gradient, input_precision="ieee")
+        d_score = probability * (d_probability - tl.load(delta + lines + row, mask=inside, other=0.0)[None, :])
+        sum_key += tl.dot(d_score.to(theirs.dtype), theirs, input_precision="ieee")
+    tl.store(_tile(d_key, batch, head, at, K, H, E), sum_key.to(d_key.dtype.element_ty), mask=at[:, None] < K)
+    tl.store(_tile(d_value, batch, head, at, K, H, E), sum_value.to(d_value.dtype.element_ty), mask=at[:, None] < K)
+
+
+@triton.jit
+def differentiate_rows(
+    query, key, value, bias, step, row_facts, key_facts, seed, log_total, d_out, delta, d_query, d_step,
+    N, K, H, n_pitch, k_pitch, reach, threshold, kept_scale,
+    PLACES: tl.constexpr, SEGMENTS: tl.constexpr, LIMITED: tl.constexpr, DROPOUT: tl.constexpr,
+    E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Gradients of a tile of queries and steps; that of the bias takes the place of the bias, between the first and last key seen."""
+    batch, head = tl.program_id(1) // H, tl.program_id(1) % H
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = row < N
+    rank, own, column, segment, first, last = _facts(row_facts, batch, row, n_pitch)
+    mine = tl.load(_tile(query, batch, head, row, N, H, E), mask=inside[:, None], other=0.0)
+    gradient = tl.load(_tile(d_out, batch, head, row, N, H, E), mask=inside[:, None], other=0.0)
+    lines = tl.program_id(1).to(tl.int64) * N
+    log_sum = tl.load(log_total + lines + row, mask=inside, other=0.0)
+    shared = tl.load(delta + lines + row, mask=inside, other=0.0)
+    if PLACES:
+        of_bias = bias + lines * k_pitch + row[:, None] * k_pitch
+        first_keys = first // KEYS * KEYS + tl.arange(0, KEYS)
+        ahead = tl.load(of_bias + first_keys[None, :], mask=inside[:, None], other=0.0)
+    if SEGMENTS:
+        score_step = tl.load(step + lines + row, mask=inside, other=0.0).to(tl.float32)
+    if DROPOUT:
+        drawn = tl.load(seed)
+    sum_step, sum_query = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, E], tl.float32)
+    for begin in range(first // KEYS * KEYS, last, KEYS):
+        begin = tl.multiple_of(begin, KEYS)
+        at = begin + tl.arange(0, KEYS)
+        of_keys = key_facts + batch * 4 * k_pitch + at
+        theirs = tl.load(_tile(key, batch, head, at, K, H, E), mask=at[:, None] < K, other=0.0)
+        score = tl.dot(mine, tl.trans(theirs), input_precision="ieee")
+        if PLACES:
+            score += ahead.to(tl.float32)
+            ahead = tl.load(of_bias + at[None, :] + KEYS, mask=inside[:, None] & (begin + KEYS < last), other=0.0)
+        if SEGMENTS:
+            different = segment[:, None] != tl.load(of_keys + k_pitch)[None, :]
+            score += tl.where(different, score_step[:, None], 0.0)
+        key_rank = tl.load(of_keys)[None, :]
+        seen = _sees(rank[:, None], own[:, None], column[:, None], key_rank, at[None, :], reach, LIMITED)
+        probability = tl.where(seen, tl.exp2(score * LOG2E - log_sum[:, None]), 0.0)
+        values = tl.load(_tile(value, batch, head, at, K, H, E), mask=at[:, None] < K, other=0.0)
+        d_probability = tl.dot(gradient, tl.trans(values), input_precision="ieee")
+        if DROPOUT:
+            kept = _kept(drawn, tl.program_id(1), row, begin, threshold, ROWS, KEYS)
+            d_probability = tl.where(kept, d_probability * kept_scale, 0.0)
+        d_score = probability * (d_probability - shared[:, None])
+        if SEGMENTS:
+            sum_step += tl.sum(tl.where(different, d_score, 0.0), 1)
+        rounded = d_score.to(theirs.dtype)
+        if PLACES:
+            tl.store(of_bias + at[None, :], rounded, mask=inside[:, None])
+        sum_query += tl.dot(rounded, theirs, input_precision="ieee")
+    tl.store(_tile(d_query, batch, head, row, N, H, E), sum_query.to(d_query.dtype.element_ty), mask=inside[:, None])
+    if SEGMENTS:
+        tl.store(d_step + lines + row, sum_step.to(d_step.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def differentiate_place_queries(
+    place_keys, row_facts, direction, d_bias, d_query,
+    N, K, R, H, n_pitch, k_pitch,
+    E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Gradients of a tile of queries from those of their position scores."""
+    batch, head = tl.program_id(1) // H, tl.program_id(1) % H
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    _, _, column, _, first, last = _facts(row_facts, batch, row, n_pitch)
+    shift = K - column
+    way = tl.load(direction + batch)
+    source = d_bias + (tl.program_id(1).to(tl.int64) * N * k_pitch) + row[:, None] * k_pitch - shift[:, None]
+    sum_query = tl.zeros([ROWS, E], tl.float32)
+    for begin in range(first + tl.min(shift), last + tl.max(shift), KEYS):
+        distance = begin + tl.arange(0, KEYS)
+        key = distance[None, :] - shift[:, None]
+        written = (row[:, None] < N) & (key >= first) & (key < last)
+        d_score = tl.load(source + distance[None, :], mask=written, other=0.0)
+        theirs = tl.load(_tile(place_keys, way, head, distance, R, H, E), mask=distance[:, None] < R, other=0.0)
+        sum_query += tl.dot(d_score, theirs, input_precision="ieee")
+    sum_query = sum_query.to(d_query.dtype.element_ty)
+    tl.store(_tile(d_query, batch, head, row, N, H, E), sum_query, mask=row[:, None] < N)
+
+
+@triton.jit
+def differentiate_place_keys(
+    query, row_facts, d_bias, d_place_keys, d_offsets,
+    N, K, R, H, n_pitch, k_pitch,
+    OFFSETS: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Gradients of a tile of the keys of distances, (B, R, H, E), and of their offsets, (B, R, H), a batch row at a time."""
+    batch, head = tl.program_id(1) // H, tl.program_id(1) % H
+    distance = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
+    lines = d_bias + tl.program_id(1).to(tl.int64) * N * k_pitch
+    sum_keys, sum_offsets = tl.zeros([KEYS, E], tl.float32), tl.zeros([KEYS], tl.float32)
+    for begin in range(0, N, ROWS):
+        row = begin + tl.arange(0, ROWS)
+        facts = row_facts + batch * 6 * n_pitch + row
+        key = distance[:, None] - (K - tl.load(facts + 2 * n_pitch)[None, :])
+        written = (key >= tl.load(facts + 4 * n_pitch)[None, :]) & (key < tl.load(facts + 5 * n_pitch)[None, :])
+        d_score = tl.load(lines + row[None, :] * k_pitch + key, mask=written & (row[None, :] < N), other=0.0)
+        theirs = tl.load(_tile(query, batch, head, row, N, H, E), mask=row[:, None] < N, other=0.0)
+        sum_keys += tl.dot(d_score, theirs, input_precision="ieee")
+        if OFFSETS:
+            sum_offsets += tl.sum(d_score.to(tl.float32), 1)
+    tl.store(_tile(d_place_keys, batch, head, distance, R, H, E), sum_keys, mask=distance[:, None] < R)
+    if OFFSETS:
+        tl.store(d_offsets + (batch * R + distance) * H + head, sum_offsets, mask=distance < R)
