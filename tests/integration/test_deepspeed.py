@@ -58,13 +58,7 @@ class Net(nn.Module):
 def built(precision, stage, net=None, clip=1.0, **zero):
     train = TrainConfig(batch_size=2, precision=precision)
     optim = OptimConfig(lr=0.01, clip=clip)
-    return engine_around(
-        net or Net(),
-        settings_for(train, optim, CPU, 1, {"zero_optimization": {"stage": stage, **zero}}),
-        train,
-        optim,
-        CPU,
-    )
+    return engine_around(net or Net(), train, optim, {"zero_optimization": {"stage": stage, **zero}})
 
 
 def update(engine, number, factor=1.0):
@@ -226,13 +220,7 @@ class Sum(nn.Module):
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_gradients_of_bf16_are_added_in_fp32(stage):
     train = TrainConfig(batch_size=4, accumulation=4, precision="bf16")
-    engine = build_engine(
-        Sum(),
-        settings_for(train, OptimConfig(), CPU, 1, {"zero_optimization": {"stage": stage}}),
-        train,
-        OptimConfig(),
-        CPU,
-    )
+    engine = engine_around(Sum(), train, OptimConfig(), {"zero_optimization": {"stage": stage}})
     for factor in (1.0, 2.0**-9, 2.0**-9, 2.0**-9):  # whose sum is 1 in bf16
         engine.backward(engine(factor))
         engine.step()
@@ -248,14 +236,8 @@ def test_offloading_refuses_torchs_optimizer_unless_told_not_to():
     train = TrainConfig(batch_size=2, precision="fp32")
     overrides = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
     with pytest.raises(Exception, match="client provided optimizer"):
-        build_engine(
-            Net(),
-            settings_for(train, OptimConfig(), CPU, 1, {**overrides, "zero_force_ds_cpu_optimizer": True}),
-            train,
-            OptimConfig(),
-            CPU,
-        )
-    build_engine(Net(), train, OptimConfig(), overrides)
+        engine_around(Net(), train, OptimConfig(), {**overrides, "zero_force_ds_cpu_optimizer": True})
+    engine_around(Net(), train, OptimConfig(), overrides)
 
 
 @needs_bf16
