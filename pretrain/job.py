@@ -129,9 +129,8 @@ class Job:
 
     def carry(self, micro: int, batch: Batch, memory: Memory) -> None:
         """Keep the memory that a batch left for the next window of its lanes."""
-        if (
-            self._skipped_in_a_row + 1 == self.config.train.max_skipped
-        ):  # if this update is skipped too, it will be looked at
+        # if this update is skipped too, what it met will be looked at
+        if self._skipped_in_a_row + 1 == self.config.train.max_skipped:
             self._met.append((batch, self.memories[micro]))
         self.memories[micro] = memory
 

@@ -178,6 +178,7 @@ def test_a_slurm_job_that_cannot_save_in_time_goes_back_into_the_queue_neverthel
     assert slurm.requeued() == 1, said
 
 
+@pytest.mark.long
 def test_torchrun_goes_on_by_itself_after_one_of_its_processes_was_killed(words, tmp_path, uninterrupted):
     run_words = words("killed", train__save_every=4, **LONGER)
     command = [*TWO, "--max-restarts", 3, SCRIPT, *run_words]

@@ -135,6 +135,7 @@ def test_a_store_that_changed_under_the_run_is_refused(words, store, tmp_path):
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.long
 def test_kill_9_in_the_middle_of_saving_costs_no_more_than_the_steps_since(words, tmp_path):
     settings = {"train__save_every": 2, "train__keep_last": 1, "train__steps": 12, "model__dropout": 0.1}
     whole = run(SCRIPT, *words("whole", **settings))

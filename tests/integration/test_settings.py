@@ -20,7 +20,10 @@ COMMON = {
     "train__batch_size": 8,
     "train__accumulation": 2,
 }
-DROPOUT = {"model__dropout": 0.1, "model__dropatt": 0.1}
+pytestmark = pytest.mark.long
+
+# one backend for all precisions, because each draws its dropout in its own way
+DROPOUT = {"model__dropout": 0.1, "model__dropatt": 0.1, "model__attention": "reference"}
 
 SAME = {  # as fp32 on stage 1
     "recomputed": {"train__activation_checkpointing": "true"},
@@ -99,7 +102,6 @@ def test_the_scale_of_the_loss_goes_on_after_a_stop(runs, name):
     assert (scales[0]["cur_scale"], scales[0]["cur_iter"]) == (2.0**16, STEPS)
 
 
-@pytest.mark.long
 def test_a_compiled_run_has_the_losses_of_one_that_is_not_and_is_compiled_once(words, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_LOGS", "recompiles,graph_breaks")
     said = several([words("eager", **COMMON), words("compiled", **COMMON, train__compile="true")])
@@ -107,7 +109,6 @@ def test_a_compiled_run_has_the_losses_of_one_that_is_not_and_is_compiled_once(w
     assert "ecompil" not in said and "raph break" not in said, said
 
 
-@pytest.mark.long
 def test_a_compiled_run_that_stopped_goes_on_to_the_same_numbers(words, tmp_path):
     several(whole_and_stopped(words, "compiled", {"train__compile": "true"}))
     assert numbers(tmp_path / "compiled_stopped") == numbers(tmp_path / "compiled")
