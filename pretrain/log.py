@@ -88,7 +88,7 @@ class Log:
         self._since += time.monotonic() - paused
 
     def save(self) -> None:
-        """A checkpoint and the model folder."""
+        """Begin a checkpoint."""
         paused = time.monotonic()
         self.job.save()
         self._since += time.monotonic() - paused

@@ -37,7 +37,7 @@ class ModelConfig:
         scale_embedding: multiply embeddings by the root of d_model, as Transformer-XL does.
         tie_embedding: the softmax uses the embedding's own weights.
         tie_projections: for each cluster, whether the softmax also uses the embedding's projection to its width; [] is none.
-        attention: who computes it (model/kernels), with the same numbers: `auto`, the fastest on the device at hand; `reference`,
+        attention: who computes it (model/kernels), with the same numbers: `auto`, `cpu` where it can be, else `sdpa`; `reference`,
             slow and plain; `sdpa`, torch's; `cpu`, for fp32 on processors; `triton`, for GPUs.
         dropout: of embeddings, position embedding, attention output, feed-forward and final output.
         dropatt: of attention probabilities.

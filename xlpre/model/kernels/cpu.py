@@ -1,6 +1,6 @@
 """Attention on processors, in fp32: block by block of rows, with a backward pass by hand.
 
-A block of rows, of one batch row and a few heads, is small enough that its scores stay in the cache from product to softmax to product.
+A block of rows, of a few heads or batch rows, has scores few enough to stay in the cache from product to softmax to product.
 It has only the keys that any of its rows sees: the reused part of a window never sees the rest. Rows in their order need the
 distances of their block only, n + k - 1 of them, and get them aligned with their keys as a view (Transformer-XL appendix B).
 
