@@ -123,9 +123,8 @@ class Job:
         seed_step(self.config.seed, self.step, process())
         for group in self.engine.optimizer.param_groups:
             group["lr"] = self.lr
-        micro_steps = train.micro_steps(self.step)
-        self.engine.set_train_batch_size(train.batch_size // train.accumulation * micro_steps)
-        return micro_steps
+        self.engine.set_train_batch_size(train.rows_of(self.step))
+        return train.micro_steps(self.step)
 
     def carry(self, micro: int, batch: Batch, memory: Memory) -> None:
         """Keep the memory that a batch left for the next window of its lanes."""
@@ -143,7 +142,7 @@ class Job:
         """
         train = self.config.train
         made = self.step
-        self.tokens += train.batch_size // train.accumulation * train.micro_steps(self.step) * self.config.data.window
+        self.tokens += train.rows_of(self.step) * self.config.data.window
         self.step += 1
         was, self.skipped = self.skipped, int(self.engine.skipped_steps)  # DeepSpeed skips on all processes or on none
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if self.skipped > was else 0

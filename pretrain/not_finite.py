@@ -28,7 +28,7 @@ PARENT = "not_finite"  # of the dumps, in a run folder
 BATCH = tuple(field.name for field in dataclasses.fields(Batch) if field.name != "reuse_len")
 MEMORY = tuple(field.name for field in dataclasses.fields(Memory))
 ABOUT = {"seed", "step", "n_processes", "precision"}
-PRECISIONS = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16)}
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}  # by `train.precision`
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _share(path: Path) -> Share:
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             facts, names = dict(file.metadata() or {}), set(file.keys())
-        precision = PRECISIONS[facts.pop("precision")]
+        precision = {str(dtype): dtype for dtype in PRECISIONS.values()}[facts.pop("precision")]
         share = Share(path, precision=precision, **{key: int(value) for key, value in facts.items()})
     except FileNotFoundError:
         raise ValueError(

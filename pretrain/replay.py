@@ -18,6 +18,7 @@ import torch
 
 from pretrain import not_finite
 from pretrain.command import run_command
+from pretrain.not_finite import PRECISIONS
 from pretrain.watch import Place, Watch, is_finite, largest
 from xlpre.batch import Batch
 from xlpre.model.language_model import LanguageModel
@@ -25,7 +26,6 @@ from xlpre.model.memory import Memory
 from xlpre.text.tokenizer import Tokenizer
 from xlpre.training.distributed import seed_step
 
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SHOWN_ROWS, SHOWN_CHARACTERS, SHOWN_NAMES = 4, 200, 3
 
 
@@ -74,7 +74,7 @@ class Replay:
 def replay(model: LanguageModel, batch: Batch, memory: Memory) -> Replay:
     """One micro-batch forward, and backward if its loss is finite. All on the device and in the precision of `model`."""
     model.zero_grad()
-    bad_rows = (~memory.hidden.isfinite()).any(3).any(2).any(0).nonzero().flatten().tolist()
+    bad_rows = (~memory.finite_rows()).nonzero().flatten().tolist()
     with Watch(model, batch.input_ids.size(0)) as watch:
         loss, _ = model(batch, memory)
         if is_finite(loss):

@@ -60,7 +60,6 @@ PHASES = {  # before a call of what; of those calls, before which
     "between_renames": (atomic.os, "replace", between_renames),
     "closing": (Job, "close"),
 }
-MAIN_ONLY = ("model", "manifest", "removing", "half_removed", "publishing", "between_renames")  # process 0 does it
 STEP = {"now": 0}
 
 

@@ -64,8 +64,12 @@ class Memory:
         Such a value would reach every later window of its lane. Columns that are not seen count too: their probability is 0, and
         0 times inf or nan is nan.
         """
-        finite = self.hidden.isfinite().all(3).all(2).all(0)  # (B,)
+        finite = self.finite_rows()
         return Memory(self.hidden.masked_fill(~finite[None, :, None, None], 0), self.valid * finite)
+
+    def finite_rows(self) -> Tensor:
+        """(B,) bool, whether every value of a row is finite, in any layer and column."""
+        return self.hidden.isfinite().all(3).all(2).all(0)
 
     def _shown(self, remembers: Tensor) -> Tensor:
         """How many of the last columns a window of each row sees, of which it `remembers` (B,) tokens. (B,) int64."""

@@ -51,8 +51,8 @@ class Loader:
         step = first_step
         try:
             while True:
-                while len(pending) < 2 * self._data.workers + len(groups_of(step)):
-                    pending += [executor.submit(self.batch, step, lanes) for lanes in groups_of(step)]
+                while len(pending) < 2 * self._data.workers + len(groups := groups_of(step)):
+                    pending += [executor.submit(self.batch, step, lanes) for lanes in groups]
                     step += 1
                 asked = time.perf_counter()
                 batch = pending.popleft().result()

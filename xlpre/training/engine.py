@@ -94,11 +94,14 @@ class TrainConfig:
             return self.accumulation
         return 1 + step * self.accumulation // self.batch_warmup_steps
 
+    def rows_of(self, step: int) -> int:
+        """Read in update `step` (from 0), by all processes."""
+        return self.batch_size // self.accumulation * self.micro_steps(step)
+
     def rows(self, steps: int) -> int:
         """Read in the first `steps` updates, by all processes."""
         rising = min(steps, self.batch_warmup_steps)
-        micro_steps = sum(map(self.micro_steps, range(rising))) + (steps - rising) * self.accumulation
-        return micro_steps * self.batch_size // self.accumulation
+        return sum(map(self.rows_of, range(rising))) + (steps - rising) * self.batch_size
 
 
 def check_overrides(overrides: dict[str, Any]) -> None:
