@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xlpre.model.dropout import random_bits, threshold
 from xlpre.model.geometry import Geometry
 from xlpre.model.kernels import cpu_parts
 from xlpre.model.kernels.cpu_parts import Plan
@@ -82,10 +83,7 @@ class _Attention(torch.autograd.Function):
 
 
 class Noise:
-    """Dropout of probabilities: the same for the same seed, part after part. What it takes has its sign changed, also a zero's.
-
-    Random numbers are 16 bits an element, four to a draw, which is what costs.
-    """
+    """Dropout of probabilities: the same for the same seed, part after part. What it takes has its sign changed, also a zero's."""
 
     def __init__(self, seed: int, dropout: float) -> None:
         self.seed, self._dropout = seed, dropout
@@ -95,10 +93,8 @@ class Noise:
         """(h, n, k) with signs changed, in place."""
         if not self._dropout:
             return probability
-        n = probability.numel()
-        draws = torch.empty((n + 3) // 4, dtype=torch.int64).random_(-(2**63), None, generator=self._generator)
-        above = draws.view(torch.int16)[:n].to(probability.dtype).sub_(round(self._dropout * 2**16) - 2**15)
-        return probability.copysign_(above.view_as(probability))
+        bits = random_bits(probability.numel(), self._generator).to(probability.dtype)
+        return probability.copysign_(bits.sub_(threshold(self._dropout)).view_as(probability))
 
     def used(self, signed: Tensor) -> Tensor:
         """What is left, not yet grown."""

@@ -43,37 +43,45 @@ class Scorer:
 
     def __init__(self, terms: Terms, scale: float, plan: Plan) -> None:
         self.terms, self.scale, self.plan = terms, scale, plan
-        self.key, self.content = terms.key.transpose(1, 2), self._biased(terms.content_bias)
+        self.query, self.key = terms.query.transpose(1, 2), terms.key.transpose(1, 2)
+        none = terms.query.new_zeros(terms.query.size(2), 1, terms.query.size(3))  # (H, 1, E)
+        self._content_bias, self._place_bias, step_bias = (
+            none if bias is None else bias[:, None] * scale
+            for bias in (terms.content_bias, terms.place_bias, terms.step_bias)
+        )
         if terms.place_keys is not None:
-            self.place, self.place_keys = self._biased(terms.place_bias), terms.place_keys.transpose(1, 2)
+            self.place_keys = terms.place_keys.transpose(1, 2)
         if terms.place_offsets is not None:
             self.place_offsets = terms.place_offsets.transpose(1, 2)[:, :, None] * scale  # (2, H, 1, R)
         if terms.step is not None:
-            self.step = self._biased(terms.step_bias)
-            self.steps = self.step @ terms.step[:, :, None]  # (B, H, N, 1)
+            self.step = terms.step[:, :, None]  # (H, E, 1)
+            self.above_content = step_bias - self._content_bias  # t - c
+            self._step_of_it = self.above_content @ self.step  # (H, 1, 1)
 
     def probabilities(self, part: Part) -> Tensor:
         """(h, n, k)."""
-        masks = self.plan.masks(part.block)
-        score = self._of_places(part, masks.hidden, masks.columns)
-        score.baddbmm_(self.content[part.rows], self.key[part.keys].transpose(1, 2))
+        masks, heads = self.plan.masks(part.block), part.rows[1]
+        score, content = self._of_places(part, masks.hidden, masks.columns), self.content(part)
+        score.baddbmm_(content, self.key[part.keys].transpose(1, 2))
         if self.terms.step is not None:
-            score.addcmul_(self.steps[part.rows], masks.different)
+            score.addcmul_(torch.baddbmm(self._step_of_it[heads], content, self.step[heads]), masks.different)
         torch.softmax(score, -1, out=score)
         return score if part.block.sees is None else score.mul_(part.block.sees)
 
-    def _biased(self, bias: Tensor | None) -> Tensor:
-        """Scaled queries with a bias (H, E), (B, H, N, E)."""
-        query = self.terms.query
-        biased = query * self.scale if bias is None else torch.add(bias * self.scale, query, alpha=self.scale)
-        return biased.transpose(1, 2)
+    def content(self, part: Part) -> Tensor:
+        """c, (h, n, E)."""
+        return torch.add(self._content_bias[part.rows[1]], self.query[part.rows], alpha=self.scale)
+
+    def place(self, part: Part) -> Tensor:
+        """p, (h, n, E)."""
+        return torch.add(self._place_bias[part.rows[1]], self.query[part.rows], alpha=self.scale)
 
     def _of_places(self, part: Part, hidden: Tensor, columns: Tensor) -> Tensor:
         """Position scores, and NEVER where a row does not see a key. (h, n, k)."""
         block, n_heads = part.block, part.rows[1].stop - part.rows[1].start
         if self.terms.place_keys is None:
             return hidden.repeat(n_heads, 1, 1)
-        by_distance = torch.bmm(self.place[part.rows], self.place_keys[part.distances].transpose(1, 2))
+        by_distance = torch.bmm(self.place(part), self.place_keys[part.distances].transpose(1, 2))
         if self.terms.place_offsets is not None:
             direction, heads, distances = part.distances
             by_distance += self.place_offsets[direction, heads, :, distances]
@@ -112,13 +120,14 @@ class Gradients:
     def add(self, d_score: Tensor, part: Part) -> None:
         """What the gradient of a part's scores, (h, n, k), gives."""
         scorer, (number, heads), (d_all, d_keys) = self._scorer, (part.block.number, part.rows[1]), self._heads_first
-        add_product(d_keys[part.keys], d_score.transpose(1, 2), scorer.content[part.rows])
+        content = scorer.content(part)
+        add_product(d_keys[part.keys], d_score.transpose(1, 2), content)
         d_query = torch.bmm(d_score, scorer.key[part.keys])
         torch.sum(d_query, 1, out=self._content[number, heads])
         if scorer.terms.step is not None:
             d_step = (d_score * scorer.plan.masks(part.block).different).sum(2, keepdim=True)
             torch.sum(d_step, 1, out=self._steps[number, heads])
-            torch.sum(scorer.step[part.rows] * d_step, 1, out=self._step[number, heads])
+            torch.bmm(d_step.transpose(1, 2), content, out=self._step[number, heads, None])
             d_query.addcmul_(d_step, scorer.terms.step[heads, None])
         if scorer.terms.place_keys is not None:
             d_query += self._add_places(d_score, part)
@@ -129,7 +138,7 @@ class Gradients:
         scorer, moved = self._scorer, self._by_distance(d_score, part.block)
         d_query = torch.bmm(moved, scorer.place_keys[part.distances])
         torch.sum(d_query, 1, out=self._place[part.block.number, part.rows[1]])
-        add_product(self._place_keys[part.distances], moved.transpose(1, 2), scorer.place[part.rows])
+        add_product(self._place_keys[part.distances], moved.transpose(1, 2), scorer.place(part))
         if scorer.terms.place_offsets is not None:
             direction, heads, distances = part.distances
             self._place_offsets[direction, heads, :, distances] += moved.sum(1, keepdim=True)
@@ -161,7 +170,9 @@ class Gradients:
         if terms.place_offsets is not None:
             place_offsets = self._place_offsets[:, :, 0].transpose(1, 2) * scale
         if terms.step is not None:
-            step, step_bias = self._step.sum(0), self._steps.sum(0) * terms.step * scale
+            steps = self._steps.sum(0)  # (H, 1)
+            step = self._step.sum(0) + steps * self._scorer.above_content[:, 0]
+            step_bias = steps * terms.step * scale
         return Terms(self._query, content, place, place_keys, place_offsets, step_bias, step, self._key)
 
 
