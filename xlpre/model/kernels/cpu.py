@@ -29,12 +29,10 @@ from xlpre.model.terms import Scores
 class Cpu:
     """See the module."""
 
-    @torch.compiler.disable
     def prepare(self, geometry: Geometry, like: Tensor) -> Plan:
         """In which parts."""
         return Plan(geometry, like.dtype)
 
-    @torch.compiler.disable
     def attend(self, scores: Scores, key: Tensor, value: Tensor, geometry: Geometry, dropout: float) -> Tensor:
         """See Backend."""
         place = (scores.place_bias, scores.place_keys, scores.place_offsets)
