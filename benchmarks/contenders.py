@@ -173,17 +173,12 @@ class HuggingFace(Contender):
 
 
 class Xlpre(Contender):
-    """This project's model, with the weights of `theirs` if there is one."""
+    """This project's model, with `weights` if they are given."""
 
-    def __init__(self, c: dict[str, Any], theirs: nn.Module | None) -> None:
+    def __init__(self, c: dict[str, Any], weights: dict[str, Tensor]) -> None:
         torch.manual_seed(c["seed"])
         model = LanguageModel(shape_of(c), two_streams=True)
-        if theirs is not None:
-            with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                theirs.save_pretrained(folder)  # type: ignore[operator]
-                settings = json.loads((Path(folder) / "config.json").read_text())
-                _, weights, _ = hf.read_model(Path(folder), settings)
+        if weights:
             with torch.no_grad():
                 for name, parameter in model.named_parameters():
                     parameter.copy_(weights[name])
@@ -216,14 +211,23 @@ def data_of(c: dict[str, Any], dtype: torch.dtype) -> tuple[Batch, Tensor]:
     return random_batch(c).to(c["device"]), hidden.to(c["device"], dtype)
 
 
+def weights_of(theirs: nn.Module) -> dict[str, Tensor]:
+    """Those of Hugging Face's model, by the names of ours."""
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs.save_pretrained(folder)  # type: ignore[operator]
+        settings = json.loads((Path(folder) / "config.json").read_text())
+        return dict(hf.read_model(Path(folder), settings)[1])
+
+
 def contenders(names: list[str], c: dict[str, Any]) -> dict[str, Contender]:
     """By name, on the same weights, in evaluation mode, eager, in fp32, fed."""
     torch.set_num_threads(c["threads"])
     of_hf = [HuggingFace(c) for name in names if name.startswith("hf")]
-    theirs, left = (of_hf[0].model if of_hf else None), iter(of_hf)
+    weights, left = (weights_of(of_hf[0].model) if of_hf else {}), iter(of_hf)
     found: dict[str, Contender] = {}
     for name in names:
-        found[name] = next(left) if name.startswith("hf") else Xlpre(settings_of(name, c), theirs)
+        found[name] = next(left) if name.startswith("hf") else Xlpre(settings_of(name, c), weights)
     data = data_of(c, torch.float32)
     for one in found.values():
         one.model.eval()

@@ -22,14 +22,17 @@ needs besides. On a machine without a network, bring that as wheels: where there
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,7 @@ import psutil
 from gpu_parts import REPOSITORY, Part, parts, tiny_parts
 from gpu_summary import summary
 
+PATIENCE = 20.0  # seconds for a part to end by itself when it is asked to
 HERE = Path(__file__).parent
 
 
@@ -65,14 +69,14 @@ def begin(words: list[str], output: int = subprocess.PIPE) -> subprocess.Popen[s
 
 def end(process: subprocess.Popen[str]) -> None:
     """It, and all that it started."""
-    if process.poll() is None:
+    with contextlib.suppress(psutil.NoSuchProcess):
         for one in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
             one.kill()
 
 
 def run(part: Part, seconds: float, report: Report) -> None:
     """One part, for so long at most."""
-    since, lines, rest = time.monotonic(), [], []  # type: float, list[Any], list[str]
+    since, lines, rest = time.monotonic(), [], deque(maxlen=60)  # type: float, list[Any], deque[str]
     process, said = begin(part.words), queue.Queue()  # type: subprocess.Popen[str], queue.Queue[str | None]
 
     def read() -> None:
@@ -82,20 +86,28 @@ def run(part: Part, seconds: float, report: Report) -> None:
 
     threading.Thread(target=read, daemon=True).start()
     report.write(part.name, command=part.words, lines=lines, status="was running")
-    status: int | str = f"stopped after {seconds:.0f} s"
+    stopped, line = 0, ""  # type: int, str | None
+    while line is not None:
+        try:
+            line = said.get(timeout=max(since + seconds + stopped * PATIENCE - time.monotonic(), 0.01))
+        except queue.Empty:  # asked to stop it may say what it has
+            process.send_signal(signal.SIGINT) if not stopped else end(process)
+            stopped += 1
+            line = "" if stopped < 3 else None  # something that it left behind still holds its output
+        if line:
+            found = parsed(line)
+            (lines if found else rest).append(found or line.rstrip())
+            report.write(part.name, seconds=round(time.monotonic() - since, 1))
+    status = f"stopped after {seconds:.0f} s" if stopped else process.wait()
+    report.write(part.name, seconds=round(time.monotonic() - since, 1), status=status, said=list(rest))
+
+
+def parsed(line: str) -> dict[str, Any] | None:
+    """What a line of JSON says; None of another."""
     try:
-        while (line := said.get(timeout=max(since + seconds - time.monotonic(), 0.01))) is not None:
-            if line.startswith("{"):
-                lines.append(json.loads(line))
-                report.write(part.name, seconds=round(time.monotonic() - since, 1))
-            else:
-                rest = [*rest[-60:], line.rstrip()]
-        status = process.wait()
-    except queue.Empty:
-        end(process)
-    report.write(
-        part.name, seconds=round(time.monotonic() - since, 1), status=status, said=rest[-60:] if status else rest[-3:]
-    )
+        return json.loads(line) if line.startswith("{") else None
+    except ValueError:
+        return None
 
 
 def ceilings() -> None:

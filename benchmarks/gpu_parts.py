@@ -87,7 +87,7 @@ def tiny_parts(folder: Path) -> list[Part]:
         Part("attention", 60, ["kernels.py", "--dropout", "0.1", *shape]),
         Part("attention by triton", 60, ["kernels.py", "--dropout", "0.1", *shape, "--backends", "triton"], without),
         Part("step", 60, step(TINY, [2, 4], "xlpre:cpu", "xlpre:sdpa", "hf", turns=(2, 1))),
-        Part("step compiled", 120, step(TINY, [2], "xlpre:sdpa:layers", "xlpre:sdpa", turns=(2, 1))),
+        Part("step compiled", 240, step({**TINY, "n_layer": 1}, [2], "xlpre:sdpa:layers", "xlpre:sdpa", turns=(2, 1))),
         Part("tiles", 60, ["tiles.py", *shape, "--workers", "0", "--most", "2"], without),
         Part("pretraining", 200, ["pretraining.py", "--folder", str(folder), "--config", debug, *small]),
     ]

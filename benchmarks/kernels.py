@@ -17,7 +17,6 @@ Status 1 if one is farther off than TOLERANCE, keeps another share, or fails.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import statistics
 import sys
@@ -102,7 +101,6 @@ def on_gpu(forward: Callable[[], Any]) -> tuple[float, float, float]:
 
 def on_cpu(forward: Callable[[], Any]) -> tuple[float, float, None]:
     """The same of a processor, whose memory is not told apart."""
-    gc.collect()
     begun = time.process_time()
     _, backward = forward()
     between = time.process_time()

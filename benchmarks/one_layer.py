@@ -41,9 +41,8 @@ class OneLayer:
     geometry: Geometry
     tensors: dict[str, Tensor]
 
-    def output(self, dropout: float = 0.0, seed: int = 0) -> Tensor:
+    def output(self, dropout: float = 0.0) -> Tensor:
         """(B, N, H, E)."""
-        torch.manual_seed(seed)
         parts = {name: x for name, x in self.tensors.items() if name not in ("key", "value")}
         scores = Scores(scale=self.tensors["key"].size(3) ** -0.5, **parts)
         return self.backend.attend(scores, self.tensors["key"], self.tensors["value"], self.geometry, dropout)
@@ -52,22 +51,25 @@ class OneLayer:
         """Gradients of all tensors, from those of the output."""
         return torch.autograd.grad(output, list(self.tensors.values()), weights.to(output.dtype))
 
-    def all(self, weights: Tensor, dropout: float = 0.0, seed: int = 0) -> dict[str, Tensor]:
-        """The output and every gradient, by name."""
-        output = self.output(dropout, seed)
+    def all(self, weights: Tensor, dropout: float = 0.0) -> dict[str, Tensor]:
+        """The output and every gradient, by name; dropout draws the same each time."""
+        torch.manual_seed(0)
+        output = self.output(dropout)
         return {"out": output.detach(), **dict(zip(self.tensors, self.differentiate(output, weights), strict=True))}
 
-    def kept(self, dropout: float, seed: int = 0) -> Tensor:
-        """What dropout keeps, (B, H, N, K) bool, True where it is not seen: found with equal scores and values that tell keys apart."""
+    def kept(self, dropout: float) -> Tensor:
+        """What dropout keeps then, (B, H, N, K) bool, True where nothing is seen: with equal scores, and values that tell keys apart."""
         value = self.tensors["value"].detach()
-        even = {name: torch.zeros_like(x.detach()) for name, x in self.tensors.items()}
+        # with gradients, without which torch may take another kernel
+        even = {name: torch.zeros_like(x).requires_grad_() for name, x in self.tensors.items()}
         found, width = [], value.size(3)
         for first in range(0, value.size(1), width):
             one_hot = torch.zeros_like(value)
             for e in range(min(width, value.size(1) - first)):
                 one_hot[:, first + e, :, e] = 1
-            parts = replace(self, tensors={**even, "value": one_hot})
-            found.append(parts.output(dropout, seed).transpose(1, 2) != 0)
+            torch.manual_seed(0)
+            parts = replace(self, tensors={**even, "value": one_hot.requires_grad_()})
+            found.append(parts.output(dropout).detach().transpose(1, 2) != 0)
         return torch.cat(found, 3)[..., : value.size(1)] | ~self.geometry.visible()[:, None]
 
 

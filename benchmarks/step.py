@@ -7,12 +7,12 @@ python benchmarks/step.py --impl xlpre:triton:layers --vs xlpre:triton xlpre:sdp
       "vocab_size": 32000, "window": 512, "mem_len": 384, "reuse_len": 256, "dropout": 0.1}'
 
 A contender is `hf`, `hf-compile`, or `xlpre[:attention[:compile]]`, compile being `whole`, `layers` or a mode of torch.compile. Those of
-one command take turns in one process, on the same weights and the same batch, and their losses in fp32, without dropout and before
-anything is compiled, must agree before anything is timed. One JSON line for each contender and number of rows; one that fails says
-why in its line, and the others go on. Ratios are medians of pairs, of `cpu_ms`, processor time, which neighbours disturb least, or
-on a GPU of wall time. `mfu` is of the maker's peak, by the formula of pretrain/cost.py. `step_mb` is the peak of a step above what stood
-before it: of tensors on a GPU; with `--rss`, of a process of its own on a CPU. `activation_mb` is what a row leaves for the backward pass.
-With `optimizer`, a step includes AdamW (fused), and weights, gradients and moments are all in `dtype`.
+one command take turns in one process, on the same weights and the same batch. None is timed whose loss, in fp32, without dropout and
+before anything is compiled, is not that of the last one. One JSON line for each contender and number of rows; one that fails says why
+in its line, and the others go on; then the status is 1. Ratios are medians of pairs, of `cpu_ms`, processor time, which neighbours
+disturb least, or on a GPU of wall time. `mfu` is of the maker's peak, by the formula of pretrain/cost.py. `step_mb` is the peak of a step
+above what stood before it: of tensors on a GPU; with `--rss`, of a process of its own on a CPU. `activation_mb` is what a row leaves for
+the backward pass. With `optimizer`, a step includes AdamW (fused), and weights, gradients and moments are all in `dtype`.
 """
 
 from __future__ import annotations
@@ -62,17 +62,29 @@ class Clock:
         return 1e3 * (time.perf_counter() - begun) / steps, 1e3 * (time.process_time() - used) / steps
 
 
-def agreeing(names: list[str], c: dict[str, Any]) -> dict[str, Contender]:
-    """Contenders whose losses agree; they have not been compiled yet."""
-    found = contenders(names, c)
-    with torch.no_grad():
-        losses = {name: one.loss().item() for name, one in found.items()}
-    if not max(losses.values()) - min(losses.values()) <= AGREE:
-        raise SystemExit(f"losses do not agree, so nothing is timed: {losses}")
+def agreeing(names: list[str], c: dict[str, Any]) -> tuple[dict[str, Contender], dict[str, str]]:
+    """Contenders whose losses agree with that of the last, which is asked first; and why others are out."""
+    found, failed, losses = contenders(names, c), {}, {}  # type: dict[str, Contender], dict[str, str], dict[str, float]
+    for name in reversed(names):
+        try:
+            with torch.no_grad():
+                losses[name] = found[name].loss().item()
+        except Exception:
+            failed[name] = why()
+        else:
+            if not abs(losses[name] - next(iter(losses.values()))) <= AGREE:  # nan neither
+                failed[name] = f"losses do not agree: {losses}"
+    for name in failed:
+        del found[name]
     for name, one in found.items():
         one.compile(settings_of(name, c)["compile"])
         one.train(DTYPES[c["dtype"]])
-    return found
+    return found, failed
+
+
+def why() -> str:
+    """The end of the traceback."""
+    return traceback.format_exc(limit=-4)[-3000:]
 
 
 def begin(one: Contender, c: dict[str, Any]) -> dict[str, Any]:
@@ -102,8 +114,8 @@ def race(found: dict[str, Contender], c: dict[str, Any], rounds: int, steps: int
     for name, one in found.items():
         try:
             lines[name] = {"impl": name, **begin(one, c)}
-        except Exception:
-            lines[name] = {"impl": name, "failed": traceback.format_exc(limit=-4)[-3000:]}
+        except (Exception, KeyboardInterrupt):  # asked to stop, it says what is known of those before
+            lines[name] = {"impl": name, "failed": why()}
             one.model.zero_grad(set_to_none=True)
             del running[name]
     took: dict[str, list[tuple[float, float]]] = {name: [] for name in running}
@@ -139,7 +151,7 @@ def speeds(took: list[tuple[float, float]], c: dict[str, Any]) -> dict[str, Any]
 
 def memory_of_a_step(name: str, c: dict[str, Any]) -> float:
     """MB above what stood before, in this process."""
-    one = agreeing([name], c)[name]
+    one = agreeing([name], c)[0][name]
     begin(one, c)
     gc.collect()
     process, most, running = psutil.Process(), [0], [True]
@@ -185,16 +197,21 @@ def main() -> None:
         print(json.dumps(memory_of_a_step(words.impl, c)))
         return
     names = [words.impl, *words.vs]
-    sizes = words.rows or [c["rows"]]
-    found = agreeing(names, {**c, "rows": min(sizes)})
+    sizes, bad = words.rows or [c["rows"]], False
+    found, failed = agreeing(names, {**c, "rows": min(sizes)})
+    lines: list[dict[str, Any]] = [{"impl": name, "failed": reason} for name, reason in failed.items()]
     for rows in sizes:
         now = {**c, "rows": rows}
-        for line in race(found, now, words.rounds, words.steps):
-            if words.rss:
+        lines += race(found, now, words.rounds, words.steps)
+        for line in lines:
+            if words.rss and "failed" not in line:
                 line["step_mb"] = memory_alone(line["impl"], now)
             print(
                 json.dumps({**line, "config": settings_of(line["impl"], now), "torch": torch.__version__}), flush=True
             )
+            bad |= "failed" in line
+        lines = []
+    sys.exit(bad)
 
 
 if __name__ == "__main__":

@@ -168,6 +168,8 @@ def build_engine(
     optimizer = build_optimizer(model, optim, guarded)
     engine, *_ = _deepspeed(device).initialize(model=model, optimizer=optimizer, config=settings)
     if train.compile:
+        # how many tokens are in a cluster of the adaptive softmax is known by then only; else the graph would end there
+        torch._dynamo.config.capture_dynamic_output_shape_ops = True
         engine.compile()
     return engine
 

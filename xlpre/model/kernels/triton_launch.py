@@ -66,7 +66,7 @@ class Launch:
     """The kernels on one layer."""
 
     def __init__(self, given: Given) -> None:
-        contiguous = (None if x is None else x.contiguous() for x in given.tensors)
+        contiguous: list[Any] = [None if x is None else x.contiguous() for x in given.tensors]
         self._given = given = Given(*contiguous, *given.settings)
         (B, N, H, _), K = given.query.shape, given.key.size(1)
         self._groups, self._lines = B * H, (B, H, N)
