@@ -9,12 +9,12 @@ by line. Needs torch, triton and transformers, pytest-xdist for the part `tests`
 needs besides. On a machine without a network, bring that as wheels: where there is one, with the GPU machine's version of Python,
 
     python -m pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux2014_x86_64 -d wheels \
-        hjson omegaconf google-crc32c pydantic==2.14.3 pydantic-core==VERSION annotated-types typing-inspection
-    DS_BUILD_OPS=0 python -m pip wheel --no-deps -w wheels deepspeed==0.19.8        # built from its source, without compiled parts
+        annotated-types google-crc32c hjson omegaconf pydantic==2.14.3 pydantic-core==2.50.4 typing-inspection
+    DS_BUILD_OPS=0 python -m pip wheel --no-deps --no-build-isolation -w wheels deepspeed==0.19.8
 
-(the versions of constraints.txt; `pip show pydantic` names that of pydantic-core), and there
+(and whatever else of pyproject.toml `pip list` there does not name), and there
 
-    python -m pip install --no-index --no-deps --target site wheels/*.whl && export PYTHONPATH=site
+    python -m pip install --no-index --no-deps --target site wheels/*.whl && export PYTHONPATH=$PWD/site
 
 --tiny does the same on a processor with tiny shapes, in a minute or two, and leaves out what needs a GPU, saying so.
 """
