@@ -62,8 +62,15 @@ def conclude_run(
         found |= {f"{split.name}/{name}": score for name, score in measure(task, split, outputs).items()}
         if is_main():
             _write_predictions(folder / f"{split.name}.jsonl", task.predictions(split, outputs))
-    if not is_main():
-        return
+    if is_main():
+        _write_result(foundation, seed, kept_step, steps, seconds, found)
+    talk.barrier()
+
+
+def _write_result(
+    foundation: Foundation, seed: int, kept_step: int, steps: int, seconds: float, found: dict[str, float]
+) -> None:
+    folder, task = seed_folder(foundation.config, seed), foundation.task
     result = Result(
         name=foundation.config.name,
         task=task.name,

@@ -14,7 +14,7 @@ from typing import Any
 
 from finetune.config import TaskDataConfig
 from finetune.one_vector import ClassTask, NumberTask
-from finetune.sources import Columns, TableSource, by_split, check_folder, find_folder
+from finetune.sources import Columns, TableSource, by_split, check_folder, find_folder, split_name
 from finetune.task import Prediction, Task
 from xlpre.atomic import new_file
 from xlpre.model.summary import Summary
@@ -107,13 +107,16 @@ class GlueSource(TableSource):
     def __init__(self, name: str, data: TaskDataConfig) -> None:
         layout = LAYOUTS[name]
         self._name, folder = name, find_folder(data, layout.folder)
-        there = [file for file in layout.test if (folder / file).exists()]
-        self._submitted = {Path(file).name.partition(".")[0]: name for file, name in layout.test.items()}
+        there: dict[str, str] = {}  # by their name in a submission: one has two places
+        for file, submitted in layout.test.items():
+            if (folder / file).exists():
+                there.setdefault(submitted, file)
+        self._submitted = {split_name(file): submitted for file, submitted in layout.test.items()}
         super().__init__(
             layout.columns,
             [folder / file for file in data.train or ["train.tsv"]],
             by_split(folder, data.dev or layout.dev),
-            by_split(folder, data.test or there),
+            by_split(folder, data.test or list(there.values())),
             data,
         )
 

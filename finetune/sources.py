@@ -154,8 +154,13 @@ def check_folder(data: TaskDataConfig, task: str, contains: str) -> None:
         raise ValueError(f"data.dir={data.dir}: there is no such folder; it should hold {contains}")
 
 
+def split_name(file: str) -> str:
+    """The name of the split in a file: its own, without its endings."""
+    return Path(file).name.partition(".")[0]
+
+
 def by_split(folder: Path, files: Sequence[str]) -> dict[str, Path]:
-    """Files by the name of their split: their own, without its endings.
+    """Files by the name of their split.
 
     Raises:
         ValueError: two of the same name.
@@ -163,7 +168,7 @@ def by_split(folder: Path, files: Sequence[str]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for file in files:
         path = folder / file
-        name = path.name.partition(".")[0]
+        name = split_name(file)
         if name in found or name in (TRAIN, HELD_OUT):
             raise ValueError(f"{path} and another file are both called {name}; scores are told apart by it: rename one")
         found[name] = path

@@ -46,7 +46,7 @@ class Task(Protocol):
     score: str
     head_kind: str
     labels: Sequence[str]
-    columns: Sequence[str]
+    columns: tuple[str, ...]
 
     def settings(self) -> dict[str, Any]:
         """The `data` settings that make this task again in another place, for reading texts one by one."""
