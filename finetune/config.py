@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from xlpre.model.summary import Summary
 from xlpre.training.engine import TrainConfig, check_overrides
 from xlpre.training.optim import LayerwiseOptimConfig
 from xlpre.training.schedule import ScheduleConfig
@@ -63,14 +62,14 @@ class TaskModelConfig:
     """What the folder of weights does not decide.
 
     Attributes:
-        summary: how a row becomes one vector: `last` (its <cls>), `first`, `mean` (of all tokens, padding included, as
-            published), `attn` (a learned attention).
+        summary: how a row becomes one vector: `last` (its <cls>), `first`, `text_mean` (of its tokens; the published mean is of
+            padding, too, of which a row has here as much as its batch happens to need), `attn` (a learned attention).
         dropout: null: as the folder has it.
         dropatt: of attention probabilities; null: as the folder has it.
         attention: who computes it, see pretraining.
     """
 
-    summary: Summary = "last"
+    summary: Literal["last", "first", "text_mean", "attn"] = "last"
     dropout: float | None = None
     dropatt: float | None = None
     attention: Literal["auto", "reference", "sdpa", "cpu", "triton"] = "auto"

@@ -36,7 +36,7 @@ class OneVectorTask:
         score_names: what is measured; the first decides.
     """
 
-    padding: Padding = "left"
+    padding: Padding
     labels: Sequence[str] = ()
 
     def __init__(
@@ -44,6 +44,7 @@ class OneVectorTask:
     ) -> None:
         self.name, self.source, self.max_len, self.summary = name, source, max_len, summary
         self.score_names, self.score = tuple(score_names), score_names[0]
+        self.padding = "right" if summary == "first" else "left"  # what is read must be text
         self.dev, self.test, self.columns = source.dev, source.test, source.texts
 
     def settings(self) -> dict[str, Any]:

@@ -23,6 +23,8 @@ transformers = pytest.importorskip("transformers")
 TOLERANCE = 1e-5
 SHAPE = ModelConfig(vocab_size=300, n_layer=2, d_model=32, n_head=4, d_inner=64, mem_len=0, init_std=0.1)
 QUESTION = {"article": "Ba be bi bo bu.", "question": "Da _ di?", "options": ["fa", "fe fi fo", "fu", "ga ge"]}
+QUESTIONS = [QUESTION, {**QUESTION, "article": "Ka."}]
+PAIRS = [{"one": "Ba be.", "two": "Bi."}, {"one": "Bo bu ba bi", "two": "be"}]
 TASKS = [
     ("classify", {"text": ["one", "two"], "labels": ["good", "bad", "none"]}, "last"),
     ("classify", {"text": ["one"], "labels": ["good", "bad"]}, "first"),
@@ -50,13 +52,9 @@ def test_logits_in_hugging_face_are_ours(name, settings, summary, tokenizer, tmp
     made = make(tokenizer, task, settings, summary)
     save_fine_tuned(tmp_path / "ours", made)
     main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
-    lines = (
-        [QUESTION, {**QUESTION, "article": "Ka."}]
-        if name == "race"
-        else [{"one": "Ba be.", "two": "Bi."}, {"one": "Bo bu ba bi", "two": "be"}]
-    )
+    lines = QUESTIONS if name == "race" else PAIRS
     examples = [task.example(fields, "") for fields in lines]
-    (part,) = Dealer(task.encode(examples, tokenizer), "left", 0, 1, 10**6).once(2)
+    (part,) = Dealer(task.encode(examples, tokenizer), task.padding, 0, 1, 10**6).once(2)
     ours = TaskModel(SHAPE, task).eval()
     ours.put(load_fine_tuned(tmp_path / "ours").weights)
     found = ours.answer(part)["logits"]

@@ -14,7 +14,7 @@ from torch import Tensor
 from xlpre.exchange.layouts import Weight, to_theirs
 from xlpre.model.config import ModelConfig
 
-SUMMARIES = ("last", "first", "mean")  # "attn" is in their settings, and raises
+SUMMARIES = ("last", "first")  # their mean is of padding, too, and "attn" raises
 
 
 @dataclass(frozen=True)
