@@ -89,7 +89,7 @@ class ImdbSource(TableSource):
             for path in files:
                 fields = {"id": path.stem, "text": _review(path), "label": label}
                 found.append(self.example(fields, str(path), labelled=True))
-        return part_of(found, self._data.held_out, split) if split in (TRAIN, HELD_OUT) else found
+        return part_of(found, self._data.held_out, split, str(self._folder)) if split in (TRAIN, HELD_OUT) else found
 
 
 def _review(path: Path) -> str:

@@ -96,12 +96,12 @@ class TableSource:
                 raise ValueError("there are no training files; name them with data.train=[FILE]")
             found = [example for path in self._train for example in self._rows(path, labelled=True)]
             if self._holds_out:
-                found = part_of(found, self._data.held_out, split)
+                found = part_of(found, self._data.held_out, split, str(self._train[0]))
         else:
             path = self._files[split]
             found = list(self._rows(path, labelled=split in self.dev))
         if not found:
-            raise ValueError(f"{self._files.get(split, self._train[0])}: holds no example for {split}")
+            raise ValueError(f"{self._files.get(split, self._train[0])}: holds no example")
         return found
 
     def example(self, fields: Fields, place: str, labelled: bool = False, number: int = 0) -> Example:
@@ -134,10 +134,20 @@ class TableSource:
             yield self.example(fields, place, labelled, number)
 
 
-def part_of(examples: Sequence[Example], share: float, split: str) -> list[Example]:
-    """The training examples, or those held out of them: chosen by a hash of the text, so that none is on both sides."""
+def part_of(examples: Sequence[Example], share: float, split: str, origin: str) -> list[Example]:
+    """The training examples, or those held out of them: chosen by a hash of the text, so that none is on both sides.
+
+    Raises:
+        ValueError: too few in `origin` to be shared out.
+    """
     held_out = [zlib.crc32("\t".join(example.texts).encode()) < share * 2**32 for example in examples]
-    return [example for example, held in zip(examples, held_out, strict=True) if held == (split == HELD_OUT)]
+    found = [example for example, held in zip(examples, held_out, strict=True) if held == (split == HELD_OUT)]
+    if not found:
+        raise ValueError(
+            f"{origin}: data.held_out={share} of its {len(examples)} examples are "
+            + ("none; raise it, or name data.dev" if split == HELD_OUT else "all; lower it, or name data.dev")
+        )
+    return found
 
 
 def find_folder(data: TaskDataConfig, name: str) -> Path:

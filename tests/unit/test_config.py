@@ -2,6 +2,8 @@ from pathlib import Path
 
 import pytest
 
+import finetune.settings
+import pretrain.settings
 from finetune.config import FinetuneConfig, recipe_of
 from finetune.tasks import NAMES
 from pretrain.config import PretrainConfig
@@ -83,7 +85,6 @@ def test_a_misspelt_key_in_a_file_names_the_file_and_the_nearest_key(tmp_path):
         load(PretrainConfig, Path(tmp_path / "a.yaml"))
 
 
-def test_the_page_of_settings_is_what_the_schema_says():
-    from pretrain.settings import page
-
-    assert (REPOSITORY / "docs" / "configuration.md").read_text() == page()
+def test_the_pages_of_settings_are_what_the_schemas_say():
+    assert (REPOSITORY / "docs" / "configuration.md").read_text() == pretrain.settings.page()
+    assert (REPOSITORY / "docs" / "finetuning_settings.md").read_text() == finetune.settings.page()
