@@ -17,7 +17,7 @@ class TaskDataConfig:
 
     Attributes:
         dir: the folder that the task is distributed as, or the one that holds it; files are looked for in it.
-        train: files of training examples; empty: as distributed.
+        train: files of training examples, or hf:NAME[/CONFIG]:SPLIT of a dataset; empty: as distributed.
         dev: files to measure on; empty: as distributed, or a part of the training examples where there are none.
         test: files to predict; empty: as distributed, where they are there.
         text: columns (fields) with the text, or the two texts; of `classify` and `regress`.

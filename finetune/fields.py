@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from xlpre.text.corpus import hub_rows
 from xlpre.text.files import PACKED, Meter, read_lines
 
 Fields = Mapping[str, Any]
@@ -19,13 +20,17 @@ def read_rows(path: Path, names: Sequence[str] = (), spare_cut: bool = False) ->
 
     Args:
         path: a .tsv file (a tab between columns, no quotes), a .csv file (quotes as spreadsheets write them) or a .jsonl file;
-            also .gz.
+            also .gz; or hf:NAME[/CONFIG]:SPLIT, of a dataset that `datasets` finds.
         names: of the columns, for a file whose first line is a row; else the first line has them.
         spare_cut: pass over rows with too few columns, which some official files have, instead of refusing them.
 
     Raises:
         ValueError: no such file, of another kind, or a row that is not as the first line says.
     """
+    if is_hub(path):
+        name, _, split = str(path).rpartition(":")
+        yield from ((f"{path}, row {number}", row) for number, row in enumerate(hub_rows(name, split), 1))
+        return
     kind = next((suffix for suffix in reversed(path.suffixes) if suffix not in PACKED), "")
     if kind not in KINDS:
         raise ValueError(
@@ -49,6 +54,19 @@ def read_rows(path: Path, names: Sequence[str] = (), spare_cut: bool = False) ->
                 f"{path}, line {line}: has {len(values)} columns, not the {len(names)} of {', '.join(names)}"
             )
         yield f"{path}, line {line}", dict(zip(names, values, strict=True))
+
+
+def is_hub(path: Path | str) -> bool:
+    """Whether a file is none, but hf:NAME:SPLIT.
+
+    Raises:
+        ValueError: it is, and names no split.
+    """
+    if not str(path).startswith("hf:"):
+        return False
+    if str(path).count(":") < 2:
+        raise ValueError(f"{path}: name its split, as in {path}:train")
+    return True
 
 
 def text_of(fields: Fields, name: str, place: str, may_be_empty: bool = False) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from finetune.config import TaskDataConfig
 from finetune.examples import Example
-from finetune.fields import Fields, class_of, number_of, read_rows, text_of
+from finetune.fields import Fields, class_of, is_hub, number_of, read_rows, text_of
 from finetune.task import Prediction
 
 TRAIN, HELD_OUT = "train", "held_out"
@@ -165,7 +165,9 @@ def check_folder(data: TaskDataConfig, task: str, contains: str) -> None:
 
 
 def split_name(file: str) -> str:
-    """The name of the split in a file: its own, without its endings."""
+    """The name of the split in a file: its own, without its endings; of hf:NAME:SPLIT that."""
+    if is_hub(file):
+        return file.rpartition(":")[2]
     return Path(file).name.partition(".")[0]
 
 

@@ -197,6 +197,23 @@ def test_own_files_bring_their_labels_and_columns(tmp_path):
     assert again.example({"one": "X", "two": "Y"}, "").texts == ("Y", "X") and again.labels == task.labels
 
 
+def test_a_dataset_is_read_by_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    (tmp_path / "data").mkdir()
+    for split, count in (("train", 4), ("test", 2)):
+        rows = [{"text": f"Ba {number}", "label": number % 2} for number in range(count)]
+        (tmp_path / "data" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = f"hf:{tmp_path / 'data'}"
+    task = build_task(
+        "classify", TaskDataConfig(train=[f"{source}:train"], dev=[f"{source}:test"], text=["text"]), "last"
+    )
+    assert task.labels == ["0", "1"] and task.dev == ("test",)
+    assert [(x.texts, x.answer) for x in task.read("test")] == [(("Ba 0",), 0), (("Ba 1",), 1)]
+    assert task.read("test")[1].place == f"{source}:test, row 2"
+    with pytest.raises(ValueError, match="name its split"):
+        build_task("classify", TaskDataConfig(train=[source], text=["text"]), "last")
+
+
 @pytest.mark.parametrize(
     ("name", "nearest"),
     [("glue/mprc", "glue/mrpc"), ("mrpc", "glue/mrpc"), ("GLUE/CoLA", "glue/cola"), ("sst2", "glue/sst-2"), ("race/low", "race")],
