@@ -11,7 +11,6 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -23,7 +22,7 @@ from finetune.job import KEPT, check_facts
 from finetune.log import shown
 from finetune.model import TaskModel
 from finetune.pictures import draw
-from finetune.results import Result, summarize, write_table
+from finetune.results import Result, Summary, summarize, write_table
 from finetune.task import Outputs, Prediction
 from xlpre.atomic import linked_copy, new_file
 from xlpre.exchange.fine_tuned import load_fine_tuned
@@ -97,22 +96,16 @@ def conclude(foundation: Foundation, seeds: Sequence[int], talk: Talk, device: t
     if is_main():
         linked_copy(folder / KEPT, run_dir / "model")
     talk.barrier()
-    tests = foundation.test()
-    answers = [_answers_to_test(foundation, folder, split, talk, device) for split in tests]
-    dev_model, _ = _kept(foundation, folder, device)
-    dev_outputs = _answer(foundation, dev_model, foundation.dev[0], talk)
+    model, _ = _kept(foundation, folder, device)
+    tests, measured = foundation.test(), foundation.dev[0]
+    answers = [_answer(foundation, model, split, talk) for split in (*tests, measured)]
     if not is_main():
         return
-    written, tested = _write_tests(foundation, run_dir / "predictions", tests, answers)
+    written, tested = _write_tests(foundation, run_dir / "predictions", tests, answers[:-1])
     summary = summarize(results)
     write_table([summary], run_dir)
-    draw(run_dir, folders, foundation.task, foundation.dev[0], dev_outputs)
+    draw(run_dir, folders, foundation.task, measured, answers[-1])
     _say(summary, tested, written, best, run_dir)
-
-
-def _answers_to_test(foundation: Foundation, folder: Path, split: Split, talk: Talk, device: torch.device) -> Outputs:
-    model, _ = _kept(foundation, folder, device)
-    return _answer(foundation, model, split, talk)
 
 
 def _write_tests(
@@ -152,7 +145,7 @@ def _write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
         partial.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in predictions))
 
 
-def _say(summary: Any, tested: dict[str, float], written: Sequence[Path], best: Result, run_dir: Path) -> None:
+def _say(summary: Summary, tested: dict[str, float], written: Sequence[Path], best: Result, run_dir: Path) -> None:
     print(summary.sentence())
     if tested:
         print(f"on the test examples, with the weights of seed {best.seed}: {shown(tested)}")

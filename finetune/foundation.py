@@ -46,6 +46,7 @@ class Foundation:
             raise ValueError(f"{missing} is not set; say task=NAME (such as glue/mrpc) and init=FOLDER (of a model)")
         self.task = build_task(config.task, config.data, config.model.summary)
         examples: dict[str, Sequence[Example]] = {split: self.task.read(split) for split in (TRAIN, *self.task.dev)}
+        self._test = {split: self.task.read(split) for split in self.task.test}  # what is wrong is said before training
         self.folder = load_folder(config.init)
         self.tokenizer = self.folder.vocabulary(f"init={config.init}")
         examples[TRAIN] = _drawn(examples[TRAIN], config.data.limit, config.seed)
@@ -62,12 +63,8 @@ class Foundation:
         return Split(name, examples, self.task.encode(examples, self.tokenizer))
 
     def test(self) -> list[Split]:
-        """What is to be predicted, if there is anything.
-
-        Raises:
-            ValueError: what is wrong with a file, with file and line.
-        """
-        return [self.split(name, self.task.read(name)) for name in self.task.test]
+        """What is to be predicted, if there is anything."""
+        return [self.split(name, examples) for name, examples in self._test.items()]
 
     def model(self, weights: dict[str, Tensor], facts: dict[str, Any]) -> FineTuned:
         """What became of the weights."""

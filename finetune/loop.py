@@ -83,7 +83,7 @@ def _run(foundation: Foundation, seed: int, talk: Talk, device: torch.device, st
             log.measure()
         if job.step % config.train.log_every == 0 or job.finished or stopped:
             log.write()
-        if job.step % config.train.save_every == 0 or (stopped and not job.finished):
+        if (job.step % config.train.save_every == 0 or stopped) and not job.finished:
             log.save()
     finished, steps, seconds = job.finished, job.step, job.seconds
     job.close()

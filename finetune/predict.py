@@ -48,11 +48,11 @@ def predict(model: FineTuned, lines: Iterable[tuple[str, str]], rows: int = 32) 
     network.put(model.weights)
     network.to(use_device())
     tokenizer, pass_tokens = model.folder.vocabulary("the folder"), device_pass_tokens(None, network.device)
-    rest = iter(lines)
+    rest, talk = iter(lines), Talk()
     while chunk := list(islice(rest, CHUNK)):
         examples = [_example(task, line, place) for place, line in chunk]
         split = Split("lines", examples, task.encode(examples, tokenizer))
-        yield from task.predictions(split, answer(network, split, rows, pass_tokens, Talk()))
+        yield from task.predictions(split, answer(network, split, rows, pass_tokens, talk))
 
 
 def _example(task: Task, line: str, place: str) -> Example:

@@ -45,6 +45,7 @@ def refused(capsys, message):
         (["data.label=kind"], "train.tsv, line 2: there is no column 'kind'"),
         (["data.dev=[unknown.tsv]"], "unknown.tsv, line 3: the label 'fine' in 'label' is none of bad, good"),
         (["data.dev=[empty.tsv]"], "empty.tsv, line 2: the text in 'text' is empty"),
+        (["data.test=[empty.tsv]"], "empty.tsv, line 2: the text in 'text' is empty"),
         (["data.dev=[cut.jsonl]"], "cut.jsonl, line 2: not JSON"),
         (["data.dev=[none.tsv]"], "none.tsv: there is no such file; in"),
         (["data.txt=[a]"], "did you mean 'data.text'?"),
