@@ -28,7 +28,7 @@ class TaskDataConfig:
         max_len: tokens of a row at most; what is longer is cut.
         max_option_len: of them, tokens of question and option at most, where a task has options; the last ones are kept.
         pass_tokens: so many tokens take as long as one more forward pass; batches are cut so that padding costs less than that.
-            null: 512, on a GPU 8192.
+            null: 128, on a GPU 8192.
     """
 
     dir: str = ""

@@ -59,4 +59,4 @@ def measure(task: Task, split: Split, outputs: Outputs) -> dict[str, float]:
 
 def device_pass_tokens(pass_tokens: int | None, device: torch.device) -> int:
     """`data.pass_tokens`, or what fits the device: on a GPU a pass of few tokens costs as much as one of many."""
-    return pass_tokens if pass_tokens is not None else 8192 if device.type == "cuda" else 512
+    return pass_tokens if pass_tokens is not None else 8192 if device.type == "cuda" else 128

@@ -30,7 +30,12 @@ class TaskModel(nn.Module):
 
     def forward(self, batch: Parts) -> Tensor:
         """The loss of what one process reads in one micro-step."""
-        losses = [self.task.losses(self.head, self._hidden(part), part) for part in batch.parts]
+        ids = torch.cat([part.ids.flatten() for part in batch.parts])
+        looked_up = self.backbone.embedding(ids[None])[0].split([part.ids.numel() for part in batch.parts])
+        losses = [
+            self.task.losses(self.head, self._hidden(part, vectors.view(*part.ids.shape, -1)), part)
+            for part, vectors in zip(batch.parts, looked_up, strict=True)
+        ]
         return torch.cat(losses).sum() * batch.scale
 
     @torch.no_grad()
@@ -54,8 +59,8 @@ class TaskModel(nn.Module):
             if name in weights:
                 parameter.copy_(weights[name])
 
-    def _hidden(self, part: Part) -> Tensor:
+    def _hidden(self, part: Part, vectors: Tensor | None = None) -> Tensor:
         like = self.backbone.mask_embedding
         memory = first_memory(self.shape, len(part.ids), mem_len=0, device=like.device, dtype=like.dtype)
-        hidden, _ = self.backbone(part.batch(self.task.positions(self.head, part)), memory)
+        hidden, _ = self.backbone(part.batch(self.task.positions(self.head, part)), memory, vectors)
         return hidden
