@@ -15,6 +15,7 @@ from tests.integration.conftest import deepspeed_launcher, environment, run
 from xlpre.exchange.folder import ModelFolder, load_folder, save_folder
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
+from xlpre.training import checkpoint
 from xlpre.training.metrics import read_metrics
 
 SHAPE = ModelConfig(n_layer=2, d_model=16, n_head=2, d_inner=32, mem_len=8, dropout=0.0, dropatt=0.0, init_std=0.1)
@@ -107,6 +108,14 @@ def near(found, expected, tolerance=2e-5):
     assert max(np.abs(np.subtract(found[step], expected[step])).max() for step in expected) < tolerance
 
 
+def plain_and_scaled(words, stage):
+    """Two runs of one update, of which the second scales gradients layer by layer."""
+    settings = {"deepspeed.zero_optimization.stage": stage, "optim__clip": 1e-3}
+    scaled = {"optim__layer_decay": 0.25, "optim__layer_decay_mode": "grad_scale"}
+    jobs = [words(f"plain_{stage}", **settings), words(f"scaled_{stage}", **settings, **scaled)]
+    return [{"words": job, "stop_at": 1} for job in jobs]
+
+
 @pytest.fixture(scope="module")
 def one_process(words):
     """Runs of one process: the reference, and others that only differ in what must change no number."""
@@ -120,6 +129,7 @@ def one_process(words):
         stopped,
         words("whole", model__dropout=0.1, model__dropatt=0.1),
         {"words": words("number", task="regress", data__label="value", eval__keep="last"), "draws": True},
+        *plain_and_scaled(words, 1),
         words("tired", optim__lr=1e-9, eval__every=1, eval__patience=2),
     )
 
@@ -168,6 +178,20 @@ def test_a_run_asked_to_stop_goes_on_to_the_same_numbers(words, one_process):
     assert losses(words.folder / "stopped") == losses(words.folder / "whole")
     assert scores(words.folder / "stopped") == scores(words.folder / "whole")
     assert not (words.folder / "stopped" / "seed_1" / "checkpoints").exists()  # it is finished
+
+
+@pytest.mark.parametrize("stage", [1, *(pytest.param(stage, marks=pytest.mark.long) for stage in (0, 2, 3))])
+def test_the_gradient_of_lower_layers_is_scaled_after_clipping_where_asked(words, one_process, stage):
+    if stage != 1:
+        finetune(*plain_and_scaled(words, stage))
+    found, expected = (
+        checkpoint.Moments(words.folder / f"{name}_{stage}" / "seed_1/checkpoints/step_00000001")
+        for name in ("scaled", "plain")
+    )
+    for name in expected:
+        if name.endswith("/exp_avg"):
+            scale = 0.25 if name.startswith("backbone.layers.0.") else 1.0
+            torch.testing.assert_close(found[name], scale * expected[name], rtol=1e-4, atol=1e-9)
 
 
 @pytest.mark.parametrize("stage", [1, *(pytest.param(stage, marks=pytest.mark.long) for stage in (0, 2, 3))])
