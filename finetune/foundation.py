@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -94,7 +95,7 @@ class Foundation:
             "seed": seed,
         }
 
-    @property
+    @cached_property
     def _fingerprint_of_weights(self) -> str:
         """Of the folder that was started from, or of having started from new ones."""
         if self.config.from_scratch:
@@ -104,7 +105,7 @@ class Foundation:
             content.update(f"{name} {weight.double().sum().item()!r}".encode())
         return content.hexdigest()[:16]
 
-    @property
+    @cached_property
     def _fingerprint_of_examples(self) -> str:
         content = hashlib.sha256()
         for item in self.train.items:

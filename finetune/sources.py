@@ -113,7 +113,7 @@ class TableSource:
         columns = self.columns
         fields = {columns.aliases.get(name, name): value for name, value in fields.items()}
         answer: int | float | None = None
-        if labelled or columns.label in fields:
+        if labelled or not self._says_nothing(fields.get(columns.label)):
             of = (fields, columns.label)
             answer = class_of(*of, columns.labels, place) if columns.labels else number_of(*of, place)
         name = next((str(fields[key]) for key in ("index", "id") if key in fields), str(number))
@@ -122,6 +122,11 @@ class TableSource:
     def submit(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
         """There is no official format."""
         return []
+
+    def _says_nothing(self, truth: Any) -> bool:
+        """Whether that is how files with examples to predict leave the truth open."""
+        labels = self.columns.labels
+        return truth in (None, "") or bool(labels and str(truth) == "-1" and "-1" not in labels)
 
     def _texts(self, fields: Fields, place: str) -> tuple[str, ...]:
         names = self.columns.texts

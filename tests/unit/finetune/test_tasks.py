@@ -214,6 +214,16 @@ def test_a_dataset_is_read_by_name(tmp_path, monkeypatch):
         build_task("classify", TaskDataConfig(train=[source], text=["text"]), "last")
 
 
+def test_examples_to_predict_may_leave_the_truth_open_and_others_may_not(tmp_path):
+    (tmp_path / "train.tsv").write_text("text\tlabel\nx\tgood\ny\tbad\n")
+    (tmp_path / "open.jsonl").write_text('{"text": "x", "label": -1}\n{"text": "y", "label": ""}\n{"text": "z"}\n')
+    settings = {"train": ["train.tsv"], "text": ["text"]}
+    task = build("classify", tmp_path, test=["open.jsonl"], **settings)
+    assert [x.answer for x in task.read("open")] == [None] * 3
+    with pytest.raises(ValueError, match="line 1: the label '-1' in 'label' is none of bad, good"):
+        build("classify", tmp_path, dev=["open.jsonl"], **settings).read("open")
+
+
 @pytest.mark.parametrize(
     ("name", "nearest"),
     [("glue/mprc", "glue/mrpc"), ("mrpc", "glue/mrpc"), ("GLUE/CoLA", "glue/cola"), ("sst2", "glue/sst-2"), ("race/low", "race")],
