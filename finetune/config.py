@@ -105,6 +105,25 @@ class TaskEvalConfig:
 
 
 @dataclass(frozen=True)
+class TaskTrainConfig(TrainConfig):
+    """The course of a run.
+
+    Attributes:
+        batch_size: examples of an update, over all processes and accumulation.
+        batch_warmup_steps: of pretraining only; here batches are of one size.
+    """
+
+    steps: int = 1000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.batch_warmup_steps:
+            raise ValueError(
+                f"train.batch_warmup_steps ({self.batch_warmup_steps}) has no place in fine-tuning: batches are of one size; leave it out"
+            )
+
+
+@dataclass(frozen=True)
 class FinetuneConfig:
     """A fine-tuning.
 
@@ -138,7 +157,7 @@ class FinetuneConfig:
     model: TaskModelConfig = field(default_factory=TaskModelConfig)
     optim: LayerwiseOptimConfig = field(default_factory=LayerwiseOptimConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
+    train: TaskTrainConfig = field(default_factory=TaskTrainConfig)
     eval: TaskEvalConfig = field(default_factory=TaskEvalConfig)
     deepspeed: dict[str, Any] = field(default_factory=dict)
 

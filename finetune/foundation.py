@@ -149,7 +149,3 @@ def _check_shares(config: FinetuneConfig) -> None:
             f"train.batch_size ({config.train.batch_size}) must be a multiple of {n_processes()} processes times train.accumulation "
             f"({config.train.accumulation}); set train.batch_size={max(rows, 1) * shares}"
         )
-    if config.train.batch_warmup_steps:
-        raise ValueError(
-            "train.batch_warmup_steps has no place in fine-tuning, whose batches are of one size; leave it out"
-        )

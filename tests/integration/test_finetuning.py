@@ -1,6 +1,5 @@
 """Fine-tuning as its users run it: it learns, in the same way on any number of processes, and goes on where it was stopped."""
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -10,24 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, write_folder
 from tests.integration.conftest import deepspeed_launcher, environment, run
-from xlpre.exchange.folder import ModelFolder, load_folder, save_folder
-from xlpre.model.config import ModelConfig
-from xlpre.model.language_model import LanguageModel
+from xlpre.exchange.folder import load_folder
 from xlpre.training import checkpoint
 from xlpre.training.metrics import read_metrics
 
-SHAPE = ModelConfig(n_layer=2, d_model=16, n_head=2, d_inner=32, mem_len=8, dropout=0.0, dropatt=0.0, init_std=0.1)
 SCRIPT = "tests/integration/several_finetunings.py"
-
-
-def write_folder(path, tokenizer, **changes):
-    torch.manual_seed(0)
-    shape = dataclasses.replace(SHAPE, vocab_size=len(tokenizer), **changes)
-    weights = {name: p.detach() for name, p in LanguageModel(shape, True).named_parameters()}
-    save_folder(path, ModelFolder(shape, weights, tokenizer, "permutation", {}, "xlpre"))
-    return path
 
 
 def write_examples(folder, documents):
@@ -227,6 +215,14 @@ def test_the_result_is_a_model_folder_that_answers_and_from_which_training_goes_
     expected = predictions(folder / f"seed_{best}" / "dev.jsonl")
     assert [x["prediction"] for x in answers] == [x["prediction"] for x in expected]
     assert [x["id"] for x in answers] == [str(number + 1) for number in range(33)]
+
+
+@pytest.mark.long
+def test_a_stopped_run_goes_on_with_another_number_of_processes_and_stage(words, one_process):
+    moved = [words("moved", **{"deepspeed.zero_optimization.stage": stage}) for stage in (1, 3)]
+    finetune({"words": moved[0], "stop_at": 5})
+    finetune(moved[1], processes=2)
+    near(losses(words.folder / "moved"), losses(words.folder / "reference"))
 
 
 @pytest.mark.long

@@ -7,8 +7,8 @@ import pytest
 
 from finetune import predict
 from finetune.run import main
+from tests.conftest import write_folder
 from tests.integration.test_bad_input import check_sentence
-from tests.integration.test_finetuning import write_folder
 from xlpre.command import run_command
 from xlpre.text.tokenizer import TokenizerConfig, train
 
@@ -53,7 +53,7 @@ def refused(capsys, message):
         (["task=glue/mrpc", "data.train=[]", "data.dev=[]", "data.text=[]"], "train.tsv, line 2: there is no column 'Quality'"),
         (["train.batch_size=3", "train.accumulation=2"], "train.batch_size (3) must be a multiple of 1 processes times"),
         (["schedule.warmup_steps=9"], "schedule.warmup_steps (9) must be below train.steps (4)"),
-        (["train.batch_warmup_steps=2", "train.accumulation=2"], "train.batch_warmup_steps has no place in fine-tuning"),
+        (["train.batch_warmup_steps=2", "train.accumulation=2"], "train.batch_warmup_steps (2) has no place in fine-tuning"),
         (["optim.layer_decay=2"], "optim.layer_decay (2.0) must be above 0"),
         (["model.summary=mean"], "model.summary: Invalid value 'mean', expected one of"),
         (["data.dev=[]", "data.held_out=0.01"], "data.held_out=0.01 of its 3 examples are none; raise it, or name data.dev"),

@@ -75,6 +75,40 @@ def test_logits_in_hugging_face_are_ours(name, settings, summary, tokenizer, tmp
     torch.testing.assert_close(found, logits.view(found.shape), atol=TOLERANCE, rtol=0)
 
 
+def test_training_takes_the_same_course_as_hugging_faces(tokenizer, tmp_path):
+    name, settings, summary = TASKS[0]
+    task = build_task(name, TaskDataConfig(**settings), summary)
+    shape = dataclasses.replace(SHAPE, dropout=0.0, dropatt=0.0)
+    made = make(tokenizer, task, settings, summary)
+    made = dataclasses.replace(made, folder=dataclasses.replace(made.folder, config=shape))
+    save_fine_tuned(tmp_path / "ours", made)
+    main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "theirs").train()
+    ours = TaskModel(shape, task).train()
+    ours.put(made.weights)
+    labels = ["good", "bad", "none"]
+    lines = [{"one": "ba " * (2 * i + 1), "two": "be bi", "label": labels[i % 3]} for i in range(6)]
+    items = task.encode([task.example(fields, "") for fields in lines], tokenizer)
+    in_parts = Dealer(items, "left", 0, 1, 8).update(seed=1, step=0, batch_size=6, accumulation=1)[0]
+    (whole,) = Dealer(items, "left", 0, 1, 10**6).update(seed=1, step=0, batch_size=6, accumulation=1)[0].parts
+    assert len(in_parts.parts) > 1 and in_parts.n_tokens[1] < whole.ids.numel()
+    padded = {"input_ids": whole.ids, "token_type_ids": whole.segments, "attention_mask": (~whole.padding).float()}
+    courses = []
+    for model, loss in (
+        (ours, lambda: ours(in_parts)),
+        (theirs, lambda: theirs(**padded, labels=whole.answers["truth"]).loss),
+    ):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0)
+        courses.append([])
+        for _ in range(6):
+            optimizer.zero_grad()
+            loss().backward()
+            courses[-1].append(loss().item())
+            optimizer.step()
+    assert courses[0][5] < courses[0][0] - 0.1
+    assert courses[0] == pytest.approx(courses[1], abs=1e-4)
+
+
 def test_their_tokenizer_lays_a_pair_out_as_we_do(tokenizer, tmp_path):
     name, settings, summary = TASKS[0]
     task = build_task(name, TaskDataConfig(**settings), summary)
