@@ -42,7 +42,7 @@ def mark(what, more=""):
         print(f"mark {what} {time.time():.3f} {more}", flush=True)
 mark("python")
 import pretrain.job, pretrain.loop, pretrain.run
-from pretrain.command import run_command
+from xlpre.command import run_command
 mark("imported")
 def after(owner, name, what):
     original = getattr(owner, name)

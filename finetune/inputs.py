@@ -1,4 +1,4 @@
-"""One or two texts as a row of a task: `A <sep> B <sep> <cls>`, cut and padded to one length.
+"""One or two texts as a row of a task, `A <sep> B <sep> <cls>`, cut to a length; rows as one array, padded to the longest.
 
 Source: zihangdai/xlnet classifier_utils.py (padding on the left); its run_squad.py pads on the right.
 """
@@ -14,18 +14,32 @@ import numpy as np
 from xlpre.data.layout import SEGMENT_A, SEGMENT_B, SEGMENT_CLS
 from xlpre.text import symbols
 
+Padding = Literal["left", "right"]
 PADDING_TOKEN = 0  # the published code pads with <unk>, not with <pad>; nothing may look at it
 SEGMENT_PADDING = {"left": 4, "right": 3}
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """One row.
+class Row:
+    """What is read in one go, without padding.
 
     Attributes:
-        ids: (T,) int64.
-        segments: (T,) int64: 0 for A and its <sep>, 1 for B and its <sep>, 2 for <cls>, 4 (left) or 3 (right) for padding.
-        padding: (T,) bool, true where there is no text.
+        ids: (n,) int32.
+        segments: (n,) uint8: 0 for A and its <sep>, 1 for B and its <sep>, 2 for <cls>.
+    """
+
+    ids: np.ndarray
+    segments: np.ndarray
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """B rows of one length.
+
+    Attributes:
+        ids: (B, T) int64.
+        segments: (B, T) int64, as of the rows, and 4 (left) or 3 (right) for padding.
+        padding: (B, T) bool, true where there is no text.
     """
 
     ids: np.ndarray
@@ -33,8 +47,8 @@ class Inputs:
     padding: np.ndarray
 
 
-def lay_out_pair(a: Sequence[int], b: Sequence[int], length: int, padding: Literal["left", "right"] = "left") -> Inputs:
-    """`a` and `b` (empty: `a` alone) as a row of `length` tokens.
+def lay_out(a: Sequence[int], b: Sequence[int], length: int) -> Row:
+    """`a` and `b` (empty: `a` alone) as a row of at most `length` tokens.
 
     Too long a pair loses its last tokens: always the longer of the two, of two equals the second. A second text of which
     nothing is left goes with its <sep>.
@@ -54,13 +68,20 @@ def lay_out_pair(a: Sequence[int], b: Sequence[int], length: int, padding: Liter
         segments += [SEGMENT_B] * (b_len + 1)
     ids.append(symbols.CLS)
     segments.append(SEGMENT_CLS)
-    missing = length - len(ids)
-    around = (missing, 0) if padding == "left" else (0, missing)
-    return Inputs(
-        ids=np.pad(np.array(ids, np.int64), around, constant_values=PADDING_TOKEN),
-        segments=np.pad(np.array(segments, np.int64), around, constant_values=SEGMENT_PADDING[padding]),
-        padding=np.pad(np.zeros(len(ids), bool), around, constant_values=True),
-    )
+    return Row(np.array(ids, np.int32), np.array(segments, np.uint8))
+
+
+def pad(rows: Sequence[Row], side: Padding, length: int | None = None) -> Inputs:
+    """Rows as one array, padded to `length` (by default that of the longest)."""
+    T = length or max(len(row.ids) for row in rows)
+    ids = np.full((len(rows), T), PADDING_TOKEN, np.int64)
+    segments = np.full((len(rows), T), SEGMENT_PADDING[side], np.int64)
+    padding = np.ones((len(rows), T), bool)
+    for number, row in enumerate(rows):
+        n = len(row.ids)
+        where = slice(T - n, T) if side == "left" else slice(0, n)
+        ids[number, where], segments[number, where], padding[number, where] = row.ids, row.segments, False
+    return Inputs(ids, segments, padding)
 
 
 def _cut(a_len: int, b_len: int, room: int) -> tuple[int, int]:

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from pretrain.command import run_command
 from pretrain.config import PretrainConfig
 from pretrain.explain_picture import PICTURES, save_picture
 from pretrain.explanation import Explanation, explain, vocabulary
+from xlpre.command import run_command
 from xlpre.config import load
 from xlpre.text import symbols
 

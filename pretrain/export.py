@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from pretrain.command import run_command
+from xlpre.command import run_command
 from xlpre.exchange.folder import ModelFolder, load_folder, save_folder, save_huggingface
 from xlpre.text.preprocess import Preprocess
 from xlpre.text.tokenizer import Tokenizer

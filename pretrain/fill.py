@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from pretrain.command import run_command
 from xlpre.batch import Batch
+from xlpre.command import run_command
 from xlpre.data.store import Part
 from xlpre.exchange.folder import load_folder
 from xlpre.model.language_model import LanguageModel

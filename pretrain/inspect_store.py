@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pretrain.command import run_command
+from xlpre.command import run_command
 from xlpre.data.lanes import Lanes
 from xlpre.data.layout import DataConfig
 from xlpre.data.store import PARTS, Part, TokenStore

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Collection, Generator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -37,8 +35,10 @@ from xlpre.training.distributed import (
     use_device,
 )
 from xlpre.training.engine import build_engine, settings_for, start_processes
+from xlpre.training.optim import set_lr
 from xlpre.training.schedule import learning_rate
 from xlpre.training.state import put_state, weights_of
+from xlpre.training.stopping import Stopping
 
 
 class Job:
@@ -89,9 +89,7 @@ class Job:
         self._met: list[tuple[Batch, Memory]] = []
         self._start()
         self._started = time.monotonic() - self.seconds
-        self._stop_asked = False
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._ask_to_stop)
+        self._stopping = Stopping()
         if is_main():
             dump(self.resolved, self.run_dir / "config.yaml")
             print(self._opening(), flush=True)
@@ -121,8 +119,7 @@ class Job:
         train = self.config.train
         self._met.clear()
         seed_step(self.config.seed, self.step, process())
-        for group in self.engine.optimizer.param_groups:
-            group["lr"] = self.lr
+        set_lr(self.engine.optimizer, self.lr)
         self.engine.set_train_batch_size(train.rows_of(self.step))
         return train.micro_steps(self.step)
 
@@ -157,7 +154,7 @@ class Job:
                 "good: lower optim.lr, or look at the weights that init= gave"
             )
         asked, self.seconds, writing = self.talk.largest(
-            float(self._stop_asked), time.monotonic() - self._started, float(self._writer.writing)
+            float(self._stopping.asked), time.monotonic() - self._started, float(self._writer.writing)
         )
         if self._writer.begun and not writing:
             self._writer.advance()
@@ -266,9 +263,6 @@ class Job:
         self._best_loss, self.skipped = was["best_held_out_loss"], was["counters"]["skipped"]
         if is_main() and step_of_model(config) != self.step:
             self._publish(saved)  # killed between the checkpoint and its model
-
-    def _ask_to_stop(self, number: int, frame: Any) -> None:
-        self._stop_asked = True
 
     def _opening(self) -> str:
         config, shape = self.config, self.shape

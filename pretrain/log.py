@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import psutil
 import torch
 from tqdm import tqdm
 
@@ -15,7 +14,7 @@ from pretrain.cost import batch_shape, flops_per_step
 from pretrain.job import Job
 from xlpre.training.devices import device_named
 from xlpre.training.distributed import is_main, n_processes
-from xlpre.training.metrics import MetricsLog
+from xlpre.training.metrics import MetricsLog, duration, memory_bytes
 
 
 class Log:
@@ -50,7 +49,7 @@ class Log:
         rate = (job.tokens - self._since_tokens) / elapsed
         flops = rate * self._flops_a_token
         (loss_sum,) = job.talk.total(torch.stack(self.losses).mean().item())
-        (memory,) = job.talk.largest(float(_memory(job.device)))
+        (memory,) = job.talk.largest(float(memory_bytes(job.device)))
         line = {
             "loss": loss_sum / n_processes(),
             "lr": job.engine.optimizer.param_groups[0]["lr"],
@@ -127,18 +126,6 @@ def progress(line: Mapping[str, Any]) -> str:
     )
 
 
-def duration(seconds: float) -> str:
-    """In words, the two largest units."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    if days:
-        return f"{days:,} d {hours} h"
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
 def seconds_left(steps: int, steps_per_second: float, budget: float | None) -> float:
     """How long `steps` take at the present rate; `budget` seconds are the most."""
     needed = steps / steps_per_second
@@ -151,10 +138,3 @@ def _peak(device: torch.device, dtype: torch.dtype) -> float | None:
         return None
     known = device_named(torch.cuda.get_device_name(device))
     return known.flops if known else None
-
-
-def _memory(device: torch.device) -> int:
-    """Bytes of this process: the most that tensors took on a GPU so far, what it holds on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return psutil.Process().memory_info().rss

@@ -13,9 +13,9 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from pretrain.command import run_command
 from pretrain.config import PretrainConfig
 from pretrain.planning import USABLE, Plan
+from xlpre.command import run_command
 from xlpre.config import load
 from xlpre.training.devices import DEVICES
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from pretrain.command import run_command
 from pretrain.config import PretrainConfig
+from xlpre.command import run_command
 from xlpre.config import from_command_line
 from xlpre.data.building import build_store
 from xlpre.data.store import TokenStore

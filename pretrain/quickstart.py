@@ -16,7 +16,6 @@ from pathlib import Path
 import psutil
 import torch
 
-from pretrain.command import run_command
 from pretrain.config import PretrainConfig
 from pretrain.fill import Filled, show
 from pretrain.foundation import is_finished
@@ -24,6 +23,7 @@ from pretrain.prepare import make_store
 from pretrain.report import write_report
 from pretrain.samples import read_samples
 from pretrain.train_tokenizer import make_tokenizer
+from xlpre.command import run_command
 from xlpre.config import from_command_line
 from xlpre.training.distributed import free_port
 

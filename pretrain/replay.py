@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 
 from pretrain import not_finite
-from pretrain.command import run_command
 from pretrain.not_finite import PRECISIONS
 from pretrain.watch import Place, Watch, is_finite, largest
 from xlpre.batch import Batch
+from xlpre.command import run_command
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import Memory
 from xlpre.text.tokenizer import Tokenizer

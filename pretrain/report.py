@@ -16,10 +16,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from pretrain.command import run_command
 from pretrain.config import PretrainConfig
 from pretrain.samples import read_samples
 from xlpre.atomic import new_file
+from xlpre.command import run_command
 from xlpre.config import load
 from xlpre.training.metrics import read_metrics
 

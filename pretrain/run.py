@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import os
 
-from pretrain.command import run_command
 from pretrain.config import PretrainConfig
 from pretrain.dry_run import dry_run
 from pretrain.foundation import is_finished
 from pretrain.loop import pretrain
+from xlpre.command import run_command
 from xlpre.config import typed_keys, with_flags
 from xlpre.training.distributed import is_main
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from pretrain.command import run_command
 from pretrain.config import PretrainConfig
+from xlpre.command import run_command
 from xlpre.config import from_command_line
 from xlpre.text.corpus import documents
 from xlpre.text.tokenizer import Tokenizer, train

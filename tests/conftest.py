@@ -1,5 +1,6 @@
 """What tests share: a corpus of made-up words, a vocabulary and a store of it, all made in seconds."""
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -12,9 +13,13 @@ import torch
 
 from xlpre.data.building import write_store
 from xlpre.data.store import TokenStore
+from xlpre.exchange.folder import ModelFolder, save_folder
+from xlpre.model.config import ModelConfig
+from xlpre.model.language_model import LanguageModel
 from xlpre.text.tokenizer import Tokenizer, TokenizerConfig, train
 
 REPOSITORY = Path(__file__).parents[1]
+TINY = ModelConfig(n_layer=2, d_model=16, n_head=2, d_inner=32, mem_len=8, dropout=0.0, dropatt=0.0, init_std=0.1)
 
 
 def make_documents(n_documents: int, seed: int = 0) -> list[list[str]]:
@@ -55,6 +60,15 @@ def store(documents, tokenizer, tmp_path_factory) -> TokenStore:
 def text_file(documents, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("text") / "words.txt"
     path.write_text("\n\n".join("\n".join(document) for document in documents))
+    return path
+
+
+def write_folder(path: Path, tokenizer: Tokenizer) -> Path:
+    """A folder of a tiny model with random weights."""
+    torch.manual_seed(0)
+    shape = dataclasses.replace(TINY, vocab_size=len(tokenizer))
+    weights = {name: p.detach() for name, p in LanguageModel(shape, True).named_parameters()}
+    save_folder(path, ModelFolder(shape, weights, tokenizer, "permutation", {}, "xlpre"))
     return path
 
 

@@ -12,7 +12,7 @@ import difflib
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from xlpre.atomic import new_file
 
 Schema = TypeVar("Schema")
+Recipe = Callable[[Any], Sequence[str]]  # from settings to words that they ask for
 
 
 def from_command_line(schema: type[Schema], description: str, argv: Sequence[str] | None = None) -> Schema:
@@ -31,7 +32,11 @@ def from_command_line(schema: type[Schema], description: str, argv: Sequence[str
 
 
 def with_flags(
-    schema: type[Schema], description: str, flags: Mapping[str, str], argv: Sequence[str] | None = None
+    schema: type[Schema],
+    description: str,
+    flags: Mapping[str, str],
+    argv: Sequence[str] | None = None,
+    recipe: Recipe | None = None,
 ) -> tuple[Schema, set[str]]:
     """The same for a command that has `flags` besides: what each does, by its name without dashes. Returns those given, too."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -42,7 +47,7 @@ def with_flags(
     for flag, what in flags.items():
         parser.add_argument(f"--{flag}", action="append_const", const=flag, dest="flags", help=what)
     words = parser.parse_intermixed_args(argv)
-    return load(schema, words.config, words.overrides), set(words.flags)
+    return load(schema, words.config, words.overrides, recipe), set(words.flags)
 
 
 def typed_keys(argv: Sequence[str] | None = None) -> set[str]:
@@ -50,12 +55,25 @@ def typed_keys(argv: Sequence[str] | None = None) -> set[str]:
     return {word.partition("=")[0] for word in (sys.argv[1:] if argv is None else argv) if "=" in word}
 
 
-def load(schema: type[Schema], path: str | Path | None = None, overrides: Sequence[str] = ()) -> Schema:
+def load(
+    schema: type[Schema],
+    path: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    recipe: Recipe | None = None,
+) -> Schema:
     """Fill `schema` from a YAML file (with its `extends`), then from `key=value` words.
+
+    Args:
+        schema: a dataclass.
+        path: the file.
+        overrides: the words.
+        recipe: given the settings, more words, which win over the file and lose against `overrides`.
 
     Raises:
         ValueError: a file that cannot be read, a key that does not exist, a value of the wrong type or against a rule.
     """
+    if recipe is not None:
+        overrides = [*recipe(load(schema, path, overrides)), *overrides]
     layers = [(str(path), _read(Path(path), ()))] if path is not None else []
     merged = OmegaConf.structured(schema)
     layers += [(word, _parse(word, merged)) for word in overrides]
@@ -97,7 +115,15 @@ def settings_of(schema: type) -> list[Setting]:
     for key, group, name in _leaves(OmegaConf.structured(schema)):
         default = OmegaConf.to_container(group, resolve=False)[name]  # type: ignore[index, call-overload]
         text = yaml.safe_dump(default, default_flow_style=True).split("\n...")[0].strip()
-        found.append(Setting(key, text, _attributes(OmegaConf.get_type(group).__doc__ or "")[name]))
+        found.append(Setting(key, text, _about(OmegaConf.get_type(group))[name]))
+    return found
+
+
+def _about(schema: Any) -> dict[str, str]:
+    """What the docstrings of a schema and of those that it extends say of each name."""
+    found: dict[str, str] = {}
+    for one in reversed(schema.__mro__):
+        found |= _attributes(one.__doc__ or "")
     return found
 
 

@@ -18,10 +18,10 @@ import torch
 import pretrain.job
 import pretrain.loop
 import pretrain.run
-from pretrain.command import run_command
 from pretrain.config import PretrainConfig
 from pretrain.job import Job
 from xlpre import atomic
+from xlpre.command import run_command
 from xlpre.config import load
 from xlpre.model.language_model import LanguageModel
 from xlpre.training import checkpoint, distributed

@@ -4,9 +4,9 @@ import shutil
 
 import pytest
 
-from pretrain.command import run_command
 from pretrain.run import main
 from tests.integration.conftest import run
+from xlpre.command import run_command
 from xlpre.text.tokenizer import TokenizerConfig, train
 
 

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from pretrain.command import run_command
 from pretrain.config import PretrainConfig
 from pretrain.run import main
 from tests.integration.conftest import deepspeed_launcher, run
+from xlpre.command import run_command
 from xlpre.config import load
 from xlpre.model.language_model import without_data
 

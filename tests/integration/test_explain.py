@@ -5,13 +5,13 @@ import re
 import numpy as np
 import pytest
 
-from pretrain.command import run_command
 from pretrain.config import PretrainConfig
 from pretrain.explain import main, sentence, show
 from pretrain.explain_picture import draw
 from pretrain.explanation import explain
 from tests.conftest import REPOSITORY
 from tests.integration.conftest import run
+from xlpre.command import run_command
 from xlpre.config import load
 from xlpre.text.tokenizer import TokenizerConfig, train
 

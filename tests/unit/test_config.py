@@ -2,16 +2,22 @@ from pathlib import Path
 
 import pytest
 
+import finetune.settings
+import pretrain.settings
+from finetune.config import FinetuneConfig, recipe_of
+from finetune.tasks import NAMES
 from pretrain.config import PretrainConfig
 from tests.conftest import REPOSITORY
 from xlpre.config import dump, load, with_flags
 
-PRESETS = sorted((REPOSITORY / "configs").rglob("*.yaml"))
+PRESETS = sorted((REPOSITORY / "configs" / "pretrain").rglob("*.yaml"))
+FINETUNE_PRESETS = sorted((REPOSITORY / "configs" / "finetune").rglob("*.yaml"))
+SCHEMAS = [(path, PretrainConfig) for path in PRESETS] + [(path, FinetuneConfig) for path in FINETUNE_PRESETS]
 
 
-@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
-def test_every_preset_loads_and_opens_with_how_to_run_it(path):
-    load(PretrainConfig, path)
+@pytest.mark.parametrize(("path", "schema"), SCHEMAS, ids=[path.stem for path, _ in SCHEMAS])
+def test_every_preset_loads_and_opens_with_how_to_run_it(path, schema):
+    load(schema, path)
     head = path.read_text().split("\n\n")[0]
     assert "how to run:" in head and "source:" in head
 
@@ -21,6 +27,19 @@ def test_words_win_over_the_file_and_the_file_over_what_it_extends(tmp_path):
     (tmp_path / "top.yaml").write_text("extends: base.yaml\noptim: {lr: 2e-5}\n")
     config = load(PretrainConfig, tmp_path / "top.yaml", ["model.n_layer=5", "text.source=*.txt"])
     assert (config.optim.lr, config.optim.eps, config.model.n_layer, config.text.source) == (2e-5, 1e-6, 5, "*.txt")
+
+
+@pytest.mark.parametrize("path", FINETUNE_PRESETS, ids=lambda path: path.stem)
+def test_every_recipe_of_a_preset_is_of_a_task_and_loads(path):
+    for task in load(FinetuneConfig, path).recipes:
+        assert task in NAMES
+        load(FinetuneConfig, path, [f"task={task}"], recipe_of)
+
+
+def test_a_recipe_wins_over_its_file_and_loses_against_words():
+    path = REPOSITORY / "configs/finetune/glue.yaml"
+    config = load(FinetuneConfig, path, ["task=glue/cola", "optim.lr=1e-3"], recipe_of)
+    assert (config.train.batch_size, config.train.steps, config.optim.lr) == (128, 3000, 1e-3)
 
 
 @pytest.mark.parametrize("name", ["007", "2024_11_21", "1e3", "on", "a #1", "*.txt"])
@@ -66,7 +85,6 @@ def test_a_misspelt_key_in_a_file_names_the_file_and_the_nearest_key(tmp_path):
         load(PretrainConfig, Path(tmp_path / "a.yaml"))
 
 
-def test_the_page_of_settings_is_what_the_schema_says():
-    from pretrain.settings import page
-
-    assert (REPOSITORY / "docs" / "configuration.md").read_text() == page()
+def test_the_pages_of_settings_are_what_the_schemas_say():
+    assert (REPOSITORY / "docs" / "configuration.md").read_text() == pretrain.settings.page()
+    assert (REPOSITORY / "docs" / "finetuning_settings.md").read_text() == finetune.settings.page()

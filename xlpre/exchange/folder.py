@@ -72,15 +72,20 @@ class ModelFolder:
 
 def save_folder(path: str | Path, folder: ModelFolder) -> None:
     """Write our own model folder, whole or not at all; one that is there is replaced."""
-    tokenizer = folder.vocabulary("the folder that the model was read from")
     with new_folder(path) as partial:
-        weights = {name: weight.contiguous() for name, weight in folder.weights.items()}
-        safetensors.torch.save_file(weights, partial / "model.safetensors")
-        content = {"format": FORMAT, "model": dataclasses.asdict(folder.config), "objective": folder.objective}
-        (partial / "config.json").write_text(json.dumps(content, indent=1))
-        tokenizer.save(partial / "spiece.model")
-        passport.write(partial, tokenizer, folder.facts)
-        _as_readable_as_the_rest(partial)
+        write_files(partial, folder)
+
+
+def write_files(path: Path, folder: ModelFolder) -> None:
+    """Write the files of our own model folder into `path`, an empty one."""
+    tokenizer = folder.vocabulary("the folder that the model was read from")
+    weights = {name: weight.contiguous() for name, weight in folder.weights.items()}
+    safetensors.torch.save_file(weights, path / "model.safetensors")
+    content = {"format": FORMAT, "model": dataclasses.asdict(folder.config), "objective": folder.objective}
+    (path / "config.json").write_text(json.dumps(content, indent=1))
+    tokenizer.save(path / "spiece.model")
+    passport.write(path, tokenizer, folder.facts)
+    as_readable_as_the_rest(path / "model.safetensors")
 
 
 def save_huggingface(path: str | Path, folder: ModelFolder) -> None:
@@ -96,7 +101,7 @@ def save_huggingface(path: str | Path, folder: ModelFolder) -> None:
         write_tokenizer(tokenizer, partial)
         unsaid = {"model": dataclasses.asdict(folder.config), "objective": folder.objective}
         passport.write(partial, tokenizer, {**folder.facts, **unsaid})
-        _as_readable_as_the_rest(partial)
+        as_readable_as_the_rest(partial / "model.safetensors")
 
 
 def load_folder(path: str | Path) -> ModelFolder:
@@ -217,6 +222,6 @@ def _settings(path: Path) -> dict[str, Any]:
     return settings
 
 
-def _as_readable_as_the_rest(folder: Path) -> None:
+def as_readable_as_the_rest(weights: Path) -> None:
     """The safetensors library lets only the owner read its files."""
-    shutil.copymode(folder / "config.json", folder / "model.safetensors")
+    shutil.copymode(weights.with_name("config.json"), weights)

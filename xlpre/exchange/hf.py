@@ -79,9 +79,21 @@ def check_expressible(config: ModelConfig) -> None:
             )
 
 
-def write_model(path: Path, config: ModelConfig, weights: Mapping[str, Tensor], objective: str) -> None:
-    """Write config.json and model.safetensors of a model that `check_expressible` has passed into the folder `path`."""
+def write_model(
+    path: Path,
+    config: ModelConfig,
+    weights: Mapping[str, Tensor],
+    objective: str,
+    more: Mapping[str, Any] | None = None,
+    head: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Write config.json and model.safetensors of a model that `check_expressible` has passed into the folder `path`.
+
+    With a `head` (their weights of it, and `more` of their settings), the softmax is left out.
+    """
     theirs = to_theirs(weights_of(config), weights, config)
+    if head is not None:
+        theirs = {name: weight for name, weight in theirs.items() if name.startswith("transformer.")} | dict(head)
     safetensors.torch.save_file(theirs, path / "model.safetensors", metadata={"format": "pt"})
     settings = {
         "architectures": ["XLNetLMHeadModel"],
@@ -110,6 +122,7 @@ def write_model(path: Path, config: ModelConfig, weights: Mapping[str, Tensor], 
         "bos_token_id": 1,
         "eos_token_id": 2,
         "dtype": "float32",
+        **(more or {}),
     }
     (path / "config.json").write_text(json.dumps(settings, indent=1))
 

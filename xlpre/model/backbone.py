@@ -59,19 +59,21 @@ class Backbone(nn.Module):
         """Keep nothing of what is computed inside a layer for the backward pass, which then computes it again."""
         self._run = partial(checkpoint, use_reentrant=False)
 
-    def forward(self, batch: Batch, memory: Memory) -> tuple[Tensor, Memory]:
+    def forward(self, batch: Batch, memory: Memory, vectors: Tensor | None = None) -> tuple[Tensor, Memory]:
         """Read a window.
 
         Args:
             batch: B windows of T tokens with P targets each.
             memory: what each row read before, M columns; their number is free.
+            vectors: (B, T, D) of the tokens, from `embedding`, where they were looked up before, for several batches at once;
+                each look-up has a gradient as large as the vocabulary.
 
         Returns:
             (B, P, D) hidden states at the targets, and memory for the next window, as long as it was.
         """
         length = batch.input_ids.size(1)
         everywhere, targets = self._geometries(batch, memory)
-        rows = self.embedding(batch.input_ids) * self.embedding_scale
+        rows = (self.embedding(batch.input_ids) if vectors is None else vectors) * self.embedding_scale
         if self.two_streams:
             queries = self.mask_embedding.to(rows.dtype).expand(*batch.target_positions.shape, -1)
             rows = torch.cat([rows, queries], dim=1)

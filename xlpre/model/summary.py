@@ -12,15 +12,15 @@ from xlpre.model.config import ModelConfig
 from xlpre.model.dropout import Dropout
 from xlpre.model.initialization import initialize_linear
 
-Summary = Literal["last", "first", "mean", "attn"]
+Summary = Literal["last", "first", "mean", "text_mean", "attn"]
 
 
 class SequenceSummary(nn.Module):
-    """One vector for a row: its last token's (where the layout puts <cls>), its first, the mean of all, or a learned attention.
+    """One vector for a row: its last token's (where the layout puts <cls>), its first, a mean, or a learned attention.
 
     Args:
         config: the model's shape.
-        kind: which. The mean includes padding, as the original's does.
+        kind: which. `mean` includes padding, as the original's does, `text_mean` does not.
         project: pass it through a dense layer and tanh.
     """
 
@@ -61,6 +61,12 @@ class _Mean(_Last):
         return hidden.mean(1)
 
 
+class _TextMean(_Last):
+    def forward(self, hidden: Tensor, padding: Tensor) -> Tensor:
+        weight = (~padding).to(hidden.dtype)[:, :, None]
+        return (hidden * weight).sum(1) / weight.sum(1)
+
+
 class _Attention(nn.Module):
     """A learned query attends to all tokens but padding; normalised, without a sum with its input."""
 
@@ -93,5 +99,6 @@ POOLS: dict[str, type[_Last] | type[_Attention]] = {
     "last": _Last,
     "first": _First,
     "mean": _Mean,
+    "text_mean": _TextMean,
     "attn": _Attention,
 }

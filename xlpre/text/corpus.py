@@ -109,7 +109,7 @@ def _units_of_source(source: str, weight: float, config: TextConfig) -> list[Uni
     if source == "docstrings":
         return [Unit(source, weight)]
     if source.startswith("hf:"):
-        n_shares = _hub(source, config).num_shards
+        n_shares = _hub(source, config.split).num_shards
         return [Unit(source, weight, i, n_shares) for i in range(n_shares)]
     return [unit for path in _matching(source) for unit in _units_of_file(path, weight, config)]
 
@@ -184,8 +184,8 @@ def _read(unit: Unit, config: TextConfig, meter: Meter) -> Iterator[Document]:
     if unit.source == "docstrings":
         return docstrings()
     if unit.source.startswith("hf:"):
-        share = _hub(unit.source, config).shard(num_shards=unit.end, index=unit.begin)
-        return _from_rows(_hub_rows(share, unit.source), config, unit.source)
+        share = _hub(unit.source, config.split).shard(num_shards=unit.end, index=unit.begin)
+        return _from_rows(_hub_rows(share, f"text.source={unit.source!r}"), config, unit.source)
     path = Path(unit.source)
     kind = kind_of(path)
     if kind == ".txt":
@@ -217,24 +217,33 @@ def _from_lines(lines: Iterable[tuple[int, str]], unit: Unit) -> Iterator[Docume
     return _split_at_empty_lines(own())
 
 
-def _hub(source: str, config: TextConfig) -> Any:
-    """The streamed dataset that `source` names."""
+def hub_rows(source: str, split: str) -> Iterator[dict[str, Any]]:
+    """Rows of a split of the dataset `hf:NAME[/CONFIG]`, in their order.
+
+    Raises:
+        ValueError: it cannot be loaded, or not be read to its end.
+    """
+    return _hub_rows(_hub(source, split, ""), repr(source))
+
+
+def _hub(source: str, split: str, key: str = "text.source=") -> Any:
+    """The streamed split that `source` names."""
     import datasets
 
     name = source.removeprefix("hf:")
     head, _, tail = name.rpartition("/")
     try:
         try:
-            return datasets.load_dataset(name, None, split=config.split, streaming=True)
+            return datasets.load_dataset(name, None, split=split, streaming=True)
         except datasets.exceptions.DatasetNotFoundError:
             if not head or name.startswith((".", "/")):
                 raise
-            return datasets.load_dataset(head, tail, split=config.split, streaming=True)  # "owner/data", "data/config"
+            return datasets.load_dataset(head, tail, split=split, streaming=True)  # "owner/data", "data/config"
     except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
-        raise ValueError(f"text.source={source!r} could not be loaded: {' '.join(str(error).split())}") from None
+        raise ValueError(f"{key}{source!r} could not be loaded: {' '.join(str(error).split())}") from None
 
 
-def _hub_rows(share: Any, source: str) -> Iterator[dict[str, Any]]:
+def _hub_rows(share: Any, origin: str) -> Iterator[dict[str, Any]]:
     number = 0
     rows = iter(share)
     while True:
@@ -244,7 +253,7 @@ def _hub_rows(share: Any, source: str) -> Iterator[dict[str, Any]]:
             return
         except Exception as error:  # noqa: BLE001 - whatever a network or a codec makes of it
             raise ValueError(
-                f"text.source={source!r}, after row {number}: cannot be read: {' '.join(str(error).split())}; run again to go on"
+                f"{origin}, after row {number}: cannot be read: {' '.join(str(error).split())}; run again to go on"
             ) from None
         number += 1
         yield row

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
+import torch
+
 from xlpre.atomic import new_file
 from xlpre.training.distributed import is_main
 
@@ -65,6 +68,25 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+
+
+def duration(seconds: float) -> str:
+    """In words, the two largest units."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days:,} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def memory_bytes(device: torch.device) -> int:
+    """Bytes of this process: the most that tensors took on a GPU so far, what it holds on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return psutil.Process().memory_info().rss
 
 
 def check_wandb(project: str) -> None:

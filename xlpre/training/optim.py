@@ -1,11 +1,11 @@
-"""AdamW, with XLNet's choice of what decays."""
+"""AdamW, with XLNet's choice of what decays, and learning rates that fall from layer to layer."""
 
 from __future__ import annotations
 
 import math
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -43,6 +43,29 @@ class OptimConfig:
             )
 
 
+@dataclass(frozen=True)
+class LayerwiseOptimConfig(OptimConfig):
+    """AdamW whose lower layers learn less.
+
+    Attributes:
+        layer_decay: the layer m of L counts as layer_decay^(L - m), 1.0 treats all alike. Embeddings and heads count as 1.
+        layer_decay_mode: what it multiplies. `lr`: the learning rate, as the paper defines it (XLNet, Table 8). `grad_scale`: the
+            clipped gradient, as the published code has it, most of which Adam undoes.
+    """
+
+    layer_decay: float = 1.0
+    layer_decay_mode: Literal["lr", "grad_scale"] = "lr"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.layer_decay <= 1:
+            raise ValueError(f"optim.layer_decay ({self.layer_decay}) must be above 0 and at most 1, which is no decay")
+        if self.layer_decay == 1 and self.layer_decay_mode != "lr":
+            raise ValueError(
+                f"optim.layer_decay_mode={self.layer_decay_mode} does nothing with optim.layer_decay=1; set optim.layer_decay"
+            )
+
+
 def decays(name: str) -> bool:
     """Whether a parameter decays: all but norms and the biases of layers; the biases of scores do.
 
@@ -77,22 +100,69 @@ class GuardedAdamW(torch.optim.AdamW):
             return
         if self._clip:
             nn.utils.clip_grads_with_norm_(parameters, self._clip, norm)
+        _scale_gradients(self)
         super().step()
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig, guarded: bool = False) -> torch.optim.Optimizer:
-    """Torch's AdamW in two groups, fused; `guarded` where nobody else clips and looks for what is not finite."""
-    groups = [
-        {
-            "params": [p for name, p in model.named_parameters() if decays(name) is decayed],
-            "weight_decay": config.weight_decay * decayed,
-        }
-        for decayed in (True, False)
-    ]
+    """Torch's AdamW, fused; `guarded` where nobody else clips and looks for what is not finite.
+
+    Its groups have `lr_scale`, which whoever sets a learning rate multiplies it by (see `set_lr`).
+    """
     settings: dict[str, Any] = {
         "lr": config.lr,
         "betas": (config.beta1, config.beta2),
         "eps": config.eps,
         "fused": True,
     }
-    return GuardedAdamW(groups, config.clip, **settings) if guarded else torch.optim.AdamW(groups, **settings)
+    groups = _groups(model, config)
+    if guarded:
+        return GuardedAdamW(groups, config.clip, **settings)
+    optimizer = torch.optim.AdamW(groups, **settings)
+    if any(group["grad_scale"] != 1 for group in groups):
+        # by then DeepSpeed has clipped; a class of one's own it would not take
+        optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: _scale_gradients(optimizer))
+    return optimizer
+
+
+def set_lr(optimizer: Any, lr: float) -> None:
+    """Set the learning rate of an update, in each group by its scale."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group["lr_scale"]
+
+
+def _groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
+    """Parameters that decay and those that do not, apart by what their layer's learning rate or gradient is multiplied by."""
+    rate, mode = 1.0, "lr"
+    if isinstance(config, LayerwiseOptimConfig):
+        rate, mode = config.layer_decay, config.layer_decay_mode
+    layers = {name: _layer_of(name) for name, _ in model.named_parameters()}
+    top = max(layers.values(), default=-1)
+    found: dict[tuple[bool, float], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        scale = rate ** (top - layers[name]) if layers[name] >= 0 else 1.0
+        found.setdefault((decays(name), scale), []).append(parameter)
+    return [
+        {
+            "params": parameters,
+            "weight_decay": config.weight_decay * decayed,
+            "lr_scale": scale if mode == "lr" else 1.0,
+            "grad_scale": scale if mode == "grad_scale" else 1.0,
+        }
+        for (decayed, scale), parameters in sorted(found.items(), key=lambda entry: entry[0], reverse=True)
+    ]
+
+
+def _layer_of(name: str) -> int:
+    """The layer of the backbone that a parameter belongs to; -1 if to none."""
+    found = re.search(r"(?:^|\.)backbone\.layers\.(\d+)\.", name)
+    return int(found[1]) if found else -1
+
+
+@torch.no_grad()
+def _scale_gradients(optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        if group["grad_scale"] != 1:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(group["grad_scale"])

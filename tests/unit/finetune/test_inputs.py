@@ -1,31 +1,34 @@
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune.inputs import lay_out_pair
+from finetune.inputs import lay_out, pad
 from xlpre.text import symbols
 
 
 @given(st.integers(0, 30), st.integers(1, 30), st.integers(4, 40))
 def test_a_pair_loses_the_last_token_of_the_longer_until_it_fits(n_a, n_b, length):
-    row = lay_out_pair(range(100, 100 + n_a), range(200, 200 + n_b), length)
+    row = lay_out(range(100, 100 + n_a), range(200, 200 + n_b), length)
     while n_a + n_b > length - 3:
         n_a, n_b = (n_a - 1, n_b) if n_a > n_b else (n_a, n_b - 1)
     expected = [*range(100, 100 + n_a), symbols.SEP]
     expected += [*range(200, 200 + n_b), symbols.SEP] if n_b else []
     expected.append(symbols.CLS)
-    assert row.ids[~row.padding].tolist() == expected
-    assert len(row.ids) == len(row.segments) == length
+    assert row.ids.tolist() == expected
+    assert row.segments.tolist() == [0] * (n_a + 1) + ([1] * (n_b + 1) if n_b else []) + [2]
 
 
-def test_padding_goes_to_either_side():
-    left, right = (lay_out_pair([10], [20], 7, side) for side in ("left", "right"))
-    assert left.ids.tolist() == [0, 0, 10, 4, 20, 4, 3] and left.segments.tolist() == [4, 4, 0, 0, 1, 1, 2]
-    assert right.ids.tolist() == [10, 4, 20, 4, 3, 0, 0] and right.segments.tolist() == [0, 0, 1, 1, 2, 3, 3]
-    assert (left.padding == right.padding[::-1]).all() and np.flatnonzero(left.padding).tolist() == [0, 1]
+def test_padding_goes_to_either_side_and_as_far_as_the_longest_row():
+    rows = [lay_out([10], [20], 7), lay_out([10], [], 7)]
+    left, right = pad(rows, "left"), pad(rows, "right")
+    assert left.ids.tolist() == [[10, 4, 20, 4, 3], [0, 0, 10, 4, 3]]
+    assert left.segments.tolist() == [[0, 0, 1, 1, 2], [4, 4, 0, 0, 2]]
+    assert right.ids.tolist() == [[10, 4, 20, 4, 3], [10, 4, 3, 0, 0]]
+    assert right.segments.tolist() == [[0, 0, 1, 1, 2], [0, 0, 2, 3, 3]]
+    assert left.padding.tolist() == [[False] * 5, [True, True, False, False, False]]
+    assert (left.padding == right.padding[:, ::-1]).all()
 
 
 def test_a_row_without_room_for_a_token_is_refused():
     with pytest.raises(ValueError, match="set a length above 3"):
-        lay_out_pair([1], [2], 3)
+        lay_out([1], [2], 3)

@@ -9,9 +9,8 @@ from tests.unit.model.conftest import make_model, random_batch, random_memory
 @pytest.fixture(autouse=True)
 def as_in_training(monkeypatch):
     monkeypatch.setattr(torch._dynamo.config, "capture_dynamic_output_shape_ops", True)
-    monkeypatch.setattr(
-        torch.compiler, "is_compiling", lambda: True
-    )  # dropout draws otherwise where nothing is compiled
+    # dropout draws otherwise where nothing is compiled
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     torch._dynamo.reset()
 
 

@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable
 
-OURS = ("xlpre", "pretrain", "__main__")
+OURS = ("xlpre", "pretrain", "finetune", "__main__")
 # what gloo and NCCL say of a process that is gone or silent
 LOST = (
     "Timed out waiting",

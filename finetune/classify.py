@@ -1,0 +1,63 @@
+"""Files of one's own: any .tsv, .csv or .jsonl file with columns of text and one with a label or a number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from finetune.config import TaskDataConfig
+from finetune.fields import read_rows, value_of
+from finetune.one_vector import ClassTask, NumberTask
+from finetune.sources import Columns, TableSource, by_split
+from finetune.task import Task
+from xlpre.model.summary import Summary
+
+
+def build_classification(name: str, data: TaskDataConfig, summary: Summary) -> Task:
+    """`classify`: accuracy decides, and Matthews' correlation is told."""
+    labels = data.labels or labels_in([Path(data.dir) / file for file in data.train], data.label)
+    source = _source(name, data, labels)
+    return ClassTask(name, source, data.max_len, summary, ("accuracy", "matthews"), labels=labels)
+
+
+def build_regression(name: str, data: TaskDataConfig, summary: Summary) -> Task:
+    """`regress`: Pearson's correlation decides, Spearman's is told."""
+    return NumberTask(name, _source(name, data, ()), data.max_len, summary, ("pearson", "spearman"))
+
+
+def labels_in(files: Sequence[Path], column: str) -> list[str]:
+    """The labels in the training files, in the order of numbers if they are, else of the alphabet.
+
+    Raises:
+        ValueError: there is no such column, or fewer than two labels.
+    """
+    found = {str(value_of(fields, column, place)) for path in files for place, fields in read_rows(path)}
+    if files and len(found) < 2:
+        raise ValueError(f"{files[0]}: {column!r} holds the label {', '.join(found)!r} only; at least two are needed")
+    if all(label.removeprefix("-").isdigit() for label in found):
+        return sorted(found, key=int)
+    return sorted(found)
+
+
+class OwnSource(TableSource):
+    """Files whose columns the settings name."""
+
+    def settings(self) -> dict[str, Any]:
+        """The columns, too."""
+        columns = self.columns
+        named = {"text": list(columns.texts), "label": columns.label, "labels": list(columns.labels)}
+        return {**super().settings(), **named}
+
+
+def _source(name: str, data: TaskDataConfig, labels: Sequence[str]) -> TableSource:
+    if not 1 <= len(data.text) <= 2:
+        raise ValueError(f"task={name} needs data.text: [COLUMN] with the text, or two columns; it is {data.text}")
+    folder = Path(data.dir)
+    return OwnSource(
+        Columns(tuple(data.text), data.label, labels),
+        [folder / file for file in data.train],
+        by_split(folder, data.dev),
+        by_split(folder, data.test),
+        data,
+    )

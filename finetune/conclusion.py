@@ -1,0 +1,154 @@
+"""The end of a run and of all runs: scores of the weights that were kept, predictions, files to submit, table, pictures.
+
+RUN/seed_1/{metrics.jsonl, result.json, kept/, dev.jsonl}      of each run; kept/ is a model folder with its head
+RUN/{table.md, table.csv, curves.png, confusion.png, ...}      of all runs
+RUN/model/, RUN/predictions/                                   of the run that was best on the first dev split
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from finetune.config import FinetuneConfig
+from finetune.evaluation import answer, device_pass_tokens, measure
+from finetune.examples import Split
+from finetune.foundation import Foundation
+from finetune.job import KEPT, check_facts
+from finetune.log import shown
+from finetune.model import TaskModel
+from finetune.pictures import draw
+from finetune.results import Result, Summary, summarize, write_table
+from finetune.task import Outputs, Prediction
+from xlpre.atomic import linked_copy, new_file
+from xlpre.exchange.fine_tuned import load_fine_tuned
+from xlpre.training.distributed import Talk, is_main
+
+RESULT = "result.json"
+
+
+def seed_folder(config: FinetuneConfig, seed: int) -> Path:
+    """Where a run goes."""
+    return Path(config.run_dir) / f"seed_{seed}"
+
+
+def is_finished(foundation: Foundation, seed: int) -> bool:
+    """Whether a run has its result.
+
+    Raises:
+        ValueError: it has, but was made with other settings.
+    """
+    path = seed_folder(foundation.config, seed) / RESULT
+    if not path.exists():
+        return False
+    check_facts(path, json.loads(path.read_text())["facts"], json.loads(json.dumps(foundation.facts(seed))))
+    return True
+
+
+def conclude_run(
+    foundation: Foundation, seed: int, steps: int, seconds: float, talk: Talk, device: torch.device
+) -> None:
+    """Measure the weights that were kept, as they are in their folder, and say what they were worth. Checkpoints are removed."""
+    folder, task = seed_folder(foundation.config, seed), foundation.task
+    model, kept_step = _kept(foundation, folder, device)
+    found: dict[str, float] = {}
+    for split in foundation.dev:
+        outputs = _answer(foundation, model, split, talk)
+        found |= {f"{split.name}/{name}": score for name, score in measure(task, split, outputs).items()}
+        if is_main():
+            _write_predictions(folder / f"{split.name}.jsonl", task.predictions(split, outputs))
+    if is_main():
+        _write_result(foundation, seed, kept_step, steps, seconds, found)
+    talk.barrier()
+
+
+def _write_result(
+    foundation: Foundation, seed: int, kept_step: int, steps: int, seconds: float, found: dict[str, float]
+) -> None:
+    folder, task = seed_folder(foundation.config, seed), foundation.task
+    result = Result(
+        name=foundation.config.name,
+        task=task.name,
+        seed=seed,
+        score=f"{foundation.dev[0].name}/{task.score}",
+        scores=found,
+        chance=task.level_of_chance(foundation.dev[0]),
+        kept_step=kept_step,
+        steps=steps,
+        seconds=seconds,
+    )
+    result.write(folder / RESULT, foundation.facts(seed))
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    print(f"seed {seed}: kept the weights of step {kept_step:,}: {shown(found)}", flush=True)
+
+
+def conclude(foundation: Foundation, seeds: Sequence[int], talk: Talk, device: torch.device) -> None:
+    """Put the runs together, and predict with the best of them."""
+    config = foundation.config
+    run_dir, folders = Path(config.run_dir), [seed_folder(config, seed) for seed in seeds]
+    results = [Result.read(folder / RESULT) for folder in folders]
+    best = max(results, key=lambda result: result.main)
+    folder = seed_folder(config, best.seed)
+    if is_main():
+        linked_copy(folder / KEPT, run_dir / "model")
+    talk.barrier()
+    model, _ = _kept(foundation, folder, device)
+    tests, measured = foundation.test(), foundation.dev[0]
+    answers = [_answer(foundation, model, split, talk) for split in (*tests, measured)]
+    if not is_main():
+        return
+    written, tested = _write_tests(foundation, run_dir / "predictions", tests, answers[:-1])
+    summary = summarize(results)
+    write_table([summary], run_dir)
+    draw(run_dir, folders, foundation.task, measured, answers[-1])
+    _say(summary, tested, written, best, run_dir)
+
+
+def _write_tests(
+    foundation: Foundation, folder: Path, tests: Sequence[Split], answers: Sequence[Outputs]
+) -> tuple[list[Path], dict[str, float]]:
+    """Predictions, official files, and scores where the truth is known."""
+    task = foundation.task
+    found: dict[str, float] = {}
+    predictions: dict[str, list[Prediction]] = {}
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, outputs in zip(tests, answers, strict=True):
+        predictions[split.name] = task.predictions(split, outputs)
+        _write_predictions(folder / f"{split.name}.jsonl", predictions[split.name])
+        if split.labelled:
+            found |= {f"{split.name}/{name}": score for name, score in measure(task, split, outputs).items()}
+    if found:
+        with new_file(folder / "test_scores.json") as partial:
+            partial.write_text(json.dumps(found, indent=1))
+    return task.submit(folder, predictions), found
+
+
+def _kept(foundation: Foundation, folder: Path, device: torch.device) -> tuple[TaskModel, int]:
+    """The model that a run kept, in fp32, and the step that it is of."""
+    saved = load_fine_tuned(folder / KEPT)
+    model = TaskModel(foundation.shape, foundation.task)
+    model.put(saved.weights)
+    return model.to(device).eval(), saved.folder.facts["step"]
+
+
+def _answer(foundation: Foundation, model: TaskModel, split: Split, talk: Talk) -> Outputs:
+    config = foundation.config
+    return answer(model, split, config.eval.rows, device_pass_tokens(config.data.pass_tokens, model.device), talk)
+
+
+def _write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
+    with new_file(path) as partial:
+        partial.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in predictions))
+
+
+def _say(summary: Summary, tested: dict[str, float], written: Sequence[Path], best: Result, run_dir: Path) -> None:
+    print(summary.sentence())
+    if tested:
+        print(f"on the test examples, with the weights of seed {best.seed}: {shown(tested)}")
+    if written:
+        print(f"written in the official format: {', '.join(map(str, written))}")
+    print(f"the model of seed {best.seed} is in {run_dir / 'model'}, tables and pictures are in {run_dir}", flush=True)

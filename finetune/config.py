@@ -1,0 +1,180 @@
+"""FinetuneConfig: every setting of a fine-tuning, and the recipe of a task that a file of settings may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from xlpre.training.engine import TrainConfig, check_overrides
+from xlpre.training.optim import LayerwiseOptimConfig
+from xlpre.training.schedule import ScheduleConfig
+
+
+@dataclass(frozen=True)
+class TaskDataConfig:
+    """The examples of a task. docs/finetuning.md has the layout of each.
+
+    Attributes:
+        dir: the folder that the task is distributed as, or the one that holds it; files are looked for in it.
+        train: files of training examples, or hf:NAME[/CONFIG]:SPLIT of a dataset; empty: as distributed.
+        dev: files to measure on; empty: as distributed, or a part of the training examples where there are none.
+        test: files to predict; empty: as distributed, where they are there.
+        text: columns (fields) with the text, or the two texts; of `classify` and `regress`.
+        label: the column with the label (or number).
+        labels: the labels; empty: those of the training files, sorted.
+        held_out: the share of training examples to measure on, where there are no others.
+        limit: train on so many examples, drawn by the seed; null: all.
+        max_len: tokens of a row at most; what is longer is cut.
+        max_option_len: of them, tokens of question and option at most, where a task has options; the last ones are kept.
+        pass_tokens: so many tokens take as long as one more forward pass; batches are cut so that padding costs less than that.
+            null: 128, on a GPU 8192.
+    """
+
+    dir: str = ""
+    train: list[str] = field(default_factory=list)
+    dev: list[str] = field(default_factory=list)
+    test: list[str] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+    label: str = "label"
+    labels: list[str] = field(default_factory=list)
+    held_out: float = 0.1
+    limit: int | None = None
+    max_len: int = 128
+    max_option_len: int = 128
+    pass_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.held_out < 1:
+            raise ValueError(f"data.held_out ({self.held_out}) is a share of the training examples: above 0, below 1")
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"data.limit ({self.limit}) must be at least 1, or null for all examples")
+        if min(self.max_len, self.max_option_len) < 8:
+            raise ValueError(
+                f"data.max_len ({self.max_len}) and data.max_option_len ({self.max_option_len}) must be at least 8"
+            )
+        if self.pass_tokens is not None and self.pass_tokens < 0:
+            raise ValueError(f"data.pass_tokens ({self.pass_tokens}) must be at least 0, or null")
+
+
+@dataclass(frozen=True)
+class TaskModelConfig:
+    """What the folder of weights does not decide.
+
+    Attributes:
+        summary: how a row becomes one vector: `last` (its <cls>), `first`, `text_mean` (of its tokens; the published mean is of
+            padding, too, of which a row has here as much as its batch happens to need), `attn` (a learned attention).
+        dropout: null: as the folder has it.
+        dropatt: of attention probabilities; null: as the folder has it.
+        attention: who computes it, see pretraining.
+    """
+
+    summary: Literal["last", "first", "text_mean", "attn"] = "last"
+    dropout: float | None = None
+    dropatt: float | None = None
+    attention: Literal["auto", "reference", "sdpa", "cpu", "triton"] = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("dropout", "dropatt"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 1:
+                raise ValueError(f"model.{name} ({value}) must be at least 0 and below 1, or null")
+
+
+@dataclass(frozen=True)
+class TaskEvalConfig:
+    """Measuring on the dev examples.
+
+    Attributes:
+        every: updates between evaluations.
+        rows: examples in one forward pass of a process.
+        keep: which weights are the result: `best` of all evaluations, or `last`.
+        patience: stop after so many evaluations in a row without a better score; null: never.
+    """
+
+    every: int = 500
+    rows: int = 32
+    keep: Literal["best", "last"] = "best"
+    patience: int | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.every, self.rows) < 1 or (self.patience is not None and self.patience < 1):
+            raise ValueError(
+                f"eval.every ({self.every}) and eval.rows ({self.rows}) must be at least 1, eval.patience ({self.patience}) too, or null"
+            )
+
+
+@dataclass(frozen=True)
+class TaskTrainConfig(TrainConfig):
+    """The course of a run.
+
+    Attributes:
+        batch_size: examples of an update, over all processes and accumulation.
+        batch_warmup_steps: of pretraining only; here batches are of one size.
+    """
+
+    steps: int = 1000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.batch_warmup_steps:
+            raise ValueError(
+                f"train.batch_warmup_steps ({self.batch_warmup_steps}) has no place in fine-tuning: batches are of one size; leave it out"
+            )
+
+
+@dataclass(frozen=True)
+class FinetuneConfig:
+    """A fine-tuning.
+
+    Attributes:
+        task: its name: glue/cola, glue/sst-2, glue/mrpc, glue/qqp, glue/sts-b, glue/mnli, glue/qnli, glue/rte, glue/wnli, glue/ax,
+            race, race/middle, race/high, imdb, yelp-2, yelp-5, ag-news, dbpedia, amazon-2, amazon-5; `classify` and `regress`
+            for files of one's own.
+        name: the run's name, which also names its folder.
+        run_dir: where everything goes.
+        init: a folder with a model: of xlpre, of Hugging Face's XLNet, or the original TensorFlow release.
+        from_scratch: take only shape and vocabulary from `init`, and draw new weights: what pretraining is compared with.
+        seed: decides the head's starting values, the order of examples and dropout.
+        seeds: so many runs, with this seed and those after it.
+        epochs: passes over the training examples, instead of train.steps.
+        warmup_share: of the updates, instead of schedule.warmup_steps.
+        recipes: for a task, words that are taken as if typed before all others; a file of settings brings them.
+        deepspeed: settings handed to DeepSpeed untouched.
+    """
+
+    task: str = ""
+    name: str = "finetuned"
+    run_dir: str = "runs/${name}"
+    init: str = ""
+    from_scratch: bool = False
+    seed: int = 1
+    seeds: int = 1
+    epochs: float | None = None
+    warmup_share: float | None = None
+    recipes: dict[str, list[str]] = field(default_factory=dict)
+    data: TaskDataConfig = field(default_factory=TaskDataConfig)
+    model: TaskModelConfig = field(default_factory=TaskModelConfig)
+    optim: LayerwiseOptimConfig = field(default_factory=LayerwiseOptimConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    train: TaskTrainConfig = field(default_factory=TaskTrainConfig)
+    eval: TaskEvalConfig = field(default_factory=TaskEvalConfig)
+    deepspeed: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if "/" in self.name:
+            raise ValueError(f"name ({self.name!r}) names a folder in runs/ and must not hold a slash; set run_dir")
+        if self.seed < 0 or self.seeds < 1:
+            raise ValueError(f"seed ({self.seed}) must be at least 0 and seeds ({self.seeds}) at least 1")
+        if self.epochs is not None and self.epochs <= 0:
+            raise ValueError(f"epochs ({self.epochs}) must be positive, or null for train.steps")
+        if self.warmup_share is not None and not 0 <= self.warmup_share <= 1:
+            raise ValueError(
+                f"warmup_share ({self.warmup_share}) must be between 0 and 1, or null for schedule.warmup_steps"
+            )
+        check_overrides(self.deepspeed)
+
+
+def recipe_of(config: FinetuneConfig) -> Sequence[str]:
+    """The words that a file of settings has for the task."""
+    return config.recipes.get(config.task, [])

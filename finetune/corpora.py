@@ -1,0 +1,106 @@
+"""Official corpora of text classification: IMDB's folders, and the CSV files of Zhang, Zhao and LeCun (2015).
+
+None has examples to measure on: a part of the training examples is held out (`data.held_out`), and the test examples, whose labels are
+there, are measured once, at the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from finetune.config import TaskDataConfig
+from finetune.examples import Example
+from finetune.fields import Fields, text_of
+from finetune.one_vector import ClassTask
+from finetune.sources import HELD_OUT, TRAIN, Columns, TableSource, check_folder, find_folder, part_of
+from finetune.task import Task
+from xlpre.model.summary import Summary
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """How a corpus of CSV files is distributed: no line of names, the class from 1 on first, then the texts."""
+
+    folder: str
+    n_classes: int
+    texts: tuple[str, ...]
+    names: tuple[str, ...] = ()  # of the classes, where they have any
+
+
+CORPORA = {
+    "yelp-2": Corpus("yelp_review_polarity_csv", 2, ("text",)),
+    "yelp-5": Corpus("yelp_review_full_csv", 5, ("text",)),
+    "ag-news": Corpus("ag_news_csv", 4, ("title", "description"), ("World", "Sports", "Business", "Sci/Tech")),
+    "dbpedia": Corpus("dbpedia_csv", 14, ("title", "content")),
+    "amazon-2": Corpus("amazon_review_polarity_csv", 2, ("title", "text")),
+    "amazon-5": Corpus("amazon_review_full_csv", 5, ("title", "text")),
+}
+SENTIMENTS = ("neg", "pos")
+
+
+class CorpusSource(TableSource):
+    """train.csv and test.csv of a corpus; its texts are read one after another, as one."""
+
+    def __init__(self, name: str, data: TaskDataConfig) -> None:
+        corpus = CORPORA[name]
+        self._name, self._corpus, folder = name, corpus, find_folder(data, corpus.folder)
+        columns = ("label", *corpus.texts)
+        labels = [str(number + 1) for number in range(corpus.n_classes)]
+        test = {"test": folder / "test.csv"} if (folder / "test.csv").exists() else {}
+        super().__init__(Columns(corpus.texts, "label", labels, columns), [folder / "train.csv"], {}, test, data)
+
+    def read(self, split: str) -> list[Example]:
+        """See TableSource."""
+        check_folder(self._data, self._name, f"{self._corpus.folder}/train.csv")
+        if split in self.test:  # its labels are there
+            return list(self._rows(self._files[split], labelled=True))
+        return super().read(split)
+
+    def _texts(self, fields: Fields, place: str) -> tuple[str, ...]:
+        """One text; a title may be empty, all of them may not. A line's end is written as a backslash and n in the files."""
+        *titles, text = self._corpus.texts
+        found = [text_of(fields, name, place, may_be_empty=True) for name in (*titles, text)]
+        if not any(found):
+            raise ValueError(f"{place}: all of {', '.join(self._corpus.texts)} are empty; remove the row")
+        return (" ".join(one for one in found if one).replace("\\n", "\n"),)
+
+
+class ImdbSource(TableSource):
+    """aclImdb/{train,test}/{neg,pos}/*.txt, a review each."""
+
+    def __init__(self, data: TaskDataConfig) -> None:
+        self._folder = find_folder(data, "aclImdb")
+        test = {"test": self._folder / "test"} if (self._folder / "test").is_dir() else {}
+        super().__init__(Columns(("text",), "label", SENTIMENTS), [self._folder / "train"], {}, test, data)
+
+    def read(self, split: str) -> list[Example]:
+        """See TableSource."""
+        check_folder(self._data, "imdb", "aclImdb/train/pos")
+        part = split if split in self.test else TRAIN
+        found = []
+        for label in SENTIMENTS:
+            files = sorted((self._folder / part / label).glob("*.txt"))
+            if not files:
+                raise ValueError(
+                    f"{self._folder / part / label}: holds no .txt file; data.dir should hold aclImdb as distributed"
+                )
+            for path in files:
+                fields = {"id": path.stem, "text": _review(path), "label": label}
+                found.append(self.example(fields, str(path), labelled=True))
+        return part_of(found, self._data.held_out, split, str(self._folder)) if split in (TRAIN, HELD_OUT) else found
+
+
+def _review(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").replace("<br />", " ")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from None
+
+
+def build_corpus(name: str, data: TaskDataConfig, summary: Summary) -> Task:
+    """`imdb`, or a corpus of `CORPORA`."""
+    source: Any = ImdbSource(data) if name == "imdb" else CorpusSource(name, data)
+    names = CORPORA[name].names if name in CORPORA else ()
+    return ClassTask(name, source, data.max_len, summary, labels=names or source.columns.labels)

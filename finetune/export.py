@@ -1,0 +1,34 @@
+"""Write a fine-tuned model for Hugging Face's transformers, its head included.
+
+python finetune/export.py runs/mrpc exported/mrpc
+
+`AutoModelForSequenceClassification` (of RACE `AutoModelForMultipleChoice`) and `AutoTokenizer` open the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from finetune.predict import task_of
+from xlpre.command import run_command
+from xlpre.exchange.fine_tuned import load_fine_tuned, save_huggingface_fine_tuned
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", type=Path, help="a fine-tuned folder, such as runs/mrpc/model, or a run's")
+    parser.add_argument("target", type=Path, help="the folder to write; one that is there is never overwritten")
+    words = parser.parse_args(argv)
+    if words.target.exists():
+        raise ValueError(f"{words.target} is there already; name a folder that is not")
+    model = load_fine_tuned(words.source)
+    task = task_of(model)
+    save_huggingface_fine_tuned(words.target, model, task.head_kind, task.labels, model.task["summary"])
+    print(f"{words.source}: {task.name}, written to {words.target} for Hugging Face's transformers")
+
+
+if __name__ == "__main__":
+    run_command(main)

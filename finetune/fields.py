@@ -1,0 +1,174 @@
+"""Rows of TSV, CSV and JSONL files as fields by name, each with its place; what is wrong is named with file and line."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from xlpre.text.corpus import hub_rows
+from xlpre.text.files import PACKED, Meter, read_lines
+
+Fields = Mapping[str, Any]
+KINDS = (".tsv", ".csv", ".jsonl")
+
+
+def read_rows(path: Path, names: Sequence[str] = (), spare_cut: bool = False) -> Iterator[tuple[str, Fields]]:
+    """Place and fields of each row.
+
+    Args:
+        path: a .tsv file (a tab between columns, no quotes), a .csv file (quotes as spreadsheets write them) or a .jsonl file;
+            also .gz; or hf:NAME[/CONFIG]:SPLIT, of a dataset that `datasets` finds.
+        names: of the columns, for a file whose first line is a row; else the first line has them.
+        spare_cut: pass over rows with too few columns, which some official files have, instead of refusing them.
+
+    Raises:
+        ValueError: no such file, of another kind, or a row that is not as the first line says.
+    """
+    if is_hub(path):
+        name, _, split = str(path).rpartition(":")
+        yield from ((f"{path}, row {number}", row) for number, row in enumerate(hub_rows(name, split), 1))
+        return
+    kind = next((suffix for suffix in reversed(path.suffixes) if suffix not in PACKED), "")
+    if kind not in KINDS:
+        raise ValueError(
+            f"{path} is of kind {kind or 'unknown'!r}; it must be a .tsv, .csv or .jsonl file (or .gz of one)"
+        )
+    if not path.is_file():
+        raise ValueError(f"{path}: there is no such file{_nearby(path)}")
+    if kind == ".jsonl":
+        yield from _objects(path)
+        return
+    rows = _tab_separated(path) if kind == ".tsv" else _comma_separated(path)
+    if not names:
+        line, names = next(rows, (1, []))
+        if not names:
+            raise ValueError(f"{path}: empty; the first line must have the names of the columns")
+    for line, values in rows:
+        if len(values) != len(names):
+            if spare_cut and len(values) < len(names):
+                continue
+            raise ValueError(
+                f"{path}, line {line}: has {len(values)} columns, not the {len(names)} of {', '.join(names)}"
+            )
+        yield f"{path}, line {line}", dict(zip(names, values, strict=True))
+
+
+def is_hub(path: Path | str) -> bool:
+    """Whether a file is none, but hf:NAME:SPLIT.
+
+    Raises:
+        ValueError: it is, and names no split.
+    """
+    if not str(path).startswith("hf:"):
+        return False
+    if str(path).count(":") < 2:
+        raise ValueError(f"{path}: name its split, as in {path}:train")
+    return True
+
+
+def text_of(fields: Fields, name: str, place: str, may_be_empty: bool = False) -> str:
+    """The text in a column.
+
+    Raises:
+        ValueError: there is no such column, or no text in it.
+    """
+    value = value_of(fields, name, place)
+    if not isinstance(value, str):
+        raise ValueError(f"{place}: {name!r} is {value!r}, where a text is needed")
+    if not value.strip() and not may_be_empty:
+        raise ValueError(f"{place}: the text in {name!r} is empty; fill it in, or remove the row")
+    return value
+
+
+def value_of(fields: Fields, name: str, place: str) -> Any:
+    """What is in a column.
+
+    Raises:
+        ValueError: there is no such column.
+    """
+    if name not in fields:
+        raise ValueError(f"{place}: there is no column {name!r}; there are {', '.join(map(str, fields))}")
+    return fields[name]
+
+
+def class_of(fields: Fields, name: str, labels: Sequence[str], place: str) -> int:
+    """The number of the label in a column.
+
+    Raises:
+        ValueError: there is no such column, or a label that is none of `labels`.
+    """
+    label = str(value_of(fields, name, place))
+    if label not in labels:
+        shown = ", ".join(labels[:20]) + (", ..." if len(labels) > 20 else "")
+        raise ValueError(f"{place}: the label {label!r} in {name!r} is none of {shown}")
+    return labels.index(label)
+
+
+def number_of(fields: Fields, name: str, place: str) -> float:
+    """The number in a column.
+
+    Raises:
+        ValueError: there is no such column, or no finite number in it.
+    """
+    value = value_of(fields, name, place)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = float("nan")
+    if not abs(number) < float("inf"):
+        raise ValueError(f"{place}: {value!r} in {name!r} is no number")
+    return number
+
+
+def _tab_separated(path: Path) -> Iterator[tuple[int, list[str]]]:
+    for line, (_, text) in enumerate(read_lines(path, Meter()), 1):
+        if row := text.rstrip("\r\n"):
+            yield line, row.split("\t")
+
+
+def _comma_separated(path: Path) -> Iterator[tuple[int, list[str]]]:
+    rows = csv.reader((text for _, text in read_lines(path, Meter())), strict=True)
+    line = 1
+    while True:
+        try:
+            values = next(rows)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise ValueError(f"{path}, line {line}: not CSV ({error})") from None
+        if values:
+            yield line, values
+        line = rows.line_num + 1
+
+
+def _objects(path: Path) -> Iterator[tuple[str, Fields]]:
+    for line, (_, text) in enumerate(read_lines(path, Meter()), 1):
+        if text.strip():
+            place = f"{path}, line {line}"
+            yield place, parse_object(text, place)
+
+
+def parse_object(text: str, place: str) -> Fields:
+    """The JSON object in a text.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{place}: not JSON ({error.msg} at character {error.pos})") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{place}: a JSON object is needed, not a {type(found).__name__}")
+    return found
+
+
+def _nearby(path: Path) -> str:
+    """What there is instead."""
+    if not path.parent.is_dir():
+        return f", nor its folder {path.parent}"
+    there = sorted(file.name for file in path.parent.iterdir() if file.is_file())[:12]
+    return f"; in {path.parent} there are {', '.join(there)}" if there else f", and {path.parent} holds no files"

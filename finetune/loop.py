@@ -1,0 +1,106 @@
+"""The loop, the same for all tasks: micro-batches in, updates, metrics, scores, checkpoints; one run after another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from finetune.conclusion import conclude, conclude_run, is_finished, seed_folder
+from finetune.config import FinetuneConfig
+from finetune.foundation import Foundation
+from finetune.job import Job
+from finetune.log import Log
+from xlpre.atomic import exclusive
+from xlpre.config import dump
+from xlpre.training.distributed import (
+    Talk,
+    check_shared,
+    is_main,
+    limit_waiting,
+    n_processes,
+    set_defaults,
+    use_device,
+)
+from xlpre.training.engine import settings_for, start_processes
+from xlpre.training.metrics import check_wandb
+from xlpre.training.stopping import Stopping
+
+
+def finetune(config: FinetuneConfig) -> None:
+    """Train as `config` says, with each seed; stopping at any time and calling it again goes on from the last checkpoint.
+
+    Raises:
+        ValueError: settings, examples or a folder that cannot be used, or that are not those of the run that would go on.
+    """
+    check_wandb(config.train.wandb)
+    foundation, run_dir = Foundation(config), Path(config.run_dir)
+    seeds = range(config.seed, config.seed + config.seeds)
+    todo = [seed for seed in seeds if not is_finished(foundation, seed)]
+    set_defaults()
+    device = use_device()
+    limit_waiting(config.train.patience_minutes)
+    start_processes(device)
+    settings_for(
+        config.train, config.optim, device, n_processes(), config.deepspeed
+    )  # refused before anything is written
+    talk, stopping = Talk(), Stopping()
+    lock = exclusive(run_dir, "another fine-tuning goes on in it; wait for it, or stop it") if is_main() else None
+    check_shared(run_dir, talk)
+    if is_main():
+        dump(foundation.config, run_dir / "config.yaml")
+        print(_opening(foundation, device, len(todo)), flush=True)
+    for seed in todo:
+        if not _run(foundation, seed, talk, device, stopping):
+            if is_main():
+                print(f"stopped with seed {seed} and saved; the same command goes on from there", flush=True)
+            break
+    else:
+        conclude(foundation, list(seeds), talk, device)
+    if lock:
+        lock.close()
+
+
+def _run(foundation: Foundation, seed: int, talk: Talk, device: torch.device, stopping: Stopping) -> bool:
+    """One run. Returns whether it came to its end."""
+    config = foundation.config
+    job = Job(foundation, seed, seed_folder(config, seed), talk, device, stopping)
+    log = Log(job)
+    if job.step == 0:
+        log.measure()
+    stopped = False
+    while not (job.finished or stopped):
+        batches = job.begin_update()
+        for micro, batch in enumerate(batches):
+            job.engine.set_gradient_accumulation_boundary(micro == len(batches) - 1)
+            loss = job.engine(batch.to(device))
+            job.engine.backward(loss)
+            job.engine.step()  # an update at the boundary
+            log.read(batch, loss)
+        stopped = job.end_update()
+        log.update()
+        if job.step % config.eval.every == 0 or job.finished:
+            log.measure()
+        if job.step % config.train.log_every == 0 or job.finished or stopped:
+            log.write()
+        if (job.step % config.train.save_every == 0 or stopped) and not job.finished:
+            log.save()
+    finished, steps, seconds = job.finished, job.step, job.seconds
+    job.close()
+    log.close()
+    if finished:
+        conclude_run(foundation, seed, steps, seconds, talk, device)
+    return finished
+
+
+def _opening(foundation: Foundation, device: torch.device, n_runs: int) -> str:
+    config, shape = foundation.config, foundation.shape
+    dev = ", ".join(f"{len(split.examples):,} {split.name}" for split in foundation.dev)
+    start = "new weights of the shape of" if config.from_scratch else "the weights of"
+    epochs = config.train.steps * config.train.batch_size / len(foundation.train.items)
+    return (
+        f"{config.name}: {config.task}, {len(foundation.train.examples):,} train, {dev} examples\n"
+        f"{start} {config.init} ({foundation.folder.kind}; {shape.n_layer} layers, d {shape.d_model})\n"
+        f"{n_runs} run(s) to do of {config.seeds}: {config.train.steps:,} updates of {config.train.batch_size} examples "
+        f"({epochs:.1f} epochs), lr {config.optim.lr:g}, {n_processes()} process(es) on {device.type}; everything goes to {config.run_dir}"
+    )

@@ -1,0 +1,226 @@
+"""Tasks that read each row by one vector: classes, numbers, options.
+
+Source: zihangdai/xlnet function_builder.py (`get_classification_loss`, `get_regression_loss`, `get_race_loss`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from finetune import scores
+from finetune.batches import Part
+from finetune.examples import Example, Item, Split
+from finetune.inputs import Padding, Row, lay_out
+from finetune.sources import Source
+from finetune.task import Outputs, Prediction
+from xlpre.model.config import ModelConfig
+from xlpre.model.heads import ChoiceHead, ClassificationHead, RegressionHead
+from xlpre.model.summary import Summary
+from xlpre.text.tokenizer import Tokenizer
+
+
+class OneVectorTask:
+    """What the three have in common.
+
+    Args:
+        name: as `task=` has it.
+        source: of the examples.
+        max_len: tokens of a row at most.
+        summary: how a row becomes a vector.
+        score_names: what is measured; the first decides.
+    """
+
+    padding: Padding
+    labels: Sequence[str] = ()
+
+    def __init__(
+        self, name: str, source: Source, max_len: int, summary: Summary, score_names: Sequence[str] = ("accuracy",)
+    ) -> None:
+        self.name, self.source, self.max_len, self.summary = name, source, max_len, summary
+        self.score_names, self.score = tuple(score_names), score_names[0]
+        self.padding = "right" if summary == "first" else "left"  # what is read must be text
+        self.dev, self.test, self.columns = source.dev, source.test, source.texts
+
+    def settings(self) -> dict[str, Any]:
+        """The source's."""
+        return self.source.settings()
+
+    def read(self, split: str) -> list[Example]:
+        """From the source."""
+        return self.source.read(split)
+
+    def example(self, fields: Mapping[str, Any], place: str) -> Example:
+        """From the source."""
+        return self.source.example(fields, place)
+
+    def encode(self, examples: Sequence[Example], tokenizer: Tokenizer) -> list[Item]:
+        """One row each: its text, or its pair of texts."""
+        return [
+            Item(number, (self._row(example.texts, tokenizer),), self._answers(example))
+            for number, example in enumerate(examples)
+        ]
+
+    def positions(self, head: nn.Module, part: Part) -> Tensor:
+        """What the summary reads."""
+        n_rows, length = part.ids.shape
+        return cast(ClassificationHead, head).summary.positions(n_rows, length, part.ids.device)
+
+    def losses(self, head: nn.Module, hidden: Tensor, part: Part) -> Tensor:
+        """The head's own."""
+        return cast(ClassificationHead, head).losses(head(hidden, part.padding), part.answers["truth"])
+
+    def outputs(self, head: nn.Module, hidden: Tensor, part: Part) -> dict[str, Tensor]:
+        """Logits."""
+        return {"logits": head(hidden, part.padding)}
+
+    def measure(self, split: Split, outputs: Outputs) -> dict[str, float]:
+        """The task's scores."""
+        truth, answers = truth_of(split), self.answers(outputs)
+        return {name: scores.SCORES[name](truth, answers) for name in self.score_names}
+
+    def level_of_chance(self, split: Split) -> float:
+        """See scores.level_of_chance."""
+        return scores.level_of_chance(self.score, truth_of(split))
+
+    def submit(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
+        """The source knows its format."""
+        return self.source.submit(folder, predictions)
+
+    def answers(self, outputs: Outputs) -> np.ndarray:
+        """(N,) the answer to each item: a class, an option."""
+        return outputs["logits"].argmax(1)
+
+    def _row(self, texts: Sequence[str], tokenizer: Tokenizer) -> Row:
+        a, b = [tokenizer.encode(text) for text in (*texts, "")[:2]]
+        return lay_out(a, b, self.max_len)
+
+    def _answers(self, example: Example) -> dict[str, Any]:
+        return {} if example.answer is None else {"truth": np.int64(example.answer)}
+
+
+class ClassTask(OneVectorTask):
+    """One of C classes; `labels` are their names, for the rest see OneVectorTask."""
+
+    head_kind = "classes"
+
+    def __init__(self, *arguments: Any, labels: Sequence[str]) -> None:
+        super().__init__(*arguments)
+        self.labels = labels
+
+    def head(self, shape: ModelConfig) -> nn.Module:
+        """A new head."""
+        return ClassificationHead(shape, len(self.labels), self.summary)
+
+    def measure(self, split: Split, outputs: Outputs) -> dict[str, float]:
+        """The task's scores, and the expected calibration error."""
+        probabilities = softmax(outputs["logits"])
+        right = truth_of(split) == self.answers(outputs)
+        *_, error = scores.calibration(right, probabilities.max(1))
+        return {**super().measure(split, outputs), "calibration_error": error}
+
+    def predictions(self, split: Split, outputs: Outputs) -> list[Prediction]:
+        """The label, and the probability of each."""
+        return [
+            {
+                "id": example.id,
+                "prediction": self.labels[int(row.argmax())],
+                "probabilities": {label: round(float(p), 6) for label, p in zip(self.labels, row, strict=True)},
+            }
+            for example, row in zip(split.examples, softmax(outputs["logits"]), strict=True)
+        ]
+
+
+class NumberTask(OneVectorTask):
+    """A number, kept within `bounds` if there are any; for the rest see OneVectorTask."""
+
+    head_kind = "number"
+
+    def __init__(self, *arguments: Any, bounds: tuple[float, float] | None = None) -> None:
+        super().__init__(*arguments)
+        self.bounds = bounds
+
+    def head(self, shape: ModelConfig) -> nn.Module:
+        """A new head."""
+        return RegressionHead(shape, self.summary)
+
+    def answers(self, outputs: Outputs) -> np.ndarray:
+        """(N,) the numbers."""
+        return outputs["logits"] if self.bounds is None else outputs["logits"].clip(*self.bounds)
+
+    def predictions(self, split: Split, outputs: Outputs) -> list[Prediction]:
+        """The number."""
+        return [
+            {"id": example.id, "prediction": round(float(number), 4)}
+            for example, number in zip(split.examples, self.answers(outputs), strict=True)
+        ]
+
+    def _answers(self, example: Example) -> dict[str, Any]:
+        return {} if example.answer is None else {"truth": np.float32(example.answer)}
+
+
+class ChoiceTask(OneVectorTask):
+    """One of C options, each read in a row of its own with what they are about; `labels` are their names.
+
+    The texts of an example are what the options are about, and each option; `max_option_len` is the most tokens of an option,
+    the last of which are kept; for the rest see OneVectorTask.
+    """
+
+    head_kind = "choice"
+
+    def __init__(self, *arguments: Any, labels: Sequence[str], max_option_len: int) -> None:
+        super().__init__(*arguments)
+        self.labels, self.max_option_len = labels, max_option_len
+
+    def encode(self, examples: Sequence[Example], tokenizer: Tokenizer) -> list[Item]:
+        """A row for each option."""
+        return [
+            Item(number, tuple(self._options(example.texts, tokenizer)), self._answers(example))
+            for number, example in enumerate(examples)
+        ]
+
+    def head(self, shape: ModelConfig) -> nn.Module:
+        """A new head."""
+        return ChoiceHead(shape, len(self.labels), self.summary)
+
+    def measure(self, split: Split, outputs: Outputs) -> dict[str, float]:
+        """The task's scores, and the first of them for each group of examples."""
+        found, truth, answers = super().measure(split, outputs), truth_of(split), self.answers(outputs)
+        groups = np.array([example.group for example in split.examples])
+        for group in sorted(set(groups) - {""}):
+            inside = groups == group
+            found[f"{self.score}_{group}"] = scores.SCORES[self.score](truth[inside], answers[inside])
+        return found
+
+    def predictions(self, split: Split, outputs: Outputs) -> list[Prediction]:
+        """The option, and the probability of each."""
+        return [
+            {
+                "id": example.id,
+                "prediction": self.labels[int(row.argmax())],
+                "probabilities": [round(float(p), 6) for p in row],
+            }
+            for example, row in zip(split.examples, softmax(outputs["logits"]), strict=True)
+        ]
+
+    def _options(self, texts: Sequence[str], tokenizer: Tokenizer) -> Iterator[Row]:
+        about, *options = map(tokenizer.encode, texts)
+        for option in options:
+            kept = option[-self.max_option_len :]
+            room = self.max_len - 3 - len(kept)  # it is the text that is cut
+            yield lay_out(about[: max(room, 0)], kept, self.max_len)
+
+
+def truth_of(split: Split) -> np.ndarray:
+    """(N,) what is true of each example."""
+    return np.array([example.answer for example in split.examples])
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """(N, C) probabilities."""
+    return torch.from_numpy(logits).softmax(1).numpy()

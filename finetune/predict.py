@@ -1,0 +1,96 @@
+"""Answer texts with a fine-tuned model: lines in, JSON lines out.
+
+python finetune/predict.py runs/mrpc/model < pairs.tsv
+python finetune/predict.py runs/mrpc/model questions.jsonl > answers.jsonl
+
+A line is a JSON object with the task's fields (those of its training files; of RACE: article, question, options), or, where the task
+reads one text or two, the text, or both with a tab between them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from finetune.config import TaskDataConfig
+from finetune.evaluation import answer, device_pass_tokens
+from finetune.examples import Example, Split
+from finetune.fields import parse_object
+from finetune.model import TaskModel
+from finetune.task import Prediction, Task
+from finetune.tasks import build_task
+from xlpre.command import run_command
+from xlpre.exchange.fine_tuned import FineTuned, load_fine_tuned
+from xlpre.text.files import Meter, read_lines
+from xlpre.training.distributed import Talk, use_device
+
+CHUNK = 1024  # lines that are answered together
+
+
+def task_of(model: FineTuned) -> Task:
+    """The task that a folder is of."""
+    return build_task(model.task["task"], TaskDataConfig(**model.task["data"]), model.task["summary"])
+
+
+def predict(model: FineTuned, lines: Iterable[tuple[str, str]], rows: int = 32) -> Iterator[Prediction]:
+    """Answers to lines, given with their places, in their order.
+
+    Raises:
+        ValueError: a line that is not as the task wants it.
+    """
+    task = task_of(model)
+    network = TaskModel(model.folder.config, task)
+    network.put(model.weights)
+    network.to(use_device())
+    tokenizer, pass_tokens = model.folder.vocabulary("the folder"), device_pass_tokens(None, network.device)
+    rest, talk = iter(lines), Talk()
+    while chunk := list(islice(rest, CHUNK)):
+        examples = [_example(task, line, place) for place, line in chunk]
+        split = Split("lines", examples, task.encode(examples, tokenizer))
+        yield from task.predictions(split, answer(network, split, rows, pass_tokens, talk))
+
+
+def _example(task: Task, line: str, place: str) -> Example:
+    if line.lstrip().startswith("{"):
+        fields: Mapping[str, Any] = parse_object(line, place)
+    else:
+        columns, texts = task.columns, line.split("\t")
+        if len(columns) != len(texts):
+            wanted = " and ".join(columns) if columns else "a JSON object"
+            raise ValueError(f"{place}: {task.name} reads {wanted}; the line has {len(texts)} text(s), apart by tabs")
+        fields = dict(zip(columns, texts, strict=True))
+    return task.example({"id": place.rpartition(" ")[2], **fields}, place)
+
+
+def lines_of(file: Path | None) -> Iterator[tuple[str, str]]:
+    """Places and lines of a file, or of what comes in; empty ones are passed over.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    if file is not None and not file.is_file():
+        raise ValueError(f"{file}: there is no such file")
+    texts = (text for _, text in read_lines(file, Meter())) if file else sys.stdin
+    for number, text in enumerate(texts, 1):
+        if line := text.rstrip("\r\n"):
+            yield f"{file or 'stdin'}, line {number}", line
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, help="a fine-tuned folder, such as runs/mrpc/model, or a run's")
+    parser.add_argument("file", type=Path, nargs="?", help="lines to answer; none: what comes in")
+    parser.add_argument("--rows", type=int, default=32, help="texts in one forward pass")
+    words = parser.parse_args(argv)
+    for one in predict(load_fine_tuned(words.model), lines_of(words.file), words.rows):
+        print(json.dumps(one, ensure_ascii=False))
+
+
+if __name__ == "__main__":
+    run_command(main)

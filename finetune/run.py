@@ -1,0 +1,25 @@
+"""Fine-tune a pretrained model on a task.
+
+deepspeed finetune/run.py --config configs/finetune/glue.yaml task=glue/mrpc init=runs/quickstart/model data.dir=glue_data name=mrpc
+deepspeed finetune/run.py --config configs/finetune/race.yaml task=race init=runs/quickstart/model data.dir=RACE seeds=3 name=race
+python finetune/run.py --config configs/finetune/classify.yaml init=runs/quickstart/model data.train=[train.csv] data.text=[review]
+
+Stopped at any time, the same command goes on from the last checkpoint. docs/finetuning.md has all tasks.
+"""
+
+from __future__ import annotations
+
+from finetune.config import FinetuneConfig, recipe_of
+from finetune.loop import finetune
+from xlpre.command import run_command
+from xlpre.config import with_flags
+
+
+def main() -> None:
+    """The command."""
+    config, _ = with_flags(FinetuneConfig, __doc__ or "", {}, recipe=recipe_of)
+    finetune(config)
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,101 @@
+"""Scores of answers against the truth, as the tasks' official measures define them. All are better when higher.
+
+Where a ratio has nothing below the line (one class predicted throughout, answers all alike) it counts as 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+Score = Callable[[np.ndarray, np.ndarray], float]
+BINS = 10  # of confidence
+
+
+def accuracy(truth: np.ndarray, answers: np.ndarray) -> float:
+    """The share that is right."""
+    return float((truth == answers).mean())
+
+
+def f1(truth: np.ndarray, answers: np.ndarray) -> float:
+    """Harmonic mean of precision and recall of class 1."""
+    right = float(((truth == 1) & (answers == 1)).sum())
+    return _ratio(2 * right, float((truth == 1).sum() + (answers == 1).sum()))
+
+
+def matthews(truth: np.ndarray, answers: np.ndarray) -> float:
+    """Matthews' correlation coefficient, of any number of classes (Gorodkin 2004, R_K)."""
+    counts = confusion(truth, answers).astype(float)
+    n, right = counts.sum(), np.trace(counts)
+    of_truth, of_answers = counts.sum(1), counts.sum(0)
+    above = right * n - of_truth @ of_answers
+    return _ratio(float(above), float(np.sqrt((n**2 - of_truth @ of_truth) * (n**2 - of_answers @ of_answers))))
+
+
+def pearson(truth: np.ndarray, answers: np.ndarray) -> float:
+    """Correlation of the values."""
+    x, y = truth - truth.mean(), answers - answers.mean()
+    return _ratio(float(x @ y), float(np.sqrt((x @ x) * (y @ y))))
+
+
+def spearman(truth: np.ndarray, answers: np.ndarray) -> float:
+    """Correlation of the ranks; those that tie share the mean of theirs."""
+    return pearson(_ranks(truth), _ranks(answers))
+
+
+SCORES: dict[str, Score] = {
+    "accuracy": accuracy,
+    "f1": f1,
+    "matthews": matthews,
+    "pearson": pearson,
+    "spearman": spearman,
+}
+
+
+def confusion(truth: np.ndarray, answers: np.ndarray, n_classes: int | None = None) -> np.ndarray:
+    """(C, C) int64: how often class i was answered by j."""
+    C = n_classes or int(max(truth.max(), answers.max())) + 1
+    return np.bincount(truth * C + answers, minlength=C * C).reshape(C, C)
+
+
+def calibration(right: np.ndarray, confidence: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+    """How often answers are right that the model is so sure of (Guo et al. 2017).
+
+    Args:
+        right: (N,) bool.
+        confidence: (N,) the probability that each answer was given.
+
+    Returns:
+        Of each of the ten bins of confidence: mean confidence, share that is right (both nan where it is empty), and count;
+        and the expected calibration error, the mean distance of the two.
+    """
+    of_bin = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    count = np.bincount(of_bin, minlength=BINS)
+    with np.errstate(invalid="ignore"):
+        sure = np.bincount(of_bin, confidence, BINS) / count
+        correct = np.bincount(of_bin, right, BINS) / count
+    return sure, correct, count, float(np.nansum(np.abs(sure - correct) * count) / len(right))
+
+
+def level_of_chance(score: str, truth: np.ndarray) -> float:
+    """What a score must exceed to say that anything was learned.
+
+    It is what the best answer that is always the same gets, and two standard errors, so that of forty answers drawn by lot one
+    exceeds it. For correlations that is 0 and 2 / sqrt(N); f1 and accuracy are shares.
+    """
+    if score in ("matthews", "pearson", "spearman"):
+        return 2 / np.sqrt(len(truth))
+    constants = [SCORES[score](truth, np.full_like(truth, label)) for label in np.unique(truth)]
+    p = max(constants)
+    return float(min(p + 2 * np.sqrt(p * (1 - p) / len(truth)), 1.0))
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    _, group, count = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(count)
+    return (last - (count - 1) / 2)[group]
+
+
+def _ratio(above: float, below: float) -> float:
+    return above / below if below else 0.0

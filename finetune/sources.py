@@ -1,0 +1,192 @@
+"""Where a task's examples come from: files, their columns, and what is held out where nothing was distributed to measure on."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from finetune.config import TaskDataConfig
+from finetune.examples import Example
+from finetune.fields import Fields, class_of, is_hub, number_of, read_rows, text_of
+from finetune.task import Prediction
+
+TRAIN, HELD_OUT = "train", "held_out"
+
+
+class Source(Protocol):
+    """What a task is read from; see Task. `texts` are its `columns`."""
+
+    dev: tuple[str, ...]
+    test: tuple[str, ...]
+    texts: tuple[str, ...]
+
+    def settings(self) -> dict[str, Any]:
+        """See Task."""
+
+    def read(self, split: str) -> list[Example]:
+        """See Task."""
+
+    def example(self, fields: Fields, place: str) -> Example:
+        """See Task."""
+
+    def submit(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
+        """See Task."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What stands where in a row.
+
+    Attributes:
+        texts: columns with the text, or the two texts.
+        label: column with the truth.
+        labels: what it can be; empty: a number.
+        names: of the columns of training and dev files that have no line of names.
+        aliases: other names that a column has in some files.
+        damaged: rows that are cut are passed over where the truth is known, and one of two texts may be empty.
+    """
+
+    texts: tuple[str, ...]
+    label: str
+    labels: Sequence[str] = ()
+    names: tuple[str, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    damaged: bool = False
+
+
+class TableSource:
+    """Examples in rows of files.
+
+    Args:
+        columns: of the rows.
+        train: files of training examples.
+        dev: files by the name of their split; none: a part of the training examples is held out.
+        test: files by the name of their split.
+        data: the settings.
+    """
+
+    def __init__(
+        self,
+        columns: Columns,
+        train: Sequence[Path],
+        dev: Mapping[str, Path],
+        test: Mapping[str, Path],
+        data: TaskDataConfig,
+    ) -> None:
+        self.columns, self.texts, self._data = columns, columns.texts, data
+        self._train, self._files = train, {**dev, **test}
+        self._holds_out = not dev
+        self.dev, self.test = tuple(dev) or (HELD_OUT,), tuple(test)
+
+    def settings(self) -> dict[str, Any]:
+        """What reading a line needs."""
+        return {"max_len": self._data.max_len}
+
+    def read(self, split: str) -> list[Example]:
+        """The examples of a split.
+
+        Raises:
+            ValueError: what is wrong with a file, with file and line.
+        """
+        if split in (TRAIN, HELD_OUT):
+            if not self._train:
+                raise ValueError("there are no training files; name them with data.train=[FILE]")
+            found = [example for path in self._train for example in self._rows(path, labelled=True)]
+            if self._holds_out:
+                found = part_of(found, self._data.held_out, split, str(self._train[0]))
+        else:
+            path = self._files[split]
+            found = list(self._rows(path, labelled=split in self.dev))
+        if not found:
+            raise ValueError(f"{self._files.get(split, self._train[0])}: holds no example")
+        return found
+
+    def example(self, fields: Fields, place: str, labelled: bool = False, number: int = 0) -> Example:
+        """An example of one row.
+
+        Raises:
+            ValueError: a field is missing, empty or unknown.
+        """
+        columns = self.columns
+        fields = {columns.aliases.get(name, name): value for name, value in fields.items()}
+        answer: int | float | None = None
+        if labelled or not self._says_nothing(fields.get(columns.label)):
+            of = (fields, columns.label)
+            answer = class_of(*of, columns.labels, place) if columns.labels else number_of(*of, place)
+        name = next((str(fields[key]) for key in ("index", "id") if key in fields), str(number))
+        return Example(name, self._texts(fields, place), answer, place)
+
+    def submit(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
+        """There is no official format."""
+        return []
+
+    def _says_nothing(self, truth: Any) -> bool:
+        """Whether that is how files with examples to predict leave the truth open."""
+        labels = self.columns.labels
+        return truth in (None, "") or bool(labels and str(truth) == "-1" and "-1" not in labels)
+
+    def _texts(self, fields: Fields, place: str) -> tuple[str, ...]:
+        names = self.columns.texts
+        may_be_empty = self.columns.damaged and len(names) > 1
+        return tuple(text_of(fields, name, place, may_be_empty) for name in names)
+
+    def _rows(self, path: Path, labelled: bool) -> Iterator[Example]:
+        names = self.columns.names if labelled else ()
+        for number, (place, fields) in enumerate(read_rows(path, names, self.columns.damaged and labelled)):
+            yield self.example(fields, place, labelled, number)
+
+
+def part_of(examples: Sequence[Example], share: float, split: str, origin: str) -> list[Example]:
+    """The training examples, or those held out of them: chosen by a hash of the text, so that none is on both sides.
+
+    Raises:
+        ValueError: too few in `origin` to be shared out.
+    """
+    held_out = [zlib.crc32("\t".join(example.texts).encode()) < share * 2**32 for example in examples]
+    found = [example for example, held in zip(examples, held_out, strict=True) if held == (split == HELD_OUT)]
+    if not found:
+        raise ValueError(
+            f"{origin}: data.held_out={share} of its {len(examples)} examples are "
+            + ("none; raise it, or name data.dev" if split == HELD_OUT else "all; lower it, or name data.dev")
+        )
+    return found
+
+
+def find_folder(data: TaskDataConfig, name: str) -> Path:
+    """The folder called `name` in `data.dir`, or that itself."""
+    inside = Path(data.dir) / name
+    return inside if inside.is_dir() else Path(data.dir)
+
+
+def check_folder(data: TaskDataConfig, task: str, contains: str) -> None:
+    """Raise ValueError if there is no `data.dir`; `contains` says what it should hold."""
+    if not data.dir:
+        raise ValueError(f"task={task} is read from its folder: set data.dir to the one that holds {contains}")
+    if not Path(data.dir).is_dir():
+        raise ValueError(f"data.dir={data.dir}: there is no such folder; it should hold {contains}")
+
+
+def split_name(file: str) -> str:
+    """The name of the split in a file: its own, without its endings; of hf:NAME:SPLIT that."""
+    if is_hub(file):
+        return file.rpartition(":")[2]
+    return Path(file).name.partition(".")[0]
+
+
+def by_split(folder: Path, files: Sequence[str]) -> dict[str, Path]:
+    """Files by the name of their split.
+
+    Raises:
+        ValueError: two of the same name.
+    """
+    found: dict[str, Path] = {}
+    for file in files:
+        path = folder / file
+        name = split_name(file)
+        if name in found or name in (TRAIN, HELD_OUT):
+            raise ValueError(f"{path} and another file are both called {name}; scores are told apart by it: rename one")
+        found[name] = path
+    return found

@@ -1,0 +1,30 @@
+"""Fine-tune several times in one process (or one job): a JSON list of {"words": [...], "stop_at": STEP, "draws": true or false}.
+
+With `stop_at`, which may be null, the process is asked to stop, by a signal, once it has made so many updates. Pictures, which take longer
+than a tiny training, are drawn of what `draws`.
+"""
+
+import json
+import os
+import signal
+import sys
+
+import finetune.conclusion
+from finetune.config import FinetuneConfig, recipe_of
+from finetune.job import Job
+from finetune.loop import finetune as run
+from xlpre.config import load
+
+end_update, draw = Job.end_update, finetune.conclusion.draw
+
+for one in json.loads(sys.argv[-1]):
+
+    def asked_to_stop(job: Job, stop_at=one["stop_at"]) -> bool:
+        if job.step + 1 == stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return end_update(job)
+
+    Job.end_update = asked_to_stop
+    finetune.conclusion.draw = draw if one["draws"] else lambda *arguments: None
+    print(one["words"], flush=True)
+    run(load(FinetuneConfig, None, one["words"], recipe_of))

@@ -1,0 +1,108 @@
+"""What a user of fine-tuning gets wrong is one sentence with file and line, and leaves nothing half-written."""
+
+import json
+import shutil
+
+import pytest
+
+from finetune import predict
+from finetune.run import main
+from tests.conftest import write_folder
+from tests.integration.test_bad_input import check_sentence
+from xlpre.command import run_command
+from xlpre.text.tokenizer import TokenizerConfig, train
+
+
+@pytest.fixture(scope="module")
+def folder(tokenizer, tmp_path_factory):
+    """A model and examples."""
+    folder = tmp_path_factory.mktemp("input")
+    write_folder(folder / "model", tokenizer)
+    rows = [("ba be", "good"), ("bi bo", "bad"), ("bu da", "good")]
+    (folder / "train.tsv").write_text("text\tlabel\n" + "".join(f"{a}\t{b}\n" for a, b in rows))
+    (folder / "dev.tsv").write_text("text\tlabel\nba be\tgood\n")
+    (folder / "unknown.tsv").write_text("text\tlabel\nba be\tgood\nbi bo\tfine\n")
+    (folder / "empty.tsv").write_text("text\tlabel\n\tgood\n")
+    (folder / "cut.jsonl").write_text('{"text": "ba", "label": "good"}\n{"text": "be", "lab')
+    return folder
+
+
+def refused(capsys, message):
+    with pytest.raises(SystemExit) as ended:
+        run_command(main)
+    assert ended.value.code == 2
+    check_sentence(capsys.readouterr().err, message)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["task=clasify"], "task=clasify: there is no such task; did you mean classify?"),
+        (["task="], "task is not set; say task=NAME"),
+        (["init="], "init is not set"),
+        (["init=nowhere"], "nowhere: there is no such folder"),
+        (["data.text=[sentence]"], "train.tsv, line 2: there is no column 'sentence'; there are text, label"),
+        (["data.label=kind"], "train.tsv, line 2: there is no column 'kind'"),
+        (["data.dev=[unknown.tsv]"], "unknown.tsv, line 3: the label 'fine' in 'label' is none of bad, good"),
+        (["data.dev=[empty.tsv]"], "empty.tsv, line 2: the text in 'text' is empty"),
+        (["data.test=[empty.tsv]"], "empty.tsv, line 2: the text in 'text' is empty"),
+        (["data.dev=[cut.jsonl]"], "cut.jsonl, line 2: not JSON"),
+        (["data.dev=[none.tsv]"], "none.tsv: there is no such file; in"),
+        (["data.txt=[a]"], "did you mean 'data.text'?"),
+        (["task=regress"], "train.tsv, line 2: 'good' in 'label' is no number"),
+        (["task=glue/mrpc", "data.train=[]", "data.dev=[]", "data.text=[]"], "train.tsv, line 2: there is no column 'Quality'"),
+        (["train.batch_size=3", "train.accumulation=2"], "train.batch_size (3) must be a multiple of 1 processes times"),
+        (["schedule.warmup_steps=9"], "schedule.warmup_steps (9) must be below train.steps (4)"),
+        (["train.batch_warmup_steps=2", "train.accumulation=2"], "train.batch_warmup_steps (2) has no place in fine-tuning"),
+        (["optim.layer_decay=2"], "optim.layer_decay (2.0) must be above 0"),
+        (["model.summary=mean"], "model.summary: Invalid value 'mean', expected one of"),
+        (["data.dev=[]", "data.held_out=0.01"], "data.held_out=0.01 of its 3 examples are none; raise it, or name data.dev"),
+        (["seeds=0"], "seeds (0) at least 1"),
+    ],
+)  # fmt: skip
+def test_a_wrong_word_is_refused_before_anything_is_written(folder, tmp_path, monkeypatch, capsys, words, message):
+    usual = ["task=classify", f"init={folder / 'model'}", f"data.dir={folder}", "data.train=[train.tsv]"]
+    usual += ["data.dev=[dev.tsv]", "data.text=[text]", "train.steps=4", "train.batch_size=2"]
+    monkeypatch.setattr("sys.argv", ["run.py", *usual, f"run_dir={tmp_path / 'run'}", *words])
+    refused(capsys, message)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_with_another_vocabulary_is_refused(folder, documents, tmp_path, monkeypatch, capsys):
+    model = shutil.copytree(folder / "model", tmp_path / "model")
+    train(documents, TokenizerConfig(vocab_size=250)).save(model / "spiece.model")
+    words = [
+        "task=classify",
+        f"init={model}",
+        f"data.dir={folder}",
+        "data.train=[train.tsv]",
+        "data.dev=[dev.tsv]",
+        "data.text=[text]",
+    ]
+    monkeypatch.setattr("sys.argv", ["run.py", *words])
+    refused(capsys, "is not the vocabulary that the model was saved with")
+
+
+def test_predicting_with_a_model_that_was_not_fine_tuned_is_refused(folder):
+    with pytest.raises(ValueError, match=r"has no task.json; it is a model that was not fine-tuned"):
+        predict.main([str(folder / "model")])
+
+
+def test_a_line_that_the_task_cannot_read_is_named(tokenizer, folder, tmp_path):
+    from finetune.config import TaskDataConfig
+    from finetune.tasks import build_task
+    from tests.parity.test_huggingface_heads import make
+    from xlpre.exchange.fine_tuned import save_fine_tuned
+
+    settings = {"text": ["one", "two"], "labels": ["good", "bad"]}
+    task = build_task("classify", TaskDataConfig(**settings), "last")
+    save_fine_tuned(tmp_path / "model", make(tokenizer, task, settings, "last"))
+    for line, message in [
+        ("ba", r"line 2: classify reads one and two; the line has 1 text"),
+        ('{"one": "ba"}', r"line 2: there is no column 'two'; there are id, one"),
+        ('{"one": "ba", "two": ""}', r"line 2: the text in 'two' is empty"),
+        ('{"one": ', r"line 2: not JSON"),
+    ]:
+        (tmp_path / "lines").write_text(f"{json.dumps({'one': 'ba', 'two': 'be'})}\n{line}\n")
+        with pytest.raises(ValueError, match=message):
+            predict.main([str(tmp_path / "model"), str(tmp_path / "lines")])

@@ -1,0 +1,143 @@
+"""A fine-tuned folder, exported, gives the same logits in Hugging Face's XLNet."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from finetune.batches import Dealer
+from finetune.config import TaskDataConfig
+from finetune.export import main
+from finetune.model import TaskModel
+from finetune.tasks import build_task
+from xlpre.exchange.fine_tuned import fine_tuned, load_fine_tuned, save_fine_tuned
+from xlpre.exchange.folder import ModelFolder
+from xlpre.exchange.hf_heads import KINDS, to_huggingface
+from xlpre.model.config import ModelConfig
+from xlpre.model.heads import SpanHead
+from xlpre.model.language_model import LanguageModel
+
+transformers = pytest.importorskip("transformers")
+
+TOLERANCE = 1e-5
+SHAPE = ModelConfig(vocab_size=300, n_layer=2, d_model=32, n_head=4, d_inner=64, mem_len=0, init_std=0.1)
+QUESTION = {"article": "Ba be bi bo bu.", "question": "Da _ di?", "options": ["fa", "fe fi fo", "fu", "ga ge"]}
+QUESTIONS = [QUESTION, {**QUESTION, "article": "Ka."}]
+PAIRS = [{"one": "Ba be.", "two": "Bi."}, {"one": "Bo bu ba bi", "two": "be"}]
+TASKS = [
+    ("classify", {"text": ["one", "two"], "labels": ["good", "bad", "none"]}, "last"),
+    ("classify", {"text": ["one"], "labels": ["good", "bad"]}, "first"),
+    ("regress", {"text": ["one", "two"]}, "last"),
+    ("race", {}, "last"),
+]
+
+
+def make(tokenizer, task, settings, summary):
+    torch.manual_seed(3)
+    before = {name: p.detach() for name, p in LanguageModel(SHAPE, True).named_parameters()}
+    model = TaskModel(SHAPE, task).eval()
+    weights = {name: 0.2 * torch.randn_like(p) for name, p in model.named_parameters()}
+    for name in weights:
+        if "norm" in name and name.endswith("weight"):
+            weights[name] += 1
+    folder = ModelFolder(SHAPE, before, tokenizer, "permutation", {"step": 3}, "xlpre")
+    facts = {"task": task.name, "data": settings, "summary": summary, "labels": list(task.labels)}
+    return fine_tuned(folder, SHAPE, weights, facts, {"step": 5})
+
+
+@pytest.mark.parametrize(("name", "settings", "summary"), TASKS)
+def test_logits_in_hugging_face_are_ours(name, settings, summary, tokenizer, tmp_path):
+    task = build_task(name, TaskDataConfig(**settings), summary)
+    made = make(tokenizer, task, settings, summary)
+    save_fine_tuned(tmp_path / "ours", made)
+    main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
+    lines = QUESTIONS if name == "race" else PAIRS
+    examples = [task.example(fields, "") for fields in lines]
+    (part,) = Dealer(task.encode(examples, tokenizer), task.padding, 0, 1, 10**6).once(2)
+    ours = TaskModel(SHAPE, task).eval()
+    ours.put(load_fine_tuned(tmp_path / "ours").weights)
+    found = ours.answer(part)["logits"]
+
+    auto = (
+        transformers.AutoModelForMultipleChoice if name == "race" else transformers.AutoModelForSequenceClassification
+    )
+    theirs = auto.from_pretrained(tmp_path / "theirs").eval()
+    assert theirs.config.problem_type == {"classify": "single_label_classification", "regress": "regression"}.get(name)
+    if name == "classify":
+        assert [theirs.config.id2label[i] for i in range(len(task.labels))] == task.labels
+    inputs = {"input_ids": part.ids, "token_type_ids": part.segments, "attention_mask": (~part.padding).float()}
+    if name == "race":
+        inputs = {key: x.view(2, 4, -1) for key, x in inputs.items()}
+    with torch.no_grad():
+        logits = theirs(**inputs).logits
+    assert found.abs().max() > 0.1
+    torch.testing.assert_close(found, logits.view(found.shape), atol=TOLERANCE, rtol=0)
+
+
+def test_training_takes_the_same_course_as_hugging_faces(tokenizer, tmp_path):
+    name, settings, summary = TASKS[0]
+    task = build_task(name, TaskDataConfig(**settings), summary)
+    shape = dataclasses.replace(SHAPE, dropout=0.0, dropatt=0.0)
+    made = make(tokenizer, task, settings, summary)
+    made = dataclasses.replace(made, folder=dataclasses.replace(made.folder, config=shape))
+    save_fine_tuned(tmp_path / "ours", made)
+    main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "theirs").train()
+    ours = TaskModel(shape, task).train()
+    ours.put(made.weights)
+    labels = ["good", "bad", "none"]
+    lines = [{"one": "ba " * (2 * i + 1), "two": "be bi", "label": labels[i % 3]} for i in range(6)]
+    items = task.encode([task.example(fields, "") for fields in lines], tokenizer)
+    in_parts = Dealer(items, "left", 0, 1, 8).update(seed=1, step=0, batch_size=6, accumulation=1)[0]
+    (whole,) = Dealer(items, "left", 0, 1, 10**6).update(seed=1, step=0, batch_size=6, accumulation=1)[0].parts
+    assert len(in_parts.parts) > 1 and in_parts.n_tokens[1] < whole.ids.numel()
+    padded = {"input_ids": whole.ids, "token_type_ids": whole.segments, "attention_mask": (~whole.padding).float()}
+    courses = []
+    for model, loss in (
+        (ours, lambda: ours(in_parts)),
+        (theirs, lambda: theirs(**padded, labels=whole.answers["truth"]).loss),
+    ):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0)
+        courses.append([])
+        for _ in range(6):
+            optimizer.zero_grad()
+            loss().backward()
+            courses[-1].append(loss().item())
+            optimizer.step()
+    assert courses[0][5] < courses[0][0] - 0.1
+    assert courses[0] == pytest.approx(courses[1], abs=1e-4)
+
+
+def test_their_tokenizer_lays_a_pair_out_as_we_do(tokenizer, tmp_path):
+    name, settings, summary = TASKS[0]
+    task = build_task(name, TaskDataConfig(**settings), summary)
+    save_fine_tuned(tmp_path / "ours", make(tokenizer, task, settings, summary))
+    main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")("Ba be.", "Bi bo.")
+    row = task.encode([task.example({"one": "Ba be.", "two": "Bi bo."}, "")], tokenizer)[0].rows[0]
+    assert theirs["input_ids"] == row.ids.tolist() and theirs["token_type_ids"] == row.segments.tolist()
+
+
+def test_the_table_of_spans_names_every_weight_of_their_head():
+    config = transformers.XLNetConfig(vocab_size=300, d_model=32, n_layer=1, n_head=4, d_inner=64)
+    theirs = transformers.XLNetForQuestionAnswering(config).state_dict()
+    head = {name: p.detach() for name, p in SpanHead(SHAPE).named_parameters()}
+    settings, weights = to_huggingface(SHAPE, head, "span", [])
+    assert {name for name in theirs if not name.startswith("transformer.")} == weights.keys()
+    assert all(theirs[name].shape == weight.shape for name, weight in weights.items())
+    assert settings == {"architectures": [KINDS["span"].architecture]}
+
+
+def test_what_hugging_face_has_no_place_for_is_refused(tokenizer, tmp_path):
+    name, settings, _ = TASKS[0]
+    task = build_task(name, TaskDataConfig(**settings), "attn")
+    made = make(tokenizer, task, settings, "attn")
+    save_fine_tuned(tmp_path / "ours", made)
+    with pytest.raises(ValueError, match="model.summary=attn has no place in Hugging Face"):
+        main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
+    shape = dataclasses.replace(SHAPE, norm="pre")
+    save_fine_tuned(tmp_path / "pre", dataclasses.replace(made, folder=dataclasses.replace(made.folder, config=shape)))
+    with pytest.raises(ValueError, match="model.norm=pre has no place"):
+        main([str(tmp_path / "pre"), str(tmp_path / "theirs")])
+    assert np.array_equal(sorted(path.name for path in tmp_path.iterdir()), ["ours", "pre"])

@@ -1,0 +1,48 @@
+import pytest
+
+from finetune.config import FinetuneConfig
+from finetune.foundation import Foundation
+from tests.conftest import write_folder
+from xlpre.config import load
+
+
+@pytest.fixture
+def founded(tokenizer, tmp_path):
+    """A foundation by words, on 20 examples."""
+    write_folder(tmp_path / "model", tokenizer)
+    rows = [f"ba {'be ' * number}\t{number % 2}\n" for number in range(20)]
+    (tmp_path / "train.tsv").write_text("text\tlabel\n" + "".join(rows))
+    (tmp_path / "dev.tsv").write_text("text\tlabel\nba\t1\n")
+    usual = ["task=classify", f"init={tmp_path / 'model'}", f"data.dir={tmp_path}", "data.train=[train.tsv]"]
+    usual += ["data.dev=[dev.tsv]", "data.text=[text]", "train.batch_size=8"]
+    return lambda *words: Foundation(load(FinetuneConfig, None, [*usual, *words]))
+
+
+def test_epochs_and_the_share_of_warm_up_become_updates(founded):
+    config = founded("epochs=3", "warmup_share=0.25").config
+    assert (config.train.steps, config.schedule.warmup_steps) == (8, 2)  # 60 examples in batches of 8
+    assert (config.epochs, config.warmup_share) == (None, None)
+
+
+def test_what_was_resolved_resolves_to_itself(founded, tmp_path):
+    config = founded("epochs=3", "warmup_share=0.25").config
+    assert config.data.labels == ["0", "1"]
+    assert Foundation(config).config == config
+
+
+def test_a_limit_draws_some_examples_by_the_seed(founded):
+    drawn = [[x.texts for x in founded("data.limit=5", f"seed={seed}").train.examples] for seed in (1, 1, 2)]
+    assert len(drawn[0]) == 5 and drawn[0] == drawn[1] != drawn[2]
+
+
+def test_facts_tell_other_examples_weights_and_settings_apart_and_not_speed(founded, tmp_path):
+    facts = founded().facts(1)
+    assert founded("train.accumulation=2", "model.attention=reference", "data.pass_tokens=3").facts(1) == facts
+    assert founded("data.limit=19").facts(1)["examples"] != facts["examples"]
+    assert founded("from_scratch=true").facts(1)["weights"] == "drawn" != facts["weights"]
+    assert founded("model.dropout=0.3").facts(1)["model"] != facts["model"]
+    assert founded("model.summary=attn").facts(1)["model"] != facts["model"]
+
+
+def test_the_folder_gives_dropout_where_nothing_else_is_said(founded):
+    assert founded().shape.dropout == 0.0 and founded("model.dropout=0.2").shape.dropout == 0.2

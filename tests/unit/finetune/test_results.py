@@ -1,0 +1,47 @@
+import csv
+import io
+
+import pytest
+
+from finetune.results import Result, as_csv, as_markdown, read_run, summarize
+
+
+def result(seed, score):
+    return Result(
+        name="a",
+        task="glue/rte",
+        seed=seed,
+        score="dev/accuracy",
+        scores={"dev/accuracy": score, "dev/loss": 1 - score},
+        chance=0.58,
+        kept_step=20,
+        steps=40,
+        seconds=65.0,
+    )
+
+
+def test_runs_become_median_spread_and_a_count_of_those_at_chance():
+    summary = summarize([result(1, 0.7), result(2, 0.53), result(3, 0.75)])
+    assert summary.medians == {"dev/accuracy": 0.7, "dev/loss": pytest.approx(0.3)} and summary.n_at_chance == 1
+    assert summary.sentence() == (
+        "glue/rte: dev/accuracy median 0.7000 of 3 runs (0.5300 to 0.7500, standard deviation 0.1153), 1 of 3 at chance (at most 0.5800)"
+    )
+    (row,) = csv.DictReader(io.StringIO(as_csv([summary])))
+    assert (row["median"], row["lowest"], row["highest"], row["deviation"]) == ("0.7000", "0.5300", "0.7500", "0.1153")
+    assert (row["runs"], row["at chance"], row["time of a run"]) == ("3", "1", "1 min 5 s")
+    lines = as_markdown([summary, summary]).splitlines()
+    assert len(lines) == 4 and len({line.count("|") for line in lines}) == 1
+
+
+def test_one_run_has_no_spread():
+    summary = summarize([result(1, 0.7)])
+    assert summary.sentence() == "glue/rte: dev/accuracy 0.7000" and summary.row()["deviation"] == ""
+
+
+def test_a_run_is_read_back_and_a_folder_without_one_refused(tmp_path):
+    for seed in (2, 10):
+        (tmp_path / f"seed_{seed}").mkdir()
+        result(seed, 0.6 + seed / 100).write(tmp_path / f"seed_{seed}" / "result.json", {"format": 1})
+    assert read_run(tmp_path).values == [0.62, 0.7]
+    with pytest.raises(ValueError, match="it is not the folder of a finished fine-tuning"):
+        read_run(tmp_path / "seed_2")

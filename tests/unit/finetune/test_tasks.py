@@ -1,0 +1,120 @@
+"""Corpora, files of one's own and datasets by name are read; what does not fit a task is refused."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from finetune.config import TaskDataConfig
+from finetune.examples import Split
+from finetune.tasks import NAMES, build_task
+
+
+def build(name, folder, **data):
+    return build_task(name, TaskDataConfig(dir=str(folder), **data), "last")
+
+
+def test_corpora_are_read_as_distributed_and_a_part_held_out(tmp_path):
+    place = tmp_path / "ag_news_csv"
+    place.mkdir()
+    for name, count in (("train", 200), ("test", 5)):
+        with open(place / f"{name}.csv", "w", newline="") as file:
+            writer = csv.writer(file, quoting=csv.QUOTE_ALL)
+            writer.writerows([number % 4 + 1, f'A "title" {number}', "one\\ntwo"] for number in range(count))
+    task = build("ag-news", tmp_path)
+    train, held_out, test = (task.read(split) for split in ("train", *task.dev, *task.test))
+    assert len(train) + len(held_out) == 200 and 5 < len(held_out) < 45
+    assert not {x.texts for x in train} & {x.texts for x in held_out}
+    assert test[1].texts == ('A "title" 1 one\ntwo',) and [x.answer for x in test] == [0, 1, 2, 3, 0]
+    assert task.predictions(Split("test", test[:1], []), {"logits": np.eye(4)[:1]})[0]["prediction"] == "World"
+
+
+def test_imdb_is_read_from_its_folders(tmp_path):
+    for split in ("train", "test"):
+        for label in ("neg", "pos"):
+            (tmp_path / "aclImdb" / split / label).mkdir(parents=True)
+            for number in range(20):
+                (tmp_path / "aclImdb" / split / label / f"{number}_3.txt").write_text(f"So<br />{number} {label}")
+    task = build("imdb", tmp_path)
+    assert [x.answer for x in task.read("test")] == [0] * 20 + [1] * 20
+    assert task.read("test")[0].texts == ("So 0 neg",)
+    assert len(task.read("train")) + len(task.read("held_out")) == 40
+
+
+def test_own_files_bring_their_labels_and_columns(tmp_path):
+    (tmp_path / "a.csv").write_text("topic,one,two\n10,A,B\n9,C,D\n10,E,F\n")
+    (tmp_path / "b.jsonl").write_text('{"topic": 9, "one": "X", "two": "Y"}\n')
+    task = build("classify", tmp_path, train=["a.csv"], dev=["b.jsonl"], text=["two", "one"], label="topic")
+    assert task.labels == ["9", "10"]
+    assert [x.texts for x in task.read("train")] == [("B", "A"), ("D", "C"), ("F", "E")]
+    assert task.read("b")[0].answer == 0
+    again = build_task("classify", TaskDataConfig(**task.settings()), "last")  # as a saved folder has it
+    assert again.example({"one": "X", "two": "Y"}, "").texts == ("Y", "X") and again.labels == task.labels
+
+
+def test_a_dataset_is_read_by_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    (tmp_path / "data").mkdir()
+    for split, count in (("train", 4), ("test", 2)):
+        rows = [{"text": f"Ba {number}", "label": number % 2} for number in range(count)]
+        (tmp_path / "data" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = f"hf:{tmp_path / 'data'}"
+    task = build_task(
+        "classify", TaskDataConfig(train=[f"{source}:train"], dev=[f"{source}:test"], text=["text"]), "last"
+    )
+    assert task.labels == ["0", "1"] and task.dev == ("test",)
+    assert [(x.texts, x.answer) for x in task.read("test")] == [(("Ba 0",), 0), (("Ba 1",), 1)]
+    assert task.read("test")[1].place == f"{source}:test, row 2"
+    with pytest.raises(ValueError, match="name its split"):
+        build_task("classify", TaskDataConfig(train=[source], text=["text"]), "last")
+
+
+def test_examples_to_predict_may_leave_the_truth_open_and_others_may_not(tmp_path):
+    (tmp_path / "train.tsv").write_text("text\tlabel\nx\tgood\ny\tbad\n")
+    (tmp_path / "open.jsonl").write_text('{"text": "x", "label": -1}\n{"text": "y", "label": ""}\n{"text": "z"}\n')
+    settings = {"train": ["train.tsv"], "text": ["text"]}
+    task = build("classify", tmp_path, test=["open.jsonl"], **settings)
+    assert [x.answer for x in task.read("open")] == [None] * 3
+    with pytest.raises(ValueError, match="line 1: the label '-1' in 'label' is none of bad, good"):
+        build("classify", tmp_path, dev=["open.jsonl"], **settings).read("open")
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("glue/mprc", "glue/mrpc"), ("mrpc", "glue/mrpc"), ("GLUE/CoLA", "glue/cola"), ("sst2", "glue/sst-2"), ("race/low", "race")],
+)  # fmt: skip
+def test_a_misspelt_task_names_the_nearest(name, nearest):
+    with pytest.raises(ValueError, match=f"there is no such task; did you mean {nearest}"):
+        build_task(name, TaskDataConfig(), "last")
+    with pytest.raises(ValueError, match="there are glue/cola"):
+        build_task("zzzzzz", TaskDataConfig(), "last")
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("classify", "regress")])
+def test_a_task_without_its_folder_says_what_it_should_hold(name, tmp_path):
+    for folder, message in ((tmp_path / "no", "there is no such folder; it should hold"), ("", "set data.dir")):
+        with pytest.raises(ValueError, match=message):
+            build(name, folder).read("train")
+
+
+def test_settings_that_a_task_has_no_use_for_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="data.text=.* has no effect on task=glue/cola"):
+        build("glue/cola", tmp_path, text=["a"])
+    with pytest.raises(ValueError, match="data.train=.* has no effect on task=race"):
+        build("race", tmp_path, train=["a"])
+
+
+def test_a_wrong_row_is_named_with_its_line(tmp_path):
+    (tmp_path / "a.tsv").write_text("text\tlabel\nx\tgood\ny\tbad\n")
+    (tmp_path / "b.tsv").write_text("text\tlabel\nx\tgood\n\tbad\ny\tfine\n")
+    task = build("classify", tmp_path, train=["a.tsv"], dev=["b.tsv"], text=["text"])
+    with pytest.raises(ValueError, match=r"b.tsv, line 3: the text in 'text' is empty"):
+        task.read("b")
+    (tmp_path / "c.tsv").write_text("text\tlabel\nx\ta\n")
+    with pytest.raises(ValueError, match="holds the label 'a' only; at least two"):
+        build("classify", tmp_path, train=["c.tsv"], text=["text"])
+    with pytest.raises(ValueError, match="both called a"):
+        build("classify", tmp_path, train=["a.tsv"], dev=["x/a.tsv", "y/a.tsv"], text=["text"])
+    with pytest.raises(ValueError, match=r"data.text: \[COLUMN\]"):
+        build("classify", tmp_path, train=["a.tsv"])

@@ -1,0 +1,120 @@
+"""A fine-tuned model's folder: a model folder, from which training can go on like from any other, and two files more.
+
+head.safetensors    fp32 weights of the head by their names in xlpre/model/heads.py
+task.json           what the task is, for those who answer it
+
+`save_huggingface_fine_tuned` writes one that transformers opens, with its head.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from xlpre.atomic import new_folder
+from xlpre.exchange import hf, hf_heads, passport
+from xlpre.exchange.folder import ModelFolder, as_readable_as_the_rest, load_folder, write_files
+from xlpre.exchange.hf_tokenizer import write_tokenizer
+from xlpre.model.config import ModelConfig
+
+HEAD, TASK = "head.safetensors", "task.json"
+
+
+@dataclass(frozen=True)
+class FineTuned:
+    """What a folder holds.
+
+    Attributes:
+        folder: the backbone; what fine-tuning has no use for (the softmax, the mask's embedding) is as it was before.
+        head: weights of the head.
+        task: what the task is.
+    """
+
+    folder: ModelFolder
+    head: dict[str, Tensor]
+    task: dict[str, Any]
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """Of backbone and head, by their names in a model that has both."""
+        return {**self.folder.weights, **{f"head.{name}": weight for name, weight in self.head.items()}}
+
+
+def fine_tuned(
+    before: ModelFolder, shape: ModelConfig, weights: dict[str, Tensor], task: dict[str, Any], facts: dict[str, Any]
+) -> FineTuned:
+    """What became of the folder `before`: a model of this `shape` that has a backbone and a head with these `weights`."""
+    backbone = {
+        name: weight
+        for name, weight in weights.items()
+        if name.startswith("backbone.") and name != "backbone.mask_embedding"
+    }
+    head = {name.removeprefix("head."): weight for name, weight in weights.items() if name.startswith("head.")}
+    folder = dataclasses.replace(
+        before, config=shape, weights={**before.weights, **backbone}, facts=facts, kind="xlpre"
+    )
+    return FineTuned(folder, head, task)
+
+
+def save_fine_tuned(path: str | Path, model: FineTuned) -> None:
+    """Write the folder, whole or not at all; one that is there is replaced."""
+    with new_folder(path) as partial:
+        write_files(partial, model.folder)
+        safetensors.torch.save_file({name: w.contiguous() for name, w in model.head.items()}, partial / HEAD)
+        as_readable_as_the_rest(partial / HEAD)
+        (partial / TASK).write_text(json.dumps(model.task, indent=1, ensure_ascii=False))
+
+
+def load_fine_tuned(path: str | Path) -> FineTuned:
+    """Read a folder.
+
+    Raises:
+        ValueError: not that of a fine-tuned model, or something `load_folder` refuses.
+    """
+    path = Path(path)
+    if (path / "model" / TASK).exists() and not (path / TASK).exists():
+        path = path / "model"  # a run's folder
+    folder = load_folder(path)
+    if not (path / TASK).exists():
+        raise ValueError(f"{path}: has no {TASK}; it is a model that was not fine-tuned, which finetune/run.py does")
+    try:
+        task = json.loads((path / TASK).read_text())
+        head = safetensors.torch.load_file(path / HEAD)
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise ValueError(f"{path}: {HEAD} or {TASK} cannot be read: {str(error).splitlines()[0]}") from None
+    return FineTuned(folder, head, task)
+
+
+def save_huggingface_fine_tuned(
+    path: str | Path, model: FineTuned, kind: str, labels: Sequence[str], summary: str
+) -> None:
+    """Write a folder that transformers opens with the head (`XLNetForSequenceClassification` and others), whole or not at all.
+
+    Args:
+        path: the folder.
+        model: what is written.
+        kind: of head, see hf_heads.KINDS.
+        labels: names of the classes; of a number or of options none.
+        summary: how the head reads a row, if by one vector.
+
+    Raises:
+        ValueError: something that Hugging Face cannot express, by the name of its key.
+    """
+    folder = model.folder
+    hf.check_expressible(folder.config)
+    settings, weights = hf_heads.to_huggingface(folder.config, model.head, kind, labels, summary)
+    tokenizer = folder.vocabulary("the folder that the model was read from")
+    with new_folder(path) as partial:
+        hf.write_model(partial, folder.config, folder.weights, "permutation", settings, weights)
+        write_tokenizer(tokenizer, partial)
+        unsaid = {"model": dataclasses.asdict(folder.config), "objective": folder.objective}
+        passport.write(partial, tokenizer, {**folder.facts, **unsaid, "task": model.task})
+        as_readable_as_the_rest(partial / "model.safetensors")
