@@ -4,10 +4,13 @@ import sys
 import numpy as np
 import pytest
 
+from pretrain.config import PretrainConfig
 from pretrain.fill import held_out_puzzles
 from tests.conftest import REPOSITORY
 from xlpre.config import from_command_line
 from xlpre.data.layout import DataConfig
+from xlpre.model.config import ModelConfig
+from xlpre.training.engine import TrainConfig
 
 COMMANDS = sorted((REPOSITORY / "pretrain").glob("*.py"))
 
@@ -43,3 +46,9 @@ def test_held_out_text_is_not_measured_twice(store, tokenizer):
     evaluation = Evaluation(config, store, tokenizer.starts_word, Talk())
     begins = [evaluation._loader.lanes.place(lane, step) for lane in range(4) for step in range(evaluation._windows)]
     assert len(begins) == len({place.begin // 16 for place in begins}) <= len(store.held_out) // 16
+
+
+def test_attention_written_by_hand_is_not_compiled():
+    rule = r"train\.compile=true cannot compile model\.attention=cpu.*set model\.attention=auto"
+    with pytest.raises(ValueError, match=rule):
+        PretrainConfig(model=ModelConfig(attention="cpu"), train=TrainConfig(compile=True))
