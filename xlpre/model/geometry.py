@@ -6,6 +6,7 @@ or the rows that are read out).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,11 @@ from torch.nn import functional as F
 
 from xlpre.batch import Batch
 from xlpre.model.visibility import visible
+
+
+def afresh(make: Callable[..., Any], *given: Any) -> Any:
+    """What `make` makes of what is given."""
+    return make(*given)
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,7 @@ class Geometry:
         direction: (B,) int64, 0 forward, 1 backward.
         distances: (2, R, ...) what the position scheme makes of each distance (model/positions.py), for both directions,
             from K down to 1 - T; R = K + T.
+        once: see Past (model/memory.py): how terms make something of distances.
         prepared: what the attention's backend makes of all this (model/kernels).
     """
 
@@ -46,6 +53,7 @@ class Geometry:
     reach: int | None
     direction: Tensor
     distances: Tensor
+    once: Callable[..., Any] = afresh
     prepared: Any = None
 
     @property
