@@ -21,3 +21,12 @@ def test_a_step_is_timed_against_hugging_faces_once_their_losses_agree():
     assert done.returncode == 0, done.stderr
     ours, theirs = map(json.loads, done.stdout.splitlines())
     assert abs(ours["loss"] - theirs["loss"]) < 1e-4 and ours["times_as_fast"] > 0
+
+
+def test_reading_with_a_cache_is_timed_against_a_sliding_window_once_their_losses_agree():
+    sizes = ("--lengths", 8, 20, "--window", 8, "--layers", 2, "--width", 32, "--rounds", 3)
+    done = run("benchmarks/evaluation.py", *sizes)
+    assert done.returncode == 0, done.stderr
+    short, long = map(json.loads, done.stdout.splitlines())
+    assert max(long["losses_differ_by"].values()) < 1e-4
+    assert long["flop_ratio"] > short["flop_ratio"] > 1 and long["times_as_fast"] > 1

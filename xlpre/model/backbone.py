@@ -98,12 +98,12 @@ class Backbone(nn.Module):
         length, columns = batch.input_ids.size(1), memory.n_columns
         distances = memory.once(self.distance_codes, columns + length, length, self.mask_embedding)
         reach = reach_of(self.config.attention_length, self.config.mem_len, columns)
-        both = geometries(batch, memory.key_rank(batch.remembers), distances, reach, self.two_streams)
-        like = self.mask_embedding
-        everywhere, at_targets = (
-            replace(one, once=memory.once, prepared=self.backend.prepare(one, like)) for one in both
-        )
-        return everywhere, at_targets
+        everywhere, at_targets = geometries(batch, memory.key_rank(batch.remembers), distances, reach, self.two_streams)
+        ready = self._ready(everywhere, memory)
+        return ready, ready if at_targets is everywhere else self._ready(at_targets, memory)
+
+    def _ready(self, geometry: Geometry, memory: Past) -> Geometry:
+        return replace(geometry, once=memory.once, prepared=self.backend.prepare(geometry, self.mask_embedding))
 
 
 def _run(layer: nn.Module, *args: object) -> Tensor:

@@ -106,7 +106,8 @@ class Geometry:
 def geometries(
     batch: Batch, memory_rank: Tensor, distances: Tensor, reach: int | None, two_streams: bool
 ) -> tuple[Geometry, Geometry]:
-    """The geometry of all rows, content and query stream, and of the rows that are read out, which the last layer computes.
+    """The geometry of all rows, content and query stream, and of the rows that are read out, which the last layer computes: the same
+    one where all content rows are.
 
     Args:
         batch: of B windows.
@@ -124,17 +125,19 @@ def geometries(
         "direction": batch.backward.long(),
         "distances": distances,
     }
-    of_targets = [of.gather(1, targets) for of in (ranks, segments)]
     length, n_targets = ranks.size(1), targets.size(1)
-    n_own = 0 if two_streams else n_targets
-    read_out = Geometry(
-        of_targets[0], row_segments=of_targets[1], positions=targets, n_content=0, n_own=n_own, **shared
-    )
+    of_targets = [of.gather(1, targets) for of in (ranks, segments)]
     if two_streams:
         ranks, segments, in_order = (
             torch.cat(both, dim=1) for both in zip((ranks, segments, in_order), (*of_targets, targets), strict=True)
         )
     everywhere = Geometry(ranks, row_segments=segments, positions=in_order, n_content=length, n_own=length, **shared)
+    if n_targets == length and not two_streams:
+        return everywhere, everywhere
+    n_own = 0 if two_streams else n_targets
+    read_out = Geometry(
+        of_targets[0], row_segments=of_targets[1], positions=targets, n_content=0, n_own=n_own, **shared
+    )
     return everywhere, read_out
 
 
