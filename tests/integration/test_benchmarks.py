@@ -1,8 +1,11 @@
 """The benchmarks work; how fast things are is no test."""
 
 import json
+import subprocess
+import sys
 
-from tests.integration.conftest import run
+from tests.conftest import REPOSITORY
+from tests.integration.conftest import environment, run
 
 TINY = {
     "n_layer": 2,
@@ -30,3 +33,24 @@ def test_reading_with_a_cache_is_timed_against_a_sliding_window_once_their_losse
     short, long = map(json.loads, done.stdout.splitlines())
     assert max(long["losses_differ_by"].values()) < 1e-4
     assert long["flop_ratio"] > short["flop_ratio"] > 1 and long["times_as_fast"] > 1
+
+
+def test_the_cost_of_a_step_is_measured_as_one_size_grows_and_drawn(tmp_path):
+    base = {"window": 32, "mem_len": 16, "d_model": 64, "n_layer": 1, "vocab_size": 50}
+    done = run("benchmarks/scale.py", "--base", json.dumps(base), "--values", '{"rows": [8]}', "--rounds", 2)
+    assert done.returncode == 0, done.stderr
+    (line,) = map(json.loads, done.stdout.splitlines())
+    assert 3 < line["gflop_of_base"] < 4  # keys of distances are the same for all rows
+    assert min(line[name] for name in ("cpu_ms", "times_base", "step_mb", "planned_mb")) > 0
+    (tmp_path / "lines.jsonl").write_text(done.stdout)
+    with (tmp_path / "lines.jsonl").open() as lines:
+        command = [sys.executable, "benchmarks/scale.py", "--plot", tmp_path / "scale.png"]
+        subprocess.run(command, stdin=lines, cwd=REPOSITORY, env=environment(), check=True)
+    assert (tmp_path / "scale.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_long_windows_are_measured_with_any_attention():
+    values = json.dumps({"window": [64]})
+    done = run("benchmarks/scale.py", "--sweep", "window", "--attention", "cpu", "--values", values, "--rounds", 1)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["attention"] == "cpu"
