@@ -38,6 +38,7 @@ from xlpre.model.memory import Memory, Past, first_memory
 
 TOLERANCE = 1e-4  # of losses, in nats
 CHECKED = 8  # tokens of each check
+A_TURN = 4  # windows (tokens of `sliding`) one after the other, as they are read, before another way has its turn
 
 
 def causal_batch(tokens: Tensor, n_targets: int) -> Batch:
@@ -138,25 +139,27 @@ def measure(words: argparse.Namespace, length: int) -> dict[str, object]:
         raise SystemExit(f"losses do not agree, so nothing is timed: {differences}")
     window = min(words.window, length)
     model, filling = model_of(words, length, words.layers), -(-length // window)
-    text = torch.randint(words.vocabulary, (words.rows, (filling + words.rounds + 1) * window + 1))
+    n_windows = filling + (words.rounds + 1) * A_TURN
+    text = torch.randint(words.vocabulary, (words.rows, n_windows * window + 1))
     readers = {
         "cached": Reader(model, text, window, lambda memory: cached(memory, model.backbone)),
         "hidden": Reader(model, text, window, lambda memory: memory),
     }
     for reader in readers.values():
-        for _ in range(filling + 1):  # memory is full then
+        for _ in range(filling):  # memory is full then
             reader.read()
     sliding = Sliding(model, text, length)
-    sliding.loss(length)
     turns: dict[str, Callable[[int], object]] = {name: lambda _, r=r: r.read() for name, r in readers.items()}
     turns["sliding"] = lambda number: sliding.loss(length + number)
     took: dict[str, list[float]] = {name: [] for name in turns}
-    for number in range(words.rounds):
+    for number in range(words.rounds + 1):
         for name, turn in turns.items():
             begun = time.process_time()
-            turn(number)
-            tokens = words.rows * (1 if name == "sliding" else window)
-            took[name].append(1e3 * (time.process_time() - begun) / tokens)
+            for _ in range(A_TURN):
+                turn(number)
+            tokens = A_TURN * words.rows * (1 if name == "sliding" else window)
+            if number:  # the first warms up
+                took[name].append(1e3 * (time.process_time() - begun) / tokens)
     ratios = {
         name: statistics.median(s / c for s, c in zip(took["sliding"], took[name], strict=True)) for name in readers
     }
