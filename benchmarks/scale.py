@@ -169,9 +169,10 @@ def draw(lines: list[dict[str, Any]], path: str) -> None:
         memory_axis.plot(at, [line["step_mb"] for line in points], "o-", label="measured")
         memory_axis.plot(at, [line["planned_mb"] for line in points], "--", label="planned (sdpa)")
         for axis, unit in ((time_axis, "processor ms a step"), (memory_axis, "MB of a step")):
-            axis.set_xscale("symlog" if min(at) == 0 else "log", base=2)
-            axis.set_yscale("log", base=2)
-            axis.set_xticks(at, [str(value) for value in at])
+            if min(at):  # a memory of none is on no logarithmic axis
+                axis.set_xscale("log", base=2)
+                axis.set_yscale("log", base=2)
+            axis.set_xticks(at, [str(value) for value in at], rotation=45)
             axis.minorticks_off()
             axis.set(xlabel=size, title=f"attention={attention}", ylabel=unit if column == 0 else "")
             axis.yaxis.set_major_formatter("{x:g}")
