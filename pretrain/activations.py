@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from pretrain.cost import BatchShape, cluster_shares
 from xlpre.batch import Batch
 from xlpre.model.config import ModelConfig
+from xlpre.model.dropout import Dropout
 from xlpre.model.language_model import without_data
 from xlpre.model.memory import first_memory
 
@@ -124,8 +125,8 @@ class _FoundIn(TorchFunctionMode):
 
 def _dropout_of_gpus(model: nn.Module) -> None:
     for module in model.modules():
-        if isinstance(module, nn.Dropout) and module.p:
-            module.forward = partial(_native_dropout, module.p)  # type: ignore[method-assign]
+        if isinstance(module, Dropout) and module.share:
+            module.forward = partial(_native_dropout, module.share)  # type: ignore[method-assign]
 
 
 def _native_dropout(p: float, x: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from xlpre.batch import Batch
 from xlpre.model.config import ModelConfig
+from xlpre.model.dropout import Dropout
 from xlpre.model.embedding import build_embedding
 from xlpre.model.geometry import Geometry, geometries
 from xlpre.model.initialization import initialize
@@ -51,7 +52,7 @@ class Backbone(nn.Module):
         biases: SharedBiases = {name: None if config.untie_r else self.shared[name] for name in names}
         layer = LAYERS[config.norm]
         self.layers = nn.ModuleList(layer(config, biases, index) for index in range(config.n_layer))
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self._run: Callable[..., Tensor] = _run
         initialize(self, config)
 

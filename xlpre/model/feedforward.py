@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from xlpre.model.config import ModelConfig
+from xlpre.model.dropout import Dropout
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -38,7 +39,7 @@ class FeedForward(nn.Module):
         self.inner = nn.Linear(config.d_model, config.d_inner)
         self.outer = nn.Linear(config.d_inner, config.d_model)
         self.activation = activation
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, D) -> (B, N, D)."""
@@ -55,7 +56,7 @@ class GatedFeedForward(nn.Module):
         self.inner = nn.Linear(config.d_model, width)
         self.outer = nn.Linear(width, config.d_model)
         self.activation = activation
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, D) -> (B, N, D)."""

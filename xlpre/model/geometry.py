@@ -66,15 +66,20 @@ class Geometry:
         """T."""
         return self.distances.size(1) - self.n_keys
 
-    def visible(self) -> Tensor:
+    def visible(self, rows: slice = slice(None)) -> Tensor:
         """Which keys each row sees, (B, N, K) bool."""
-        seen = visible(self.query_rank, self.key_rank)
-        place = torch.arange(self.n_keys, device=seen.device) - (self.n_keys - self.n_tokens)  # of keys; memory below 0
-        back = self.positions[:, :, None] - place  # how far
+        seen = visible(self.query_rank[:, rows], self.key_rank)
+        keys = torch.arange(self.n_keys, device=seen.device)
+        back = self.own_key[:, rows, None] - keys  # how far
         if self.n_own:
-            own = torch.arange(seen.size(1), device=seen.device)[:, None] < self.n_own
+            own = torch.arange(self.query_rank.size(1), device=seen.device)[rows, None] < self.n_own
             seen = seen | (own & (back == 0))
         return seen if self.reach is None else seen & (back <= self.reach)
+
+    @property
+    def own_key(self) -> Tensor:
+        """Which of the keys stands at the place of each row, (B, N)."""
+        return self.positions + (self.n_keys - self.n_tokens)
 
     def different(self) -> Tensor:
         """Where the segments of row and key differ, (B, N, K) bool."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from xlpre.model.config import ModelConfig
+from xlpre.model.dropout import Dropout
 from xlpre.model.initialization import initialize_linear
 from xlpre.model.summary import SequenceSummary, Summary
 
@@ -111,7 +112,7 @@ class SpanHead(nn.Module):
         self.end_inner, self.end_outer = nn.Linear(2 * D, D), nn.Linear(D, 1)
         self.end_norm = nn.LayerNorm(D, eps=config.norm_eps)
         self.no_answer_inner, self.no_answer_outer = nn.Linear(2 * D, D), nn.Linear(D, 1, bias=False)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         for linear in (self.start, self.end_inner, self.end_outer, self.no_answer_inner, self.no_answer_outer):
             initialize_linear(linear, config)
 

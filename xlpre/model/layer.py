@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from xlpre.model.attention import RelativeAttention
 from xlpre.model.config import ModelConfig
+from xlpre.model.dropout import Dropout
 from xlpre.model.feedforward import build_feed_forward
 from xlpre.model.geometry import Geometry
 from xlpre.model.memory import Attended
@@ -28,7 +29,7 @@ class PostNormLayer(nn.Module):
         self.attention_norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
         self.feed_forward = build_feed_forward(config)
         self.feed_forward_norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def keys_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values, (B, M, H, E) each, of hidden states (B, M, D) with their places."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from xlpre.model.config import ModelConfig
+from xlpre.model.dropout import Dropout
 from xlpre.model.geometry import Geometry
 from xlpre.model.memory import Attended, States
 from xlpre.model.terms import BiasedTerm, ContentTerm, PlainContentTerm, ScoreTerm
@@ -52,7 +53,7 @@ class Sinusoids(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.width, self.clamp_len = config.d_model, config.clamp_len
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, n_keys: int, n_tokens: int, like: Tensor) -> Tensor:
         """(2, R, D) on the device and of the type of `like`."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from xlpre.model.config import ModelConfig
+from xlpre.model.dropout import Dropout
 from xlpre.model.initialization import initialize_linear
 
 Summary = Literal["last", "first", "mean", "attn"]
@@ -29,7 +30,7 @@ class SequenceSummary(nn.Module):
         self.pool = POOLS[kind](config)
         self.dense = nn.Linear(config.d_model, config.d_model) if project else nn.Identity()
         self.activation = nn.Tanh() if project else nn.Identity()
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         initialize_linear(self.dense, config)
 
     def positions(self, n_rows: int, length: int, device: torch.device | str = "cpu") -> Tensor:
@@ -72,7 +73,7 @@ class _Attention(nn.Module):
         self.value = nn.Linear(config.d_model, width, bias=False)
         self.output = nn.Linear(width, config.d_model, bias=False)
         self.norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
-        self.dropatt, self.dropout = config.dropatt, nn.Dropout(config.dropout)
+        self.dropatt, self.dropout = config.dropatt, Dropout(config.dropout)
         nn.init.normal_(self.start, std=config.init_std)
         for linear in (self.query, self.key, self.value, self.output):
             initialize_linear(linear, config)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.model.conftest import make_model, random_batch, random_memory
-from xlpre.model.kernels import cpu
+from xlpre.model.kernels import cpu, cpu_parts
 from xlpre.model.visibility import HIDDEN
 
 FASTER = ["sdpa", "cpu", "auto"]
@@ -38,6 +38,7 @@ SHAPES = st.fixed_dictionaries(
         "two_streams": st.booleans(),
         "block": st.sampled_from([3, 8, 128]),
         "scores": st.sampled_from([1, 200, 1 << 20]),
+        "kept": st.sampled_from([0, 1 << 20]),
         "positions": st.sampled_from(["relative", "shaw", "sinusoidal", "learned"]),
         "attention_length": st.sampled_from(["all", "same_length"]),
         "relative_segments": st.booleans(),
@@ -54,7 +55,7 @@ SHAPES = st.fixed_dictionaries(
 def test_all_equal_the_reference_in_outputs_memory_and_gradients(shape):
     shape = dict(shape)
     length, rows, seed, remembers = (shape.pop(name) for name in ("length", "rows", "seed", "remembers"))
-    two_streams, block, scores = (shape.pop(name) for name in ("two_streams", "block", "scores"))
+    two_streams, block, scores, kept = (shape.pop(name) for name in ("two_streams", "block", "scores", "kept"))
     if shape["positions"] in ("shaw", "learned"):
         shape["n_positions"] = 12
     if shape["positions"] == "learned":
@@ -63,8 +64,9 @@ def test_all_equal_the_reference_in_outputs_memory_and_gradients(shape):
     memory = random_memory(make_model(two_streams, **shape).config, rows, shape["mem_len"], seed=seed)
     expected = outcome("reference", two_streams, batch, memory, **shape)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu, "ROWS", block)
-        patch.setattr(cpu, "SCORES", scores)
+        patch.setattr(cpu_parts, "ROWS", block)
+        patch.setattr(cpu_parts, "SCORES", scores)
+        patch.setattr(cpu_parts, "KEPT", kept)
         for backend in FASTER:
             assert_equal(outcome(backend, two_streams, batch, memory, **shape), expected)
 
@@ -108,11 +110,9 @@ def test_the_backward_pass_by_hand_is_the_derivative_with_dropout_too(shape):
 
 
 def test_dropout_takes_its_share_and_is_seeded():
-    torch.manual_seed(0)
-    taken = cpu.taken_by_dropout(torch.Size([401, 503]), 0.1)
+    taken, again = (cpu.Noise(3, 0.1).signed(torch.rand(1, 401, 503)).signbit() for _ in range(2))
     assert taken.float().mean().item() == pytest.approx(0.1, abs=0.003)
-    torch.manual_seed(0)
-    assert torch.equal(cpu.taken_by_dropout(torch.Size([401, 503]), 0.1), taken)
+    assert torch.equal(taken, again)
 
 
 def test_the_reused_half_is_never_scored_against_the_rest():
@@ -120,10 +120,10 @@ def test_the_reused_half_is_never_scored_against_the_rest():
     model = make_model(attention="cpu")
     memory = random_memory(model.config, 2, 10)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu, "ROWS", 10)
+        patch.setattr(cpu_parts, "ROWS", 10)
         everywhere, _ = model.backbone._geometries(batch, memory)
-    keys = [block.n_keys for block in everywhere.prepared.blocks if block.in_order]
-    assert max(keys[:2]) <= 10 + 20 < min(keys[2:])
+    keys = [block.n_keys for block in everywhere.prepared.blocks if block.n_in_order]
+    assert max(keys[:4]) <= 10 + 20 < min(keys[4:])
 
 
 @pytest.mark.parametrize("recomputed", [False, True])
