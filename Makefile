@@ -20,7 +20,7 @@ quickstart: $(INSTALLED)
 	$(BIN)/python pretrain/quickstart.py --config configs/pretrain/quickstart.yaml $(ARGS)
 
 test: $(INSTALLED)-dev lint
-	$(BIN)/python -m pytest -m "not long" -n $(WORKERS) $(ARGS)
+	$(BIN)/python -m pytest -m "not long" -n $(WORKERS) --dist loadgroup $(ARGS)
 
 test-long: $(INSTALLED)-dev
 	$(BIN)/python -m pytest -m long $(ARGS)

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from contenders import random_batch
 from evaluation import causal_batch
-from step import random_batch
 
 from pretrain.activations import activations
 from pretrain.config import PretrainConfig

@@ -1,166 +1,158 @@
-"""A training step, forward and backward, of this project and of Hugging Face's XLNet: time, memory, loss.
+r"""A training step of this project's model, beside Hugging Face's or beside itself with other settings: time, memory, loss.
 
 python benchmarks/step.py --config '{"n_layer": 4, "window": 512, "mem_len": 384, "reuse_len": 256, "rows": 2}' --vs hf
 python benchmarks/step.py --impl xlpre --config config.json --rss
+python benchmarks/step.py --impl xlpre:triton:layers --vs xlpre:triton xlpre:sdpa hf hf-compile --rows 8 16 --config \
+    '{"device": "cuda", "dtype": "bf16", "optimizer": true, "n_layer": 12, "d_model": 768, "n_head": 12, "d_inner": 3072,
+      "vocab_size": 32000, "window": 512, "mem_len": 384, "reuse_len": 256, "dropout": 0.1}'
 
-One JSON line for each contender. With `--vs` they take turns in one process, on the same weights and the same batch, and their
-losses must agree before anything is timed (unless dropout is on: then they are made to agree without it). `cpu_ms` is processor
-time, which neighbours disturb least; ratios are medians of pairs. `--rss`: the memory of a step alone, from a process of its own.
+A contender is `hf`, `hf-compile`, or `xlpre[:attention[:compile]]`, compile being `whole`, `layers` or a mode of torch.compile. Those of
+one command take turns in one process, on the same weights and the same batch. None is timed whose loss, in fp32, without dropout and
+before anything is compiled, is not that of the last one. One JSON line for each contender and number of rows; one that fails says why
+in its line, and the others go on; then the status is 1. Ratios are medians of pairs, of `cpu_ms`, processor time, which neighbours
+disturb least, or on a GPU of wall time. `mfu` is of the maker's peak, by the formula of pretrain/cost.py. `step_mb` is the peak of a step
+above what stood before it: of tensors on a GPU; with `--rss`, of a process of its own on a CPU. `activation_mb` is what a row leaves for
+the backward pass. With `optimizer`, a step includes AdamW (fused), and weights, gradients and moments are all in `dtype`.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import gc
 import json
 import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-import warnings
+import traceback
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin slow each other down many times on shared cores
 
-import numpy as np
 import psutil
 import torch
+from contenders import DEFAULT, DTYPES, Contender, contenders, data_of, needed_flops, settings_of
 
-from xlpre.batch import Batch
-from xlpre.data.draws import Draws
-from xlpre.data.layout import Windows
-from xlpre.exchange import hf
-from xlpre.exchange.folder import put_weights
-from xlpre.model.language_model import LanguageModel
-from xlpre.model.memory import Memory
-from xlpre.model.visibility import visible
-from xlpre.objectives.loader import batch_of
-from xlpre.objectives.objective import ObjectiveConfig
-from xlpre.objectives.permutation import Permutation
+from xlpre.training.devices import device_named
 
-DEFAULT = {
-    "n_layer": 6,
-    "d_model": 256,
-    "n_head": 4,
-    "d_inner": 1024,
-    "vocab_size": 8000,
-    "window": 128,
-    "mem_len": 96,
-    "reuse_len": 64,
-    "rows": 8,
-    "partial_k": 6,
-    "dropout": 0.0,
-    "attention": "auto",
-    "threads": 1,
-    "seed": 0,
-}
+AGREE = 1e-4  # nats
 
 
-def random_batch(c: dict[str, Any]) -> Batch:
-    """Rows of random tokens, the second half of them reading backward (as Hugging Face's XLNet has it)."""
-    rng = np.random.default_rng(c["seed"])
-    B, T = c["rows"], c["window"]
-    functional = np.zeros((B, T), bool)
-    functional[:, [c["reuse_len"] + 5, T - 2, T - 1]] = True
-    segments = np.where(np.arange(T) <= c["reuse_len"] + 5, 0, 1)
-    segments[-1] = 2
-    windows = Windows(
-        ids=rng.integers(10, c["vocab_size"], (B, T)),
-        segments=np.tile(segments, (B, 1)),
-        functional=functional,
-        following=np.full(B, 10),
-        backward=np.arange(B) >= B // 2,
-        remembers=np.full(B, 10**6),
-        pair_label=np.ones(B, np.int64),
-        reuse_len=c["reuse_len"],
-    )
-    words = np.ones(c["vocab_size"], bool)
-    objective = Permutation(ObjectiveConfig(partial_k=c["partial_k"]), words)
-    return batch_of(windows, objective.examples(windows, Draws(c["seed"], range(B), 0)))
+class Clock:
+    """Milliseconds of steps, on a device that works on its own."""
+
+    def __init__(self, c: dict[str, Any]) -> None:
+        self._on_gpu = c["device"] != "cpu"
+
+    def wait(self) -> None:
+        """Until the device is done."""
+        if self._on_gpu:
+            torch.cuda.synchronize()
+
+    def time(self, one: Contender, steps: int) -> tuple[float, float]:
+        """Of a step, one of several in a row: on the wall, and of the processor."""
+        self.wait()
+        begun, used = time.perf_counter(), time.process_time()
+        for _ in range(steps):
+            one.step()
+        self.wait()
+        return 1e3 * (time.perf_counter() - begun) / steps, 1e3 * (time.process_time() - used) / steps
 
 
-class HuggingFace:
-    """XLNetLMHeadModel, eager or compiled."""
-
-    def __init__(self, c: dict[str, Any], batch: Batch, hidden: torch.Tensor, compiled: bool = False) -> None:
-        from transformers import XLNetConfig, XLNetLMHeadModel
-
-        torch.manual_seed(c["seed"])
-        sizes = {name: c[name] for name in ("vocab_size", "d_model", "n_layer", "n_head", "d_inner", "dropout")}
-        config = XLNetConfig(
-            **sizes, ff_activation="gelu_new", bi_data=True, mem_len=c["mem_len"], reuse_len=c["reuse_len"]
-        )
-        self.model = XLNetLMHeadModel(config)
-        with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
-                if name.endswith(("r_w_bias", "r_r_bias", "r_s_bias", "seg_embed")):
-                    parameter.normal_(0, 0.2)  # so that every term counts
-        self._run = torch.compile(self.model) if compiled else self.model
-        self._inputs = {
-            "input_ids": batch.input_ids,
-            "perm_mask": (~visible(batch.query_rank, batch.key_rank)).float(),
-            "target_mapping": torch.nn.functional.one_hot(batch.target_positions, c["window"]).float(),
-            "token_type_ids": batch.segment_ids,
-            "labels": batch.targets,
-            "mems": list(hidden.transpose(1, 2)) if c["mem_len"] else None,
-            "use_mems": True,
-        }
-
-    def step(self) -> float:
-        """Its loss."""
-        loss = self._run(**self._inputs).loss
-        loss.backward()
-        self.model.zero_grad(set_to_none=True)
-        return loss.item()
+def agreeing(names: list[str], c: dict[str, Any]) -> tuple[dict[str, Contender], dict[str, str]]:
+    """Contenders whose losses agree with that of the last, which is asked first; and why others are out."""
+    found, failed, losses = contenders(names, c), {}, {}  # type: dict[str, Contender], dict[str, str], dict[str, float]
+    for name in reversed(names):
+        try:
+            with torch.no_grad():
+                losses[name] = found[name].loss().item()
+        except Exception:
+            failed[name] = why()
+        else:
+            if not abs(losses[name] - next(iter(losses.values()))) <= AGREE:  # nan neither
+                failed[name] = f"losses do not agree: {losses}"
+    for name in failed:
+        del found[name]
+    for name, one in found.items():
+        one.compile(settings_of(name, c)["compile"])
+        one.train(DTYPES[c["dtype"]])
+    return found, failed
 
 
-class Xlpre:
-    """This project's model with the weights of `theirs`."""
-
-    def __init__(self, c: dict[str, Any], batch: Batch, hidden: torch.Tensor, theirs: torch.nn.Module) -> None:
-        with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            theirs.save_pretrained(folder)
-            shape, weights, _ = hf.read_model(Path(folder), json.loads((Path(folder) / "config.json").read_text()))
-        free = {"mem_len": c["mem_len"], "dropout": c["dropout"], "dropatt": c["dropout"], "attention": c["attention"]}
-        self.model = LanguageModel(dataclasses.replace(shape, **free), two_streams=True)
-        put_weights(weights, self.model)
-        self._batch, self._memory = batch, Memory(hidden, torch.full((c["rows"],), c["mem_len"]))
-
-    def step(self) -> float:
-        """Its loss."""
-        loss, _ = self.model(self._batch, self._memory)
-        loss.backward()
-        self.model.zero_grad(set_to_none=True)
-        return loss.item()
+def why() -> str:
+    """The end of the traceback."""
+    return traceback.format_exc(limit=-4)[-3000:]
 
 
-def contenders(names: list[str], c: dict[str, Any]) -> dict[str, Any]:
-    """By name, on the same weights and batch, ready to train."""
-    torch.set_num_threads(c["threads"])
-    batch = random_batch(c)
-    torch.manual_seed(c["seed"])
-    hidden = torch.randn(c["n_layer"], c["rows"], c["mem_len"], c["d_model"])
-    theirs = HuggingFace(c, batch, hidden, compiled="hf-compile" in names)
-    found = {name: Xlpre(c, batch, hidden, theirs.model) if name == "xlpre" else theirs for name in names}
-    for one in found.values():
-        one.model.eval()
-    losses = {name: one.step() for name, one in found.items()}
-    if max(losses.values()) - min(losses.values()) > 1e-4:
-        raise SystemExit(f"losses do not agree, so nothing is timed: {losses}")
-    for one in found.values():
-        one.model.train()
-    return found
+def begin(one: Contender, c: dict[str, Any]) -> dict[str, Any]:
+    """The loss of a first step, how long it took, being compiled perhaps, and what a step takes of a GPU's memory."""
+    one.feed(c, *data_of(c, DTYPES[c["dtype"]]))
+    since = time.perf_counter()
+    line: dict[str, Any] = {"loss": round(one.step().item(), 6)}
+    line["first_step_s"] = round(time.perf_counter() - since, 1)
+    if c["device"] == "cpu":
+        return line
+    one.step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    stood = torch.cuda.memory_allocated()
+    one.step()
+    line["step_mb"] = round((torch.cuda.max_memory_allocated() - stood) / 2**20, 1)
+    loss = one.loss()
+    line["activation_mb"] = round((torch.cuda.memory_allocated() - stood) / 2**20 / c["rows"], 1)
+    loss.backward()
+    one.model.zero_grad(set_to_none=True)
+    return line
+
+
+def race(found: dict[str, Contender], c: dict[str, Any], rounds: int, steps: int) -> list[dict[str, Any]]:
+    """A line for each; they take turns."""
+    clock, lines, running = Clock(c), {}, dict(found)  # type: Clock, dict[str, dict[str, Any]], dict[str, Contender]
+    for name, one in found.items():
+        try:
+            lines[name] = {"impl": name, **begin(one, c)}
+        except (Exception, KeyboardInterrupt):  # asked to stop, it says what is known of those before
+            lines[name] = {"impl": name, "failed": why()}
+            one.model.zero_grad(set_to_none=True)
+            del running[name]
+    took: dict[str, list[tuple[float, float]]] = {name: [] for name in running}
+    for _ in range(rounds):
+        for name, one in running.items():
+            gc.collect()
+            took[name].append(clock.time(one, steps))
+    for name in running:
+        lines[name] |= speeds(took[name], c)
+        first = next(iter(running))
+        if name != first:
+            which = int(c["device"] == "cpu")  # processor time, or the wall's
+            pairs = zip(took[name], took[first], strict=True)
+            lines[first].setdefault("times_as_fast_as", {})[name] = round(
+                statistics.median(theirs[which] / ours[which] for theirs, ours in pairs), 3
+            )
+    return list(lines.values())
+
+
+def speeds(took: list[tuple[float, float]], c: dict[str, Any]) -> dict[str, Any]:
+    """What the times of steps mean."""
+    wall, cpu = (statistics.median(times) for times in zip(*took, strict=True))
+    flops = needed_flops(c) / wall * 1e3
+    known = device_named(torch.cuda.get_device_name()) if c["device"] != "cpu" else None
+    return {
+        "cpu_ms": round(cpu, 1),
+        "wall_ms": round(wall, 2),
+        "tokens_per_second": round(c["rows"] * c["window"] / wall * 1e3, 1),
+        "tflops": round(flops / 1e12, 4),
+        "mfu": round(flops / known.flops, 4) if known else None,
+    }
 
 
 def memory_of_a_step(name: str, c: dict[str, Any]) -> float:
     """MB above what stood before, in this process."""
-    one = contenders([name], c)[name]
+    one = agreeing([name], c)[0][name]
+    begin(one, c)
     gc.collect()
     process, most, running = psutil.Process(), [0], [True]
     before = process.memory_info().rss
@@ -178,12 +170,24 @@ def memory_of_a_step(name: str, c: dict[str, Any]) -> float:
     return (most[0] - before) / 2**20
 
 
+def memory_alone(name: str, c: dict[str, Any]) -> float:
+    """The same, of a process of its own."""
+    again = [sys.executable, __file__, "--config", json.dumps(c), "--impl", name, "--alone"]
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
+    alone = subprocess.run(again, capture_output=True, text=True, check=True, env=environment)
+    return round(json.loads(alone.stdout.splitlines()[-1]), 1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", default="{}", help="JSON, or a file of it; what is left out is as in DEFAULT")
-    parser.add_argument("--impl", default="xlpre", choices=["xlpre", "hf", "hf-compile"])
-    parser.add_argument("--vs", choices=["xlpre", "hf", "hf-compile"])
+    parser.add_argument(
+        "--config", default="{}", help="JSON, or a file of it; what is left out is as in contenders.DEFAULT"
+    )
+    parser.add_argument("--impl", default="xlpre")
+    parser.add_argument("--vs", nargs="+", default=[])
+    parser.add_argument("--rows", nargs="+", type=int, help="micro-batches, one after the other; else that of --config")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--steps", type=int, default=1, help="of a turn")
     parser.add_argument("--rss", action="store_true")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     words = parser.parse_args()
@@ -192,36 +196,22 @@ def main() -> None:
     if words.alone:
         print(json.dumps(memory_of_a_step(words.impl, c)))
         return
-    names = [words.impl, *([words.vs] if words.vs else [])]
-    found = contenders(names, c)
-    loss = {name: one.step() for name, one in found.items()}
-    cpu: dict[str, list[float]] = {name: [] for name in names}
-    wall: dict[str, list[float]] = {name: [] for name in names}
-    for _ in range(words.rounds):
-        for name, one in found.items():
-            gc.collect()
-            begun, used = time.perf_counter(), time.process_time()
-            one.step()
-            cpu[name].append(time.process_time() - used)
-            wall[name].append(time.perf_counter() - begun)
-    for name in names:
-        line = {
-            "impl": name,
-            "loss": round(loss[name], 6),
-            "cpu_ms": round(1e3 * statistics.median(cpu[name]), 1),
-            "wall_ms": round(1e3 * statistics.median(wall[name]), 1),
-            "tokens_per_second": round(c["rows"] * c["window"] / statistics.median(wall[name]), 1),
-        }
-        if words.vs and name == words.impl:
-            pairs = zip(cpu[words.vs], cpu[name], strict=True)
-            line["times_as_fast"] = round(statistics.median(theirs / ours for theirs, ours in pairs), 3)
-        if words.rss:
-            again = [sys.executable, __file__, "--config", json.dumps(c), "--impl", name, "--alone"]
-            alone = subprocess.run(
-                again, capture_output=True, text=True, check=True, env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
+    names = [words.impl, *words.vs]
+    sizes, bad = words.rows or [c["rows"]], False
+    found, failed = agreeing(names, {**c, "rows": min(sizes)})
+    lines: list[dict[str, Any]] = [{"impl": name, "failed": reason} for name, reason in failed.items()]
+    for rows in sizes:
+        now = {**c, "rows": rows}
+        lines += race(found, now, words.rounds, words.steps)
+        for line in lines:
+            if words.rss and "failed" not in line:
+                line["step_mb"] = memory_alone(line["impl"], now)
+            print(
+                json.dumps({**line, "config": settings_of(line["impl"], now), "torch": torch.__version__}), flush=True
             )
-            line["step_mb"] = round(json.loads(alone.stdout.splitlines()[-1]), 1)
-        print(json.dumps({**line, "config": c, "torch": torch.__version__}), flush=True)
+            bad |= "failed" in line
+        lines = []
+    sys.exit(bad)
 
 
 if __name__ == "__main__":

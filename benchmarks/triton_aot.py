@@ -22,7 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from xlpre.model.kernels import triton_kernels
-from xlpre.model.kernels.triton import TILES, Tile, tile_of
+from xlpre.model.kernels.triton_tiles import TILES, Tile, tile_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 INTEGERS = ("row_facts", "key_facts", "direction")

@@ -82,4 +82,8 @@ class PretrainConfig:
             )
         if self.seed < 0:
             raise ValueError(f"seed ({self.seed}) must be at least 0")
+        if self.train.compile and self.model.attention == "cpu":
+            raise ValueError(
+                "train.compile=true cannot compile model.attention=cpu, which is written by hand; set model.attention=auto"
+            )
         check_overrides(self.deepspeed)

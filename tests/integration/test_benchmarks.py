@@ -1,8 +1,11 @@
 """The benchmarks work; how fast things are is no test."""
 
+import importlib
 import json
 import subprocess
 import sys
+
+import pytest
 
 from tests.conftest import REPOSITORY
 from tests.integration.conftest import environment, run
@@ -20,10 +23,59 @@ TINY = {
 
 
 def test_a_step_is_timed_against_hugging_faces_once_their_losses_agree():
-    done = run("benchmarks/step.py", "--config", json.dumps(TINY), "--vs", "hf", "--rounds", 2)
+    done = run("benchmarks/step.py", "--config", json.dumps(TINY), "--vs", "hf", "xlpre:sdpa", "--rounds", 2)
     assert done.returncode == 0, done.stderr
-    ours, theirs = map(json.loads, done.stdout.splitlines())
-    assert abs(ours["loss"] - theirs["loss"]) < 1e-4 and ours["times_as_fast"] > 0
+    ours, theirs, other = map(json.loads, done.stdout.splitlines())
+    assert abs(ours["loss"] - theirs["loss"]) < 1e-4
+    assert ours["times_as_fast_as"].keys() == {"hf", "xlpre:sdpa"}
+    assert other["config"]["attention"] == "sdpa" and other["tokens_per_second"] > 0
+
+
+def test_every_backend_agrees_with_the_reference_with_the_dropout_that_it_draws():
+    shape = {"rows": 1, "heads": 2, "width": 16, "window": 32, "memory": 16, "targets": 5}
+    words = [word for name, value in shape.items() for word in (f"--{name}", value)]
+    done = run("benchmarks/kernels.py", *words, "--dropout", 0.1, "--repeats", 1)
+    assert done.returncode == 0, done.stderr
+    lines = {line["backend"]: line for line in map(json.loads, done.stdout.splitlines())}
+    assert lines.keys() == {"reference", "sdpa", "cpu", "bare"}
+    assert all(line["same_bits"] and line["agrees"] for name, line in lines.items() if name != "bare")
+
+
+def test_batches_are_timed():
+    done = run("benchmarks/data.py", "--tokens", 50_000, "--window", 64, "--rows", 2, "--batches", 1, "--turns", 2)
+    assert done.returncode == 0, done.stderr
+    rates = json.loads(done.stdout)["tokens_per_cpu_second"]
+    assert rates["permutation"] > 0 and "permutation with dense masks" in rates
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """benchmarks/gpu.py as a module."""
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
+    return importlib.import_module("gpu")
+
+
+def test_a_part_of_the_report_that_fails_or_hangs_is_recorded_and_takes_nothing_with_it(gpu, tmp_path):
+    report = gpu.Report(tmp_path / "report.json")
+    said = 'print(\'{"what is": "known"}\', flush=True); '
+    codes = {"good": "1", "bad": "raise ValueError('why')", "hanging": "import time; time.sleep(60)"}
+    for name, code in codes.items():
+        part = gpu.Part(name, 5, ["-c", said + code])
+        gpu.run(part, 1.5 if name == "hanging" else 20, report)
+    found = json.loads((tmp_path / "report.json").read_text())["parts"]
+    assert [found[name]["status"] for name in codes] == [0, 1, "stopped after 2 s"]
+    assert all(part["lines"] == [{"what is": "known"}] for part in found.values())
+    assert "ValueError: why" in found["bad"]["said"][-1]
+    assert "bad: status 1" in "\n".join(gpu.summary(found))
+
+
+@pytest.mark.long
+def test_the_report_of_a_gpu_goes_all_its_ways_on_a_processor(tmp_path):
+    done = run("benchmarks/gpu.py", "--tiny", "--out", tmp_path / "report.json", timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    parts = json.loads((tmp_path / "report.json").read_text())["parts"]
+    assert all(part.get("status") == 0 or "triton" in part["left_out"] for part in parts.values())
+    assert parts["pretraining"]["lines"][-1]["passed"]
 
 
 def test_reading_with_a_cache_is_timed_against_a_sliding_window_once_their_losses_agree():

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 class Dropout(nn.Module):
     """Sets a share of elements to 0 while training; the others grow by as much.
 
-    On a processor the share is a multiple of 2**-16.
+    On a processor, where nothing is compiled, the share is a multiple of 2**-16.
 
     Args:
         share: from 0 to below 1.
@@ -24,7 +24,7 @@ class Dropout(nn.Module):
         """Of any shape and type."""
         if not self.training or self.share == 0:
             return x
-        if x.device.type != "cpu":
+        if x.device.type != "cpu" or torch.compiler.is_compiling():
             return F.dropout(x, self.share)
         kept = random_bits(x.numel()).float().ge_(threshold(self.share))  # as numbers: torch is slow with booleans here
         return x * kept.mul_(1 / (1 - self.share)).view(x.shape).to(x.dtype)

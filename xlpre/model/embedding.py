@@ -41,6 +41,7 @@ class AdaptiveEmbedding(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        self.width = config.d_model
         clusters = config.clusters if config.div_value > 1 else [(0, config.vocab_size, config.embedding_width)]
         self.clusters = nn.ModuleList(ClusterEmbedding(*cluster, config) for cluster in clusters)
 
@@ -54,10 +55,11 @@ class AdaptiveEmbedding(nn.Module):
         flat = ids.flatten()
         if len(self.clusters) == 1:
             return self.clusters[0](flat).view(*ids.shape, -1)
-        found, places = [], []
+        of_parts = []
         for cluster in self.parts:
             inside = ((flat >= cluster.low) & (flat < cluster.high)).nonzero().squeeze(1)  # waits for the device
-            found.append(cluster(flat[inside]))
-            places.append(inside)
-        back = torch.cat(places).argsort()
-        return torch.cat(found)[back].view(*ids.shape, -1)
+            of_parts.append((inside, cluster(flat[inside])))
+        vectors = of_parts[0][1].new_zeros(flat.size(0), self.width)
+        for inside, found in of_parts:
+            vectors = vectors.index_add(0, inside, found)
+        return vectors.view(*ids.shape, -1)

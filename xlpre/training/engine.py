@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from pydantic import ValidationError
 from torch import nn
 
 from xlpre.training.optim import OptimConfig, build_optimizer
@@ -149,6 +148,8 @@ def settings_for(
         "steps_per_print": 2**31,
     }
     settings = _merged(ours, overrides)
+    from pydantic import ValidationError  # which DeepSpeed brings
+
     try:
         _deepspeed(device).DeepSpeedConfig(dict(settings))
     except ValidationError as error:
@@ -167,6 +168,8 @@ def build_engine(
     optimizer = build_optimizer(model, optim, guarded)
     engine, *_ = _deepspeed(device).initialize(model=model, optimizer=optimizer, config=settings)
     if train.compile:
+        # how many tokens are in a cluster of the adaptive softmax is known by then only; else the graph would end there
+        torch._dynamo.config.capture_dynamic_output_shape_ops = True
         engine.compile()
     return engine
 

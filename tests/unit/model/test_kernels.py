@@ -1,5 +1,8 @@
 """Whoever computes attention: the same numbers."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -136,3 +139,9 @@ def test_layers_that_are_computed_again_keep_no_probabilities(recomputed):
     loss.backward()
     of_all_keys = [shape for shape in kept if len(shape) == 3 and shape[-1] == 50]  # (g, n, K)
     assert bool(of_all_keys) is not recomputed
+
+
+def test_a_model_is_imported_without_torchs_compiler():
+    """Which takes a second or two, and comes with `torch.compiler.disable`."""
+    code = "import sys, xlpre.model.language_model, xlpre.exchange.folder; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

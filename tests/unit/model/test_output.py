@@ -17,7 +17,7 @@ ADAPTIVE = {
 }
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(**ADAPTIVE)
 def test_the_adaptive_softmax_is_its_definition_token_by_token(cutoffs, div_value, d_embed, tie_embedding, tie, seed):
     if not cutoffs and d_embed == 0 and tie_embedding:
@@ -30,16 +30,16 @@ def test_the_adaptive_softmax_is_its_definition_token_by_token(cutoffs, div_valu
         tie_embedding=tie_embedding,
         tie_projections=[i % 2 == 0 for i in range(len(cutoffs) + 1)] if tie else [],
     )
-    embedding, hidden = model.backbone.embedding, torch.randn(2, 3, 16)
+    embedding, hidden = model.backbone.embedding, torch.randn(1, 2, 16)
     expected = torch.stack(
         [
             torch.stack([probability(model.output, embedding, h, token) for token in range(VOCAB)])
             for h in hidden.flatten(0, 1)
         ]
-    ).view(2, 3, VOCAB)
+    ).view(1, 2, VOCAB)
     torch.testing.assert_close(model.output(hidden).softmax(-1), expected, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(expected.sum(-1), torch.ones(2, 3))
-    targets = torch.randint(0, VOCAB, (2, 3))
+    torch.testing.assert_close(expected.sum(-1), torch.ones(1, 2))
+    targets = torch.randint(0, VOCAB, (1, 2))
     losses = -expected.gather(2, targets[:, :, None]).squeeze(2).log()
     torch.testing.assert_close(model.output(hidden, targets), losses, atol=1e-4, rtol=1e-4)
     ids = torch.randint(0, VOCAB, (2, 5))

@@ -37,12 +37,12 @@ def small_tiles(monkeypatch):
     """So that tiny shapes have several of them, of sizes that divide nothing."""
     if not (INTERPRETED or ON_GPU):
         return
-    from xlpre.model.kernels import triton
+    from xlpre.model.kernels import triton, triton_tiles
 
     monkeypatch.setattr(triton, "GRANULE", 32)
     cuts = {"attend": (16, 32), "differentiate_keys": (32, 16), "differentiate_place_keys": (16, 32)}
-    tiles = {name: (triton.Tile(*cuts.get(name, (16, 16)), 4, 1),) * 4 for name in triton.TILES}
-    monkeypatch.setattr(triton, "TILES", tiles)
+    tiles = {name: (triton_tiles.Tile(*cuts.get(name, (16, 16)), 4, 1),) * 4 for name in triton_tiles.TILES}
+    monkeypatch.setattr(triton_tiles, "TILES", tiles)
 
 
 @pytest.mark.skipif(INTERPRETED or ON_GPU, reason="the others run in this process")
@@ -178,6 +178,42 @@ def test_a_model_has_the_same_losses_memory_and_gradients(two_streams):
     assert found[0].keys() == found[1].keys()
     for name, tensor in found[0].items():
         torch.testing.assert_close(found[1][name], tensor, rtol=1e-4, atol=1e-4, msg=name)
+
+
+@runs_kernels
+def test_a_compiler_of_torch_takes_a_model_as_one_graph_of_the_same_numbers():
+    batch = random_batch(20, reuse=10)
+    model = make_model(True, attention="triton", n_layer=1, dropatt=0.1).to(DEVICE)
+    memory = random_memory(model.config, 2, 12)
+    memory = type(memory)(memory.hidden.to(DEVICE), memory.valid.to(DEVICE))
+    moved = type(batch)(**{name: x.to(DEVICE) if torch.is_tensor(x) else x for name, x in vars(batch).items()})
+    found = []
+    for run in (model, torch.compile(model, backend="aot_eager", fullgraph=True)):
+        torch.manual_seed(1)
+        loss, remembered = run(moved, memory)
+        gradients = torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
+        found.append((loss, remembered.hidden, *(x for x in gradients if x is not None)))
+    for eager, compiled in zip(*found, strict=True):
+        torch.testing.assert_close(eager, compiled, rtol=1e-4, atol=1e-5)
+
+
+@runs_kernels
+def test_the_operators_are_what_they_told_torch_that_they_are():
+    from xlpre.model.kernels.triton import relative_attention
+
+    geometry, tensors = small_case()
+    backend, caught = with_triton(), []
+    prepared = replace(geometry, prepared=backend.prepare(geometry, tensors["query"]))
+
+    def catch(*given):
+        caught.append(given)
+        return relative_attention(*given)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("xlpre.model.kernels.triton.relative_attention", catch)
+        attended(backend, prepared, tensors, dropout=0.1)
+    given = [x.detach().requires_grad_(x.is_floating_point()) if torch.is_tensor(x) else x for x in caught[0]]
+    torch.library.opcheck(relative_attention, tuple(given))
 
 
 def small_case(dtype=torch.float32):

@@ -382,6 +382,7 @@ if os.environ["RANK"] == "0":
 """
 
 
+@pytest.mark.xdist_group("kept_by_deepspeed")  # computed once
 @pytest.mark.parametrize("case", KEPT)
 def test_weights_gradients_and_optimizer_are_what_deepspeed_keeps(kept_by_deepspeed, case):
     precision, stage, *offloaded = case.split()

@@ -22,19 +22,17 @@ from xlpre.model.dropout import random_bits, threshold
 from xlpre.model.geometry import Geometry
 from xlpre.model.kernels import cpu_parts
 from xlpre.model.kernels.cpu_parts import Plan
-from xlpre.model.kernels.cpu_scores import Gradients, Scorer, Terms, add_product
+from xlpre.model.kernels.cpu_scores import Gradients, Scorer, Terms, add_to_keys
 from xlpre.model.terms import Scores
 
 
 class Cpu:
     """See the module."""
 
-    @torch.compiler.disable
     def prepare(self, geometry: Geometry, like: Tensor) -> Plan:
         """In which parts."""
         return Plan(geometry, like.dtype)
 
-    @torch.compiler.disable
     def attend(self, scores: Scores, key: Tensor, value: Tensor, geometry: Geometry, dropout: float) -> Tensor:
         """See Backend."""
         place = (scores.place_bias, scores.place_keys, scores.place_offsets)
@@ -68,7 +66,7 @@ class _Attention(torch.autograd.Function):
         value, out, *saved = ctx.saved_tensors
         terms, kept = Terms(*saved[: len(Terms._fields)]), iter(saved[len(Terms._fields) :])
         noise, scorer = Noise(*ctx.noise), Scorer(terms, ctx.scale, ctx.plan)
-        gradients, d_value = Gradients(scorer), torch.zeros_like(value)
+        gradients, d_value = Gradients(scorer), torch.empty_like(value)
         total = (grad * out).sum(-1, keepdim=True).transpose(1, 2)  # (B, H, N, 1)
         values, d_values, grad = value.transpose(1, 2), d_value.transpose(1, 2), noise.grown(grad).transpose(1, 2)
         for part in ctx.plan.parts(terms.query.size(2)):
@@ -76,7 +74,7 @@ class _Attention(torch.autograd.Function):
             if signed is None:
                 signed = noise.signed(scorer.probabilities(part))
             mine, used = grad[part.rows], noise.used(signed)
-            add_product(d_values[part.keys], used.transpose(1, 2), mine)
+            add_to_keys(d_values, part, used, mine)
             d_score = torch.bmm(mine, values[part.keys].transpose(1, 2))
             gradients.add(noise.d_score(d_score, signed, used, total[part.rows]), part)
         return None, None, None, d_value, *gradients.of_terms()

@@ -104,7 +104,7 @@ class Gradients:
 
     def __init__(self, scorer: Scorer) -> None:
         terms, plan = scorer.terms, scorer.plan
-        self._scorer, self._query, self._key = scorer, torch.empty_like(terms.query), torch.zeros_like(terms.key)
+        self._scorer, self._query, self._key = scorer, torch.empty_like(terms.query), torch.empty_like(terms.key)
         self._heads_first = self._query.transpose(1, 2), self._key.transpose(1, 2)
         # of each block, to be summed at the end
         self._content, self._place, self._step = terms.query.new_empty(
@@ -121,7 +121,7 @@ class Gradients:
         """What the gradient of a part's scores, (h, n, k), gives."""
         scorer, (number, heads), (d_all, d_keys) = self._scorer, (part.block.number, part.rows[1]), self._heads_first
         content = scorer.content(part)
-        add_product(d_keys[part.keys], d_score.transpose(1, 2), content)
+        add_to_keys(d_keys, part, d_score, content)
         d_query = torch.bmm(d_score, scorer.key[part.keys])
         torch.sum(d_query, 1, out=self._content[number, heads])
         if scorer.terms.step is not None:
@@ -138,7 +138,7 @@ class Gradients:
         scorer, moved = self._scorer, self._by_distance(d_score, part.block)
         d_query = torch.bmm(moved, scorer.place_keys[part.distances])
         torch.sum(d_query, 1, out=self._place[part.block.number, part.rows[1]])
-        add_product(self._place_keys[part.distances], moved.transpose(1, 2), scorer.place(part))
+        self._place_keys[part.distances] += torch.bmm(moved.transpose(1, 2), scorer.place(part))
         if scorer.terms.place_offsets is not None:
             direction, heads, distances = part.distances
             self._place_offsets[direction, heads, :, distances] += moved.sum(1, keepdim=True)
@@ -176,6 +176,18 @@ class Gradients:
         return Terms(self._query, content, place, place_keys, place_offsets, step_bias, step, self._key)
 
 
-def add_product(to: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add left (h, n, m) times right (h, m, k) to `to` (h, n, k), which may be a view."""
-    torch.baddbmm(to, left, right, out=to)
+def add_to_keys(gradient: Tensor, part: Part, of_rows: Tensor, rows: Tensor) -> None:
+    """Add what a part gives to the gradient of keys (B, H, K, E), which its window's first part finds unwritten.
+
+    Args:
+        gradient: of all keys, a view.
+        part: which.
+        of_rows: (h, n, k) by row and key.
+        rows: (h, n, E).
+    """
+    found, mine = torch.bmm(of_rows.transpose(1, 2), rows), gradient[part.keys]
+    if part.block.first:
+        mine += found
+    else:
+        mine.copy_(found)
+        gradient[part.block.row, part.rows[1], part.block.n_keys :] = 0

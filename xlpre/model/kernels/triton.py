@@ -18,59 +18,26 @@ pass and again, computed anew, during its backward pass, where ds is stored in i
 
 Dropout draws its seed from torch's generator, and 16 bits for each probability by Philox, from seed, head, row and key alone: the backward
 pass draws them again.
+
+Forward and backward pass are an operator of torch each: torch.compile takes them as a node of its graph and fuses what is around them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from xlpre.model.geometry import Geometry
-from xlpre.model.kernels import triton_kernels
+from xlpre.model.kernels.triton_launch import Given, Launch
+from xlpre.model.kernels.triton_tiles import GRANULE
 from xlpre.model.terms import Scores
 from xlpre.model.visibility import HIDDEN
 
-GRANULE = 128  # rows and keys are padded to a multiple of it; every tile divides it
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-
-
-class Tile(NamedTuple):
-    """How a kernel is cut.
-
-    Attributes:
-        rows: of a tile,
-        keys: of it, or distances.
-        warps: of a program.
-        stages: tiles that are loaded ahead.
-    """
-
-    rows: int
-    keys: int
-    warps: int
-    stages: int
-
-
-# For heads up to 64, 128 and 256 wide, and for fp32: the largest tiles tried that spill no register on sm_90 in bf16, with and without
-# dropout, and take less than the 99 KB of shared memory that the smallest GPUs of compute capability 8 have; heads wider than 128, and
-# fp32, whose products run outside tensor cores, spill some bytes (benchmarks/triton_aot.py). One program of 8 warps then fills a
-# multiprocessor's registers.
-TILES: dict[str, tuple[Tile, ...]] = {
-    "score_places": (Tile(128, 64, 8, 3), Tile(128, 64, 8, 2), Tile(32, 32, 4, 1), Tile(32, 32, 8, 1)),
-    "attend": (Tile(128, 64, 8, 3), Tile(128, 32, 8, 2), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
-    "differentiate_keys": (Tile(64, 128, 8, 2), Tile(32, 64, 8, 2), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
-    "differentiate_rows": (Tile(128, 64, 8, 3), Tile(64, 32, 8, 2), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
-    "differentiate_place_queries": (Tile(128, 64, 8, 3), Tile(64, 64, 4, 3), Tile(32, 32, 4, 1), Tile(32, 32, 8, 1)),
-    "differentiate_place_keys": (Tile(64, 128, 8, 3), Tile(64, 64, 4, 3), Tile(32, 32, 4, 1), Tile(32, 32, 8, 1)),
-}
-
-
-def tile_of(kernel: str, width: int, dtype: torch.dtype) -> Tile:
-    """The tile of a kernel for heads of `width`."""
-    return TILES[kernel][3 if dtype == torch.float32 else (width > 64) + (width > 128)]
 
 
 @dataclass(frozen=True)
@@ -115,7 +82,6 @@ class Triton:
             geometry.reach,
         )
 
-    @torch.compiler.disable
     def attend(self, scores: Scores, key: Tensor, value: Tensor, geometry: Geometry, dropout: float) -> Tensor:
         """See Backend."""
         E, dtype = key.size(3), key.dtype
@@ -135,124 +101,73 @@ class Triton:
             step = torch.einsum("bnhe,he->bhn", scores.with_bias(scores.step_bias), scores.step)
         content = _padded(scores.with_bias(scores.content_bias), width)
         keys, values = _padded(key, width), _padded(value, width)
-        given = (content, place, place_keys, offsets, step, keys, values)
-        return _Attention.apply(*given, geometry.prepared, dropout)[..., :E]
+        seed = torch.randint(2**62, (1,), device=key.device) if dropout else None
+        given, ready = (content, place, place_keys, offsets, step, keys, values), geometry.prepared
+        facts = (ready.row_facts, ready.key_facts, ready.direction, seed, ready.n_distances, ready.reach)
+        out, _ = relative_attention(*given, *facts, dropout)
+        return out[..., :E]
 
 
-class _Attention(torch.autograd.Function):
-    """Of content queries, place queries (B, N, H, E), place keys (2, R, H, E), offsets (2, R, H), steps (B, H, N), keys and values."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        query: Tensor,
-        place: Tensor | None,
-        place_keys: Tensor | None,
-        offsets: Tensor | None,
-        step: Tensor | None,
-        key: Tensor,
-        value: Tensor,
-        prepared: Prepared,
-        dropout: float,
-    ) -> Tensor:
-        query, key, value = (x.contiguous() for x in (query, key, value))
-        place, place_keys, offsets, step = (
-            None if x is None else x.contiguous() for x in (place, place_keys, offsets, step)
-        )
-        seed = torch.randint(2**62, (1,), device=query.device) if dropout else None
-        launch = _Launch(query, key, prepared, dropout, place is not None, step is not None)
-        bias = launch.bias(place, place_keys, offsets)
-        out = torch.empty_like(query)
-        log_total = query.new_empty(launch.lines, dtype=torch.float32)
-        launch.over_rows("attend", query, key, value, bias, step, *launch.facts, seed, out, log_total, *launch.rule)
-        ctx.save_for_backward(query, place, place_keys, offsets, step, key, value, seed, out, log_total)
-        ctx.launch = launch
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        query, place, place_keys, offsets, step, key, value, seed, out, log_total = ctx.saved_tensors
-        launch = ctx.launch
-        d_out = d_out.contiguous()
-        delta = torch.einsum("bnhe,bnhe->bhn", d_out.float(), out.float()).contiguous()
-        bias = launch.bias(place, place_keys, offsets)
-        given = (query, key, value, bias, step, *launch.facts, seed, log_total, d_out, delta)
-        d_query, d_key, d_value = (torch.empty_like(x) for x in (query, key, value))
-        d_step = None if step is None else torch.empty_like(step)
-        launch.over_keys("differentiate_keys", *given, d_key, d_value, *launch.rule)
-        launch.over_rows("differentiate_rows", *given, d_query, d_step, *launch.rule)
-        # the bias is that of the scores no more
-        d_places = launch.differentiate_places(place, place_keys, offsets, bias)
-        return d_query, *d_places, d_step, d_key, d_value, None, None
+# Schemas are written out, as the versions of torch and Python differ in what annotations they read.
+GIVEN = (
+    "Tensor query, Tensor? place, Tensor? place_keys, Tensor? offsets, Tensor? step, Tensor key, Tensor value, Tensor row_facts, "
+    "Tensor key_facts, Tensor direction, Tensor? seed, int n_distances, int? reach, float dropout"
+)
 
 
-class _Launch:
-    """Calls kernels on the tensors of one layer."""
+@torch.library.custom_op("xlpre::relative_attention", mutates_args=(), schema=f"({GIVEN}) -> (Tensor, Tensor)")
+def relative_attention(*given: Any) -> tuple[Tensor, Tensor]:
+    """The output (B, N, H, E) for what is Given, and log2 of the sum of each row's exponentials (B, H, N) float32."""
+    launch = Launch(Given(*given))
+    out, log_total = _outputs(*given)
+    launch.attend(launch.bias(), out, log_total)
+    return out, log_total
 
-    def __init__(
-        self, query: Tensor, key: Tensor, prepared: Prepared, dropout: float, places: bool, segments: bool
-    ) -> None:
-        B, N, H, E = query.shape
-        self._prepared, self._groups, self._like = prepared, B * H, (E, query.dtype)
-        self._length = {"rows": N, "keys": key.size(1), "distances": prepared.n_distances}
-        self.facts = (prepared.row_facts, prepared.key_facts)
-        self._pitches = (prepared.row_facts.size(2), prepared.key_facts.size(2))
-        self.lines = (B, H, N)
-        threshold = round(dropout * 2**16)  # of 16 random bits
-        reach = prepared.reach
-        self.rule = (
-            *(N, key.size(1), H),
-            *self._pitches,
-            *(reach or 0, threshold, 2**16 / max(2**16 - threshold, 1)),
-            *(places, segments, reach is not None, dropout > 0),
-        )
-        self._sizes = (N, key.size(1), prepared.n_distances, H, *self._pitches)
 
-    def bias(self, place: Tensor | None, place_keys: Tensor | None, offsets: Tensor | None) -> Tensor | None:
-        """Position scores (B, H, N, K padded), between the first and last key that rows see."""
-        if place is None:
-            return None
-        bias = place.new_empty(*self.lines, self._pitches[1])
-        given = (place, place_keys, offsets, self._prepared.row_facts, self._prepared.direction, bias)
-        self.over_rows("score_places", *given, *self._sizes, offsets is not None)
-        return bias
+@torch.library.custom_op(
+    "xlpre::relative_attention_backward",
+    mutates_args=(),
+    schema=f"(Tensor d_out, Tensor delta, Tensor log_total, {GIVEN}) -> Tensor[]",
+)
+def relative_attention_backward(d_out: Tensor, delta: Tensor, log_total: Tensor, *given: Any) -> list[Tensor]:
+    """Gradients of what is Given, of those tensors of its first seven that there are."""
+    launch = Launch(Given(*given))
+    bias = launch.bias()
+    read = (bias, log_total, d_out.contiguous(), delta.contiguous())
+    d_key, d_value = launch.differentiate_keys(*read)
+    d_query, d_step = launch.differentiate_rows(*read)
+    d_places = launch.differentiate_places(bias)  # in place of the bias there is its gradient now
+    return [x for x in (d_query, *d_places, d_step, d_key, d_value) if x is not None]
 
-    def differentiate_places(
-        self, place: Tensor | None, place_keys: Tensor | None, offsets: Tensor | None, d_bias: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Gradients of place queries, place keys and offsets."""
-        if place is None or place_keys is None:
-            return None, None, None
-        direction, row_facts = self._prepared.direction, self._prepared.row_facts
-        d_place = torch.empty_like(place)
-        given = (place_keys, row_facts, direction, d_bias, d_place)
-        self.over_rows("differentiate_place_queries", *given, *self._sizes)
-        of_each = place.new_empty(len(direction), *place_keys.shape[1:], dtype=torch.float32)
-        offset_of_each = None if offsets is None else of_each.new_empty(of_each.shape[:3])
-        written = (place, row_facts, d_bias, of_each, offset_of_each)
-        self._call("distances", "differentiate_place_keys", *written, *self._sizes, offsets is not None)
-        # a product, because index_add would add in any order
-        member = (direction == torch.arange(2, device=direction.device)[:, None]).float()
-        d_place_keys = (member @ of_each.flatten(1)).view(place_keys.shape).to(place_keys.dtype)
-        if offsets is None or offset_of_each is None:
-            return d_place, d_place_keys, None
-        return d_place, d_place_keys, (member @ offset_of_each.flatten(1)).view(offsets.shape).to(offsets.dtype)
 
-    def over_rows(self, kernel: str, *given: Any) -> None:
-        """A program for each tile of rows."""
-        self._call("rows", kernel, *given)
+@relative_attention.register_fake
+def _outputs(*given: Any) -> tuple[Tensor, Tensor]:
+    query = given[0]
+    B, N, H, _ = query.shape
+    return query.new_empty(query.shape), query.new_empty((B, H, N), dtype=torch.float32)
 
-    def over_keys(self, kernel: str, *given: Any) -> None:
-        """A program for each tile of keys."""
-        self._call("keys", kernel, *given)
 
-    def _call(self, over: str, kernel: str, *given: Any) -> None:
-        E, dtype = self._like
-        tile = tile_of(kernel, E, dtype)
-        size = tile.rows if over == "rows" else tile.keys
-        grid = (-(-self._length[over] // size), self._groups)
-        launched = getattr(triton_kernels, kernel)[grid]
-        launched(*given, E, tile.rows, tile.keys, num_warps=tile.warps, num_stages=tile.stages)
+@relative_attention_backward.register_fake
+def _gradients(d_out: Tensor, delta: Tensor, log_total: Tensor, *given: Any) -> list[Tensor]:
+    return [x.new_empty(x.shape) for x in Given(*given).differentiable if x is not None]
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    given = Given(*inputs)
+    ctx.save_for_backward(*given.tensors, *output)
+    ctx.settings = given.settings
+
+
+def _backward(ctx: Any, d_out: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    *tensors, out, log_total = ctx.saved_tensors
+    given = Given(*tensors, *ctx.settings)
+    delta = (d_out.float() * out.float()).sum(-1).transpose(1, 2)
+    found = iter(relative_attention_backward(d_out, delta, log_total, *given))
+    gradients = [None if x is None else next(found) for x in given.differentiable]
+    return (*gradients, *[None] * (len(given) - len(gradients)))
+
+
+relative_attention.register_autograd(_backward, setup_context=_keep)
 
 
 def _hulls(seen: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """How fast finished batches come out of a store, on one core.
 
-python benchmarks/loader.py
+python benchmarks/data.py
 
 Makes a store of random text in a temporary folder, reads it through a memory map, and prints one JSON line: window tokens a CPU second for
 each objective (the median of several turns), with the masks (T, T) and one-hot targets that other loaders hand over for comparison, and

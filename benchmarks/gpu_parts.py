@@ -1,0 +1,93 @@
+"""What benchmarks/gpu.py runs, in its order."""
+
+from __future__ import annotations
+
+import json
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+REPOSITORY = Path(__file__).parents[1]
+BASE = {
+    "n_layer": 12,
+    "d_model": 768,
+    "n_head": 12,
+    "d_inner": 3072,
+    "vocab_size": 32000,
+    "window": 512,
+    "mem_len": 384,
+}
+BASE |= {"reuse_len": 256, "dropout": 0.1, "device": "cuda", "dtype": "bf16", "optimizer": True, "threads": 8}
+LARGE = {**BASE, "n_layer": 24, "d_model": 1024, "n_head": 16, "d_inner": 4096}
+TINY = {"n_layer": 2, "d_model": 32, "n_head": 2, "d_inner": 64, "vocab_size": 100, "window": 32, "mem_len": 16}
+TINY |= {"reuse_len": 16, "dropout": 0.1, "optimizer": True}
+ONE_LAYER = {"rows": 1, "heads": 2, "width": 16, "window": 32, "memory": 16, "targets": 5}
+
+
+class Part(NamedTuple):
+    """Of the report.
+
+    Attributes:
+        name: of it.
+        seconds: that it may take.
+        words: of its command, after `python`.
+        without: why it is left out, if it is.
+    """
+
+    name: str
+    seconds: float
+    words: list[str]
+    without: str = ""
+
+
+def step(shape: dict[str, Any], rows: list[int], impl: str, *vs: str, turns: tuple[int, int] = (5, 3)) -> list[str]:
+    """A command of step.py; `turns`: how many, and steps of each."""
+    against = ["--vs", *vs] if vs else []
+    sizes = ["--rows", *map(str, rows), "--rounds", str(turns[0]), "--steps", str(turns[1])]
+    return ["step.py", "--config", json.dumps(shape), "--impl", impl, *against, *sizes]
+
+
+def parts(folder: Path) -> list[Part]:
+    """On a GPU, the most wanted first."""
+    small = {**BASE, "n_layer": 2, "dropout": 0.0}
+    return [
+        Part("ceilings", 60, ["gpu.py", "--ceilings"]),
+        Part("tests", 90, ["-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", "-n", "12", "tests/unit/model/test_triton.py"]),
+        Part("attention bf16", 60, ["kernels.py", "--dropout", "0.1"]),
+        Part("attention fp32", 60, ["kernels.py", "--dropout", "0.1", "--dtype", "fp32", "--rows", "2", "--repeats", "3"]),
+        Part("step base", 90, step(BASE, [16], "xlpre:triton", "xlpre:sdpa", "hf")),
+        Part("step large", 100, step(LARGE, [8], "xlpre:triton", "xlpre:sdpa", "hf")),
+        Part("compiled is eager", 60, step(small, [4], "xlpre:triton:layers", "xlpre:triton:whole", "xlpre:triton", turns=(2, 1))),
+        Part("step large compiled", 90, step(LARGE, [8, 16, 32], "xlpre:triton:layers", "xlpre:triton")),
+        Part("pretraining", 140, ["pretraining.py", "--folder", str(folder), "--minutes", "1", "model.attention=triton"]),
+        Part("step base compiled", 180, step(BASE, [16], "xlpre:triton:whole", "xlpre:triton:layers", "xlpre:sdpa:layers", "hf-compile")),
+        Part("tiles", 150, ["tiles.py"]),
+        Part("rows base", 60, step(BASE, [4, 8, 16, 32, 64, 128], "xlpre:triton", turns=(3, 3))),
+        Part("graphs base", 150, step(BASE, [4, 16], "xlpre:triton:reduce-overhead", "xlpre:triton:layers")),
+        Part("attention 64 rows", 60, ["kernels.py", "--dropout", "0.1", "--rows", "64", "--backends", "sdpa", "triton"]),
+        Part("step large whole", 240, step(LARGE, [8], "xlpre:triton:whole", "xlpre:triton:layers")),
+        Part("step large hf-compile", 300, step(LARGE, [8], "xlpre:triton:layers", "hf-compile")),
+    ]  # fmt: skip
+
+
+def tiny_parts(folder: Path) -> list[Part]:
+    """The same on a processor."""
+    shape = [word for name, value in ONE_LAYER.items() for word in (f"--{name}", str(value))]
+    shape += ["--device", "cpu", "--dtype", "fp32", "--repeats", "2"]
+    interpreted = (
+        "" if os.environ.get("TRITON_INTERPRET") == "1" else "triton's kernels need a GPU or TRITON_INTERPRET=1"
+    )
+    without = interpreted if find_spec("triton") else "the package triton is not installed"
+    debug = str(REPOSITORY / "configs" / "pretrain" / "debug.yaml")
+    small = ["text.limit_mb=1", "tokenizer.vocab_size=1000", "train.batch_size=4", "train.steps=30", "train.hours=null"]
+    small += ["train.log_every=5", "train.save_every=10", "schedule.warmup_steps=5", "optim.lr=1e-3"]
+    return [
+        Part("ceilings", 60, ["gpu.py", "--ceilings"]),
+        Part("attention", 60, ["kernels.py", "--dropout", "0.1", *shape]),
+        Part("attention by triton", 60, ["kernels.py", "--dropout", "0.1", *shape, "--backends", "triton"], without),
+        Part("step", 60, step(TINY, [2, 4], "xlpre:cpu", "xlpre:sdpa", "hf", turns=(2, 1))),
+        Part("step compiled", 240, step({**TINY, "n_layer": 1}, [2], "xlpre:sdpa:layers", "xlpre:sdpa", turns=(2, 1))),
+        Part("tiles", 60, ["tiles.py", *shape, "--workers", "0", "--most", "2"], without),
+        Part("pretraining", 200, ["pretraining.py", "--folder", str(folder), "--config", debug, *small]),
+    ]

@@ -1,0 +1,154 @@
+"""A pretraining by the real commands, killed once and gone on with: whether its loss falls, and how fast it reads.
+
+python benchmarks/pretraining.py --minutes 1 --config configs/pretrain/xlnet_base.yaml model.attention=triton
+
+In a temporary folder, or in --folder: a vocabulary and a store of the docstrings of the installed packages (--prepare stops there), then
+`deepspeed pretrain/run.py`, all of its processes killed with SIGKILL as soon as a checkpoint is complete, then the same command again to
+its end, which --minutes of training decide, or train.steps. One JSON line for each start, from the run's own metrics.jsonl (what was
+made before the kill and not saved is made again), and one for the whole. Status 1 unless the loss fell and the second start went on from
+the checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from xlpre.training import checkpoint
+from xlpre.training.distributed import free_port
+from xlpre.training.metrics import read_metrics
+
+REPOSITORY = Path(__file__).parents[1]
+ON_GPU = torch.cuda.is_available()
+SETTINGS = {
+    "text.source": "docstrings",
+    "text.limit_mb": 12,
+    "text.held_out": 0.02,
+    "tokenizer.vocab_size": 8000,
+    "optim.lr": 3e-4,
+    "schedule.warmup_steps": 100,
+    "train.steps": 100_000,
+    "train.batch_size": 32,
+    "train.log_every": 10,
+    "train.save_every": 100,
+    "eval.every": 100_000,  # at the start and at the end
+}
+
+
+def environment() -> dict[str, str]:
+    """Of the commands: this repository's code; without a GPU, DeepSpeed told so and one thread."""
+    paths = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
+    found = {**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore"}
+    return found if ON_GPU else {**found, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+
+
+def prepare(words: list[str]) -> None:
+    """Vocabulary and store; what is there already stays."""
+    for script in ("train_tokenizer", "prepare"):
+        command = [sys.executable, REPOSITORY / "pretrain" / f"{script}.py", *words]
+        subprocess.run(command, env=environment(), stdout=sys.stderr, check=True)
+
+
+def start(words: list[str]) -> subprocess.Popen[bytes]:
+    """`deepspeed pretrain/run.py`, on one device."""
+    beside = Path(sys.executable).with_name("deepspeed")
+    launcher = [str(beside)] if beside.exists() else [sys.executable, "-m", "deepspeed.launcher.runner"]
+    launcher += ["-q", "--num_gpus", "1", "--master_port", str(free_port())]
+    return subprocess.Popen(
+        [*launcher, str(REPOSITORY / "pretrain" / "run.py"), *words], env=environment(), stdout=sys.stderr
+    )
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """It, and all that it started."""
+    for one in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+    process.wait()
+
+
+def until_saved(process: subprocess.Popen[bytes], run_dir: Path) -> int:
+    """Wait for a checkpoint; its step."""
+    while not (saved := checkpoint.complete(run_dir / "checkpoints")):
+        if process.poll() is not None:
+            raise SystemExit(f"the training ended with status {process.returncode} before it saved")
+        time.sleep(0.05)
+    return int(checkpoint.facts_of(saved[-1])["step"])
+
+
+def summary(what: str, lines: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
+    """Of lines of metrics: from the second on, for the first has the warm-up in it."""
+    made = [line for line in lines if "loss" in line]
+    middle = made[1:] or made
+    median = {key: statistics.median(line[key] for line in middle) for key in ("tokens_per_second", "flops_per_second")}
+    mfu = [line["mfu"] for line in middle if line["mfu"] is not None]
+    return {
+        "what": what,
+        "first_step": made[0]["step"],
+        "last_step": made[-1]["step"],
+        "first_loss": round(made[0]["loss"], 4),
+        "last_loss": round(made[-1]["loss"], 4),
+        "tokens_per_second": round(median["tokens_per_second"]),
+        "tflops": round(median["flops_per_second"] / 1e12, 4),
+        "mfu": round(statistics.median(mfu), 4) if mfu else None,
+        "memory_gb": round(made[-1]["memory_bytes"] / 1e9, 2),
+        "wall_seconds": round(seconds, 1),
+    }
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default=str(REPOSITORY / "configs" / "pretrain" / "xlnet_base.yaml"))
+    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--folder", type=Path, help="a new one, which is kept, or one that --prepare made")
+    parser.add_argument("--prepare", action="store_true")
+    parser.add_argument("words", nargs="*", help="key=value of the training")
+    given = parser.parse_intermixed_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = given.folder or Path(temporary)
+        places = {"tokenizer.path": folder / "spiece.model", "data.store": folder / "store", "run_dir": folder / "run"}
+        settings = {**SETTINGS, **places, "train.hours": given.minutes / 60}
+        words = ["--config", given.config, *(f"{key}={value}" for key, value in settings.items()), *given.words]
+        prepare(words)
+        if given.prepare:
+            return
+        since, process = time.monotonic(), start(words)
+        try:
+            saved = until_saved(process, folder / "run")
+            kill(process)
+            first = summary("until it was killed", read_metrics(folder / "run"), time.monotonic() - since)
+            print(json.dumps({**first, "killed_after_checkpoint": saved}), flush=True)
+            again, process = time.monotonic(), start(words)
+            status = process.wait()
+        finally:
+            if process.poll() is None:
+                kill(process)
+        lines = read_metrics(folder / "run")
+        if status or not any(line["step"] > saved for line in lines):
+            raise SystemExit(f"the second start ended with status {status} and made no update")
+    after = [line for line in lines if line["step"] > saved]
+    print(json.dumps(summary("gone on with", after, time.monotonic() - again)), flush=True)
+    held_out = [line["held_out_loss"] for line in lines if "held_out_loss" in line]
+    whole = {**summary("whole", lines, time.monotonic() - since), "held_out_loss": [round(x, 4) for x in held_out]}
+    steps = [line["step"] for line in lines if "loss" in line]
+    gapless = all(later - earlier == steps[1] - steps[0] for earlier, later in zip(steps, steps[1:-1], strict=False))
+    passed = gapless and whole["last_loss"] < whole["first_loss"] and held_out[-1] < held_out[0]
+    print(json.dumps({**whole, "no_step_missing": gapless, "passed": passed, "words": given.words}), flush=True)
+    sys.exit(not passed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""Calls the GPU kernels of attention on the tensors of one layer."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from xlpre.model.kernels import triton_kernels
+from xlpre.model.kernels.triton_tiles import tile_of
+
+
+class Given(NamedTuple):
+    """What attention is made of.
+
+    Attributes:
+        query: content queries (B, N, H, E), scaled, as those of places.
+        place: place queries (B, N, H, E).
+        place_keys: (2, R, H, E).
+        offsets: (2, R, H).
+        step: (B, H, N).
+        key: (B, K, H, E).
+        value: (B, K, H, E).
+        row_facts: of Prepared (kernels/triton.py),
+        key_facts: of it,
+        direction: of it.
+        seed: (1,) int64 of dropout; None without.
+        n_distances: R.
+        reach: see Geometry.
+        dropout: see Backend.
+    """
+
+    query: Tensor
+    place: Tensor | None
+    place_keys: Tensor | None
+    offsets: Tensor | None
+    step: Tensor | None
+    key: Tensor
+    value: Tensor
+    row_facts: Tensor
+    key_facts: Tensor
+    direction: Tensor
+    seed: Tensor | None
+    n_distances: int
+    reach: int | None
+    dropout: float
+
+    @property
+    def differentiable(self) -> tuple[Tensor | None, ...]:
+        """Those that have a gradient."""
+        return self[:7]
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """Those and the other tensors."""
+        return self[:11]
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """What is no tensor."""
+        return self[11:]
+
+
+class Launch:
+    """The kernels on one layer."""
+
+    def __init__(self, given: Given) -> None:
+        contiguous: list[Any] = [None if x is None else x.contiguous() for x in given.tensors]
+        self._given = given = Given(*contiguous, *given.settings)
+        (B, N, H, _), K = given.query.shape, given.key.size(1)
+        self._groups, self._lines = B * H, (B, H, N)
+        self._length = {"rows": N, "keys": K, "distances": given.n_distances}
+        self._pitches = (given.row_facts.size(2), given.key_facts.size(2))
+        threshold = round(given.dropout * 2**16)  # of 16 random bits
+        self._rule = (
+            *(N, K, H),
+            *self._pitches,
+            *(given.reach or 0, threshold, 2**16 / max(2**16 - threshold, 1)),
+            *(given.place is not None, given.step is not None, given.reach is not None, given.dropout > 0),
+        )
+        self._sizes = (N, K, given.n_distances, H, *self._pitches)
+
+    def bias(self) -> Tensor | None:
+        """Position scores (B, H, N, K padded), between the first and last key that rows see."""
+        given = self._given
+        if given.place is None:
+            return None
+        bias = given.place.new_empty(*self._lines, self._pitches[1])
+        read = (given.place, given.place_keys, given.offsets, given.row_facts, given.direction)
+        self.call("rows", "score_places", *read, bias, *self._sizes, given.offsets is not None)
+        return bias
+
+    def attend(self, bias: Tensor | None, out: Tensor, log_total: Tensor) -> None:
+        """Write the output and log2 of the sum of exponentials."""
+        self.call("rows", "attend", *self._scored(bias), out, log_total, *self._rule)
+
+    def differentiate_keys(self, bias: Tensor | None, *found: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of keys and values; `found`: log_total, d_out, delta."""
+        gradients = torch.empty_like(self._given.key), torch.empty_like(self._given.value)
+        self.call("keys", "differentiate_keys", *self._scored(bias), *found, *gradients, *self._rule)
+        return gradients
+
+    def differentiate_rows(self, bias: Tensor | None, *found: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Gradients of content queries and steps, and that of the bias in its place."""
+        step = self._given.step
+        gradients = torch.empty_like(self._given.query), None if step is None else torch.empty_like(step)
+        self.call("rows", "differentiate_rows", *self._scored(bias), *found, *gradients, *self._rule)
+        return gradients
+
+    def differentiate_places(self, d_bias: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Gradients of place queries, place keys and offsets."""
+        place, place_keys, offsets = self._given.place, self._given.place_keys, self._given.offsets
+        if place is None or place_keys is None:
+            return None, None, None
+        direction, row_facts = self._given.direction, self._given.row_facts
+        d_place = torch.empty_like(place)
+        self.call(
+            "rows", "differentiate_place_queries", place_keys, row_facts, direction, d_bias, d_place, *self._sizes
+        )
+        of_each = place.new_empty(len(direction), *place_keys.shape[1:], dtype=torch.float32)
+        offset_of_each = None if offsets is None else of_each.new_empty(of_each.shape[:3])
+        written = (place, row_facts, d_bias, of_each, offset_of_each)
+        self.call("distances", "differentiate_place_keys", *written, *self._sizes, offsets is not None)
+        # a product, because index_add would add in any order
+        member = (direction == torch.arange(2, device=direction.device)[:, None]).float()
+        d_place_keys = (member @ of_each.flatten(1)).view(place_keys.shape).to(place_keys.dtype)
+        if offsets is None or offset_of_each is None:
+            return d_place, d_place_keys, None
+        return d_place, d_place_keys, (member @ offset_of_each.flatten(1)).view(offsets.shape).to(offsets.dtype)
+
+    def call(self, over: str, kernel: str, *given: Any) -> None:
+        """Run one kernel: a program for each tile of `rows`, `keys` or `distances`, and each head of each batch row."""
+        E, dtype = self._given.query.size(3), self._given.query.dtype
+        tile = tile_of(kernel, E, dtype)
+        size = tile.rows if over == "rows" else tile.keys
+        grid = (-(-self._length[over] // size), self._groups)
+        launched = getattr(triton_kernels, kernel)[grid]
+        launched(*given, E, tile.rows, tile.keys, num_warps=tile.warps, num_stages=tile.stages)
+
+    def _scored(self, bias: Tensor | None) -> tuple[Tensor | None, ...]:
+        """What scores are made of, as the kernels take it."""
+        given = self._given
+        return given.query, given.key, given.value, bias, given.step, given.row_facts, given.key_facts, given.seed
