@@ -6,6 +6,7 @@ ask for them at every step; a test holds it to what the model executes.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,6 +19,8 @@ from xlpre.model.feedforward import GATED, gated_width
 from xlpre.model.language_model import without_data
 from xlpre.objectives.build import build_objective
 from xlpre.objectives.spans import target_shares
+
+Counting = Literal["executed", "needed"]  # see operations
 
 # what a parameter is, by the first of these that its name matches
 PARTS = {
@@ -87,10 +90,20 @@ def flops_per_step(model: ModelConfig, shape: BatchShape) -> float:
     return sum(operations(model, shape, "needed").values())
 
 
+def flops_of_reading(model: ModelConfig, shape: BatchShape, counting: Counting = "needed") -> float:
+    """Operations of the forward pass alone at evaluation, where keys and values of memory, and keys of distances, are known
+    (model/cache.py), of a model whose positions enter by distance.
+    """
+    parts = operations(model, shape, counting)
+    parts["keys and values"] = operations(model, dataclasses.replace(shape, mem_len=0), counting)["keys and values"]
+    parts["position keys"] = 0.0
+    return sum(parts.values()) / 3
+
+
 def operations(
     model: ModelConfig,
     shape: BatchShape,
-    counting: Literal["executed", "needed"] = "executed",
+    counting: Counting = "executed",
     recomputed: bool = False,
 ) -> dict[str, float]:
     """Floating-point operations of the matrix products of forward and backward, by part; two a multiply-add.

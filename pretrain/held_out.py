@@ -10,6 +10,7 @@ import torch
 from pretrain.config import PretrainConfig
 from xlpre.data.lanes import Lanes
 from xlpre.data.store import TokenStore
+from xlpre.model.cache import cached
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import first_memory
 from xlpre.model.output import target_losses
@@ -57,7 +58,8 @@ class Evaluation:
         was_training = model.training
         model.eval()
         mem_len = self._config.eval.mem_len
-        memory = first_memory(model.config, len(self._mine), mem_len=mem_len, device=weight.device, dtype=weight.dtype)
+        start = first_memory(model.config, len(self._mine), mem_len=mem_len, device=weight.device, dtype=weight.dtype)
+        memory = cached(start, model.backbone)
         sums = np.zeros(4)
         for step in range(self._windows):
             batch = self._loader.batch(step, self._mine)

@@ -18,7 +18,7 @@ class Batch:
         segment_ids: (B, T) int64; only equality matters (A 0, B 1, cls 2).
         query_rank: (B, T) int32. Row i sees the keys ranked below it; the content stream also sees itself.
         key_rank: (B, T) int32.
-        target_positions: (B, P) int64, places in the window.
+        target_positions: (B, P) int64, places in the window, none twice, in increasing order.
         targets: (B, P) int64, the tokens to predict.
         target_weights: (B, P) float32; 0 where a row has fewer targets.
         backward: (B,) bool, the row was laid out from right to left.

@@ -2,11 +2,13 @@
 
 import importlib
 import json
+import subprocess
+import sys
 
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.integration.conftest import run
+from tests.integration.conftest import environment, run
 
 TINY = {
     "n_layer": 2,
@@ -74,3 +76,33 @@ def test_the_report_of_a_gpu_goes_all_its_ways_on_a_processor(tmp_path):
     parts = json.loads((tmp_path / "report.json").read_text())["parts"]
     assert all(part.get("status") == 0 or "triton" in part["left_out"] for part in parts.values())
     assert parts["pretraining"]["lines"][-1]["passed"]
+
+
+def test_reading_with_a_cache_is_timed_against_a_sliding_window_once_their_losses_agree():
+    sizes = ("--lengths", 8, 20, "--window", 8, "--layers", 2, "--width", 32, "--rounds", 3)
+    done = run("benchmarks/evaluation.py", *sizes)
+    assert done.returncode == 0, done.stderr
+    short, long = map(json.loads, done.stdout.splitlines())
+    assert max(long["losses_differ_by"].values()) < 1e-4
+    assert long["flop_ratio"] > short["flop_ratio"] > 1 and long["times_as_fast"] > 1
+
+
+def test_the_cost_of_a_step_is_measured_as_one_size_grows_and_drawn(tmp_path):
+    base = {"window": 32, "mem_len": 16, "d_model": 64, "n_layer": 1, "vocab_size": 50}
+    done = run("benchmarks/scale.py", "--base", json.dumps(base), "--values", '{"rows": [8]}', "--rounds", 2)
+    assert done.returncode == 0, done.stderr
+    (line,) = map(json.loads, done.stdout.splitlines())
+    assert 3 < line["gflop_of_base"] < 4  # keys of distances are the same for all rows
+    assert min(line[name] for name in ("cpu_ms", "times_base", "step_mb", "planned_mb")) > 0
+    (tmp_path / "lines.jsonl").write_text(done.stdout)
+    with (tmp_path / "lines.jsonl").open() as lines:
+        command = [sys.executable, "benchmarks/scale.py", "--plot", tmp_path / "scale.png"]
+        subprocess.run(command, stdin=lines, cwd=REPOSITORY, env=environment(), check=True)
+    assert (tmp_path / "scale.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_long_windows_are_measured_with_any_attention():
+    values = json.dumps({"window": [64]})
+    done = run("benchmarks/scale.py", "--sweep", "window", "--attention", "cpu", "--values", values, "--rounds", 1)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["attention"] == "cpu"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from xlpre.model.config import ModelConfig
@@ -34,21 +33,23 @@ class RelativeAttention(nn.Module):
             self.terms["segment"] = SegmentTerm(self.n_head, self.d_head, shared["segment"])
         self.backend, self.dropatt = backend_named(config.attention), config.dropatt
 
-    def forward(self, rows: Tensor, content: Tensor, memory: Tensor, geometry: Geometry) -> Tensor:
-        """Attend from N rows to memory and content.
+    def keys_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values, (B, M, H, E) each, of hidden states (B, M, D)."""
+        return self._heads(self.key(states)), self._heads(self.value(states))
+
+    def forward(self, rows: Tensor, key: Tensor, value: Tensor, geometry: Geometry) -> Tensor:
+        """Attend from N rows to K keys.
 
         Args:
             rows: (B, N, D).
-            content: (B, T, D) content stream.
-            memory: (B, M, D), no gradient.
+            key: (B, K, H, E), of memory, then of the content stream.
+            value: (B, K, H, E).
             geometry: of these rows.
 
         Returns:
             (B, N, D).
         """
         query = self._heads(self.query(rows))
-        key = self._heads(torch.cat([self.key(memory), self.key(content)], dim=1))
-        value = self._heads(torch.cat([self.value(memory), self.value(content)], dim=1))
         parts = {name: x for term in self.terms.values() for name, x in term(geometry).items()}
         scores = Scores(query, self.d_head**-0.5, **parts)
         dropout = self.dropatt if self.training else 0.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from xlpre.model.geometry import Geometry, geometries
 from xlpre.model.initialization import initialize
 from xlpre.model.kernels.backend import backend_named
 from xlpre.model.layer import LAYERS
-from xlpre.model.memory import Memory
+from xlpre.model.memory import Past, Projection
 from xlpre.model.positions import SCHEMES, SharedBiases
 from xlpre.model.visibility import reach_of
 
@@ -59,7 +60,7 @@ class Backbone(nn.Module):
         """Keep nothing of what is computed inside a layer for the backward pass, which then computes it again."""
         self._run = partial(checkpoint, use_reentrant=False)
 
-    def forward(self, batch: Batch, memory: Memory, vectors: Tensor | None = None) -> tuple[Tensor, Memory]:
+    def forward(self, batch: Batch, memory: Past, vectors: Tensor | None = None) -> tuple[Tensor, Past]:
         """Read a window.
 
         Args:
@@ -78,16 +79,16 @@ class Backbone(nn.Module):
             queries = self.mask_embedding.to(rows.dtype).expand(*batch.target_positions.shape, -1)
             rows = torch.cat([rows, queries], dim=1)
         rows = self.dropout(rows)
-        entering = []
-        for layer, remembered in zip(self.layers, memory.hidden, strict=True):
-            content = rows[:, :length]
-            entering.append(content[:, : batch.reuse_len])
+        attended = []
+        for index, layer in enumerate(self.layers):
+            project = cast(Projection, layer.keys_values)
+            attended.append(memory.attended(index, rows[:, :length], project))
             if layer is self.layers[-1]:
                 rows, geometry = self._target_rows(rows, batch.target_positions, length), targets
             else:
                 geometry = everywhere
-            rows = self._run(layer, rows, content, remembered, geometry)
-        return self.dropout(rows), memory.extended(entering, batch.remembers)
+            rows = self._run(layer, rows, attended[-1], geometry)
+        return self.dropout(rows), memory.extended(attended, batch.reuse_len, batch.remembers)
 
     def _target_rows(self, rows: Tensor, positions: Tensor, length: int) -> Tensor:
         """The rows that are read out: the query stream, or content rows at the targets."""
@@ -95,14 +96,17 @@ class Backbone(nn.Module):
             return rows[:, length:]
         return rows.gather(1, positions[:, :, None].expand(-1, -1, rows.size(2)))
 
-    def _geometries(self, batch: Batch, memory: Memory) -> tuple[Geometry, Geometry]:
+    def _geometries(self, batch: Batch, memory: Past) -> tuple[Geometry, Geometry]:
         """The geometry of all rows, and of the target rows alone, which is what the last layer computes."""
-        length, columns = batch.input_ids.size(1), memory.hidden.size(2)
-        distances = self.distance_codes(columns + length, length, self.mask_embedding)
+        length, columns = batch.input_ids.size(1), memory.n_columns
+        distances = memory.once(self.distance_codes, columns + length, length, self.mask_embedding)
         reach = reach_of(self.config.attention_length, self.config.mem_len, columns)
-        both = geometries(batch, memory.key_rank(batch.remembers), distances, reach, self.two_streams)
-        everywhere, at_targets = (replace(one, prepared=self.backend.prepare(one, self.mask_embedding)) for one in both)
-        return everywhere, at_targets
+        everywhere, at_targets = geometries(batch, memory.key_rank(batch.remembers), distances, reach, self.two_streams)
+        ready = self._ready(everywhere, memory)
+        return ready, ready if at_targets is everywhere else self._ready(at_targets, memory)
+
+    def _ready(self, geometry: Geometry, memory: Past) -> Geometry:
+        return replace(geometry, once=memory.once, prepared=self.backend.prepare(geometry, self.mask_embedding))
 
 
 def _run(layer: nn.Module, *args: object) -> Tensor:

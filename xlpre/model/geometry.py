@@ -6,6 +6,7 @@ or the rows that are read out).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,11 @@ from torch.nn import functional as F
 
 from xlpre.batch import Batch
 from xlpre.model.visibility import visible
+
+
+def afresh(make: Callable[..., Any], *given: Any) -> Any:
+    """What `make` makes of what is given."""
+    return make(*given)
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,7 @@ class Geometry:
         direction: (B,) int64, 0 forward, 1 backward.
         distances: (2, R, ...) what the position scheme makes of each distance (model/positions.py), for both directions,
             from K down to 1 - T; R = K + T.
+        once: see Past (model/memory.py): how terms make something of distances.
         prepared: what the attention's backend makes of all this (model/kernels).
     """
 
@@ -46,6 +53,7 @@ class Geometry:
     reach: int | None
     direction: Tensor
     distances: Tensor
+    once: Callable[..., Any] = afresh
     prepared: Any = None
 
     @property
@@ -103,7 +111,8 @@ class Geometry:
 def geometries(
     batch: Batch, memory_rank: Tensor, distances: Tensor, reach: int | None, two_streams: bool
 ) -> tuple[Geometry, Geometry]:
-    """The geometry of all rows, content and query stream, and of the rows that are read out, which the last layer computes.
+    """The geometry of all rows, content and query stream, and of the rows that are read out, which the last layer computes: the same
+    one where all content rows are.
 
     Args:
         batch: of B windows.
@@ -121,17 +130,19 @@ def geometries(
         "direction": batch.backward.long(),
         "distances": distances,
     }
-    of_targets = [of.gather(1, targets) for of in (ranks, segments)]
     length, n_targets = ranks.size(1), targets.size(1)
-    n_own = 0 if two_streams else n_targets
-    read_out = Geometry(
-        of_targets[0], row_segments=of_targets[1], positions=targets, n_content=0, n_own=n_own, **shared
-    )
+    of_targets = [of.gather(1, targets) for of in (ranks, segments)]
     if two_streams:
         ranks, segments, in_order = (
             torch.cat(both, dim=1) for both in zip((ranks, segments, in_order), (*of_targets, targets), strict=True)
         )
     everywhere = Geometry(ranks, row_segments=segments, positions=in_order, n_content=length, n_own=length, **shared)
+    if n_targets == length and not two_streams:
+        return everywhere, everywhere
+    n_own = 0 if two_streams else n_targets
+    read_out = Geometry(
+        of_targets[0], row_segments=of_targets[1], positions=targets, n_content=0, n_own=n_own, **shared
+    )
     return everywhere, read_out
 
 

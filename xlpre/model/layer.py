@@ -9,6 +9,7 @@ from xlpre.model.config import ModelConfig
 from xlpre.model.dropout import Dropout
 from xlpre.model.feedforward import build_feed_forward
 from xlpre.model.geometry import Geometry
+from xlpre.model.memory import Attended
 from xlpre.model.positions import SCHEMES, SharedBiases
 
 
@@ -30,22 +31,30 @@ class PostNormLayer(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, rows: Tensor, content: Tensor, memory: Tensor, geometry: Geometry) -> Tensor:
+    def keys_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values, (B, M, H, E) each, of hidden states (B, M, D) with their places."""
+        return self.attention.keys_values(states)
+
+    def forward(self, rows: Tensor, attended: Attended, geometry: Geometry) -> Tensor:
         """(B, N, D) rows -> (B, N, D); see RelativeAttention."""
-        rows, content, memory = self.places(rows, content, memory, geometry)
-        rows = self.attention_norm(rows + self.dropout(self.attention(rows, content, memory, geometry)))
+        rows, attended = self.places(rows, attended, geometry)
+        key, value = attended.keys_values(self.keys_values)
+        rows = self.attention_norm(rows + self.dropout(self.attention(rows, key, value, geometry)))
         return self.feed_forward_norm(rows + self.feed_forward(rows))
 
 
 class PreNormLayer(PostNormLayer):
     """Norms come before attention and feed-forward; nothing is normalised after the last layer (Transformer-XL's `pre_lnorm`)."""
 
-    def forward(self, rows: Tensor, content: Tensor, memory: Tensor, geometry: Geometry) -> Tensor:
+    def keys_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values, (B, M, H, E) each, of hidden states (B, M, D) with their places."""
+        return self.attention.keys_values(self.attention_norm(states))
+
+    def forward(self, rows: Tensor, attended: Attended, geometry: Geometry) -> Tensor:
         """(B, N, D) rows -> (B, N, D); see RelativeAttention."""
-        rows, content, memory = self.places(rows, content, memory, geometry)
-        norm = self.attention_norm
-        attended = self.attention(self._queries(rows), norm(content), norm(memory), geometry)
-        rows = rows + self.dropout(attended)
+        rows, attended = self.places(rows, attended, geometry)
+        key, value = attended.keys_values(self.keys_values)
+        rows = rows + self.dropout(self.attention(self._queries(rows), key, value, geometry))
         return rows + self.feed_forward(self.feed_forward_norm(rows))
 
     def _queries(self, rows: Tensor) -> Tensor:

@@ -1,21 +1,26 @@
 """Memory: cached hidden states of earlier windows (Transformer-XL section 3.2), owned by the loop, row by row.
 
-Entry i holds inputs of layer i. Only the reused part of a window enters it, and no gradient reaches it.
+Entry i holds inputs of layer i. Only the reused part of a window enters it, and no gradient reaches it. At evaluation a cache of keys
+and values may stand in its place (model/cache.py): Past is what both are to the backbone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from xlpre.model.config import ModelConfig
+from xlpre.model.geometry import afresh
 from xlpre.model.visibility import HIDDEN
 
 MEMORY_RANK = -1  # below every token of the window
+
+Projection = Callable[[Tensor], tuple[Tensor, Tensor]]  # from hidden states (B, M, D) to keys and values (B, M, H, E)
 
 
 @dataclass(frozen=True)
@@ -33,8 +38,74 @@ class MemoryConfig:
     at_document_end: Literal["carry", "cut"] = "carry"
 
 
+class Attended(Protocol):
+    """What the rows of a layer attend to: memory, then content."""
+
+    def keys_values(self, project: Projection) -> tuple[Tensor, Tensor]:
+        """Keys and values, (B, K, H, E) each; `project` is how the layer makes them of hidden states."""
+
+
 @dataclass(frozen=True)
-class Memory:
+class States:
+    """Hidden states to attend to.
+
+    Attributes:
+        memory: (B, M, D), no gradient.
+        content: (B, T, D).
+    """
+
+    memory: Tensor
+    content: Tensor
+
+    def keys_values(self, project: Projection) -> tuple[Tensor, Tensor]:
+        """See Attended. Memory is projected by itself: a product without the gradient of its input."""
+        of_memory, of_content = project(self.memory), project(self.content)
+        key, value = (torch.cat(both, dim=1) for both in zip(of_memory, of_content, strict=True))
+        return key, value
+
+
+class Past(ABC):
+    """What each row read before, as M columns for every layer.
+
+    Attributes:
+        valid: (B,) int64, how many of the last columns belong to the row; the others are not seen.
+        once: `once(make, *given)` is `make(*given)`, of the weights and of sizes alone; where weights do not change, it may be
+            what was made before.
+    """
+
+    valid: Tensor
+    once: Callable[..., Any]
+
+    @property
+    @abstractmethod
+    def n_columns(self) -> int:
+        """M."""
+
+    @abstractmethod
+    def attended(self, layer: int, content: Tensor, project: Projection) -> Attended:
+        """What rows of a layer attend to, in a window whose content stream is `content` (B, T, D)."""
+
+    @abstractmethod
+    def extended(self, attended: Sequence[Any], n_new: int, remembers: Tensor) -> Past:
+        """What is past after a window: the first `n_new` places of what its layers attended to are appended, M columns kept."""
+
+    def key_rank(self, remembers: Tensor) -> Tensor:
+        """Ranks of the M columns: visible to all, or hidden where empty or older than the row remembers. (B, M) int32."""
+        age = torch.arange(self.n_columns, 0, -1, device=self.valid.device)
+        seen = age <= self._shown(remembers)[:, None]
+        return torch.where(seen, MEMORY_RANK, HIDDEN).to(torch.int32)
+
+    def valid_after(self, n_new: int, remembers: Tensor) -> Tensor:
+        """`valid` after a window of which `n_new` columns are appended."""
+        return (self._shown(remembers) + n_new).clamp(max=self.n_columns)
+
+    def _shown(self, remembers: Tensor) -> Tensor:
+        """How many of the last columns a window of each row sees, of which it `remembers` (B,) tokens. (B,) int64."""
+        return torch.minimum(self.valid, remembers)
+
+
+@dataclass(frozen=True)
+class Memory(Past):
     """Hidden states of what each row read before.
 
     Attributes:
@@ -44,19 +115,21 @@ class Memory:
 
     hidden: Tensor
     valid: Tensor
+    once = staticmethod(afresh)
 
-    def key_rank(self, remembers: Tensor) -> Tensor:
-        """Ranks of the M columns: visible to all, or hidden where empty or older than the row remembers. (B, M) int32."""
-        length = self.hidden.size(2)
-        age = torch.arange(length, 0, -1, device=self.valid.device)
-        seen = age <= self._shown(remembers)[:, None]
-        return torch.where(seen, MEMORY_RANK, HIDDEN).to(torch.int32)
+    @property
+    def n_columns(self) -> int:
+        """M."""
+        return self.hidden.size(2)
 
-    def extended(self, inputs: Sequence[Tensor], remembers: Tensor) -> Memory:
-        """Memory after a window: L inputs of layers, each (B, R, D), are appended and the last M columns kept."""
-        new = torch.stack(list(inputs))
-        valid = (self._shown(remembers) + new.size(2)).clamp(max=self.hidden.size(2))
-        return Memory(extend_memory(self.hidden, new), valid)
+    def attended(self, layer: int, content: Tensor, project: Projection) -> States:
+        """See Past."""
+        return States(self.hidden[layer], content)
+
+    def extended(self, attended: Sequence[States], n_new: int, remembers: Tensor) -> Memory:
+        """See Past."""
+        new = torch.stack([states.content[:, :n_new] for states in attended])
+        return Memory(extend_memory(self.hidden, new), self.valid_after(n_new, remembers))
 
     def restarted_where_not_finite(self) -> Memory:
         """Memory whose rows with any value that is not finite are emptied; the others are as they were, bit for bit.
@@ -70,10 +143,6 @@ class Memory:
     def finite_rows(self) -> Tensor:
         """(B,) bool, whether every value of a row is finite, in any layer and column."""
         return self.hidden.isfinite().all(3).all(2).all(0)
-
-    def _shown(self, remembers: Tensor) -> Tensor:
-        """How many of the last columns a window of each row sees, of which it `remembers` (B,) tokens. (B,) int64."""
-        return torch.minimum(self.valid, remembers)
 
 
 def extend_memory(memory: Tensor, hidden: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from xlpre.model.config import ModelConfig
 from xlpre.model.dropout import Dropout
 from xlpre.model.geometry import Geometry
+from xlpre.model.memory import Attended, States
 from xlpre.model.terms import BiasedTerm, ContentTerm, PlainContentTerm, ScoreTerm
 
 
@@ -84,7 +85,7 @@ class PositionTerm(BiasedTerm):
 
     def forward(self, geometry: Geometry) -> dict[str, Tensor]:
         """Its bias, and keys of distances."""
-        keys = self.key(geometry.distances)  # (2, R, H*E)
+        keys = geometry.once(self.key, geometry.distances)  # (2, R, H*E)
         return {"place_bias": self.r_bias, "place_keys": keys.view(*keys.shape[:2], self.n_head, self.d_head)}
 
 
@@ -99,15 +100,18 @@ class ShawTerm(ScoreTerm):
 
     def forward(self, geometry: Geometry) -> dict[str, Tensor]:
         """Keys and offsets of distances."""
-        return {"place_keys": self.keys[geometry.distances], "place_offsets": self.offsets[geometry.distances]}
+        return geometry.once(self._of, geometry.distances)
+
+    def _of(self, distances: Tensor) -> dict[str, Tensor]:
+        return {"place_keys": self.keys[distances], "place_offsets": self.offsets[distances]}
 
 
 class NoPlaces(nn.Module):
     """Inputs of a layer as they are: positions enter by the scores."""
 
-    def forward(self, rows: Tensor, content: Tensor, memory: Tensor, geometry: Geometry) -> tuple[Tensor, ...]:
-        """Rows (B, N, D), content (B, T, D), memory (B, M, D), unchanged."""
-        return rows, content, memory
+    def forward(self, rows: Tensor, attended: Attended, geometry: Geometry) -> tuple[Tensor, Attended]:
+        """Rows (B, N, D) and what they attend to, unchanged."""
+        return rows, attended
 
 
 class SinusoidalPlaces(nn.Module):
@@ -117,10 +121,11 @@ class SinusoidalPlaces(nn.Module):
         """(B, K, D), one for each key."""
         return geometry.places()[geometry.direction]
 
-    def forward(self, rows: Tensor, content: Tensor, memory: Tensor, geometry: Geometry) -> tuple[Tensor, ...]:
-        """Rows (B, N, D), content (B, T, D), memory (B, M, D), each with its places."""
+    def forward(self, rows: Tensor, attended: States, geometry: Geometry) -> tuple[Tensor, States]:
+        """Rows (B, N, D) and the hidden states that they attend to, each with its places."""
+        memory, content = attended.memory, attended.content
         of_memory, of_content = self.vectors(geometry).split([memory.size(1), content.size(1)], dim=1)
-        return rows + geometry.of_rows(of_content), content + of_content, memory + of_memory
+        return rows + geometry.of_rows(of_content), States(memory + of_memory, content + of_content)
 
 
 class LearnedPlaces(SinusoidalPlaces):

@@ -8,7 +8,7 @@ from tests.unit.data.test_lanes import lanes_over, part_of
 from tests.unit.model.conftest import MANY, VOCAB, random_batch, random_memory
 from xlpre.batch import Batch
 from xlpre.data.store import Part
-from xlpre.model.memory import Memory, extend_memory, first_memory
+from xlpre.model.memory import Memory, States, extend_memory, first_memory
 
 
 def causal_batch(ids):
@@ -63,7 +63,7 @@ def test_only_the_reused_part_enters_memory_oldest_first():
 def test_memory_holds_the_inputs_of_each_layer(model_of):
     model, inputs = model_of(), []
     for layer in model.backbone.layers:
-        layer.register_forward_pre_hook(lambda module, args: inputs.append(args[1]))
+        layer.register_forward_pre_hook(lambda module, args: inputs.append(args[1].content))
     _, memory = model(random_batch(13, 6), random_memory(model.config, 2, 6))
     for kept, content in zip(memory.hidden, inputs, strict=True):
         assert torch.equal(kept, content[:, :6])
@@ -107,25 +107,27 @@ def test_a_row_sees_no_more_of_its_memory_than_it_remembers(model_of):
 
 
 def test_what_a_row_forgot_does_not_come_back(model_of):
-    memory, inputs = first_memory(model_of().config, 1, mem_len=20), [torch.zeros(1, 6, 16)] * 2
+    memory = first_memory(model_of().config, 1, mem_len=20)
+    attended = [States(memory.hidden[0], torch.zeros(1, 9, 16))] * 2
     lengths = []
     for remembers in (0, 6, 12, 2, 8, 14, 0, 6):  # a document ends two tokens before the fourth window
         lengths.append((memory.key_rank(torch.tensor([remembers])) < 0).sum().item())
-        memory = memory.extended(inputs, torch.tensor([remembers]))
+        memory = memory.extended(attended, 6, torch.tensor([remembers]))
     assert lengths == [0, 6, 12, 2, 8, 14, 0, 6]
 
 
 @pytest.mark.parametrize("mem_len", [0, 5, 8, 40])
 def test_memory_that_is_carried_is_all_that_was_read_since_the_lane_jumped(model_of, mem_len):
     lanes = lanes_over(part_of(3000), run_windows=7)
-    memory, inputs = first_memory(model_of().config, 4, mem_len=mem_len), [torch.zeros(4, 8, 16)] * 2
+    memory = first_memory(model_of().config, 4, mem_len=mem_len)
+    attended = [States(memory.hidden[0], torch.zeros(4, 8, 16))] * 2
     valid = torch.zeros(4, dtype=torch.long)
     for step in range(30):
         valid = valid * (step % lanes.run_windows > 0)
         remembers = torch.tensor([lanes.place(lane, step).remembers for lane in range(4)])
         seen = memory.key_rank(remembers) < 0
         assert torch.equal(seen, torch.arange(mem_len, 0, -1) <= valid[:, None])
-        memory = memory.extended(inputs, remembers)
+        memory = memory.extended(attended, 8, remembers)
         valid = (valid + 8).clamp(max=mem_len)
 
 
@@ -143,7 +145,7 @@ def test_memory_cut_at_a_documents_end_shows_nothing_of_the_document_before(lane
         remembers = torch.tensor([place.remembers])
         seen = memory.hidden[0, memory.key_rank(remembers) < 0]
         n_seen, n_others = n_seen + len(seen), n_others + (seen != window[0]).sum().item()
-        memory = memory.extended([window[None, :, None]], remembers)
+        memory = memory.extended([States(memory.hidden[0], window[None, :, None])], 8, remembers)
     assert n_seen > 300
     assert (n_others == 0) == (at_document_end == "cut")
 

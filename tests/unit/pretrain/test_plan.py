@@ -17,12 +17,21 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pretrain.activations import Tensors, activations, storages_of
 from pretrain.config import PretrainConfig
-from pretrain.cost import BatchShape, batch_shape, flops_per_step, operations, parameters, tensor_sizes
+from pretrain.cost import (
+    BatchShape,
+    batch_shape,
+    flops_of_reading,
+    flops_per_step,
+    operations,
+    parameters,
+    tensor_sizes,
+)
 from pretrain.plan import main
 from pretrain.planning import Plan
 from tests.conftest import REPOSITORY, has_fp16
 from xlpre.batch import Batch
 from xlpre.config import load
+from xlpre.model.cache import cached
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import first_memory
@@ -148,6 +157,21 @@ def test_operations_are_those_that_torch_counts_in_a_step(model, shape, recomput
     # torch stops computing again at the last tensor that is needed, which is before or after the last product
     last = recomputed * 2 * shape.rows * (shape.window + shape.targets) * model.d_model * model.d_inner * model.n_layer
     assert abs(sum(operations(model, shape, recomputed=recomputed).values()) - total) <= last
+
+
+@pytest.mark.parametrize("settings_", [{}, {"positions": "shaw", "n_positions": 40, "norm": "pre"}, {"mem_len": 0}])
+@pytest.mark.parametrize("two_streams", [True, False])
+@torch.no_grad()
+def test_operations_of_reading_are_those_that_torch_counts_once_keys_and_values_are_known(settings_, two_streams):
+    sizes = {"vocab_size": 500, "n_layer": 3, "d_model": 64, "n_head": 4, "d_inner": 256, "attention": "reference"}
+    model = ModelConfig(**{**sizes, **settings_})
+    shape = BatchShape(2, 64, min(48, model.mem_len), 10, 32, two_streams)
+    language_model, batch = LanguageModel(model, two_streams).eval(), batch_of(shape, 500)
+    memory = cached(first_memory(model, 2, mem_len=shape.mem_len), language_model.backbone)
+    _, memory = language_model(batch, memory)
+    with FlopCounterMode(display=False) as counter:
+        language_model(batch, memory)
+    assert flops_of_reading(model, shape, "executed") == counter.get_total_flops()
 
 
 def test_what_is_computed_again_is_executed_but_not_needed():
@@ -276,6 +300,12 @@ def test_activations_of_16_bits_are_a_little_over_half(dtype):
     model = ModelConfig(vocab_size=500, n_layer=2, d_model=64, n_head=4, d_inner=256, attention="reference")
     full, half = (activations(model, shape, dtype, gpu=True) for dtype in (torch.float32, dtype))
     assert 0.5 < half.kept / full.kept < 0.75  # probabilities are computed in fp32, dropout keeps a byte in both
+
+
+def test_a_model_whose_attention_is_written_by_hand_can_be_planned():
+    shape = BatchShape(2, 64, 48, 10, 32)
+    model = ModelConfig(vocab_size=500, n_layer=2, d_model=64, n_head=4, d_inner=256, attention="cpu")
+    assert activations(model, shape, torch.float32, gpu=False).kept > 0
 
 
 def test_layers_that_are_computed_again_keep_their_input_and_what_they_share():

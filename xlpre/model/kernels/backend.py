@@ -28,7 +28,7 @@ class Backend(Protocol):
 
         Args:
             scores: what scores are made of.
-            key: (B, K, H, E).
+            key: (B, K, H, E), in any order in memory.
             value: (B, K, H, E).
             geometry: of the rows.
             dropout: share of probabilities that are set to 0; the others grow by as much.

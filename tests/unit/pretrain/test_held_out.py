@@ -1,0 +1,32 @@
+import pytest
+
+from pretrain import held_out
+from pretrain.config import EvalConfig, PretrainConfig
+from tests.unit.model.conftest import make_model
+from xlpre.data.layout import DataConfig
+from xlpre.model.cache import Cache
+from xlpre.model.memory import MemoryConfig
+from xlpre.objectives.objective import ObjectiveConfig
+from xlpre.training.distributed import Talk
+
+
+@pytest.mark.parametrize("name", ["permutation", "denoising", "causal"])
+@pytest.mark.parametrize("mem_len", [None, 0, 40])
+def test_what_is_measured_does_not_depend_on_how_memory_is_kept(store, tokenizer, monkeypatch, name, mem_len):
+    config = PretrainConfig(
+        data=DataConfig(store="x", window=32, reuse_len=32 if name == "causal" else 16),
+        objective=ObjectiveConfig(name=name),
+        memory=MemoryConfig(at_document_end="cut"),
+        eval=EvalConfig(lanes=4, windows=12, mem_len=mem_len),
+    )
+    evaluation = held_out.Evaluation(config, store, tokenizer.starts_word, Talk())
+    model = make_model(two_streams=name != "causal", vocab_size=store.vocab_size, mem_len=16)
+    cached, kept = held_out.cached, []
+    monkeypatch.setattr(held_out, "cached", lambda *given: kept.append(cached(*given)) or kept[0])
+    found = evaluation(model)
+    monkeypatch.setattr(held_out, "cached", lambda memory, backbone: memory)
+    expected = evaluation(model)
+    assert isinstance(kept[0], Cache)
+    assert found.loss == pytest.approx(expected.loss, rel=1e-6)  # float32
+    assert (found.unigram, found.n_targets) == (expected.unigram, expected.n_targets)
+    assert model.training
