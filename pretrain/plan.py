@@ -57,7 +57,7 @@ def _memory(plan: Plan, stage: int, micro: int) -> list[str]:
         "activations kept for backward": kept.kept,
         "logits kept for backward": kept.logits,
         "working space at the fullest moment": kept.working,
-        f"recurrent memory of {plan.rows:,} rows": plan.cache,
+        f"recurrent memory of {plan.rows:,} rows": plan.recurrent_memory,
     }
     unit, name_of_unit = (1e9, "GB") if plan.n_parameters > 1e7 else (1e6, "MB")
     lines = [

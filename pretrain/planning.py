@@ -129,7 +129,7 @@ class Plan:
         return self.state(stage).host * self.gpus / self.nodes
 
     @property
-    def cache(self) -> int:
+    def recurrent_memory(self) -> int:
         """Bytes of the recurrent memory of a device's rows, those of all micro-steps."""
         model = self.model
         return model.n_layer * self.rows * model.mem_len * model.d_model * (2 if self.half else 4)
@@ -143,7 +143,7 @@ class Plan:
 
     def lasting(self, stage: int) -> float:
         """Bytes of a device that do not come and go with a micro-batch."""
-        return self.state(stage).on_device + self.cache
+        return self.state(stage).on_device + self.recurrent_memory
 
     def bytes(self, stage: int, micro: int) -> float:
         """Of a device in all."""

@@ -446,7 +446,7 @@ def plan_on(plan: Plan, memory: float) -> Plan:
 
 
 def test_memory_of_the_rows_of_all_micro_steps_is_counted():
-    assert plan_of().cache == 2 * (8192 // 8) * 384 * 1024 * 2
+    assert plan_of().recurrent_memory == 2 * (8192 // 8) * 384 * 1024 * 2
 
 
 def test_time_is_what_the_operations_take_at_the_stated_share_of_the_peak():
@@ -493,7 +493,11 @@ def test_tokens_are_those_of_the_batches_as_they_warm_up():
 def test_a_plan_of_fp16_is_that_of_bf16_but_for_what_stage_1_keeps():
     half, other = plan_of("train.precision=bf16"), plan_of("train.precision=fp16")
     assert (half.precision, other.precision) == ("bf16", "fp16")
-    assert (half.bytes(2, 1), half.bytes(3, 1), half.cache) == (other.bytes(2, 1), other.bytes(3, 1), other.cache)
+    assert (half.bytes(2, 1), half.bytes(3, 1), half.recurrent_memory) == (
+        other.bytes(2, 1),
+        other.bytes(3, 1),
+        other.recurrent_memory,
+    )
     assert half.state(1) != other.state(1)
 
 
