@@ -48,7 +48,9 @@ def scores_of(answer: str, truths: Sequence[str], answerable: bool) -> tuple[flo
     return max(exact(answer, truth) for truth in truths), max(f1(answer, truth, not answerable) for truth in truths)
 
 
-def best_threshold(scores: np.ndarray, answered: np.ndarray, answerable: np.ndarray, odds: np.ndarray) -> tuple[float, float]:
+def best_threshold(
+    scores: np.ndarray, answered: np.ndarray, answerable: np.ndarray, odds: np.ndarray
+) -> tuple[float, float]:
     """The best score if no answer is given where the odds that there is none are above a threshold, and that threshold.
 
     Args:

@@ -1,6 +1,6 @@
 """Questions about a paragraph, from SQuAD's files as distributed (Rajpurkar et al. 2016, 2018), or the rows of a dataset.
 
-    {"data": [{"title", "paragraphs": [{"context", "qas": [{"id", "question", "answers": [{"text", "answer_start"}], "is_impossible"}]}]}]}
+{"data": [{"title", "paragraphs": [{"context", "qas": [{"id", "question", "answers": [{"text", "answer_start"}], "is_impossible"}]}]}]}
 """
 
 from __future__ import annotations
@@ -49,13 +49,17 @@ def question_of(fields: Fields, place: str, answerable: bool, labelled: bool = F
         if answer and fields.get("is_impossible"):
             raise ValueError(f"{place}: is_impossible is true, and there are answers; remove one of them")
         if answerable and not answer and labelled:
-            raise ValueError(f"{place}: has no answer, which is for task=squad/2.0; of squad/1.1 every question has one")
+            raise ValueError(
+                f"{place}: has no answer, which is for task=squad/2.0; of squad/1.1 every question has one"
+            )
     return Example(str(fields.get("id", place)), (context, question), answer, place)
 
 
 def _questions(path: Path) -> Iterator[tuple[str, Fields]]:
     if not path.is_file():
-        raise ValueError(f"{path}: there is no such file; data.dir should hold SQuAD's files, or set data.train, data.dev")
+        raise ValueError(
+            f"{path}: there is no such file; data.dir should hold SQuAD's files, or set data.train, data.dev"
+        )
     content = parse_object("".join(line for _, line in read_lines(path, Meter())), str(path))
     for number, article in enumerate(_list(content, "data", str(path)), 1):
         place = f"{path}, article {number}"

@@ -30,6 +30,15 @@ class Window(Item):
     central: np.ndarray
 
 
+@dataclass(frozen=True)
+class Truth:
+    """The first and the last token of the answer, if it exists."""
+
+    exists: bool
+    first: int = 0
+    last: int = 0
+
+
 def stretches(n_tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
     """First token and length of each window of at most `room` tokens; the next one begins `stride` later, or where this one ends."""
     found, first = [], 0
@@ -55,7 +64,7 @@ def most_context(found: Sequence[tuple[int, int]]) -> list[np.ndarray]:
 
 
 def windows(
-    example: int, text: Located, question: Sequence[int], max_len: int, stride: int, truth: tuple[int, int] | None | bool
+    example: int, text: Located, question: Sequence[int], max_len: int, stride: int, truth: Truth | None
 ) -> list[Window]:
     """The windows of a text with a question.
 
@@ -65,19 +74,19 @@ def windows(
         question: its tokens, all of which are in each.
         max_len: tokens of a row.
         stride: see stretches.
-        truth: the first and the last token of the answer; None: there is none; False: not known.
+        truth: None: not known.
     """
     found = stretches(len(text.ids), max_len - len(question) - 3, stride)
     made = []
     for (first, length), central in zip(found, most_context(found), strict=True):
         row = lay_out(text.ids[first : first + length], question, max_len)
-        answers = {} if isinstance(truth, bool) else _answers(truth, first, length, cls=len(row.ids) - 1)
+        answers = {} if truth is None else _answers(truth, first, length, cls=len(row.ids) - 1)
         made.append(Window(example, (row,), answers, text=text, first=first, central=central))
     return made
 
 
-def _answers(truth: tuple[int, int] | None, first: int, length: int, cls: int) -> dict[str, np.generic]:
+def _answers(truth: Truth, first: int, length: int, cls: int) -> dict[str, np.generic]:
     """Places in the row; an answer that is not all in the window counts as none, which is told at <cls>."""
-    inside = truth is not None and first <= truth[0] and truth[1] < first + length
-    start, end = (truth[0] - first, truth[1] - first) if truth is not None and inside else (cls, cls)
+    inside = truth.exists and first <= truth.first and truth.last < first + length
+    start, end = (truth.first - first, truth.last - first) if inside else (cls, cls)
     return {"start": np.int64(start), "end": np.int64(end), "impossible": np.float32(not inside)}
