@@ -56,7 +56,7 @@ def test_rows_of_a_dataset_have_their_answers_as_lists(tmp_path):
 @pytest.mark.parametrize(
     ("version", "changed", "message"),
     [
-        ("2.0", {"answers": [{"text": "bi", "answer_start": 7}]}, "the answer 'bi' must stand at its answer_start 7, where ' b' is; it stands at 8"),
+        ("2.0", {"answers": [{"text": "bi", "answer_start": 7}]}, "q1: .* 'bi' must stand at its answer_start 7, where ' b' is; it stands at 8"),
         ("2.0", {"answers": [{"text": "zu", "answer_start": 1}]}, "the answer 'zu' .* it is nowhere in the context; remove the question"),
         ("2.0", {"answers": [{"text": "bi"}]}, "q1: there is no column 'answer_start'; there are text"),
         ("2.0", {"answers": "bi"}, "q1: 'answers' must be a list"),
