@@ -104,12 +104,12 @@ class SpanTask:
     def losses(self, head: nn.Module, hidden: Tensor, part: Part) -> Tensor:
         """The head's own."""
         start, end, impossible = (part.answers[name] for name in ("start", "end", "impossible"))
-        scores = cast(SpanHead, head)(hidden, *_places(part), start)
+        scores = cast(SpanHead, head)(hidden, *answer_places(part), start)
         return SpanHead.losses(scores, start, end, impossible)
 
     def outputs(self, head: nn.Module, hidden: Tensor, part: Part) -> dict[str, Tensor]:
         """Beams of start and end, and the log-odds of there being no answer."""
-        return vars(cast(SpanHead, head).beams(hidden, *_places(part), N_STARTS, N_ENDS))
+        return vars(cast(SpanHead, head).beams(hidden, *answer_places(part), N_STARTS, N_ENDS))
 
     def measure(self, split: Split, outputs: Outputs) -> dict[str, float]:
         """As the official scorers; of 2.0 also the best that a threshold makes of it, and at the odds of one half the rest."""
@@ -164,7 +164,7 @@ class SpanTask:
         return {
             "id": example.id,
             "prediction": texts[0] if given else "",
-            "null_log_odds": round(answered.odds, 6),
+            "null_log_odds": answered.odds,
             "best": best,
         }
 
@@ -182,7 +182,7 @@ class SpanTask:
         return [Answered(_best(of_example), odd) for of_example, odd in zip(found, odds, strict=True)]
 
 
-def _places(part: Part) -> tuple[Tensor, Tensor]:
+def answer_places(part: Part) -> tuple[Tensor, Tensor]:
     """(B, T) bool, what is no part of an answer: all but the text and <cls>; and (B,) the place of <cls>."""
     of_text = (part.segments == SEGMENT_A) & (part.ids != symbols.SEP)
     return ~(of_text | (part.segments == SEGMENT_CLS)), (~part.padding).sum(1) - 1

@@ -60,12 +60,13 @@ def best_threshold(
         odds: (N,) of there being none; in any unit that rises with them.
 
     Returns:
-        The mean score, and the highest odds at which an answer is given. Where giving none at all is best, the threshold is one below the
-        lowest odds (the official one is 0 there, as its odds are probabilities).
+        The mean score, and the threshold: in the middle between the highest odds at which an answer is given and the next, so that rounding
+        decides nothing (the official one is the former, and 0 where giving no answer at all is best, as its odds are probabilities).
     """
     order = np.argsort(odds, kind="stable")
     gains = np.where(answerable, scores, -answered.astype(float))[order]
     totals = np.concatenate([[0.0], np.cumsum(gains)]) + (~answerable).sum()
     best = int(totals.argmax())
-    threshold = odds[order[best - 1]] if best else odds.min() - 1
-    return float(totals[best] / len(scores)), float(threshold)
+    rising = odds[order]
+    edges = np.concatenate([[rising[0] - 2], rising, [rising[-1] + 2]])
+    return float(totals[best] / len(scores)), float(edges[best : best + 2].mean())

@@ -48,8 +48,8 @@ def test_the_best_threshold_gives_no_answer_where_that_is_right():
     said = np.array([True, True, True, False])
     odds = np.array([-3.0, 2.0, -1.0, 5.0])
     # in the order of odds: +1 (right), -1 (an answer where there is none), +0.5; and 2 that are right without one
-    assert best_threshold(scores, said, exists, odds) == (3 / 4, -3.0)
-    assert best_threshold(scores, said, exists, np.array([-3.0, -2.0, -1.0, 5.0])) == (3.5 / 4, -2.0)
+    assert best_threshold(scores, said, exists, odds) == (3 / 4, -2.0)
+    assert best_threshold(scores, said, exists, np.array([-3.0, -2.0, -1.0, 5.0])) == (3.5 / 4, -1.5)
 
 
 def test_where_giving_no_answer_is_best_the_threshold_is_below_all_odds():
