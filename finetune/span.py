@@ -125,7 +125,9 @@ class SpanTask:
         for column, name in ((1, "f1"), (0, "exact")):
             best, threshold = best_threshold(of_texts[:, column], said, exists, odds)
             found |= {f"best_{name}": best, f"best_{name}_threshold": threshold}
-        decided = self._scores([text if odd <= 0 else "" for text, odd in zip(texts, odds, strict=True)], truths)
+        decided = np.where(
+            (odds <= 0)[:, None], of_texts, ~exists[:, None]
+        )  # no answer is worth something where there is none
         for column, name in ((1, "f1"), (0, "exact")):
             found[name] = float(decided[:, column].mean())
             for part, inside in (("has_answer", exists), ("no_answer", ~exists)):

@@ -47,9 +47,16 @@ def test_official_files_are_read_packed_or_not(tmp_path):
     assert second.answer == () and [x.id for x in task.read("train")] == ["q1", "q2"]
 
 
-def test_rows_of_a_dataset_have_their_answers_as_lists(tmp_path):
-    fields = {"context": CONTEXT, "question": "Fa?", "answers": {"text": ["bi"], "answer_start": [8]}}
-    assert build(tmp_path).example(fields, "").answer == ((8, "bi"),)
+def test_rows_of_a_dataset_have_their_answers_as_lists(tmp_path, monkeypatch):
+    row = {"id": "q1", "context": CONTEXT, "question": "Fa?", "answers": {"text": ["bi"], "answer_start": [8]}}
+    rows = {"train": [row], "validation": [row, {**row, "answers": {"text": [], "answer_start": []}}]}
+    monkeypatch.setattr("finetune.fields.hub_rows", lambda name, split: iter(rows[split]))
+    task = build_task("squad/2.0", TaskDataConfig(train=["hf:a/b:train"], dev=["hf:a/b:validation"]), "last")
+    assert [x.answer for x in task.read("train")] == [((8, "bi"),)]
+    assert task.dev == ("validation",) and [x.answer for x in task.read("validation")] == [((8, "bi"),), ()]
+
+
+def test_the_truth_of_a_line_may_be_unknown(tmp_path):
     assert build(tmp_path).example({"context": CONTEXT, "question": "Fa?"}, "").answer is None
 
 
@@ -79,7 +86,12 @@ def test_files_that_are_cut_missing_or_of_another_kind_are_refused(tmp_path):
     write(tmp_path, "2.0", question("q1", "bi"))
     path = tmp_path / "dev-v2.0.json"
     whole = path.read_text()
-    for text, message in [(whole[:-9], "not JSON"), ("[]", "JSON object"), ('{"a": 1}', "no column 'data'")]:
+    for text, message in [
+        (whole[:-9], "not JSON .*; it ends early"),
+        ("{1}", "not JSON .* at character 1.$"),
+        ("[]", "JSON object"),
+        ('{"a": 1}', "no column 'data'"),
+    ]:
         path.write_text(text)
         with pytest.raises(ValueError, match=f"dev-v2.0.json.*{message}"):
             build(tmp_path).read("dev-v2.0")
