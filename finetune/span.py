@@ -78,7 +78,8 @@ class SpanTask:
 
     def encode(self, examples: Sequence[Example], tokenizer: Tokenizer) -> list[Item]:
         """A row for each window of the context, the question after it."""
-        data, found = self._data, list[Item]()
+        data = self._data
+        found: list[Item] = []
         text = Located("", [], np.empty(0), np.empty(0))
         for number, example in enumerate(examples):
             context, question = example.texts

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,11 @@ def read_squad(path: Path, answerable: bool, labelled: bool) -> list[Example]:
     ]
     if not found:
         raise ValueError(f"{path}: holds no question")
+    name, count = Counter(example.id for example in found).most_common(1)[0]
+    if count > 1:
+        raise ValueError(
+            f"{path}: {count} questions have the id {name!r}; answers are told apart by it, rename all but one"
+        )
     return found
 
 
@@ -81,6 +87,8 @@ def _answers(answers: Any, context: str, place: str) -> tuple[Answer, ...]:
     """A list of objects, as in the files, or an object of lists, as `datasets` has them."""
     if isinstance(answers, dict):
         texts, begins = value_of(answers, "text", place), value_of(answers, "answer_start", place)
+        if not isinstance(texts, list) or not isinstance(begins, list) or len(texts) != len(begins):
+            raise ValueError(f"{place}: 'text' and 'answer_start' of 'answers' must be two lists of one length")
         answers = [{"text": text, "answer_start": begin} for text, begin in zip(texts, begins, strict=True)]
     if not isinstance(answers, list) or not all(isinstance(one, dict) for one in answers):
         raise ValueError(f"{place}: 'answers' must be a list of objects with text and answer_start")

@@ -49,7 +49,7 @@ def test_official_files_are_read_packed_or_not(tmp_path):
 
 def test_rows_of_a_dataset_have_their_answers_as_lists(tmp_path, monkeypatch):
     row = {"id": "q1", "context": CONTEXT, "question": "Fa?", "answers": {"text": ["bi"], "answer_start": [8]}}
-    rows = {"train": [row], "validation": [row, {**row, "answers": {"text": [], "answer_start": []}}]}
+    rows = {"train": [row], "validation": [row, {**row, "id": "q2", "answers": {"text": [], "answer_start": []}}]}
     monkeypatch.setattr("finetune.fields.hub_rows", lambda name, split: iter(rows[split]))
     task = build_task("squad/2.0", TaskDataConfig(train=["hf:a/b:train"], dev=["hf:a/b:validation"]), "last")
     assert [x.answer for x in task.read("train")] == [((8, "bi"),)]
@@ -95,6 +95,9 @@ def test_files_that_are_cut_missing_or_of_another_kind_are_refused(tmp_path):
         path.write_text(text)
         with pytest.raises(ValueError, match=f"dev-v2.0.json.*{message}"):
             build(tmp_path).read("dev-v2.0")
+    path.write_text(json.dumps(content(question("q1", "bi"), question("q1", "bo"))))
+    with pytest.raises(ValueError, match="2 questions have the id 'q1'"):
+        build(tmp_path).read("dev-v2.0")
     path.write_text(json.dumps({"data": []}))
     with pytest.raises(ValueError, match="holds no question"):
         build(tmp_path).read("dev-v2.0")
@@ -145,6 +148,20 @@ def test_the_span_with_most_context_wins_and_the_lowest_odds_count(split):
     assert scores["f1"] == 0.5 and scores["has_answer_f1"] == 0 and scores["no_answer_exact"] == 1
     assert task.decided(scores) == {"null_threshold": scores["best_f1_threshold"]}
     assert task.level_of_chance(asked) > 0.5
+
+
+def test_a_window_does_not_answer_at_tokens_of_which_another_has_more_context(split):
+    task, asked = split
+    first, last = asked.items[0].text.tokens(8, 14)
+    outputs = answers(asked, [(-5, first, last)], lambda items: [0.0] * len(items))
+    n_others = 0
+    for number, item in enumerate(asked.items):
+        place = first - item.first
+        if item.example == 0 and 0 <= place < len(item.central) - 1 and not item.central[place]:
+            outputs["start"][number, 0], outputs["end_position"][number, 0, 0] = 0, place  # surer, and of another end
+            n_others += 1
+    assert n_others
+    assert [one["text"] for one in task.predictions(asked, outputs)[0]["best"]] == ["bi, bo"]
 
 
 def test_the_official_files_hold_what_was_answered(split, tmp_path):
