@@ -194,3 +194,17 @@ def test_an_answer_longer_than_allowed_is_not_given(split, tmp_path):
     short = build(tmp_path, max_len=24, max_question_len=8, max_answer_len=last - first)
     outputs = answers(asked, [(-1, first, last)], lambda items: [0.0] * len(items))
     assert short.predictions(asked, outputs)[0]["best"][0]["text"] == ""
+
+
+def test_the_first_version_always_answers_and_knows_no_threshold(tmp_path, tokenizer):
+    write(tmp_path, "1.1", question("q1", "bi", "bi, bo"))
+    task = build(tmp_path, "1.1", max_len=64, max_question_len=8)
+    examples = task.read("dev-v1.1")
+    asked = Split("dev-v1.1", examples, task.encode(examples, tokenizer))
+    outputs = answers(asked, [(-1, *asked.items[0].text.tokens(8, 14))], lambda items: [99.0])
+    assert task.measure(asked, outputs) == {"f1": 1.0, "exact": 1.0}
+    (one,) = task.predictions(asked, outputs)
+    assert one.keys() == {"id", "prediction", "best"} and one["prediction"] == "bi, bo"
+    assert task.decided({}) == {} and task.level_of_chance(asked) == 0
+    written = task.submit(tmp_path, {"dev-v1.1": [one]})
+    assert [path.name for path in written] == ["dev-v1.1.answers.json", "dev-v1.1.best.json"]
