@@ -168,10 +168,17 @@ class Tokenizer:
         if self.preprocess == "none":
             return self._pieces.encode(texts, num_threads=threads)
         texts = [prepared(text, self.preprocess) for text in texts]
-        return [
-            self._pieces.piece_to_id([part for piece in pieces for part in self._parts(piece)])
-            for pieces in self._pieces.encode(texts, out_type=str, num_threads=threads)
-        ]
+        encoded = self._pieces.encode(texts, out_type=str, num_threads=threads)
+        return [self._pieces.piece_to_id(self._split(pieces)) for pieces in encoded]
+
+    def _split(self, pieces: list[str]) -> list[str]:
+        found: list[str] = []
+        for piece in pieces:
+            if piece[-1:] == ",":  # few: the rest is not worth a call
+                found += self._parts(piece)
+            else:
+                found.append(piece)
+        return found
 
     def _parts(self, piece: str) -> list[str]:
         return [piece] if self.preprocess == "none" else split_after_digits(piece, self._pieces.encode_as_pieces)
