@@ -7,6 +7,7 @@ RUN/model/, RUN/predictions/                                   of the run that w
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Sequence
@@ -23,9 +24,10 @@ from finetune.log import shown
 from finetune.model import TaskModel
 from finetune.pictures import draw
 from finetune.results import Result, Summary, summarize, write_table
-from finetune.task import Outputs, Prediction
+from finetune.task import Outputs, Prediction, Task
+from finetune.tasks import build_task
 from xlpre.atomic import linked_copy, new_file
-from xlpre.exchange.fine_tuned import load_fine_tuned
+from xlpre.exchange.fine_tuned import FineTuned, load_fine_tuned, save_fine_tuned
 from xlpre.training.distributed import Talk, is_main
 
 RESULT = "result.json"
@@ -53,16 +55,21 @@ def conclude_run(
     foundation: Foundation, seed: int, steps: int, seconds: float, talk: Talk, device: torch.device
 ) -> None:
     """Measure the weights that were kept, as they are in their folder, and say what they were worth. Checkpoints are removed."""
-    folder, task = seed_folder(foundation.config, seed), foundation.task
-    model, kept_step = _kept(foundation, folder, device)
-    found: dict[str, float] = {}
-    for split in foundation.dev:
-        outputs = _answer(foundation, model, split, talk)
-        found |= {f"{split.name}/{name}": score for name, score in measure(task, split, outputs).items()}
-        if is_main():
-            _write_predictions(folder / f"{split.name}.jsonl", task.predictions(split, outputs))
+    folder = seed_folder(foundation.config, seed)
+    model, saved = _kept(foundation, folder, device)
+    answers = [_answer(foundation, model, split, talk) for split in foundation.dev]
     if is_main():
-        _write_result(foundation, seed, kept_step, steps, seconds, found)
+        scores = [measure(foundation.task, *one) for one in zip(foundation.dev, answers, strict=True)]
+        decided = foundation.task.decided(scores[0])
+        if decided:
+            saved = dataclasses.replace(saved, task={**saved.task, "data": {**saved.task["data"], **decided}})
+            save_fine_tuned(folder / KEPT, saved)
+        task = _task_of(foundation, saved)
+        found: dict[str, float] = {}
+        for split, outputs, of_split in zip(foundation.dev, answers, scores, strict=True):
+            found |= {f"{split.name}/{name}": score for name, score in of_split.items()}
+            _write_predictions(folder / f"{split.name}.jsonl", task.predictions(split, outputs))
+        _write_result(foundation, seed, saved.folder.facts["step"], steps, seconds, found)
     talk.barrier()
 
 
@@ -96,12 +103,15 @@ def conclude(foundation: Foundation, seeds: Sequence[int], talk: Talk, device: t
     if is_main():
         linked_copy(folder / KEPT, run_dir / "model")
     talk.barrier()
-    model, _ = _kept(foundation, folder, device)
+    model, saved = _kept(foundation, folder, device)
     tests, measured = foundation.test(), foundation.dev[0]
     answers = [_answer(foundation, model, split, talk) for split in (*tests, measured)]
     if not is_main():
         return
-    written, tested = _write_tests(foundation, run_dir / "predictions", tests, answers[:-1])
+    task = _task_of(foundation, saved)
+    predictions, tested = _write_tests(task, run_dir / "predictions", tests, answers[:-1])
+    predictions[measured.name] = task.predictions(measured, answers[-1])
+    written = task.submit(run_dir / "predictions", predictions)
     summary = summarize(results)
     write_table([summary], run_dir)
     draw(run_dir, folders, foundation.task, measured, answers[-1])
@@ -109,10 +119,9 @@ def conclude(foundation: Foundation, seeds: Sequence[int], talk: Talk, device: t
 
 
 def _write_tests(
-    foundation: Foundation, folder: Path, tests: Sequence[Split], answers: Sequence[Outputs]
-) -> tuple[list[Path], dict[str, float]]:
-    """Predictions, official files, and scores where the truth is known."""
-    task = foundation.task
+    task: Task, folder: Path, tests: Sequence[Split], answers: Sequence[Outputs]
+) -> tuple[dict[str, list[Prediction]], dict[str, float]]:
+    """Predictions by split, which are written, and scores where the truth is known."""
     found: dict[str, float] = {}
     predictions: dict[str, list[Prediction]] = {}
     folder.mkdir(parents=True, exist_ok=True)
@@ -124,15 +133,21 @@ def _write_tests(
     if found:
         with new_file(folder / "test_scores.json") as partial:
             partial.write_text(json.dumps(found, indent=1))
-    return task.submit(folder, predictions), found
+    return predictions, found
 
 
-def _kept(foundation: Foundation, folder: Path, device: torch.device) -> tuple[TaskModel, int]:
-    """The model that a run kept, in fp32, and the step that it is of."""
+def _kept(foundation: Foundation, folder: Path, device: torch.device) -> tuple[TaskModel, FineTuned]:
+    """The model that a run kept, in fp32, and what its folder holds."""
     saved = load_fine_tuned(folder / KEPT)
     model = TaskModel(foundation.shape, foundation.task)
     model.put(saved.weights)
-    return model.to(device).eval(), saved.folder.facts["step"]
+    return model.to(device).eval(), saved
+
+
+def _task_of(foundation: Foundation, saved: FineTuned) -> Task:
+    """The task with what was decided for these weights."""
+    config = foundation.config
+    return build_task(config.task, dataclasses.replace(config.data, **saved.task["data"]), config.model.summary)
 
 
 def _answer(foundation: Foundation, model: TaskModel, split: Split, talk: Talk) -> Outputs:

@@ -27,6 +27,11 @@ class TaskDataConfig:
         limit: train on so many examples, drawn by the seed; null: all.
         max_len: tokens of a row at most; what is longer is cut.
         max_option_len: of them, tokens of question and option at most, where a task has options; the last ones are kept.
+        max_question_len: of them, tokens of a question about a long text at most; the first ones are kept.
+        doc_stride: a text that is too long is read in windows; each begins so many tokens after the one before.
+        max_answer_len: tokens of an answer out of a text at most.
+        null_threshold: no answer is given where the log-odds that there is none are above it; null: what was best on dev (0 where
+            nothing was measured).
         pass_tokens: so many tokens take as long as one more forward pass; batches are cut so that padding costs less than that.
             null: 128, on a GPU 8192.
     """
@@ -42,6 +47,10 @@ class TaskDataConfig:
     limit: int | None = None
     max_len: int = 128
     max_option_len: int = 128
+    max_question_len: int = 64
+    doc_stride: int = 128
+    max_answer_len: int = 64
+    null_threshold: float | None = None
     pass_tokens: int | None = None
 
     def __post_init__(self) -> None:
@@ -52,6 +61,11 @@ class TaskDataConfig:
         if min(self.max_len, self.max_option_len) < 8:
             raise ValueError(
                 f"data.max_len ({self.max_len}) and data.max_option_len ({self.max_option_len}) must be at least 8"
+            )
+        if min(self.max_question_len, self.doc_stride, self.max_answer_len) < 1:
+            raise ValueError(
+                f"data.max_question_len ({self.max_question_len}), data.doc_stride ({self.doc_stride}) and data.max_answer_len "
+                f"({self.max_answer_len}) must be at least 1"
             )
         if self.pass_tokens is not None and self.pass_tokens < 0:
             raise ValueError(f"data.pass_tokens ({self.pass_tokens}) must be at least 0, or null")
@@ -129,8 +143,8 @@ class FinetuneConfig:
 
     Attributes:
         task: its name: glue/cola, glue/sst-2, glue/mrpc, glue/qqp, glue/sts-b, glue/mnli, glue/qnli, glue/rte, glue/wnli, glue/ax,
-            race, race/middle, race/high, imdb, yelp-2, yelp-5, ag-news, dbpedia, amazon-2, amazon-5; `classify` and `regress`
-            for files of one's own.
+            race, race/middle, race/high, squad/1.1, squad/2.0, imdb, yelp-2, yelp-5, ag-news, dbpedia, amazon-2, amazon-5;
+            `classify` and `regress` for files of one's own.
         name: the run's name, which also names its folder.
         run_dir: where everything goes.
         init: a folder with a model: of xlpre, of Hugging Face's XLNet, or the original TensorFlow release.

@@ -2,7 +2,8 @@
 
 python finetune/export.py runs/mrpc exported/mrpc
 
-`AutoModelForSequenceClassification` (of RACE `AutoModelForMultipleChoice`) and `AutoTokenizer` open the result.
+`AutoModelForSequenceClassification` (of RACE `AutoModelForMultipleChoice`, of SQuAD `XLNetForQuestionAnswering`) and `AutoTokenizer`
+open the result.
 """
 
 from __future__ import annotations

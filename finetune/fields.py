@@ -160,7 +160,9 @@ def parse_object(text: str, place: str) -> Fields:
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{place}: not JSON ({error.msg} at character {error.pos})") from None
+        ends = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated")
+        way_out = "; it ends early, get it anew" if ends else ""
+        raise ValueError(f"{place}: not JSON ({error.msg} at character {error.pos}){way_out}") from None
     if not isinstance(found, dict):
         raise ValueError(f"{place}: a JSON object is needed, not a {type(found).__name__}")
     return found

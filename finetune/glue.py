@@ -128,9 +128,9 @@ class GlueSource(TableSource):
     def submit(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
         """A file of `index`, `prediction` for each test file, and all of them in submission.zip."""
         written = []
-        for split, of_split in predictions.items():
+        for split in self.test:
             path = folder / self._submitted.get(split, f"{split}.tsv")
-            rows = (f"{one['id']}\t{one['prediction']}\n" for one in of_split)
+            rows = (f"{one['id']}\t{one['prediction']}\n" for one in predictions[split])
             with new_file(path) as partial:
                 partial.write_text("".join(["index\tprediction\n", *rows]))
             written.append(path)

@@ -88,6 +88,10 @@ class OneVectorTask:
         """See scores.level_of_chance."""
         return scores.level_of_chance(self.score, truth_of(split))
 
+    def decided(self, scores: Mapping[str, float]) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
     def submit(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
         """The source knows its format."""
         return self.source.submit(folder, predictions)

@@ -3,8 +3,8 @@
 python finetune/predict.py runs/mrpc/model < pairs.tsv
 python finetune/predict.py runs/mrpc/model questions.jsonl > answers.jsonl
 
-A line is a JSON object with the task's fields (those of its training files; of RACE: article, question, options), or, where the task
-reads one text or two, the text, or both with a tab between them.
+A line is a JSON object with the task's fields (those of its training files; of RACE: article, question, options; of SQuAD: context,
+question), or, where the task reads one text or two, the text, or both with a tab between them.
 """
 
 from __future__ import annotations

@@ -86,8 +86,11 @@ class Task(Protocol):
     def level_of_chance(self, split: Split) -> float:
         """What `score` must exceed to say that anything was learned."""
 
+    def decided(self, scores: Mapping[str, float]) -> dict[str, Any]:
+        """`data` settings that the scores on the first dev split decide, for all answers to come (a threshold)."""
+
     def predictions(self, split: Split, outputs: Outputs) -> list[Prediction]:
         """An answer for each example; `id` and `prediction` are in all."""
 
     def submit(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
-        """Write the predictions of `test` splits in the task's official format, if it has one. Returns the files."""
+        """Write predictions of the first dev split and all test splits in the official format, if those have one. Returns the files."""

@@ -10,6 +10,7 @@ from finetune.config import TaskDataConfig
 from finetune.corpora import CORPORA, build_corpus
 from finetune.glue import LAYOUTS, build_glue
 from finetune.race import LEVELS, build_race
+from finetune.squad import VERSIONS, build_squad
 from finetune.task import Task
 from xlpre.model.summary import Summary
 
@@ -19,6 +20,7 @@ FILES, COLUMNS = ("train", "dev", "test"), ("text", "labels")
 FAMILIES: list[tuple[tuple[str, ...], Build, tuple[str, ...]]] = [
     (tuple(LAYOUTS), build_glue, COLUMNS),
     (tuple(LEVELS), build_race, (*FILES, *COLUMNS)),
+    (tuple(VERSIONS), build_squad, COLUMNS),
     (("imdb", *CORPORA), build_corpus, (*FILES, *COLUMNS)),
     (("classify",), build_classification, ()),
     (("regress",), build_regression, ("labels",)),

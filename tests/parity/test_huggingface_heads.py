@@ -10,6 +10,7 @@ from finetune.batches import Dealer
 from finetune.config import TaskDataConfig
 from finetune.export import main
 from finetune.model import TaskModel
+from finetune.span import answer_places
 from finetune.tasks import build_task
 from xlpre.exchange.fine_tuned import fine_tuned, load_fine_tuned, save_fine_tuned
 from xlpre.exchange.folder import ModelFolder
@@ -73,6 +74,34 @@ def test_logits_in_hugging_face_are_ours(name, settings, summary, tokenizer, tmp
         logits = theirs(**inputs).logits
     assert found.abs().max() > 0.1
     torch.testing.assert_close(found, logits.view(found.shape), atol=TOLERANCE, rtol=0)
+
+
+def test_spans_in_hugging_face_are_ours(tokenizer, tmp_path):
+    settings = {"max_len": 40, "max_question_len": 8, "doc_stride": 8}
+    task = build_task("squad/2.0", TaskDataConfig(**settings), "last")
+    save_fine_tuned(tmp_path / "ours", make(tokenizer, task, settings, "last"))
+    main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
+    contexts = ["Ba be bi bo bu. " * 4, "Ka ke ki ko da de di."]
+    examples = [task.example({"context": context, "question": "Da di?"}, "") for context in contexts]
+    items = task.encode(examples, tokenizer)
+    assert len(items) > 2 and len({item.length for item in items}) > 1
+    (part,) = Dealer(items, task.padding, 0, 1, 10**6).once(len(items))
+    ours = TaskModel(SHAPE, task).eval()
+    ours.put(load_fine_tuned(tmp_path / "ours").weights)
+    found = ours.answer(part)
+
+    theirs = transformers.XLNetForQuestionAnswering.from_pretrained(tmp_path / "theirs").eval()
+    excluded, cls = answer_places(part)
+    inputs = {"input_ids": part.ids, "token_type_ids": part.segments, "attention_mask": (~part.padding).float()}
+    with torch.no_grad():
+        beams = theirs(**inputs, cls_index=cls, p_mask=excluded.float())
+    B, S, N = found["end"].shape  # theirs are probabilities, and of ends (B, N, S)
+    torch.testing.assert_close(found["start"].exp(), beams.start_top_log_probs, atol=TOLERANCE, rtol=0)
+    ends = beams.end_top_log_probs.view(B, N, S).transpose(1, 2)
+    torch.testing.assert_close(found["end"].exp(), ends, atol=TOLERANCE, rtol=0)
+    torch.testing.assert_close(found["no_answer"], beams.cls_logits, atol=TOLERANCE, rtol=0)
+    assert torch.equal(found["start_position"], beams.start_top_index)
+    assert torch.equal(found["end_position"], beams.end_top_index.view(B, N, S).transpose(1, 2))
 
 
 def test_training_takes_the_same_course_as_hugging_faces(tokenizer, tmp_path):

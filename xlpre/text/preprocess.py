@@ -40,20 +40,16 @@ def preprocess_text(text: str, lower: bool = False, remove_space: bool = True, k
     return text.lower() if lower else text
 
 
-def split_after_digits(pieces: list[str], encode: Callable[[str], list[str]]) -> list[str]:
-    """Pieces in which a comma after a digit is a piece of its own ("20," is "20" and ",").
+def split_after_digits(piece: str, encode: Callable[[str], list[str]]) -> list[str]:
+    """A piece as it is read: a comma after a digit is a piece of its own ("20," is "20" and ",").
 
     Args:
-        pieces: pieces of a text.
+        piece: of a text.
         encode: text to pieces; what stood before such a comma is encoded anew.
     """
-    result: list[str] = []
-    for piece in pieces:
-        if piece[-1:] != "," or not piece[-2:-1].isdigit():
-            result.append(piece)
-            continue
-        first, *rest = encode(piece[:-1].replace(SPACE, ""))
-        if not piece.startswith(SPACE):  # SentencePiece put a space before the number
-            first = first.removeprefix(SPACE)
-        result += [first, *rest, ","] if first else [*rest, ","]
-    return result
+    if piece[-1:] != "," or not piece[-2:-1].isdigit():
+        return [piece]
+    first, *rest = encode(piece[:-1].replace(SPACE, ""))
+    if not piece.startswith(SPACE):  # SentencePiece put a space before the number
+        first = first.removeprefix(SPACE)
+    return [first, *rest, ","] if first else [*rest, ","]

@@ -23,6 +23,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 from xlpre.atomic import new_file
 from xlpre.text import symbols
+from xlpre.text.alignment import Located, extents_of, located, prepared_and_located
 from xlpre.text.corpus import Document, Lines
 from xlpre.text.preprocess import Preprocess, prepared, split_after_digits
 from xlpre.text.symbols import SPACE
@@ -117,6 +118,15 @@ class Tokenizer:
         """Token ids of one text."""
         return self._encode([text])[0]
 
+    def locate(self, text: str) -> Located:
+        """The token ids that `encode` gives, and where in the text they stand."""
+        cleaned, places = prepared_and_located(text, self.preprocess)
+        _, offsets = self._pieces.normalize(cleaned, with_offsets=True)
+        pieces = [(piece, self._parts(piece)) for piece in self._pieces.encode(cleaned, out_type=str)]
+        ids = self._pieces.piece_to_id([part for _, parts in pieces for part in parts])
+        extents = extents_of((piece, *parts) for piece, parts in pieces)
+        return located(text, ids, extents, places[offsets])
+
     def encode_document(self, document: Document, lines: Lines = "paragraphs") -> tuple[np.ndarray, np.ndarray]:
         """Token ids (N,) of one document, and the offsets after each of its sentences; see encode_documents."""
         ids, sentence_ends, _ = self.encode_documents([document], lines)
@@ -158,10 +168,20 @@ class Tokenizer:
         if self.preprocess == "none":
             return self._pieces.encode(texts, num_threads=threads)
         texts = [prepared(text, self.preprocess) for text in texts]
-        return [
-            self._pieces.piece_to_id(split_after_digits(pieces, self._pieces.encode_as_pieces))
-            for pieces in self._pieces.encode(texts, out_type=str, num_threads=threads)
-        ]
+        encoded = self._pieces.encode(texts, out_type=str, num_threads=threads)
+        return [self._pieces.piece_to_id(self._split(pieces)) for pieces in encoded]
+
+    def _split(self, pieces: list[str]) -> list[str]:
+        found: list[str] = []
+        for piece in pieces:
+            if piece[-1:] == ",":  # few: the rest is not worth a call
+                found += self._parts(piece)
+            else:
+                found.append(piece)
+        return found
+
+    def _parts(self, piece: str) -> list[str]:
+        return [piece] if self.preprocess == "none" else split_after_digits(piece, self._pieces.encode_as_pieces)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of token ids; symbols are left out, unknown pieces become ⁇."""

@@ -1,0 +1,108 @@
+"""Questions about a paragraph, from SQuAD's files as distributed (Rajpurkar et al. 2016, 2018), or the rows of a dataset.
+
+{"data": [{"title", "paragraphs": [{"context", "qas": [{"id", "question", "answers": [{"text", "answer_start"}], "is_impossible"}]}]}]}
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from finetune.examples import Example
+from finetune.fields import Fields, is_hub, parse_object, read_rows, text_of, value_of
+from xlpre.text.files import Meter, read_lines
+
+Answer = tuple[int, str]  # its first character in the context, and its text
+
+
+def read_squad(path: Path, answerable: bool, labelled: bool) -> list[Example]:
+    """The questions of a file; each Example has (context, question) as texts, and a tuple of Answers as answer.
+
+    Args:
+        path: a .json file, also .gz; or hf:NAME[/CONFIG]:SPLIT of a dataset that `datasets` finds.
+        answerable: every question has an answer (SQuAD 1.1).
+        labelled: the truth is there.
+
+    Raises:
+        ValueError: what is wrong with it, with file and question.
+    """
+    found = [
+        question_of(fields, place, answerable, labelled)
+        for place, fields in (read_rows(path) if is_hub(path) else _questions(path))
+    ]
+    if not found:
+        raise ValueError(f"{path}: holds no question")
+    name, count = Counter(example.id for example in found).most_common(1)[0]
+    if count > 1:
+        raise ValueError(
+            f"{path}: {count} questions have the id {name!r}; answers are told apart by it, rename all but one"
+        )
+    return found
+
+
+def question_of(fields: Fields, place: str, answerable: bool, labelled: bool = False) -> Example:
+    """A question from its fields: context, question, and perhaps id, answers, is_impossible.
+
+    Raises:
+        ValueError: a field is missing, or an answer is not where it says.
+    """
+    context, question = text_of(fields, "context", place), text_of(fields, "question", place)
+    answer = None
+    if labelled or "answers" in fields:
+        answer = _answers(value_of(fields, "answers", place), context, place)
+        if answer and fields.get("is_impossible"):
+            raise ValueError(f"{place}: is_impossible is true, and there are answers; remove one of them")
+        if answerable and not answer and labelled:
+            raise ValueError(
+                f"{place}: has no answer, which is for task=squad/2.0; of squad/1.1 every question has one"
+            )
+    return Example(str(fields.get("id", place)), (context, question), answer, place)
+
+
+def _questions(path: Path) -> Iterator[tuple[str, Fields]]:
+    if not path.is_file():
+        raise ValueError(
+            f"{path}: there is no such file; data.dir should hold SQuAD's files, or set data.train, data.dev"
+        )
+    content = parse_object("".join(line for _, line in read_lines(path, Meter())), str(path))
+    for number, article in enumerate(_list(content, "data", str(path)), 1):
+        place = f"{path}, article {number}"
+        for paragraph in _list(article, "paragraphs", place):
+            context = value_of(paragraph, "context", place)
+            for question in _list(paragraph, "qas", place):
+                name = value_of(question, "id", place)
+                yield f"{path}, question {name}", {**question, "context": context}
+
+
+def _list(fields: Any, name: str, place: str) -> Sequence[Mapping[str, Any]]:
+    found = value_of(fields, name, place)
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise ValueError(f"{place}: {name!r} must be a list of objects")
+    return found
+
+
+def _answers(answers: Any, context: str, place: str) -> tuple[Answer, ...]:
+    """A list of objects, as in the files, or an object of lists, as `datasets` has them."""
+    if isinstance(answers, dict):
+        texts, begins = value_of(answers, "text", place), value_of(answers, "answer_start", place)
+        if not isinstance(texts, list) or not isinstance(begins, list) or len(texts) != len(begins):
+            raise ValueError(f"{place}: 'text' and 'answer_start' of 'answers' must be two lists of one length")
+        answers = [{"text": text, "answer_start": begin} for text, begin in zip(texts, begins, strict=True)]
+    if not isinstance(answers, list) or not all(isinstance(one, dict) for one in answers):
+        raise ValueError(f"{place}: 'answers' must be a list of objects with text and answer_start")
+    return tuple(_answer(one, context, place) for one in answers)
+
+
+def _answer(answer: Fields, context: str, place: str) -> Answer:
+    text, begin = text_of(answer, "text", place), value_of(answer, "answer_start", place)
+    if not isinstance(begin, int) or begin < 0 or context[begin : begin + len(text)] != text:
+        at = context[begin : begin + len(text)] if isinstance(begin, int) and begin >= 0 else ""
+        known = context.find(text)
+        way_out = f"it stands at {known} first" if known >= 0 else "it is nowhere in the context; remove the question"
+        raise ValueError(
+            f"{place}: the answer {text!r} must stand at its answer_start {begin!r}, where {at!r} is; {way_out}"
+        )
+    spaces = len(text) - len(text.lstrip())
+    return begin + spaces, text.strip()

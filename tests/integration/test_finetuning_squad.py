@@ -1,0 +1,125 @@
+"""A tiny SQuAD is learned to the last question, on any number of processes, and answered again from its folder."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from finetune.span_scores import scores_of
+from tests.conftest import REPOSITORY, write_folder
+from tests.integration.conftest import environment
+from tests.integration.test_finetuning import finetune, predictions
+
+BEGIN, END = "Fo\u0301ko", "Dabi"
+
+
+def write_squad(folder, documents):
+    """Paragraphs of made-up words; the answer goes from one word to another, and every third question has none."""
+    rng = np.random.default_rng(0)
+    words = sorted(
+        {word for document in documents for line in document for word in line.lower().split() if word.isalpha()}
+    )
+    for name, count in (("train", 150), ("dev", 21)):
+        paragraphs = []
+        for number in range(count):
+            text = [str(word) for word in rng.choice(words[10:40], rng.integers(6, 30))]
+            answers = []
+            if number % 3:
+                answer = " \u00a0".join([BEGIN, *text[: rng.integers(0, 3)], END])
+                text.insert(rng.integers(len(text)), answer)
+                begin = " ".join(text).index(answer)
+                answers = [{"text": answer, "answer_start": begin}]
+            one = {"id": f"{name}{number}", "question": "Ba bu?", "answers": answers, "is_impossible": not answers}
+            paragraphs.append({"context": " ".join(text), "qas": [one]})
+        (folder / f"{name}-v2.0.json").write_text(json.dumps({"data": [{"title": "", "paragraphs": paragraphs}]}))
+
+
+@pytest.fixture(scope="module")
+def words(tokenizer, documents, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("squad")
+    write_squad(folder, documents)
+    settings = {
+        "task": "squad/2.0",
+        "init": write_folder(folder / "model", tokenizer),
+        "from_scratch": True,
+        "data.dir": folder,
+        "data.max_len": 48,
+        "data.max_question_len": 8,
+        "data.doc_stride": 16,
+        "optim.lr": 0.01,
+        "train.steps": 100,
+        "schedule.warmup_steps": 10,
+        "train.batch_size": 16,
+        "eval.every": 50,
+    }
+
+    def made(name, **changes):
+        changed = {key.replace("__", "."): value for key, value in changes.items()}
+        return [
+            f"{key}={value}" for key, value in {**settings, "name": name, "run_dir": folder / name, **changed}.items()
+        ]
+
+    made.folder = folder
+    return made
+
+
+@pytest.fixture(scope="module")
+def learned(words):
+    finetune(words("learned"))
+    return words.folder / "learned"
+
+
+def test_a_tiny_squad_is_learned_to_the_last_question_and_windows_are_put_together(words, learned):
+    scores = json.loads((learned / "seed_1" / "result.json").read_text())["scores"]
+    assert scores["dev-v2.0/best_exact"] == scores["dev-v2.0/best_f1"] == 1.0
+    questions = [
+        (question, paragraph["context"])
+        for paragraph in json.loads((words.folder / "dev-v2.0.json").read_text())["data"][0]["paragraphs"]
+        for question in paragraph["qas"]
+    ]
+    answers, spans, odds = (
+        json.loads((learned / "predictions" / f"dev-v2.0.{name}.json").read_text())
+        for name in ("answers", "spans", "null_odds")
+    )
+    assert answers.keys() == spans.keys() == odds.keys() == {question["id"] for question, _ in questions}
+    for question, context in questions:
+        truths = [answer["text"] for answer in question["answers"]]
+        assert scores_of(answers[question["id"]], truths, False) == (1, 1)
+        assert answers[question["id"]] == (truths[0] if truths else "")  # to the character, odd spaces and accents too
+        assert spans[question["id"]] in context
+
+
+def test_the_folder_answers_lines_with_the_threshold_of_dev(words, learned, tmp_path):
+    lines = [
+        json.dumps({"id": question["id"], "context": paragraph["context"], "question": question["question"]})
+        for paragraph in json.loads((words.folder / "dev-v2.0.json").read_text())["data"][0]["paragraphs"]
+        for question in paragraph["qas"]
+    ]
+    asked = subprocess.run(
+        [sys.executable, REPOSITORY / "finetune/predict.py", learned],
+        input="\n".join(lines),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert asked.returncode == 0, asked.stderr
+    found = [json.loads(line) for line in asked.stdout.splitlines()]
+    expected = predictions(learned / "seed_1" / "dev-v2.0.jsonl")
+    assert [(x["id"], x["prediction"]) for x in found] == [(x["id"], x["prediction"]) for x in expected]
+    threshold = json.loads((learned / "model" / "task.json").read_text())["data"]["null_threshold"]
+    assert all((x["prediction"] == "") == (x["null_log_odds"] > threshold) for x in found)
+
+
+@pytest.mark.long
+def test_two_processes_answer_every_window_once_and_alike(words, learned):
+    short = {"train__steps": 6, "schedule__warmup_steps": 2, "eval__every": 3}
+    finetune(words("one", **short))
+    finetune(words("two", **short), processes=2)
+    one, two = (predictions(words.folder / name / "seed_1" / "dev-v2.0.jsonl") for name in ("one", "two"))
+    assert [(x["id"], x["prediction"]) for x in one] == [(x["id"], x["prediction"]) for x in two]
+    for ours, theirs in zip(one, two, strict=True):
+        assert ours["null_log_odds"] == pytest.approx(theirs["null_log_odds"], abs=1e-3)

@@ -1,0 +1,55 @@
+"""Windows of a text hold all of it, and each token has one window that knows most about it."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from finetune.windows import Truth, most_context, stretches, windows
+from xlpre.data.layout import SEGMENT_A, SEGMENT_B, SEGMENT_CLS
+from xlpre.text import symbols
+from xlpre.text.alignment import Located
+
+TEXT = Located("x" * 10, list(range(20, 30)), np.arange(10), np.arange(1, 11))
+
+
+def test_windows_begin_a_stride_apart_and_end_with_the_text():
+    assert stretches(10, 6, 2) == [(0, 6), (2, 6), (4, 6)]
+    assert stretches(10, 4, 3) == [(0, 4), (3, 4), (6, 4)]
+    assert stretches(6, 6, 2) == [(0, 6)]
+    assert stretches(5, 2, 9) == [(0, 2), (2, 2), (4, 1)]  # a stride above the room leaves nothing out
+
+
+@given(n=st.integers(1, 60), room=st.integers(1, 20), stride=st.integers(1, 30))
+def test_every_token_is_in_a_window_and_central_in_one(n, room, stride):
+    found = stretches(n, room, stride)
+    counts, owners = np.zeros(n, int), np.zeros(n, int)
+    for (first, length), central in zip(found, most_context(found), strict=True):
+        counts[first : first + length] += 1
+        owners[first : first + length] += central
+    assert (counts >= 1).all() and (owners == 1).all()
+
+
+def test_a_token_belongs_to_the_window_with_most_on_its_shorter_side():
+    first, second = most_context([(0, 6), (3, 6)])
+    assert first.tolist() == [True] * 5 + [
+        False
+    ]  # token 4: one after it, as many before it in the second; the first wins
+    assert second.tolist() == [False] * 2 + [True] * 4
+    long, short = most_context([(0, 6), (4, 3)])
+    assert long.tolist() == [True] * 5 + [False] and short.tolist() == [False, True, True]
+
+
+def test_a_row_is_the_text_then_the_question_and_ends_with_cls():
+    (window, *_) = windows(3, TEXT, [50, 51], 11, 2, Truth(True, 1, 4))
+    assert window.rows[0].ids.tolist() == [*range(20, 26), symbols.SEP, 50, 51, symbols.SEP, symbols.CLS]
+    assert window.rows[0].segments.tolist() == [SEGMENT_A] * 7 + [SEGMENT_B] * 3 + [SEGMENT_CLS]
+    assert window.example == 3
+
+
+def test_an_answer_that_is_not_all_in_a_window_is_none_there():
+    found = windows(0, TEXT, [50, 51], 11, 2, Truth(True, 1, 4))
+    assert [[x.item() for x in one.answers.values()] for one in found] == [[1, 4, 0], [10, 10, 1], [10, 10, 1]]
+    (one,) = windows(0, TEXT, [50, 51], 30, 2, Truth(False))
+    assert [x.item() for x in one.answers.values()] == [14, 14, 1]
+    (one,) = windows(0, TEXT, [50, 51], 30, 2, None)
+    assert not one.answers
