@@ -25,7 +25,13 @@ class TaskDataConfig:
         labels: the labels; empty: those of the training files, sorted.
         held_out: the share of training examples to measure on, where there are no others.
         limit: train on so many examples, drawn by the seed; null: all.
-        max_len: tokens of a row at most; what is longer is cut.
+        max_len: tokens of a row at most, and of a window.
+        long: what becomes of a text that is longer: `cut`, as published; `memory`: it is read window by window, and the head reads
+            the last one, which remembers those before; `windows`: windows that overlap are answered one by one, and their answers
+            pooled. Of one text only.
+        mem_len: of `long=memory`, how many hidden states are remembered; null: as many as the model does.
+        window_stride: of `long=windows`, tokens from one window to the next; null: half of a window.
+        pool: of `long=windows`, the `mean` or the largest (`max`) of the windows' logits, or numbers.
         max_option_len: of them, tokens of question and option at most, where a task has options; the last ones are kept.
         pass_tokens: so many tokens take as long as one more forward pass; batches are cut so that padding costs less than that.
             null: 128, on a GPU 8192.
@@ -41,6 +47,10 @@ class TaskDataConfig:
     held_out: float = 0.1
     limit: int | None = None
     max_len: int = 128
+    long: Literal["cut", "memory", "windows"] = "cut"
+    mem_len: int | None = None
+    window_stride: int | None = None
+    pool: Literal["mean", "max"] = "mean"
     max_option_len: int = 128
     pass_tokens: int | None = None
 
@@ -55,6 +65,21 @@ class TaskDataConfig:
             )
         if self.pass_tokens is not None and self.pass_tokens < 0:
             raise ValueError(f"data.pass_tokens ({self.pass_tokens}) must be at least 0, or null")
+        self._check_long()
+
+    def _check_long(self) -> None:
+        if self.mem_len is not None and (self.long != "memory" or self.mem_len < 1):
+            raise ValueError(
+                f"data.mem_len ({self.mem_len}) must be at least 1 and goes with data.long=memory; or null"
+            )
+        room = self.max_len - 2  # for a text and its two symbols
+        if self.window_stride is not None and (self.long != "windows" or not 1 <= self.window_stride <= room):
+            raise ValueError(
+                f"data.window_stride ({self.window_stride}) must be between 1 and {room} (data.max_len without two symbols) and goes "
+                "with data.long=windows; or null"
+            )
+        if self.pool != "mean" and self.long != "windows":
+            raise ValueError(f"data.pool={self.pool} has no effect without data.long=windows; leave it out")
 
 
 @dataclass(frozen=True)
