@@ -23,6 +23,9 @@ class TaskDataConfig:
         text: columns (fields) with the text, or the two texts; of `classify` and `regress`.
         label: the column with the label (or number).
         labels: the labels; empty: those of the training files, sorted.
+        queries: of `rank`, files with the texts of queries; `train`, `dev` and `test` are TREC runs there.
+        documents: of `rank`, files with the texts of documents.
+        qrels: of `rank`, files with judgements.
         held_out: the share of training examples to measure on, where there are no others.
         limit: train on so many examples, drawn by the seed; null: all.
         max_len: tokens of a row at most, and of a window.
@@ -44,6 +47,9 @@ class TaskDataConfig:
     text: list[str] = field(default_factory=list)
     label: str = "label"
     labels: list[str] = field(default_factory=list)
+    queries: list[str] = field(default_factory=list)
+    documents: list[str] = field(default_factory=list)
+    qrels: list[str] = field(default_factory=list)
     held_out: float = 0.1
     limit: int | None = None
     max_len: int = 128
@@ -154,8 +160,8 @@ class FinetuneConfig:
 
     Attributes:
         task: its name: glue/cola, glue/sst-2, glue/mrpc, glue/qqp, glue/sts-b, glue/mnli, glue/qnli, glue/rte, glue/wnli, glue/ax,
-            race, race/middle, race/high, imdb, yelp-2, yelp-5, ag-news, dbpedia, amazon-2, amazon-5; `classify` and `regress`
-            for files of one's own.
+            race, race/middle, race/high, imdb, yelp-2, yelp-5, ag-news, dbpedia, amazon-2, amazon-5; `classify`, `regress` and
+            `rank` for files of one's own.
         name: the run's name, which also names its folder.
         run_dir: where everything goes.
         init: a folder with a model: of xlpre, of Hugging Face's XLNet, or the original TensorFlow release.
