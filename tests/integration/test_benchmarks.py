@@ -74,3 +74,13 @@ def test_the_report_of_a_gpu_goes_all_its_ways_on_a_processor(tmp_path):
     parts = json.loads((tmp_path / "report.json").read_text())["parts"]
     assert all(part.get("status") == 0 or "triton" in part["left_out"] for part in parts.values())
     assert parts["pretraining"]["lines"][-1]["passed"]
+
+
+def test_a_fine_tuning_is_timed_against_hugging_faces_once_their_losses_agree():
+    shape = {"n_layer": 2, "d_model": 32, "n_head": 2, "d_inner": 64, "vocab_size": 100}
+    done = run("benchmarks/finetuning.py", "--config", json.dumps(shape), "--rows", 4, "--rounds", 1)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [line["impl"] for line in lines] == ["xlpre", "hf", "hf-max"]
+    assert max(line["loss"] for line in lines) - min(line["loss"] for line in lines) < 1e-4
+    assert all(line["tokens_per_second"] > 0 for line in lines)
