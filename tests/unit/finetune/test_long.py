@@ -192,3 +192,31 @@ def test_what_cannot_be_read_so_is_refused():
         build_task("classify", TaskDataConfig(text=["text"], labels=["a", "b"], long="memory"), "first")
     with pytest.raises(ValueError, match="the model of init= has model.mem_len=0; say how much: data.mem_len=384"):
         check_memory(TaskDataConfig(long="memory"), dataclasses.replace(SHAPE, mem_len=0))
+
+
+def learned(long, steps=120):
+    """Accuracy on new texts of three windows, whose class is whether a word is in the second."""
+    rng = np.random.default_rng(0)
+
+    def texts(n):
+        tokens = rng.integers(10, 18, (n, 20))
+        tokens[1::2, 9] = 20
+        return [" ".join(map(str, row)) for row in tokens]
+
+    task = task_of(long)
+    torch.manual_seed(0)
+    model = TaskModel(dataclasses.replace(SHAPE, n_layer=2, init_std=0.3), task)
+    dealer = Dealer(split_of(task, texts(512)).items, "left", 0, 1, 10**6)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for step in range(steps):
+        (parts,) = dealer.update(1, step, 32, 1)
+        optimizer.zero_grad()
+        model(parts).backward()
+        optimizer.step()
+    new = texts(64)
+    return (logits_of(task, model, new).argmax(1) == np.arange(64) % 2).mean()
+
+
+def test_what_stands_in_the_middle_of_a_text_is_learned_with_memory_and_by_windows_and_not_when_cut():
+    assert learned("memory") > 0.95 and learned("windows") > 0.95
+    assert learned("cut") < 0.75
