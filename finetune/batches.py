@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from finetune.examples import Item
+from finetune.examples import Item, Reading
 from finetune.inputs import Padding, pad
 from xlpre.batch import Batch
 from xlpre.model.visibility import HIDDEN
@@ -32,6 +32,7 @@ class Part:
         padding: (B, T) bool.
         answers: what losses need, by name, each (n, ...); empty where it is not known of all.
         numbers: of the items, (n,), on the CPU.
+        reading: whether rows are read whole or window by window.
     """
 
     ids: Tensor
@@ -39,6 +40,7 @@ class Part:
     padding: Tensor
     answers: dict[str, Tensor]
     numbers: np.ndarray
+    reading: Reading = field(default_factory=Reading)
 
     def to(self, device: torch.device) -> Part:
         """The same on another device."""
@@ -46,8 +48,26 @@ class Part:
         answers = {name: answer.to(device) for name, answer in self.answers.items()}
         return dataclasses.replace(self, answers=answers, **moved)
 
-    def batch(self, positions: Tensor) -> Batch:
-        """As the backbone reads it: all tokens see all others but padding; hidden states are wanted at `positions` (B, P)."""
+    def windows(self) -> list[Part]:
+        """What is read at once, in its order: cut from the right, so that the first may be narrower and holds all padding."""
+        length = self.ids.size(1)
+        width = self.reading.window or length
+        cuts = [slice(max(end - width, 0), end) for end in range(length, 0, -width)][::-1]
+        return [
+            dataclasses.replace(
+                self, ids=self.ids[:, cut], segments=self.segments[:, cut], padding=self.padding[:, cut]
+            )
+            for cut in cuts
+        ]
+
+    def batch(self, positions: Tensor, seen: Tensor | None = None, reuse_len: int = 0) -> Batch:
+        """As the backbone reads it: all tokens see all others but padding.
+
+        Args:
+            positions: (B, P), where hidden states are wanted.
+            seen: (B,), how many tokens of the row were read before, which memory may show; none if not given.
+            reuse_len: how many tokens enter memory.
+        """
         B = len(self.ids)
         of_rows = self.ids.new_zeros(B)
         return Batch(
@@ -59,9 +79,9 @@ class Part:
             targets=torch.zeros_like(positions),
             target_weights=torch.ones_like(positions, dtype=torch.float32),
             backward=of_rows.bool(),
-            remembers=of_rows,
+            remembers=of_rows if seen is None else seen,
             pair_label=of_rows,
-            reuse_len=0,
+            reuse_len=reuse_len,
         )
 
 
@@ -140,7 +160,7 @@ class Dealer:
         known = items[0].answers.keys() if all(item.answers for item in items) else ()
         answers = {name: torch.from_numpy(np.stack([item.answers[name] for item in items])) for name in known}
         ids, segments, padding = map(torch.from_numpy, (inputs.ids, inputs.segments, inputs.padding))
-        return Part(ids, segments, padding, answers, numbers)
+        return Part(ids, segments, padding, answers, numbers, items[0].reading)
 
 
 def cut(lengths: np.ndarray, overhead: int) -> list[int]:

@@ -18,12 +18,12 @@ def build_classification(name: str, data: TaskDataConfig, summary: Summary) -> T
     """`classify`: accuracy decides, and Matthews' correlation is told."""
     labels = data.labels or labels_in([Path(data.dir) / file for file in data.train], data.label)
     source = _source(name, data, labels)
-    return ClassTask(name, source, data.max_len, summary, ("accuracy", "matthews"), labels=labels)
+    return ClassTask(name, source, data, summary, ("accuracy", "matthews"), labels=labels)
 
 
 def build_regression(name: str, data: TaskDataConfig, summary: Summary) -> Task:
     """`regress`: Pearson's correlation decides, Spearman's is told."""
-    return NumberTask(name, _source(name, data, ()), data.max_len, summary, ("pearson", "spearman"))
+    return NumberTask(name, _source(name, data, ()), data, summary, ("pearson", "spearman"))
 
 
 def labels_in(files: Sequence[Path], column: str) -> list[str]:

@@ -23,11 +23,20 @@ class TaskDataConfig:
         text: columns (fields) with the text, or the two texts; of `classify` and `regress`.
         label: the column with the label (or number).
         labels: the labels; empty: those of the training files, sorted.
+        queries: of `rank`, files with the texts of queries; `train`, `dev` and `test` are TREC runs there.
+        documents: of `rank`, files with the texts of documents.
+        qrels: of `rank`, files with judgements.
         held_out: the share of training examples to measure on, where there are no others.
         limit: train on so many examples, drawn by the seed; null: all.
-        max_len: tokens of a row at most; what is longer is cut.
-        max_option_len: of them, tokens of question and option at most, where a task has options; the last ones are kept.
-        max_question_len: of them, tokens of a question about a long text at most; the first ones are kept.
+        max_len: tokens of a row at most, and of a window.
+        long: what becomes of a text that is longer: `cut`, as published; `memory`: it is read window by window, and the head reads
+            the last one, which remembers those before; `windows`: windows that overlap are answered one by one, and their answers
+            pooled. Of one text only.
+        mem_len: of `long=memory`, how many hidden states are remembered; null: as many as the model does.
+        window_stride: of `long=windows`, tokens from one window to the next; null: half of a window.
+        pool: of `long=windows`, the `mean` or the largest (`max`) of the windows' logits, or numbers.
+        max_option_len: of a row's tokens, those of question and option at most, where a task has options; the last ones are kept.
+        max_question_len: of a row's tokens, those of a question about a long text at most; the first ones are kept.
         doc_stride: a text that is too long is read in windows; each begins so many tokens after the one before.
         max_answer_len: tokens of an answer out of a text at most.
         null_threshold: no answer is given where the log-odds that there is none are above it; null: what was best on dev (0 where
@@ -43,9 +52,16 @@ class TaskDataConfig:
     text: list[str] = field(default_factory=list)
     label: str = "label"
     labels: list[str] = field(default_factory=list)
+    queries: list[str] = field(default_factory=list)
+    documents: list[str] = field(default_factory=list)
+    qrels: list[str] = field(default_factory=list)
     held_out: float = 0.1
     limit: int | None = None
     max_len: int = 128
+    long: Literal["cut", "memory", "windows"] = "cut"
+    mem_len: int | None = None
+    window_stride: int | None = None
+    pool: Literal["mean", "max"] = "mean"
     max_option_len: int = 128
     max_question_len: int = 64
     doc_stride: int = 128
@@ -69,6 +85,21 @@ class TaskDataConfig:
             )
         if self.pass_tokens is not None and self.pass_tokens < 0:
             raise ValueError(f"data.pass_tokens ({self.pass_tokens}) must be at least 0, or null")
+        self._check_long()
+
+    def _check_long(self) -> None:
+        if self.mem_len is not None and (self.long != "memory" or self.mem_len < 1):
+            raise ValueError(
+                f"data.mem_len ({self.mem_len}) must be at least 1 and goes with data.long=memory; or null"
+            )
+        room = self.max_len - 2  # for a text and its two symbols
+        if self.window_stride is not None and (self.long != "windows" or not 1 <= self.window_stride <= room):
+            raise ValueError(
+                f"data.window_stride ({self.window_stride}) must be between 1 and {room} (data.max_len without two symbols) and goes "
+                "with data.long=windows; or null"
+            )
+        if self.pool != "mean" and self.long != "windows":
+            raise ValueError(f"data.pool={self.pool} has no effect without data.long=windows; leave it out")
 
 
 @dataclass(frozen=True)
@@ -144,7 +175,7 @@ class FinetuneConfig:
     Attributes:
         task: its name: glue/cola, glue/sst-2, glue/mrpc, glue/qqp, glue/sts-b, glue/mnli, glue/qnli, glue/rte, glue/wnli, glue/ax,
             race, race/middle, race/high, squad/1.1, squad/2.0, imdb, yelp-2, yelp-5, ag-news, dbpedia, amazon-2, amazon-5;
-            `classify` and `regress` for files of one's own.
+            `classify`, `regress` and `rank` for files of one's own.
         name: the run's name, which also names its folder.
         run_dir: where everything goes.
         init: a folder with a model: of xlpre, of Hugging Face's XLNet, or the original TensorFlow release.

@@ -103,4 +103,4 @@ def build_corpus(name: str, data: TaskDataConfig, summary: Summary) -> Task:
     """`imdb`, or a corpus of `CORPORA`."""
     source: Any = ImdbSource(data) if name == "imdb" else CorpusSource(name, data)
     names = CORPORA[name].names if name in CORPORA else ()
-    return ClassTask(name, source, data.max_len, summary, labels=names or source.columns.labels)
+    return ClassTask(name, source, data, summary, labels=names or source.columns.labels)

@@ -29,6 +29,20 @@ class Example:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """How rows are read that may be longer than a window.
+
+    Attributes:
+        window: tokens that are read at once, counted from the row's end; those before are read first, window by window, into
+            memory. null: the whole row.
+        mem_len: hidden states that are remembered; null: as many as the model does.
+    """
+
+    window: int | None = None
+    mem_len: int | None = None
+
+
+@dataclass(frozen=True)
 class Item:
     """What a model answers in one go.
 
@@ -36,11 +50,13 @@ class Item:
         example: its number in the split.
         rows: what is read, as many for every item of a task.
         answers: what a loss needs, by name; empty where the truth is not known.
+        reading: of its rows; the same for every item of a task.
     """
 
     example: int
     rows: tuple[Row, ...]
     answers: Mapping[str, Any] = field(default_factory=dict)
+    reading: Reading = field(default_factory=Reading)
 
     @property
     def length(self) -> int:

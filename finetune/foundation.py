@@ -14,6 +14,7 @@ from torch import Tensor
 
 from finetune.config import FinetuneConfig
 from finetune.examples import Example, Split
+from finetune.long import check_memory
 from finetune.sources import TRAIN
 from finetune.tasks import build_task
 from xlpre.exchange.fine_tuned import FineTuned, fine_tuned
@@ -58,6 +59,7 @@ class Foundation:
         given = {"dropout": config.model.dropout, "dropatt": config.model.dropatt}
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         self.shape = dataclasses.replace(self.folder.config, **changes, attention=config.model.attention)
+        check_memory(config.data, self.shape)
 
     def split(self, name: str, examples: Sequence[Example]) -> Split:
         """A split, encoded."""
@@ -88,6 +90,7 @@ class Foundation:
             "model": {**model, "summary": config.model.summary},
             "weights": self._fingerprint_of_weights,
             "examples": self._fingerprint_of_examples,
+            "reading": dataclasses.asdict(self.train.items[0].reading),
             "optim": dataclasses.asdict(config.optim),
             "schedule": schedule,
             "train": {"batch_size": config.train.batch_size, "steps": config.train.steps},

@@ -151,5 +151,5 @@ def build_glue(name: str, data: TaskDataConfig, summary: Summary) -> Task:
     """A task of `LAYOUTS`."""
     source, layout = GlueSource(name, data), LAYOUTS[name]
     if layout.columns.labels:
-        return ClassTask(name, source, data.max_len, summary, layout.scores, labels=layout.columns.labels)
-    return NumberTask(name, source, data.max_len, summary, layout.scores, bounds=STS_B)
+        return ClassTask(name, source, data, summary, layout.scores, labels=layout.columns.labels)
+    return NumberTask(name, source, data, summary, layout.scores, bounds=STS_B)

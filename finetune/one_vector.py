@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 from finetune import scores
 from finetune.batches import Part
+from finetune.config import TaskDataConfig
 from finetune.examples import Example, Item, Split
 from finetune.inputs import Padding, Row, lay_out
+from finetune.long import LONG, check_whole, pooled
 from finetune.sources import Source
 from finetune.task import Outputs, Prediction
 from xlpre.model.config import ModelConfig
@@ -31,7 +33,7 @@ class OneVectorTask:
     Args:
         name: as `task=` has it.
         source: of the examples.
-        max_len: tokens of a row at most.
+        data: tokens of a row at most, and what becomes of longer texts.
         summary: how a row becomes a vector.
         score_names: what is measured; the first decides.
     """
@@ -40,16 +42,27 @@ class OneVectorTask:
     labels: Sequence[str] = ()
 
     def __init__(
-        self, name: str, source: Source, max_len: int, summary: Summary, score_names: Sequence[str] = ("accuracy",)
+        self,
+        name: str,
+        source: Source,
+        data: TaskDataConfig,
+        summary: Summary,
+        score_names: Sequence[str] = ("accuracy",),
     ) -> None:
-        self.name, self.source, self.max_len, self.summary = name, source, max_len, summary
+        self.name, self.source, self.data, self.summary = name, source, data, summary
+        self.long = LONG[data.long](data)
         self.score_names, self.score = tuple(score_names), score_names[0]
         self.padding = "right" if summary == "first" else "left"  # what is read must be text
+        if data.long == "memory" and self.padding == "right":
+            raise ValueError(
+                "data.long=memory reads to the end of a text, and model.summary=first its begin; set another summary"
+            )
         self.dev, self.test, self.columns = source.dev, source.test, source.texts
 
     def settings(self) -> dict[str, Any]:
-        """The source's."""
-        return self.source.settings()
+        """The source's, and how long texts are read."""
+        names = ("long", "mem_len", "window_stride", "pool")
+        return {**self.source.settings(), **{name: getattr(self.data, name) for name in names}}
 
     def read(self, split: str) -> list[Example]:
         """From the source."""
@@ -60,10 +73,11 @@ class OneVectorTask:
         return self.source.example(fields, place)
 
     def encode(self, examples: Sequence[Example], tokenizer: Tokenizer) -> list[Item]:
-        """One row each: its text, or its pair of texts."""
+        """Of each a row with its text or its pair of texts, or a row for each window of it."""
         return [
-            Item(number, (self._row(example.texts, tokenizer),), self._answers(example))
+            Item(number, (row,), self._answers(example), self.long.reading)
             for number, example in enumerate(examples)
+            for row in self.long.rows([tokenizer.encode(text) for text in example.texts], example.place)
         ]
 
     def positions(self, head: nn.Module, part: Part) -> Tensor:
@@ -81,7 +95,7 @@ class OneVectorTask:
 
     def measure(self, split: Split, outputs: Outputs) -> dict[str, float]:
         """The task's scores."""
-        truth, answers = truth_of(split), self.answers(outputs)
+        truth, answers = truth_of(split), self.answers(self.of_examples(split, outputs))
         return {name: scores.SCORES[name](truth, answers) for name in self.score_names}
 
     def level_of_chance(self, split: Split) -> float:
@@ -97,12 +111,12 @@ class OneVectorTask:
         return self.source.submit(folder, predictions)
 
     def answers(self, outputs: Outputs) -> np.ndarray:
-        """(N,) the answer to each item: a class, an option."""
+        """(N,) the answer to each example, of `of_examples`: a class, an option."""
         return outputs["logits"].argmax(1)
 
-    def _row(self, texts: Sequence[str], tokenizer: Tokenizer) -> Row:
-        a, b = [tokenizer.encode(text) for text in (*texts, "")[:2]]
-        return lay_out(a, b, self.max_len)
+    def of_examples(self, split: Split, outputs: Outputs) -> Outputs:
+        """Outputs of examples, from those of their windows."""
+        return pooled(split, outputs, self.data.pool) if self.data.long == "windows" else outputs
 
     def _answers(self, example: Example) -> dict[str, Any]:
         return {} if example.answer is None else {"truth": np.int64(example.answer)}
@@ -123,8 +137,9 @@ class ClassTask(OneVectorTask):
 
     def measure(self, split: Split, outputs: Outputs) -> dict[str, float]:
         """The task's scores, and the expected calibration error."""
-        probabilities = softmax(outputs["logits"])
-        right = truth_of(split) == self.answers(outputs)
+        of_examples = self.of_examples(split, outputs)
+        probabilities = softmax(of_examples["logits"])
+        right = truth_of(split) == self.answers(of_examples)
         *_, error = scores.calibration(right, probabilities.max(1))
         return {**super().measure(split, outputs), "calibration_error": error}
 
@@ -136,7 +151,7 @@ class ClassTask(OneVectorTask):
                 "prediction": self.labels[int(row.argmax())],
                 "probabilities": {label: round(float(p), 6) for label, p in zip(self.labels, row, strict=True)},
             }
-            for example, row in zip(split.examples, softmax(outputs["logits"]), strict=True)
+            for example, row in zip(split.examples, softmax(self.of_examples(split, outputs)["logits"]), strict=True)
         ]
 
 
@@ -161,7 +176,7 @@ class NumberTask(OneVectorTask):
         """The number."""
         return [
             {"id": example.id, "prediction": round(float(number), 4)}
-            for example, number in zip(split.examples, self.answers(outputs), strict=True)
+            for example, number in zip(split.examples, self.answers(self.of_examples(split, outputs)), strict=True)
         ]
 
     def _answers(self, example: Example) -> dict[str, Any]:
@@ -179,6 +194,7 @@ class ChoiceTask(OneVectorTask):
 
     def __init__(self, *arguments: Any, labels: Sequence[str], max_option_len: int) -> None:
         super().__init__(*arguments)
+        check_whole(self.data, self.name)
         self.labels, self.max_option_len = labels, max_option_len
 
     def encode(self, examples: Sequence[Example], tokenizer: Tokenizer) -> list[Item]:
@@ -216,8 +232,8 @@ class ChoiceTask(OneVectorTask):
         about, *options = map(tokenizer.encode, texts)
         for option in options:
             kept = option[-self.max_option_len :]
-            room = self.max_len - 3 - len(kept)  # it is the text that is cut
-            yield lay_out(about[: max(room, 0)], kept, self.max_len)
+            room = self.data.max_len - 3 - len(kept)  # it is the text that is cut
+            yield lay_out(about[: max(room, 0)], kept, self.data.max_len)
 
 
 def truth_of(split: Split) -> np.ndarray:

@@ -31,6 +31,8 @@ def draw(folder: Path, runs: Sequence[Path], task: Task, split: Split, outputs: 
         outputs: and its answers to it.
     """
     draw_curves(folder / "curves.png", runs, f"{split.name}/{task.score}")
+    if isinstance(task, ClassTask | NumberTask):
+        outputs = task.of_examples(split, outputs)
     if isinstance(task, ClassTask):
         draw_calibration(folder / "calibration.png", truth_of(split), softmax(outputs["logits"]))
         if len(task.labels) <= MOST_CLASSES:

@@ -89,7 +89,7 @@ class RaceSource:
 def build_race(name: str, data: TaskDataConfig, summary: Summary) -> Task:
     """`race`, or one of its levels."""
     source = RaceSource(name, data)
-    return ChoiceTask(name, source, data.max_len, summary, labels=OPTIONS, max_option_len=data.max_option_len)
+    return ChoiceTask(name, source, data, summary, labels=OPTIONS, max_option_len=data.max_option_len)
 
 
 def with_option(question: str, option: str) -> str:

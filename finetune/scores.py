@@ -5,7 +5,7 @@ Where a ratio has nothing below the line (one class predicted throughout, answer
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -76,6 +76,23 @@ def calibration(right: np.ndarray, confidence: np.ndarray) -> tuple[np.ndarray, 
         sure = np.bincount(of_bin, confidence, BINS) / count
         correct = np.bincount(of_bin, right, BINS) / count
     return sure, correct, count, float(np.nansum(np.abs(sure - correct) * count) / len(right))
+
+
+def ndcg(grades: Sequence[int], judged: Sequence[int], cut: int) -> float:
+    """Normalised discounted cumulative gain (Jarvelin and Kekalainen 2002); gains are grades, as in trec_eval.
+
+    Args:
+        grades: of a query's documents in the order they are answered.
+        judged: grades of all that were judged for it, which decide what is best.
+        cut: documents that count.
+    """
+    best = sorted(judged, reverse=True)
+    return _ratio(*(float(sum(g / np.log2(i + 2) for i, g in enumerate(order[:cut]))) for order in (grades, best)))
+
+
+def reciprocal_rank(grades: Sequence[int]) -> float:
+    """One over the place of the first document that is relevant; 0 if none is."""
+    return next((1 / place for place, grade in enumerate(grades, 1) if grade > 0), 0.0)
 
 
 def level_of_chance(score: str, truth: np.ndarray) -> float:

@@ -19,6 +19,7 @@ from typing import Any
 
 from finetune.config import TaskDataConfig
 from finetune.examples import Example
+from finetune.long import check_whole
 from finetune.sources import TRAIN, by_split, check_folder
 from finetune.span import SpanTask
 from finetune.squad_files import question_of, read_squad
@@ -33,6 +34,7 @@ class SquadTask(SpanTask):
     """One of the VERSIONS; for the rest see SpanTask."""
 
     def __init__(self, name: str, data: TaskDataConfig) -> None:
+        check_whole(data, name)
         super().__init__(name, data, answerable=name == "squad/1.1")
         folder = Path(data.dir)
         self._train = [folder / file for file in data.train] or [_official(folder, "train", name)]

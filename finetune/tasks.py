@@ -10,20 +10,22 @@ from finetune.config import TaskDataConfig
 from finetune.corpora import CORPORA, build_corpus
 from finetune.glue import LAYOUTS, build_glue
 from finetune.race import LEVELS, build_race
+from finetune.ranking import build_ranking
 from finetune.squad import VERSIONS, build_squad
 from finetune.task import Task
 from xlpre.model.summary import Summary
 
 Build = Callable[[str, TaskDataConfig, Summary], Task]
-FILES, COLUMNS = ("train", "dev", "test"), ("text", "labels")
+FILES, COLUMNS, TREC = ("train", "dev", "test"), ("text", "labels"), ("queries", "documents", "qrels")
 # of each family: how it is built, and which settings of files and columns it has no use for
 FAMILIES: list[tuple[tuple[str, ...], Build, tuple[str, ...]]] = [
-    (tuple(LAYOUTS), build_glue, COLUMNS),
-    (tuple(LEVELS), build_race, (*FILES, *COLUMNS)),
-    (tuple(VERSIONS), build_squad, COLUMNS),
-    (("imdb", *CORPORA), build_corpus, (*FILES, *COLUMNS)),
-    (("classify",), build_classification, ()),
-    (("regress",), build_regression, ("labels",)),
+    (tuple(LAYOUTS), build_glue, (*COLUMNS, *TREC)),
+    (tuple(LEVELS), build_race, (*FILES, *COLUMNS, *TREC)),
+    (tuple(VERSIONS), build_squad, (*COLUMNS, *TREC)),
+    (("imdb", *CORPORA), build_corpus, (*FILES, *COLUMNS, *TREC)),
+    (("classify",), build_classification, TREC),
+    (("regress",), build_regression, ("labels", *TREC)),
+    (("rank",), build_ranking, COLUMNS),
 ]
 NAMES = [name for names, _, _ in FAMILIES for name in names]
 

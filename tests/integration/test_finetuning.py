@@ -15,6 +15,7 @@ from xlpre.exchange.folder import load_folder
 from xlpre.training import checkpoint
 from xlpre.training.metrics import read_metrics
 
+MEMORY = {"data__long": "memory", "data__max_len": 8, "data__mem_len": 12}
 SCRIPT = "tests/integration/several_finetunings.py"
 
 
@@ -112,6 +113,7 @@ def one_process(words):
     return finetune(
         {"words": words("learned", **long, seeds=2), "draws": True},
         words("reference"),
+        words("reference_memory", **MEMORY),
         words("accumulated", train__accumulation=4, data__pass_tokens=10**9),
         {"words": stopped, "stop_at": 6},
         stopped,
@@ -185,15 +187,16 @@ def test_the_gradient_of_lower_layers_is_scaled_after_clipping_where_asked(words
 @pytest.mark.parametrize("stage", [1, *(pytest.param(stage, marks=pytest.mark.long) for stage in (0, 2, 3))])
 def test_two_processes_give_the_same_numbers_and_each_answer_once(words, one_process, stage):
     settings = {"deepspeed.zero_optimization.stage": stage}
-    finetune(words(f"two_{stage}", **settings), processes=2)
-    folder, reference = words.folder / f"two_{stage}", words.folder / "reference"
-    near(losses(folder), losses(reference))
-    near(scores(folder), scores(reference))
-    for name in ("seed_1/dev.jsonl", "predictions/test.jsonl"):
-        ours, theirs = predictions(folder / name), predictions(reference / name)
-        assert [(x["id"], x["prediction"]) for x in ours] == [(x["id"], x["prediction"]) for x in theirs]
-        for one, other in zip(ours, theirs, strict=True):
-            assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-4)
+    finetune(words(f"two_{stage}", **settings), words(f"two_{stage}_memory", **settings, **MEMORY), processes=2)
+    for long in ("", "_memory"):
+        folder, reference = words.folder / f"two_{stage}{long}", words.folder / f"reference{long}"
+        near(losses(folder), losses(reference))
+        near(scores(folder), scores(reference))
+        for name in ("seed_1/dev.jsonl", "predictions/test.jsonl"):
+            ours, theirs = predictions(folder / name), predictions(reference / name)
+            assert [(x["id"], x["prediction"]) for x in ours] == [(x["id"], x["prediction"]) for x in theirs]
+            for one, other in zip(ours, theirs, strict=True):
+                assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-4)
 
 
 def test_the_result_is_a_model_folder_that_answers_and_from_which_training_goes_on(words, one_process, tmp_path):
