@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from xlpre.training.engine import TrainConfig, check_overrides
+from xlpre.training.engine import TrainConfig, check_compiled, check_overrides
 from xlpre.training.optim import LayerwiseOptimConfig
 from xlpre.training.schedule import ScheduleConfig
 
@@ -217,6 +217,7 @@ class FinetuneConfig:
             raise ValueError(
                 f"warmup_share ({self.warmup_share}) must be between 0 and 1, or null for schedule.warmup_steps"
             )
+        check_compiled(self.train, self.model.attention)
         check_overrides(self.deepspeed)
 
 

@@ -11,7 +11,7 @@ from xlpre.model.memory import MemoryConfig
 from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.text.corpus import TextConfig
 from xlpre.text.tokenizer import TokenizerConfig
-from xlpre.training.engine import TrainConfig, check_overrides
+from xlpre.training.engine import TrainConfig, check_compiled, check_overrides
 from xlpre.training.optim import OptimConfig
 from xlpre.training.schedule import ScheduleConfig
 
@@ -82,8 +82,5 @@ class PretrainConfig:
             )
         if self.seed < 0:
             raise ValueError(f"seed ({self.seed}) must be at least 0")
-        if self.train.compile and self.model.attention == "cpu":
-            raise ValueError(
-                "train.compile=true cannot compile model.attention=cpu, which is written by hand; set model.attention=auto"
-            )
+        check_compiled(self.train, self.model.attention)
         check_overrides(self.deepspeed)

@@ -110,6 +110,14 @@ def check_overrides(overrides: dict[str, Any]) -> None:
             raise ValueError(f"deepspeed.{key} is decided by {OWNED[key]}; set that instead")
 
 
+def check_compiled(train: TrainConfig, attention: str) -> None:
+    """Raise ValueError if a model is to be compiled whose attention (`model.attention`) torch.compile cannot follow."""
+    if train.compile and attention == "cpu":
+        raise ValueError(
+            "train.compile=true cannot compile model.attention=cpu, which is written by hand; set model.attention=auto"
+        )
+
+
 def start_processes(device: torch.device) -> None:
     """Join the other processes of the job."""
     _deepspeed(device).init_distributed(verbose=False)

@@ -1,6 +1,6 @@
 import pytest
 
-from finetune.config import FinetuneConfig
+from finetune.config import FinetuneConfig, TaskModelConfig, TaskTrainConfig
 from finetune.foundation import Foundation
 from tests.conftest import write_folder
 from xlpre.config import load
@@ -46,3 +46,10 @@ def test_facts_tell_other_examples_weights_and_settings_apart_and_not_speed(foun
 
 def test_the_folder_gives_dropout_where_nothing_else_is_said(founded):
     assert founded().shape.dropout == 0.0 and founded("model.dropout=0.2").shape.dropout == 0.2
+
+
+def test_attention_written_by_hand_is_not_compiled():
+    with pytest.raises(
+        ValueError, match=r"train\.compile=true cannot compile model\.attention=cpu.*set model\.attention=auto"
+    ):
+        FinetuneConfig(model=TaskModelConfig(attention="cpu"), train=TaskTrainConfig(compile=True))
