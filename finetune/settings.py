@@ -6,7 +6,7 @@ python finetune/settings.py > docs/finetuning_settings.md
 from __future__ import annotations
 
 from finetune.config import FinetuneConfig
-from xlpre.config import settings_of
+from xlpre.config import settings_table
 
 HEAD = """# Settings of fine-tuning
 
@@ -16,15 +16,12 @@ folder, `config.yaml`. What `deepspeed` takes and what it does not is said in [c
 
 This page is made by `python finetune/settings.py`.
 
-| key | default | |
-| --- | --- | --- |
 """
 
 
 def page() -> str:
     """The page, from the docstrings of the schema."""
-    rows = [f"| `{one.key}` | `{one.default}` | {one.about.replace('|', '/')} |" for one in settings_of(FinetuneConfig)]
-    return HEAD + "\n".join(rows) + "\n"
+    return HEAD + settings_table(FinetuneConfig)
 
 
 if __name__ == "__main__":

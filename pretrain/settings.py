@@ -6,7 +6,7 @@ python pretrain/settings.py > docs/configuration.md
 from __future__ import annotations
 
 from pretrain.config import PretrainConfig
-from xlpre.config import settings_of
+from xlpre.config import settings_table
 
 HEAD = """# Settings
 
@@ -19,15 +19,12 @@ accumulation, clipping, precision, optimizer, schedule.
 
 This page is made by `python pretrain/settings.py`; the defaults are XLNet-Base.
 
-| key | default | |
-| --- | --- | --- |
 """
 
 
 def page() -> str:
     """The page, from the docstrings of the schema."""
-    rows = [f"| `{one.key}` | `{one.default}` | {one.about.replace('|', '/')} |" for one in settings_of(PretrainConfig)]
-    return HEAD + "\n".join(rows) + "\n"
+    return HEAD + settings_table(PretrainConfig)
 
 
 if __name__ == "__main__":

@@ -119,6 +119,12 @@ def settings_of(schema: type) -> list[Setting]:
     return found
 
 
+def settings_table(schema: type) -> str:
+    """The same in Markdown, a line each."""
+    rows = [f"| `{one.key}` | `{one.default}` | {one.about.replace('|', '/')} |" for one in settings_of(schema)]
+    return "\n".join(["| key | default | |", "| --- | --- | --- |", *rows]) + "\n"
+
+
 def _about(schema: Any) -> dict[str, str]:
     """What the docstrings of a schema and of those that it extends say of each name."""
     found: dict[str, str] = {}

@@ -65,6 +65,21 @@ def run(
     return subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=timeout, check=False)
 
 
+def answers_of(folder: Path, lines: list[str]) -> list[dict]:
+    """What `finetune/predict.py` answers to lines, with the model of a run."""
+    asked = subprocess.run(
+        [sys.executable, REPOSITORY / "finetune/predict.py", folder],
+        input="\n".join(lines),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert asked.returncode == 0, asked.stderr
+    return [json.loads(line) for line in asked.stdout.splitlines()]
+
+
 def deepspeed_launcher(processes: int) -> tuple[str, ...]:
     """`deepspeed` for so many CPU processes, on a free port."""
     deepspeed = str(Path(sys.executable).with_name("deepspeed"))

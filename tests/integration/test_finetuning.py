@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.conftest import REPOSITORY, write_folder
-from tests.integration.conftest import deepspeed_launcher, environment, run
+from tests.integration.conftest import answers_of, deepspeed_launcher, environment, run
 from xlpre.exchange.folder import load_folder
 from xlpre.training import checkpoint
 from xlpre.training.metrics import read_metrics
@@ -203,17 +203,7 @@ def test_the_result_is_a_model_folder_that_answers_and_from_which_training_goes_
     folder = words.folder / "learned"
     assert load_folder(folder / "model").config.n_layer == 2
     texts = [line.split("\t")[0] for line in (words.folder / "dev.tsv").read_text().splitlines()[1:]]
-    asked = subprocess.run(
-        [sys.executable, REPOSITORY / "finetune/predict.py", folder],
-        input="\n".join(texts),
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert asked.returncode == 0, asked.stderr
-    answers = [json.loads(line) for line in asked.stdout.splitlines()]
+    answers = answers_of(folder, texts)
     best = json.loads((folder / "model" / "passport.json").read_text())["seed"]
     expected = predictions(folder / f"seed_{best}" / "dev.jsonl")
     assert [x["prediction"] for x in answers] == [x["prediction"] for x in expected]

@@ -1,15 +1,13 @@
 """A tiny SQuAD is learned to the last question, on any number of processes, and answered again from its folder."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from finetune.span_scores import scores_of
-from tests.conftest import REPOSITORY, write_folder
-from tests.integration.conftest import environment
+from tests.conftest import write_folder
+from tests.integration.conftest import answers_of
 from tests.integration.test_finetuning import finetune, predictions
 
 BEGIN, END = "Fo\u0301ko", "Dabi"
@@ -97,17 +95,7 @@ def test_the_folder_answers_lines_with_the_threshold_of_dev(words, learned, tmp_
         for paragraph in json.loads((words.folder / "dev-v2.0.json").read_text())["data"][0]["paragraphs"]
         for question in paragraph["qas"]
     ]
-    asked = subprocess.run(
-        [sys.executable, REPOSITORY / "finetune/predict.py", learned],
-        input="\n".join(lines),
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert asked.returncode == 0, asked.stderr
-    found = [json.loads(line) for line in asked.stdout.splitlines()]
+    found = answers_of(learned, lines)
     expected = predictions(learned / "seed_1" / "dev-v2.0.jsonl")
     assert [(x["id"], x["prediction"]) for x in found] == [(x["id"], x["prediction"]) for x in expected]
     threshold = json.loads((learned / "model" / "task.json").read_text())["data"]["null_threshold"]
