@@ -15,6 +15,7 @@ from pretrain.config import PretrainConfig
 from pretrain.cost import BatchShape, batch_shape, flops_per_step, operations, parameters, tensor_sizes
 from xlpre.model.config import ModelConfig
 from xlpre.training.devices import Device, State, state_of, traffic_of
+from xlpre.training.engine import bucket_of
 
 USABLE = 0.92  # of the memory: the rest is the driver's, libraries' and lost between tensors (an assumption)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -121,7 +122,7 @@ class Plan:
     def state(self, stage: int) -> State:
         """Bytes of a device that do not depend on the batch."""
         zero = self.config.deepspeed.get("zero_optimization", {})
-        bucket, unsplit = zero.get("reduce_bucket_size", 5e8), zero.get("stage3_param_persistence_threshold", 100_000)
+        bucket, unsplit = bucket_of(zero, sum(self._sizes)), zero.get("stage3_param_persistence_threshold", 100_000)
         return state_of(self._sizes, stage, self.gpus, self.precision, bucket, unsplit, **self.offloads)
 
     def host(self, stage: int) -> float:

@@ -89,7 +89,7 @@ def state_of(
     stage: int,
     processes: int,
     precision: str,
-    bucket: float = 5e8,
+    bucket: int,
     unsplit: float = 100_000,
     offload_optimizer: bool = False,
     offload_param: bool = False,

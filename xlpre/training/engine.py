@@ -172,7 +172,10 @@ def build_engine(
     model: nn.Module, settings: dict[str, Any], train: TrainConfig, optim: OptimConfig, device: torch.device
 ) -> Any:
     """DeepSpeed's engine around `model`, which it calls as one would by hand, with `settings_for` it."""
-    guarded = settings["zero_optimization"]["stage"] == 0
+    zero = settings["zero_optimization"]
+    guarded = zero["stage"] == 0
+    bucket = bucket_of(zero, sum(parameter.numel() for parameter in model.parameters()))
+    settings = _merged(settings, {"zero_optimization": {"reduce_bucket_size": bucket}})
     optimizer = build_optimizer(model, optim, guarded)
     engine, *_ = _deepspeed(device).initialize(model=model, optimizer=optimizer, config=settings)
     if train.compile:
@@ -185,6 +188,16 @@ def build_engine(
 def stage_of(overrides: dict[str, Any]) -> int:
     """The ZeRO stage that settings for DeepSpeed ask for, or ours."""
     return overrides.get("zero_optimization", {}).get("stage", 1)
+
+
+def bucket_of(zero: dict[str, Any], parameters: int) -> int:
+    """Elements of the buffer in which gradients are reduced: DeepSpeed's 500 million, and no more than the model has.
+
+    Args:
+        zero: the settings `zero_optimization`, in which `reduce_bucket_size` decides.
+        parameters: of the model.
+    """
+    return int(zero.get("reduce_bucket_size", min(parameters, 500_000_000)))
 
 
 def precision_on(device: torch.device, wanted: str) -> str:
