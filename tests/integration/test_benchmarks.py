@@ -6,9 +6,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, write_folder
 from tests.integration.conftest import environment, run
+from xlpre.exchange.folder import load_folder
 
 TINY = {
     "n_layer": 2,
@@ -116,3 +118,44 @@ def test_a_fine_tuning_is_timed_against_hugging_faces_once_their_losses_agree():
     assert [line["impl"] for line in lines] == ["xlpre", "hf", "hf-max"]
     assert max(line["loss"] for line in lines) - min(line["loss"] for line in lines) < 1e-4
     assert all(line["tokens_per_second"] > 0 for line in lines)
+
+
+def test_a_pretraining_can_begin_from_starting_values_that_no_setting_has_and_its_gradients_be_watched(words, tmp_path):
+    done = run("benchmarks/starts.py", *words(), "--out", tmp_path / "starts")
+    assert done.returncode == 0, done.stderr
+    weights = {path.name: load_folder(path).weights for path in (tmp_path / "starts").iterdir()}
+    key = "backbone.layers.0.attention.terms.position.key.weight"
+    plain = weights["output_bias"]
+    assert torch.equal(weights["position_x8"][key], 8 * plain[key])
+    half = plain[key].size(0) // 2  # of two heads
+    assert torch.equal(weights["one_local"][key][half:], plain[key][half:])
+    assert not torch.equal(weights["one_local"][key][:half], plain[key][:half])
+
+    def flatness(*more):
+        out = tmp_path / "gradients.jsonl"
+        done = run("benchmarks/gradients.py", *words(), *more, "--steps", 1, 2, "--out", out)
+        assert done.returncode == 0, done.stderr
+        lines = [json.loads(line) for line in out.read_text().splitlines()]
+        assert [line["step"] for line in lines] == [1, 2]
+        assert lines[0]["gradient"]["position key, layer 0"] > 0 and lines[0]["update"]["query, layer 1"] > 0
+        return max(lines[0]["position_scores"][0])
+
+    assert flatness("model.init=local") > 10 * flatness()
+
+
+def test_a_pretrained_model_is_compared_with_new_weights_and_what_is_done_is_not_done_again(tokenizer, tmp_path):
+    model = write_folder(tmp_path / "model", tokenizer)
+    (tmp_path / "SST-2").mkdir()
+    for name in ("train", "dev"):
+        rows = "".join(f"the {'good' if k % 2 else 'bad'} one\t{k % 2}\n" for k in range(12))
+        (tmp_path / "SST-2" / f"{name}.tsv").write_text("sentence\tlabel\n" + rows)
+    words = ["benchmarks/downstream.py", model, "--glue", tmp_path, "--tasks", "glue/sst-2", "--rates", "1e-3", "1e-2"]
+    words += ["--seeds", 2, "--jobs", 2, "--out", "compared", "--config", REPOSITORY / "configs/finetune/small.yaml"]
+    words += ["train.steps=2", "eval.every=2", "train.batch_size=4"]
+    done = run(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "compared/results.jsonl").read_text().splitlines()]
+    assert len(lines) == 2 * 2 + 2 and {line["seed"] for line in lines} == {1, 2}
+    assert "| glue/sst-2 | accuracy |" in done.stdout
+    assert (tmp_path / "compared/scores.png").read_bytes().startswith(b"\x89PNG")
+    assert "4 runs, 4 of them finished already" in run(*words, cwd=tmp_path).stdout

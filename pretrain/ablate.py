@@ -1,0 +1,130 @@
+"""Run the rows of an ablation, and compare them.
+
+python pretrain/ablate.py configs/ablations/FILE.yaml --print      the commands, a line each
+python pretrain/ablate.py configs/ablations/FILE.yaml --run        all of them, several side by side; what is done is not done again
+python pretrain/ablate.py configs/ablations/FILE.yaml --table      what was reached, in runs/FILE: table.md, table.csv, curves.png
+
+`key=value` words change every row. Stopped at any time, the same command goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import itertools
+import os
+import shlex
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pretrain.ablation import Ablation, Run, outcomes, table
+from pretrain.foundation import Foundation, is_finished
+from xlpre.atomic import new_file
+from xlpre.command import run_command
+from xlpre.side_by_side import Errand, run_all
+
+COLOURS = ("#1f4e9c", "#8a6d1f", "#5b3f8c", "#2f7d6d", "#99516f", "#4c5866", "#b0542c", "#3b8ea5", "#7a9a32", "#c26fa0")
+
+
+def errand_of(run: Run, processes: int) -> Errand:
+    """What makes a run."""
+    script = [os.path.relpath(Path(__file__).with_name("run.py")), *run.words]
+    launcher = ["python"] if processes == 1 else ["torchrun", "--standalone", "--nproc_per_node", str(processes)]
+    return Errand(run.folder, [*launcher, *script], partial(is_finished, run.config))
+
+
+def check(ablation: Ablation) -> None:
+    """Raise ValueError for a row that no run could begin with: its text, its vocabulary, its shape."""
+    for run in ablation.runs:
+        try:
+            Foundation(run.config, ())
+        except ValueError as error:
+            raise ValueError(f"row {run.row}: {error}") from None
+
+
+def write_table(ablation: Ablation) -> str:
+    """Write table.md, table.csv and curves.png into the ablation's folder. Returns the first."""
+    lines = table(ablation)
+    rows = [list(lines[0]), ["---"] * len(lines[0]), *(list(line.values()) for line in lines)]
+    markdown = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    for name, content in (("table.md", markdown), ("table.csv", text.getvalue())):
+        with new_file(ablation.folder / name) as partly:
+            partly.write_text(content)
+    with new_file(ablation.folder / "curves.png") as partly:
+        _curves(ablation).savefig(partly, format="png", dpi=150)
+    return markdown
+
+
+def _curves(ablation: Ablation) -> Any:
+    """Held-out loss against tokens, a colour for each row, a line for each run."""
+    from matplotlib.figure import Figure  # no pyplot: no window, no global state
+
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.subplots()
+    found = outcomes(ablation)
+    for (row, several), colour in zip(found.items(), itertools.cycle(COLOURS), strict=False):
+        for outcome in several:
+            told = [x for x in outcome.measured if x["held_out_loss"] is not None and x["step"]]
+            axes.plot(
+                [x["tokens"] / 1e6 for x in told],
+                [x["held_out_loss"] for x in told],
+                color=colour,
+                linewidth=1.3,
+                label=row if outcome is several[0] else None,
+            )
+    levels = {round(outcome.last["held_out_unigram"], 4) for several in found.values() for outcome in several}
+    for number, level in enumerate(sorted(levels)):
+        label = None if number else "word frequencies alone"
+        axes.axhline(level, color="#b4442c", linestyle="--", linewidth=1, label=label)
+    lowest = min(outcome.loss for several in found.values() for outcome in several)
+    axes.set_ylim(min(lowest, *levels) - 0.1, max(levels) + 0.6)
+    axes.set(xlabel="window tokens read, millions", ylabel="held-out loss, nats a target")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#e3e7ee")
+    axes.legend(frameon=False, fontsize=8, ncols=2)
+    return figure
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("ablation", type=Path, help="a file in configs/ablations")
+    for flag, about in (("print", "the commands"), ("run", "run them"), ("table", "compare them")):
+        parser.add_argument(f"--{flag}", action="store_true", help=about)
+    parser.add_argument("--rows", nargs="+", default=[], help="these only")
+    parser.add_argument("--seeds", type=int, help="runs of each row")
+    parser.add_argument(
+        "--jobs", type=int, help="runs side by side (default: the GPUs, or the cores, over --processes)"
+    )
+    parser.add_argument("--processes", type=int, default=1, help="of a run")
+    parser.add_argument("words", nargs="*", metavar="key=value", help="settings of every row")
+    said = parser.parse_intermixed_args(argv)
+    if not (said.print or said.run or said.table):
+        parser.error("say what to do: --print, --run or --table")
+    ablation = Ablation(said.ablation, said.words, said.rows, said.seeds)
+    errands = [errand_of(run, said.processes) for run in ablation.runs]
+    if said.print:
+        print("\n".join(shlex.join(errand.command) for errand in errands))
+    failed = []
+    if said.run:
+        check(ablation)
+        here = torch.cuda.device_count() or len(os.sched_getaffinity(0))
+        failed = run_all(errands, said.jobs or max(1, here // said.processes), said.processes)
+    if said.table or outcomes(ablation) and said.run:
+        print(write_table(ablation), end="")
+    if failed:
+        folders = ", ".join(str(errand.folder) for errand in failed)
+        raise ValueError(f"{len(failed)} of {len(errands)} runs failed, see log.txt in {folders}")
+
+
+if __name__ == "__main__":
+    run_command(main)

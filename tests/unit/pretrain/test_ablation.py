@@ -1,0 +1,115 @@
+"""Rows of an ablation: what is checked, what a run is told, and what is made of its metrics."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from pretrain.ablate import main
+from pretrain.ablation import Ablation, table
+from pretrain.config import PretrainConfig
+from tests.conftest import REPOSITORY
+from xlpre.config import load
+
+BASE = "name: mine\nmodel: {n_layer: 2}\n"
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """Write an ablation with these rows, and work where its runs will be."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base.yaml").write_text(BASE)
+
+    def write(rows: dict[str, list[str]], **more) -> Path:
+        path = tmp_path / "some.yaml"
+        path.write_text(json.dumps({"base": "base.yaml", "rows": rows, **more}))
+        return path
+
+    return write
+
+
+def measure(run: str, seed: int, losses: list, unigram: float = 6.0) -> None:
+    folder = Path("runs/some") / run / f"seed_{seed}"
+    folder.mkdir(parents=True)
+    about = {"held_out_unigram": unigram, "held_out_accuracy": 0.25}
+    lines = [
+        {"step": k, "tokens": k * 500_000, "seconds": k * 60.0, "held_out_loss": loss, **about}
+        for k, loss in enumerate(losses)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_a_run_is_the_base_with_the_words_of_its_row_and_reads_the_text_of_the_base(written):
+    ablation = Ablation(written({"plain": [], "none": ["model.mem_len=0"]}, seeds=2, common=["optim.lr=0.5"]))
+    assert [(run.row, run.seed) for run in ablation.runs] == [("plain", 1), ("none", 1), ("plain", 2), ("none", 2)]
+    run = ablation.runs[-1]
+    base = load(PretrainConfig, "base.yaml", ["optim.lr=0.5", "model.mem_len=0"])
+    theirs = {"name": run.config.name, "run_dir": run.config.run_dir, "seed": 2}
+    assert run.config == dataclasses.replace(base, **theirs)
+    assert run.config.data.store == "stores/mine"
+    assert load(PretrainConfig, run.words[1], run.words[2:]) == run.config
+    assert len({run.folder for run in ablation.runs}) == 4
+
+
+@pytest.mark.parametrize(
+    ("rows", "only", "message"),
+    [
+        ({"a": ["model.memlen=0"]}, [], r"row a: model.memlen=0: there is no setting 'model.memlen'.*model.mem_len"),
+        ({"a": [], "b": ["train.steps=0"]}, [], r"row b: .*train.steps \(0\) must be at least 1"),
+        ({"a": ["seed=3"]}, [], r"row a: seed=3 is decided by the row's name and number"),
+        ({"a": []}, ["c"], r"has no row 'c'; it has a$"),
+        ({}, [], r"needs `base:`"),
+    ],
+)
+def test_a_row_that_is_wrong_is_told_before_anything_runs(written, rows, only, message):
+    with pytest.raises(ValueError, match=message):
+        Ablation(written(rows), rows=only)
+
+
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "configs/ablations").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_rows_of_every_file_are_good_and_each_changes_something_else(path):
+    ablation = Ablation(path, seeds=1)
+    shapes = {str(dataclasses.replace(run.config, name="", run_dir="")) for run in ablation.runs}
+    assert len(shapes) == len(ablation.rows)
+
+
+def test_the_table_has_medians_over_seeds_and_where_a_run_left_word_frequencies(written):
+    ablation = Ablation(
+        written({"plain": [], "better": ["model.mem_len=0"], "other": ["data.window=64"], "unborn": []}), seeds=3
+    )
+    for seed, losses in enumerate(([9.0, 5.95, 5.8], [9.0, 5.85, 5.6], [9.0, 6.1, 5.95]), 1):
+        measure("plain", seed, losses)
+    measure("better", 1, [9.0, 5.5, 5.25])
+    measure("other", 1, [9.0, None, None], unigram=6.5)
+    plain, better, other = table(ablation)
+    assert (plain["held-out loss"], plain["lowest to highest"], plain["runs"]) == ("5.800", "5.600 to 5.950", "3")
+    assert plain["below them from, M"] == "0.50 to 1.00 (1 never)"
+    assert (better["against the first"], better["below them from, M"], better["changes"]) == (
+        "-0.550",
+        "0.50",
+        "model.mem_len=0",
+    )
+    assert (other["against the first"], other["below them from, M"], other["held-out loss"]) == (
+        "other targets",
+        "never",
+        "inf",
+    )
+
+
+def test_table_and_picture_can_be_made_of_runs_that_are_still_going(written, capsys):
+    path = written({"plain": [], "other": ["model.mem_len=0"]})
+    with pytest.raises(ValueError, match="holds no measured run; start it with --run"):
+        main([str(path), "--table"])
+    measure("other", 1, [9.0, 5.5])
+    main([str(path), "--table"])
+    assert "| other | model.mem_len=0 | 1 | 0.50 |" in capsys.readouterr().out
+    assert {file.name for file in Path("runs/some").iterdir()} == {"other", "table.md", "table.csv", "curves.png"}
+
+
+def test_each_command_can_be_typed(written, capsys):
+    path = written({"plain": [], "other": ["eval.sentences=[a ____ b]"]})
+    main([str(path), "--print", "optim.lr=0.25", "--processes", "2"])
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("torchrun --standalone --nproc_per_node 2 ") and "optim.lr=0.25" in first
+    assert "'eval.sentences=[a ____ b]'" in second

@@ -1,0 +1,100 @@
+"""Several commands at a time, each on its own share of the machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+
+@dataclass(frozen=True)
+class Errand:
+    """A command to run to its end.
+
+    Attributes:
+        folder: its own; what it prints is added to log.txt there.
+        command: a program that is installed beside this Python, or `python`, and its words.
+        finished: whether there is nothing left to do.
+    """
+
+    folder: Path
+    command: Sequence[str]
+    finished: Callable[[], bool]
+
+
+def run_all(errands: Sequence[Errand], jobs: int, gpus: int = 1) -> list[Errand]:
+    """Run what is not finished. Asked to stop (SIGINT, SIGTERM), it asks the commands, which save, and waits for them.
+
+    Args:
+        errands: all of them.
+        jobs: how many side by side; each has an equal share of the cores, and its own GPUs where there are any.
+        gpus: that a command uses.
+
+    Returns:
+        Those that failed; the others were run all the same.
+    """
+    waiting = [errand for errand in errands if not errand.finished()]
+    print(f"{len(errands)} runs, {len(errands) - len(waiting)} of them finished already", flush=True)
+    going: dict[int, tuple[Errand, subprocess.Popen[bytes], float]] = {}
+    failed, told = [], False
+    with _asked_to_stop() as asked:
+        while going or (waiting and not asked):
+            for place in range(jobs):
+                if waiting and place not in going and not asked:
+                    errand = waiting.pop(0)
+                    going[place] = errand, _start(errand, place, jobs, gpus), time.monotonic()
+            if asked and not told:
+                told = True
+                for _, child, _ in going.values():
+                    os.killpg(child.pid, signal.SIGTERM)
+            time.sleep(0.2)
+            for place, (errand, child, since) in list(going.items()):
+                if child.poll() is not None:
+                    del going[place]
+                    failed += [errand] if child.returncode else []
+                    ending = _ending(errand, child.returncode)
+                    print(f"{errand.folder}: {ending}, {time.monotonic() - since:.0f} s", flush=True)
+    return failed
+
+
+def _start(errand: Errand, place: int, jobs: int, gpus: int) -> subprocess.Popen[bytes]:
+    errand.folder.mkdir(parents=True, exist_ok=True)
+    program, *words = errand.command
+    path = sys.executable if program == "python" else str(Path(sys.executable).with_name(program))
+    environment = dict(os.environ)
+    if torch.cuda.is_available():
+        first = place * gpus % torch.cuda.device_count()
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(first + gpu) for gpu in range(gpus))
+    with open(errand.folder / "log.txt", "ab") as log:
+        child = subprocess.Popen([path, *words], env=environment, stdout=log, stderr=log, start_new_session=True)
+    cores = sorted(os.sched_getaffinity(0))
+    if share := len(cores) // jobs:
+        os.sched_setaffinity(child.pid, cores[place * share : (place + 1) * share])
+    return child
+
+
+def _ending(errand: Errand, status: int) -> str:
+    if status:
+        return f"failed with status {status}, see {errand.folder}/log.txt"
+    return "finished" if errand.finished() else "stopped"
+
+
+@contextmanager
+def _asked_to_stop() -> Iterator[list[int]]:
+    """A list that is not empty once SIGINT or SIGTERM came."""
+    came: list[int] = []
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda *got: came.append(got[0])) for number in signals]
+    try:
+        yield came
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)
