@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
     published, local = weights("published"), weights("local")
-    counts = torch.as_tensor(foundation.store.unigram).float() + 1
+    counts = torch.tensor(foundation.store.unigram, dtype=torch.float32) + 1
     for start, change in changes(counts / counts.sum(), local, config.model.n_head).items():
         changed = {name: change(name, value.clone()) for name, value in published.items()}
         folder = said.out / start

@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("ablation", type=Path, help="a file in configs/ablations")
     for flag, about in (("print", "the commands"), ("run", "run them"), ("table", "compare them")):
         parser.add_argument(f"--{flag}", action="store_true", help=about)
-    parser.add_argument("--rows", nargs="+", default=[], help="these only")
+    parser.add_argument("--rows", type=lambda said: said.split(","), default=[], help="these only: a,b,c")
     parser.add_argument("--seeds", type=int, help="runs of each row")
     parser.add_argument(
         "--jobs", type=int, help="runs side by side (default: the GPUs, or the cores, over --processes)"

@@ -110,8 +110,9 @@ class Ablation:
         except ValueError as error:
             raise ValueError(f"row {row}: {error}") from None
         name, folder = f"{self.name}_{row}_{seed}", self.folder / row / f"seed_{seed}"
-        # the name of a run decides where its text is looked for, unless that is set
-        words = ["--config", str(self.base), f"data.store={said.data.store}", *changes]
+        # the name of a run decides where its text and vocabulary are looked for, unless that is set
+        inputs = [f"data.store={said.data.store}", f"tokenizer.path={said.tokenizer.path}"]
+        words = ["--config", str(self.base), *inputs, *changes]
         words += [f"name={name}", f"run_dir={folder}", f"seed={seed}"]
         return Run(row, seed, words, load(PretrainConfig, self.base, words[2:]))
 

@@ -51,13 +51,14 @@ def test_batches_are_timed():
 
 
 @pytest.fixture
-def gpu(monkeypatch):
-    """benchmarks/gpu.py as a module."""
+def benchmark(monkeypatch):
+    """A script of `benchmarks/` as a module."""
     monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
-    return importlib.import_module("gpu")
+    return importlib.import_module
 
 
-def test_a_part_of_the_report_that_fails_or_hangs_is_recorded_and_takes_nothing_with_it(gpu, tmp_path):
+def test_a_part_of_the_report_that_fails_or_hangs_is_recorded_and_takes_nothing_with_it(benchmark, tmp_path):
+    gpu = benchmark("gpu")
     report = gpu.Report(tmp_path / "report.json")
     said = 'print(\'{"what is": "known"}\', flush=True); '
     codes = {"good": "1", "bad": "raise ValueError('why')", "hanging": "import time; time.sleep(60)"}
@@ -120,9 +121,8 @@ def test_a_fine_tuning_is_timed_against_hugging_faces_once_their_losses_agree():
     assert all(line["tokens_per_second"] > 0 for line in lines)
 
 
-def test_a_pretraining_can_begin_from_starting_values_that_no_setting_has_and_its_gradients_be_watched(words, tmp_path):
-    done = run("benchmarks/starts.py", *words(), "--out", tmp_path / "starts")
-    assert done.returncode == 0, done.stderr
+def test_a_pretraining_can_begin_from_starting_values_that_no_setting_has(benchmark, words, tmp_path):
+    benchmark("starts").main([*words(), "--out", str(tmp_path / "starts")])
     weights = {path.name: load_folder(path).weights for path in (tmp_path / "starts").iterdir()}
     key = "backbone.layers.0.attention.terms.position.key.weight"
     plain = weights["output_bias"]
@@ -131,10 +131,11 @@ def test_a_pretraining_can_begin_from_starting_values_that_no_setting_has_and_it
     assert torch.equal(weights["one_local"][key][half:], plain[key][half:])
     assert not torch.equal(weights["one_local"][key][:half], plain[key][:half])
 
+
+def test_the_gradients_of_a_pretraining_are_watched_and_position_scores_told_flat_from_not(benchmark, words, tmp_path):
     def flatness(*more):
         out = tmp_path / "gradients.jsonl"
-        done = run("benchmarks/gradients.py", *words(), *more, "--steps", 1, 2, "--out", out)
-        assert done.returncode == 0, done.stderr
+        benchmark("gradients").main([*words(), *more, "--steps", "1", "2", "--out", str(out)])
         lines = [json.loads(line) for line in out.read_text().splitlines()]
         assert [line["step"] for line in lines] == [1, 2]
         assert lines[0]["gradient"]["position key, layer 0"] > 0 and lines[0]["update"]["query, layer 1"] > 0
@@ -149,13 +150,13 @@ def test_a_pretrained_model_is_compared_with_new_weights_and_what_is_done_is_not
     for name in ("train", "dev"):
         rows = "".join(f"the {'good' if k % 2 else 'bad'} one\t{k % 2}\n" for k in range(12))
         (tmp_path / "SST-2" / f"{name}.tsv").write_text("sentence\tlabel\n" + rows)
-    words = ["benchmarks/downstream.py", model, "--glue", tmp_path, "--tasks", "glue/sst-2", "--rates", "1e-3", "1e-2"]
+    words = ["benchmarks/downstream.py", model, "--glue", tmp_path, "--tasks", "glue/sst-2", "--rates", "1e-3,1e-2"]
     words += ["--seeds", 2, "--jobs", 2, "--out", "compared", "--config", REPOSITORY / "configs/finetune/small.yaml"]
     words += ["train.steps=2", "eval.every=2", "train.batch_size=4"]
     done = run(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in (tmp_path / "compared/results.jsonl").read_text().splitlines()]
     assert len(lines) == 2 * 2 + 2 and {line["seed"] for line in lines} == {1, 2}
-    assert "| glue/sst-2 | accuracy |" in done.stdout
+    assert "| glue/sst-2 | dev/accuracy |" in done.stdout
     assert (tmp_path / "compared/scores.png").read_bytes().startswith(b"\x89PNG")
     assert "4 runs, 4 of them finished already" in run(*words, cwd=tmp_path).stdout
