@@ -5,7 +5,7 @@ python benchmarks/restarts.py --minutes 20 --every 120 --out reports/reliability
 Makes a store of docstrings in a temporary folder and trains on it with two CPU processes under `torchrun --max-restarts`, as
 docs/clusters.md says; a process at random gets SIGKILL. One JSON line for each kill, one for the whole, then a table.
 
-What counts is the time inside updates whose result is in the model at the end: not an update that a kill undid (the one made again in its
+What counts is the time of updates whose result is in the model at the end: not an update that a kill undid (the one made again in its
 place counts), no saving, no measuring, no starting. It is divided by the wall time from the first start to the last process's end.
 """
 
@@ -44,14 +44,15 @@ mark("python")
 import pretrain.job, pretrain.loop, pretrain.run
 from xlpre.command import run_command
 mark("imported")
-def after(owner, name, what):
+def after(owner, name, what, step=False):
     original = getattr(owner, name)
     def marked(*args, **settings):
         since = time.time()
         result = original(*args, **settings)
-        mark(what, f"{time.time() - since:.3f}")
+        mark(what, args[0].step if step else f"{time.time() - since:.3f}")
         return result
     setattr(owner, name, marked)
+after(pretrain.job.Job, "end_update", "updated", step=True)
 after(pretrain.job.Job, "save", "saving")
 after(pretrain.job.Job, "_publish", "saved")
 after(pretrain.job, "start_processes", "joined")
@@ -59,7 +60,7 @@ after(pretrain.loop, "Job", "built")
 run_command(pretrain.run.main)
 """
 MARK = re.compile(r"mark (\w+) ([\d.]+) ?([\d.]*)")
-STEP = re.compile(r"step ([\d,]+): loss .* ([\d,]+) tokens/s")
+LOG_EVERY = 10
 CONFIG = str(REPOSITORY / "configs" / "pretrain" / "debug.yaml")
 SIZE = {  # of an update of about a tenth of a second on two cores
     "train.batch_size": 16,
@@ -86,7 +87,7 @@ class Training:
         paths = {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])}
         launcher = [TORCHRUN, "--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts), "--no-python"]
         self.marks: list[tuple[str, float, float]] = []  # what, when, how many seconds it took
-        self.updates: list[tuple[int, float, float]] = []  # step, when it was done, tokens a second
+        self.updates: list[tuple[int, float]] = []  # step, when it was done
         self.rest: list[str] = []
         self._process = subprocess.Popen(
             [*launcher, sys.executable, "-c", TRAIN, *words],
@@ -123,11 +124,11 @@ class Training:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if found := MARK.match(line):
+            found = MARK.match(line)
+            if found and found[1] == "updated":
+                self.updates.append((int(found[3]), float(found[2])))
+            elif found:
                 self.marks.append((found[1], float(found[2]), float(found[3] or 0)))
-            elif found := STEP.match(line):
-                step, rate = (int(found[group].replace(",", "")) for group in (1, 2))
-                self.updates.append((step, time.time(), rate))
             else:
                 self.rest.append(line)
 
@@ -147,35 +148,36 @@ def first_update(training: Training, after: float) -> tuple[int, float]:
     until = time.monotonic() + 300
     while time.monotonic() < until and not training.ended:
         built = [when for what, when, _ in training.marks if what == "built" and when > after]
-        for step, when, _ in training.updates:
+        for step, when in training.updates:
             if built and when > built[-1]:
                 return step, when
         time.sleep(0.05)
     raise RuntimeError("it did not start again:\n" + "".join(training.rest[-60:]))
 
 
-def after_kill(training: Training, killed: float, gone: float, tokens: int) -> dict:
+def after_kill(training: Training, killed: float, gone: float) -> dict:
     """How long it took from a kill to the first update after it, by part, and what was lost."""
     again, done = first_update(training, killed)
     at = {what: when for what, when, _ in training.marks if when > killed}
     times = [killed, gone, at["python"], at["imported"], at["joined"], at["built"], done]
     earlier = [update for update in training.updates if update[1] < at["python"]]
-    made, last_update, _ = earlier[-1]
-    undone = {step: tokens / rate for step, _, rate in earlier if again <= step <= made}  # the last time it was made
+    made = earlier[-1][0]
+    begun = max(when for what, when, _ in training.marks if what == "built" and when < killed)
+    kept = max([begun, *(when for step, when in earlier if step == again - 1)])
     return {
-        "updates_made_again": len(undone),
-        "lost_seconds": round(sum(undone.values()) + killed - last_update, 2),
+        "updates_made_again": made + 1 - again,
+        "lost_seconds": round(killed - kept, 2),
         **{part: round(b - a, 2) for part, a, b in zip(PARTS, times, times[1:], strict=False)},
     }
 
 
-def run(training: Training, minutes: float, every: float, rng: random.Random, tokens: int) -> list[dict]:
+def run(training: Training, minutes: float, every: float, rng: random.Random) -> list[dict]:
     """Kill and wait; a line for each kill."""
     since, lines, number = time.time(), [], 1
     while number * every < minutes * 60:
         time.sleep(max(since + number * every - time.time(), 0))
         killed, gone = kill_one(training, rng)
-        found = after_kill(training, killed, gone, tokens)
+        found = after_kill(training, killed, gone)
         lines.append(
             {"kill": number, "seconds": round(killed - since, 1), **found, "load": round(os.getloadavg()[0], 1)}
         )
@@ -185,14 +187,14 @@ def run(training: Training, minutes: float, every: float, rng: random.Random, to
     return lines
 
 
-def summary(
-    training: Training, lines: Sequence[dict], wall: float, run_dir: Path, save_every: int, tokens: int
-) -> dict:
+def summary(training: Training, lines: Sequence[dict], wall: float, run_dir: Path, save_every: int) -> dict:
     """The whole."""
     counted = [line for line in read_metrics(run_dir) if "loss" in line]
     steps = [line["step"] for line in counted]
-    assert steps == list(range(1, len(steps) + 1)), "an update is missing or there twice"
-    seconds = [tokens / line["tokens_per_second"] for line in counted]
+    whole = range(LOG_EVERY, steps[-1] + 1, LOG_EVERY)  # and a shorter one at the end
+    assert steps in ([*whole], [*whole, steps[-1]]), "an update is missing or there twice"
+    before = [0, *(line["tokens"] for line in counted)]
+    seconds = [(line["tokens"] - n) / line["tokens_per_second"] for n, line in zip(before, counted, strict=False)]
     saving = [took for what, _, took in training.marks if what == "saving"]
     begun = [when for what, when, _ in training.marks if what == "saving"]
     written = [
@@ -209,8 +211,8 @@ def summary(
         "down_seconds": round(sum(down), 1),
         "saving_seconds": round(sum(saving), 1),
         "kills": len(lines),
-        "updates": len(steps),
-        "update_seconds": round(statistics.median(seconds), 3),
+        "updates": steps[-1],
+        "update_seconds": round(statistics.median(seconds) / LOG_EVERY, 3),
         "save_every": save_every,
         "saves": len(saving),
         "a_save_stops_seconds": round(statistics.median(saving), 3),
@@ -226,7 +228,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--every", type=float, default=120, help="seconds between kills")
     parser.add_argument("--config", default=CONFIG)
-    parser.add_argument("--save-every", type=int, default=25)
+    parser.add_argument("--save-every", type=int, default=50, help="updates; Young's rule, see docs/reliability.md")
     parser.add_argument("--out", type=Path, help="a file for the JSON lines")
     parser.add_argument("--goal", type=float, default=0.9, help="the exit status is not 0 below it")
     parser.add_argument("words", nargs="*", help="key=value of the training")
@@ -239,20 +241,19 @@ def main() -> None:
         run_dir, restarts = folder / "run", int(words.minutes * 60 / words.every)
         settings = {"run_dir": run_dir, "data.store": store, "tokenizer.path": store / "vocabulary.model"}
         settings |= SIZE if words.config == CONFIG else {}
-        settings |= {"train.steps": 10**6, "train.hours": "null", "train.log_every": 1, "eval.every": 10**6}
+        settings |= {"train.steps": 10**6, "train.hours": "null", "train.log_every": LOG_EVERY, "eval.every": 10**6}
         settings |= {"train.save_every": words.save_every, "schedule.decay": "constant"}
         said = ["--config", words.config, *(f"{key}={value}" for key, value in settings.items()), *words.words]
         since, training = time.time(), Training(said, restarts)
         try:
             first_update(training, since)
-            tokens = read_metrics(run_dir)[1]["tokens"]  # after the measurement at step 0
-            lines = run(training, words.minutes, words.every, random.Random(1), tokens)
+            lines = run(training, words.minutes, words.every, random.Random(1))
             training.processes()[0].terminate()  # asks all to save and end
             status = training.wait(300)
         finally:
             training.end()
         assert status == 0, "".join(training.rest[-40:])
-        whole = summary(training, lines, time.time() - since, run_dir, words.save_every, tokens)
+        whole = summary(training, lines, time.time() - since, run_dir, words.save_every)
     print(json.dumps(whole))
     if words.out:
         words.out.write_text("".join(json.dumps(line) + "\n" for line in [*lines, whole]))
