@@ -26,6 +26,7 @@ from xlpre.atomic import new_file
 from xlpre.command import run_command
 from xlpre.side_by_side import Errand, run_all
 
+REPOSITORY = Path(__file__).parents[1]
 TASKS = ("glue/sst-2", "glue/cola", "glue/mrpc", "glue/qnli", "squad/1.1", "race/middle")
 ARMS = {"pretrained": [], "random": ["from_scratch=true"]}
 COLOURS = {"pretrained": "#1f4e9c", "random": "#b0542c"}
@@ -60,7 +61,7 @@ class Tuned:
         """What makes it."""
         words = [f"task={self.task}", f"init={said.model}", f"data.dir={getattr(said, self.task.partition('/')[0])}"]
         words += [f"optim.lr={self.rate}", f"seed={self.seed}", f"name={self.folder.name}", f"run_dir={self.folder}"]
-        script = os.path.relpath(Path(__file__).parents[1] / "finetune/run.py")
+        script = os.path.relpath(REPOSITORY / "finetune/run.py")
         command = ["python", script, "--config", said.config, *words, *ARMS[self.arm], *said.words]
         return Errand(self.folder, command, lambda: self.result is not None)
 
@@ -211,7 +212,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--rates", type=_list, default=["1e-4", "3e-4", "1e-3"], help="learning rates that both try: a,b,c"
     )
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--config", default="configs/finetune/small.yaml")
+    parser.add_argument("--config", default=str(REPOSITORY / "configs/finetune/small.yaml"))
     parser.add_argument("--jobs", type=int, help="runs side by side (default: one for each GPU or core)")
     parser.add_argument("--out", type=Path, required=True, help="where results.jsonl, table.md and scores.png go")
     parser.add_argument("words", nargs="*", metavar="key=value", help="settings of every run")

@@ -151,7 +151,7 @@ def test_a_pretrained_model_is_compared_with_new_weights_and_what_is_done_is_not
         rows = "".join(f"the {'good' if k % 2 else 'bad'} one\t{k % 2}\n" for k in range(12))
         (tmp_path / "SST-2" / f"{name}.tsv").write_text("sentence\tlabel\n" + rows)
     words = ["benchmarks/downstream.py", model, "--glue", tmp_path, "--tasks", "glue/sst-2", "--rates", "1e-3,1e-2"]
-    words += ["--seeds", 2, "--jobs", 2, "--out", "compared", "--config", REPOSITORY / "configs/finetune/small.yaml"]
+    words += ["--seeds", 2, "--jobs", 2, "--out", "compared"]
     words += ["train.steps=2", "eval.every=2", "train.batch_size=4"]
     done = run(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -160,3 +160,34 @@ def test_a_pretrained_model_is_compared_with_new_weights_and_what_is_done_is_not
     assert "| glue/sst-2 | dev/accuracy |" in done.stdout
     assert (tmp_path / "compared/scores.png").read_bytes().startswith(b"\x89PNG")
     assert "4 runs, 4 of them finished already" in run(*words, cwd=tmp_path).stdout
+
+
+@pytest.mark.long
+def test_one_command_goes_from_text_to_what_pretraining_is_worth(text_file, words, tmp_path):
+    changed = {"data.store", "tokenizer.path", "name", "run_dir"}
+    tiny = [word for word in words() if word.partition("=")[0] not in changed]
+    tiny += [
+        "name=tiny",
+        "tokenizer.vocab_size=300",
+        "text.held_out=0.1",
+        "train.hours=null",
+        "train.steps=4",
+        "eval.every=4",
+    ]
+    command = [
+        "benchmarks/learning.py",
+        "--config",
+        REPOSITORY / "configs/pretrain/small_1gpu.yaml",
+        "--text",
+        text_file,
+    ]
+    done = run(*command, "--out", "out", *tiny, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "config.yaml",
+        "metrics.jsonl",
+        "samples.jsonl",
+        "report.html",
+        "loss.png",
+    }
+    assert load_folder(tmp_path / "runs/tiny/model").facts["step"] == 4
