@@ -123,7 +123,7 @@ class Job:
         save_fine_tuned(path, self.foundation.model(weights, facts))
 
     def _start(self, saved: Path | None, was: dict[str, Any]) -> None:
-        """Build model and engine, at the start or as the checkpoint `saved` has them, which says that it `was` so."""
+        """Build model and engine, at the start or as the checkpoint `saved` has them; `was` is what it says."""
         config = self.config
         seed_everything(self.seed)  # the same starting values on every process
         model = TaskModel(self.foundation.shape, self.foundation.task)

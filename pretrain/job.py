@@ -179,7 +179,7 @@ class Job:
         linked_copy(saved / checkpoint.MODEL, model_folder(self.config))
 
     def _start(self, saved: Path | None, was: dict[str, Any]) -> None:
-        """Build model, engine and memories, at the start or as the checkpoint `saved` has them, which says that it `was` so."""
+        """Build model, engine and memories, at the start or as the checkpoint `saved` has them; `was` is what it says."""
         config = self.config
         seed_everything(config.seed)  # the same starting values on every process
         model = LanguageModel(self.shape, self._foundation.objective.two_streams)

@@ -21,13 +21,13 @@ class Log(RunLog):
 
     def __init__(self, job: Job) -> None:
         config = job.resolved
-        super().__init__(job.course, job.run_dir, config.name, dataclasses.asdict(config), progress)
         self._job, self._tokens, self._waited = job, job.tokens, job.waited_seconds
         rows = config.train.batch_size // (n_processes() * config.train.accumulation)
         shape = batch_shape(config, rows)
         self._targets_a_token = shape.targets / shape.window
         self._flops_a_token = flops_per_step(job.shape, shape) / (rows * shape.window)
         self._peak = _peak(job.device, job.dtype)
+        super().__init__(job.course, job.run_dir, config.name, dataclasses.asdict(config), progress)
 
     def rates(self, seconds: float, steps: int) -> dict[str, Any]:
         """Tokens, targets, operations, and time spent waiting for batches."""
