@@ -49,7 +49,7 @@ def after(owner, name, what, step=False):
     def marked(*args, **settings):
         since = time.time()
         result = original(*args, **settings)
-        mark(what, args[0].step if step else f"{time.time() - since:.3f}")
+        mark(what, args[0].course.step if step else f"{time.time() - since:.3f}")
         return result
     setattr(owner, name, marked)
 after(pretrain.job.Job, "end_update", "updated", step=True)

@@ -54,7 +54,7 @@ def measure(words, saves, between):
         begun = time.perf_counter()
         job.save()
         waits.append(time.perf_counter() - begun)
-        while job.saving:
+        while job.writer.begun:
             beside.append(update(job, batches))
         lasts.append(time.perf_counter() - begun)
     n_bytes = sum(f.stat().st_size for f in next((job.run_dir / "checkpoints").iterdir()).rglob("*") if f.is_file())

@@ -19,7 +19,7 @@ from finetune.config import FinetuneConfig
 from finetune.evaluation import answer, device_pass_tokens, measure
 from finetune.examples import Split
 from finetune.foundation import Foundation
-from finetune.job import KEPT, check_facts
+from finetune.job import KEPT
 from finetune.log import shown
 from finetune.model import TaskModel
 from finetune.pictures import draw
@@ -28,6 +28,7 @@ from finetune.task import Outputs, Prediction, Task
 from finetune.tasks import build_task
 from xlpre.atomic import linked_copy, new_file
 from xlpre.exchange.fine_tuned import FineTuned, load_fine_tuned, save_fine_tuned
+from xlpre.training.checkpoint import check_facts
 from xlpre.training.distributed import Talk, is_main
 
 RESULT = "result.json"

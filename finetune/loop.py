@@ -65,8 +65,8 @@ def _run(foundation: Foundation, seed: int, talk: Talk, device: torch.device, st
     """One run. Returns whether it came to its end."""
     config = foundation.config
     job = Job(foundation, seed, seed_folder(config, seed), talk, device, stopping)
-    log = Log(job)
-    if job.step == 0:
+    log, course = Log(job), job.course
+    if course.step == 0:
         log.measure()
     stopped = False
     while not (job.finished or stopped):
@@ -76,21 +76,22 @@ def _run(foundation: Foundation, seed: int, talk: Talk, device: torch.device, st
             loss = job.engine(batch.to(device))
             job.engine.backward(loss)
             job.engine.step()  # an update at the boundary
-            log.read(batch, loss)
-        stopped = job.end_update()
+            log.read(loss)
+            log.count(batch)
+        stopped = course.end_update()
         log.update()
-        if job.step % config.eval.every == 0 or job.finished:
+        if course.step % config.eval.every == 0 or job.finished:
             log.measure()
-        if job.step % config.train.log_every == 0 or job.finished or stopped:
+        if course.step % config.train.log_every == 0 or job.finished or stopped:
             log.write()
-        if (job.step % config.train.save_every == 0 or stopped) and not job.finished:
-            log.save()
-    finished, steps, seconds = job.finished, job.step, job.seconds
+        if (course.step % config.train.save_every == 0 or stopped) and not job.finished:
+            with log.paused():
+                job.save()
     job.close()
     log.close()
-    if finished:
-        conclude_run(foundation, seed, steps, seconds, talk, device)
-    return finished
+    if job.finished:
+        conclude_run(foundation, seed, course.step, course.seconds, talk, device)
+    return job.finished
 
 
 def _opening(foundation: Foundation, device: torch.device, n_runs: int) -> str:

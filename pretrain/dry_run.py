@@ -27,7 +27,7 @@ def dry_run(config: PretrainConfig, typed: Collection[str] = ()) -> None:
     lanes_of(process(), n_processes(), config.train.batch_size, config.train.accumulation)
     start, about = foundation.start, foundation.start.about
     if saved := checkpoint.complete(checkpoints_of(config)):
-        step = foundation.check_saved(saved[-1])["step"]
+        step = checkpoint.facts_of(saved[-1], foundation.facts)["step"]
         over = is_finished(config, typed)
         about = f"finished already at step {step:,}" if over else f"goes on from {saved[-1]} at step {step:,}"
     if is_main():

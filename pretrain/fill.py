@@ -21,7 +21,8 @@ from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import first_memory
 from xlpre.objectives.blanks import BLANK, blanks_batch, hide
 from xlpre.text import symbols
-from xlpre.text.tokenizer import Tokenizer, written_without_spaces
+from xlpre.text.boundaries import written_without_spaces
+from xlpre.text.tokenizer import Tokenizer
 
 TOP = 5
 

@@ -49,28 +49,6 @@ class Foundation:
         self.loader = Loader(_train_lanes(config, self.store), config.data, self.objective, config.seed)
         self.facts = _facts(config, self.store, self.start.shape)
 
-    def check_saved(self, saved: Path, **more: Any) -> dict[str, Any]:
-        """What the checkpoint `saved` says of itself.
-
-        Raises:
-            ValueError: it was made with other settings than these, or than `more`.
-        """
-        was = checkpoint.facts_of(saved)
-        if was.get("format") != FORMAT:
-            raise ValueError(
-                f"{saved} was written by another version of xlpre; go on with that one, or give the run another name"
-            )
-        for key, value in {**self.facts, **more}.items():
-            before = was.get(key)
-            if before != value:
-                if isinstance(value, dict):
-                    name = next(name for name in value if (before or {}).get(name) != value[name])
-                    key, before, value = f"{key}.{name}", (before or {}).get(name), value[name]
-                raise ValueError(
-                    f"{saved} was made with {key}={before}, now it is {value}; put it back, or give the run another name"
-                )
-        return was
-
 
 def checkpoints_of(config: PretrainConfig) -> Path:
     """Where the checkpoints of a run are."""
@@ -102,7 +80,7 @@ def is_finished(config: PretrainConfig, typed: Collection[str] = ()) -> bool:
         return False  # killed between the two
     if last["step"] < config.train.steps and (hours is None or last["seconds"] < hours * 3600):
         return False
-    Foundation(config, typed).check_saved(done[-1])
+    checkpoint.check_facts(done[-1], last, Foundation(config, typed).facts)
     return True
 
 

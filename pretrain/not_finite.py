@@ -23,12 +23,12 @@ from xlpre.atomic import new_file
 from xlpre.batch import Batch
 from xlpre.exchange.folder import ModelFolder, load_folder, save_folder
 from xlpre.model.memory import Memory
+from xlpre.training.engine import PRECISIONS
 
 PARENT = "not_finite"  # of the dumps, in a run folder
 BATCH = tuple(field.name for field in dataclasses.fields(Batch) if field.name != "reuse_len")
 MEMORY = tuple(field.name for field in dataclasses.fields(Memory))
 ABOUT = {"seed", "step", "n_processes", "precision"}
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}  # by `train.precision`
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from pathlib import Path
 import torch
 
 from pretrain import not_finite
-from pretrain.not_finite import PRECISIONS
 from pretrain.watch import Place, Watch, is_finite, largest
 from xlpre.batch import Batch
 from xlpre.command import run_command
@@ -25,6 +24,7 @@ from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import Memory
 from xlpre.text.tokenizer import Tokenizer
 from xlpre.training.distributed import seed_step
+from xlpre.training.engine import PRECISIONS
 
 SHOWN_ROWS, SHOWN_CHARACTERS, SHOWN_NAMES = 4, 200, 3
 

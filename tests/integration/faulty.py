@@ -24,8 +24,8 @@ from xlpre import atomic
 from xlpre.command import run_command
 from xlpre.config import load
 from xlpre.model.language_model import LanguageModel
-from xlpre.training import checkpoint, distributed
-from xlpre.training.checkpoint import CheckpointWriter
+from xlpre.training import checkpoint, checkpoint_writer, distributed
+from xlpre.training.checkpoint_writer import CheckpointWriter
 
 FAULT = json.loads(os.environ.get("FAULT", "{}"))
 
@@ -49,13 +49,13 @@ PHASES = {  # before a call of what; of those calls, before which
     "update": (torch.optim.AdamW, "step"),  # inside the engine's step
     "after_update": (Job, "end_update"),
     "measuring": (Job, "measure"),
-    "copying": (checkpoint, "moments_of"),  # what is to be saved
+    "copying": (checkpoint_writer, "moments_of"),  # what is to be saved
     "writing": (CheckpointWriter, "_write"),
-    "half_written": (checkpoint, "_checksum"),  # all is written, or read back
+    "half_written": (checkpoint_writer, "checksum"),  # all is written, or read back
     "model": (Job, "_write_model"),
-    "manifest": (checkpoint, "new_file"),  # all is there but the manifest
+    "manifest": (checkpoint_writer, "new_file"),  # all is there but the manifest
     "removing": (CheckpointWriter, "_remove_old"),  # the manifest is there
-    "half_removed": (checkpoint.shutil, "rmtree", only_half_removed),
+    "half_removed": (checkpoint_writer.shutil, "rmtree", only_half_removed),
     "publishing": (pretrain.job, "linked_copy"),
     "between_renames": (atomic.os, "replace", between_renames),
     "closing": (Job, "close"),
@@ -113,11 +113,11 @@ def note_steps() -> None:
     begin, end = Job.begin_update, Job.end_update
 
     def began(job):
-        STEP["now"] = job.step
+        STEP["now"] = job.course.step
         return begin(job)
 
     def ended(job):
-        STEP["now"] = job.step + 1
+        STEP["now"] = job.course.step + 1
         return end(job)
 
     Job.begin_update, Job.end_update = began, ended

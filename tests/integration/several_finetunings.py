@@ -11,20 +11,20 @@ import sys
 
 import finetune.conclusion
 from finetune.config import FinetuneConfig, recipe_of
-from finetune.job import Job
 from finetune.loop import finetune as run
 from xlpre.config import load
+from xlpre.training.course import Course
 
-end_update, draw = Job.end_update, finetune.conclusion.draw
+end_update, draw = Course.end_update, finetune.conclusion.draw
 
 for one in json.loads(sys.argv[-1]):
 
-    def asked_to_stop(job: Job, stop_at=one["stop_at"]) -> bool:
-        if job.step + 1 == stop_at:
+    def asked_to_stop(course: Course, stop_at=one["stop_at"]) -> bool:
+        if course.step + 1 == stop_at:
             os.kill(os.getpid(), signal.SIGTERM)
-        return end_update(job)
+        return end_update(course)
 
-    Job.end_update = asked_to_stop
+    Course.end_update = asked_to_stop
     finetune.conclusion.draw = draw if one["draws"] else lambda *arguments: None
     print(one["words"], flush=True)
     run(load(FinetuneConfig, None, one["words"], recipe_of))

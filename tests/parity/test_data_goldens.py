@@ -15,7 +15,7 @@ from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.objectives.permutation import ranks_of
 from xlpre.objectives.spans import SpanSampler
 from xlpre.text import symbols
-from xlpre.text.tokenizer import _starts_word
+from xlpre.text.boundaries import starts_word
 
 
 def part_of(data, flags):
@@ -108,7 +108,7 @@ def sampled(sampler, starts, ids, goal, backward, draws):
 @pytest.mark.parametrize("path", [*files("data_sample_mask.npz"), *files("data_pipeline_*.npz")])
 def test_words_begin_at_the_pieces_where_the_originals_do(path):
     arrays = np.load(path)
-    assert [_starts_word(piece) for piece in json.loads(str(arrays["pieces"]))] == arrays["is_start_piece"].tolist()
+    assert [starts_word(piece) for piece in json.loads(str(arrays["pieces"]))] == arrays["is_start_piece"].tolist()
 
 
 @pytest.mark.parametrize("path", files("data_sample_mask.npz"))

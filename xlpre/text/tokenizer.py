@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-import unicodedata
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,9 +23,9 @@ from sentencepiece import sentencepiece_model_pb2
 from xlpre.atomic import new_file
 from xlpre.text import symbols
 from xlpre.text.alignment import Located, extents_of, located, prepared_and_located
+from xlpre.text.boundaries import kinds_of, sentence_ends, starts_word
 from xlpre.text.corpus import Document, Lines
 from xlpre.text.preprocess import Preprocess, prepared, split_after_digits
-from xlpre.text.symbols import SPACE
 
 
 @dataclass(frozen=True)
@@ -55,11 +54,6 @@ class TokenizerConfig:
             raise ValueError(
                 f"tokenizer.vocab_size ({self.vocab_size}) must be above {least}, the number of special symbols"
             )
-
-
-TERMINAL, CLOSING, LOWER, LONE_SPACE, BEGINS_WORD, BREAK = (
-    1 << i for i in range(6)
-)  # what a piece is, see Tokenizer._kinds
 
 
 class Tokenizer:
@@ -129,8 +123,8 @@ class Tokenizer:
 
     def encode_document(self, document: Document, lines: Lines = "paragraphs") -> tuple[np.ndarray, np.ndarray]:
         """Token ids (N,) of one document, and the offsets after each of its sentences; see encode_documents."""
-        ids, sentence_ends, _ = self.encode_documents([document], lines)
-        return ids, sentence_ends
+        ids, ends, _ = self.encode_documents([document], lines)
+        return ids, ends
 
     def encode_documents(
         self, documents: Sequence[Document], lines: Lines = "paragraphs", threads: int = 1
@@ -158,7 +152,7 @@ class Tokenizer:
             document_ends.append(len(ids))
         found = np.asarray(ids)
         if lines == "paragraphs":
-            return found, self.sentence_ends(found), np.array(document_ends)
+            return found, sentence_ends(found, self._kinds), np.array(document_ends)
         ends = np.array(line_ends, np.int64)
         ends = ends[(ends > 0) & (found[ends] != symbols.EOD)]  # the last line of a document ends with it
         ends = np.union1d(ends[found[ends - 1] != symbols.EOD], document_ends)  # a line may hold no token
@@ -189,38 +183,12 @@ class Tokenizer:
 
     @cached_property
     def starts_word(self) -> np.ndarray:
-        """(V,) bool: the piece begins a word, where a span may begin.
-
-        Source: zihangdai/xlnet data_utils.py (space mark, '<', ASCII punctuation), and here also a script written without spaces,
-        whose every piece begins one.
-        """
-        return np.array([_starts_word(piece) for piece in self.pieces])
-
-    def sentence_ends(self, ids: np.ndarray) -> np.ndarray:
-        """Offsets after each sentence of encoded documents of paragraphs, the last one their end.
-
-        A sentence ends at a terminal mark (and closing quotes or brackets) before a piece that begins a word and is not
-        lower-case (in uncased text any such piece), and at the end of a paragraph or document.
-        """
-        kind = self._kinds[ids]
-        at = np.flatnonzero(kind & (TERMINAL | BREAK))  # few: the rest looks at these alone
-        final, breaks = at[kind[at] & TERMINAL > 0], at[kind[at] & BREAK > 0]
-        after = final[final + 1 < len(ids)] + 1
-        final = np.union1d(final, after[kind[after] & CLOSING > 0])
-        final = final[final + 2 < len(ids)]
-        # a space of its own belongs to the word that begins in the next piece
-        word = np.where(kind[final + 1] & LONE_SPACE > 0, kind[final + 2], kind[final + 1])
-        ends = final[(kind[final + 1] & BEGINS_WORD > 0) & (word & LOWER == 0)]
-        breaks = breaks[breaks + 1 < len(ids)]
-        breaks = breaks[(ids[breaks] == symbols.EOD) | (ids[breaks + 1] != symbols.EOD)]  # <eop> <eod> is one end
-        return np.append(np.union1d(ends, breaks) + 1, len(ids))
+        """(V,) bool: the piece begins a word, where a span may begin."""
+        return np.array([starts_word(piece) for piece in self.pieces])
 
     @cached_property
     def _kinds(self) -> np.ndarray:
-        """(V,) uint8, what a piece is at the end of a sentence: one look-up a token instead of five."""
-        return np.array([_kind(piece, self.preprocess) for piece in self.pieces], np.uint8) | (
-            BEGINS_WORD * self.starts_word.astype(np.uint8)
-        )
+        return kinds_of(self.pieces, self.preprocess)
 
 
 def train(documents: Iterable[Document], config: TokenizerConfig) -> Tokenizer:
@@ -269,24 +237,3 @@ def _evenly(documents: Iterable[Document], characters: float) -> list[str]:
             kept = [(n, d) for n, d in kept if n % stride == 0]
             size = sum(len(line) for _, d in kept for line in d)
     return [line for _, document in kept for line in document]
-
-
-def _kind(piece: str, preprocess: Preprocess) -> int:
-    terminal = piece.endswith((".", "!", "?", "…", "。", "！", "？", "｡"))
-    closing = all(c in "\"')]»”’」』）" for c in piece)
-    lower = piece.removeprefix(SPACE)[:1].islower() and preprocess != "uncased"  # where lower case says something
-    ends = piece in (symbols.PIECES[symbols.EOP], symbols.PIECES[symbols.EOD])
-    return TERMINAL * terminal | CLOSING * closing | LOWER * lower | LONE_SPACE * (piece == SPACE) | BREAK * ends
-
-
-def _starts_word(piece: str) -> bool:
-    if piece.startswith((SPACE, "<")) or (len(piece) == 1 and piece in '!"#$%&()*+,-./:;?@[\\]^_`{|}~'):
-        return True
-    first = piece[:1]
-    return first != "" and written_without_spaces(first)
-
-
-def written_without_spaces(character: str) -> bool:
-    """Han, kana, Thai, Lao, Khmer, Burmese, Tibetan: scripts that put no space between words."""
-    name = unicodedata.name(character, "")
-    return name.startswith(("CJK", "HIRAGANA", "KATAKANA", "BOPOMOFO", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN"))

@@ -25,6 +25,7 @@ OWNED = {
     "bf16": "train.precision",
     "fp16": "train.precision",
 }
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)

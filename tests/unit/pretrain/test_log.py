@@ -1,6 +1,6 @@
 import pytest
 
-from pretrain.log import duration, progress, seconds_left
+from pretrain.log import duration, progress
 
 LINE = {
     "loss": 4.2131,
@@ -52,11 +52,3 @@ def test_a_line_of_a_large_run_fits_120_columns():
 )
 def test_a_duration_has_two_units(seconds, words):
     assert duration(seconds) == words
-
-
-def test_what_is_left_is_the_steps_at_the_present_rate_or_less_if_the_hours_end_before():
-    assert seconds_left(100, 4.0, None) == 25
-    assert seconds_left(100, 4.0, budget=60.0) == 25
-    assert seconds_left(100, 4.0, budget=10.0) == 10
-    assert seconds_left(100, 4.0, budget=-1.0) == 0
-    assert seconds_left(0, 4.0, None) == 0

@@ -83,10 +83,3 @@ def test_a_word_starts_at_a_space_a_symbol_or_punctuation(tokenizer):
     assert all(
         start == piece.startswith(symbols.SPACE) for piece, start in starts.items() if piece.strip("▁").isalpha()
     )
-
-
-def test_every_piece_of_a_script_without_spaces_starts_a_word():
-    from xlpre.text.tokenizer import _starts_word
-
-    assert _starts_word("研究") and _starts_word("の") and _starts_word("ไทย")
-    assert not _starts_word("ing") and not _starts_word("한국")

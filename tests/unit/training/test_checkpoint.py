@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from xlpre.training import checkpoint
-from xlpre.training.checkpoint import CheckpointWriter
+from xlpre.training.checkpoint_writer import CheckpointWriter
 from xlpre.training.distributed import Talk
 from xlpre.training.state import put_state
 
@@ -38,10 +38,10 @@ def memories(seed=0):
 
 @pytest.fixture
 def save(tmp_path):
-    def make(step, keep_last=2, keep_every=None, engine=None):
+    def make(step, keep_last=2, keep_every=None, engine=None, facts=None):
         writer = CheckpointWriter(tmp_path / "all", Talk(), keep_last, keep_every)
-        writer.begin(step, engine or Engine(0), memories(), {"seed": 1}, write_model)
-        writer.finish()
+        writer.begin(step, engine or Engine(0), memories(), facts or {"seed": 1}, write_model)
+        writer.close()
         return tmp_path / "all"
 
     return make
@@ -159,3 +159,17 @@ def test_what_is_saved_is_what_was_there_when_it_began(save, tmp_path):
         engine.module.weight.zero_()
     writer.finish()
     assert torch.equal(weights["weight"], before)
+
+
+def test_a_run_with_other_facts_is_told_which(save):
+    folder = save(7, facts={"format": 3, "seed": 1, "optim": {"eps": 1e-6, "beta1": 0.9}}) / "step_00000007"
+    same = {"format": 3, "optim": {"eps": 1e-6, "beta1": 0.9}}
+    assert checkpoint.facts_of(folder, same)["step"] == 7
+    for other, message in [
+        ({"optim": {"eps": 1e-6, "beta1": 0.8}}, "was made with optim.beta1=0.9, now it is 0.8; put it back"),
+        ({"seed": 2}, "was made with seed=1, now it is 2; put it back"),
+        ({"task": "race"}, "was made with task=None, now it is race"),
+        ({"format": 4, "seed": 2}, "was written by another version of xlpre"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            checkpoint.facts_of(folder, {**same, **other})

@@ -1,0 +1,9 @@
+from xlpre.training.run_log import seconds_left
+
+
+def test_what_is_left_is_the_steps_at_the_present_rate_or_less_if_the_hours_end_before():
+    assert seconds_left(100, 4.0, None) == 25
+    assert seconds_left(100, 4.0, budget=60.0) == 25
+    assert seconds_left(100, 4.0, budget=10.0) == 10
+    assert seconds_left(100, 4.0, budget=-1.0) == 0
+    assert seconds_left(0, 4.0, None) == 0

@@ -1,0 +1,184 @@
+"""Writing checkpoints while training goes on, and removing old ones. xlpre/training/checkpoint.py says what one is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from xlpre.atomic import new_file, sync
+from xlpre.training.checkpoint import MANIFEST, MODEL, checksum, complete, facts_of
+from xlpre.training.distributed import Talk, is_main, n_processes, process
+from xlpre.training.state import counters_of, moments_of, weights_of
+
+LaneMemory = tuple[Sequence[int], Tensor, Tensor]  # lanes, hidden (L, B, M, D), valid (B,)
+
+
+class CheckpointWriter:
+    """Saves the checkpoints of a run. Training waits for the copy of its state, not for the disk.
+
+    Args:
+        folder: of all checkpoints of the run.
+        talk: between the processes.
+        keep_last: older checkpoints beyond so many are removed,
+        keep_every: but those of steps divisible by it.
+        publish: called with each checkpoint when it is one; on process 0, in the background.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        talk: Talk,
+        keep_last: int,
+        keep_every: int | None = None,
+        publish: Callable[[Path], None] = lambda saved: None,
+    ) -> None:
+        self._folder, self._talk, self._publish = folder, talk, publish
+        self._keep_last, self._keep_every = keep_last, keep_every
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._work: Future[dict[str, tuple[int, int]]] | None = None
+        self._target, self._facts = folder, {}  # type: Path, dict[str, Any]
+        if is_main():
+            self._remove_unfinished()
+
+    def begin(
+        self,
+        step: int,
+        engine: Any,
+        memories: Sequence[LaneMemory],
+        facts: Mapping[str, Any],
+        write_model: Callable[[Path, dict[str, Tensor]], None],
+    ) -> None:
+        """Finish the one before, copy the state and begin to write it; every process must call it.
+
+        Args:
+            step: updates done.
+            engine: DeepSpeed's.
+            memories: of the lanes of this process.
+            facts: small things to know on resuming: what must agree, and what goes on (the clock).
+            write_model: makes a model folder of weights; called on process 0, in the background.
+        """
+        self.finish()
+        self._target = self._folder / f"step_{step:08d}"
+        if is_main():
+            shutil.rmtree(self._target, ignore_errors=True)  # an unfinished one of the same step
+            self._target.mkdir(parents=True)
+        self._talk.barrier()
+        weights = weights_of(engine, keep=is_main())
+        moments = moments_of(engine, keep=lambda index: index % n_processes() == process())
+        lanes: dict[str, Tensor] = {}
+        for group, (numbers, hidden, valid) in enumerate(memories):
+            lanes |= {
+                f"{group}.lanes": torch.tensor(list(numbers)),
+                f"{group}.hidden": hidden.cpu(),
+                f"{group}.valid": valid.cpu(),
+            }
+        self._facts = {"step": step, "n_processes": n_processes(), "counters": counters_of(engine), **facts}
+        self._work = self._thread.submit(self._write, self._target, weights, moments, lanes, write_model)
+
+    @property
+    def writing(self) -> bool:
+        """Whether this process is still at it."""
+        return self._work is not None and not self._work.done()
+
+    @property
+    def begun(self) -> bool:
+        """Whether a checkpoint was begun that is not one yet."""
+        return self._work is not None
+
+    def advance(self) -> None:
+        """Go on with what was begun; every process must call it, when none is `writing`.
+
+        When all have written, process 0 makes it a checkpoint, again in the background; then it is one.
+
+        Raises:
+            ValueError: it could not be written; nothing of it is left.
+        """
+        assert self._work is not None
+        files, failure = {}, ""
+        try:
+            files = self._work.result()
+        except (OSError, SafetensorError) as error:
+            failure = f"process {process()}: {error}"
+        self._work = None
+        everywhere = self._talk.collect((files, failure))
+        if failures := [failure for _, failure in everywhere if failure]:
+            self._fail(failures[0])
+        found = {name: numbers for files, _ in everywhere for name, numbers in files.items()}
+        if found:
+            work = partial(self._complete, found) if is_main() else dict
+            self._work = self._thread.submit(work)
+
+    def finish(self) -> None:
+        """Wait until what was begun is a checkpoint; every process must call it."""
+        while self._work is not None:
+            wait([self._work])
+            self.advance()
+
+    def _fail(self, failure: str) -> None:
+        if is_main() and not (self._target / MANIFEST).exists():
+            shutil.rmtree(self._target, ignore_errors=True)
+        self._talk.barrier()
+        good = complete(self._folder)
+        raise ValueError(
+            f"{self._target} could not be written ({failure}); "
+            + (f"{good[-1].name} is good: " if good else "there is no other: ")
+            + "make room, and the same command goes on from there"
+        )
+
+    def _complete(self, files: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+        """Make what is written a checkpoint."""
+        self._facts["files"] = {name: {"bytes": size, "crc32c": found} for name, (size, found) in files.items()}
+        with new_file(self._target / MANIFEST) as partial_manifest:
+            partial_manifest.write_text(json.dumps(self._facts, indent=1))
+        self._remove_old()
+        self._publish(self._target)
+        return {}
+
+    def close(self) -> None:
+        """Finish what was begun; no more checkpoints. Every process must call it."""
+        self.finish()
+        self._thread.shutdown()
+
+    def _write(
+        self,
+        target: Path,
+        weights: dict[str, Tensor],
+        moments: dict[str, Tensor],
+        lanes: dict[str, Tensor],
+        write_model: Callable[[Path, dict[str, Tensor]], None],
+    ) -> dict[str, tuple[int, int]]:
+        """Write the files of this process; their sizes and checksums, as read back."""
+        names = [f"moments_{process():03d}.safetensors", f"lanes_{process():03d}.safetensors"]
+        for name, tensors in zip(names, (moments, lanes), strict=True):
+            save_file(tensors, target / name)
+        if is_main():
+            write_model(target / MODEL, weights)
+            names += [str(path.relative_to(target)) for path in sorted((target / MODEL).iterdir())]
+        for name in names:
+            sync(target / name)
+        return {name: ((target / name).stat().st_size, checksum(target / name)) for name in names}
+
+    def _remove_old(self) -> None:
+        for old in complete(self._folder)[: -self._keep_last]:
+            if self._keep_every and facts_of(old)["step"] % self._keep_every == 0:
+                continue
+            (old / MANIFEST).unlink()  # first of all, so that a half-removed one is no checkpoint
+            shutil.rmtree(old)
+        self._remove_unfinished()
+
+    def _remove_unfinished(self) -> None:
+        """What a kill cut short, while it was written or removed, and a newer checkpoint has made useless."""
+        for newest in complete(self._folder)[-1:]:
+            for left in self._folder.glob("step_*"):
+                if left.name < newest.name and not (left / MANIFEST).exists():
+                    shutil.rmtree(left)
