@@ -76,15 +76,26 @@ def test_the_rows_of_every_file_are_good_and_each_changes_something_else(path):
 
 def test_the_table_has_medians_over_seeds_and_where_a_run_left_word_frequencies(written):
     ablation = Ablation(
-        written({"plain": [], "better": ["model.mem_len=0"], "other": ["data.window=600"], "unborn": []}), seeds=3
+        written(
+            {
+                "plain": [],
+                "better": ["model.mem_len=0"],
+                "other": ["data.window=600"],
+                "early": ["optim.lr=1"],
+                "unborn": ["optim.lr=2"],
+            }
+        ),
+        seeds=3,
     )
     for seed, losses in enumerate(([9.0, 5.95, 5.8], [9.0, 5.85, 5.6], [9.0, 6.1, 5.95]), 1):
         measure("plain", seed, losses)
     measure("better", 1, [9.0, 5.5, 5.25])
     measure("other", 1, [9.0, None, None], unigram=6.5)
-    plain, better, other = table(ablation)
+    measure("early", 1, [9.0, 5.5])
+    plain, better, other, early = table(ablation)
     assert (plain["held-out loss"], plain["lowest to highest"], plain["runs"]) == ("5.800", "5.600 to 5.950", "3")
     assert plain["below them from, M"] == "0.50 to 1.00 (1 never)"
+    assert early["against the first"] == "-0.450"  # of what the first had after as many tokens
     assert (better["against the first"], better["below them from, M"], better["changes"]) == (
         "-0.550",
         "0.50",
