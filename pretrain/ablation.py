@@ -191,6 +191,7 @@ def table(ablation: Ablation) -> list[dict[str, str]]:
                 "against the first": f"{ours - theirs:+.3f}" if same else "other targets",
                 "word frequencies": f"{lasts[0]['held_out_unigram']:.3f}",
                 "below them from, M": _span([x for x in left if x < math.inf], len(left)),
+                "bits a byte": f"{median(x['held_out_bits_per_byte'] for x in lasts):.3f}",
                 "targets right": f"{median(x['held_out_accuracy'] for x in lasts):.1%}",
             }
         )

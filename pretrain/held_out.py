@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,7 @@ from xlpre.model.output import target_losses
 from xlpre.objectives.build import build_objective
 from xlpre.objectives.loader import Loader
 from xlpre.objectives.objective import ObjectiveConfig
+from xlpre.text.tokenizer import Tokenizer
 from xlpre.training.distributed import Talk, n_processes, process
 
 SEED = 20190619  # of the held-out windows and targets: the same for every run, so that runs compare
@@ -24,11 +26,15 @@ SEED = 20190619  # of the held-out windows and targets: the same for every run, 
 
 @dataclass(frozen=True)
 class Measure:
-    """Means over the held-out targets, in nats: the model's loss, the loss of the training text's word frequencies."""
+    """Means over the held-out targets, in nats: the model's loss, the loss of the training text's word frequencies.
+
+    `bits_per_byte` is the model's loss in bits over the bytes of the targets: what vocabularies compare by.
+    """
 
     loss: float
     unigram: float
     accuracy: float
+    bits_per_byte: float
     n_targets: int
 
 
@@ -39,16 +45,17 @@ class Evaluation:
         ValueError: the held-out text is shorter than a window; more processes than lanes.
     """
 
-    def __init__(self, config: PretrainConfig, store: TokenStore, starts_word: np.ndarray, talk: Talk) -> None:
+    def __init__(self, config: PretrainConfig, store: TokenStore, tokenizer: Tokenizer, talk: Talk) -> None:
         self._config, self._talk = config, talk
         partial_k = config.eval.partial_k or config.objective.partial_k
         # spans as by default, whatever is trained on, so that runs are measured on the same targets
         wanted = ObjectiveConfig(name=config.objective.name, partial_k=partial_k, perm_size=config.objective.perm_size)
-        objective = build_objective(wanted, config.data, starts_word)
+        objective = build_objective(wanted, config.data, tokenizer.starts_word)
         lanes, self._windows = held_out_lanes(config, store)
         self._loader = Loader(lanes, config.data, objective, SEED)
         self._mine = range(process(), config.eval.lanes, n_processes())
         counts = np.asarray(store.unigram) + 1.0  # a token never seen in training has been seen once
+        self._n_bytes = torch.from_numpy(tokenizer.n_bytes)
         self._unigram = torch.from_numpy(-np.log(counts / counts.sum())).float()
 
     @torch.no_grad()
@@ -60,16 +67,17 @@ class Evaluation:
         mem_len = self._config.eval.mem_len
         start = first_memory(model.config, len(self._mine), mem_len=mem_len, device=weight.device, dtype=weight.dtype)
         memory = cached(start, model.backbone)
-        sums = np.zeros(4)
+        sums = np.zeros(5)
         for step in range(self._windows):
             batch = self._loader.batch(step, self._mine)
             logits, memory = model.logits(batch.to(weight.device), memory)
             losses = target_losses(logits, batch.targets.to(weight.device))
             n_right = (logits.argmax(-1).cpu() == batch.targets).sum().item()
-            sums += [losses.sum().item(), self._unigram[batch.targets].sum().item(), n_right, losses.numel()]
+            n_bytes = self._n_bytes[batch.targets].sum().item()
+            sums += [losses.sum().item(), self._unigram[batch.targets].sum().item(), n_right, n_bytes, losses.numel()]
         model.train(was_training)
-        loss, unigram, right, count = self._talk.total(*sums)
-        return Measure(loss / count, unigram / count, right / count, int(count))
+        loss, unigram, right, n_bytes, count = self._talk.total(*sums)
+        return Measure(loss / count, unigram / count, right / count, loss / math.log(2) / n_bytes, int(count))
 
 
 def held_out_lanes(config: PretrainConfig, store: TokenStore) -> tuple[Lanes, int]:

@@ -76,7 +76,7 @@ class Job:
         self._settings = settings_for(config.train, config.optim, self.device, n_processes(), config.deepspeed)
         self.dtype = PRECISIONS[precision_on(self.device, config.train.precision)]
         self._facts = {**self._foundation.facts, "precision": str(self.dtype)}
-        self._evaluation = Evaluation(config, self.store, self.tokenizer.starts_word, self.talk)
+        self._evaluation = Evaluation(config, self.store, self.tokenizer, self.talk)
         self._samples = Samples(config, self.store, self.tokenizer)
         if is_main():
             self._lock = exclusive(self.run_dir, "another training goes on in it; wait for it, or stop it")

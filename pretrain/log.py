@@ -54,6 +54,7 @@ class Log(RunLog):
                     "held_out_loss": got.loss,
                     "held_out_unigram": got.unigram,
                     "held_out_accuracy": got.accuracy,
+                    "held_out_bits_per_byte": got.bits_per_byte,
                     "tokens": self._job.tokens,
                     "seconds": self._job.course.seconds,
                 },

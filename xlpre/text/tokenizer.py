@@ -187,6 +187,12 @@ class Tokenizer:
         return np.array([starts_word(piece) for piece in self.pieces])
 
     @cached_property
+    def n_bytes(self) -> np.ndarray:
+        """(V,) int64: bytes of UTF-8 that a piece stands for; a symbol counts as one, and so does what is unknown."""
+        lengths = [len(piece.replace(symbols.SPACE, " ").encode()) for piece in self.pieces]
+        return np.array([1] * len(symbols.PIECES) + lengths[len(symbols.PIECES) :])
+
+    @cached_property
     def _kinds(self) -> np.ndarray:
         return kinds_of(self.pieces, self.preprocess)
 

@@ -43,7 +43,7 @@ def test_held_out_text_is_not_measured_twice(store, tokenizer):
 
     data = DataConfig(store="x", window=32, reuse_len=16)
     config = PretrainConfig(data=data, eval=EvalConfig(lanes=4, windows=10_000))
-    evaluation = Evaluation(config, store, tokenizer.starts_word, Talk())
+    evaluation = Evaluation(config, store, tokenizer, Talk())
     begins = [evaluation._loader.lanes.place(lane, step) for lane in range(4) for step in range(evaluation._windows)]
     assert len(begins) == len({place.begin // 16 for place in begins}) <= len(store.held_out) // 16
 

@@ -1,4 +1,7 @@
+import math
+
 import pytest
+import torch
 
 from pretrain import held_out
 from pretrain.config import EvalConfig, PretrainConfig
@@ -19,7 +22,7 @@ def test_what_is_measured_does_not_depend_on_how_memory_is_kept(store, tokenizer
         memory=MemoryConfig(at_document_end="cut"),
         eval=EvalConfig(lanes=4, windows=12, mem_len=mem_len),
     )
-    evaluation = held_out.Evaluation(config, store, tokenizer.starts_word, Talk())
+    evaluation = held_out.Evaluation(config, store, tokenizer, Talk())
     model = make_model(two_streams=name != "causal", vocab_size=store.vocab_size, mem_len=16)
     cached, kept = held_out.cached, []
     monkeypatch.setattr(held_out, "cached", lambda *given: kept.append(cached(*given)) or kept[0])
@@ -30,3 +33,16 @@ def test_what_is_measured_does_not_depend_on_how_memory_is_kept(store, tokenizer
     assert found.loss == pytest.approx(expected.loss, rel=1e-6)  # float32
     assert (found.unigram, found.n_targets) == (expected.unigram, expected.n_targets)
     assert model.training
+
+
+def test_bits_a_byte_are_those_of_the_text_that_the_targets_stand_for(store, tokenizer, monkeypatch):
+    config = PretrainConfig(data=DataConfig(store="x", window=32, reuse_len=16), eval=EvalConfig(lanes=2, windows=3))
+    met = []
+    monkeypatch.setattr(
+        held_out, "target_losses", lambda logits, targets: met.append(targets) or torch.ones(targets.shape)
+    )
+    found = held_out.Evaluation(config, store, tokenizer, Talk())(make_model(vocab_size=store.vocab_size, mem_len=16))
+    targets = torch.cat([batch.flatten() for batch in met]).tolist()
+    text = [tokenizer.pieces[i].replace("▁", " ") if i > 8 else "|" for i in targets]
+    assert found.loss == 1
+    assert found.bits_per_byte == pytest.approx(len(targets) / math.log(2) / len("".join(text).encode()))

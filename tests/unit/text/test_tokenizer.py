@@ -83,3 +83,10 @@ def test_a_word_starts_at_a_space_a_symbol_or_punctuation(tokenizer):
     assert all(
         start == piece.startswith(symbols.SPACE) for piece, start in starts.items() if piece.strip("▁").isalpha()
     )
+
+
+def test_the_bytes_of_its_pieces_are_those_of_a_text_and_the_space_before_it(tokenizer, documents):
+    for line in documents[0]:
+        ids = tokenizer.encode(line)
+        assert 0 not in ids  # nothing unknown
+        assert tokenizer.n_bytes[ids].sum() == len(line.encode()) + 1
