@@ -21,7 +21,7 @@ from finetune.examples import Example, Split
 from finetune.fields import Fields, text_of
 from finetune.long import check_whole
 from finetune.one_vector import OneVectorTask
-from finetune.scores import ndcg, reciprocal_rank
+from finetune.scores import expected_reciprocal_rank, ndcg, reciprocal_rank
 from finetune.sources import TRAIN, by_split
 from finetune.task import Outputs, Prediction, Task
 from finetune.trec import Grades, in_order, read_candidates, read_qrels, read_texts, write_run
@@ -29,7 +29,7 @@ from xlpre.model.config import ModelConfig
 from xlpre.model.heads import RegressionHead
 from xlpre.model.summary import Summary
 
-CUT = 20  # of NDCG
+CUT = 20  # of NDCG and ERR
 N_SHUFFLES = 100
 
 
@@ -151,10 +151,11 @@ class RankingTask(OneVectorTask):
         for query, documents in scored.items():
             judged = self.source.grades[query]
             grades = [judged.get(document, 0) for document, _ in in_order(documents)]
-            found.append((ndcg(grades, list(judged.values()), CUT), reciprocal_rank(grades)))
+            gain = ndcg(grades, list(judged.values()), CUT)
+            found.append((gain, expected_reciprocal_rank(grades, CUT), reciprocal_rank(grades)))
         return dict(zip(self.score_names, np.mean(found, 0).tolist(), strict=True))
 
 
 def build_ranking(name: str, data: TaskDataConfig, summary: Summary) -> Task:
-    """`rank`: NDCG@20 decides, and the mean reciprocal rank is told."""
-    return RankingTask(name, RankingSource(data), data, summary, (f"ndcg@{CUT}", "mrr"))
+    """`rank`: NDCG@20 decides; the expected and the mean reciprocal rank are told."""
+    return RankingTask(name, RankingSource(data), data, summary, (f"ndcg@{CUT}", f"err@{CUT}", "mrr"))

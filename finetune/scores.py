@@ -90,6 +90,22 @@ def ndcg(grades: Sequence[int], judged: Sequence[int], cut: int) -> float:
     return _ratio(*(float(sum(g / np.log2(i + 2) for i, g in enumerate(order[:cut]))) for order in (grades, best)))
 
 
+def expected_reciprocal_rank(grades: Sequence[int], cut: int) -> float:
+    """One over the place at which a reader stops, expected (Chapelle et al. 2009), as in TREC's gdeval: a document of grade g is enough
+    with probability (2^g - 1) / 2^4, a grade above 4 counts as 4.
+
+    Args:
+        grades: of a query's documents in the order they are answered.
+        cut: documents that count.
+    """
+    found, reading = 0.0, 1.0
+    for place, grade in enumerate(grades[:cut], 1):
+        enough = (2 ** min(grade, 4) - 1) / 16
+        found += reading * enough / place
+        reading *= 1 - enough
+    return found
+
+
 def reciprocal_rank(grades: Sequence[int]) -> float:
     """One over the place of the first document that is relevant; 0 if none is."""
     return next((1 / place for place, grade in enumerate(grades, 1) if grade > 0), 0.0)

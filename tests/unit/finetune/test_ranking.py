@@ -5,7 +5,7 @@ import pytest
 
 from finetune.config import TaskDataConfig
 from finetune.examples import Split
-from finetune.scores import ndcg, reciprocal_rank
+from finetune.scores import expected_reciprocal_rank, ndcg, reciprocal_rank
 from finetune.tasks import build_task
 from finetune.trec import read_candidates
 
@@ -46,6 +46,13 @@ def test_reciprocal_rank_by_hand():
     assert [reciprocal_rank(grades) for grades in ([0, 0, 1], [2, 1], [0, 0])] == [1 / 3, 1.0, 0.0]
 
 
+def test_expected_reciprocal_rank_by_hand():
+    assert expected_reciprocal_rank([4], 20) == 15 / 16
+    assert expected_reciprocal_rank([0, 1, 3], 20) == pytest.approx(1 / 16 / 2 + 15 / 16 * 7 / 16 / 3)
+    assert expected_reciprocal_rank([0, 1, 3], 2) == 1 / 16 / 2
+    assert expected_reciprocal_rank([7, 0], 20) == expected_reciprocal_rank([4], 20)  # a grade above 4 counts as 4
+
+
 def test_ndcg_is_that_of_scikit_learn():
     ndcg_score = pytest.importorskip("sklearn.metrics").ndcg_score
     rng = np.random.default_rng(0)
@@ -71,7 +78,12 @@ def test_scores_are_means_over_queries_and_ties_go_as_in_trec_eval(written):
     split = Split("dev", task.read("dev"), [])
     found = task.measure(split, {"logits": np.array([1.0, 2, 5, 5, 0], np.float32)})  # 1: b a; 2: c b a, by their names
     of_1 = (2 / np.log2(3)) / (2 + 1 / np.log2(3))  # z, which is relevant, is not among the candidates
-    assert found == {"ndcg@20": pytest.approx((of_1 + 1) / 2), "mrr": pytest.approx((1 / 2 + 1) / 2)}
+    err = (3 / 16 / 2 + 1 / 16) / 2
+    assert found == {
+        "ndcg@20": pytest.approx((of_1 + 1) / 2),
+        "err@20": pytest.approx(err),
+        "mrr": pytest.approx((1 / 2 + 1) / 2),
+    }
     assert list(found)[0] == task.score
 
 
