@@ -18,7 +18,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
 from matplotlib.figure import Figure
 
 from finetune.results import Result
@@ -223,7 +222,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         family = task.partition("/")[0]
         if getattr(said, family) is None:
             raise ValueError(f"--tasks {task} needs --{family}, the folder of its files")
-    said.jobs = said.jobs or torch.cuda.device_count() or len(os.sched_getaffinity(0))
     said.runs = Path("runs/downstream") / said.out.name
     lines = lines_of(make(said))
     said.out.mkdir(parents=True, exist_ok=True)

@@ -30,17 +30,19 @@ class Errand:
     finished: Callable[[], bool]
 
 
-def run_all(errands: Sequence[Errand], jobs: int, gpus: int = 1) -> list[Errand]:
+def run_all(errands: Sequence[Errand], jobs: int | None = None, processes: int = 1) -> list[Errand]:
     """Run what is not finished. Asked to stop (SIGINT, SIGTERM), it asks the commands, which save, and waits for them.
 
     Args:
         errands: all of them.
-        jobs: how many side by side; each has an equal share of the cores, and its own GPUs where there are any.
-        gpus: that a command uses.
+        jobs: how many side by side; each has an equal share of the cores, and its own GPUs where there are any. None: as many as
+            there are GPUs, or cores, for their processes.
+        processes: of a command, each with a GPU of its own where there are any.
 
     Returns:
         Those that failed; the others were run all the same.
     """
+    jobs = jobs or max(1, (torch.cuda.device_count() or len(os.sched_getaffinity(0))) // processes)
     waiting = [errand for errand in errands if not errand.finished()]
     print(f"{len(errands)} runs, {len(errands) - len(waiting)} of them finished already", flush=True)
     going: dict[int, tuple[Errand, subprocess.Popen[bytes], float]] = {}
@@ -50,7 +52,7 @@ def run_all(errands: Sequence[Errand], jobs: int, gpus: int = 1) -> list[Errand]
             for place in range(jobs):
                 if waiting and place not in going and not asked:
                     errand = waiting.pop(0)
-                    going[place] = errand, _start(errand, place, jobs, gpus), time.monotonic()
+                    going[place] = errand, _start(errand, place, jobs, processes), time.monotonic()
             if asked and not told:
                 told = True
                 for _, child, _ in going.values():
@@ -65,14 +67,14 @@ def run_all(errands: Sequence[Errand], jobs: int, gpus: int = 1) -> list[Errand]
     return failed
 
 
-def _start(errand: Errand, place: int, jobs: int, gpus: int) -> subprocess.Popen[bytes]:
+def _start(errand: Errand, place: int, jobs: int, processes: int) -> subprocess.Popen[bytes]:
     errand.folder.mkdir(parents=True, exist_ok=True)
     program, *words = errand.command
     path = sys.executable if program == "python" else str(Path(sys.executable).with_name(program))
     environment = dict(os.environ)
     if torch.cuda.is_available():
-        first = place * gpus % torch.cuda.device_count()
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(first + gpu) for gpu in range(gpus))
+        first = place * processes % torch.cuda.device_count()
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(first + gpu) for gpu in range(processes))
     with open(errand.folder / "log.txt", "ab") as log:
         child = subprocess.Popen([path, *words], env=environment, stdout=log, stderr=log, start_new_session=True)
     cores = sorted(os.sched_getaffinity(0))
