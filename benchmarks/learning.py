@@ -22,7 +22,7 @@ import torch
 from pretrain.config import PretrainConfig
 from xlpre.command import run_command
 from xlpre.config import load
-from xlpre.training.distributed import free_port
+from xlpre.training.distributed import launcher
 
 REPOSITORY = Path(__file__).parents[1]
 KEPT = ("config.yaml", "metrics.jsonl", "samples.jsonl", "report.html", "loss.png")
@@ -37,13 +37,6 @@ def call(*command: str) -> None:
         raise ValueError(
             f"the command above ended with status {status}; what was done is kept, the same command goes on"
         )
-
-
-def launcher(processes: int) -> list[str]:
-    """DeepSpeed's, for so many processes."""
-    deepspeed = Path(sys.executable).with_name("deepspeed")
-    program = [str(deepspeed)] if deepspeed.exists() else [sys.executable, "-m", "deepspeed.launcher.runner"]
-    return [*program, "-q", "--num_gpus", str(processes), "--master_port", str(free_port())]
 
 
 def main(argv: Sequence[str] | None = None) -> None:

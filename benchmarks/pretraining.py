@@ -27,7 +27,7 @@ import psutil
 import torch
 
 from xlpre.training import checkpoint
-from xlpre.training.distributed import free_port
+from xlpre.training.distributed import launcher
 from xlpre.training.metrics import read_metrics
 
 REPOSITORY = Path(__file__).parents[1]
@@ -63,12 +63,8 @@ def prepare(words: list[str]) -> None:
 
 def start(words: list[str]) -> subprocess.Popen[bytes]:
     """`deepspeed pretrain/run.py`, on one device."""
-    beside = Path(sys.executable).with_name("deepspeed")
-    launcher = [str(beside)] if beside.exists() else [sys.executable, "-m", "deepspeed.launcher.runner"]
-    launcher += ["-q", "--num_gpus", "1", "--master_port", str(free_port())]
-    return subprocess.Popen(
-        [*launcher, str(REPOSITORY / "pretrain" / "run.py"), *words], env=environment(), stdout=sys.stderr
-    )
+    command = [*launcher(1), str(REPOSITORY / "pretrain" / "run.py"), *words]
+    return subprocess.Popen(command, env=environment(), stdout=sys.stderr)
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:

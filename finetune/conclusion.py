@@ -23,11 +23,12 @@ from finetune.job import KEPT
 from finetune.log import shown
 from finetune.model import TaskModel
 from finetune.pictures import draw
-from finetune.results import Result, Summary, summarize, write_table
+from finetune.results import Result, Summary, summarize
 from finetune.task import Outputs, Prediction, Task
 from finetune.tasks import build_task
 from xlpre.atomic import linked_copy, new_file
 from xlpre.exchange.fine_tuned import FineTuned, load_fine_tuned, save_fine_tuned
+from xlpre.tables import write_table
 from xlpre.training.checkpoint import check_facts
 from xlpre.training.distributed import Talk, is_main
 
@@ -114,7 +115,7 @@ def conclude(foundation: Foundation, seeds: Sequence[int], talk: Talk, device: t
     predictions[measured.name] = task.predictions(measured, answers[-1])
     written = task.submit(run_dir / "predictions", predictions)
     summary = summarize(results)
-    write_table([summary], run_dir)
+    write_table([summary.row()], run_dir)
     draw(run_dir, folders, foundation.task, measured, answers[-1])
     _say(summary, tested, written, best, run_dir)
 

@@ -1,10 +1,8 @@
-"""Results of runs, and what several seeds have in common: median, spread, runs at chance; as Markdown and CSV."""
+"""Results of runs, and what several seeds have in common: median, spread, runs at chance."""
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -152,27 +150,3 @@ def read_run(run_dir: Path) -> Summary:
     if not found:
         raise ValueError(f"{run_dir}: holds no seed_*/result.json; it is not the folder of a finished fine-tuning")
     return summarize([Result.read(path) for path in found])
-
-
-def as_markdown(summaries: Sequence[Summary]) -> str:
-    """A table, a row for each."""
-    rows = [summary.row() for summary in summaries]
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(map(str, row.values())) for row in rows)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def as_csv(summaries: Sequence[Summary]) -> str:
-    """The same for a program."""
-    text = io.StringIO()
-    rows = [summary.row() for summary in summaries]
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def write_table(summaries: Sequence[Summary], folder: Path) -> None:
-    """table.md and table.csv."""
-    for name, content in (("table.md", as_markdown(summaries)), ("table.csv", as_csv(summaries))):
-        with new_file(folder / name) as partial:
-            partial.write_text(content)

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from finetune.glue import N_ROWS, zip_files
-from finetune.results import as_csv, as_markdown, read_run
+from finetune.results import read_run
 from xlpre.command import run_command
+from xlpre.tables import as_csv, as_markdown
 
 
 def gather(runs: Sequence[Path], target: Path) -> list[str]:
@@ -47,8 +48,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--csv", action="store_true", help="for a program")
     parser.add_argument("--submission", type=Path, help="a zip to write for gluebenchmark.com, besides")
     words = parser.parse_args(argv)
-    summaries = [read_run(run) for run in words.runs]
-    print((as_csv if words.csv else as_markdown)(summaries), end="")
+    rows = [read_run(run).row() for run in words.runs]
+    print((as_csv if words.csv else as_markdown)(rows), end="")
     if words.submission:
         missing = gather(words.runs, words.submission)
         print(f"{words.submission}: " + (f"not whole yet, without {', '.join(missing)}" if missing else "whole"))

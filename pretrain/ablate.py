@@ -10,8 +10,6 @@ python pretrain/ablate.py configs/ablations/FILE.yaml --table      what was reac
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import itertools
 import os
 import shlex
@@ -25,6 +23,7 @@ from pretrain.foundation import Foundation, is_finished
 from xlpre.atomic import new_file
 from xlpre.command import run_command
 from xlpre.side_by_side import Errand, run_all
+from xlpre.tables import as_markdown, write_table
 
 COLOURS = ("#1f4e9c", "#8a6d1f", "#5b3f8c", "#2f7d6d", "#99516f", "#4c5866", "#b0542c", "#3b8ea5", "#7a9a32", "#c26fa0")
 
@@ -47,21 +46,13 @@ def check(ablation: Ablation) -> None:
             raise ValueError(f"row {run.row}: {error}") from None
 
 
-def write_table(ablation: Ablation) -> str:
-    """Write table.md, table.csv and curves.png into the ablation's folder. Returns the first."""
-    lines = table(ablation)
-    rows = [list(lines[0]), ["---"] * len(lines[0]), *(list(line.values()) for line in lines)]
-    markdown = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    for name, content in (("table.md", markdown), ("table.csv", text.getvalue())):
-        with new_file(ablation.folder / name) as partly:
-            partly.write_text(content)
+def compare(ablation: Ablation) -> None:
+    """Write table.md, table.csv and curves.png into the ablation's folder, and print the table."""
+    rows = table(ablation)
+    write_table(rows, ablation.folder)
     with new_file(ablation.folder / "curves.png") as partly:
         _curves(ablation).savefig(partly, format="png", dpi=150)
-    return markdown
+    print(as_markdown(rows), end="")
 
 
 def _curves(ablation: Ablation) -> Any:
@@ -114,15 +105,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     errands = [errand_of(run, said.processes) for run in ablation.runs]
     if said.print:
         print("\n".join(shlex.join(errand.command) for errand in errands))
-    failed = []
     if said.run:
         check(ablation)
-        failed = run_all(errands, said.jobs, said.processes)
-    if said.table or outcomes(ablation) and said.run:
-        print(write_table(ablation), end="")
-    if failed:
-        folders = ", ".join(str(errand.folder) for errand in failed)
-        raise ValueError(f"{len(failed)} of {len(errands)} runs failed, see log.txt in {folders}")
+        try:
+            run_all(errands, said.jobs, said.processes)
+        finally:  # what others reached counts, too
+            if outcomes(ablation):
+                compare(ablation)
+    elif said.table:
+        compare(ablation)
 
 
 if __name__ == "__main__":

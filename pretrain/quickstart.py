@@ -25,7 +25,7 @@ from pretrain.samples import read_samples
 from pretrain.train_tokenizer import make_tokenizer
 from xlpre.command import run_command
 from xlpre.config import from_command_line
-from xlpre.training.distributed import free_port
+from xlpre.training.distributed import launcher
 
 
 def train(config: PretrainConfig, words: list[str]) -> None:
@@ -36,16 +36,8 @@ def train(config: PretrainConfig, words: list[str]) -> None:
     available = torch.cuda.device_count() or min(2, os.cpu_count() or 1)
     rows = config.train.batch_size // config.train.accumulation
     processes = max(n for n in range(1, available + 1) if rows % n == 0)
-    launcher = [
-        str(Path(sys.executable).with_name("deepspeed")),
-        "-q",
-        "--num_gpus",
-        str(processes),
-        "--master_port",
-        str(free_port()),
-    ]
-    command = [*launcher, os.path.relpath(Path(__file__).with_name("run.py")), *words]
-    print("+", " ".join(["deepspeed", *command[1:]]), flush=True)
+    command = [*launcher(processes), os.path.relpath(Path(__file__).with_name("run.py")), *words]
+    print("+", " ".join(command), flush=True)
     environment = {**os.environ, "PYTHONWARNINGS": "ignore::FutureWarning"}
     if not torch.cuda.is_available():
         environment["DS_ACCELERATOR"] = "cpu"

@@ -30,7 +30,7 @@ class Errand:
     finished: Callable[[], bool]
 
 
-def run_all(errands: Sequence[Errand], jobs: int | None = None, processes: int = 1) -> list[Errand]:
+def run_all(errands: Sequence[Errand], jobs: int | None = None, processes: int = 1) -> None:
     """Run what is not finished. Asked to stop (SIGINT, SIGTERM), it asks the commands, which save, and waits for them.
 
     Args:
@@ -39,14 +39,15 @@ def run_all(errands: Sequence[Errand], jobs: int | None = None, processes: int =
             there are GPUs, or cores, for their processes.
         processes: of a command, each with a GPU of its own where there are any.
 
-    Returns:
-        Those that failed; the others were run all the same.
+    Raises:
+        ValueError: some failed; the others were run all the same.
     """
     jobs = jobs or max(1, (torch.cuda.device_count() or len(os.sched_getaffinity(0))) // processes)
     waiting = [errand for errand in errands if not errand.finished()]
     print(f"{len(errands)} runs, {len(errands) - len(waiting)} of them finished already", flush=True)
     going: dict[int, tuple[Errand, subprocess.Popen[bytes], float]] = {}
-    failed, told = [], False
+    failed: list[Path] = []
+    told = False
     with _asked_to_stop() as asked:
         while going or (waiting and not asked):
             for place in range(jobs):
@@ -61,10 +62,12 @@ def run_all(errands: Sequence[Errand], jobs: int | None = None, processes: int =
             for place, (errand, child, since) in list(going.items()):
                 if child.poll() is not None:
                     del going[place]
-                    failed += [errand] if child.returncode else []
+                    failed += [errand.folder] if child.returncode else []
                     ending = _ending(errand, child.returncode)
                     print(f"{errand.folder}: {ending}, {time.monotonic() - since:.0f} s", flush=True)
-    return failed
+    if failed:
+        logs = ", ".join(str(folder / "log.txt") for folder in failed)
+        raise ValueError(f"{len(failed)} of {len(errands)} runs failed, see {logs}")
 
 
 def _start(errand: Errand, place: int, jobs: int, processes: int) -> subprocess.Popen[bytes]:

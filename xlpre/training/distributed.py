@@ -6,6 +6,7 @@ import os
 import random
 import secrets
 import socket
+import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -38,6 +39,13 @@ def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
+
+
+def launcher(processes: int) -> list[str]:
+    """The command `deepspeed` of this Python, for so many processes on this machine; what they run goes after it."""
+    beside = Path(sys.executable).with_name("deepspeed")
+    program = [str(beside)] if beside.exists() else [sys.executable, "-m", "deepspeed.launcher.runner"]
+    return [*program, "-q", "--num_gpus", str(processes), "--master_port", str(free_port())]
 
 
 def process() -> int:

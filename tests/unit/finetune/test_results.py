@@ -3,7 +3,8 @@ import io
 
 import pytest
 
-from finetune.results import Result, as_csv, as_markdown, read_run, summarize
+from finetune.results import Result, read_run, summarize
+from xlpre.tables import as_csv, as_markdown
 
 
 def result(seed, score):
@@ -26,10 +27,10 @@ def test_runs_become_median_spread_and_a_count_of_those_at_chance():
     assert summary.sentence() == (
         "glue/rte: dev/accuracy median 0.7000 of 3 runs (0.5300 to 0.7500, standard deviation 0.1153), 1 of 3 at chance (at most 0.5800)"
     )
-    (row,) = csv.DictReader(io.StringIO(as_csv([summary])))
+    (row,) = csv.DictReader(io.StringIO(as_csv([summary.row()])))
     assert (row["median"], row["lowest"], row["highest"], row["deviation"]) == ("0.7000", "0.5300", "0.7500", "0.1153")
     assert (row["runs"], row["at chance"], row["time of a run"]) == ("3", "1", "1 min 5 s")
-    lines = as_markdown([summary, summary]).splitlines()
+    lines = as_markdown([summary.row(), summary.row()]).splitlines()
     assert len(lines) == 4 and len({line.count("|") for line in lines}) == 1
 
 

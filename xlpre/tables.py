@@ -1,0 +1,33 @@
+"""Tables for people and for programs: rows, each a mapping with the same keys, as Markdown and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from xlpre.atomic import new_file
+
+
+def as_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A line for each row, under the keys of the first."""
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(map(str, row.values())) for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The same for a program."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def write_table(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """table.md and table.csv."""
+    for name, content in (("table.md", as_markdown(rows)), ("table.csv", as_csv(rows))):
+        with new_file(folder / name) as partly:
+            partly.write_text(content)
