@@ -162,6 +162,33 @@ def test_a_pretrained_model_is_compared_with_new_weights_and_what_is_done_is_not
     assert "4 runs, 4 of them finished already" in run(*words, cwd=tmp_path).stdout
 
 
+def test_ways_to_read_long_texts_are_compared_on_articles_whose_length_tells_nothing(tokenizer, tmp_path):
+    model = write_folder(tmp_path / "model", tokenizer)
+    for split, level, lengths in (
+        ("train", "middle", (5, 5, 5, 60, 110)),
+        ("train", "high", (5, 5, 60, 60, 160)),
+        ("dev", "middle", (5, 60)),
+        ("dev", "high", (5, 60)),
+    ):
+        folder = tmp_path / "RACE" / split / level
+        folder.mkdir(parents=True)
+        for k, n in enumerate(lengths):
+            (folder / f"{k}.txt").write_text(json.dumps({"article": f"{level} school " * (n // 2)}))
+    done = run(
+        "benchmarks/long_documents.py", model, "--race", tmp_path / "RACE", "--seeds", 1, "--max-len", 40,
+        "--updates", 2, "--out", "compared", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "compared/results.jsonl").read_text().splitlines()]
+    assert [line["way"] for line in lines] == ["cut", "memory", "windows, mean", "windows, max"]
+    assert all(2 * line["accuracy"] == pytest.approx(line["fitting"] + line["longer"]) for line in lines)
+    train = [json.loads(line) for line in (tmp_path / "runs/long/compared/train.jsonl").read_text().splitlines()]
+    sizes = {
+        label: sorted(len(one["text"]) // 250 for one in train if one["label"] == label) for label in ("middle", "high")
+    }
+    assert len(train) == 6 and sizes["middle"] == sizes["high"]
+
+
 @pytest.mark.long
 def test_one_command_goes_from_text_to_what_pretraining_is_worth(text_file, words, tmp_path):
     changed = {"data.store", "tokenizer.path", "name", "run_dir"}

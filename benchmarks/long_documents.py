@@ -1,0 +1,169 @@
+"""Texts longer than a window: cut, read in memory, or as windows that are pooled (`data.long`), on texts as long as film reviews.
+
+python benchmarks/long_documents.py runs/wiki_small/model --race RACE --out reports/finetuning/long
+
+The task: was an article of RACE set in a middle or in a high school? Both levels have as many articles of each length (of 50 words), so
+that the length tells nothing. Each way is fine-tuned with the same seeds on the same articles, with the same number of updates, with
+windows of --max-len tokens. One JSON line for each run in results.jsonl, then table.md and table.csv; everything else is in
+runs/long/OUT, and what is done is not done again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from finetune.results import Result
+from xlpre.atomic import new_file
+from xlpre.command import run_command
+from xlpre.exchange.folder import load_folder
+from xlpre.side_by_side import Errand, run_all
+from xlpre.tables import as_markdown, write_table
+
+REPOSITORY = Path(__file__).parents[1]
+LEVELS = ("middle", "high")
+WAYS = {
+    "cut": ["data.long=cut"],
+    "memory": ["data.long=memory"],
+    "windows, mean": ["data.long=windows", "data.pool=mean"],
+    "windows, max": ["data.long=windows", "data.pool=max"],
+}
+SHORT = 50  # words
+
+
+def articles(race: Path, split: str, limit: int) -> list[dict[str, str]]:
+    """At most `limit` of each level, as many of each length, in an order that the split decides.
+
+    Raises:
+        ValueError: there are none.
+    """
+    by_length: dict[str, dict[int, list[str]]] = {level: {} for level in LEVELS}
+    for level in LEVELS:
+        found = sorted((race / split / level).glob("*.txt"))
+        if not found:
+            raise ValueError(
+                f"--race {race} has no {split}/{level}/*.txt; it is the folder that holds train, dev and test"
+            )
+        for path in found:
+            text = json.loads(path.read_text())["article"]
+            by_length[level].setdefault(len(text.split()) // SHORT, []).append(text)
+    rng, pairs = random.Random(split), []
+    for length in sorted(by_length["middle"].keys() & by_length["high"].keys()):
+        both = [by_length[level][length] for level in LEVELS]
+        for texts in both:
+            rng.shuffle(texts)
+        pairs += list(zip(*both, strict=False))
+    rng.shuffle(pairs)
+    return [{"text": text, "label": level} for pair in pairs[:limit] for text, level in zip(pair, LEVELS, strict=True)]
+
+
+def write_articles(said: argparse.Namespace) -> None:
+    """train.jsonl and dev.jsonl, in the runs' folder."""
+    for split, limit in (("train", said.train), ("dev", said.dev)):
+        with new_file(said.runs / f"{split}.jsonl") as partly:
+            partly.write_text("".join(json.dumps(one) + "\n" for one in articles(said.race, split, limit // 2)))
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A fine-tuning."""
+
+    way: str
+    seed: int
+    folder: Path
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is a result."""
+        return self._result.exists()
+
+    @property
+    def _result(self) -> Path:
+        return self.folder / f"seed_{self.seed}" / "result.json"
+
+    def errand(self, said: argparse.Namespace) -> Errand:
+        """What makes it."""
+        words = [f"init={said.model}", f"data.dir={said.runs}", "data.train=[train.jsonl]", "data.dev=[dev.jsonl]"]
+        words += ["data.text=[text]", f"seed={self.seed}", f"name={self.folder.name}", f"run_dir={self.folder}"]
+        script = os.path.relpath(REPOSITORY / "finetune/run.py")
+        command = ["python", script, "--config", said.config, "task=classify", *words, *WAYS[self.way], *said.words]
+        return Errand(self.folder, command, lambda: self.is_done)
+
+    def line(self, truths: Sequence[str], lengths: Sequence[int], max_len: int) -> dict[str, Any]:
+        """What is kept of it: accuracy, also of articles that fit into a window and of those that do not."""
+        result = Result.read(self._result)
+        told = map(json.loads, (self.folder / f"seed_{self.seed}" / "dev.jsonl").read_text().splitlines())
+        right = [one["prediction"] == truth for one, truth in zip(told, truths, strict=True)]
+        return {
+            "way": self.way,
+            "seed": self.seed,
+            "accuracy": mean(right),
+            "fitting": mean(hit for hit, n in zip(right, lengths, strict=True) if n <= max_len),
+            "longer": mean(hit for hit, n in zip(right, lengths, strict=True) if n > max_len),
+            "updates": result.steps,
+            "seconds": round(result.seconds, 1),
+        }
+
+
+def rows_of(lines: Sequence[dict[str, Any]]) -> Iterator[dict[str, str]]:
+    """Of the table: medians of seeds."""
+    for way in dict.fromkeys(line["way"] for line in lines):
+        mine = [line for line in lines if line["way"] == way]
+        values = ", ".join(f"{100 * line['accuracy']:.1f}" for line in mine)
+        yield {
+            "data.long": way,
+            "accuracy: median (all)": f"{100 * median(line['accuracy'] for line in mine):.1f} ({values})",
+            "that fit into a window": f"{100 * median(line['fitting'] for line in mine):.1f}",
+            "longer": f"{100 * median(line['longer'] for line in mine):.1f}",
+            "seconds": f"{median(line['seconds'] for line in mine):.0f}",
+        }
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, help="a model folder")
+    parser.add_argument("--race", type=Path, required=True, help="the folder that holds train, dev and test of RACE")
+    parser.add_argument("--train", type=int, default=4000, help="articles to learn from")
+    parser.add_argument("--dev", type=int, default=700, help="articles to measure on")
+    parser.add_argument("--max-len", type=int, default=128, help="tokens of a window")
+    parser.add_argument("--updates", type=int, default=375, help="of a run, 16 rows each")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--config", default=str(REPOSITORY / "configs/finetune/small.yaml"))
+    parser.add_argument("--jobs", type=int, help="runs side by side (default: one for each GPU or core)")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("words", nargs="*", metavar="key=value", help="settings of every run")
+    said = parser.parse_intermixed_args(argv)
+    said.runs = Path("runs/long") / said.out.name
+    steps = [f"train.steps={said.updates}", f"eval.every={said.updates}", "train.batch_size=16"]
+    said.words = [f"data.max_len={said.max_len}", *steps, *said.words]
+    write_articles(said)
+    tuned = [
+        Tuned(way, seed, said.runs / f"{way.replace(', ', '_')}_{seed}")
+        for seed in range(1, said.seeds + 1)
+        for way in WAYS
+    ]
+    run_all([one.errand(said) for one in tuned], said.jobs)
+    dev = [json.loads(line) for line in (said.runs / "dev.jsonl").read_text().splitlines()]
+    tokenizer = load_folder(said.model).tokenizer
+    lengths = [len(tokenizer.encode(one["text"])) + 2 for one in dev]
+    lines = [one.line([each["label"] for each in dev], lengths, said.max_len) for one in tuned]
+    with new_file(said.out / "results.jsonl") as partly:
+        partly.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rows = list(rows_of(lines))
+    write_table(rows, said.out)
+    print(
+        f"{len(dev)} articles measured on, of which {sum(n > said.max_len for n in lengths)} are longer than a window"
+    )
+    print(as_markdown(rows), end="")
+
+
+if __name__ == "__main__":
+    run_command(main)
