@@ -111,9 +111,10 @@ def test_long_windows_are_measured_with_any_attention():
     assert json.loads(done.stdout)["attention"] == "cpu"
 
 
-def test_a_fine_tuning_is_timed_against_hugging_faces_once_their_losses_agree():
+@pytest.mark.parametrize("task", ["glue/mrpc", "squad/1.1"])
+def test_a_fine_tuning_is_timed_against_hugging_faces_once_their_losses_agree(task):
     shape = {"n_layer": 2, "d_model": 32, "n_head": 2, "d_inner": 64, "vocab_size": 100}
-    done = run("benchmarks/finetuning.py", "--config", json.dumps(shape), "--rows", 4, "--rounds", 1)
+    done = run("benchmarks/finetuning.py", "--task", task, "--config", json.dumps(shape), "--rows", 4, "--rounds", 1)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert [line["impl"] for line in lines] == ["xlpre", "hf", "hf-max"]

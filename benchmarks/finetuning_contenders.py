@@ -1,0 +1,150 @@
+"""Who is compared by finetuning.py: an update of a fine-tuning by this project, and by Hugging Face's classes in a plain loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from contenders import SIZES, weights_of
+from torch import Tensor
+
+from finetune.batches import Dealer, Parts
+from finetune.config import TaskTrainConfig
+from finetune.examples import Item
+from finetune.inputs import Inputs, pad
+from finetune.model import TaskModel
+from finetune.task import Task
+from xlpre.data.layout import SEGMENT_A, SEGMENT_CLS
+from xlpre.exchange import hf_heads
+from xlpre.model.config import ModelConfig
+from xlpre.text import symbols
+from xlpre.training.distributed import use_device
+from xlpre.training.engine import build_engine, settings_for, start_processes
+from xlpre.training.optim import OptimConfig
+
+OPTIM = OptimConfig(lr=2e-5)
+
+
+def shape_of(c: dict[str, Any]) -> ModelConfig:
+    """Ours."""
+    return ModelConfig(**{name: c[name] for name in SIZES}, dropatt=c["dropout"])
+
+
+class Xlpre:
+    """This project's."""
+
+    def __init__(self, model: TaskModel, dealer: Dealer, rows: int) -> None:
+        self._dealer, self._rows = dealer, rows
+        device, train = use_device(), TaskTrainConfig(batch_size=rows, precision="fp32")
+        start_processes(device)
+        self._engine = build_engine(model, settings_for(train, OPTIM, device, 1, {}), train, OPTIM, device)
+
+    def loss(self) -> float:
+        """Of the first batch, without dropout."""
+        with torch.no_grad():
+            self._engine.eval()
+            loss = self._engine(self._read(0))
+            self._engine.train()
+        return float(loss)
+
+    def update(self, step: int) -> None:
+        """Train on a batch."""
+        self._engine.backward(self._engine(self._read(step)))
+        self._engine.step()
+
+    def _read(self, step: int) -> Parts:
+        return self._dealer.update(1, step, self._rows, 1)[0]
+
+
+class HuggingFace:
+    """Theirs; every batch is padded to `length`, or to its longest row."""
+
+    def __init__(
+        self, model: torch.nn.Module, task: Task, items: list[Item], dealer: Dealer, rows: int, length: int | None
+    ) -> None:
+        self._model, self._task, self._items = model, task, items
+        self._dealer, self._rows, self._length = dealer, rows, length
+        settings = {"lr": OPTIM.lr, "eps": OPTIM.eps, "weight_decay": OPTIM.weight_decay}
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), **settings, fused=True)
+
+    def loss(self) -> float:
+        """See Xlpre."""
+        with torch.no_grad():
+            self._model.eval()
+            loss = self._model(**self._read(0)).loss
+            self._model.train()
+        return float(loss)
+
+    def update(self, step: int) -> None:
+        """See Xlpre."""
+        self._model(**self._read(step)).loss.backward()
+        torch.nn.utils.clip_grad_norm_(self._model.parameters(), OPTIM.clip)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def _read(self, step: int) -> dict[str, Any]:
+        items = [self._items[number] for number in numbers_of(self._dealer, step, self._rows)]
+        inputs = pad([item.rows[0] for item in items], self._task.padding, self._length)
+        return {
+            "input_ids": torch.from_numpy(inputs.ids),
+            "token_type_ids": torch.from_numpy(inputs.segments),
+            "attention_mask": torch.from_numpy(~inputs.padding).float(),
+            "use_mems": False,
+            **ANSWERS[self._task.head_kind](items, inputs),
+        }
+
+
+def _labels(items: list[Item], inputs: Inputs) -> dict[str, Tensor]:
+    return {"labels": torch.tensor([int(item.answers["truth"]) for item in items])}
+
+
+def _spans(items: list[Item], inputs: Inputs) -> dict[str, Tensor]:
+    """As their example of question answering prepares them."""
+    said = {
+        name: torch.tensor([float(item.answers[name]) for item in items]) for name in ("start", "end", "impossible")
+    }
+    of_text = (inputs.segments == SEGMENT_A) & (inputs.ids != symbols.SEP)
+    return {
+        "start_positions": said["start"].long(),
+        "end_positions": said["end"].long(),
+        "is_impossible": said["impossible"],
+        "cls_index": torch.from_numpy((~inputs.padding).sum(1) - 1),
+        "p_mask": torch.from_numpy(~(of_text | (inputs.segments == SEGMENT_CLS))).float(),
+    }
+
+
+ANSWERS = {"classes": _labels, "span": _spans}
+
+
+def both(c: dict[str, Any], task: Task) -> tuple[TaskModel, list[torch.nn.Module]]:
+    """Ours, and two of theirs, on the same weights; biases and heads are such that they count."""
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = {name: c[name] for name in SIZES}
+    config = transformers.XLNetConfig(
+        **sizes, ff_activation="gelu_new", summary_last_dropout=c["dropout"], num_labels=2
+    )
+    architecture = getattr(transformers, hf_heads.KINDS[task.head_kind].architecture)
+    theirs, ours = [architecture(config).train() for _ in range(2)], TaskModel(shape_of(c), task)
+    with torch.no_grad():
+        for name, parameter in theirs[0].named_parameters():
+            if name.endswith(("r_w_bias", "r_r_bias", "r_s_bias", "seg_embed")):
+                parameter.normal_(0, 0.2)
+        for name, parameter in ours.head.named_parameters():
+            if name == "no_answer_outer.weight":
+                parameter.zero_()  # theirs reads it, in training, from the true start, the published code from the expected one
+            elif parameter.ndim == 2:
+                parameter.normal_(0, 0.05)  # so that a loss is not that of an even guess
+    ours.put(weights_of(theirs[0]))
+    _, head = hf_heads.to_huggingface(ours.shape, dict(ours.head.named_parameters()), task.head_kind, task.labels)
+    state = {**theirs[0].state_dict(), **head}
+    for one in theirs:
+        one.load_state_dict(state)
+    return ours, theirs
+
+
+def numbers_of(dealer: Dealer, step: int, rows: int) -> np.ndarray:
+    """The items of a batch."""
+    return np.concatenate([part.numbers for part in dealer.update(1, step, rows, 1)[0].parts])
