@@ -11,7 +11,7 @@ import torch
 
 from pretrain.config import PretrainConfig
 from pretrain.cost import batch_shape, flops_per_step
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, has_bf16
 from tests.integration.conftest import environment, run
 from xlpre.atomic import exclusive
 from xlpre.config import load
@@ -172,7 +172,7 @@ ABLATIONS = [
     {"model__tie_embedding": "false", "deepspeed.zero_optimization.stage": 3},
     {"model__d_embed": 12, "deepspeed.zero_optimization.stage": 3},
     {"memory__initial": "zeros"},
-    {"train__precision": "bf16"},
+    *([{"train__precision": "bf16"}] if has_bf16() else []),
     {"train__hours": 0.0001},
     {"deepspeed.zero_optimization.stage": 2},
     {"deepspeed.zero_optimization.stage": 3},
