@@ -145,9 +145,10 @@ class Outcome:
         """The last held-out loss, in nats; infinite if it was not finite."""
         return _number(self.last["held_out_loss"])
 
-    def loss_at(self, tokens: int) -> float:
-        """The last held-out loss that was measured by then, in window tokens."""
-        return _number(next(x for x in reversed(self.measured) if x["tokens"] <= tokens)["held_out_loss"])
+    @property
+    def losses(self) -> dict[int, float]:
+        """Held-out losses by the number of window tokens read."""
+        return {line["tokens"]: _number(line["held_out_loss"]) for line in self.measured}
 
     @property
     def left_at(self) -> float:
@@ -166,19 +167,22 @@ def outcomes(ablation: Ablation) -> dict[str, list[Outcome]]:
 
 
 def table(ablation: Ablation) -> list[dict[str, str]]:
-    """A line for each row that was measured. It is set against the first row as that was after as many tokens."""
+    """A line for each row that was measured. It is set against the first row at the end of both, and after as many tokens: the last
+    number of them that all their runs were measured at.
+    """
     found = outcomes(ablation)
     if not found:
         raise ValueError(f"{ablation.folder} holds no measured run; start it with --run")
     first = next(iter(found.values()))
-    targets, last = first[0].last["held_out_unigram"], min(outcome.last["tokens"] for outcome in first)
+    targets = first[0].last["held_out_unigram"]
     lines = []
     for row, several in found.items():
         losses, lasts = sorted(outcome.loss for outcome in several), [outcome.last for outcome in several]
         left = [outcome.left_at for outcome in several]
         same = abs(lasts[0]["held_out_unigram"] - targets) < 1e-6
-        there = min(last, *(x["tokens"] for x in lasts))
-        ours, theirs = (median(outcome.loss_at(there) for outcome in runs) for runs in (several, first))
+        then = max(set.intersection(*(set(outcome.losses) for outcome in (*several, *first))))
+        at_the_end = median(losses) - median(outcome.loss for outcome in first)
+        ours, theirs = (median(outcome.losses[then] for outcome in runs) for runs in (several, first))
         lines.append(
             {
                 "row": row,
@@ -188,7 +192,8 @@ def table(ablation: Ablation) -> list[dict[str, str]]:
                 "minutes": f"{median(x['seconds'] for x in lasts) / 60:.1f}",
                 "held-out loss": f"{median(losses):.3f}",
                 "lowest to highest": f"{losses[0]:.3f} to {losses[-1]:.3f}" if len(losses) > 1 else "",
-                "against the first": f"{ours - theirs:+.3f}" if same else "other targets",
+                "against the first": f"{at_the_end:+.3f}" if same else "other targets",
+                "after as many tokens": f"{ours - theirs:+.3f} ({then / 1e6:.2f} M)" if same else "",
                 "word frequencies": f"{lasts[0]['held_out_unigram']:.3f}",
                 "below them from, M": _span([x for x in left if x < math.inf], len(left)),
                 "bits a byte": f"{median(x['held_out_bits_per_byte'] for x in lasts):.3f}",

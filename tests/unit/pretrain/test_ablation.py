@@ -95,9 +95,9 @@ def test_the_table_has_medians_over_seeds_and_where_a_run_left_word_frequencies(
     plain, better, other, early = table(ablation)
     assert (plain["held-out loss"], plain["lowest to highest"], plain["runs"]) == ("5.800", "5.600 to 5.950", "3")
     assert plain["below them from, M"] == "0.50 to 1.00 (1 never)"
-    assert early["against the first"] == "-0.450"  # of what the first had after as many tokens
-    assert (better["against the first"], better["below them from, M"], better["changes"]) == (
-        "-0.550",
+    assert (early["against the first"], early["after as many tokens"]) == ("-0.300", "-0.450 (0.50 M)")
+    assert (better["against the first"], better["after as many tokens"]) == ("-0.550", "-0.550 (1.00 M)")
+    assert (better["below them from, M"], better["changes"]) == (
         "0.50",
         "model.mem_len=0",
     )
