@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import torch
 
 from tests.integration.conftest import run
 from tests.unit.exchange.test_folder import write_release
@@ -40,39 +39,6 @@ def test_training_goes_on_from_any_kind_of_folder(trained, words, tmp_path):
         assert held_out(tmp_path / f"from{number}")[0] == end  # measured before the first step, on the same targets
         first = next(x for x in read_metrics(tmp_path / f"from{number}") if "lr" in x)
         assert first["lr"] == 0  # warms up anew
-
-
-def test_the_head_of_next_sentence_prediction_goes_on_where_the_folder_has_it(words, tmp_path):
-    wanted = {"objective__next_sentence": "true", "train__steps": 2, "eval__every": 2}
-    done = run("tests/integration/several_runs.py", json.dumps([words("first", **wanted)]))
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    folder = tmp_path / "first" / "model"
-    assert run("pretrain/export.py", folder, tmp_path / "hf", "--hf").returncode == 0
-    jobs = [
-        words("with", init=folder, **wanted),
-        words("without", init=folder, **{**wanted, "objective__next_sentence": "false"}),
-        words("anew", init=tmp_path / "hf", **wanted),
-    ]
-    done = run("tests/integration/several_runs.py", json.dumps(jobs))
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert done.stdout.count("it has no head of next-sentence prediction, which starts anew") == 1
-    said = {name: read_metrics(tmp_path / name) for name in ("first", "with", "without", "anew")}
-    assert (
-        len(
-            {said[name][0]["held_out_loss"] for name in ("with", "without", "anew")} | {held_out(tmp_path / "first")[2]}
-        )
-        == 1
-    )
-    accuracy = "held_out_next_sentence_accuracy"
-    end = next(line for line in reversed(said["first"]) if accuracy in line)
-    assert said["with"][0][accuracy] == end[accuracy]
-    assert not any("next_sentence" in name for line in said["without"] for name in line)
-    head, kept = (load_folder(path).weights for path in (tmp_path / "anew" / "model", folder))
-    name = "auxiliary.next_sentence.dense.weight"
-    assert (
-        not torch.allclose(head[name], kept[name], atol=0.02)
-        and not load_folder(tmp_path / "without" / "model").next_sentence
-    )
 
 
 def test_training_goes_on_from_a_tensorflow_release(trained, words, text_file, tmp_path):

@@ -24,7 +24,7 @@ class ObjectiveConfig:
         max_span: targets come in spans of 1 to `max_span` words, a span of n with probability proportional to 1/n.
         span_ends: `whole_words`: a span ends where its last word does. `as_released`: it has as many pieces as words were
             drawn, as the published code does (its author: not intended), so that it may end inside a word.
-        next_sentence: <cls> also predicts whether segment B follows A, and that loss is added (BERT's; XLNet's Table 6, row 8).
+        next_sentence: `<cls>` also predicts whether segment B follows A, and that loss is added (BERT's; XLNet's Table 6, row 8).
     """
 
     name: Literal["permutation", "denoising", "causal"] = "permutation"
