@@ -85,7 +85,10 @@ def parameters(model: ModelConfig, two_streams: bool = True, next_sentence: bool
 
 def tensor_sizes(model: ModelConfig, next_sentence: bool = False) -> list[int]:
     """Elements of each parameter."""
-    return [parameter.numel() for parameter in without_data(model, True, next_sentence).parameters()]
+    return [
+        parameter.numel()
+        for parameter in without_data(model, two_streams=True, next_sentence=next_sentence).parameters()
+    ]
 
 
 def flops_per_step(model: ModelConfig, shape: BatchShape) -> float:

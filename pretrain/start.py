@@ -80,9 +80,8 @@ class Start:
     def put_weights(self, model: LanguageModel) -> None:
         """Give `model` the folder's weights, if there is one."""
         if self._folder:
-            begun = dict(
-                model.auxiliary.named_parameters(prefix="auxiliary")
-            )  # what the folder has not, stays as it is
+            # a head that the folder has not keeps the values it begins with
+            begun = dict(model.auxiliary.named_parameters(prefix="auxiliary"))
             put_weights({**begun, **self._folder.weights}, model)
 
 

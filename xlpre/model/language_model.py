@@ -17,12 +17,12 @@ from xlpre.model.output import build_output
 
 
 class LanguageModel(nn.Module):
-    """Predicts `batch.targets`, and what else it learns from.
+    """Predicts `batch.targets` and, if asked to, whether segment B follows A.
 
     Args:
         config: its shape.
         two_streams: see Backbone.
-        next_sentence: it also learns from `batch.pair_label`.
+        next_sentence: it also learns `batch.pair_label`.
 
     Attributes:
         auxiliary: by name, the heads that read <cls>.
