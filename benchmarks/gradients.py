@@ -53,7 +53,7 @@ def watch(config: PretrainConfig, steps: Sequence[int]) -> list[dict[str, Any]]:
     """Train up to the last of `steps`, and look at each of them."""
     foundation = Foundation(config, ())
     seed_everything(config.seed)
-    model = LanguageModel(foundation.start.shape, foundation.objective.two_streams)
+    model = LanguageModel(foundation.start.shape, foundation.objective.two_streams, config.objective.next_sentence)
     foundation.start.put_weights(model)
     optimizer = build_optimizer(model, config.optim, guarded=True)
     rows = range(config.train.batch_size)
@@ -62,9 +62,9 @@ def watch(config: PretrainConfig, steps: Sequence[int]) -> list[dict[str, Any]]:
     for step in range(max(steps) + 1):
         seed_step(config.seed, step, 0)
         set_lr(optimizer, learning_rate(config.schedule, config.optim.lr, step, config.train.steps))
-        loss, memory = model(foundation.loader.batch(step, rows), memory)
+        loss, memory, *others = model(foundation.loader.batch(step, rows), memory)
         optimizer.zero_grad()
-        loss.backward()
+        sum(others, start=loss).backward()
         looking = step in steps
         gradients = {name: _size(p.grad) for name, p in _watched(model)} if looking else {}
         before = {name: p.detach().clone() for name, p in _watched(model)} if looking else {}

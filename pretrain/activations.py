@@ -54,7 +54,7 @@ def activations(
         gpu: dropout remembers a byte an element, as on a GPU, not a number, as on a CPU.
         recomputed: `train.activation_checkpointing`: what is inside layers is not kept, but computed again.
     """
-    language_model = without_data(model, shape.two_streams).to(dtype)
+    language_model = without_data(model, shape.two_streams, shape.next_sentence).to(dtype)
     if gpu:
         _dropout_of_gpus(language_model)
     if recomputed:
@@ -70,9 +70,9 @@ def activations(
             hidden, new_memory = language_model.backbone(batch, memory)
         kept = tensors.live - new_memory.hidden.nbytes - new_memory.valid.nbytes
         with _FoundIn(shares[1:]):
-            losses = language_model.output(hidden, batch.targets)
-            loss = (losses * batch.target_weights).sum() / batch.target_weights.sum()
-            del hidden, losses
+            targets, *others = language_model.losses(hidden, batch)
+            loss = sum(others, start=targets)
+            del hidden, targets, others
         logits = tensors.live - kept - new_memory.hidden.nbytes - new_memory.valid.nbytes
         loss.backward()
     return Activations(kept, logits, tensors.peak - kept - logits)

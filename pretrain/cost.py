@@ -32,6 +32,7 @@ PARTS = {
     "attention": r"attention",
     "embedding": r"backbone\.(embedding|mask_embedding)",
     "softmax": r"^output",
+    "next sentence": r"^auxiliary\.next_sentence",
 }
 
 
@@ -46,6 +47,7 @@ class BatchShape:
         targets: P.
         reuse_len: first tokens of the window that enter memory.
         two_streams: whether predictions are read from the query stream.
+        next_sentence: whether <cls> is read out, too, for next-sentence prediction.
         visible: share of the scores that an exact implementation cannot leave out.
         shares: of the tokens in each cluster of `model.cutoffs`; () expects the piece of rank r in proportion to 1/r.
     """
@@ -56,6 +58,7 @@ class BatchShape:
     targets: int
     reuse_len: int
     two_streams: bool = True
+    next_sentence: bool = False
     visible: float = 1.0
     shares: tuple[float, ...] = ()
 
@@ -69,20 +72,23 @@ def batch_shape(config: PretrainConfig, rows: int) -> BatchShape:
     # the reused part of a window never sees the rest; a causal model sees a triangle of the window
     visible = (M + (T + 1) / 2) / K if causal else (R * (M + R) + (T - R) * K) / (T * K)
     targets = T if causal else sum(target_shares(T, R, config.objective.partial_k))
-    return BatchShape(rows, T, M, targets, R, two_streams, visible)
+    return BatchShape(rows, T, M, targets, R, two_streams, config.objective.next_sentence, visible)
 
 
-def parameters(model: ModelConfig, two_streams: bool = True) -> dict[str, int]:
+def parameters(model: ModelConfig, two_streams: bool = True, next_sentence: bool = False) -> dict[str, int]:
     """Numbers of parameters by part (PARTS); what is shared counts once."""
     found = dict.fromkeys(PARTS, 0)
-    for name, parameter in without_data(model, two_streams).named_parameters():
+    for name, parameter in without_data(model, two_streams, next_sentence).named_parameters():
         found[next(part for part, pattern in PARTS.items() if re.search(pattern, name))] += parameter.numel()
     return found
 
 
-def tensor_sizes(model: ModelConfig) -> list[int]:
+def tensor_sizes(model: ModelConfig, next_sentence: bool = False) -> list[int]:
     """Elements of each parameter."""
-    return [parameter.numel() for parameter in without_data(model, two_streams=True).parameters()]
+    return [
+        parameter.numel()
+        for parameter in without_data(model, two_streams=True, next_sentence=next_sentence).parameters()
+    ]
 
 
 def flops_per_step(model: ModelConfig, shape: BatchShape) -> float:
@@ -120,8 +126,8 @@ def operations(
     all_of_it = counting == "executed"
     again = int(all_of_it and recomputed)
     seen = 1.0 if all_of_it else shape.visible
-    # the last layer computes target rows only
-    rows = B * ((L - 1) * (T + P * shape.two_streams) + P)
+    # the last layer computes only rows that are read out
+    rows = B * ((L - 1) * (T + P * shape.two_streams) + P + shape.next_sentence)
     # no gradient enters memory itself, but what is learned before its keys and values needs that of their input
     memory_passes = (3 if model.norm != "post" or model.positions == "learned" else 2) + again
     by_distance = model.positions in ("relative", "shaw")
@@ -146,6 +152,7 @@ def operations(
         "feed-forward": of_layer(rows, D, F_ * matrices) - spared,
         "embedding": _embedding_products(model, shape, products),
         "softmax": _softmax_products(model, shape, products),
+        "next sentence": products(B, D, D + 2) * shape.next_sentence,
     }
 
 

@@ -42,7 +42,7 @@ def _sizes(config: PretrainConfig, text_tokens: int) -> str:
     read = train.rows(train.steps) * data.reuse_len
     within = f", or what {train.hours:g} hours allow" if train.hours else ""
     return (
-        f"# {sum(parameters(config.model, shape.two_streams).values()):,} parameters\n"
+        f"# {sum(parameters(config.model, shape.two_streams, shape.next_sentence).values()):,} parameters\n"
         f"# an update: {shape.rows:,} rows, {shape.rows * shape.window:,} window tokens, {shape.rows * shape.targets:,} targets\n"
         f"# {train.steps:,} updates{within}: {read:,} tokens of text read, {read / text_tokens:.2f} times the training text\n"
     )

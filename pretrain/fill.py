@@ -43,7 +43,7 @@ def likeliest(model: LanguageModel, batch: Batch, tokenizer: Tokenizer) -> list[
     was_training = model.training
     model.eval()
     memory = first_memory(model.config, 1, mem_len=0, device=weight.device, dtype=weight.dtype)
-    logits, _ = model.logits(batch.to(weight.device), memory)
+    logits, *_ = model.logits(batch.to(weight.device), memory)
     model.train(was_training)
     probabilities = logits[0].float().softmax(-1)
     probabilities[:, : symbols.EOP + 1] = 0  # a symbol is no answer

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pretrain.config import PretrainConfig
 from xlpre.data.lanes import Lanes
@@ -28,7 +30,8 @@ SEED = 20190619  # of the held-out windows and targets: the same for every run, 
 class Measure:
     """Means over the held-out targets, in nats: the model's loss, the loss of the training text's word frequencies.
 
-    `bits_per_byte` is the model's loss in bits over the bytes of the targets: what vocabularies compare by.
+    `bits_per_byte` is the model's loss in bits over the bytes of the targets: what vocabularies compare by. `auxiliary` is, for each
+    of the model's auxiliary heads by name, the share of rows whose label it finds; no part of the loss.
     """
 
     loss: float
@@ -36,6 +39,7 @@ class Measure:
     accuracy: float
     bits_per_byte: float
     n_targets: int
+    auxiliary: Mapping[str, float]
 
 
 class Evaluation:
@@ -67,17 +71,24 @@ class Evaluation:
         mem_len = self._config.eval.mem_len
         start = first_memory(model.config, len(self._mine), mem_len=mem_len, device=weight.device, dtype=weight.dtype)
         memory = cached(start, model.backbone)
-        sums = np.zeros(5)
+        sums = np.zeros(6 + len(model.auxiliary))
         for step in range(self._windows):
             batch = self._loader.batch(step, self._mine)
-            logits, memory = model.logits(batch.to(weight.device), memory)
+            logits, memory, *scores = model.logits(batch.to(weight.device), memory)
             losses = target_losses(logits, batch.targets.to(weight.device))
-            n_right = (logits.argmax(-1).cpu() == batch.targets).sum().item()
+            n_right = _n_right(logits, batch.targets)
             n_bytes = self._n_bytes[batch.targets].sum().item()
-            sums += [losses.sum().item(), self._unigram[batch.targets].sum().item(), n_right, n_bytes, losses.numel()]
+            unigram = self._unigram[batch.targets].sum().item()
+            sums += [
+                *(losses.sum().item(), unigram, n_right, n_bytes, losses.numel(), len(batch.pair_label)),
+                *(_n_right(of_rows, batch.pair_label) for of_rows in scores),
+            ]
         model.train(was_training)
-        loss, unigram, right, n_bytes, count = self._talk.total(*sums)
-        return Measure(loss / count, unigram / count, right / count, loss / math.log(2) / n_bytes, int(count))
+        loss, unigram, right, n_bytes, count, rows, *others = self._talk.total(*sums)
+        auxiliary = {name: n_right / rows for name, n_right in zip(model.auxiliary, others, strict=True)}
+        return Measure(
+            loss / count, unigram / count, right / count, loss / math.log(2) / n_bytes, int(count), auxiliary
+        )
 
 
 def held_out_lanes(config: PretrainConfig, store: TokenStore) -> tuple[Lanes, int]:
@@ -103,3 +114,8 @@ def held_out_lanes(config: PretrainConfig, store: TokenStore) -> tuple[Lanes, in
         origin=f"the held-out part of {store.path} (text.held_out)",
     )
     return lanes, windows
+
+
+def _n_right(scores: Tensor, truth: Tensor) -> int:
+    """How often the highest of the scores (..., n) is that of `truth` (...), which is on the CPU."""
+    return int((scores.argmax(-1).cpu() == truth).sum())

@@ -182,7 +182,7 @@ class Job:
         """Build model, engine and memories, at the start or as the checkpoint `saved` has them; `was` is what it says."""
         config = self.config
         seed_everything(config.seed)  # the same starting values on every process
-        model = LanguageModel(self.shape, self._foundation.objective.two_streams)
+        model = LanguageModel(self.shape, self._foundation.objective.two_streams, config.objective.next_sentence)
         if config.train.activation_checkpointing:
             model.backbone.recompute_layers()
         weights = load_folder(saved / checkpoint.MODEL).weights if saved else {}

@@ -27,7 +27,10 @@ class Log(RunLog):
         self._targets_a_token = shape.targets / shape.window
         self._flops_a_token = flops_per_step(job.shape, shape) / (rows * shape.window)
         self._peak = _peak(job.device, job.dtype)
-        super().__init__(job.course, job.run_dir, config.name, dataclasses.asdict(config), progress)
+        auxiliary = job.engine.module.auxiliary
+        super().__init__(
+            job.course, job.run_dir, config.name, dataclasses.asdict(config), progress, auxiliary=auxiliary
+        )
 
     def rates(self, seconds: float, steps: int) -> dict[str, Any]:
         """Tokens, targets, operations, and time spent waiting for batches."""
@@ -49,12 +52,14 @@ class Log(RunLog):
         with self.paused():
             got = self._job.measure()
             self.say(
-                f"held-out loss {got.loss:.3f} (word frequencies alone: {got.unigram:.3f}), {got.accuracy:.1%} of {got.n_targets:,} right",
+                f"held-out loss {got.loss:.3f} (word frequencies alone: {got.unigram:.3f}), {got.accuracy:.1%} of {got.n_targets:,} right"
+                + "".join(f", {name.replace('_', ' ')} {share:.1%} right" for name, share in got.auxiliary.items()),
                 {
                     "held_out_loss": got.loss,
                     "held_out_unigram": got.unigram,
                     "held_out_accuracy": got.accuracy,
                     "held_out_bits_per_byte": got.bits_per_byte,
+                    **{f"held_out_{name}_accuracy": share for name, share in got.auxiliary.items()},
                     "tokens": self._job.tokens,
                     "seconds": self._job.course.seconds,
                 },
@@ -66,9 +71,12 @@ def progress(line: Mapping[str, Any]) -> str:
     computing = (
         f"{line['flops_per_second'] / 1e9:,.1f} GFLOP/s" if line["mfu"] is None else f"MFU {line['mfu'] * 100:.1f} %"
     )
+    others = "".join(
+        f", {name.replace('_', ' ')} {value:.3f}" for name, value in line.items() if name.endswith("_loss")
+    )
     skipped = line["skipped"]
     return (
-        f"loss {line['loss']:.3f}, lr {line['lr']:.1e}, {line['tokens_per_second']:,.0f} tokens/s "
+        f"loss {line['loss']:.3f}{others}, lr {line['lr']:.1e}, {line['tokens_per_second']:,.0f} tokens/s "
         f"({line['targets_per_second']:,.0f} targets/s), {computing}, {duration(line['eta_seconds'])} left, "
         f"{line['memory_bytes'] / 1e9:.1f} GB"
         + (f", {skipped:,} update{'s' * (skipped > 1)} skipped" if skipped else "")

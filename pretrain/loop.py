@@ -25,9 +25,9 @@ def pretrain(config: PretrainConfig, typed: Collection[str] = ()) -> None:
         for micro in range(micro_steps):
             job.engine.set_gradient_accumulation_boundary(micro == micro_steps - 1)
             batch = next(batches).to(job.device)
-            loss, memory = job.engine(batch, job.memories[micro])
-            job.engine.backward(loss)
-            log.read(loss)
+            loss, memory, *others = job.engine(batch, job.memories[micro])
+            job.engine.backward(sum(others, start=loss))
+            log.read(loss, *others)
             job.engine.step()  # an update at the boundary
             job.carry(micro, batch, memory)
         stopped = job.end_update()

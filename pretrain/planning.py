@@ -96,7 +96,8 @@ class Plan:
     @functools.cached_property
     def parameters(self) -> dict[str, int]:
         """By part."""
-        return parameters(self.model, self.shape(1).two_streams)
+        shape = self.shape(1)
+        return parameters(self.model, shape.two_streams, shape.next_sentence)
 
     @property
     def n_parameters(self) -> int:
@@ -109,7 +110,7 @@ class Plan:
 
     @functools.cached_property
     def _sizes(self) -> list[int]:
-        return tensor_sizes(self.model)
+        return tensor_sizes(self.model, self.config.objective.next_sentence)
 
     @property
     def offloads(self) -> dict[str, bool]:

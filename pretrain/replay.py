@@ -36,7 +36,7 @@ class Replay:
     Attributes:
         memory: rows whose memory was not finite when it met it.
         forward: see Watch.
-        loss: the mean over its targets, not divided by the number of micro-batches.
+        loss: all that is minimised, not divided by the number of micro-batches.
         backward: see Watch; None also if the loss was not finite, for then there is no backward pass.
         norm: of the gradients of all parameters; None without a backward pass.
         bad: parameters whose gradient is not finite.
@@ -76,7 +76,8 @@ def replay(model: LanguageModel, batch: Batch, memory: Memory) -> Replay:
     model.zero_grad()
     bad_rows = (~memory.finite_rows()).nonzero().flatten().tolist()
     with Watch(model, batch.input_ids.size(0)) as watch:
-        loss, _ = model(batch, memory)
+        targets, _, *others = model(batch, memory)
+        loss = sum(others, start=targets)
         if is_finite(loss):
             loss.backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}

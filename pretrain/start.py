@@ -61,6 +61,8 @@ class Start:
         self.about = f"starts from the weights of {config.init}" + (f" ({self._folder.kind})" if self._folder else "")
         if self._folder and not self._folder.facts:
             self.about += f"; it does not say how its text was prepared, the store's is {tokenizer.preprocess}"
+        if self._folder and config.objective.next_sentence and not self._folder.next_sentence:
+            self.about += "; it has no head of next-sentence prediction, which starts anew"
         if given_way:
             self.about += f"; the model is that folder's, not as configured: {', '.join(given_way)}"
 
@@ -78,7 +80,9 @@ class Start:
     def put_weights(self, model: LanguageModel) -> None:
         """Give `model` the folder's weights, if there is one."""
         if self._folder:
-            put_weights(self._folder.weights, model)
+            # a head that the folder has not keeps the values it begins with
+            begun = dict(model.auxiliary.named_parameters(prefix="auxiliary"))
+            put_weights({**begun, **self._folder.weights}, model)
 
 
 def _merged(model: ModelConfig, has: ModelConfig, typed: Collection[str], init: str) -> tuple[ModelConfig, list[str]]:

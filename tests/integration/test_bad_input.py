@@ -42,10 +42,16 @@ def check_sentence(stderr, message):
         ("optim.lr=-1", "optim: lr (-1.0)"),
         ("seed=-1", "seed (-1) must be at least 0"),
         ("train.hours=0", "train.hours (0.0) must be positive"),
+        ("objective.next_sentence=true data.pairs=false", "data.pairs (False) must be true"),
+        ("objective.next_sentence=true data.reuse_len=32", "data.reuse_len (32) below data.window (32)"),
+        (
+            "objective.next_sentence=true data.reuse_len=32 objective.name=causal",
+            "objective.name=causal reads plain text",
+        ),
     ],
 )
 def test_a_wrong_word_is_refused_before_anything_is_written(words, tmp_path, monkeypatch, capsys, word, message):
-    monkeypatch.setattr("sys.argv", ["run.py", *words(), word])
+    monkeypatch.setattr("sys.argv", ["run.py", *words(), *word.split()])
     with pytest.raises(SystemExit) as ended:
         run_command(main)
     assert ended.value.code == 2

@@ -22,8 +22,9 @@ def several(jobs, processes=1):
 
 
 def numbers(run_dir):
-    """Of each step: loss, gradient norm, learning rate."""
-    return {x["step"]: (x["loss"], x["grad_norm"], x["lr"]) for x in read_metrics(run_dir) if "loss" in x}
+    """Of each step: loss, gradient norm, learning rate, loss of next-sentence prediction."""
+    lines = [line for line in read_metrics(run_dir) if "loss" in line]
+    return {x["step"]: (x["loss"], x["grad_norm"], x["lr"], x.get("next_sentence_loss")) for x in lines}
 
 
 def largest_difference(found, expected):
@@ -66,6 +67,7 @@ def test_a_stopped_run_goes_on_to_the_same_numbers_on_every_stage(words, tmp_pat
     if processes == 2:  # of one process: test_settings.py
         cases["offload"] = {STAGE: 2, "deepspeed.zero_optimization.offload_optimizer.device": "cpu"}
     cases["batch_warmup"] = {"train__accumulation": 4, "train__batch_warmup_steps": 6}
+    cases["next_sentence"] = {"objective__next_sentence": "true"}
     jobs = []
     for name, case in cases.items():
         settings = {**QUIET, **DROPOUT, "train__accumulation": 2, **case}
@@ -103,5 +105,5 @@ def test_fewer_lanes_train_while_the_batch_warms_up(words, tmp_path):
     lines = [x for x in read_metrics(tmp_path / "warm") if "loss" in x]
     rows = [b["tokens"] - a["tokens"] for a, b in itertools.pairwise([{"tokens": 0}, *lines])]
     assert rows == [2 * 32 * n for n in (1, 1, 2, 2, 3, 3, 4, 4)]
-    (_, norm, _), (_, of_all, _) = (numbers(tmp_path / name)[1] for name in ("warm", "plain"))
+    (_, norm, *_), (_, of_all, *_) = (numbers(tmp_path / name)[1] for name in ("warm", "plain"))
     assert norm > of_all  # a gradient of fewer rows has more noise; it is a mean over them, not a quarter of one

@@ -56,6 +56,11 @@ class DataConfig:
             )
 
     @property
+    def has_pairs(self) -> bool:
+        """Whether windows have a segment B; plain text has none."""
+        return self.pairs and self.reuse_len != self.window
+
+    @property
     def n_symbols(self) -> int:
         """<sep> and <cls> of a window."""
         return 0 if self.reuse_len == self.window else 3 if self.pairs else 2
@@ -104,7 +109,7 @@ def lay_out(places: Sequence[Place], config: DataConfig, draws: Draws) -> Window
         pair_label=np.ones(len(places), np.int64),
         reuse_len=config.reuse_len,
     )
-    if config.n_symbols == 3:
+    if config.has_pairs:
         _put_pairs(windows, places, draws)
     else:
         _put_plain(windows, places, config.window - config.n_symbols)

@@ -1,6 +1,6 @@
 """The model folder: weights in safetensors, config, vocabulary, passport. Nothing in it is ever unpickled.
 
-model.safetensors   fp32 weights by their names in xlpre/model
+model.safetensors   fp32 weights by their names in xlpre/model; the head of next-sentence prediction among them, if it was learned
 config.json         `model`: ModelConfig, `objective`: its name
 spiece.model        the SentencePiece vocabulary
 passport.json       vocabulary hash, special ids, data fingerprint, step, revision, versions
@@ -57,9 +57,14 @@ class ModelFolder:
     facts: dict[str, Any]
     kind: str
 
+    @property
+    def next_sentence(self) -> bool:
+        """Whether there is a head of next-sentence prediction, which its weights say."""
+        return any(name.startswith("auxiliary.next_sentence.") for name in self.weights)
+
     def model(self) -> LanguageModel:
         """The language model, ready to evaluate."""
-        model = LanguageModel(self.config, OBJECTIVES[self.objective].two_streams)
+        model = LanguageModel(self.config, OBJECTIVES[self.objective].two_streams, self.next_sentence)
         put_weights(self.weights, model)
         return model.eval()
 
@@ -177,7 +182,9 @@ def _checked(path: Path, folder: ModelFolder) -> ModelFolder:
     """Raise ValueError unless weights, vocabulary and shape agree."""
     if folder.objective not in OBJECTIVES:
         raise ValueError(f"{path}: objective {folder.objective!r} is none of {', '.join(OBJECTIVES)}")
-    expected = dict(without_data(folder.config, two_streams=True).named_parameters())
+    expected = dict(
+        without_data(folder.config, two_streams=True, next_sentence=folder.next_sentence).named_parameters()
+    )
     if odd := expected.keys() ^ folder.weights.keys():
         side = (
             "missing from the weights" if sorted(odd)[0] in expected else "not in the model that the config describes"

@@ -35,11 +35,15 @@ class Backbone(nn.Module):
         config: its shape.
         two_streams: predictions are read from the query stream, which starts from a learned vector instead of the token at its
             place (XLNet section 2.3); else from the content stream.
+        reads_cls: <cls>, the last token of a window, is read out too, from the content stream.
+
+    Attributes:
+        n_cls: 1 if it is, else 0.
     """
 
-    def __init__(self, config: ModelConfig, two_streams: bool) -> None:
+    def __init__(self, config: ModelConfig, two_streams: bool, reads_cls: bool = False) -> None:
         super().__init__()
-        self.config, self.two_streams = config, two_streams
+        self.config, self.two_streams, self.n_cls = config, two_streams, int(reads_cls)
         self.embedding = build_embedding(config)
         self.embedding_scale = config.d_model**0.5 if config.scale_embedding else 1.0
         self.mask_embedding = nn.Parameter(torch.empty(config.d_model))
@@ -70,10 +74,11 @@ class Backbone(nn.Module):
                 each look-up has a gradient as large as the vocabulary.
 
         Returns:
-            (B, P, D) hidden states at the targets, and memory for the next window, as long as it was.
+            (B, n_cls + P, D) hidden states, that of <cls> if it is read out, then those at the targets; and memory for the next
+            window, as long as it was.
         """
         length = batch.input_ids.size(1)
-        everywhere, targets = self._geometries(batch, memory)
+        everywhere, read_out = self._geometries(batch, memory)
         rows = (self.embedding(batch.input_ids) if vectors is None else vectors) * self.embedding_scale
         if self.two_streams:
             queries = self.mask_embedding.to(rows.dtype).expand(*batch.target_positions.shape, -1)
@@ -84,26 +89,28 @@ class Backbone(nn.Module):
             project = cast(Projection, layer.keys_values)
             attended.append(memory.attended(index, rows[:, :length], project))
             if layer is self.layers[-1]:
-                rows, geometry = self._target_rows(rows, batch.target_positions, length), targets
+                rows, geometry = self._rows_read_out(rows, read_out), read_out
             else:
                 geometry = everywhere
             rows = self._run(layer, rows, attended[-1], geometry)
         return self.dropout(rows), memory.extended(attended, batch.reuse_len, batch.remembers)
 
-    def _target_rows(self, rows: Tensor, positions: Tensor, length: int) -> Tensor:
-        """The rows that are read out: the query stream, or content rows at the targets."""
+    def _rows_read_out(self, rows: Tensor, read_out: Geometry) -> Tensor:
+        """The last n_cls rows of the content stream and the query stream, or content rows alone."""
         if self.two_streams:
-            return rows[:, length:]
-        return rows.gather(1, positions[:, :, None].expand(-1, -1, rows.size(2)))
+            return rows[:, read_out.n_tokens - self.n_cls :]
+        return read_out.of_rows(rows)
 
     def _geometries(self, batch: Batch, memory: Past) -> tuple[Geometry, Geometry]:
-        """The geometry of all rows, and of the target rows alone, which is what the last layer computes."""
+        """The geometry of all rows, and of those that are read out, which is what the last layer computes."""
         length, columns = batch.input_ids.size(1), memory.n_columns
         distances = memory.once(self.distance_codes, columns + length, length, self.mask_embedding)
         reach = reach_of(self.config.attention_length, self.config.mem_len, columns)
-        everywhere, at_targets = geometries(batch, memory.key_rank(batch.remembers), distances, reach, self.two_streams)
+        everywhere, read_out = geometries(
+            batch, memory.key_rank(batch.remembers), distances, reach, self.two_streams, self.n_cls
+        )
         ready = self._ready(everywhere, memory)
-        return ready, ready if at_targets is everywhere else self._ready(at_targets, memory)
+        return ready, ready if read_out is everywhere else self._ready(read_out, memory)
 
     def _ready(self, geometry: Geometry, memory: Past) -> Geometry:
         return replace(geometry, once=memory.once, prepared=self.backend.prepare(geometry, self.mask_embedding))

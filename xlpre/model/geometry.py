@@ -109,7 +109,7 @@ class Geometry:
 
 
 def geometries(
-    batch: Batch, memory_rank: Tensor, distances: Tensor, reach: int | None, two_streams: bool
+    batch: Batch, memory_rank: Tensor, distances: Tensor, reach: int | None, two_streams: bool, n_cls: int
 ) -> tuple[Geometry, Geometry]:
     """The geometry of all rows, content and query stream, and of the rows that are read out, which the last layer computes: the same
     one where all content rows are.
@@ -120,6 +120,7 @@ def geometries(
         distances: codes of distances.
         reach: how far back is seen.
         two_streams: the query stream is read out; else content rows at the targets.
+        n_cls: so many last content rows are read out before them.
     """
     ranks, segments, targets = batch.query_rank, batch.segment_ids, batch.target_positions
     in_order = torch.arange(ranks.size(1), device=ranks.device).expand_as(ranks)
@@ -131,18 +132,15 @@ def geometries(
         "distances": distances,
     }
     length, n_targets = ranks.size(1), targets.size(1)
-    of_targets = [of.gather(1, targets) for of in (ranks, segments)]
-    if two_streams:
-        ranks, segments, in_order = (
-            torch.cat(both, dim=1) for both in zip((ranks, segments, in_order), (*of_targets, targets), strict=True)
-        )
-    everywhere = Geometry(ranks, row_segments=segments, positions=in_order, n_content=length, n_own=length, **shared)
-    if n_targets == length and not two_streams:
+    content, at_targets = (ranks, segments, in_order), (ranks.gather(1, targets), segments.gather(1, targets), targets)
+    both = [torch.cat(rows, dim=1) for rows in zip(content, at_targets, strict=True)]
+    ranks, segments, places = both if two_streams else content
+    everywhere = Geometry(ranks, row_segments=segments, positions=places, n_content=length, n_own=length, **shared)
+    if n_targets == length and not (two_streams or n_cls):
         return everywhere, everywhere
-    n_own = 0 if two_streams else n_targets
-    read_out = Geometry(
-        of_targets[0], row_segments=of_targets[1], positions=targets, n_content=0, n_own=n_own, **shared
-    )
+    ranks, segments, places = (rows[:, length - n_cls :] for rows in both)
+    n_own = n_cls if two_streams else n_cls + n_targets
+    read_out = Geometry(ranks, row_segments=segments, positions=places, n_content=0, n_own=n_own, **shared)
     return everywhere, read_out
 
 

@@ -1,8 +1,9 @@
-"""A language model: backbone and softmax, from a batch to its loss."""
+"""A language model: backbone and softmax, from a batch to its losses."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,32 +12,56 @@ from xlpre.batch import Batch
 from xlpre.model.backbone import Backbone
 from xlpre.model.config import ModelConfig
 from xlpre.model.memory import Past
+from xlpre.model.next_sentence import NextSentence
 from xlpre.model.output import build_output
 
 
 class LanguageModel(nn.Module):
-    """Predicts `batch.targets`. See Backbone for `two_streams`."""
+    """Predicts `batch.targets` and, if asked to, whether segment B follows A.
 
-    def __init__(self, config: ModelConfig, two_streams: bool) -> None:
+    Args:
+        config: its shape.
+        two_streams: see Backbone.
+        next_sentence: it also learns `batch.pair_label`.
+
+    Attributes:
+        auxiliary: by name, the heads that read <cls>.
+    """
+
+    def __init__(self, config: ModelConfig, two_streams: bool, next_sentence: bool = False) -> None:
         super().__init__()
         self.config = config
-        self.backbone = Backbone(config, two_streams)
+        self.backbone = Backbone(config, two_streams, reads_cls=next_sentence)
         self.output = build_output(config, self.backbone.embedding)
+        self.auxiliary = nn.ModuleDict({"next_sentence": NextSentence(config)} if next_sentence else {})
 
-    def forward(self, batch: Batch, memory: Past) -> tuple[Tensor, Past]:
-        """The mean loss over targets, in nats, and memory for the next window."""
+    def forward(self, batch: Batch, memory: Past) -> tuple[Any, ...]:
+        """The mean loss over targets, in nats, memory for the next window, then the losses of `auxiliary`.
+
+        What is minimised is the sum of all losses.
+        """
         hidden, memory = self.backbone(batch, memory)
-        losses = self.output(hidden, batch.targets)
-        return (losses * batch.target_weights).sum() / batch.target_weights.sum(), memory
+        loss, *others = self.losses(hidden, batch)
+        return loss, memory, *others
 
-    def logits(self, batch: Batch, memory: Past) -> tuple[Tensor, Past]:
-        """(B, P, V) scores at the targets, whose softmax is the distribution, and memory for the next window."""
+    def losses(self, hidden: Tensor, batch: Batch) -> tuple[Tensor, ...]:
+        """The mean loss over targets, then those of `auxiliary` over rows, of what the backbone made of `batch`."""
+        losses = self.output(hidden[:, self.backbone.n_cls :], batch.targets)
+        mean = (losses * batch.target_weights).sum() / batch.target_weights.sum()
+        return mean, *(head(hidden[:, 0], batch.pair_label).mean() for head in self.auxiliary.values())
+
+    def logits(self, batch: Batch, memory: Past) -> tuple[Any, ...]:
+        """(B, P, V) scores at the targets, whose softmax is the distribution, memory for the next window, then the scores of
+        `auxiliary`, (B, classes) each.
+        """
         hidden, memory = self.backbone(batch, memory)
-        return self.output(hidden), memory
+        others = (head(hidden[:, 0]) for head in self.auxiliary.values())
+        return self.output(hidden[:, self.backbone.n_cls :]), memory, *others
 
 
-def without_data(config: ModelConfig, two_streams: bool) -> LanguageModel:
+def without_data(config: ModelConfig, two_streams: bool, next_sentence: bool = False) -> LanguageModel:
     """A model on torch's meta device: names and shapes, no numbers, no memory and no time."""
     attention = "sdpa" if config.attention == "cpu" else config.attention  # that one looks at numbers
     with torch.device("meta"):
-        return LanguageModel(dataclasses.replace(config, init="published", attention=attention), two_streams)
+        shape = dataclasses.replace(config, init="published", attention=attention)
+        return LanguageModel(shape, two_streams, next_sentence)

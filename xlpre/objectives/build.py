@@ -22,8 +22,14 @@ def build_objective(config: ObjectiveConfig, data: DataConfig, starts_word: np.n
     """The objective that `config` names, for windows laid out by `data`.
 
     Raises:
-        ValueError: a causal model on windows with symbols and pairs; more targets than tokens.
+        ValueError: a causal model on windows with symbols and pairs; next sentences without pairs; more targets than tokens.
     """
+    if config.next_sentence and not data.has_pairs:
+        raise ValueError(
+            f"objective.next_sentence asks whether segment B follows A: data.pairs ({data.pairs}) must be true and data.reuse_len "
+            f"({data.reuse_len}) below data.window ({data.window}), which else is plain text; set them so, or leave out "
+            "objective.next_sentence"
+        )
     if config.name == "causal" and data.reuse_len != data.window:
         raise ValueError(
             f"objective.name=causal reads plain text: data.reuse_len ({data.reuse_len}) must equal data.window; "

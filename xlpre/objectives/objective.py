@@ -24,6 +24,7 @@ class ObjectiveConfig:
         max_span: targets come in spans of 1 to `max_span` words, a span of n with probability proportional to 1/n.
         span_ends: `whole_words`: a span ends where its last word does. `as_released`: it has as many pieces as words were
             drawn, as the published code does (its author: not intended), so that it may end inside a word.
+        next_sentence: `<cls>` also predicts whether segment B follows A, and that loss is added (BERT's; XLNet's Table 6, row 8).
     """
 
     name: Literal["permutation", "denoising", "causal"] = "permutation"
@@ -31,12 +32,18 @@ class ObjectiveConfig:
     perm_size: int | None = None
     max_span: int = 5
     span_ends: Literal["whole_words", "as_released"] = "whole_words"
+    next_sentence: bool = False
 
     def __post_init__(self) -> None:
         if self.partial_k < 1 or self.max_span < 1 or (self.perm_size is not None and self.perm_size < 1):
             raise ValueError(
                 f"objective.partial_k ({self.partial_k}), objective.max_span ({self.max_span}) and objective.perm_size "
                 f"({self.perm_size}) must be at least 1; max_span=1 predicts single words"
+            )
+        if self.next_sentence and self.name == "causal":
+            raise ValueError(
+                "objective.next_sentence asks whether segment B follows A, and objective.name=causal reads plain text, which has none; "
+                "take objective.name=permutation or denoising, or leave out objective.next_sentence"
             )
 
 

@@ -77,12 +77,14 @@ def check_facts(saved: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> 
             f"{saved} was written by another version of xlpre; go on with that one, or give the run another name"
         )
     for key, value in now.items():
-        before = was.get(key)
+        before: Any = was.get(key)
+        if isinstance(value, dict):
+            before = {**dict.fromkeys(value, False), **(before or {})}  # a setting that there was not yet was off
         if before == value:
             continue
         if isinstance(value, dict):
-            name = next(name for name in value if (before or {}).get(name) != value[name])
-            key, before, value = f"{key}.{name}", (before or {}).get(name), value[name]
+            name = next(name for name in value if before[name] != value[name])
+            key, before, value = f"{key}.{name}", before[name], value[name]
         raise ValueError(
             f"{saved} was made with {key}={before}, now it is {value}; put it back, or give the run another name"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ class RunLog(ABC):
         settings: of the run, shown there.
         words: what a person reads of a line of metrics,
         title: and before the number of the step.
+        auxiliary: names of the losses besides the first that a micro-step has.
     """
 
     def __init__(
@@ -37,8 +38,10 @@ class RunLog(ABC):
         settings: Mapping[str, Any],
         words: Callable[[Mapping[str, Any]], str],
         title: str = "step",
+        auxiliary: Iterable[str] = (),
     ) -> None:
         self._course, self._words, self._title = course, words, title
+        self._names = ("loss", *(f"{name}_loss" for name in auxiliary))
         self._file = MetricsLog(folder, course.step, course.train.wandb, name, settings)
         self._bar = tqdm(
             total=course.train.steps,
@@ -49,9 +52,9 @@ class RunLog(ABC):
         )
         self._begin_interval()
 
-    def read(self, loss: torch.Tensor) -> None:
+    def read(self, *losses: torch.Tensor) -> None:
         """A micro-step is done."""
-        self._losses.append(loss.detach())
+        self._losses.append([loss.detach() for loss in losses])
 
     def update(self) -> None:
         """One update is done."""
@@ -62,12 +65,13 @@ class RunLog(ABC):
         course, elapsed = self._course, time.monotonic() - self._since
         steps = course.step - self._since_step
         rates = self.rates(elapsed, steps)
-        (loss,) = course.talk.total(torch.stack(self._losses).mean().item())
+        means = [torch.stack(several).mean().item() for several in zip(*self._losses, strict=True)]
+        sums = zip(self._names, course.talk.total(*means), strict=True)
         (memory,) = course.talk.largest(float(memory_bytes(course.engine.device)))
         hours = course.train.hours
         budget = hours * 3600 - course.seconds if hours else None
         line = {
-            "loss": loss / n_processes(),
+            **{name: total / n_processes() for name, total in sums},
             "lr": max(group["lr"] for group in course.engine.optimizer.param_groups),
             "grad_norm": float(course.engine.get_global_grad_norm()),
             **rates,
@@ -102,7 +106,7 @@ class RunLog(ABC):
         """How fast the last `steps` updates went, which took `seconds`; every process calls it once for a line of metrics."""
 
     def _begin_interval(self) -> None:
-        self._losses: list[torch.Tensor] = []
+        self._losses: list[list[torch.Tensor]] = []
         self._since, self._since_step = time.monotonic(), self._course.step
 
 

@@ -23,9 +23,9 @@ from xlpre.text.tokenizer import TokenizerConfig, train
 SHAPE = ModelConfig(vocab_size=300, n_layer=2, d_model=16, n_head=2, d_inner=24)
 
 
-def make(tokenizer, **settings) -> ModelFolder:
+def make(tokenizer, next_sentence=False, **settings) -> ModelFolder:
     shape = dataclasses.replace(SHAPE, **settings)
-    weights = {name: p.detach() for name, p in LanguageModel(shape, two_streams=True).named_parameters()}
+    weights = {name: p.detach() for name, p in LanguageModel(shape, True, next_sentence).named_parameters()}
     return ModelFolder(shape, weights, tokenizer, "permutation", {"step": 3}, "xlpre")
 
 
@@ -78,6 +78,23 @@ def test_every_kind_of_model_survives_in_our_own_folder(tokenizer, tmp_path):
         save_folder(tmp_path / str(number), folder)
         back = load_folder(tmp_path / str(number))
         assert back.config == folder.config and all(torch.equal(back.weights[n], w) for n, w in folder.weights.items())
+
+
+def test_the_head_of_next_sentence_prediction_stays_in_our_own_folder_alone(tokenizer, tmp_path):
+    folder = make(tokenizer, next_sentence=True)
+    save_folder(tmp_path / "ours", folder)
+    back = load_folder(tmp_path / "ours")
+    assert back.next_sentence and back.weights.keys() == folder.weights.keys()
+    head = back.model().auxiliary["next_sentence"]
+    assert torch.equal(head.dense.weight, folder.weights["auxiliary.next_sentence.dense.weight"])
+    save_huggingface(tmp_path / "theirs", folder)
+    left = load_folder(tmp_path / "theirs")
+    assert not left.next_sentence and not left.model().auxiliary
+    assert left.weights.keys() == {name for name in folder.weights if not name.startswith("auxiliary.")}
+    fewer = {name: weight for name, weight in folder.weights.items() if not name.endswith("dense.bias")}
+    save_folder(tmp_path / "cut", dataclasses.replace(folder, weights=fewer))
+    with pytest.raises(ValueError, match=r"auxiliary.next_sentence.dense.bias is missing from the weights"):
+        load_folder(tmp_path / "cut")
 
 
 def test_a_passport_says_what_made_the_folder(tokenizer, tmp_path):

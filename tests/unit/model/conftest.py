@@ -15,7 +15,7 @@ from xlpre.objectives.permutation import Permutation
 VOCAB = 40
 
 
-def make_model(two_streams=True, seed=0, **settings) -> LanguageModel:
+def make_model(two_streams=True, seed=0, next_sentence=False, **settings) -> LanguageModel:
     """A model with large random weights, so that nothing is small by chance."""
     torch.manual_seed(seed)
     shape = {
@@ -27,7 +27,7 @@ def make_model(two_streams=True, seed=0, **settings) -> LanguageModel:
         "dropout": 0.0,
         "dropatt": 0.0,
     }
-    model = LanguageModel(ModelConfig(**{**shape, **settings}), two_streams)
+    model = LanguageModel(ModelConfig(**{**shape, **settings}), two_streams, next_sentence)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
@@ -59,7 +59,7 @@ def random_batch(length=13, reuse=6, rows=2, seed=0, backward=None, remembers=MA
         following=np.full(rows, 9),
         backward=rng.random(rows) < 0.5 if backward is None else np.full(rows, backward),
         remembers=np.full(rows, remembers),
-        pair_label=np.ones(rows, np.int64),
+        pair_label=np.arange(rows) % 2,
         reuse_len=reuse,
     )
     return batch_of(windows, objective.examples(windows, Draws(seed, range(rows), 0)))

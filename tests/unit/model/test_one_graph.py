@@ -20,8 +20,9 @@ def as_in_training(monkeypatch):
         {"dropout": 0.1, "dropatt": 0.1},
         {"cutoffs": [10, 30], "div_value": 2, "norm": "pre"},
         {"positions": "shaw", "n_positions": 20, "feed_forward": "swiglu"},
+        {"next_sentence": True},
     ],
-    ids=["published", "adaptive", "shaw"],
+    ids=["published", "adaptive", "shaw", "next sentence"],
 )
 def test_a_model_is_one_graph_of_the_same_numbers(settings):
     model = make_model(attention="sdpa", n_layer=1, **settings)
@@ -32,8 +33,8 @@ def test_a_model_is_one_graph_of_the_same_numbers(settings):
         torch.compile(model, backend="aot_eager", fullgraph=True),
     ):  # which raises where a graph would end
         torch.manual_seed(1)
-        loss, remembered = run(batch, memory)
-        gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
-        found.append((loss, remembered.hidden, *(x for x in gradients if x is not None)))
+        loss, remembered, *others = run(batch, memory)
+        gradients = torch.autograd.grad(sum(others, start=loss), list(model.parameters()), allow_unused=True)
+        found.append((loss, remembered.hidden, *others, *(x for x in gradients if x is not None)))
     for eager, compiled in zip(*found, strict=True):
         assert torch.equal(eager, compiled)

@@ -35,6 +35,30 @@ def test_what_is_measured_does_not_depend_on_how_memory_is_kept(store, tokenizer
     assert model.training
 
 
+@pytest.mark.parametrize("name", ["permutation", "denoising"])
+def test_next_sentences_are_measured_beside_the_loss_which_stays_that_of_the_targets(store, tokenizer, name):
+    config = PretrainConfig(
+        data=DataConfig(store="x", window=32, reuse_len=16),
+        objective=ObjectiveConfig(name=name, next_sentence=True),
+        eval=EvalConfig(lanes=4, windows=12),
+    )
+    evaluation = held_out.Evaluation(config, store, tokenizer, Talk())
+    shape = {"two_streams": name == "permutation", "vocab_size": store.vocab_size, "mem_len": 16}
+    model, plain = make_model(**shape, next_sentence=True), make_model(**shape)
+    weights = dict(model.named_parameters())
+    with torch.no_grad():
+        for key, parameter in plain.named_parameters():
+            parameter.copy_(weights[key])
+        model.auxiliary["next_sentence"].logits.weight.zero_()
+        model.auxiliary["next_sentence"].logits.bias.copy_(torch.tensor([0.0, 1.0]))
+    found, expected = evaluation(model), evaluation(plain)
+    assert found.loss == pytest.approx(expected.loss, rel=1e-6)  # float32
+    assert (found.accuracy, found.n_targets, expected.auxiliary) == (expected.accuracy, expected.n_targets, {})
+    labels = [evaluation._loader.batch(step, range(4)).pair_label for step in range(evaluation._windows)]
+    follow = torch.cat(labels).double().mean().item()
+    assert found.auxiliary == {"next_sentence": pytest.approx(follow)}  # the head always says that B follows
+
+
 def test_bits_a_byte_are_those_of_the_text_that_the_targets_stand_for(store, tokenizer, monkeypatch):
     config = PretrainConfig(data=DataConfig(store="x", window=32, reuse_len=16), eval=EvalConfig(lanes=2, windows=3))
     met = []

@@ -26,6 +26,12 @@ def test_skipped_updates_are_said_where_there_are_any():
     assert progress({**LINE, "skipped": 3}).endswith(" GB, 3 updates skipped")
 
 
+def test_the_loss_of_an_auxiliary_head_is_said_where_there_is_one():
+    assert progress({**LINE, "next_sentence_loss": 0.6931}).startswith(
+        "loss 4.213, next sentence loss 0.693, lr 1.0e-04, "
+    )
+
+
 def test_operations_are_said_where_the_peak_is_not_known():
     assert "(5,201 targets/s), 12.3 GFLOP/s, " in progress({**LINE, "mfu": None, "flops_per_second": 1.234e10})
 

@@ -75,7 +75,8 @@ def models(draw) -> ModelConfig:
 def shapes(draw) -> BatchShape:
     window, two_streams = draw(st.integers(4, 12)), draw(st.booleans())
     targets = draw(st.integers(1, window))
-    return BatchShape(draw(st.integers(1, 3)), window, draw(st.sampled_from([0, 5])), targets, window // 2, two_streams)
+    rows, mem_len, next_sentence = draw(st.integers(1, 3)), draw(st.sampled_from([0, 5])), draw(st.booleans())
+    return BatchShape(rows, window, mem_len, targets, window // 2, two_streams, next_sentence)
 
 
 def batch_of(shape: BatchShape, vocab_size: int) -> Batch:
@@ -107,11 +108,11 @@ def alike(batch: Batch) -> Batch:
 
 
 @settings(max_examples=60, deadline=None)
-@given(models(), st.booleans())
-def test_parameters_by_part_are_those_of_the_built_model(model, two_streams):
-    assert sum(parameters(model, two_streams).values()) == sum(
-        parameter.numel() for parameter in LanguageModel(model, two_streams).parameters()
-    )
+@given(models(), st.booleans(), st.booleans())
+def test_parameters_by_part_are_those_of_the_built_model(model, two_streams, next_sentence):
+    sizes = [parameter.numel() for parameter in LanguageModel(model, two_streams, next_sentence).parameters()]
+    assert sum(parameters(model, two_streams, next_sentence).values()) == sum(sizes)
+    assert tensor_sizes(model, next_sentence) == sizes
 
 
 @settings(max_examples=100, deadline=None)
@@ -129,10 +130,12 @@ def test_the_parts_are_what_they_are_called(model):
     assert not relative or found["positions"] == L * D * A
     of_layers = L * ((1 + gated) * width + D) + (L if model.untie_r else 1) * n_biases * A
     assert found["biases"] == of_layers + model.vocab_size + len(model.cutoffs)
+    more = parameters(model, next_sentence=True)
+    assert (more["next sentence"], more["biases"]) == (D * D + 2 * D, found["biases"] + D + 2)
 
 
 def built(model: ModelConfig, shape: BatchShape, recomputed: bool) -> LanguageModel:
-    language_model = LanguageModel(model, shape.two_streams)
+    language_model = LanguageModel(model, shape.two_streams, shape.next_sentence)
     if recomputed:
         language_model.backbone.recompute_layers()
     return language_model
@@ -146,7 +149,8 @@ def counted(model: ModelConfig, shape: BatchShape, recomputed: bool = False) -> 
         batch = alike(batch)
     memory = first_memory(model, shape.rows, mem_len=shape.mem_len, initial="zeros")
     with FlopCounterMode(display=False) as counter:
-        language_model(batch, memory)[0].backward()
+        loss, _, *others = language_model(batch, memory)
+        sum(others, start=loss).backward()
     return counter.get_total_flops(), dataclasses.replace(shape, shares=shares_of(model, batch.input_ids))
 
 
@@ -229,6 +233,7 @@ TRACED = {
     "no memory": {"mem_len": 0},
     "adaptive": {"cutoffs": [100, 300], "div_value": 2},
     "one width": {"cutoffs": [100, 300], "d_embed": 32},
+    "next sentence": {},
 }
 
 
@@ -256,7 +261,7 @@ def traced_step(kind: str, two_streams: bool, recomputed: bool):
     """A real step: bytes that autograd says it keeps, those there after the forward, the most; and what is foretold."""
     shape = {"vocab_size": 1000, "n_layer": 3, "d_model": 64, "n_head": 4, "d_inner": 256, "mem_len": 24}
     model = ModelConfig(**{**shape, **TRACED[kind]}, attention="reference")
-    asked = BatchShape(4, 48, model.mem_len, 48, 24, two_streams)
+    asked = BatchShape(4, 48, model.mem_len, 48, 24, two_streams, next_sentence=kind == "next sentence")
     batch, language_model = alike(batch_of(asked, 1000)), built(model, asked, recomputed)
     memory = first_memory(model, 4, initial="zeros")
     for parameter in language_model.parameters():
@@ -264,7 +269,8 @@ def traced_step(kind: str, two_streams: bool, recomputed: bool):
     given_ = [*language_model.parameters(), memory.hidden, *vars(batch).values()]
     with Tensors(given_) as tensors:
         with (kept := Kept(given_)):
-            loss, new_memory = language_model(batch, memory)
+            targets, new_memory, *others = language_model(batch, memory)
+            loss = sum(others, start=targets)
         n_kept = kept.n_bytes
         kept.storages.clear()
         after_forward = tensors.live - new_memory.hidden.nbytes

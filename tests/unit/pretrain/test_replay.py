@@ -130,13 +130,15 @@ def test_a_loss_without_targets_is_not_blamed_on_a_layer(batch_at):
         {"mem_len": 0, "norm": "pre_keys"},
     ],
 )
-def test_every_kind_of_model_can_be_replayed_with_gradients_as_without_watching(settings, batch_at):
+@pytest.mark.parametrize("next_sentence", [False, True])
+def test_every_kind_of_model_can_be_replayed_with_gradients_as_without_watching(settings, next_sentence, batch_at):
     shape = dataclasses.replace(SHAPE, dropout=0.0, dropatt=0.0, **settings)
-    model, batch, memory = LanguageModel(shape, two_streams=True), batch_at(0), first_memory(shape, 4)
+    model, batch, memory = LanguageModel(shape, True, next_sentence), batch_at(0), first_memory(shape, 4)
     one = replay(model, batch, memory)
     watched = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
-    model(batch, memory)[0].backward()
+    loss, _, *others = model(batch, memory)
+    sum(others, start=loss).backward()
     assert one.first is None
     for parameter, gradient in zip(model.parameters(), watched, strict=True):
         torch.testing.assert_close(gradient, parameter.grad, rtol=1e-5, atol=1e-9)  # summed in another order

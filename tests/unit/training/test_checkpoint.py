@@ -165,7 +165,12 @@ def test_a_run_with_other_facts_is_told_which(save):
     folder = save(7, facts={"format": 3, "seed": 1, "optim": {"eps": 1e-6, "beta1": 0.9}}) / "step_00000007"
     same = {"format": 3, "optim": {"eps": 1e-6, "beta1": 0.9}}
     assert checkpoint.facts_of(folder, same)["step"] == 7
+    assert checkpoint.facts_of(folder, {**same, "optim": {**same["optim"], "nesterov": False}})["step"] == 7
     for other, message in [
+        (
+            {"optim": {**same["optim"], "nesterov": True}},
+            "was made with optim.nesterov=False, now it is True; put it back",
+        ),
         ({"optim": {"eps": 1e-6, "beta1": 0.8}}, "was made with optim.beta1=0.9, now it is 0.8; put it back"),
         ({"seed": 2}, "was made with seed=1, now it is 2; put it back"),
         ({"task": "race"}, "was made with task=None, now it is race"),

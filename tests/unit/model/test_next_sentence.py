@@ -1,0 +1,131 @@
+"""Next-sentence prediction beside the language model: what it reads, what it learns, and that without it nothing is there."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tests.unit.model.conftest import make_model, random_batch, random_memory
+from xlpre.data.building import write_store
+from xlpre.data.lanes import Lanes
+from xlpre.data.layout import DataConfig
+from xlpre.model.config import ModelConfig
+from xlpre.model.language_model import LanguageModel
+from xlpre.model.memory import first_memory
+from xlpre.objectives.build import build_objective
+from xlpre.objectives.loader import Loader
+from xlpre.objectives.objective import ObjectiveConfig
+
+SETTINGS = [
+    {},
+    {"norm": "pre", "positions": "shaw", "n_positions": 9},
+    {"norm": "pre_keys", "positions": "learned", "n_positions": 20},
+    {"cutoffs": [10, 30], "div_value": 2, "attention_length": "same_length", "mem_len": 5},
+]
+
+
+def twins(two_streams, **settings):
+    """The same weights with next-sentence prediction and without."""
+    model, plain = (make_model(two_streams, next_sentence=wanted, **settings) for wanted in (True, False))
+    weights = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, parameter in plain.named_parameters():
+            parameter.copy_(weights[name])
+    return model, plain
+
+
+@pytest.mark.parametrize("two_streams", [True, False])
+@pytest.mark.parametrize("attention", ["reference", "sdpa", "cpu"])
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_cls_is_what_a_last_layer_of_all_content_rows_makes_of_it_and_targets_are_as_without_it(
+    two_streams, attention, settings
+):
+    model, plain = twins(two_streams, attention=attention, **settings)
+    batch, memory = random_batch(20, reuse=10), random_memory(model.config, 2, 5)
+    batch.query_rank[:, -1] = batch.key_rank[:, -1]  # so that by its rank it would not see itself
+    hidden, _ = model.backbone(batch, memory)
+    at_targets, _ = plain.backbone(batch, memory)
+    plain.backbone.two_streams = False  # weights have no part in it: the content stream is the same
+    everywhere = torch.arange(20).expand(2, -1)
+    content, _ = plain.backbone(dataclasses.replace(batch, target_positions=everywhere), memory)
+    torch.testing.assert_close(hidden, torch.cat([content[:, -1:], at_targets], dim=1), atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("two_streams", [True, False])
+def test_the_losses_are_that_of_the_targets_and_the_cross_entropy_of_the_label(two_streams):
+    model, plain = twins(two_streams)
+    batch, memory = random_batch(rows=4), random_memory(model.config, 4, 3)
+    loss, _, of_label = model(batch, memory)
+    head = model.auxiliary["next_sentence"]
+    hidden, _ = model.backbone(batch, memory)
+    pooled = torch.tanh(F.linear(hidden[:, 0], head.dense.weight, head.dense.bias))
+    logits = pooled @ head.logits.weight.T + head.logits.bias
+    expected = -logits.log_softmax(1)[torch.arange(4), batch.pair_label].mean()
+    torch.testing.assert_close(of_label, expected)
+    torch.testing.assert_close(loss, plain(batch, memory)[0])
+    scores = model.logits(batch, memory)
+    torch.testing.assert_close(scores[0], plain.logits(batch, memory)[0])
+    torch.testing.assert_close(scores[2], logits)
+
+
+@pytest.mark.parametrize("two_streams", [True, False])
+def test_the_label_teaches_head_and_backbone_and_nothing_else(two_streams):
+    model = make_model(two_streams, next_sentence=True)
+    batch = random_batch()
+    _, _, of_label = model(batch, random_memory(model.config, 2, 3))
+    of_label.backward()
+    taught = {name for name, p in model.named_parameters() if p.grad is not None and p.grad.any()}
+    untaught = {"output.bias", "backbone.mask_embedding"}  # which the query stream alone starts from
+    assert taught == {name for name, _ in model.named_parameters()} - untaught
+
+
+def test_without_it_no_parameter_row_or_number_is_there():
+    model, plain = make_model(next_sentence=True), make_model()
+    more = {name for name, _ in model.named_parameters()} - {name for name, _ in plain.named_parameters()}
+    assert more == {
+        f"auxiliary.next_sentence.{part}.{kind}" for part in ("dense", "logits") for kind in ("weight", "bias")
+    }
+    batch, memory = random_batch(), random_memory(plain.config, 2, 3)
+    loss, _ = plain(batch, memory)
+    hidden, _ = plain.backbone(batch, memory)
+    assert hidden.size(1) == batch.targets.size(1)
+    losses = F.cross_entropy(plain.output(hidden).flatten(0, 1), batch.targets.flatten())
+    torch.testing.assert_close(loss, losses)
+
+
+def test_the_backbone_starts_from_the_same_values_with_it():
+    shape = ModelConfig(vocab_size=40, n_layer=1, d_model=8, n_head=2, d_inner=8, init="local", init_std=0.3)
+    with_it, without = {}, {}
+    for found, wanted in ((with_it, True), (without, False)):
+        torch.manual_seed(0)
+        found.update(LanguageModel(shape, True, wanted).named_parameters())
+    assert all(torch.equal(with_it[name], value) for name, value in without.items())
+    head = with_it["auxiliary.next_sentence.dense.weight"]
+    assert head.std().item() == pytest.approx(0.3, rel=0.3)
+    assert not with_it["auxiliary.next_sentence.dense.bias"].any()
+
+
+def test_it_learns_to_tell_what_follows_from_what_does_not(tokenizer, tmp_path):
+    rng = np.random.default_rng(0)
+    subjects = rng.choice(["bada", "fefo", "gugi"], 200)  # of which a document knows one
+    documents = [[" ".join([subject] * rng.integers(1, 3)) + "." for _ in range(40)] for subject in subjects]
+    store = write_store(tmp_path / "store", documents, tokenizer, 0.1, {"source": "docstrings"}, {})
+    data = DataConfig(store="x", window=24, reuse_len=4)
+    objective = build_objective(ObjectiveConfig(next_sentence=True), data, tokenizer.starts_word)
+    lanes = Lanes(store.train, 16, stride=4, reach=data.reach, run_windows=8, bidirectional=True, seed=0)
+    loader = Loader(lanes, data, objective, seed=0)
+    shape = ModelConfig(
+        vocab_size=300, n_layer=2, d_model=32, n_head=2, d_inner=64, mem_len=0, dropout=0.0, dropatt=0.0, init_std=0.1
+    )
+    model, memory = LanguageModel(shape, True, next_sentence=True), first_memory(shape, 16)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    for step in range(40):
+        loss, _, of_label = model(loader.batch(step, range(16)), memory)
+        optimizer.zero_grad()
+        (loss + of_label).backward()
+        optimizer.step()
+    unseen = [loader.batch(step, range(16)) for step in range(1000, 1010)]
+    right = [model.logits(batch, memory)[2].argmax(1) == batch.pair_label for batch in unseen]
+    assert torch.cat(right).float().mean() > 0.65  # half of the labels are 1; of the others a third cannot be told
