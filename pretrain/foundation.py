@@ -17,6 +17,7 @@ from xlpre.objectives.build import build_objective
 from xlpre.objectives.loader import Loader
 from xlpre.text.tokenizer import Tokenizer
 from xlpre.training import checkpoint
+from xlpre.training.identity import check_place
 
 FORMAT = 3  # of a checkpoint: names of parameters, what a batch of a step is
 
@@ -43,6 +44,7 @@ class Foundation:
 
     def __init__(self, config: PretrainConfig, typed: Collection[str]) -> None:
         self.config = config
+        check_place(config.run_dir)
         self.store, self.tokenizer = _open(config)
         self.start = Start(config, self.store, self.tokenizer, typed)
         self.objective = build_objective(config.objective, config.data, self.tokenizer.starts_word)
@@ -102,7 +104,7 @@ def _facts(config: PretrainConfig, store: TokenStore, shape: ModelConfig) -> dic
 def _open(config: PretrainConfig) -> tuple[TokenStore, Tokenizer]:
     store = TokenStore(config.data.store)
     if Path(config.tokenizer.path).exists():
-        tokenizer = Tokenizer.load(config.tokenizer.path, config.tokenizer.preprocess)
+        tokenizer = Tokenizer.named_in(config.tokenizer)
         store.check_vocabulary(tokenizer, f"tokenizer.path={config.tokenizer.path}")
     return store, store.tokenizer()
 
