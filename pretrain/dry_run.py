@@ -28,10 +28,10 @@ def dry_run(config: PretrainConfig, typed: Collection[str] = ()) -> None:
     Samples(config, foundation.store, foundation.tokenizer)
     lanes_of(process(), n_processes(), config.train.batch_size, config.train.accumulation)
     start, about = foundation.start, foundation.start.about
-    if saved := checkpoint.complete(checkpoints_of(config)):
-        step = checkpoint.facts_of(saved[-1], foundation.facts)["step"]
-        over = is_finished(config, typed)
-        about = f"finished already at step {step:,}" if over else f"goes on from {saved[-1]} at step {step:,}"
+    saved = next(filter(checkpoint.is_intact, reversed(checkpoint.complete(checkpoints_of(config)))), None)
+    if saved:
+        step, over = foundation.facts_of(saved)["step"], is_finished(config, typed)
+        about = f"finished already at step {step:,}" if over else f"goes on from {saved} at step {step:,}"
     if is_main():
         print(
             as_yaml(start.resolved()) + _sizes(start.resolved(), len(foundation.store.train)) + f"# {about}", flush=True

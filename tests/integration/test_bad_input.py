@@ -60,7 +60,10 @@ def check_sentence(stderr, message):
         ("run_dir=", "run_dir is empty"),
         (f"run_dir={__file__}/run", "test_bad_input.py is there already and is no folder; set another run_dir"),
         ("data.store=", "data.store is empty"),
-        (f"data.store={Path(__file__).parent}", "is not a token store; data.store names what pretrain/prepare.py wrote"),
+        (
+            f"data.store={Path(__file__).parent}",
+            "is not a token store; data.store names what pretrain/prepare.py wrote",
+        ),
         (f"tokenizer.path={__file__}", f"tokenizer.path={__file__}: not a SentencePiece model"),
         ("eval.sentences=[abc]", "eval.sentences: 'abc' has no blank; mark one with ____"),
         ("deepspeed.zero_optimization=1", "deepspeed.zero_optimization (1) must be a mapping"),

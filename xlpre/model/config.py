@@ -6,7 +6,16 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Literal
 
-LEAST = {"n_layer": 1, "d_model": 1, "n_head": 1, "d_inner": 1, "mem_len": 0, "vocab_size": 0, "d_head": 0, "d_embed": 0}
+LEAST = {
+    "n_layer": 1,
+    "d_model": 1,
+    "n_head": 1,
+    "d_inner": 1,
+    "mem_len": 0,
+    "vocab_size": 0,
+    "d_head": 0,
+    "d_embed": 0,
+}
 
 
 @dataclass(frozen=True)

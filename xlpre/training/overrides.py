@@ -37,6 +37,7 @@ class Asked(dict[str, Any]):
         return super().__getitem__(key)
 
     def get(self, key: str, default: Any = None) -> Any:
+        """As of any mapping."""
         self.known.add(key)
         return super().get(key, default)
 
