@@ -141,6 +141,15 @@ class Job:
                 self._write_model(step, self.run_dir / "best", weights)
         return measured
 
+    def check_result(self, measured: Measure) -> None:
+        """Raise ValueError if what was `measured` last is not finite; every process must call it."""
+        if not math.isfinite(measured.loss):
+            self.writer.finish()
+            raise ValueError(
+                f"the held-out loss is not finite after the last step ({self.course.step:,}), so that the model is of no use and the run is "
+                "not finished; begin under another name with a lower optim.lr"
+            )
+
     def save(self) -> None:
         """Begin a checkpoint, which is written while training goes on; every process must call it."""
         step, seconds = self.course.step, self.course.seconds

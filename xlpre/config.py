@@ -175,7 +175,8 @@ def _parse(word: str, schema: DictConfig) -> DictConfig:
     branch = OmegaConf.create()
     try:
         if not isinstance(_node(schema, key), StringNode):  # a string is what was typed: 007 stays 007
-            parsed = OmegaConf.create(f"value: {value}")._get_node("value") if value else None
+            holder: Any = OmegaConf.create(f"value: {value}")
+            parsed = holder._get_node("value") if value else None
         OmegaConf.update(branch, key, parsed)
     except yaml.YAMLError:
         raise ValueError(f"{word!r}: the value is neither a number, true, false, null nor a list") from None
@@ -216,7 +217,8 @@ def _check_kind(wanted: Any, value: Any, origin: str) -> None:
             raise ValueError(f"{origin} ({value._value()}) must be {what}")
     if isinstance(value, DictConfig):
         for key in value:
-            if ":" in str(key) and value._get_node(key)._is_none():  # as YAML reads {a:1}
+            inside: Any = value._get_node(key)
+            if ":" in str(key) and inside._is_none():  # as YAML reads {a:1}
                 raise ValueError(f"{origin}: {key!r} has no value; put a space after its colon")
 
 
@@ -233,7 +235,7 @@ def _longest(path: str, value: Any) -> str:
     """`path` and the keys under it, down to the first setting."""
     while isinstance(value, DictConfig) and len(value):
         key = next(iter(value))
-        path, value = f"{path}.{key}", value._get_node(key)
+        path, value = f"{path}.{key!s}", value._get_node(key)
     return path
 
 

@@ -103,6 +103,12 @@ def test_what_deepspeed_cannot_do_is_refused_too(words, tmp_path, changes, messa
     assert not (tmp_path / "tiny").exists()
 
 
+def test_a_run_that_ends_with_a_destroyed_model_is_not_finished(words, tmp_path):
+    done = run("pretrain/run.py", *words(optim__lr=1e30, train__steps=5))  # updates are skipped from the second on
+    refused(done, "the held-out loss is not finite after the last step (5)")
+    assert not (tmp_path / "tiny" / "model").exists() and not (tmp_path / "tiny" / "checkpoints").exists()
+
+
 def test_a_config_that_is_not_there_or_no_yaml_is_named(tmp_path):
     refused(run("pretrain/run.py", "--config", tmp_path / "none.yaml"), "none.yaml: no such file")
     (tmp_path / "bad.yaml").write_text("model: [1,\n")
