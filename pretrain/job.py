@@ -146,8 +146,8 @@ class Job:
         if not math.isfinite(measured.loss):
             self.writer.finish()
             raise ValueError(
-                f"the held-out loss is not finite after the last step ({self.course.step:,}), so that the model is of no use and the run is "
-                "not finished; begin under another name with a lower optim.lr"
+                f"the held-out loss is not finite after the last step ({self.course.step:,}), so that the model is of no use and the run "
+                "is not finished; begin under another name with a lower optim.lr"
             )
 
     def save(self) -> None:
