@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from xlpre.training.engine import TrainConfig, check_compiled, check_overrides
+from xlpre.training.engine import TrainConfig, check_compiled
+from xlpre.training.identity import check_identity
 from xlpre.training.optim import LayerwiseOptimConfig
+from xlpre.training.overrides import check_overrides
 from xlpre.training.schedule import ScheduleConfig
 
 
@@ -207,8 +209,7 @@ class FinetuneConfig:
     deepspeed: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if "/" in self.name:
-            raise ValueError(f"name ({self.name!r}) names a folder in runs/ and must not hold a slash; set run_dir")
+        check_identity(self.name, self.run_dir, self.seed + self.seeds - 1)
         if self.seed < 0 or self.seeds < 1:
             raise ValueError(f"seed ({self.seed}) must be at least 0 and seeds ({self.seeds}) at least 1")
         if self.epochs is not None and self.epochs <= 0:

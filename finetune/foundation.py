@@ -18,8 +18,9 @@ from finetune.long import check_memory
 from finetune.sources import TRAIN
 from finetune.tasks import build_task
 from xlpre.exchange.fine_tuned import FineTuned, fine_tuned
-from xlpre.exchange.folder import load_folder
+from xlpre.exchange.folder import load_init
 from xlpre.training.distributed import n_processes
+from xlpre.training.identity import check_place
 
 FORMAT = 1  # of a checkpoint: names of parameters, what a batch of a step is
 
@@ -46,10 +47,11 @@ class Foundation:
         if not config.task or not config.init:
             missing = "task" if not config.task else "init"
             raise ValueError(f"{missing} is not set; say task=NAME (such as glue/mrpc) and init=FOLDER (of a model)")
+        check_place(config.run_dir)
         self.task = build_task(config.task, config.data, config.model.summary)
         examples: dict[str, Sequence[Example]] = {split: self.task.read(split) for split in (TRAIN, *self.task.dev)}
         self._test = {split: self.task.read(split) for split in self.task.test}  # what is wrong is said before training
-        self.folder = load_folder(config.init)
+        self.folder = load_init(config.init)
         self.tokenizer = self.folder.vocabulary(f"init={config.init}")
         examples[TRAIN] = _drawn(examples[TRAIN], config.data.limit, config.seed)
         self.train = self.split(TRAIN, examples[TRAIN])

@@ -20,7 +20,7 @@ from xlpre.training.checkpoint_writer import CheckpointWriter
 from xlpre.training.course import Course
 from xlpre.training.distributed import Talk, is_main, n_processes, process, seed_everything
 from xlpre.training.engine import PRECISIONS, build_engine, precision_on, settings_for
-from xlpre.training.state import put_state, weights_of
+from xlpre.training.state import put_state
 from xlpre.training.stopping import Stopping
 
 KEPT = "kept"
@@ -113,7 +113,7 @@ class Job:
         return self.folder / KEPT
 
     def _keep(self) -> None:
-        weights = weights_of(self.engine, keep=is_main())
+        weights = self._writer.weights(self.course.step, self.engine)
         if is_main():
             self._write(self.course.step, self.result, weights)
         self.talk.barrier()

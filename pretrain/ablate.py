@@ -22,6 +22,7 @@ from pretrain.ablation import Ablation, Run, outcomes, table
 from pretrain.foundation import Foundation, is_finished
 from xlpre.atomic import new_file
 from xlpre.command import run_command
+from xlpre.objectives.loader import lanes_of
 from xlpre.side_by_side import Errand, run_all
 from xlpre.tables import as_markdown, write_table
 
@@ -44,6 +45,15 @@ def check(ablation: Ablation) -> None:
             Foundation(run.config, ())
         except ValueError as error:
             raise ValueError(f"row {run.row}: {error}") from None
+
+
+def _check_shares(run: Run, processes: int) -> None:
+    """Raise ValueError if so many processes cannot share the batch of a run."""
+    train = run.config.train
+    try:
+        lanes_of(0, processes, train.batch_size, train.accumulation)
+    except ValueError as error:
+        raise ValueError(f"row {run.row} with --processes {processes}: {error}") from None
 
 
 def compare(ablation: Ablation) -> None:
@@ -101,7 +111,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     said = parser.parse_intermixed_args(argv)
     if not (said.print or said.run or said.table):
         parser.error("say what to do: --print, --run or --table")
+    for flag in ("jobs", "processes"):
+        if (number := getattr(said, flag)) is not None and number < 1:
+            raise ValueError(f"--{flag} ({number}) must be at least 1")
     ablation = Ablation(said.ablation, said.words, said.rows, said.seeds)
+    for run in ablation.runs:
+        _check_shares(run, said.processes)
     errands = [errand_of(run, said.processes) for run in ablation.runs]
     if said.print:
         print("\n".join(shlex.join(errand.command) for errand in errands))

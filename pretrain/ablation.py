@@ -40,6 +40,10 @@ class AblationConfig:
                 "an ablation needs `base:` (a file), `rows:` (names with lists of words) and at least 1 in `seeds:`"
             )
         for row, words in self.rows.items():
+            if row in ("", ".", "..") or "/" in row:
+                raise ValueError(
+                    f"row {row!r}: its name is that of a folder and must not be empty, . or .., or hold a slash"
+                )
             for word in [*self.common, *words]:
                 if word.partition("=")[0] in OURS:
                     raise ValueError(f"row {row}: {word} is decided by the row's name and number; leave it out")
@@ -96,6 +100,8 @@ class Ablation:
         self.rows = {row: changes for row, changes in config.rows.items() if row in (rows or config.rows)}
         common = [*config.common, *words]
         n_seeds = config.seeds if seeds is None else seeds
+        if n_seeds < 1:
+            raise ValueError(f"--seeds ({n_seeds}) must be at least 1")
         self.runs = [self._run(row, seed, common) for seed in range(1, n_seeds + 1) for row in self.rows]
 
     @property

@@ -8,11 +8,14 @@ from typing import Any
 from xlpre.data.layout import DataConfig
 from xlpre.model.config import ModelConfig
 from xlpre.model.memory import MemoryConfig
+from xlpre.objectives.blanks import BLANK, has_blank
 from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.text.corpus import TextConfig
 from xlpre.text.tokenizer import TokenizerConfig
-from xlpre.training.engine import TrainConfig, check_compiled, check_overrides
+from xlpre.training.engine import TrainConfig, check_compiled
+from xlpre.training.identity import check_identity
 from xlpre.training.optim import OptimConfig
+from xlpre.training.overrides import check_overrides
 from xlpre.training.schedule import ScheduleConfig
 
 
@@ -44,6 +47,9 @@ class EvalConfig:
             raise ValueError(
                 f"eval.mem_len ({self.mem_len}) must be at least 0 and eval.partial_k ({self.partial_k}) at least 1, or null"
             )
+        for sentence in self.sentences:
+            if not has_blank(sentence):
+                raise ValueError(f"eval.sentences: {sentence!r} has no blank; mark one with {BLANK}")
 
 
 @dataclass(frozen=True)
@@ -76,10 +82,7 @@ class PretrainConfig:
     deepspeed: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if "/" in self.name:
-            raise ValueError(
-                f"name ({self.name!r}) names folders in runs/, stores/ and tokenizers/ and must not hold a slash; set run_dir"
-            )
+        check_identity(self.name, self.run_dir, self.seed)
         if self.seed < 0:
             raise ValueError(f"seed ({self.seed}) must be at least 0")
         check_compiled(self.train, self.model.attention)

@@ -8,6 +8,7 @@ from pretrain.config import PretrainConfig
 from pretrain.cost import batch_shape, parameters
 from pretrain.foundation import Foundation, checkpoints_of, is_finished
 from pretrain.held_out import held_out_lanes
+from pretrain.samples import Samples
 from xlpre.config import as_yaml
 from xlpre.objectives.loader import lanes_of
 from xlpre.training import checkpoint
@@ -24,12 +25,13 @@ def dry_run(config: PretrainConfig, typed: Collection[str] = ()) -> None:
     check_wandb(config.train.wandb)
     foundation = Foundation(config, typed)
     held_out_lanes(config, foundation.store)
+    Samples(config, foundation.store, foundation.tokenizer)
     lanes_of(process(), n_processes(), config.train.batch_size, config.train.accumulation)
     start, about = foundation.start, foundation.start.about
-    if saved := checkpoint.complete(checkpoints_of(config)):
-        step = checkpoint.facts_of(saved[-1], foundation.facts)["step"]
-        over = is_finished(config, typed)
-        about = f"finished already at step {step:,}" if over else f"goes on from {saved[-1]} at step {step:,}"
+    saved = next(filter(checkpoint.is_intact, reversed(checkpoint.complete(checkpoints_of(config)))), None)
+    if saved:
+        step, over = foundation.facts_of(saved)["step"], is_finished(config, typed)
+        about = f"finished already at step {step:,}" if over else f"goes on from {saved} at step {step:,}"
     if is_main():
         print(
             as_yaml(start.resolved()) + _sizes(start.resolved(), len(foundation.store.train)) + f"# {about}", flush=True

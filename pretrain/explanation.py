@@ -160,7 +160,7 @@ def _notes(pair_label: int, data: DataConfig, n_tokens: int) -> list[str]:
 def vocabulary(config: PretrainConfig) -> Tokenizer:
     """The vocabulary that `tokenizer.path` names, or else the store's."""
     if Path(config.tokenizer.path).exists():
-        return Tokenizer.load(config.tokenizer.path, config.tokenizer.preprocess)
+        return Tokenizer.named_in(config.tokenizer)
     if Path(config.data.store).exists():
         return TokenStore(config.data.store).tokenizer()
     raise ValueError(

@@ -17,6 +17,7 @@ from xlpre.objectives.build import build_objective
 from xlpre.objectives.loader import Loader
 from xlpre.text.tokenizer import Tokenizer
 from xlpre.training import checkpoint
+from xlpre.training.identity import check_place
 
 FORMAT = 3  # of a checkpoint: names of parameters, what a batch of a step is
 
@@ -43,11 +44,33 @@ class Foundation:
 
     def __init__(self, config: PretrainConfig, typed: Collection[str]) -> None:
         self.config = config
+        check_place(config.run_dir)
         self.store, self.tokenizer = _open(config)
         self.start = Start(config, self.store, self.tokenizer, typed)
         self.objective = build_objective(config.objective, config.data, self.tokenizer.starts_word)
         self.loader = Loader(_train_lanes(config, self.store), config.data, self.objective, config.seed)
         self.facts = _facts(config, self.store, self.start.shape)
+
+    def facts_of(self, saved: Path, **more: Any) -> dict[str, Any]:
+        """What a checkpoint of this run says.
+
+        Args:
+            saved: the checkpoint.
+            more: facts besides ours that must be the same.
+
+        Raises:
+            ValueError: it was made with another text, or other settings.
+        """
+        was = checkpoint.facts_of(saved)
+        checkpoint.check_facts(saved, {"format": was.get("format")}, {"format": FORMAT})
+        if was["data"]["store"] != self.store.fingerprint:
+            raise ValueError(
+                f"{saved} was made with another text than data.store={self.store.path} holds (fingerprints {was['data']['store'][:12]} "
+                f"and {self.store.fingerprint[:12]}); put back the data.store of {self.config.run_dir}/config.yaml, or give the run "
+                "another name"
+            )
+        checkpoint.check_facts(saved, was, {**self.facts, **more})
+        return was
 
 
 def checkpoints_of(config: PretrainConfig) -> Path:
@@ -67,7 +90,9 @@ def step_of_model(config: PretrainConfig) -> int:
 
 
 def is_finished(config: PretrainConfig, typed: Collection[str] = ()) -> bool:
-    """Whether the run has its last checkpoint and its model folder.
+    """Whether the run has its last checkpoint, every byte as it was written, and its model folder.
+
+    The checkpoint is read through, which takes as long as loading it; one that is damaged would be passed over by a start.
 
     Raises:
         ValueError: it has, but was made with other settings than `config`.
@@ -80,8 +105,8 @@ def is_finished(config: PretrainConfig, typed: Collection[str] = ()) -> bool:
         return False  # killed between the two
     if last["step"] < config.train.steps and (hours is None or last["seconds"] < hours * 3600):
         return False
-    checkpoint.check_facts(done[-1], last, Foundation(config, typed).facts)
-    return True
+    Foundation(config, typed).facts_of(done[-1])
+    return checkpoint.is_intact(done[-1])
 
 
 def _facts(config: PretrainConfig, store: TokenStore, shape: ModelConfig) -> dict[str, Any]:
@@ -102,7 +127,7 @@ def _facts(config: PretrainConfig, store: TokenStore, shape: ModelConfig) -> dic
 def _open(config: PretrainConfig) -> tuple[TokenStore, Tokenizer]:
     store = TokenStore(config.data.store)
     if Path(config.tokenizer.path).exists():
-        tokenizer = Tokenizer.load(config.tokenizer.path, config.tokenizer.preprocess)
+        tokenizer = Tokenizer.named_in(config.tokenizer)
         store.check_vocabulary(tokenizer, f"tokenizer.path={config.tokenizer.path}")
     return store, store.tokenizer()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Generator
 from functools import partial
 from pathlib import Path
@@ -83,7 +84,7 @@ class Job:
         check_shared(self.run_dir, self.talk)
         folder, train = checkpoints_of(config), config.train
         saved = checkpoint.newest(folder, self.talk)
-        was = checkpoint.facts_of(saved, self._facts) if saved else {}
+        was = self._foundation.facts_of(saved, precision=str(self.dtype)) if saved else {}
         self.writer = CheckpointWriter(folder, self.talk, train.keep_last, train.keep_every, self._publish)
         self.tokens: int = was.get("tokens", 0)
         self._best_loss: float | None = was.get("best_held_out_loss")
@@ -133,12 +134,21 @@ class Job:
         measured, filled = self._evaluation(model), self._samples.fill(model)
         if is_main():
             self._samples.write(step, filled)
-        if step and (self._best_loss is None or measured.loss < self._best_loss):
+        if step and measured.loss < (math.inf if self._best_loss is None else self._best_loss):
             self._best_loss = measured.loss
-            weights = weights_of(self.engine, keep=is_main())
+            weights = self.writer.weights(step, self.engine)
             if is_main():
                 self._write_model(step, self.run_dir / "best", weights)
         return measured
+
+    def check_result(self, measured: Measure) -> None:
+        """Raise ValueError if what was `measured` last is not finite; every process must call it."""
+        if not math.isfinite(measured.loss):
+            self.writer.finish()
+            raise ValueError(
+                f"the held-out loss is not finite after the last step ({self.course.step:,}), so that the model is of no use and the run "
+                "is not finished; begin under another name with a lower optim.lr"
+            )
 
     def save(self) -> None:
         """Begin a checkpoint, which is written while training goes on; every process must call it."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from pretrain.cost import batch_shape, flops_per_step
+from pretrain.held_out import Measure
 from pretrain.job import Job
 from xlpre.training.devices import device_named
 from xlpre.training.distributed import n_processes
@@ -47,7 +48,7 @@ class Log(RunLog):
             "tokens": job.tokens,
         }
 
-    def measure(self) -> None:
+    def measure(self) -> Measure:
         """Held-out loss and samples."""
         with self.paused():
             got = self._job.measure()
@@ -64,6 +65,7 @@ class Log(RunLog):
                     "seconds": self._job.course.seconds,
                 },
             )
+        return got
 
 
 def progress(line: Mapping[str, Any]) -> str:

@@ -35,7 +35,9 @@ def pretrain(config: PretrainConfig, typed: Collection[str] = ()) -> None:
         if course.step % config.train.log_every == 0 or course.finished or stopped:
             log.write()
         if course.step % config.eval.every == 0 or course.finished:
-            log.measure()
+            measured = log.measure()
+            if course.finished:
+                job.check_result(measured)
         if course.step % config.train.save_every == 0 or course.finished or stopped:
             with log.paused():
                 job.save()

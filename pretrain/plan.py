@@ -177,10 +177,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--peak", type=float, help="TFLOP/s of the device, in place of its maker's figure")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win over the file's")
     words = parser.parse_intermixed_args(argv)
+    for flag in ("gpus", "nodes", "tokens", "peak"):
+        value = getattr(words, flag)
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"--{flag} ({value:g}) must be a positive number; leave it out for what is usual")
     device = DEVICES[words.device]
-    if words.peak:
+    if words.peak is not None:
         device = dataclasses.replace(device, flops=words.peak * 1e12)
-    nodes = words.nodes or max(math.ceil(words.gpus / device.per_node), 1)
+    nodes = words.nodes or math.ceil(words.gpus / device.per_node)
     config = load(PretrainConfig, words.config, words.overrides)
     print(describe(Plan(config, device, words.gpus, nodes, words.mfu), words.device, words.tokens))
 

@@ -33,14 +33,19 @@ class Plan:
 
     def __post_init__(self) -> None:
         rows = self.config.train.batch_size
-        if min(self.gpus, self.nodes) < 1 or self.gpus % self.nodes:
+        if self.gpus % self.nodes:
             raise ValueError(
                 f"--gpus ({self.gpus}) counts all of them and must be a multiple of --nodes ({self.nodes})"
+            )
+        if rows < self.gpus:
+            raise ValueError(
+                f"--gpus ({self.gpus}) must be at most train.batch_size ({rows}): each GPU needs a row of its own; take fewer, or "
+                "raise train.batch_size"
             )
         if rows % self.gpus:
             raise ValueError(
                 f"train.batch_size ({rows}) must be a multiple of --gpus ({self.gpus}); set train.batch_size="
-                f"{max(rows // self.gpus, 1) * self.gpus}"
+                f"{rows // self.gpus * self.gpus}"
             )
         if self.config.train.batch_warmup_steps and self.rows < 2:
             raise ValueError(

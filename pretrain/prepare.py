@@ -15,7 +15,7 @@ from pretrain.config import PretrainConfig
 from xlpre.command import run_command
 from xlpre.config import from_command_line
 from xlpre.data.building import build_store
-from xlpre.data.store import TokenStore
+from xlpre.data.store import TokenStore, is_nothing, is_store
 from xlpre.text.corpus import TextConfig, files
 from xlpre.text.tokenizer import Tokenizer
 
@@ -24,11 +24,13 @@ def make_store(config: PretrainConfig) -> TokenStore:
     """The store of `config`: the one that is there, or a new one.
 
     Raises:
-        ValueError: the one that is there was made from another text or with another vocabulary.
+        ValueError: the one that is there was made from another text or with another vocabulary, or is something else.
     """
     path = Path(config.data.store)
-    tokenizer = Tokenizer.load(config.tokenizer.path, config.tokenizer.preprocess)
-    if path.exists() and any(path.iterdir()):
+    if not is_nothing(path) and not is_store(path):
+        raise ValueError(f"data.store={path} is there already and is no token store; choose another data.store")
+    tokenizer = Tokenizer.named_in(config.tokenizer)
+    if not is_nothing(path):
         store = TokenStore(path)
         store.check_vocabulary(tokenizer, f"tokenizer.path={config.tokenizer.path}")
         _check_source(store, config.text)

@@ -37,7 +37,7 @@ def train(config: PretrainConfig, words: list[str]) -> None:
     rows = config.train.batch_size // config.train.accumulation
     processes = max(n for n in range(1, available + 1) if rows % n == 0)
     command = [*launcher(processes), os.path.relpath(Path(__file__).with_name("run.py")), *words]
-    print("+", " ".join(command), flush=True)
+    print("+", shlex.join(command), flush=True)
     environment = {**os.environ, "PYTHONWARNINGS": "ignore::FutureWarning"}
     if not torch.cuda.is_available():
         environment["DS_ACCELERATOR"] = "cpu"

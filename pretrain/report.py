@@ -109,7 +109,8 @@ def _page(
 
 def _loss_plot(name: str, trained: list[Line], measured: list[Line], others: dict[str, list[Line]]) -> Any:
     figure, axes = _axes(9, 4)
-    axes.plot(_millions(trained), [x["loss"] for x in trained], color="#9db4d6", linewidth=1, label="training")
+    losses = [x["loss"] for x in trained]
+    axes.plot(_millions(trained), losses, _line(losses), color="#9db4d6", linewidth=1, markersize=4, label="training")
     styles = itertools.cycle(OTHERS)
     for lines, label, color in [
         (measured, name, "#1f4e9c"),
@@ -135,10 +136,15 @@ def _loss_plot(name: str, trained: list[Line], measured: list[Line], others: dic
 
 def _plot(lines: list[Line], key: str, label: str) -> str:
     figure, axes = _axes(4.5, 2.6)
-    axes.plot(_millions(lines), [x[key] for x in lines], color="#1f4e9c", linewidth=1.2)
+    axes.plot(_millions(lines), [x[key] for x in lines], _line(lines), color="#1f4e9c", linewidth=1.2, markersize=4)
     axes.set_ylim(bottom=0)
     axes.set_ylabel(label)
     return _svg(figure)
+
+
+def _line(points: Sequence[Any]) -> str:
+    """How matplotlib is to draw a curve: a single point has no line that would show it."""
+    return "o" if len(points) == 1 else "-"
 
 
 def _axes(width: float, height: float) -> tuple[Any, Any]:

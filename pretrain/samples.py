@@ -11,13 +11,18 @@ from pretrain.fill import Filled, fill, held_out_puzzles, solve
 from xlpre.atomic import new_file
 from xlpre.data.store import TokenStore
 from xlpre.model.language_model import LanguageModel
+from xlpre.objectives.blanks import blanks_batch
 from xlpre.text.tokenizer import Tokenizer
 
 COUNT = 6  # held-out sentences, where the user gives none
 
 
 class Samples:
-    """Sentences with blanks: `eval.sentences`, or some from the held-out text with one word hidden."""
+    """Sentences with blanks: `eval.sentences`, or some from the held-out text with one word hidden.
+
+    Raises:
+        ValueError: a sentence that is too long.
+    """
 
     def __init__(self, config: PretrainConfig, store: TokenStore, tokenizer: Tokenizer) -> None:
         self._path = Path(config.run_dir) / "samples.jsonl"
@@ -27,6 +32,11 @@ class Samples:
             self._sentences = []
         elif not self._sentences:
             self._puzzles = held_out_puzzles(store.held_out, tokenizer, COUNT, seed=0)
+        for text in self._sentences:
+            try:
+                blanks_batch(text, tokenizer)
+            except ValueError as error:
+                raise ValueError(f"eval.sentences: {error}") from None
 
     def fill(self, model: LanguageModel) -> list[Filled]:
         """Fill in all blanks; every process must call it."""

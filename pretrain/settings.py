@@ -15,7 +15,7 @@ says; words on the command line win over files. The resolved settings of a run a
 with the weights.
 
 `deepspeed` is handed to DeepSpeed as it is (`deepspeed.zero_optimization.stage=2`), except for what other keys decide: batch sizes,
-accumulation, clipping, precision, optimizer, schedule.
+accumulation, clipping, precision, optimizer, schedule. A key that DeepSpeed does not ask for is refused.
 
 This page is made by `python pretrain/settings.py`; the defaults are XLNet-Base.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pretrain.config import PretrainConfig
 from xlpre.data.store import TokenStore
-from xlpre.exchange.folder import ModelFolder, load_folder, put_weights
+from xlpre.exchange.folder import ModelFolder, load_init, put_weights
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
 from xlpre.text.corpus import TextConfig
@@ -106,7 +106,7 @@ def _merged(model: ModelConfig, has: ModelConfig, typed: Collection[str], init: 
 
 
 def _read(config: PretrainConfig, tokenizer: Tokenizer) -> ModelFolder:
-    folder = load_folder(config.init)
+    folder = load_init(config.init)
     theirs = folder.vocabulary(f"init={config.init}")
     way_out = f"make a store with tokenizer.path={config.init}/spiece.model"
     if theirs.sha256 != tokenizer.sha256:

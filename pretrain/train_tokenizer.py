@@ -23,7 +23,7 @@ def make_tokenizer(config: PretrainConfig) -> Tokenizer:
     """
     path, size = Path(config.tokenizer.path), config.tokenizer.vocab_size
     if path.exists():
-        tokenizer = Tokenizer.load(path, config.tokenizer.preprocess)
+        tokenizer = Tokenizer.named_in(config.tokenizer)
         if len(tokenizer) != size:
             raise ValueError(
                 f"{path} has {len(tokenizer)} pieces, tokenizer.vocab_size is {size}; set tokenizer.vocab_size={len(tokenizer)}, "

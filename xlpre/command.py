@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -19,10 +20,16 @@ LOST = (
     "wait timeout after",
     "Broken pipe",
 )
+UNITS = ("bytes", "K", "M", "G", "T", "P")  # powers of 1024
+# what torch says where there is too little memory, on a processor and on a GPU, or a tensor is larger than any
+OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
 
 
 def run_command(main: Callable[[], None]) -> None:
-    """Call `main`; a ValueError of ours, or a lack of disk or rights, is printed as one line by one process of each machine."""
+    """Call `main`; a ValueError of ours, or a lack of disk or rights, is printed as one line by one process of each machine.
+
+    Too little memory is another: it is said by the process that lacks it.
+    """
     try:
         main()
     except (ValueError, OSError) as error:
@@ -35,7 +42,10 @@ def run_command(main: Callable[[], None]) -> None:
             sys.stdout.flush()
             print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, MemoryError) or any(sign in str(error) for sign in OUT_OF_MEMORY):
+            print(f"error: {_out_of_memory(str(error))}", file=sys.stderr, flush=True)
+            sys.exit(2)
         if not any(sign in str(error) for sign in LOST):
             raise
         print(
@@ -48,3 +58,15 @@ def run_command(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print("interrupted; the same command begins again with what is not done", file=sys.stderr)
         sys.exit(130)
+
+
+def _out_of_memory(said: str) -> str:
+    """A sentence that has the amount, if it was said."""
+    asked = ""
+    if amount := re.search(r"allocate ([\d.]+) ([KMGTP]|bytes)", said):
+        n_bytes = float(amount[1]) * 1024 ** UNITS.index(amount[2])
+        asked = f", {n_bytes / 1e9:,.2f} GB more were asked for"
+    return (
+        f"process {os.environ.get('RANK', '0')} has too little memory{asked}; lower train.batch_size or model.mem_len, raise "
+        "train.accumulation, or set train.activation_checkpointing=true (pretrain/plan.py says what a pretraining takes)"
+    )

@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import difflib
 import inspect
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
 import yaml
-from omegaconf import DictConfig, OmegaConf, StringNode
+from omegaconf import DictConfig, ListConfig, OmegaConf, StringNode
 from omegaconf.errors import OmegaConfBaseException
 
 from xlpre.atomic import new_file
@@ -84,6 +85,7 @@ def load(
         except OmegaConfBaseException as error:
             raise ValueError(f"{origin}: {_one_line(error)}") from None
     try:
+        _check_finite(OmegaConf.to_container(merged, resolve=True))
         return OmegaConf.to_object(merged)  # type: ignore[return-value]
     except OmegaConfBaseException as error:
         raise ValueError(f"{path or 'settings'}: {_one_line(error)}") from None
@@ -160,6 +162,8 @@ def _read(path: Path, seen: tuple[Path, ...]) -> DictConfig:
     base = settings.pop("extends", None)
     if base is None:
         return settings
+    if not isinstance(base, str):
+        raise ValueError(f"--config {path}: extends ({base}) must be the path of another file, beside this one")
     return OmegaConf.merge(_read(path.parent / base, (*seen, path.resolve())), settings)  # type: ignore[return-value]
 
 
@@ -168,13 +172,16 @@ def _parse(word: str, schema: DictConfig) -> DictConfig:
     if not equals or not re.fullmatch(r"\w+(\.[\w-]+)*", key):
         raise ValueError(f"{word!r} is not of the form key=value")
     parsed: Any = value
-    if not isinstance(_node(schema, key), StringNode):  # a string is what was typed: 007 stays 007
-        try:
-            parsed = OmegaConf.create(f"value: {value}").value if value else None
-        except yaml.YAMLError:
-            raise ValueError(f"{word!r}: the value is neither a number, true, false, null nor a list") from None
     branch = OmegaConf.create()
-    OmegaConf.update(branch, key, parsed)
+    try:
+        if not isinstance(_node(schema, key), StringNode):  # a string is what was typed: 007 stays 007
+            holder: Any = OmegaConf.create(f"value: {value}")
+            parsed = holder._get_node("value") if value else None
+        OmegaConf.update(branch, key, parsed)
+    except yaml.YAMLError:
+        raise ValueError(f"{word!r}: the value is neither a number, true, false, null nor a list") from None
+    except OmegaConfBaseException as error:
+        raise ValueError(f"{word!r}: {_one_line(error)}") from None
     return branch
 
 
@@ -188,16 +195,48 @@ def _node(schema: DictConfig, key: str) -> Any:
 def _check_keys(schema: DictConfig, given: DictConfig, origin: str, prefix: str = "") -> None:
     for key in map(str, given):
         path = f"{prefix}{key}"
+        value: Any = given._get_node(key)
         if key not in schema:
-            known = list(_keys(_root(schema)))
-            raise ValueError(f"{origin}: there is no setting {path!r}; {_nearest(path, known)}")
-        inner, value = schema._get_node(key), given._get_node(key)
+            path = _longest(path, value)
+            raise ValueError(f"{origin}: there is no setting {path!r}; {nearest(path, list(_keys(_root(schema))))}")
+        inner = schema._get_node(key)
         if _is_group(inner):
             if not isinstance(value, DictConfig):
                 raise ValueError(
                     f"{origin}: {path!r} is a group of settings; name one of {', '.join(_keys(inner, path + '.'))}"
                 )
             _check_keys(inner, value, origin, path + ".")
+        else:
+            _check_kind(inner, value, f"{origin}: {path}")
+
+
+def _check_kind(wanted: Any, value: Any, origin: str) -> None:
+    """Raise ValueError if `value` is no list or no mapping where one is wanted."""
+    for kind, what in ((ListConfig, "a list, as [a, b]"), (DictConfig, "a mapping, as {a: 1, b: 2}")):
+        if isinstance(wanted, kind) and not isinstance(value, kind) and not value._is_interpolation():
+            raise ValueError(f"{origin} ({value._value()}) must be {what}")
+    if isinstance(value, DictConfig):
+        for key in value:
+            inside: Any = value._get_node(key)
+            if ":" in str(key) and inside._is_none():  # as YAML reads {a:1}
+                raise ValueError(f"{origin}: {key!r} has no value; put a space after its colon")
+
+
+def _check_finite(value: Any, path: str = "") -> None:
+    """Raise ValueError for a number that is none, or infinite: no setting means anything with it."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{path} ({value}) must be a finite number")
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, one in inside:
+        _check_finite(one, f"{path}.{key}" if path else str(key))
+
+
+def _longest(path: str, value: Any) -> str:
+    """`path` and the keys under it, down to the first setting."""
+    while isinstance(value, DictConfig) and len(value):
+        key = next(iter(value))
+        path, value = f"{path}.{key!s}", value._get_node(key)
+    return path
 
 
 def _root(node: DictConfig) -> DictConfig:
@@ -224,7 +263,8 @@ def _is_group(node: Any) -> TypeGuard[DictConfig]:
     return isinstance(node, DictConfig) and dataclasses.is_dataclass(OmegaConf.get_type(node))
 
 
-def _nearest(path: str, known: list[str]) -> str:
+def nearest(path: str, known: list[str]) -> str:
+    """A question that names the one of `known` that may have been meant by `path`; all of them where none is near."""
     last_words = {key.rpartition(".")[2] for key in known}
     last = difflib.get_close_matches(path.rpartition(".")[2], last_words, n=1, cutoff=0.7)
     named = [key for key in known if last and key.rpartition(".")[2] == last[0]]

@@ -65,6 +65,14 @@ def run(
     return subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=timeout, check=False)
 
 
+def damage(file: Path) -> None:
+    """Change a bit."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.unlink()  # not in what has a hard link to it
+    file.write_bytes(content)
+
+
 def answers_of(folder: Path, lines: list[str]) -> list[dict]:
     """What `finetune/predict.py` answers to lines, with the model of a run."""
     asked = subprocess.run(

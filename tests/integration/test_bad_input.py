@@ -1,6 +1,7 @@
 """What a user gets wrong is one sentence with the key or file and the way out, and leaves nothing half-written."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -39,7 +40,35 @@ def check_sentence(stderr, message):
         ("[=3", "is not of the form key=value"),
         ("model.n_head=0", "must be at least 1"),
         ("eval.mem_len=-4", "eval.mem_len (-4) must be at least 0"),
-        ("optim.lr=-1", "optim: lr (-1.0)"),
+        ("optim.lr=-1", "optim.lr (-1.0) must be positive"),
+        ("optim.lr=inf", "optim.lr (inf) must be a finite number"),
+        ("train.hours=nan", "train.hours (nan) must be a finite number"),
+        ("text.mixture={a: .inf}", "text.mixture.a (inf) must be a finite number"),
+        ("model.n_layer=0", "model.n_layer (0) must be at least 1"),
+        ("model.norm_eps=-1", "model.norm_eps (-1.0) must be positive"),
+        ("model.init_std=0", "model.init_std (0.0) must be positive"),
+        ("modle.n_layer=2", "there is no setting 'modle.n_layer'; did you mean 'model.n_layer'?"),
+        ("model.cutoffs=5", "model.cutoffs (5) must be a list, as [a, b]"),
+        ("text.mixture=[a]", "text.mixture (['a']) must be a mapping"),
+        ("text.mixture={a:1}", "text.mixture: 'a:1' has no value; put a space after its colon"),
+        ("seed=${seed}", "seed: Recursive interpolation detected"),
+        ("seed=${nothing}", "seed: Interpolation key 'nothing' not found"),
+        ("run_dir=${", "run_dir: "),
+        ("seed=99999999999999999999999", "must be at most 9223372036854775807"),
+        ("name=", "name ('') names folders, in runs/ and elsewhere, and must not be empty"),
+        ("name=..", "name ('..') names folders"),
+        ("run_dir=", "run_dir is empty"),
+        (f"run_dir={__file__}/run", "test_bad_input.py is there already and is no folder; set another run_dir"),
+        ("data.store=", "data.store is empty"),
+        (
+            f"data.store={Path(__file__).parent}",
+            "is not a token store; data.store names what pretrain/prepare.py wrote",
+        ),
+        (f"tokenizer.path={__file__}", f"tokenizer.path={__file__}: not a SentencePiece model"),
+        ("eval.sentences=[abc]", "eval.sentences: 'abc' has no blank; mark one with ____"),
+        ("deepspeed.zero_optimization=1", "deepspeed.zero_optimization (1) must be a mapping"),
+        ("deepspeed.zero_optimization.stage=4", "deepspeed.zero_optimization.stage (4) must be 0, 1, 2 or 3"),
+        ("deepspeed.zero_optimization.offload_param=cpu", "offload_param (cpu) must be a mapping, as {device: cpu}"),
         ("seed=-1", "seed (-1) must be at least 0"),
         ("train.hours=0", "train.hours (0.0) must be positive"),
         ("objective.next_sentence=true data.pairs=false", "data.pairs (False) must be true"),
@@ -78,6 +107,12 @@ def test_a_wrong_word_is_refused_before_anything_is_written(words, tmp_path, mon
 def test_what_deepspeed_cannot_do_is_refused_too(words, tmp_path, changes, message):
     refused(run("pretrain/run.py", *words(**changes)), message)
     assert not (tmp_path / "tiny").exists()
+
+
+def test_a_run_that_ends_with_a_destroyed_model_is_not_finished(words, tmp_path):
+    done = run("pretrain/run.py", *words(optim__lr=1e30, train__steps=5))  # updates are skipped from the second on
+    refused(done, "the held-out loss is not finite after the last step (5)")
+    assert not (tmp_path / "tiny" / "model").exists() and not (tmp_path / "tiny" / "checkpoints").exists()
 
 
 def test_a_config_that_is_not_there_or_no_yaml_is_named(tmp_path):

@@ -12,8 +12,11 @@ from torch import nn
 
 from tests.conftest import has_bf16, has_fp16
 from xlpre.training import distributed, state
+from xlpre.training.checkpoint import complete
+from xlpre.training.checkpoint_writer import CheckpointWriter
+from xlpre.training.distributed import Talk
 from xlpre.training.engine import TrainConfig, build_engine, precision_on, settings_for, start_processes
-from xlpre.training.optim import GuardedAdamW, OptimConfig
+from xlpre.training.optim import GuardedAdamW, OptimConfig, set_lr
 
 CPU = torch.device("cpu")
 
@@ -94,6 +97,21 @@ def test_an_update_that_is_not_finite_is_not_made_and_is_counted(precision, stag
     assert (after[2]["updates"], after[2]["skipped"]) == (2, counters["skipped"] + 1)
     update(engine, 3)
     assert not equal(everything(engine)[0], weights)
+
+
+@every_engine
+def test_weights_that_are_not_finite_are_not_saved(precision, stage, tmp_path):
+    engine = built(precision, stage)
+    writer = CheckpointWriter(tmp_path, Talk(), 2)
+    update(engine, 0)
+    writer.begin(1, engine, [], {}, lambda path, weights: path.mkdir())
+    set_lr(engine.optimizer, 3e38)
+    update(engine, 1)
+    with pytest.raises(
+        ValueError, match=r"not finite after step 2 \(\S+ is the first .* from step_00000001, which is good"
+    ):
+        writer.begin(2, engine, [], {}, lambda path, weights: path.mkdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"] == [x.name for x in complete(tmp_path)]
 
 
 def test_without_zero_deepspeed_itself_would_make_it(monkeypatch):
@@ -289,3 +307,39 @@ def test_nothing_of_deepspeeds_own_checkpoints_is_used():
         for path in (repository / folder).rglob("*.py"):
             code = path.read_text()
             assert not any(f".{name}(" in code for name in ("save_checkpoint", "load_checkpoint")), path
+
+
+# settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"wall_clock_breakdwn": True}, r"deepspeed.wall_clock_breakdwn: .*did you mean 'wall_clock_breakdown'\?"),
+        ({"foo": 1}, r"deepspeed.foo: DeepSpeed has no such setting; the settings are .*zero_optimization"),
+        ({"amp": {"enabled": True}}, r"deepspeed: DeepSpeed refuses these settings: .*has been removed"),
+        ({"communication_data_type": "fp33"}, r"deepspeed: DeepSpeed refuses these settings: .*Got: fp33"),
+    ],
+)
+def test_a_setting_that_deepspeed_does_not_know_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        settings_for(TrainConfig(), OptimConfig(), CPU, 1, settings)
+
+
+def test_settings_that_deepspeed_knows_are_not_refused():
+    known = {
+        "wall_clock_breakdown": True,
+        "flops_profiler": {"enabled": False},
+        "checkpoint": {},
+        "compile": {},
+        "aio": {},
+    }
+    known |= {
+        "activation_checkpointing": {},
+        "tensorboard": {},
+        "csv_monitor": {},
+        "comms_logger": {},
+        "data_types": {},
+    }
+    known |= {"communication_data_type": "fp32", "zero_allow_untested_optimizer": True, "dump_state": False}
+    settings_for(TrainConfig(), OptimConfig(), CPU, 1, known)

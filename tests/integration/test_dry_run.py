@@ -7,9 +7,10 @@ import pytest
 
 from pretrain.config import PretrainConfig
 from pretrain.run import main
-from tests.integration.conftest import deepspeed_launcher, run
+from tests.integration.conftest import damage, deepspeed_launcher, run
 from xlpre.command import run_command
 from xlpre.config import load
+from xlpre.data.building import write_store
 from xlpre.model.language_model import without_data
 
 SCRIPT = "pretrain/run.py"
@@ -45,15 +46,21 @@ def test_a_dry_run_prints_settings_that_load_and_sizes_and_writes_nothing(words,
     )
 
 
-def test_a_dry_run_says_where_the_start_would_come_from(words, tmp_path, rehearsed):
-    assert run(SCRIPT, *words("first", train__steps=2)).returncode == 0
-    assert rehearsed(*words("first", train__steps=2)).endswith("# finished already at step 2\n")
-    (newest,) = (tmp_path / "first" / "checkpoints").glob("step_*")
+def test_a_dry_run_says_where_the_start_would_come_from(words, tmp_path, documents, tokenizer, rehearsed, capsys):
+    two = words("first", train__steps=2, train__save_every=1)
+    assert run(SCRIPT, *two).returncode == 0
+    assert rehearsed(*two).endswith("# finished already at step 2\n")
+    before, newest = sorted((tmp_path / "first" / "checkpoints").glob("step_*"))
     assert rehearsed(*words("first")).endswith(f"# goes on from {newest} at step 2\n")
     model = tmp_path / "first" / "model"
     assert f"# starts from the weights of {model} (xlpre)" in rehearsed(*words("second"), f"init={model}")
-    with pytest.raises(SystemExit):
-        rehearsed(*words("first"), "seed=9")  # not the run's
+    other = write_store(tmp_path / "other", documents[:300], tokenizer, 0.1, {"source": "docstrings"}, {})
+    for word, message in [("seed=9", "seed=1, now"), (f"data.store={other.path}", "another text than data.store=")]:
+        with pytest.raises(SystemExit):
+            rehearsed(*words("first"), word)
+        assert f"{newest} was made with {message}" in capsys.readouterr().err
+    damage(newest / "model" / "model.safetensors")
+    assert rehearsed(*two).endswith(f"# goes on from {before} at step 1\n")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +72,7 @@ def test_a_dry_run_says_where_the_start_would_come_from(words, tmp_path, rehears
         ("model.vocab_size=5", "leave it out, it is taken from the store"),
         ("train.accumulation=3", "set train.batch_size=3"),
         ("train.wandb=mine", "`pip install wandb`, or leave train.wandb empty"),
-        ("init=nowhere", "nowhere"),
+        ("init=nowhere", "init: nowhere: there is no such folder"),
     ],
 )
 def test_a_dry_run_refuses_what_a_start_would(words, tmp_path, monkeypatch, capsys, word, message):

@@ -84,6 +84,14 @@ def test_weights_that_are_not_numbers_stop_the_run_with_what_it_met_and_how_to_r
     assert again.returncode == 0 and "backbone.embedding.weight" in again.stdout.splitlines()[-1], again.stdout
 
 
+def test_weights_that_became_infinite_end_all_processes_and_are_not_saved(words, tmp_path):
+    run_words = words("spoilt", optim__lr=3e38, schedule__decay="constant", train__save_every=1, **{STAGE: 3})
+    done = run(SCRIPT, *run_words, launcher=deepspeed_launcher(2))
+    assert done.returncode == 2 and done.stderr.count("error: ") == 1, done.stderr
+    assert "the weights are not finite after step 1 (" in done.stderr and "lower optim.lr" in done.stderr
+    assert not [path.name for path in (tmp_path / "spoilt").iterdir() if path.name in ("model", "best", "checkpoints")]
+
+
 NOT_FINITE = {
     "stage0_nan": {STAGE: 0},
     "stage1_inf": {STAGE: 1},

@@ -1,5 +1,4 @@
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -12,7 +11,7 @@ import torch
 from pretrain.config import PretrainConfig
 from pretrain.cost import batch_shape, flops_per_step
 from tests.conftest import REPOSITORY, has_bf16
-from tests.integration.conftest import environment, run
+from tests.integration.conftest import damage, environment, run
 from xlpre.atomic import exclusive
 from xlpre.config import load
 from xlpre.exchange.folder import load_folder
@@ -129,16 +128,18 @@ def test_a_finished_run_says_so(plain_run):
     assert again.returncode == 0 and "finished already" in again.stdout
 
 
-def test_a_damaged_checkpoint_is_passed_over_for_an_older_one(plain_run, tmp_path):
+def test_a_damaged_checkpoint_of_a_finished_run_is_passed_over_for_an_older_one(plain_run, tmp_path):
     plain, words = plain_run
     shutil.copytree(plain, tmp_path / "damaged")
     checkpoints = sorted((tmp_path / "damaged" / "checkpoints").glob("step_*"))
-    largest = max(checkpoints[-1].glob("*.safetensors"), key=lambda path: path.stat().st_size)
-    os.truncate(largest, largest.stat().st_size - 1)
+    for folder in (checkpoints[-1] / "model", tmp_path / "damaged" / "model"):  # which are one, without the copying
+        damage(folder / "model.safetensors")
     again = run(SCRIPT, *words, f"run_dir={tmp_path / 'damaged'}")
     assert again.returncode == 0 and f"goes on from {checkpoints[-2]}" in again.stdout, again.stderr
     assert f"passed over, because a file is missing, cut or damaged: {checkpoints[-1].name}" in again.stdout
     assert losses(tmp_path / "damaged") == losses(plain)
+    weights = [path / "model" / "model.safetensors" for path in (tmp_path / "damaged", checkpoints[-1], plain)]
+    assert weights[0].samefile(weights[1]) and weights[0].read_bytes() == weights[2].read_bytes()
 
 
 def test_a_run_does_not_go_on_with_another_shape_or_seed(plain_run):

@@ -77,6 +77,16 @@ def test_a_file_that_extends_itself_is_refused(tmp_path):
         load(PretrainConfig, tmp_path / "a.yaml")
 
 
+def test_what_a_file_extends_is_a_path(tmp_path):
+    (tmp_path / "a.yaml").write_text("extends: 5\n")
+    with pytest.raises(ValueError, match=r"a.yaml: extends \(5\) must be the path of another file"):
+        load(PretrainConfig, tmp_path / "a.yaml")
+
+
+def test_a_setting_may_be_another_one():
+    assert load(PretrainConfig, None, ["optim.eps=${optim.lr}"]).optim.eps == PretrainConfig().optim.lr
+
+
 def test_a_misspelt_key_in_a_file_names_the_file_and_the_nearest_key(tmp_path):
     (tmp_path / "a.yaml").write_text("objective:\n  partial_l: 7\n")
     with pytest.raises(

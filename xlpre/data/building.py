@@ -17,6 +17,7 @@ import queue
 import shutil
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -67,12 +68,17 @@ def build_store(
     lock = exclusive(work, "another command prepares this store; wait for it, or stop it")
     try:
         tasks = _tasks(work, config, tokenizer)
-        _encode_all(tasks, config, tokenizer, show)
+        with _says_what_is_kept(work):
+            _encode_all(tasks, config, tokenizer, show)
         source = {key: value for key, value in dataclasses.asdict(config).items() if key != "workers"}
-        _assemble(path, tasks, tokenizer, config, {"source": source, "files": files(config)})
+        try:
+            _assemble(path, tasks, tokenizer, config, {"source": source, "files": files(config)})
+        except ValueError:  # too few documents: another text.held_out cuts other shards
+            shutil.rmtree(work)
+            raise
         shutil.rmtree(work)
     finally:
-        if not any(work.glob("*/[0-9]*")):
+        if not _has_shards(work):
             shutil.rmtree(work, ignore_errors=True)  # nothing in it to go on from
         lock.close()
     return TokenStore(path)
@@ -97,6 +103,20 @@ def write_store(
     finally:
         shutil.rmtree(task.folder.parent, ignore_errors=True)
     return TokenStore(path)
+
+
+def _has_shards(work: Path) -> bool:
+    return any(work.glob("*/[0-9]*"))
+
+
+@contextmanager
+def _says_what_is_kept(work: Path) -> Iterator[None]:
+    """Let a user who is told that his text cannot be read know of the shards that are there."""
+    try:
+        yield
+    except ValueError as error:
+        kept = f" (what is encoded is kept in {work}; the same command goes on from it)" if _has_shards(work) else ""
+        raise ValueError(f"{error}{kept}") from None
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ from xlpre.text.tokenizer import Tokenizer
 FORMAT = 2
 PARTS = ("train", "held_out")
 CHECKED_AT_OPENING = 256 << 20  # bytes; a larger store is read through by TokenStore.verify alone
+META = "meta.json"
+SIGNS = ("unigram.bin", *(f"{part}/tokens.bin" for part in PARTS))  # by which a store is known that lost its meta.json
 MAKE_AGAIN = "the store is damaged, delete the folder and make it again with pretrain/prepare.py"
 
 
@@ -46,6 +48,20 @@ class Part:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+
+def is_nothing(path: Path) -> bool:
+    """Whether there is nothing at `path`, or an empty folder."""
+    return not path.exists() or (path.is_dir() and not any(path.iterdir()))
+
+
+def is_store(path: Path) -> bool:
+    """Whether a folder has anything of a store in it, damaged or not."""
+    try:
+        meta = json.loads((path / META).read_text())
+    except (OSError, ValueError):
+        meta = None
+    return (isinstance(meta, dict) and "fingerprint" in meta) or any((path / name).exists() for name in SIGNS)
 
 
 class TokenStore:
@@ -117,23 +133,24 @@ class TokenStore:
             )
 
     def _read_meta(self) -> dict[str, Any]:
-        path = self.path / "meta.json"
-        try:
-            meta = json.loads(path.read_text())
-        except FileNotFoundError:
-            if self.path.is_dir() and any(self.path.iterdir()):
-                raise ValueError(
-                    f"data.store={self.path}: no meta.json in it; delete the folder and make the store again"
-                ) from None
+        if is_nothing(self.path):
             raise ValueError(
                 f"data.store={self.path}: no store there; make it with pretrain/prepare.py and the same settings"
-            ) from None
+            )
+        if not is_store(self.path):
+            inside = sorted(path.parent for path in self.path.glob(f"*/{META}") if is_store(path.parent))
+            hint = f"did you mean {inside[0]}?" if inside else "data.store names what pretrain/prepare.py wrote"
+            raise ValueError(f"data.store={self.path} is not a token store; {hint}")
+        path = self.path / META
+        try:
+            meta = json.loads(path.read_text())
         except (ValueError, OSError) as error:
             raise ValueError(f"{path}: cannot be read ({error}); {MAKE_AGAIN}") from None
         if not isinstance(meta, dict) or meta.get("format") != FORMAT:
             found = meta.get("format") if isinstance(meta, dict) else meta
             raise ValueError(
-                f"data.store={self.path}: format {found} is not {FORMAT}; delete the folder and make it again"
+                f"data.store={self.path}: format {found} is not {FORMAT}; the store is of another version of xlpre, make it again "
+                "with pretrain/prepare.py, under another name or in its place"
             )
         return meta
 

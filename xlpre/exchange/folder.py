@@ -125,6 +125,14 @@ def load_folder(path: str | Path) -> ModelFolder:
         ) from None
 
 
+def load_init(path: str) -> ModelFolder:
+    """Read the folder that the setting `init` names, which messages name, too."""
+    try:
+        return load_folder(path)
+    except ValueError as error:
+        raise ValueError(f"init: {error}") from None
+
+
 def _read(path: Path) -> ModelFolder:
     if tf.is_release(path):
         config, weights = tf.read_release(path)

@@ -6,6 +6,17 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Literal
 
+LEAST = {
+    "n_layer": 1,
+    "d_model": 1,
+    "n_head": 1,
+    "d_inner": 1,
+    "mem_len": 0,
+    "vocab_size": 0,
+    "d_head": 0,
+    "d_embed": 0,
+}
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -75,13 +86,12 @@ class ModelConfig:
     init_std: float = 0.02
 
     def __post_init__(self) -> None:
-        if (
-            min(self.n_layer, self.d_model, self.n_head, self.d_inner) < 1
-            or min(self.mem_len, self.vocab_size, self.d_head) < 0
-        ):
-            raise ValueError(
-                "model: n_layer, d_model, n_head and d_inner must be at least 1; mem_len, vocab_size and d_head at least 0"
-            )
+        for name, least in LEAST.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"model.{name} ({getattr(self, name)}) must be at least {least}")
+        for name in ("norm_eps", "init_std"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"model.{name} ({getattr(self, name)}) must be positive")
         if self.d_model % 2:
             raise ValueError(f"model.d_model ({self.d_model}) must be even: half of it is sines, half cosines")
         if not self.d_head and self.d_model % self.n_head:

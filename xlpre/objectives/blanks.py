@@ -13,7 +13,13 @@ from xlpre.text import symbols
 from xlpre.text.tokenizer import Tokenizer
 
 BLANK = "____"
+ANY_BLANK = "_{2,}"
 MAX_TOKENS = 2048  # attention takes memory by the square of it
+
+
+def has_blank(text: str) -> bool:
+    """Whether there is something to fill in."""
+    return re.search(ANY_BLANK, text) is not None
 
 
 def blanks_batch(text: str, tokenizer: Tokenizer) -> Batch:
@@ -30,7 +36,7 @@ def blanks_batch(text: str, tokenizer: Tokenizer) -> Batch:
         ValueError: no blank in it; too long.
     """
     # <eop> is a piece of its own that no text holds; the space before a blank belongs to the word that is missing
-    ids = tokenizer.encode(re.sub(r"\s*_{2,}", symbols.PIECES[symbols.EOP], text.strip()))
+    ids = tokenizer.encode(re.sub(rf"\s*{ANY_BLANK}", symbols.PIECES[symbols.EOP], text.strip()))
     space = tokenizer.pieces.index(symbols.SPACE) if symbols.SPACE in tokenizer.pieces else None
     ids = [i for i, after in zip(ids, [*ids[1:], None], strict=False) if not (i == space and after == symbols.EOP)]
     tokens = np.array([*ids, symbols.SEP, symbols.CLS])

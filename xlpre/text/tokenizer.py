@@ -63,8 +63,8 @@ class Tokenizer:
         self.model, self.preprocess = model, preprocess
         try:
             self._pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
-        except RuntimeError as error:
-            raise ValueError(f"{origin}: not a SentencePiece model ({str(error).splitlines()[0]})") from None
+        except RuntimeError:
+            raise ValueError(f"{origin}: not a SentencePiece model, as pretrain/train_tokenizer.py makes one") from None
         found = tuple(self._pieces.id_to_piece(i) for i in range(min(len(symbols.PIECES), len(self))))
         if found != symbols.PIECES:
             raise ValueError(
@@ -72,18 +72,24 @@ class Tokenizer:
             )
 
     @classmethod
-    def load(cls, path: str | Path, preprocess: Preprocess = "none") -> Tokenizer:
-        """Read a model file, which does not say how text is preprocessed for it.
+    def load(cls, path: str | Path, preprocess: Preprocess = "none", origin: str = "") -> Tokenizer:
+        """Read a model file, which does not say how text is preprocessed for it; messages name `origin`, or the file.
 
         Raises:
             ValueError: no such file, not a SentencePiece model, or one without XLNet's symbols.
         """
+        origin = origin or str(path)
         try:
-            return cls(Path(path).read_bytes(), str(path), preprocess)
+            return cls(Path(path).read_bytes(), origin, preprocess)
         except FileNotFoundError:
-            raise ValueError(f"{path}: there is no vocabulary; make it with pretrain/train_tokenizer.py") from None
+            raise ValueError(f"{origin}: there is no vocabulary; make it with pretrain/train_tokenizer.py") from None
         except OSError as error:
-            raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+            raise ValueError(f"{origin}: cannot be read: {error.strerror}") from None
+
+    @classmethod
+    def named_in(cls, config: TokenizerConfig) -> Tokenizer:
+        """Read the model file that settings name."""
+        return cls.load(config.path, config.preprocess, f"tokenizer.path={config.path}")
 
     def save(self, path: str | Path) -> None:
         """Write the model file, whole or not at all."""

@@ -58,6 +58,12 @@ def newest(folder: Path, talk: Talk) -> Path | None:
     return None
 
 
+def is_intact(checkpoint: Path) -> bool:
+    """Whether its every byte is as it was written; this process reads it all."""
+    files = facts_of(checkpoint)["files"]
+    return all(checksum(checkpoint / name) == about["crc32c"] for name, about in files.items())
+
+
 def facts_of(checkpoint: Path, expected: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """What its manifest says.
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from xlpre.atomic import new_file, sync
 from xlpre.training.checkpoint import MANIFEST, MODEL, checksum, complete, facts_of
 from xlpre.training.distributed import Talk, is_main, n_processes, process
-from xlpre.training.state import counters_of, moments_of, weights_of
+from xlpre.training.state import all_finite, counters_of, moments_of, weights_of
 
 LaneMemory = tuple[Sequence[int], Tensor, Tensor]  # lanes, hidden (L, B, M, D), valid (B,)
 
@@ -66,14 +66,17 @@ class CheckpointWriter:
             memories: of the lanes of this process.
             facts: small things to know on resuming: what must agree, and what goes on (the clock).
             write_model: makes a model folder of weights; called on process 0, in the background.
+
+        Raises:
+            ValueError: the weights are not finite; nothing of them is written.
         """
         self.finish()
+        weights = self.weights(step, engine)
         self._target = self._folder / f"step_{step:08d}"
         if is_main():
             shutil.rmtree(self._target, ignore_errors=True)  # an unfinished one of the same step
             self._target.mkdir(parents=True)
         self._talk.barrier()
-        weights = weights_of(engine, keep=is_main())
         moments = moments_of(engine, keep=lambda index: index % n_processes() == process())
         lanes: dict[str, Tensor] = {}
         for group, (numbers, hidden, valid) in enumerate(memories):
@@ -84,6 +87,28 @@ class CheckpointWriter:
             }
         self._facts = {"step": step, "n_processes": n_processes(), "counters": counters_of(engine), **facts}
         self._work = self._thread.submit(self._write, self._target, weights, moments, lanes, write_model)
+
+    def weights(self, step: int, engine: Any) -> dict[str, Tensor]:
+        """The model's weights, on process 0, to be written as those of `step`; every process must call it.
+
+        Raises:
+            ValueError: they are not finite. What was begun before is a checkpoint by then.
+        """
+        weights = weights_of(engine, keep=is_main())
+        spoilt = self._talk.from_main(next((name for name, weight in weights.items() if not all_finite(weight)), ""))
+        if spoilt:
+            self.finish()
+            good = complete(self._folder)
+            way_out = (
+                f"with a lower optim.lr the run goes on from {good[-1].name}, which is good"
+                if good
+                else "lower optim.lr"
+            )
+            raise ValueError(
+                f"the weights are not finite after step {step:,} ({spoilt} is the first of them), and were not saved; {way_out}, or begin "
+                "under another name with another train.precision"
+            )
+        return weights
 
     @property
     def writing(self) -> bool:

@@ -13,18 +13,8 @@ import torch
 from torch import nn
 
 from xlpre.training.optim import OptimConfig, build_optimizer
+from xlpre.training.overrides import Asked, check_known
 
-# what the project decides from its own settings; the user's `deepspeed:` may not contradict it
-OWNED = {
-    "train_batch_size": "train.batch_size",
-    "train_micro_batch_size_per_gpu": "train.batch_size and train.accumulation",
-    "gradient_accumulation_steps": "train.accumulation",
-    "gradient_clipping": "optim.clip",
-    "optimizer": "optim.*",
-    "scheduler": "schedule.*",
-    "bf16": "train.precision",
-    "fp16": "train.precision",
-}
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -104,13 +94,6 @@ class TrainConfig:
         return sum(map(self.rows_of, range(rising))) + (steps - rising) * self.batch_size
 
 
-def check_overrides(overrides: dict[str, Any]) -> None:
-    """Raise ValueError for settings of DeepSpeed that the project owns."""
-    for key in overrides:
-        if key in OWNED:
-            raise ValueError(f"deepspeed.{key} is decided by {OWNED[key]}; set that instead")
-
-
 def check_compiled(train: TrainConfig, attention: str) -> None:
     """Raise ValueError if a model is to be compiled whose attention (`model.attention`) torch.compile cannot follow."""
     if train.compile and attention == "cpu":
@@ -157,15 +140,21 @@ def settings_for(
         "steps_per_print": 2**31,
     }
     settings = _merged(ours, overrides)
+    asked = Asked(settings)
+    deepspeed = _deepspeed(device)
+    from deepspeed.runtime.config import DeepSpeedConfigError
     from pydantic import ValidationError  # which DeepSpeed brings
 
     try:
-        _deepspeed(device).DeepSpeedConfig(dict(settings))
+        deepspeed.DeepSpeedConfig(asked)
     except ValidationError as error:
         first = error.errors()[0]
         raise ValueError(
             f"deepspeed: {'.'.join(map(str, first['loc']))}: {first['msg']} (its own name of the key)"
         ) from None
+    except (DeepSpeedConfigError, ValueError, TypeError, AssertionError) as error:  # whatever it stumbles over
+        raise ValueError(f"deepspeed: DeepSpeed refuses these settings: {error}") from None
+    check_known(overrides, asked)
     return settings
 
 

@@ -32,15 +32,17 @@ class OptimConfig:
     clip: float = 1.0
 
     def __post_init__(self) -> None:
-        if (
-            min(self.lr, self.eps) <= 0
-            or min(self.weight_decay, self.clip) < 0
-            or not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1)
-        ):
-            raise ValueError(
-                f"optim: lr ({self.lr}) and eps ({self.eps}) must be positive, weight_decay ({self.weight_decay}) and clip ({self.clip}) "
-                f"at least 0, beta1 ({self.beta1}) and beta2 ({self.beta2}) at least 0 and below 1"
-            )
+        rules = {
+            "lr": (self.lr > 0, "positive"),
+            "eps": (self.eps > 0, "positive"),
+            "weight_decay": (self.weight_decay >= 0, "at least 0"),
+            "clip": (self.clip >= 0, "at least 0, which does not clip"),
+            "beta1": (0 <= self.beta1 < 1, "at least 0 and below 1"),
+            "beta2": (0 <= self.beta2 < 1, "at least 0 and below 1"),
+        }
+        for name, (kept, rule) in rules.items():
+            if not kept:
+                raise ValueError(f"optim.{name} ({getattr(self, name)}) must be {rule}")
 
 
 @dataclass(frozen=True)

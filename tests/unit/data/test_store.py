@@ -89,8 +89,32 @@ def test_a_store_of_another_format_is_refused(store, tmp_path):
     older = shutil.copytree(store.path, tmp_path / "older")
     meta = json.loads((older / "meta.json").read_text())
     (older / "meta.json").write_text(json.dumps({**meta, "format": 1}))
-    with pytest.raises(ValueError, match="format 1 is not 2; delete the folder"):
+    with pytest.raises(ValueError, match="format 1 is not 2; the store is of another version"):
         TokenStore(older)
+
+
+def test_what_is_no_store_is_not_called_damaged(store, tmp_path):
+    with pytest.raises(ValueError, match="no store there; make it with pretrain/prepare.py"):
+        TokenStore(tmp_path / "none")
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("Ba be bi.")
+    (tmp_path / "texts" / "meta.json").write_text('{"format": 2}')  # of something else
+    for path in (tmp_path / "texts", tmp_path / "texts" / "a.txt"):
+        with pytest.raises(ValueError, match=rf"{path} is not a token store; data.store names what"):
+            TokenStore(path)
+    shutil.copytree(store.path, tmp_path / "all" / "mine")
+    with pytest.raises(ValueError, match=r"is not a token store; did you mean .*all/mine\?"):
+        TokenStore(tmp_path / "all")
+
+
+@pytest.mark.parametrize("content", [None, "{", "3"])
+def test_a_store_whose_meta_json_is_gone_or_cut_is_damaged(store, tmp_path, content):
+    broken = shutil.copytree(store.path, tmp_path / "broken")
+    (broken / "meta.json").unlink()
+    if content:
+        (broken / "meta.json").write_text(content)
+    with pytest.raises(ValueError, match=r"meta.json: cannot be read .*the store is damaged|format 3 is not 2"):
+        TokenStore(broken)
 
 
 def test_a_store_of_sentences_has_one_a_line(documents, tokenizer, tmp_path):

@@ -59,6 +59,7 @@ def test_a_run_is_the_base_with_the_words_of_its_row_and_reads_the_text_of_the_b
         ({"a": [], "b": ["train.steps=0"]}, [], r"row b: .*train.steps \(0\) must be at least 1"),
         ({"a": ["seed=3"]}, [], r"row a: seed=3 is decided by the row's name and number"),
         ({"a": []}, ["c"], r"has no row 'c'; it has a$"),
+        ({"a/b": []}, [], r"row 'a/b': its name is that of a folder and must not .* hold a slash"),
         ({}, [], r"needs `base:`"),
     ],
 )
@@ -67,10 +68,24 @@ def test_a_row_that_is_wrong_is_told_before_anything_runs(written, rows, only, m
         Ablation(written(rows), rows=only)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--seeds", "0"], r"--seeds \(0\) must be at least 1"),
+        (["--jobs", "0"], r"--jobs \(0\) must be at least 1"),
+        (["--processes", "0"], r"--processes \(0\) must be at least 1"),
+        (["--processes", "3"], r"row a with --processes 3: train.batch_size \(32\) .* set train.batch_size=30"),
+    ],
+)
+def test_a_number_that_is_wrong_is_told_before_anything_runs(written, words, message):
+    with pytest.raises(ValueError, match=message):
+        main([str(written({"a": []})), "--print", *words])
+
+
 @pytest.mark.parametrize("path", sorted((REPOSITORY / "configs/ablations").glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_rows_of_every_file_are_good_and_each_changes_something_else(path):
     ablation = Ablation(path, seeds=1)
-    shapes = {str(dataclasses.replace(run.config, name="", run_dir="")) for run in ablation.runs}
+    shapes = {str(dataclasses.replace(run.config, name="same", run_dir="same")) for run in ablation.runs}
     assert len(shapes) == len(ablation.rows)
 
 

@@ -4,8 +4,9 @@ import sys
 import numpy as np
 import pytest
 
-from pretrain.config import PretrainConfig
+from pretrain.config import EvalConfig, PretrainConfig
 from pretrain.fill import held_out_puzzles
+from pretrain.samples import Samples
 from tests.conftest import REPOSITORY
 from xlpre.config import from_command_line
 from xlpre.data.layout import DataConfig
@@ -37,7 +38,6 @@ def test_puzzles_hide_a_whole_word_of_held_out_text(store, tokenizer):
 
 
 def test_held_out_text_is_not_measured_twice(store, tokenizer):
-    from pretrain.config import EvalConfig, PretrainConfig
     from pretrain.held_out import Evaluation
     from xlpre.training.distributed import Talk
 
@@ -46,6 +46,12 @@ def test_held_out_text_is_not_measured_twice(store, tokenizer):
     evaluation = Evaluation(config, store, tokenizer, Talk())
     begins = [evaluation._loader.lanes.place(lane, step) for lane in range(4) for step in range(evaluation._windows)]
     assert len(begins) == len({place.begin // 16 for place in begins}) <= len(store.held_out) // 16
+
+
+def test_a_sentence_that_is_too_long_to_fill_in_is_refused_before_the_run_begins(store, tokenizer):
+    config = PretrainConfig(eval=EvalConfig(sentences=["Ba be bi bo bu. " * 1000 + "____"]))
+    with pytest.raises(ValueError, match=r"eval.sentences: the text has [\d,]+ tokens, at most 2,048 are read"):
+        Samples(config, store, tokenizer)
 
 
 def test_attention_written_by_hand_is_not_compiled():

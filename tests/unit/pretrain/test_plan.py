@@ -516,6 +516,15 @@ def test_a_plan_of_fp16_is_that_of_bf16_but_for_what_stage_1_keeps():
         (["--gpus", "6"], r"train.batch_size \(8192\) must be a multiple of --gpus \(6\); set train.batch_size=8190"),
         (["--gpus", "8", "--nodes", "3"], r"--nodes \(3\)"),
         (["--gpus", "8", "--mfu", "40"], r"--mfu \(40.0\)"),
+        (["--gpus", "100000"], r"--gpus \(100000\) must be at most train.batch_size \(8192\).*; take fewer, or raise"),
+        (["--gpus", "0"], r"--gpus \(0\) must be a positive number"),
+        (["--nodes", "0"], r"--nodes \(0\) must be a positive number"),
+        (["--tokens", "0"], r"--tokens \(0\) must be a positive number"),
+        (["--tokens", "-5"], r"--tokens \(-5\) must be a positive number"),
+        (["--peak", "0"], r"--peak \(0\) must be a positive number"),
+        (["--peak", "-1"], r"--peak \(-1\) must be a positive number"),
+        (["--peak", "nan"], r"--peak \(nan\) must be a positive number"),
+        (["deepspeed.zero_optimization=1"], r"deepspeed.zero_optimization \(1\) must be a mapping"),
     ],
 )
 def test_a_plan_that_cannot_be_is_refused_with_a_way_out(words, message):

@@ -33,6 +33,29 @@ def test_what_a_line_is_and_how_text_is_preprocessed_reach_the_store(config):
     assert store.tokenizer().preprocess == "cased" and store.meta["source"]["lines"] == "sentences"
 
 
+def test_a_folder_of_something_else_is_not_to_be_deleted(config, text_file):
+    for path in (text_file, text_file.parent):
+        with pytest.raises(ValueError, match=r"is there already and is no token store; choose another data.store"):
+            make_store(change(config, "data", store=str(path)))
+
+
+def test_a_text_with_too_few_documents_leaves_nothing(config, tmp_path):
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(ValueError, match=r"text.held_out=1e-09 left no document in the held_out part"):
+        make_store(change(config, "text", held_out=1e-9))
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_what_is_kept_of_a_text_that_cannot_be_read_is_said(config, text_file, tmp_path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_bytes(text_file.read_bytes())
+    (tmp_path / "texts" / "b.txt").write_bytes(b"Ba be.\n\xff")
+    with pytest.raises(
+        ValueError, match=r"b.txt, line 2.* \(what is encoded is kept in .*/\.store\.unfinished; the same command"
+    ):
+        make_store(change(config, "text", source=str(tmp_path / "texts" / "*.txt"), workers=1))
+
+
 @pytest.mark.parametrize(
     ("group", "settings", "message"),
     [

@@ -1,0 +1,51 @@
+import numpy as np
+import pytest
+import torch
+
+from xlpre.command import run_command
+
+
+def ended(main, capsys):
+    with pytest.raises(SystemExit) as end:
+        run_command(main)
+    return end.value.code, capsys.readouterr().err
+
+
+def raising(error):
+    def main():
+        raise error
+
+    return main
+
+
+@pytest.mark.parametrize(
+    ("main", "amount"),
+    [
+        (lambda: torch.empty(10**15), ", 4,000,000.00 GB more were asked for"),
+        (lambda: torch.empty(10**18, 10**18), ""),
+        (lambda: np.empty(10**15), ", 8,0"),
+        (
+            raising(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has")),
+            ", 2.68 GB more",
+        ),
+    ],
+)
+def test_too_little_memory_is_said_in_a_sentence(main, amount, capsys):
+    status, said = ended(main, capsys)
+    assert status == 2 and said.count("\n") == 1
+    assert (
+        said.startswith(f"error: process 0 has too little memory{amount}")
+        and "train.activation_checkpointing=true" in said
+    )
+
+
+def test_another_process_that_is_gone_is_status_3(capsys):
+    status, said = ended(raising(RuntimeError("[gloo] Connection closed by peer")), capsys)
+    assert status == 3 and "lost another" in said
+
+
+def test_a_mistake_of_the_program_is_a_traceback():
+    with pytest.raises(RuntimeError):
+        run_command(raising(RuntimeError("mat1 and mat2 shapes cannot be multiplied")))
+    with pytest.raises(ValueError, match="invalid literal"):
+        run_command(lambda: np.asarray(["a"]).astype(int))

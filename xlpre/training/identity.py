@@ -1,0 +1,32 @@
+"""What a run is called, where it goes and what it draws by: the rules that pretraining and fine-tuning share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+MAX_SEED = 2**63 - 1  # what torch and numpy both take
+
+
+def check_identity(name: str, run_dir: str, last_seed: int) -> None:
+    """Raise ValueError for a name that names no folder, for no folder, for a seed that is too large."""
+    if name in ("", ".", "..") or "/" in name:
+        raise ValueError(
+            f"name ({name!r}) names folders, in runs/ and elsewhere, and must not be empty, . or .., or hold a slash; set run_dir for "
+            "another place"
+        )
+    if not run_dir:
+        raise ValueError("run_dir is empty; name the folder of the run, or leave it out: runs/NAME")
+    if last_seed > MAX_SEED:
+        raise ValueError(f"seed ({last_seed}) must be at most {MAX_SEED}")
+
+
+def check_place(run_dir: str) -> None:
+    """Raise ValueError if `run_dir` is no folder and none can be made there, as far as can be told without making it."""
+    place = Path(run_dir)
+    while not (place.exists() or place.is_symlink()) and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        raise ValueError(f"run_dir={run_dir}: {place} is there already and is no folder; set another run_dir, or name")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise ValueError(f"run_dir={run_dir}: {place} is not yours to write in; set another run_dir, or name")

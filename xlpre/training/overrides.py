@@ -1,0 +1,69 @@
+"""What a user may tell DeepSpeed himself, as `deepspeed:` of the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from xlpre.config import nearest
+
+# what the project decides from its own settings; the user's `deepspeed:` may not contradict it
+OWNED = {
+    "train_batch_size": "train.batch_size",
+    "train_micro_batch_size_per_gpu": "train.batch_size and train.accumulation",
+    "gradient_accumulation_steps": "train.accumulation",
+    "gradient_clipping": "optim.clip",
+    "optimizer": "optim.*",
+    "scheduler": "schedule.*",
+    "bf16": "train.precision",
+    "fp16": "train.precision",
+}
+GROUPS = ("offload_optimizer", "offload_param")  # of zero_optimization, which the project reads, too
+
+
+class Asked(dict[str, Any]):
+    """Settings that note which keys they are asked for: those that whoever reads them knows. A copy notes in the same place."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        super().__init__(settings)
+        self.known: set[str] = set()
+
+    def __contains__(self, key: object) -> bool:
+        self.known.add(str(key))
+        return super().__contains__(key)
+
+    def __getitem__(self, key: str) -> Any:
+        self.known.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """As of any mapping."""
+        self.known.add(key)
+        return super().get(key, default)
+
+
+def check_overrides(overrides: Mapping[str, Any]) -> None:
+    """Raise ValueError for settings of DeepSpeed that the project owns, and for those that it reads, too, if they are none."""
+    for key in overrides:
+        if key in OWNED:
+            raise ValueError(f"deepspeed.{key} is decided by {OWNED[key]}; set that instead")
+    zero = overrides.get("zero_optimization", {})
+    _check_group("deepspeed.zero_optimization", zero, "stage: 2")
+    for name in GROUPS:
+        _check_group(f"deepspeed.zero_optimization.{name}", zero.get(name, {}), "device: cpu")
+    stage = zero.get("stage", 1)
+    if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
+        raise ValueError(f"deepspeed.zero_optimization.stage ({stage}) must be 0, 1, 2 or 3")
+
+
+def check_known(overrides: Mapping[str, Any], asked: Asked) -> None:
+    """Raise ValueError for a setting that DeepSpeed did not ask for when it read `asked`: it would have no effect."""
+    for key in overrides:
+        if key not in asked.known:
+            question = nearest(key, sorted(asked.known - OWNED.keys()))
+            raise ValueError(f"deepspeed.{key}: DeepSpeed has no such setting; {question}")
+
+
+def _check_group(key: str, value: Any, example: str) -> None:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{key} ({value}) must be a mapping, as {{{example}}}")
