@@ -43,7 +43,7 @@ def check_sentence(stderr, message):
         ("optim.lr=-1", "optim.lr (-1.0) must be positive"),
         ("optim.lr=inf", "optim.lr (inf) must be a finite number"),
         ("train.hours=nan", "train.hours (nan) must be a finite number"),
-        ("text.mixture={a: .inf}", "text.mixture.a (inf) must be a finite number"),
+        ("text.mixture.a=.inf", "text.mixture.a (inf) must be a finite number"),
         ("model.n_layer=0", "model.n_layer (0) must be at least 1"),
         ("model.norm_eps=-1", "model.norm_eps (-1.0) must be positive"),
         ("model.init_std=0", "model.init_std (0.0) must be positive"),

@@ -43,8 +43,6 @@ class DataConfig:
     workers: int = 1
 
     def __post_init__(self) -> None:
-        if not self.store:
-            raise ValueError("data.store is empty; name the folder of a token store, or leave it out: stores/NAME")
         new = self.window - self.reuse_len
         if self.window < 2 or self.reuse_len < 1 or (new != 0 and new < 2 + self.n_symbols):
             raise ValueError(
