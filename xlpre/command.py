@@ -23,12 +23,13 @@ LOST = (
 UNITS = ("bytes", "K", "M", "G", "T", "P")  # powers of 1024
 # what torch says where there is too little memory, on a processor and on a GPU, or a tensor is larger than any
 OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
+PORT_TAKEN = "EADDRINUSE"
 
 
 def run_command(main: Callable[[], None]) -> None:
     """Call `main`; a ValueError of ours, or a lack of disk or rights, is printed as one line by one process of each machine.
 
-    Too little memory is another: it is said by the process that lacks it.
+    What a process lacks, memory or a port or another process, is said by that one.
     """
     try:
         main()
@@ -43,21 +44,33 @@ def run_command(main: Callable[[], None]) -> None:
             print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
     except (RuntimeError, MemoryError) as error:
-        if isinstance(error, MemoryError) or any(sign in str(error) for sign in OUT_OF_MEMORY):
-            print(f"error: {_out_of_memory(str(error))}", file=sys.stderr, flush=True)
-            sys.exit(2)
-        if not any(sign in str(error) for sign in LOST):
+        if (lack := _lack(error)) is None:
             raise
-        print(
-            f"error: process {os.environ.get('RANK', '0')} lost another ({str(error).splitlines()[0][:120]}); it died or hangs. "
-            "The same command goes on from the last checkpoint",
-            file=sys.stderr,
-            flush=True,
-        )
-        sys.exit(3)
+        status, sentence = lack
+        print(f"error: {sentence}", file=sys.stderr, flush=True)
+        sys.exit(status)
     except KeyboardInterrupt:
         print("interrupted; the same command begins again with what is not done", file=sys.stderr)
         sys.exit(130)
+
+
+def _lack(error: RuntimeError | MemoryError) -> tuple[int, str] | None:
+    """Exit status and sentence, if what is wrong is not the program but what there is to run it."""
+    said, process = str(error), os.environ.get("RANK", "0")
+    if isinstance(error, MemoryError) or any(sign in said for sign in OUT_OF_MEMORY):
+        return 2, _out_of_memory(said)
+    if PORT_TAKEN in said:
+        port = os.environ.get("MASTER_PORT", "")
+        return (
+            2,
+            f"port {port} of this machine is taken, by another training perhaps; give the launcher another --master_port",
+        )
+    if any(sign in said for sign in LOST):
+        return 3, (
+            f"process {process} lost another ({said.splitlines()[0][:120]}); it died or hangs. "
+            "The same command goes on from the last checkpoint"
+        )
+    return None
 
 
 def _out_of_memory(said: str) -> str:

@@ -1,3 +1,5 @@
+import socket
+
 import numpy as np
 import pytest
 import torch
@@ -37,6 +39,16 @@ def test_too_little_memory_is_said_in_a_sentence(main, amount, capsys):
         said.startswith(f"error: process 0 has too little memory{amount}")
         and "train.activation_checkpointing=true" in said
     )
+
+
+def test_a_port_that_is_taken_is_said_with_the_way_out(capsys, monkeypatch):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        status, said = ended(lambda: torch.distributed.TCPStore("127.0.0.1", port, 1, is_master=True), capsys)
+    assert status == 2 and said.splitlines()[-1].startswith(f"error: port {port} of this machine is taken")
 
 
 def test_another_process_that_is_gone_is_status_3(capsys):
