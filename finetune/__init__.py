@@ -1,3 +1,1 @@
 """Commands that fine-tune a pretrained model, and the tasks they know."""
-
-import xlpre  # noqa: F401  # before torch: how threads wait

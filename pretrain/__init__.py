@@ -1,3 +1,1 @@
 """Commands: train_tokenizer, prepare, run, fill, report, quickstart. Each takes `--config FILE key=value ...`."""
-
-import xlpre  # noqa: F401  # before torch: how threads wait
