@@ -70,7 +70,7 @@ def config_of(point: Point) -> PretrainConfig:
         dropout=0.0,
         dropatt=0.0,
     )
-    data = DataConfig(store="", window=window, reuse_len=window if point["causal"] else window // 2)
+    data = DataConfig(store="none", window=window, reuse_len=window if point["causal"] else window // 2)
     return PretrainConfig(
         model=model, data=data, objective=ObjectiveConfig("causal" if point["causal"] else "permutation")
     )
