@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +18,13 @@ from statistics import median
 from typing import Any
 
 from matplotlib.figure import Figure
+from tunings import CONFIG, Tuning
 
-from finetune.results import Result
 from xlpre.atomic import new_file
 from xlpre.command import run_command
-from xlpre.side_by_side import Errand, run_all
+from xlpre.side_by_side import run_all
 from xlpre.tables import as_markdown, write_table
 
-REPOSITORY = Path(__file__).parents[1]
 TASKS = ("glue/sst-2", "glue/cola", "glue/mrpc", "glue/qnli", "squad/1.1", "race/middle")
 ARMS = {"pretrained": [], "random": ["from_scratch=true"]}
 COLOURS = {"pretrained": "#1f4e9c", "random": "#b0542c"}
@@ -42,38 +40,27 @@ TRIVIAL = {
 
 
 @dataclass(frozen=True)
-class Tuned:
+class Tuned(Tuning):
     """One fine-tuning: of which arm, on what, how."""
 
     task: str
     arm: str
     rate: str
-    seed: int
-    folder: Path
 
-    @property
-    def result(self) -> Result | None:
-        """None if it was not made yet."""
-        path = self.folder / f"seed_{self.seed}" / "result.json"
-        return Result.read(path) if path.exists() else None
-
-    def errand(self, said: argparse.Namespace) -> Errand:
-        """What makes it."""
+    def words(self, said: argparse.Namespace) -> list[str]:
+        """Its settings."""
         words = [f"task={self.task}", f"init={said.model}", f"data.dir={getattr(said, self.task.partition('/')[0])}"]
-        words += [f"optim.lr={self.rate}", f"seed={self.seed}", f"name={self.folder.name}", f"run_dir={self.folder}"]
-        script = os.path.relpath(REPOSITORY / "finetune/run.py")
-        command = ["python", script, "--config", said.config, *words, *ARMS[self.arm], *said.words]
-        return Errand(self.folder, command, lambda: self.result is not None)
+        return [*words, f"optim.lr={self.rate}", *ARMS[self.arm], *said.words]
 
 
 def make(said: argparse.Namespace) -> list[Tuned]:
     """Run all that is missing. Returns every run: those of the sweep, then those of other seeds."""
 
     def tuned(task: str, arm: str, rate: str, seed: int) -> Tuned:
-        return Tuned(task, arm, rate, seed, said.runs / f"{task.replace('/', '_')}_{arm}_{rate}_{seed}")
+        return Tuned(seed, said.runs / f"{task.replace('/', '_')}_{arm}_{rate}_{seed}", task, arm, rate)
 
     def run(wanted: Sequence[Tuned]) -> None:
-        run_all([one.errand(said) for one in wanted], said.jobs)
+        run_all([one.errand(said.config, one.words(said)) for one in wanted], said.jobs)
 
     sweep = [tuned(task, arm, rate, 1) for task in said.tasks for rate in said.rates for arm in ARMS]
     run(sweep)
@@ -91,7 +78,7 @@ def lines_of(made: Sequence[Tuned]) -> list[dict[str, Any]]:
     """What is kept of the runs."""
     lines = []
     for one in made:
-        result = _of(one)
+        result = one.result
         lines.append(
             {
                 "task": one.task,
@@ -181,15 +168,8 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
         figure.savefig(partly, format="png", dpi=150)
 
 
-def _of(one: Tuned) -> Result:
-    result = one.result
-    if result is None:
-        raise ValueError(f"{one.folder} has no result: it was stopped; the same command goes on")
-    return result
-
-
 def _score(one: Tuned) -> float:
-    return _of(one).main
+    return one.result.main
 
 
 def _list(said: str) -> list[str]:
@@ -207,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--rates", type=_list, default=["1e-4", "3e-4", "1e-3"], help="learning rates that both try: a,b,c"
     )
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--config", default=str(REPOSITORY / "configs/finetune/small.yaml"))
+    parser.add_argument("--config", default=CONFIG)
     parser.add_argument("--jobs", type=int, help="runs side by side (default: one for each GPU or core)")
     parser.add_argument("--out", type=Path, required=True, help="where results.jsonl, table.md and scores.png go")
     parser.add_argument("words", nargs="*", metavar="key=value", help="settings of every run")

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,14 +19,14 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from finetune.results import Result
+from tunings import CONFIG, Tuning
+
 from xlpre.atomic import new_file
 from xlpre.command import run_command
 from xlpre.exchange.folder import load_folder
-from xlpre.side_by_side import Errand, run_all
+from xlpre.side_by_side import run_all
 from xlpre.tables import as_markdown, write_table
 
-REPOSITORY = Path(__file__).parents[1]
 LEVELS = ("middle", "high")
 WAYS = {
     "cut": ["data.long=cut"],
@@ -72,34 +71,21 @@ def write_articles(said: argparse.Namespace) -> None:
 
 
 @dataclass(frozen=True)
-class Tuned:
-    """A fine-tuning."""
+class Tuned(Tuning):
+    """A fine-tuning, and the way it reads."""
 
     way: str
-    seed: int
-    folder: Path
 
-    @property
-    def is_done(self) -> bool:
-        """Whether there is a result."""
-        return self._result.exists()
-
-    @property
-    def _result(self) -> Path:
-        return self.folder / f"seed_{self.seed}" / "result.json"
-
-    def errand(self, said: argparse.Namespace) -> Errand:
-        """What makes it."""
-        words = [f"init={said.model}", f"data.dir={said.runs}", "data.train=[train.jsonl]", "data.dev=[dev.jsonl]"]
-        words += ["data.text=[text]", f"seed={self.seed}", f"name={self.folder.name}", f"run_dir={self.folder}"]
-        script = os.path.relpath(REPOSITORY / "finetune/run.py")
-        command = ["python", script, "--config", said.config, "task=classify", *words, *WAYS[self.way], *said.words]
-        return Errand(self.folder, command, lambda: self.is_done)
+    def words(self, said: argparse.Namespace) -> list[str]:
+        """Its settings."""
+        words = ["task=classify", f"init={said.model}", f"data.dir={said.runs}"]
+        words += ["data.train=[train.jsonl]", "data.dev=[dev.jsonl]", "data.text=[text]"]
+        return [*words, *WAYS[self.way], *said.words]
 
     def line(self, truths: Sequence[str], lengths: Sequence[int], max_len: int) -> dict[str, Any]:
         """What is kept of it: accuracy, also of articles that fit into a window and of those that do not."""
-        result = Result.read(self._result)
-        told = map(json.loads, (self.folder / f"seed_{self.seed}" / "dev.jsonl").read_text().splitlines())
+        result = self.result
+        told = map(json.loads, (self.seed_folder / "dev.jsonl").read_text().splitlines())
         right = [one["prediction"] == truth for one, truth in zip(told, truths, strict=True)]
         return {
             "way": self.way,
@@ -136,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--max-len", type=int, default=128, help="tokens of a window")
     parser.add_argument("--updates", type=int, default=375, help="of a run, 16 rows each")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--config", default=str(REPOSITORY / "configs/finetune/small.yaml"))
+    parser.add_argument("--config", default=CONFIG)
     parser.add_argument("--jobs", type=int, help="runs side by side (default: one for each GPU or core)")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("words", nargs="*", metavar="key=value", help="settings of every run")
@@ -146,11 +132,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     said.words = [f"data.max_len={said.max_len}", *steps, *said.words]
     write_articles(said)
     tuned = [
-        Tuned(way, seed, said.runs / f"{way.replace(', ', '_')}_{seed}")
+        Tuned(seed, said.runs / f"{way.replace(', ', '_')}_{seed}", way)
         for seed in range(1, said.seeds + 1)
         for way in WAYS
     ]
-    run_all([one.errand(said) for one in tuned], said.jobs)
+    run_all([one.errand(said.config, one.words(said)) for one in tuned], said.jobs)
     dev = [json.loads(line) for line in (said.runs / "dev.jsonl").read_text().splitlines()]
     tokenizer = load_folder(said.model).tokenizer
     lengths = [len(tokenizer.encode(one["text"])) + 2 for one in dev]

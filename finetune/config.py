@@ -209,9 +209,7 @@ class FinetuneConfig:
     deepspeed: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_identity(self.name, self.run_dir, self.seed + self.seeds - 1)
-        if self.seed < 0 or self.seeds < 1:
-            raise ValueError(f"seed ({self.seed}) must be at least 0 and seeds ({self.seeds}) at least 1")
+        check_identity(self.name, self.run_dir, self.seed, self.seeds)
         if self.epochs is not None and self.epochs <= 0:
             raise ValueError(f"epochs ({self.epochs}) must be positive, or null for train.steps")
         if self.warmup_share is not None and not 0 <= self.warmup_share <= 1:

@@ -83,8 +83,6 @@ class PretrainConfig:
 
     def __post_init__(self) -> None:
         check_identity(self.name, self.run_dir, self.seed)
-        if self.seed < 0:
-            raise ValueError(f"seed ({self.seed}) must be at least 0")
         if not self.data.store:
             raise ValueError("data.store is empty; name the folder of a token store, or leave it out: stores/NAME")
         check_compiled(self.train, self.model.attention)

@@ -28,9 +28,10 @@ def dry_run(config: PretrainConfig, typed: Collection[str] = ()) -> None:
     Samples(config, foundation.store, foundation.tokenizer)
     lanes_of(process(), n_processes(), config.train.batch_size, config.train.accumulation)
     start, about = foundation.start, foundation.start.about
-    saved = next(filter(checkpoint.is_intact, reversed(checkpoint.complete(checkpoints_of(config)))), None)
+    done, over = checkpoint.complete(checkpoints_of(config)), is_finished(config, typed)
+    saved = done[-1] if over else next(filter(checkpoint.is_intact, reversed(done)), None)
     if saved:
-        step, over = foundation.facts_of(saved)["step"], is_finished(config, typed)
+        step = foundation.facts_of(saved)["step"]
         about = f"finished already at step {step:,}" if over else f"goes on from {saved} at step {step:,}"
     if is_main():
         print(

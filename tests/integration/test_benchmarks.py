@@ -25,14 +25,14 @@ TINY = {
 
 
 def test_a_step_is_timed_against_hugging_faces_once_their_losses_agree():
-    done = run("benchmarks/step.py", "--config", json.dumps(TINY), "--vs", "hf", "--rounds", 2, "--rss")
+    # a smaller step fits into what the allocator holds already
+    shape = {**TINY, "rows": 16, "window": 128, "reuse_len": 64}
+    done = run("benchmarks/step.py", "--config", json.dumps(shape), "--vs", "hf", "--rounds", 2, "--rss")
     assert done.returncode == 0, done.stderr
     ours, theirs = map(json.loads, done.stdout.splitlines())
     assert abs(ours["loss"] - theirs["loss"]) < 1e-4
     assert ours["times_as_fast_as"].keys() == {"hf"} and ours["tokens_per_second"] > 0
-    assert (
-        ours["step_mb"] >= 0 and theirs["step_mb"] >= 0
-    )  # so small a step may fit into what the allocator holds already
+    assert ours["step_mb"] > 0 and theirs["step_mb"] > 0
 
 
 def test_every_backend_agrees_with_the_reference_with_the_dropout_that_it_draws():

@@ -210,9 +210,9 @@ def vocabulary_of_words(text):
 
 def test_the_page_about_objectives_shows_what_the_command_prints():
     page = (REPOSITORY / "docs/objectives.md").read_text()
-    command = re.search(r'pretrain/explain.py "([^"]*)".* data.pairs=false --step (\d+)', page)
+    command = re.search(r'pretrain/explain.py "([^"]*)" --config (\S+) (.*) --step (\d+)', page)
     whole_words = vocabulary_of_words(command[1])
-    config = load(PretrainConfig, REPOSITORY / "configs/pretrain/quickstart.yaml", ["data.pairs=false"])
-    printed = show(explain(command[1], whole_words, config, int(command[2])))
+    config = load(PretrainConfig, REPOSITORY / command[2], command[3].split())
+    printed = show(explain(command[1], whole_words, config, int(command[4])))
     shown = "\n\n".join(block.rstrip("\n") for block in re.findall(r"```text\n(.*?)```", page, re.DOTALL))
     assert shown == printed, "the draws changed: run the page's command again, paste what it prints, commit its picture"

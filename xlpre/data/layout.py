@@ -63,7 +63,7 @@ class DataConfig:
     @property
     def n_symbols(self) -> int:
         """<sep> and <cls> of a window."""
-        return 0 if self.reuse_len == self.window else 3 if self.pairs else 2
+        return 3 if self.has_pairs else 0 if self.reuse_len == self.window else 2
 
     @property
     def reach(self) -> int:

@@ -8,8 +8,8 @@ from pathlib import Path
 MAX_SEED = 2**63 - 1  # what torch and numpy both take
 
 
-def check_identity(name: str, run_dir: str, last_seed: int) -> None:
-    """Raise ValueError for a name that names no folder, for no folder, for a seed that is too large."""
+def check_identity(name: str, run_dir: str, seed: int, seeds: int = 1) -> None:
+    """Raise ValueError for a name that names no folder, for no folder, for one of `seeds` seeds, from `seed` on, that none can be."""
     if name in ("", ".", "..") or "/" in name:
         raise ValueError(
             f"name ({name!r}) names folders, in runs/ and elsewhere, and must not be empty, . or .., or hold a slash; set run_dir for "
@@ -17,8 +17,12 @@ def check_identity(name: str, run_dir: str, last_seed: int) -> None:
         )
     if not run_dir:
         raise ValueError("run_dir is empty; name the folder of the run, or leave it out: runs/NAME")
-    if last_seed > MAX_SEED:
-        raise ValueError(f"seed ({last_seed}) must be at most {MAX_SEED}")
+    if seed < 0:
+        raise ValueError(f"seed ({seed}) must be at least 0")
+    if seeds < 1:
+        raise ValueError(f"seeds ({seeds}) must be at least 1")
+    if (last := seed + seeds - 1) > MAX_SEED:
+        raise ValueError(f"seed ({last}) must be at most {MAX_SEED}")
 
 
 def check_place(run_dir: str) -> None:
