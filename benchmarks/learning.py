@@ -74,10 +74,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         folders = [word for name in TASKS if (folder := getattr(said, name)) for word in (f"--{name}", str(folder))]
         more = ["--jobs", said.jobs] if said.jobs else []
         sweep = ["--tasks", ",".join(tasks), "--rates", said.rates, "--seeds", said.seeds, *more]
-        out = str(said.out / "downstream")
-        call(
-            python, str(REPOSITORY / "benchmarks/downstream.py"), str(run_dir / "model"), *folders, *sweep, "--out", out
-        )
+        script, model = str(REPOSITORY / "benchmarks/downstream.py"), f"pretrained={run_dir / 'model'}"
+        call(python, script, "--models", model, *folders, *sweep, "--out", str(said.out / "downstream"))
 
 
 if __name__ == "__main__":

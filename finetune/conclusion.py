@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -55,8 +55,12 @@ def is_finished(foundation: Foundation, seed: int) -> bool:
 
 def conclude_run(
     foundation: Foundation, seed: int, steps: int, seconds: float, talk: Talk, device: torch.device
-) -> None:
-    """Measure the weights that were kept, as they are in their folder, and say what they were worth. Checkpoints are removed."""
+) -> Outputs:
+    """Measure the weights that were kept, as they are in their folder, and say what they were worth. Checkpoints are removed.
+
+    Returns:
+        What they answer to the first dev split.
+    """
     folder = seed_folder(foundation.config, seed)
     model, saved = _kept(foundation, folder, device)
     answers = [_answer(foundation, model, split, talk) for split in foundation.dev]
@@ -73,6 +77,7 @@ def conclude_run(
             _write_predictions(folder / f"{split.name}.jsonl", task.predictions(split, outputs))
         _write_result(foundation, seed, saved.folder.facts["step"], steps, seconds, found)
     talk.barrier()
+    return answers[0]
 
 
 def _write_result(
@@ -95,8 +100,18 @@ def _write_result(
     print(f"seed {seed}: kept the weights of step {kept_step:,}: {shown(found)}", flush=True)
 
 
-def conclude(foundation: Foundation, seeds: Sequence[int], talk: Talk, device: torch.device) -> None:
-    """Put the runs together, and predict with the best of them."""
+def conclude(
+    foundation: Foundation, seeds: Sequence[int], answered: Mapping[int, Outputs], talk: Talk, device: torch.device
+) -> None:
+    """Put the runs together, and predict with the best of them.
+
+    Args:
+        foundation: what they share.
+        seeds: of the runs.
+        answered: what some of them, by seed, answer to the first dev split; others are asked again.
+        talk: between the processes.
+        device: of this process.
+    """
     config = foundation.config
     run_dir, folders = Path(config.run_dir), [seed_folder(config, seed) for seed in seeds]
     results = [Result.read(folder / RESULT) for folder in folders]
@@ -107,16 +122,17 @@ def conclude(foundation: Foundation, seeds: Sequence[int], talk: Talk, device: t
     talk.barrier()
     model, saved = _kept(foundation, folder, device)
     tests, measured = foundation.test(), foundation.dev[0]
-    answers = [_answer(foundation, model, split, talk) for split in (*tests, measured)]
+    answers = [_answer(foundation, model, split, talk) for split in tests]
+    known = answered[best.seed] if best.seed in answered else _answer(foundation, model, measured, talk)
     if not is_main():
         return
     task = _task_of(foundation, saved)
-    predictions, tested = _write_tests(task, run_dir / "predictions", tests, answers[:-1])
-    predictions[measured.name] = task.predictions(measured, answers[-1])
+    predictions, tested = _write_tests(task, run_dir / "predictions", tests, answers)
+    predictions[measured.name] = task.predictions(measured, known)
     written = task.submit(run_dir / "predictions", predictions)
     summary = summarize(results)
     write_table([summary.row()], run_dir)
-    draw(run_dir, folders, foundation.task, measured, answers[-1])
+    draw(run_dir, folders, foundation.task, measured, known)
     _say(summary, tested, written, best, run_dir)
 
 

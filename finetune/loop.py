@@ -11,6 +11,7 @@ from finetune.config import FinetuneConfig
 from finetune.foundation import Foundation
 from finetune.job import Job
 from finetune.log import Log
+from finetune.task import Outputs
 from xlpre.atomic import exclusive
 from xlpre.config import dump
 from xlpre.training.distributed import (
@@ -50,19 +51,22 @@ def finetune(config: FinetuneConfig) -> None:
     if is_main():
         dump(foundation.config, run_dir / "config.yaml")
         print(_opening(foundation, device, len(todo)), flush=True)
+    answers: dict[int, Outputs] = {}
     for seed in todo:
-        if not _run(foundation, seed, talk, device, stopping):
+        answered = _run(foundation, seed, talk, device, stopping)
+        if answered is None:
             if is_main():
                 print(f"stopped with seed {seed} and saved; the same command goes on from there", flush=True)
             break
+        answers[seed] = answered
     else:
-        conclude(foundation, list(seeds), talk, device)
+        conclude(foundation, list(seeds), answers, talk, device)
     if lock:
         lock.close()
 
 
-def _run(foundation: Foundation, seed: int, talk: Talk, device: torch.device, stopping: Stopping) -> bool:
-    """One run. Returns whether it came to its end."""
+def _run(foundation: Foundation, seed: int, talk: Talk, device: torch.device, stopping: Stopping) -> Outputs | None:
+    """One run. Returns what it answers to the first dev split; None if it was stopped."""
     config = foundation.config
     job = Job(foundation, seed, seed_folder(config, seed), talk, device, stopping)
     log, course = Log(job), job.course
@@ -89,9 +93,7 @@ def _run(foundation: Foundation, seed: int, talk: Talk, device: torch.device, st
                 job.save()
     job.close()
     log.close()
-    if job.finished:
-        conclude_run(foundation, seed, course.step, course.seconds, talk, device)
-    return job.finished
+    return conclude_run(foundation, seed, course.step, course.seconds, talk, device) if job.finished else None
 
 
 def _opening(foundation: Foundation, device: torch.device, n_runs: int) -> str:

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+import yaml
 
 from tests.conftest import REPOSITORY, write_folder
 from tests.integration.conftest import environment, run
@@ -153,14 +154,17 @@ def test_a_pretrained_model_is_compared_with_new_weights_and_what_is_done_is_not
     for name in ("train", "dev"):
         rows = "".join(f"the {'good' if k % 2 else 'bad'} one\t{k % 2}\n" for k in range(12))
         (tmp_path / "SST-2" / f"{name}.tsv").write_text("sentence\tlabel\n" + rows)
-    words = ["benchmarks/downstream.py", model, "--glue", tmp_path, "--tasks", "glue/sst-2", "--rates", "1e-3,1e-2"]
-    words += ["--seeds", 2, "--jobs", 2, "--out", "compared"]
+    words = ["benchmarks/downstream.py", "--models", f"ours={model}", "--glue", tmp_path, "--tasks", "glue/sst-2"]
+    words += ["--rates", "1e-3,1e-2", "--examples", 6, "--seeds", 2, "--jobs", 2, "--out", "compared"]
     words += ["train.steps=2", "eval.every=2", "train.batch_size=4"]
     done = run(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in (tmp_path / "compared/results.jsonl").read_text().splitlines()]
     assert len(lines) == 2 * 2 + 2 and {line["seed"] for line in lines} == {1, 2}
-    assert "| glue/sst-2 | dev/accuracy |" in done.stdout
+    assert {line["arm"] for line in lines} == {"ours", "random"}
+    settings = (tmp_path / "runs/downstream/compared").glob("*/config.yaml")
+    assert [yaml.safe_load(path.read_text())["data"]["limit"] for path in settings] == 6 * [6]
+    assert "| glue/sst-2 | 6 | dev/accuracy |" in done.stdout
     assert (tmp_path / "compared/scores.png").read_bytes().startswith(b"\x89PNG")
     assert "4 runs, 4 of them finished already" in run(*words, cwd=tmp_path).stdout
 
