@@ -2,3 +2,10 @@
 
 Read the packages in the order of a model's life: `text`, `data`, `objectives`, `model`, `training`, `exchange`.
 """
+
+import os
+
+# How often a thread that waits for others looks before it sleeps. The 300,000 times of GNU's OpenMP slow processes that share cores many
+# times (docs/performance.md). It is read once, when torch is loaded.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
