@@ -59,7 +59,7 @@ def refused(capsys, message):
         (["optim.layer_decay=2"], "optim.layer_decay (2.0) must be above 0"),
         (["model.summary=mean"], "model.summary: Invalid value 'mean', expected one of"),
         (["data.dev=[]", "data.held_out=0.01"], "data.held_out=0.01 of its 3 examples are none; raise it, or name data.dev"),
-        (["seeds=0"], "seeds (0) at least 1"),
+        (["seeds=0"], "seeds (0) must be at least 1"),
         (["data.long=memory", "data.text=[text, label]"], "train.tsv, line 2: data.long=memory reads one text, and here are 2"),
         (["task=rank", "data.text=[]"], "train.tsv, line 1: has 2 columns, not QUERY Q0 DOCUMENT RANK SCORE TAG"),
     ],
