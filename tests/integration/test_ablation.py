@@ -49,6 +49,7 @@ def test_what_failed_is_named_the_rest_is_made_and_what_is_done_is_not_done_agai
     assert {row: several[0].last["step"] for row, several in reached.items()} == {"all": 10, "no_memory": 10}
 
 
+@pytest.mark.long
 def test_stopped_it_stops_its_runs_which_save_and_go_on(ablation, tmp_path):
     words = [SCRIPT, str(ablation), "--run", "--jobs", "1", "--rows", "all", "train.steps=400", "eval.every=400"]
     log = tmp_path / "runs/tiny/all/seed_1"

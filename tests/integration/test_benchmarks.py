@@ -169,6 +169,7 @@ def test_a_pretrained_model_is_compared_with_new_weights_and_what_is_done_is_not
     assert "4 runs, 4 of them finished already" in run(*words, cwd=tmp_path).stdout
 
 
+@pytest.mark.long
 def test_ways_to_read_long_texts_are_compared_on_articles_whose_length_tells_nothing(tokenizer, tmp_path):
     model = write_folder(tmp_path / "model", tokenizer)
     for split, level, lengths in (

@@ -1,14 +1,16 @@
 """Weights that travel: a run is exported, another goes on from any kind of folder."""
 
 import json
+import shutil
 
 import pytest
 
-from tests.integration.conftest import run
+from tests.integration.conftest import run, tiny_words
 from tests.unit.exchange.test_folder import write_release
 from xlpre.exchange.folder import load_folder
 from xlpre.training.metrics import read_metrics
 
+pytestmark = pytest.mark.xdist_group("exchange")  # on one worker, so that the run that is exported is made once
 SCRIPT = "pretrain/run.py"
 
 
@@ -16,12 +18,18 @@ def held_out(run_dir):
     return {x["step"]: x["held_out_loss"] for x in read_metrics(run_dir) if "held_out_loss" in x}
 
 
-@pytest.fixture
-def trained(words, tmp_path):
-    """A finished run."""
-    done = run(SCRIPT, *words("first", train__steps=10))
+@pytest.fixture(scope="module")
+def finished(store, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exchange")
+    done = run(SCRIPT, *tiny_words(store, folder, "first", train__steps=10))
     assert done.returncode == 0, done.stderr
-    return tmp_path / "first"
+    return folder / "first"
+
+
+@pytest.fixture
+def trained(finished, tmp_path):
+    """A finished run, in a folder that the test may change."""
+    return shutil.copytree(finished, tmp_path / "first")
 
 
 def test_training_goes_on_from_any_kind_of_folder(trained, words, tmp_path):

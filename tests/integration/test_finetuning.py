@@ -15,6 +15,7 @@ from xlpre.exchange.folder import load_folder
 from xlpre.training import checkpoint
 from xlpre.training.metrics import read_metrics
 
+pytestmark = pytest.mark.xdist_group("finetuning")  # on one worker, so that what many tests look at is made once
 MEMORY = {"data__long": "memory", "data__max_len": 8, "data__mem_len": 12}
 SCRIPT = "tests/integration/several_finetunings.py"
 
