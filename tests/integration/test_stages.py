@@ -35,7 +35,7 @@ def largest_difference(found, expected):
 @pytest.mark.parametrize(
     "processes, stages, accumulations",
     [
-        (1, (0, 3), (4,)),
+        (1, (0, 1, 2, 3), (4,)),
         pytest.param(1, (0, 1, 2, 3), (1, 2, 4), marks=pytest.mark.long),
         pytest.param(2, (0, 1, 2, 3), (1, 2, 4), marks=pytest.mark.long),
     ],
