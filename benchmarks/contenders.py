@@ -167,6 +167,13 @@ class HuggingFace(Contender):
             "use_mems": True,
         }
 
+    def train(self, dtype: torch.dtype) -> None:
+        """See Contender. Its two streams take distances in fp32, which in another precision nothing can be multiplied with."""
+        super().train(dtype)
+        transformer = self.model.transformer
+        encode = transformer.relative_positional_encoding
+        transformer.relative_positional_encoding = lambda *given, **named: encode(*given, **named).to(dtype)
+
     def loss(self) -> Tensor:
         """See Contender."""
         return self._run(**self._inputs).loss

@@ -5,8 +5,8 @@ python benchmarks/gpu.py --out report.json [--minutes 8] [--only "attention bf16
 Each part is a process of its own with a time of its own, so that one that fails, hangs or breaks the GPU's context takes nothing with
 it; its lines are in the file as soon as they are printed, with the end of what it said if it failed. A part for which too little of
 --minutes is left is not begun: run it by another command with --only. Data are random; no file is read. At the end stands a summary, line
-by line. Needs torch, triton and transformers, pytest-xdist for the part `tests`, and for the part `pretraining` what this project
-needs besides. On a machine without a network, bring that as wheels: where there is one, with the GPU machine's version of Python,
+by line. Needs torch, triton, transformers, pytest-xdist and what this project needs. On a machine without a network, bring what it lacks
+as wheels: where there is one, with the GPU machine's version of Python,
 
     python -m pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux2014_x86_64 -d wheels \
         annotated-types google-crc32c hjson omegaconf pydantic==2.14.3 pydantic-core==2.50.4 typing-inspection
@@ -33,6 +33,7 @@ import tempfile
 import threading
 import time
 from collections import deque
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,9 @@ import psutil
 from gpu_parts import REPOSITORY, Part, parts, tiny_parts
 from gpu_summary import summary
 
-PATIENCE = 20.0  # seconds for a part to end by itself when it is asked to
+PATIENCE = 40.0  # seconds for a part to end by itself when it is asked to, in the middle of compiling perhaps
 HERE = Path(__file__).parent
+NEEDED = ("datasets", "deepspeed", "omegaconf", "safetensors", "sentencepiece", "transformers", "xdist")
 
 
 class Report:
@@ -76,7 +78,7 @@ def end(process: subprocess.Popen[str]) -> None:
 
 def run(part: Part, seconds: float, report: Report) -> None:
     """One part, for so long at most."""
-    since, lines, rest = time.monotonic(), [], deque(maxlen=60)  # type: float, list[Any], deque[str]
+    since, lines, rest = time.monotonic(), [], deque(maxlen=300)  # type: float, list[Any], deque[str]
     process, said = begin(part.words), queue.Queue()  # type: subprocess.Popen[str], queue.Queue[str | None]
 
     def read() -> None:
@@ -164,6 +166,8 @@ def main() -> None:
     if given.ceilings:
         ceilings()
         return
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        raise SystemExit(f"not installed: {', '.join(missing)}; see the beginning of {Path(__file__).name}")
     until, report = time.monotonic() + 60 * given.minutes, Report(given.out)
     with tempfile.TemporaryDirectory() as name:
         all_parts = (tiny_parts if given.tiny else parts)(Path(name))

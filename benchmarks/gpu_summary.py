@@ -36,7 +36,7 @@ def said(line: dict[str, Any], ceiling: float | None) -> str:
 
 def _step(line: dict[str, Any], ceiling: float | None) -> str:
     rows = line["config"]["rows"]
-    text = f"{line['impl']}, {rows} rows: loss {line['loss']}, {line['wall_ms']} ms, {line['tokens_per_second']:,.0f} tokens/s, "
+    text = f"{line['impl']}, {rows} rows{' (the first turn)' if 'first' in line else ''}: loss {line['loss']}, {line['wall_ms']} ms, {line['tokens_per_second']:,.0f} tokens/s, "
     text += _share(line, ceiling) + f", first step {line['first_step_s']} s"
     if "step_mb" in line:
         text += f", peak of a step {line['step_mb'] / 1024:.2f} GiB, activations {line.get('activation_mb')} MiB a row"
@@ -60,7 +60,7 @@ def _backend(line: dict[str, Any], ceiling: float | None) -> str:
         text += ", same bits twice" if line["same_bits"] else ", other bits each time"
     if "forward_ms" in line:
         text += (
-            f"; {line['forward_ms']} ms forward, {line['backward_ms']} backward, {line['times_as_long_as_bare']} x bare"
+            f": {line['forward_ms']} ms forward, {line['backward_ms']} backward, {line['times_as_long_as_bare']} x bare"
         )
         text += f", {line['mb']} MiB" if line["mb"] is not None else ""
     return text

@@ -118,7 +118,8 @@ def main() -> None:
         places = {"tokenizer.path": folder / "spiece.model", "data.store": folder / "store", "run_dir": folder / "run"}
         settings = {**SETTINGS, **places, "train.hours": given.minutes / 60}
         words = ["--config", given.config, *(f"{key}={value}" for key, value in settings.items()), *given.words]
-        prepare(words)
+        if not (folder / "store" / "meta.json").exists():
+            prepare(words)
         if given.prepare:
             return
         since, process = time.monotonic(), start(words)

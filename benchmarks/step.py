@@ -7,8 +7,9 @@ python benchmarks/step.py --impl xlpre:triton:layers --vs xlpre:triton xlpre:sdp
       "vocab_size": 32000, "window": 512, "mem_len": 384, "reuse_len": 256, "dropout": 0.1}'
 
 A contender is `hf`, `hf-compile`, or `xlpre[:attention[:compile]]`, compile being `whole`, `layers` or a mode of torch.compile. Those of
-one command take turns in one process, on the same weights and the same batch. None is timed whose loss, in fp32, without dropout and
-before anything is compiled, is not that of the last one. One JSON line for each contender and number of rows; one that fails says why
+one command take turns in one process, on the same weights and the same batch. None is timed whose loss and norm of all gradients, in fp32,
+without dropout and before anything is compiled, are not those of the last one; and on a GPU, without dropout, none whose gradient in
+`dtype`, compiled, is not that of the first. One JSON line for each contender and number of rows; one that fails says why
 in its line, and the others go on; then the status is 1. Ratios are medians of pairs, of `cpu_ms`, processor time, which neighbours
 disturb least, or on a GPU of wall time. `mfu` is of the maker's peak, by the formula of pretrain/cost.py. `step_mb` is the peak of a step
 above what stood before it: of tensors on a GPU; with `--rss`, of a process of its own on a CPU. `activation_mb` is what a row leaves for
@@ -18,6 +19,7 @@ the backward pass. With `optimizer`, a step includes AdamW (fused), and weights,
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import os
@@ -38,7 +40,8 @@ from contenders import DEFAULT, DTYPES, Contender, contenders, data_of, needed_f
 
 from xlpre.training.devices import device_named
 
-AGREE = 1e-4  # nats
+AGREE = 1e-4  # nats; and of the norm of gradients, a share
+NEAR = 1e-2  # the same share in the precision that is timed
 
 
 class Clock:
@@ -64,22 +67,31 @@ class Clock:
 
 def agreeing(names: list[str], c: dict[str, Any]) -> tuple[dict[str, Contender], dict[str, str]]:
     """Contenders whose losses agree with that of the last, which is asked first; and why others are out."""
-    found, failed, losses = contenders(names, c), {}, {}  # type: dict[str, Contender], dict[str, str], dict[str, float]
+    found, failed, met = contenders(names, c), {}, {}  # type: dict[str, Contender], dict[str, str], dict[str, tuple[float, float]]
     for name in reversed(names):
         try:
-            with torch.no_grad():
-                losses[name] = found[name].loss().item()
+            met[name] = loss_and_norm(found[name])
         except Exception:
             failed[name] = why()
         else:
-            if not abs(losses[name] - next(iter(losses.values()))) <= AGREE:  # nan neither
-                failed[name] = f"losses do not agree: {losses}"
+            (loss, norm), (last, of_last) = met[name], next(iter(met.values()))
+            if not (abs(loss - last) <= AGREE and abs(norm - of_last) <= AGREE * of_last):  # nan neither
+                failed[name] = f"losses and norms of gradients do not agree: {met}"
     for name in failed:
         del found[name]
     for name, one in found.items():
         one.compile(settings_of(name, c)["compile"])
         one.train(DTYPES[c["dtype"]])
     return found, failed
+
+
+def loss_and_norm(one: Contender) -> tuple[float, float]:
+    """The loss, and the norm of all gradients, which are not kept."""
+    loss = one.loss()
+    loss.backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in one.model.parameters() if p.grad is not None]).item()
+    one.model.zero_grad(set_to_none=True)
+    return loss.item(), norm
 
 
 def why() -> str:
@@ -103,36 +115,49 @@ def begin(one: Contender, c: dict[str, Any]) -> dict[str, Any]:
     line["step_mb"] = round((torch.cuda.max_memory_allocated() - stood) / 2**20, 1)
     loss = one.loss()
     line["activation_mb"] = round((torch.cuda.memory_allocated() - stood) / 2**20 / c["rows"], 1)
-    loss.backward()
-    one.model.zero_grad(set_to_none=True)
+    del loss
+    line["gradient_norm"] = round(loss_and_norm(one)[1], 6)
     return line
 
 
 def race(found: dict[str, Contender], c: dict[str, Any], rounds: int, steps: int) -> list[dict[str, Any]]:
     """A line for each; they take turns."""
     clock, lines, running = Clock(c), {}, dict(found)  # type: Clock, dict[str, dict[str, Any]], dict[str, Contender]
+    took: dict[str, list[tuple[float, float]]] = {}
     for name, one in found.items():
         try:
             lines[name] = {"impl": name, **begin(one, c)}
+            check_gradients(lines, name, c)
+            took[name] = [clock.time(one, steps)]
         except (Exception, KeyboardInterrupt):  # asked to stop, it says what is known of those before
             lines[name] = {"impl": name, "failed": why()}
             one.model.zero_grad(set_to_none=True)
             del running[name]
-    took: dict[str, list[tuple[float, float]]] = {name: [] for name in running}
-    for _ in range(rounds):
-        for name, one in running.items():
-            gc.collect()
-            took[name].append(clock.time(one, steps))
+        else:
+            if c["device"] != "cpu":  # the next may be compiled for longer than there is time
+                print(json.dumps({**lines[name], **speeds(took[name], c), "first": True, "config": c}), flush=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        for _ in range(rounds - 1):
+            for name, one in running.items():
+                gc.collect()
+                took[name].append(clock.time(one, steps))
     for name in running:
         lines[name] |= speeds(took[name], c)
         first = next(iter(running))
         if name != first:
             which = int(c["device"] == "cpu")  # processor time, or the wall's
-            pairs = zip(took[name], took[first], strict=True)
+            pairs = zip(took[name], took[first], strict=False)
             lines[first].setdefault("times_as_fast_as", {})[name] = round(
                 statistics.median(theirs[which] / ours[which] for theirs, ours in pairs), 3
             )
     return list(lines.values())
+
+
+def check_gradients(lines: dict[str, dict[str, Any]], name: str, c: dict[str, Any]) -> None:
+    """Raise ValueError if the gradient of one is not that of the first; nothing is known of it where dropout is drawn, or on a CPU."""
+    norms = [line["gradient_norm"] for line in (*lines.values(), lines[name]) if "gradient_norm" in line]
+    if norms and not c["dropout"] and not abs(norms[-1] - norms[0]) <= NEAR * norms[0]:
+        raise ValueError(f"the norm of its gradients is {norms[-1]}, and that of the first {norms[0]}")
 
 
 def speeds(took: list[tuple[float, float]], c: dict[str, Any]) -> dict[str, Any]:

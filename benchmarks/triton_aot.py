@@ -22,12 +22,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from xlpre.model.kernels import triton_kernels
+from xlpre.model.kernels.triton_kernels import SIZES
 from xlpre.model.kernels.triton_tiles import TILES, Tile, tile_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 INTEGERS = ("row_facts", "key_facts", "direction")
 SINGLE = ("log_total", "delta", "d_place_keys", "d_offsets")  # fp32 whatever the rest is
-ALIGNED = ("n_pitch", "k_pitch", "H", "K")  # multiples of 16 in the models that these kernels are for
+ALIGNED = ("n_pitch", "k_pitch")  # multiples of 16; of other sizes the kernels are not told
 FLAGS = {"PLACES": True, "SEGMENTS": True, "OFFSETS": False}
 
 
@@ -78,7 +79,7 @@ def _type(name: str, dtype: str) -> str:
         return "*fp32"
     if name == "kept_scale":
         return "fp32"
-    return "i32" if name in (*ALIGNED, "N", "R", "reach", "threshold") else f"*{dtype}"
+    return "i32" if name in (*ALIGNED, *SIZES, "reach", "threshold") else f"*{dtype}"
 
 
 def _assemble(ptx: str, capability: int) -> str:

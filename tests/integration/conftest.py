@@ -1,4 +1,4 @@
-"""Real commands on a tiny store, each in a process of its own."""
+"""Real commands on a tiny store, each in a process of its own, or several."""
 
 import json
 import os
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.integration.forking import run_forked
 from xlpre.training.distributed import free_port
 
 SHAPE = {
@@ -51,14 +52,30 @@ def environment() -> dict[str, str]:
     }
 
 
-def run(
-    *words: object,
-    launcher: tuple[str, ...] = (sys.executable,),
-    cwd: Path = REPOSITORY,
-    timeout: int = 300,
-    fault: dict | None = None,
+def run(*words: object, cwd: Path = REPOSITORY, timeout: int = 300, fault: dict | None = None, given: str = ""):
+    """Run a script of the repository to its end; `tests/integration/faulty.py` with a `fault`. It reads what is `given`."""
+    script, *rest = map(str, words)
+    variables = environment() | {"FAULT": json.dumps(fault or {})}
+    return run_forked([str(REPOSITORY / script), *rest], cwd, [variables], timeout, given)
+
+
+def run_together(processes: int, *words: object, timeout: int = 600):
+    """Run a script of the repository in processes that train together, as a launcher starts them."""
+    script, *rest = map(str, words)
+    shared = environment() | {
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+    each = [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
+    return run_forked([str(REPOSITORY / script), *rest], REPOSITORY, each if processes > 1 else [environment()], timeout)
+
+
+def launch(
+    *words: object, launcher: tuple[str, ...], cwd: Path = REPOSITORY, timeout: int = 300, fault: dict | None = None
 ):
-    """Run a script of the repository to its end; `tests/integration/faulty.py` with a `fault`."""
+    """Run a script of the repository to its end by a launcher; `tests/integration/faulty.py` with a `fault`."""
     script, *rest = map(str, words)
     command = [*launcher, str(REPOSITORY / script), *rest]
     variables = environment() | {"FAULT": json.dumps(fault or {})}
@@ -75,15 +92,7 @@ def damage(file: Path) -> None:
 
 def answers_of(folder: Path, lines: list[str]) -> list[dict]:
     """What `finetune/predict.py` answers to lines, with the model of a run."""
-    asked = subprocess.run(
-        [sys.executable, REPOSITORY / "finetune/predict.py", folder],
-        input="\n".join(lines),
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    asked = run("finetune/predict.py", folder, given="\n".join(lines))
     assert asked.returncode == 0, asked.stderr
     return [json.loads(line) for line in asked.stdout.splitlines()]
 

@@ -25,6 +25,14 @@ TINY = {
 }
 
 
+def test_hugging_faces_steps_in_bf16_too():
+    shape = {**TINY, "dtype": "bf16", "optimizer": True}
+    done = run("benchmarks/step.py", "--config", json.dumps(shape), "--vs", "hf", "--rounds", 1)
+    assert done.returncode == 0, done.stderr
+    ours, theirs = map(json.loads, done.stdout.splitlines())
+    assert abs(ours["loss"] - theirs["loss"]) < 0.05
+
+
 def test_a_step_is_timed_against_hugging_faces_once_their_losses_agree():
     # a smaller step fits into what the allocator holds already
     shape = {**TINY, "rows": 16, "window": 128, "reuse_len": 64}

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.integration.conftest import REPOSITORY, deepspeed_launcher, environment, run, tiny_words
+from tests.integration.conftest import REPOSITORY, deepspeed_launcher, environment, launch, run_together, tiny_words
 from xlpre.training.distributed import free_port
 from xlpre.training.metrics import read_metrics
 
@@ -91,7 +91,7 @@ def training_processes(launcher) -> list[psutil.Process]:
 def uninterrupted(store, tmp_path_factory) -> dict[int, float]:
     """The losses of a run of LONGER that nothing happens to."""
     folder = tmp_path_factory.mktemp("whole")
-    done = run(SCRIPT, *tiny_words(store, folder, "whole", **LONGER), launcher=TWO)
+    done = run_together(2, SCRIPT, *tiny_words(store, folder, "whole", **LONGER))
     assert done.returncode == 0, done.stderr
     return losses(folder / "whole")
 
@@ -206,7 +206,7 @@ def test_two_agents_of_one_process_each_train_as_one_machine_with_two(words, tmp
     finally:
         end(*nodes)
     assert [node.returncode for node in nodes] == [0, 0], said
-    assert run(SCRIPT, *words("one", train__steps=6), launcher=deepspeed_launcher(2)).returncode == 0
+    assert run_together(2, SCRIPT, *words("one", train__steps=6)).returncode == 0
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
 
 
@@ -215,7 +215,7 @@ def test_deepspeed_reads_a_file_of_hosts(words, tmp_path):
     (tmp_path / "machines").write_text("localhost slots=2\n")
     deepspeed, address = deepspeed_launcher(2)[0], ("--master_addr", "127.0.0.1", "--master_port", str(free_port()))
     launcher = (deepspeed, "-q", "--hostfile", str(tmp_path / "machines"), "--no_ssh_check", *address)
-    done = run(SCRIPT, *words("hosts", train__steps=6), launcher=launcher)
+    done = launch(SCRIPT, *words("hosts", train__steps=6), launcher=launcher)
     assert done.returncode == 0 and "2 process(es)" in done.stdout, done.stdout + done.stderr
     assert len(losses(tmp_path / "hosts")) == 6
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.conftest import REPOSITORY, write_folder
-from tests.integration.conftest import answers_of, deepspeed_launcher, environment, run
+from tests.integration.conftest import answers_of, environment, run, run_together
 from xlpre.exchange.folder import load_folder
 from xlpre.training import checkpoint
 from xlpre.training.metrics import read_metrics
@@ -75,8 +75,7 @@ def finetune(*jobs, processes=1):
     """Run them one after another; a job is its words, or words and the step to stop at."""
     usual = {"stop_at": None, "draws": False}
     given = [{**usual, **({"words": job} if isinstance(job, list) else job)} for job in jobs]
-    launcher = {"launcher": deepspeed_launcher(2)} if processes == 2 else {}
-    done = run(SCRIPT, json.dumps(given), timeout=600, **launcher)
+    done = run_together(processes, SCRIPT, json.dumps(given))
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tests.conftest import has_bf16
-from tests.integration.conftest import deepspeed_launcher, run
+from tests.integration.conftest import run_together
 from xlpre.training import checkpoint
 from xlpre.training.metrics import read_metrics
 
@@ -16,8 +16,7 @@ DROPOUT = {"model__dropout": 0.1, "model__dropatt": 0.1}
 
 
 def several(jobs, processes=1):
-    launcher = {"launcher": deepspeed_launcher(2)} if processes == 2 else {}
-    done = run("tests/integration/several_runs.py", json.dumps(jobs), timeout=600, **launcher)
+    done = run_together(processes, "tests/integration/several_runs.py", json.dumps(jobs))
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
 
 

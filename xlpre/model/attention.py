@@ -35,6 +35,7 @@ class RelativeAttention(nn.Module):
 
     def keys_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values, (B, M, H, E) each, of hidden states (B, M, D)."""
+        states = states.contiguous()  # else each product would copy and keep them
         return self._heads(self.key(states)), self._heads(self.value(states))
 
     def forward(self, rows: Tensor, key: Tensor, value: Tensor, geometry: Geometry) -> Tensor:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from xlpre.model.config import ModelConfig
-from xlpre.model.embedding import AdaptiveEmbedding
+from xlpre.model.embedding import AdaptiveEmbedding, Embedding
 from xlpre.model.initialization import initialize_linear
 
 
@@ -19,7 +21,7 @@ def build_output(config: ModelConfig, embedding: nn.Module) -> nn.Module:
     """
     if isinstance(embedding, AdaptiveEmbedding):
         return AdaptiveSoftmax(config, embedding)
-    assert isinstance(embedding, nn.Embedding)
+    assert isinstance(embedding, Embedding)
     return TiedSoftmax(embedding)
 
 
@@ -34,15 +36,44 @@ class TiedSoftmax(nn.Module):
     The weight is a parameter of both modules, so that whatever gathers a module's parameters finds it here too.
     """
 
-    def __init__(self, embedding: nn.Embedding) -> None:
+    def __init__(self, embedding: Embedding) -> None:
         super().__init__()
+        embedding.shared = True
         self.weight = embedding.weight
         self.bias = nn.Parameter(torch.zeros(embedding.num_embeddings))
 
     def forward(self, hidden: Tensor, targets: Tensor | None = None) -> Tensor:
         """Logits (B, P, V), or losses (B, P)."""
-        logits = F.linear(hidden, self.weight, self.bias)
-        return logits if targets is None else target_losses(logits, targets)
+        if targets is None:
+            return F.linear(hidden, self.weight, self.bias)
+        return _LinearLosses.apply(hidden.flatten(0, -2), self.weight, self.bias, targets.flatten()).view(targets.shape)
+
+
+class _LinearLosses(torch.autograd.Function):
+    """target_losses(F.linear(hidden, weight, bias), targets), keeping one number for each logit.
+
+    With probabilities p and y = 1 at the target, the gradient of a loss by its logits is p - y. That is what is kept, in place of logits
+    where torch allows it; a loss's own gradient g is a factor of its row, so that it is put to the narrow side of both products:
+
+        d hidden = g * ((p - y) weight)        d weight = (p - y)^T (g * hidden)        d bias = (p - y)^T g
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
+        logits, place = F.linear(hidden, weight, bias).float(), targets[:, None]
+        at_target, most = logits.gather(1, place), logits.amax(1, keepdim=True)
+        in_place = logits.device.type == "cpu" and not torch.compiler.is_compiling()
+        slope = torch.softmax(logits, -1, out=logits if in_place else None)
+        losses = most - slope.amax(1, keepdim=True).log() - at_target  # log of the sum of exp(logits), less the target's
+        slope.scatter_(1, place, slope.gather(1, place) - 1)
+        ctx.save_for_backward(hidden, weight, slope.to(hidden.dtype))
+        return losses.squeeze(1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, slope = ctx.saved_tensors
+        grad = grad.to(hidden.dtype)[:, None]
+        return slope @ weight * grad, slope.T @ (hidden * grad), (slope.T @ grad).squeeze(1), None
 
 
 class ClusterScores(nn.Module):

@@ -71,6 +71,8 @@ def use_device() -> torch.device:
     if torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
+        # cuDNN's attention refuses masks that need a gradient, so that it would run at evaluation only, and its masks have had faults
+        torch.backends.cuda.enable_cudnn_sdp(False)
         return device
     here = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or n_processes())
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // here))

@@ -229,8 +229,10 @@ def _deepspeed(device: torch.device) -> Any:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     warnings.filterwarnings("ignore", category=FutureWarning)
     import deepspeed
-    from deepspeed.ops import __compatible_ops__
 
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    __compatible_ops__["deepspeed_shm_comm"] = False  # compiled at start-up on a CPU and of no use here
+    if device.type == "cpu":  # elsewhere all operators would be tried for
+        from deepspeed.ops import __compatible_ops__
+
+        __compatible_ops__["deepspeed_shm_comm"] = False  # compiled at start-up and of no use here
     return deepspeed

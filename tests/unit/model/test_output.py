@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from tests.reference.softmax import embed, probability
 from tests.unit.model.conftest import VOCAB, make_model, random_batch, random_memory
 from xlpre.model.config import ModelConfig
+from xlpre.model.output import target_losses
 
 ADAPTIVE = {
     "cutoffs": st.sampled_from([[], [10], [7, 20], [1, 2, 39]]),
@@ -102,3 +103,32 @@ def test_the_scale_of_embeddings_is_the_root_of_the_width():
 def test_settings_that_contradict_each_other_are_refused_by_name(settings, message):
     with pytest.raises(ValueError, match=message):
         ModelConfig(**{"n_head": 2, "d_model": 16, **settings})
+
+
+@settings(max_examples=30, deadline=None)
+@given(spread=st.sampled_from([0.1, 1.0, 30.0, 1000.0]), seed=st.integers(0, 99))
+def test_losses_and_gradients_are_those_of_torchs_cross_entropy_however_sure_the_model_is(spread, seed):
+    torch.manual_seed(seed)
+    output = make_model(seed=seed).output.double()
+    with torch.no_grad():
+        output.weight.mul_(spread)
+        output.bias.normal_()
+    hidden, targets, grad = torch.randn(2, 3, 16).double(), torch.randint(0, VOCAB, (2, 3)), torch.rand(2, 3)
+    found = _with_gradients(hidden, output, lambda x: output(x, targets), grad)
+    expected = _with_gradients(hidden, output, lambda x: target_losses(output(x), targets), grad)
+    scale = max(1, spread)
+    for ours, torchs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, torchs, atol=1e-6 * scale, rtol=1e-5)
+
+
+def _with_gradients(hidden, output, losses_of, grad):
+    inputs = [hidden.clone().requires_grad_(), output.weight, output.bias]
+    losses = losses_of(inputs[0])
+    return losses, *torch.autograd.grad(losses, inputs, grad)
+
+
+def test_of_the_softmax_only_one_number_a_logit_is_kept():
+    model, hidden, kept = make_model(), torch.randn(2, 3, 16, requires_grad=True), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        model.output(hidden, torch.zeros(2, 3, dtype=torch.long))
+    assert [t.shape for t in kept if VOCAB in t.shape and t is not model.output.weight] == [(6, VOCAB)]

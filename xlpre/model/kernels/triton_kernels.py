@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)  # probabilities are powers of two: exp(x) = 2 ** (x * LOG2E)
+SIZES = ("N", "K", "R", "H")  # knowing that 16 divides one makes no kernel better, and each model and length compile anew
 RANDOM_ROUNDS = tl.constexpr(7)  # of Philox4x32: the fewest that pass every test (Salmon et al. 2011, table 2)
 
 
@@ -53,7 +54,7 @@ def _kept(seed, head, row, first_key, threshold, ROWS: tl.constexpr, KEYS: tl.co
     return tl.reshape(eight, [ROWS, KEYS]) >= threshold
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def score_places(
     query, place_keys, offsets, row_facts, direction, bias,
     N, K, R, H, n_pitch, k_pitch,
@@ -78,7 +79,7 @@ def score_places(
         tl.store(into + distance[None, :], score.to(bias.dtype.element_ty), mask=wanted)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def attend(
     query, key, value, bias, step, row_facts, key_facts, seed, out, log_total,
     N, K, H, n_pitch, k_pitch, reach, threshold, kept_scale,
@@ -134,7 +135,7 @@ def attend(
     tl.store(log_total + lines + row, tl.where(sees, largest + tl.log2(total), 0.0), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def differentiate_keys(
     query, key, value, bias, step, row_facts, key_facts, seed, log_total, d_out, delta, d_key, d_value,
     N, K, H, n_pitch, k_pitch, reach, threshold, kept_scale,
@@ -190,7 +191,7 @@ def differentiate_keys(
     tl.store(_tile(d_value, batch, head, at, K, H, E), sum_value.to(d_value.dtype.element_ty), mask=at[:, None] < K)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def differentiate_rows(
     query, key, value, bias, step, row_facts, key_facts, seed, log_total, d_out, delta, d_query, d_step,
     N, K, H, n_pitch, k_pitch, reach, threshold, kept_scale,
@@ -248,7 +249,7 @@ def differentiate_rows(
         tl.store(d_step + lines + row, sum_step.to(d_step.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def differentiate_place_queries(
     place_keys, row_facts, direction, d_bias, d_query,
     N, K, R, H, n_pitch, k_pitch,
@@ -273,7 +274,7 @@ def differentiate_place_queries(
     tl.store(_tile(d_query, batch, head, row, N, H, E), sum_query, mask=row[:, None] < N)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def differentiate_place_keys(
     query, row_facts, d_bias, d_place_keys, d_offsets,
     N, K, R, H, n_pitch, k_pitch,
