@@ -22,6 +22,7 @@ BASE |= {"reuse_len": 256, "dropout": 0.1, "device": "cuda", "dtype": "bf16", "o
 LARGE = {**BASE, "n_layer": 24, "d_model": 1024, "n_head": 16, "d_inner": 4096}
 TINY = {"n_layer": 2, "d_model": 32, "n_head": 2, "d_inner": 64, "vocab_size": 100, "window": 32, "mem_len": 16}
 TINY |= {"reuse_len": 16, "dropout": 0.1, "optimizer": True}
+KERNEL_TESTS = "tests/unit/model/test_triton.py"
 ONE_LAYER = {"rows": 1, "heads": 2, "width": 16, "window": 32, "memory": 16, "targets": 5}
 
 
@@ -53,7 +54,7 @@ def parts(folder: Path) -> list[Part]:
     small = {**BASE, "n_layer": 2, "dropout": 0.0}
     return [
         Part("ceilings", 60, ["gpu.py", "--ceilings"]),
-        Part("tests", 90, ["-m", "pytest", "-q", "--noconftest", "--tb=short", "-rf", "-p", "no:cacheprovider", "-n", "12", "tests/unit/model/test_triton.py"]),
+        Part("tests", 90, ["-m", "pytest", "-q", "--tb=short", "-rf", "--noconftest", "-p", "no:cacheprovider", "-n", "12", KERNEL_TESTS]),
         Part("attention bf16", 60, ["kernels.py", "--dropout", "0.1"]),
         Part("pretraining", 200, ["pretraining.py", "--folder", str(folder), "--minutes", "0.6", "model.attention=triton"]),
         Part("attention fp32", 60, ["kernels.py", "--dropout", "0.1", "--dtype", "fp32", "--rows", "2", "--repeats", "3"]),

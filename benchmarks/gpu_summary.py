@@ -36,7 +36,8 @@ def said(line: dict[str, Any], ceiling: float | None) -> str:
 
 def _step(line: dict[str, Any], ceiling: float | None) -> str:
     rows = line["config"]["rows"]
-    text = f"{line['impl']}, {rows} rows{' (the first turn)' if 'first' in line else ''}: loss {line['loss']}, {line['wall_ms']} ms, {line['tokens_per_second']:,.0f} tokens/s, "
+    text = line["impl"] + (", the first turn" if "first" in line else "")
+    text += f", {rows} rows: loss {line['loss']}, {line['wall_ms']} ms, {line['tokens_per_second']:,.0f} tokens/s, "
     text += _share(line, ceiling) + f", first step {line['first_step_s']} s"
     if "step_mb" in line:
         text += f", peak of a step {line['step_mb'] / 1024:.2f} GiB, activations {line.get('activation_mb')} MiB a row"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from finetune.config import TaskDataConfig
-from finetune.fields import read_rows, value_of
+from finetune.fields import label_of, read_rows
 from finetune.one_vector import ClassTask, NumberTask
 from finetune.sources import Columns, TableSource, by_split
 from finetune.task import Task
@@ -16,7 +17,11 @@ from xlpre.model.summary import Summary
 
 def build_classification(name: str, data: TaskDataConfig, summary: Summary) -> Task:
     """`classify`: accuracy decides, and Matthews' correlation is told."""
-    labels = data.labels or labels_in([Path(data.dir) / file for file in data.train], data.label)
+    labels = [label.strip() for label in data.labels] or labels_in(
+        [Path(data.dir) / file for file in data.train], data.label
+    )
+    if data.labels and len({*labels}) < max(len(labels), 2):
+        raise ValueError(f"data.labels ({', '.join(labels)}) must be two labels or more, each once")
     source = _source(name, data, labels)
     return ClassTask(name, source, data, summary, ("accuracy", "matthews"), labels=labels)
 
@@ -32,10 +37,12 @@ def labels_in(files: Sequence[Path], column: str) -> list[str]:
     Raises:
         ValueError: there is no such column, or fewer than two labels.
     """
-    found = {str(value_of(fields, column, place)) for path in files for place, fields in read_rows(path)}
+    found = {label_of(fields, column, place) for path in files for place, fields in read_rows(path)}
+    if files and not found:
+        raise ValueError(f"{files[0]}: holds no example")
     if files and len(found) < 2:
         raise ValueError(f"{files[0]}: {column!r} holds the label {', '.join(found)!r} only; at least two are needed")
-    if all(label.removeprefix("-").isdigit() for label in found):
+    if all(re.fullmatch("-?[0-9]+", label) for label in found):
         return sorted(found, key=int)
     return sorted(found)
 
@@ -51,7 +58,7 @@ class OwnSource(TableSource):
 
 
 def _source(name: str, data: TaskDataConfig, labels: Sequence[str]) -> TableSource:
-    if not 1 <= len(data.text) <= 2:
+    if not 1 <= len(data.text) <= 2 or len({*data.text}) < len(data.text):
         raise ValueError(f"task={name} needs data.text: [COLUMN] with the text, or two columns; it is {data.text}")
     folder = Path(data.dir)
     return OwnSource(

@@ -40,17 +40,18 @@ def seed_folder(config: FinetuneConfig, seed: int) -> Path:
     return Path(config.run_dir) / f"seed_{seed}"
 
 
-def is_finished(foundation: Foundation, seed: int) -> bool:
-    """Whether a run has its result.
+def finished_seeds(foundation: Foundation) -> set[int]:
+    """Seeds whose runs have results, in the folder of these runs.
 
     Raises:
-        ValueError: it has, but was made with other settings.
+        ValueError: one that cannot be read, or was made with other settings, with whatever seed.
     """
-    path = seed_folder(foundation.config, seed) / RESULT
-    if not path.exists():
-        return False
-    check_facts(path, json.loads(path.read_text())["facts"], json.loads(json.dumps(foundation.facts(seed))))
-    return True
+    found = set()
+    for path in sorted(Path(foundation.config.run_dir).glob(f"seed_*/{RESULT}")):
+        seed, facts = Result.read(path).seed, Result.facts(path)
+        check_facts(path, facts, json.loads(json.dumps(foundation.facts(seed))))
+        found.add(seed)
+    return found
 
 
 def conclude_run(
@@ -142,7 +143,8 @@ def _write_tests(
     """Predictions by split, which are written, and scores where the truth is known."""
     found: dict[str, float] = {}
     predictions: dict[str, list[Prediction]] = {}
-    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)  # of other test examples
+    folder.mkdir(parents=True)
     for split, outputs in zip(tests, answers, strict=True):
         predictions[split.name] = task.predictions(split, outputs)
         _write_predictions(folder / f"{split.name}.jsonl", predictions[split.name])

@@ -21,6 +21,9 @@ def answer(model: TaskModel, split: Split, rows: int, pass_tokens: int, talk: Ta
         rows: items in one forward pass of a process.
         pass_tokens: see Dealer.
         talk: between the processes.
+
+    Raises:
+        ValueError: an answer is not a number.
     """
     was_training = model.training
     model.eval()
@@ -35,7 +38,12 @@ def answer(model: TaskModel, split: Split, rows: int, pass_tokens: int, talk: Ta
         numbers.append(part.numbers[mine])
         found.append({name: x[mine] for name, x in answers.items()})
     model.train(was_training)
-    return _gathered(numbers, found, len(split.items), talk)
+    outputs = _gathered(numbers, found, len(split.items), talk)
+    if any(np.isnan(x).any() for x in outputs.values()):
+        raise ValueError(
+            f"what the model answers to {split.name} is not a number: the weights that it started from are not, or optim.lr is too high"
+        )
+    return outputs
 
 
 def _array(x: torch.Tensor) -> np.ndarray:

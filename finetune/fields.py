@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from xlpre.text.corpus import hub_rows
-from xlpre.text.files import PACKED, Meter, read_lines
+from xlpre.text.files import LONGEST_LINE, PACKED, Meter, read_lines
 
 Fields = Mapping[str, Any]
 KINDS = (".tsv", ".csv", ".jsonl")
+LARGEST = 3.4e38  # of a number in 32 bits
+HALF = re.compile(r"\\u[dD][89a-fA-F]")  # perhaps
 
 
 def read_rows(path: Path, names: Sequence[str] = (), spare_cut: bool = False) -> Iterator[tuple[str, Fields]]:
@@ -46,6 +50,8 @@ def read_rows(path: Path, names: Sequence[str] = (), spare_cut: bool = False) ->
         line, names = next(rows, (1, []))
         if not names:
             raise ValueError(f"{path}: empty; the first line must have the names of the columns")
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
+            raise ValueError(f"{path}, line {line}: two columns are called {twice[0]!r}; rename one")
     for line, values in rows:
         if len(values) != len(names):
             if spare_cut and len(values) < len(names):
@@ -90,7 +96,7 @@ def value_of(fields: Fields, name: str, place: str) -> Any:
         ValueError: there is no such column.
     """
     if name not in fields:
-        raise ValueError(f"{place}: there is no column {name!r}; there are {', '.join(map(str, fields))}")
+        raise ValueError(f"{place}: there is no column {name!r}; there are {', '.join(map(str, fields)) or 'none'}")
     return fields[name]
 
 
@@ -100,11 +106,26 @@ def class_of(fields: Fields, name: str, labels: Sequence[str], place: str) -> in
     Raises:
         ValueError: there is no such column, or a label that is none of `labels`.
     """
-    label = str(value_of(fields, name, place))
+    label = label_of(fields, name, place)
     if label not in labels:
         shown = ", ".join(labels[:20]) + (", ..." if len(labels) > 20 else "")
-        raise ValueError(f"{place}: the label {label!r} in {name!r} is none of {shown}")
+        quotes = "; YAML reads yes and no without quotes as True and False" if {"True", "False"} & {*labels} else ""
+        raise ValueError(f"{place}: the label {label!r} in {name!r} is none of {shown}{quotes}")
     return labels.index(label)
+
+
+def label_of(fields: Fields, name: str, place: str) -> str:
+    """The label in a column, without spaces around it.
+
+    Raises:
+        ValueError: there is no such column, or no label in it.
+    """
+    value = value_of(fields, name, place)
+    if value is None or (isinstance(value, str) and not value.strip()):
+        raise ValueError(f"{place}: the label in {name!r} is empty; fill it in, or remove the row")
+    if not isinstance(value, (str, int, float)):
+        raise ValueError(f"{place}: {name!r} is {value!r}, where a label is needed, a word or a number")
+    return str(value).strip()
 
 
 def number_of(fields: Fields, name: str, place: str) -> float:
@@ -115,11 +136,11 @@ def number_of(fields: Fields, name: str, place: str) -> float:
     """
     value = value_of(fields, name, place)
     try:
-        number = float(value)
-    except (TypeError, ValueError):
+        number = float("nan") if "_" in str(value) else float(value)  # which Python would pass over
+    except (TypeError, ValueError, OverflowError):
         number = float("nan")
-    if not abs(number) < float("inf"):
-        raise ValueError(f"{place}: {value!r} in {name!r} is no number")
+    if not abs(number) <= LARGEST:
+        raise ValueError(f"{place}: {_shown(value)} in {name!r} is no number, or one that 32 bits cannot hold")
     return number
 
 
@@ -130,6 +151,7 @@ def _tab_separated(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _comma_separated(path: Path) -> Iterator[tuple[int, list[str]]]:
+    csv.field_size_limit(LONGEST_LINE)
     rows = csv.reader((text for _, text in read_lines(path, Meter())), strict=True)
     line = 1
     while True:
@@ -159,13 +181,25 @@ def parse_object(text: str, place: str) -> Fields:
     """
     try:
         found = json.loads(text)
+        if HALF.search(text):  # half of a pair of surrogates is no character; a whole pair is
+            json.dumps(found, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         ends = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated")
-        way_out = "; it ends early, get it anew" if ends else ""
+        way_out = "; it ends early: complete it, or get it anew" if ends else ""
         raise ValueError(f"{place}: not JSON ({error.msg} at character {error.pos}){way_out}") from None
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise ValueError(f"{place}: {half} is half a character, which cut texts end in; remove it") from None
+    except (RecursionError, ValueError) as error:  # lists in lists in lists, a number of thousands of digits
+        raise ValueError(f"{place}: not JSON that can be read ({str(error).partition(';')[0]})") from None
     if not isinstance(found, dict):
         raise ValueError(f"{place}: a JSON object is needed, not a {type(found).__name__}")
     return found
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 60 else text[:60] + "..."
 
 
 def _nearby(path: Path) -> str:

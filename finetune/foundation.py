@@ -22,7 +22,7 @@ from xlpre.exchange.folder import load_init
 from xlpre.training.distributed import n_processes
 from xlpre.training.identity import check_place
 
-FORMAT = 1  # of a checkpoint: names of parameters, what a batch of a step is
+FORMAT = 2  # of a checkpoint: names of parameters, what a batch of a step is
 
 
 class Foundation:
@@ -91,7 +91,10 @@ class Foundation:
             "task": config.task,
             "model": {**model, "summary": config.model.summary},
             "weights": self._fingerprint_of_weights,
-            "examples": self._fingerprint_of_examples,
+            "examples": self._fingerprints[TRAIN],
+            "measured": {split.name: self._fingerprints[split.name] for split in self.dev},
+            "labels": list(self.task.labels),
+            "data": self.task.settings(),
             "reading": dataclasses.asdict(self.train.items[0].reading),
             "optim": dataclasses.asdict(config.optim),
             "schedule": schedule,
@@ -111,14 +114,22 @@ class Foundation:
         return content.hexdigest()[:16]
 
     @cached_property
-    def _fingerprint_of_examples(self) -> str:
-        content = hashlib.sha256()
-        for item in self.train.items:
-            for row in item.rows:
-                content.update(row.ids.tobytes())
-            for answer in item.answers.values():
-                content.update(np.asarray(answer).tobytes())
-        return content.hexdigest()[:16]
+    def _fingerprints(self) -> dict[str, str]:
+        """Of what is learned from, and of each split that is measured on."""
+        return {split.name: _fingerprint(split) for split in (self.train, *self.dev)}
+
+
+def _fingerprint(split: Split) -> str:
+    """Of what is read, and what is true of it."""
+    content = hashlib.sha256()
+    for item in split.items:
+        for row in item.rows:
+            content.update(row.ids.tobytes())
+        for answer in item.answers.values():
+            content.update(np.asarray(answer).tobytes())
+    for example in split.examples:
+        content.update(f"{example.id} {example.answer!r} {example.group}\n".encode())
+    return content.hexdigest()[:16]
 
 
 def _drawn(examples: Sequence[Example], limit: int | None, seed: int) -> Sequence[Example]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import zipfile
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,7 +124,21 @@ class GlueSource(TableSource):
     def read(self, split: str) -> Any:
         """See TableSource."""
         check_folder(self._data, self._name, f"{LAYOUTS[self._name].folder}/train.tsv")
-        return super().read(split)
+        found = super().read(split)
+        if split in self._submitted:
+            name, count = Counter(example.id for example in found).most_common(1)[0]
+            if count > 1:
+                raise ValueError(
+                    f"{self._files[split]}: {count} rows have the index {name}; what is submitted needs each once"
+                )
+        if not self.columns.labels:
+            low, high = STS_B
+            for example in found:
+                if example.answer is not None and not low <= example.answer <= high:
+                    raise ValueError(
+                        f"{example.place}: the score {example.answer:g} is not between {low:g} and {high:g}"
+                    )
+        return found
 
     def submit(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
         """A file of `index`, `prediction` for each test file, and all of them in submission.zip."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from finetune.conclusion import conclude, conclude_run, is_finished, seed_folder
+from finetune.conclusion import conclude, conclude_run, finished_seeds, seed_folder
 from finetune.config import FinetuneConfig
 from finetune.foundation import Foundation
 from finetune.job import Job
@@ -37,7 +37,8 @@ def finetune(config: FinetuneConfig) -> None:
     check_wandb(config.train.wandb)
     foundation, run_dir = Foundation(config), Path(config.run_dir)
     seeds = range(config.seed, config.seed + config.seeds)
-    todo = [seed for seed in seeds if not is_finished(foundation, seed)]
+    finished = finished_seeds(foundation)
+    todo = [seed for seed in seeds if seed not in finished]
     set_defaults()
     device = use_device()
     limit_waiting(config.train.patience_minutes)
@@ -49,7 +50,6 @@ def finetune(config: FinetuneConfig) -> None:
     lock = exclusive(run_dir, "another fine-tuning goes on in it; wait for it, or stop it") if is_main() else None
     check_shared(run_dir, talk)
     if is_main():
-        dump(foundation.config, run_dir / "config.yaml")
         print(_opening(foundation, device, len(todo)), flush=True)
     answers: dict[int, Outputs] = {}
     for seed in todo:
@@ -69,6 +69,8 @@ def _run(foundation: Foundation, seed: int, talk: Talk, device: torch.device, st
     """One run. Returns what it answers to the first dev split; None if it was stopped."""
     config = foundation.config
     job = Job(foundation, seed, seed_folder(config, seed), talk, device, stopping)
+    if is_main():
+        dump(config, Path(config.run_dir) / "config.yaml")
     log, course = Log(job), job.course
     if course.step == 0:
         log.measure()

@@ -77,7 +77,7 @@ class OneVectorTask:
         return [
             Item(number, (row,), self._answers(example), self.long.reading)
             for number, example in enumerate(examples)
-            for row in self.long.rows([tokenizer.encode(text) for text in example.texts], example.place)
+            for row in self.long.rows(_read(example, example.texts, tokenizer), example.place)
         ]
 
     def positions(self, head: nn.Module, part: Part) -> Tensor:
@@ -200,7 +200,7 @@ class ChoiceTask(OneVectorTask):
     def encode(self, examples: Sequence[Example], tokenizer: Tokenizer) -> list[Item]:
         """A row for each option."""
         return [
-            Item(number, tuple(self._options(example.texts, tokenizer)), self._answers(example))
+            Item(number, tuple(self._options(_read(example, example.texts, tokenizer))), self._answers(example))
             for number, example in enumerate(examples)
         ]
 
@@ -228,12 +228,24 @@ class ChoiceTask(OneVectorTask):
             for example, row in zip(split.examples, softmax(outputs["logits"]), strict=True)
         ]
 
-    def _options(self, texts: Sequence[str], tokenizer: Tokenizer) -> Iterator[Row]:
-        about, *options = map(tokenizer.encode, texts)
+    def _options(self, texts: Sequence[list[int]]) -> Iterator[Row]:
+        about, *options = texts
         for option in options:
             kept = option[-self.max_option_len :]
             room = self.data.max_len - 3 - len(kept)  # it is the text that is cut
             yield lay_out(about[: max(room, 0)], kept, self.data.max_len)
+
+
+def _read(example: Example, texts: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
+    """Tokens of texts.
+
+    Raises:
+        ValueError: there are none in any.
+    """
+    found = [tokenizer.encode(text) for text in texts]
+    if not any(found):
+        raise ValueError(f"{example.place}: of {' '.join(texts)!r} the vocabulary reads nothing; remove it")
+    return found
 
 
 def truth_of(split: Split) -> np.ndarray:

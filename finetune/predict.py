@@ -4,29 +4,28 @@ python finetune/predict.py runs/mrpc/model < pairs.tsv
 python finetune/predict.py runs/mrpc/model questions.jsonl > answers.jsonl
 
 A line is a JSON object with the task's fields (those of its training files; of RACE: article, question, options; of SQuAD: context,
-question), or, where the task reads one text or two, the text, or both with a tab between them.
+question), or, where the task reads one text or two, the text, or both with a tab between them. A .csv file, and a .tsv file whose first
+line names the task's columns, are read by their columns.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from finetune.config import TaskDataConfig
 from finetune.evaluation import answer, device_pass_tokens
 from finetune.examples import Example, Split
-from finetune.fields import parse_object
+from finetune.fields import Fields, parse_object, read_rows
 from finetune.model import TaskModel
 from finetune.task import Prediction, Task
 from finetune.tasks import build_task
 from xlpre.command import run_command
 from xlpre.exchange.fine_tuned import FineTuned, load_fine_tuned
-from xlpre.text.files import Meter, read_lines
+from xlpre.text.files import STDIN, Meter, read_lines
 from xlpre.training.distributed import Talk, use_device
 
 CHUNK = 1024  # lines that are answered together
@@ -37,8 +36,13 @@ def task_of(model: FineTuned) -> Task:
     return build_task(model.task["task"], TaskDataConfig(**model.task["data"]), model.task["summary"])
 
 
-def predict(model: FineTuned, lines: Iterable[tuple[str, str]], rows: int = 32) -> Iterator[Prediction]:
-    """Answers to lines, given with their places, in their order.
+def predict(model: FineTuned, lines: Iterable[tuple[str, str | Fields]], rows: int = 32) -> Iterator[Prediction]:
+    """Answers to lines, or to fields, given with their places, in their order.
+
+    Args:
+        model: a fine-tuned one.
+        lines: what `entries_of` reads, for example.
+        rows: in one forward pass.
 
     Raises:
         ValueError: a line that is not as the task wants it.
@@ -55,9 +59,11 @@ def predict(model: FineTuned, lines: Iterable[tuple[str, str]], rows: int = 32) 
         yield from task.predictions(split, answer(network, split, rows, pass_tokens, talk))
 
 
-def _example(task: Task, line: str, place: str) -> Example:
-    if line.lstrip().startswith("{"):
-        fields: Mapping[str, Any] = parse_object(line, place)
+def _example(task: Task, line: str | Fields, place: str) -> Example:
+    if not isinstance(line, str):
+        fields = line
+    elif line.lstrip().startswith("{"):
+        fields = parse_object(line, place)
     else:
         columns, texts = task.columns, line.split("\t")
         if len(columns) != len(texts):
@@ -67,18 +73,32 @@ def _example(task: Task, line: str, place: str) -> Example:
     return task.example({"id": place.rpartition(" ")[2], **fields}, place)
 
 
-def lines_of(file: Path | None) -> Iterator[tuple[str, str]]:
-    """Places and lines of a file, or of what comes in; empty ones are passed over.
+def entries_of(file: Path | None, columns: Sequence[str]) -> Iterator[tuple[str, str | Fields]]:
+    """Places and lines of a file, or of what comes in, or fields where there are columns; empty lines are passed over.
+
+    Args:
+        file: None: what comes in.
+        columns: of the task's texts.
 
     Raises:
         ValueError: it cannot be read.
     """
     if file is not None and not file.is_file():
-        raise ValueError(f"{file}: there is no such file")
-    texts = (text for _, text in read_lines(file, Meter())) if file else sys.stdin
-    for number, text in enumerate(texts, 1):
+        raise ValueError(f"{file}: {'is a folder' if file.is_dir() else 'there is no such file'}; name a file of lines")
+    if file is not None and _has_columns(file, columns):
+        yield from read_rows(file)
+        return
+    path = file or STDIN
+    for number, (_, text) in enumerate(read_lines(path, Meter()), 1):
         if line := text.rstrip("\r\n"):
-            yield f"{file or 'stdin'}, line {number}", line
+            yield f"{path}, line {number}", line
+
+
+def _has_columns(file: Path, columns: Sequence[str]) -> bool:
+    if ".tsv" not in file.suffixes:
+        return ".csv" in file.suffixes
+    _, first = next(read_lines(file, Meter()), (0, ""))
+    return bool(columns) and {*columns} <= {*first.rstrip("\r\n").split("\t")}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -88,7 +108,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("file", type=Path, nargs="?", help="lines to answer; none: what comes in")
     parser.add_argument("--rows", type=int, default=32, help="texts in one forward pass")
     words = parser.parse_args(argv)
-    for one in predict(load_fine_tuned(words.model), lines_of(words.file), words.rows):
+    if words.rows < 1:
+        raise ValueError(f"--rows {words.rows} must be at least 1")
+    model = load_fine_tuned(words.model)
+    for one in predict(model, entries_of(words.file, task_of(model).columns), words.rows):
         print(json.dumps(one, ensure_ascii=False))
 
 

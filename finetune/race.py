@@ -7,7 +7,7 @@ Source of the layout of rows: zihangdai/xlnet run_race.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from finetune.one_vector import ChoiceTask
 from finetune.sources import check_folder, find_folder
 from finetune.task import Prediction, Task
 from xlpre.model.summary import Summary
+from xlpre.text.files import Meter, read_lines
 
 OPTIONS = ("A", "B", "C", "D")
 LEVELS = {"race": ("middle", "high"), "race/middle": ("middle",), "race/high": ("high",)}
@@ -55,6 +56,8 @@ class RaceSource:
                 )
             for path in files:
                 found += self._questions(path, level)
+        if not found:
+            raise ValueError(f"{self._folder / split}: holds no question of {' or '.join(LEVELS[self._name])}")
         return found
 
     def example(self, fields: Fields, place: str) -> Example:
@@ -67,13 +70,12 @@ class RaceSource:
         return []
 
     def _questions(self, path: Path, level: str) -> list[Example]:
-        try:
-            fields = parse_object(path.read_text(encoding="utf-8"), str(path))
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from None
+        fields = parse_object("".join(line for _, line in read_lines(path, Meter())), str(path))
         article, questions, options, answers = (
             value_of(fields, name, str(path)) for name in ("article", "questions", "options", "answers")
         )
+        if not all(isinstance(one, list) for one in (questions, options, answers)):
+            raise ValueError(f"{path}: questions, options and answers must be lists")
         if not len(questions) == len(options) == len(answers):
             raise ValueError(
                 f"{path}: {len(questions)} questions, {len(options)} lists of options and {len(answers)} answers must be equally many"
@@ -98,7 +100,7 @@ def with_option(question: str, option: str) -> str:
 
 
 def _example(name: str, article: Any, question: Any, options: Any, answer: Any, place: str, group: str = "") -> Example:
-    if not isinstance(options, Sequence) or len(options) != len(OPTIONS):
+    if not isinstance(options, list) or len(options) != len(OPTIONS):
         raise ValueError(f"{place}: {options!r} must be {len(OPTIONS)} options")
     if not all(isinstance(text, str) for text in (article, question, *options)) or not article.strip():
         raise ValueError(f"{place}: article, question and options must be texts, and the article not empty")

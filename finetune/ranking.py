@@ -78,6 +78,10 @@ class RankingSource:
                 raise ValueError(f"{place}: data.qrels judges nothing for query {query!r}; remove it from this file")
             grade = self.grades[query].get(document, 0) if query in self.grades else None
             found.append(Example(document, (queries[query], documents[document]), grade, place, query))
+        if split not in self.test and not any(example.answer for example in found):
+            raise ValueError(
+                f"{files[0]}: data.qrels grades none of its candidates above 0; see that both write ids alike"
+            )
         return found
 
     def example(self, fields: Fields, place: str) -> Example:

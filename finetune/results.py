@@ -58,9 +58,24 @@ class Result:
 
     @classmethod
     def read(cls, path: Path) -> Result:
-        """Read what `write` wrote."""
-        content = json.loads(path.read_text())
-        return cls(**{field.name: content[field.name] for field in dataclasses.fields(cls)})
+        """Read what `write` wrote.
+
+        Raises:
+            ValueError: it is not that.
+        """
+        try:
+            content = json.loads(path.read_text())
+            return cls(**{field.name: content[field.name] for field in dataclasses.fields(cls)})
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"{path}: cannot be read as a result ({error!r}); remove it, and the command that made it makes it again"
+            ) from None
+
+    @staticmethod
+    def facts(path: Path) -> dict[str, Any]:
+        """What `write` was given as facts."""
+        found: dict[str, Any] = json.loads(path.read_text())["facts"]
+        return found
 
 
 @dataclass(frozen=True)

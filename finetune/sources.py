@@ -126,7 +126,7 @@ class TableSource:
     def _says_nothing(self, truth: Any) -> bool:
         """Whether that is how files with examples to predict leave the truth open."""
         labels = self.columns.labels
-        return truth in (None, "") or bool(labels and str(truth) == "-1" and "-1" not in labels)
+        return truth is None or str(truth).strip() == "" or bool(labels and str(truth) == "-1" and "-1" not in labels)
 
     def _texts(self, fields: Fields, place: str) -> tuple[str, ...]:
         names = self.columns.texts

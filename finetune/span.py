@@ -196,7 +196,10 @@ def _truth(example: Example, text: Located) -> Truth | None:
     if not example.answer:
         return None if example.answer is None else Truth(False)
     begin, answer = example.answer[0]
-    return Truth(True, *text.tokens(begin, begin + len(answer)))
+    first, last = text.tokens(begin, begin + len(answer))
+    if text.begins[first] >= begin + len(answer) or text.ends[last] <= begin:
+        raise ValueError(f"{example.place}: of the answer {answer!r} the vocabulary reads nothing; remove the question")
+    return Truth(True, first, last)
 
 
 def _spans(window: Window, outputs: Outputs, number: int, max_len: int) -> Iterator[tuple[str, float, float]]:

@@ -52,13 +52,19 @@ def question_of(fields: Fields, place: str, answerable: bool, labelled: bool = F
     answer = None
     if labelled or "answers" in fields:
         answer = _answers(value_of(fields, "answers", place), context, place)
-        if answer and fields.get("is_impossible"):
+        impossible = fields.get("is_impossible", False)
+        if not isinstance(impossible, bool):
+            raise ValueError(f"{place}: 'is_impossible' is {impossible!r}; it must be true or false")
+        if answer and impossible:
             raise ValueError(f"{place}: is_impossible is true, and there are answers; remove one of them")
         if answerable and not answer and labelled:
             raise ValueError(
                 f"{place}: has no answer, which is for task=squad/2.0; of squad/1.1 every question has one"
             )
-    return Example(str(fields.get("id", place)), (context, question), answer, place)
+    name = fields.get("id", place)
+    if not isinstance(name, (str, int)):
+        raise ValueError(f"{place}: the id {name!r} must be a text")
+    return Example(str(name), (context, question), answer, place)
 
 
 def _questions(path: Path) -> Iterator[tuple[str, Fields]]:
@@ -69,10 +75,11 @@ def _questions(path: Path) -> Iterator[tuple[str, Fields]]:
     content = parse_object("".join(line for _, line in read_lines(path, Meter())), str(path))
     for number, article in enumerate(_list(content, "data", str(path)), 1):
         place = f"{path}, article {number}"
-        for paragraph in _list(article, "paragraphs", place):
+        for count, paragraph in enumerate(_list(article, "paragraphs", place), 1):
+            place = f"{path}, article {number}, paragraph {count}"
             context = value_of(paragraph, "context", place)
-            for question in _list(paragraph, "qas", place):
-                name = value_of(question, "id", place)
+            for nth, question in enumerate(_list(paragraph, "qas", place), 1):
+                name = value_of(question, "id", f"{place}, question {nth}")
                 yield f"{path}, question {name}", {**question, "context": context}
 
 
@@ -97,8 +104,10 @@ def _answers(answers: Any, context: str, place: str) -> tuple[Answer, ...]:
 
 def _answer(answer: Fields, context: str, place: str) -> Answer:
     text, begin = text_of(answer, "text", place), value_of(answer, "answer_start", place)
-    if not isinstance(begin, int) or begin < 0 or context[begin : begin + len(text)] != text:
-        at = context[begin : begin + len(text)] if isinstance(begin, int) and begin >= 0 else ""
+    if not isinstance(begin, int) or isinstance(begin, bool):
+        raise ValueError(f"{place}: answer_start {begin!r} must be a whole number, the answer's first character")
+    if begin < 0 or context[begin : begin + len(text)] != text:
+        at = context[begin : begin + len(text)] if begin >= 0 else ""
         known = context.find(text)
         way_out = f"it stands at {known} first" if known >= 0 else "it is nowhere in the context; remove the question"
         raise ValueError(

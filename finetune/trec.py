@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -21,8 +22,8 @@ def read_qrels(files: Sequence[Path]) -> Grades:
     """
     found: Grades = {}
     for place, (query, _, document, grade) in _lines(files, ("QUERY", "0", "DOCUMENT", "GRADE")):
-        if not grade.lstrip("-").isdigit():
-            raise ValueError(f"{place}: the grade {grade!r} is no whole number")
+        if not re.fullmatch("-?[0-9]{1,6}", grade):
+            raise ValueError(f"{place}: the grade {grade[:20]!r} is no whole number of at most six digits")
         if document in found.setdefault(query, {}):
             raise ValueError(f"{place}: document {document!r} is judged twice for query {query!r}")
         found[query][document] = max(int(grade), 0)

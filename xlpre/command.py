@@ -33,6 +33,9 @@ def run_command(main: Callable[[], None]) -> None:
     """
     try:
         main()
+    except BrokenPipeError:  # who reads what is printed has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except (ValueError, OSError) as error:
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
         if isinstance(error, ValueError) and frame.f_globals["__name__"].partition(".")[0] not in OURS:

@@ -69,7 +69,9 @@ def run_together(processes: int, *words: object, timeout: int = 600):
         "MASTER_PORT": str(free_port()),
     }
     each = [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
-    return run_forked([str(REPOSITORY / script), *rest], REPOSITORY, each if processes > 1 else [environment()], timeout)
+    return run_forked(
+        [str(REPOSITORY / script), *rest], REPOSITORY, each if processes > 1 else [environment()], timeout
+    )
 
 
 def launch(

@@ -71,7 +71,7 @@ def _run(command: Sequence[str], cwd: Path, variables: Mapping[str, str], folder
         opened = os.open(folder / name, mode | (os.O_APPEND | os.O_CREAT if descriptor else 0))
         os.dup2(opened, descriptor)
         os.close(opened)
-    sys.stdin = open(0, closefd=False)
+    sys.stdin = os.fdopen(0, closefd=False)
     os.environ.clear()
     os.environ.update(variables)
     os.chdir(cwd)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.conftest import REPOSITORY, write_folder
-from tests.integration.conftest import answers_of, environment, run, run_together
+from tests.integration.conftest import answers_of, environment, run_together
 from xlpre.exchange.folder import load_folder
 from xlpre.training import checkpoint
 from xlpre.training.metrics import read_metrics

@@ -1,13 +1,16 @@
 """What a user of fine-tuning gets wrong is one sentence with file and line, and leaves nothing half-written."""
 
 import json
+import os
 import shutil
 
 import pytest
 
 from finetune import predict
+from finetune.classify import labels_in
 from finetune.run import main
 from tests.conftest import write_folder
+from tests.integration.conftest import run
 from tests.integration.test_bad_input import check_sentence
 from xlpre.command import run_command
 from xlpre.text.tokenizer import TokenizerConfig, train
@@ -21,6 +24,7 @@ def folder(tokenizer, tmp_path_factory):
     rows = [("ba be", "good"), ("bi bo", "bad"), ("bu da", "good")]
     (folder / "train.tsv").write_text("text\tlabel\n" + "".join(f"{a}\t{b}\n" for a, b in rows))
     (folder / "dev.tsv").write_text("text\tlabel\nba be\tgood\n")
+    (folder / "other.tsv").write_text("text\tlabel\nbi bo\tbad\n")
     (folder / "unknown.tsv").write_text("text\tlabel\nba be\tgood\nbi bo\tfine\n")
     (folder / "empty.tsv").write_text("text\tlabel\n\tgood\n")
     (folder / "cut.jsonl").write_text('{"text": "ba", "label": "good"}\n{"text": "be", "lab')
@@ -61,6 +65,10 @@ def refused(capsys, message):
         (["data.dev=[]", "data.held_out=0.01"], "data.held_out=0.01 of its 3 examples are none; raise it, or name data.dev"),
         (["seeds=0"], "seeds (0) must be at least 1"),
         (["data.long=memory", "data.text=[text, label]"], "train.tsv, line 2: data.long=memory reads one text, and here are 2"),
+        (["data.text=[text, text]"], "task=classify needs data.text: [COLUMN] with the text, or two columns; it is ['text', 'text']"),
+        (["data.labels=[good]"], "data.labels (good) must be two labels or more, each once"),
+        (["data.labels=[good, bad, good]"], "data.labels (good, bad, good) must be two labels or more, each once"),
+        (["data.labels=[yes, no]"], "the label 'good' in 'label' is none of True, False; YAML reads yes and no without quotes"),
         (["task=rank", "data.text=[]"], "train.tsv, line 1: has 2 columns, not QUERY Q0 DOCUMENT RANK SCORE TAG"),
     ],
 )  # fmt: skip
@@ -70,6 +78,57 @@ def test_a_wrong_word_is_refused_before_anything_is_written(folder, tmp_path, mo
     monkeypatch.setattr("sys.argv", ["run.py", *usual, f"run_dir={tmp_path / 'run'}", *words])
     refused(capsys, message)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("a.csv", "text,label\nba,\nbe,good\n", "a.csv, line 2: the label in 'label' is empty; fill it in, or remove the row"),
+        ("a.csv", "text,label\n", "a.csv: holds no example"),
+        ("a.csv", "text,label,text\nba,good,be\n", "a.csv, line 1: two columns are called 'text'; rename one"),
+        ("a.csv", "text,label\n\u200b,good\nba,bad\n", "a.csv, line 2: of '\\u200b' the vocabulary reads nothing; remove it"),
+        ("a.jsonl", '{"text": "ba", "label": null}', "a.jsonl, line 1: the label in 'label' is empty"),
+        ("a.jsonl", '{"text": "ba", "label": ["good"]}', "a.jsonl, line 1: 'label' is ['good'], where a label is needed"),
+        ("a.jsonl", '{"text": "ba \\ud83d", "label": "good"}', "a.jsonl, line 1: \\ud83d is half a character"),
+        ("a.jsonl", '{"text": ' + "[" * 99999, "a.jsonl, line 1: not JSON that can be read"),
+        ("a.jsonl", '{"text": "ba", "label": ' + "9" * 5000 + "}", "a.jsonl, line 1: not JSON that can be read"),
+    ],
+)  # fmt: skip
+def test_training_examples_that_are_none_are_named(folder, tmp_path, monkeypatch, capsys, file, content, message):
+    shutil.copytree(folder, tmp_path / "in", copy_function=shutil.copy)
+    (tmp_path / "in" / file).write_text(content)
+    words = ["task=classify", f"init={folder / 'model'}", f"data.dir={tmp_path / 'in'}", f"data.train=[{file}]"]
+    words += ["data.dev=[dev.tsv]", "data.text=[text]", f"run_dir={tmp_path / 'run'}"]
+    monkeypatch.setattr("sys.argv", ["run.py", *words])
+    refused(capsys, message)
+    assert not (tmp_path / "run").exists()
+
+
+def test_labels_are_told_apart_without_the_spaces_around_them_and_a_long_text_is_csv(tmp_path):
+    (tmp_path / "a.csv").write_text(f"text,label\nba,good \nbe,bad\n{'ba ' * 100000},good\n")
+    assert labels_in([tmp_path / "a.csv"], "label") == ["bad", "good"]
+
+
+def test_runs_with_other_settings_or_dev_examples_are_refused_in_a_folder_of_runs_and_change_nothing(folder, tmp_path):
+    words = ["task=classify", f"init={folder / 'model'}", f"data.dir={folder}", "data.train=[train.tsv]"]
+    words += [
+        "data.dev=[dev.tsv]",
+        "data.text=[text]",
+        "train.steps=2",
+        "train.batch_size=2",
+        f"run_dir={tmp_path / 'run'}",
+    ]
+    assert run("finetune/run.py", *words).returncode == 0
+    there = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    for changed, message in [
+        (["seed=2", "optim.lr=0.5"], "was made with optim.lr="),
+        (["data.dev=[other.tsv]"], "was made with measured."),
+        (["data.labels=[good, bad]"], "was made with labels="),
+    ]:
+        done = run("finetune/run.py", *words, *changed)
+        assert done.returncode == 2
+        check_sentence(done.stderr, message)
+        assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == there
 
 
 def test_a_folder_with_another_vocabulary_is_refused(folder, documents, tmp_path, monkeypatch, capsys):
@@ -110,3 +169,27 @@ def test_a_line_that_the_task_cannot_read_is_named(tokenizer, folder, tmp_path):
         (tmp_path / "lines").write_text(f"{json.dumps({'one': 'ba', 'two': 'be'})}\n{line}\n")
         with pytest.raises(ValueError, match=message):
             predict.main([str(tmp_path / "model"), str(tmp_path / "lines")])
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+def test_a_file_with_columns_is_answered_row_by_row_and_other_lines_as_they_are(tmp_path, name):
+    tab = "," if name == "a.csv" else "\t"
+    (tmp_path / name).write_text(f"label{tab}text\ngood{tab}ba\nbad{tab}be\n")
+    fields = [entry["text"] for _, entry in predict.entries_of(tmp_path / name, ("text",))]
+    assert fields == ["ba", "be"]
+    (tmp_path / "b.tsv").write_text("ba\tbe\nbi\tbo\n")
+    assert [line for _, line in predict.entries_of(tmp_path / "b.tsv", ("text",))] == ["ba\tbe", "bi\tbo"]
+
+
+def test_what_comes_in_is_read_as_a_file_is(tmp_path, monkeypatch):
+    content = b'\xef\xbb\xbf{"text": "ba"}\r\nb\re\n\xff\n'
+    (tmp_path / "lines").write_bytes(content)
+    with open(tmp_path / "lines", "rb") as file:
+        before = os.dup(0)
+        os.dup2(file.fileno(), 0)
+        entries = predict.entries_of(None, ("text",))
+        assert [next(entries), next(entries)] == [("stdin, line 1", '{"text": "ba"}'), ("stdin, line 2", "b\re")]
+        with pytest.raises(ValueError, match="stdin, line 3: not UTF-8"):
+            next(entries)
+        os.dup2(before, 0)
+        os.close(before)

@@ -23,6 +23,7 @@ from xlpre.atomic import new_folder
 from xlpre.exchange import hf, hf_heads, passport
 from xlpre.exchange.folder import ModelFolder, as_readable_as_the_rest, load_folder, write_files
 from xlpre.exchange.hf_tokenizer import write_tokenizer
+from xlpre.exchange.tensors import write_tensors
 from xlpre.model.config import ModelConfig
 
 HEAD, TASK = "head.safetensors", "task.json"
@@ -68,7 +69,7 @@ def save_fine_tuned(path: str | Path, model: FineTuned) -> None:
     """Write the folder, whole or not at all; one that is there is replaced."""
     with new_folder(path) as partial:
         write_files(partial, model.folder)
-        safetensors.torch.save_file({name: w.contiguous() for name, w in model.head.items()}, partial / HEAD)
+        write_tensors(partial / HEAD, model.head)
         as_readable_as_the_rest(partial / HEAD)
         (partial / TASK).write_text(json.dumps(model.task, indent=1, ensure_ascii=False))
 
@@ -87,6 +88,8 @@ def load_fine_tuned(path: str | Path) -> FineTuned:
         raise ValueError(f"{path}: has no {TASK}; it is a model that was not fine-tuned, which finetune/run.py does")
     try:
         task = json.loads((path / TASK).read_text())
+        if missing := {"task", "data", "summary", "labels"} - {*task}:
+            raise ValueError(f"it has no {', '.join(sorted(missing))}")
         head = safetensors.torch.load_file(path / HEAD)
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise ValueError(f"{path}: {HEAD} or {TASK} cannot be read: {str(error).splitlines()[0]}") from None

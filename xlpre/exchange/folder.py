@@ -26,6 +26,7 @@ from torch import Tensor
 from xlpre.atomic import new_folder
 from xlpre.exchange import hf, passport, tf
 from xlpre.exchange.hf_tokenizer import read_preprocess, read_vocabulary, write_tokenizer
+from xlpre.exchange.tensors import write_tensors
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel, without_data
 from xlpre.objectives.build import OBJECTIVES
@@ -84,8 +85,7 @@ def save_folder(path: str | Path, folder: ModelFolder) -> None:
 def write_files(path: Path, folder: ModelFolder) -> None:
     """Write the files of our own model folder into `path`, an empty one."""
     tokenizer = folder.vocabulary("the folder that the model was read from")
-    weights = {name: weight.contiguous() for name, weight in folder.weights.items()}
-    safetensors.torch.save_file(weights, path / "model.safetensors")
+    write_tensors(path / "model.safetensors", folder.weights)
     content = {"format": FORMAT, "model": dataclasses.asdict(folder.config), "objective": folder.objective}
     (path / "config.json").write_text(json.dumps(content, indent=1))
     tokenizer.save(path / "spiece.model")

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from xlpre.exchange.layouts import FROM_HEADS, LONE_ROW, TO_HEADS, Weight, to_ours, to_theirs
+from xlpre.exchange.tensors import write_tensors
 from xlpre.model.config import ModelConfig
 
 # what their model can be; a setting of another value has no place in it
@@ -94,7 +95,7 @@ def write_model(
     theirs = to_theirs(weights_of(config), weights, config)
     if head is not None:
         theirs = {name: weight for name, weight in theirs.items() if name.startswith("transformer.")} | dict(head)
-    safetensors.torch.save_file(theirs, path / "model.safetensors", metadata={"format": "pt"})
+    write_tensors(path / "model.safetensors", theirs, {"format": "pt"})
     settings = {
         "architectures": ["XLNetLMHeadModel"],
         "model_type": "xlnet",

@@ -64,7 +64,9 @@ class _LinearLosses(torch.autograd.Function):
         at_target, most = logits.gather(1, place), logits.amax(1, keepdim=True)
         in_place = logits.device.type == "cpu" and not torch.compiler.is_compiling()
         slope = torch.softmax(logits, -1, out=logits if in_place else None)
-        losses = most - slope.amax(1, keepdim=True).log() - at_target  # log of the sum of exp(logits), less the target's
+        losses = (
+            most - slope.amax(1, keepdim=True).log() - at_target
+        )  # log of the sum of exp(logits), less the target's
         slope.scatter_(1, place, slope.gather(1, place) - 1)
         ctx.save_for_backward(hidden, weight, slope.to(hidden.dtype))
         return losses.squeeze(1)

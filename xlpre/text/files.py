@@ -14,6 +14,7 @@ from typing import IO, Any, cast
 PACKED = (".gz", ".zst")
 KINDS = (".txt", ".jsonl", ".parquet")
 LONGEST_LINE = 64 << 20  # bytes; what is longer is no text with a paragraph a line
+STDIN = Path("stdin")  # what comes in, instead of a file
 FAULTS = (OSError, EOFError, zlib.error)
 
 
@@ -45,7 +46,7 @@ def read_lines(path: Path, meter: Meter, begin: int = 0) -> Iterator[tuple[int, 
     """Lines with the offset of their first byte, from the first that starts at or after byte `begin`.
 
     Args:
-        path: a text file, packed or not; only one that is not can begin elsewhere than at 0.
+        path: a text file, packed or not, or STDIN; only a file that is not packed can begin elsewhere than at 0.
         meter: told how far the file has been read.
         begin: a byte of the file.
 
@@ -54,7 +55,7 @@ def read_lines(path: Path, meter: Meter, begin: int = 0) -> Iterator[tuple[int, 
     """
     number, offset, before = 0, begin, meter.n_bytes
     try:
-        with open(path, "rb") as file, _unpacked(file, path) as lines:
+        with open(0 if path == STDIN else path, "rb", closefd=path != STDIN) as file, _unpacked(file, path) as lines:
             if begin:
                 offset = _next_line(lines, begin)
             while raw := lines.readline(LONGEST_LINE + 1):

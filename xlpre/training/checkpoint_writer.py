@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from xlpre.atomic import new_file, sync
+from xlpre.exchange.tensors import write_tensors
 from xlpre.training.checkpoint import MANIFEST, MODEL, checksum, complete, facts_of
 from xlpre.training.distributed import Talk, is_main, n_processes, process
 from xlpre.training.state import all_finite, counters_of, moments_of, weights_of
@@ -132,7 +131,7 @@ class CheckpointWriter:
         files, failure = {}, ""
         try:
             files = self._work.result()
-        except (OSError, SafetensorError) as error:
+        except OSError as error:
             failure = f"process {process()}: {error}"
         self._work = None
         everywhere = self._talk.collect((files, failure))
@@ -185,7 +184,7 @@ class CheckpointWriter:
         """Write the files of this process; their sizes and checksums, as read back."""
         names = [f"moments_{process():03d}.safetensors", f"lanes_{process():03d}.safetensors"]
         for name, tensors in zip(names, (moments, lanes), strict=True):
-            save_file(tensors, target / name)
+            write_tensors(target / name, tensors)
         if is_main():
             write_model(target / MODEL, weights)
             names += [str(path.relative_to(target)) for path in sorted((target / MODEL).iterdir())]

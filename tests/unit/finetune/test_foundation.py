@@ -39,6 +39,9 @@ def test_facts_tell_other_examples_weights_and_settings_apart_and_not_speed(foun
     facts = founded().facts(1)
     assert founded("train.accumulation=2", "model.attention=reference", "data.pass_tokens=3").facts(1) == facts
     assert founded("data.limit=19").facts(1)["examples"] != facts["examples"]
+    (tmp_path / "dev.tsv").write_text("text\tlabel\nba\t0\n")
+    assert founded().facts(1)["measured"] != facts["measured"]
+    assert founded("data.labels=[1, 0]").facts(1)["labels"] != facts["labels"]
     assert founded("from_scratch=true").facts(1)["weights"] == "drawn" != facts["weights"]
     assert founded("model.dropout=0.3").facts(1)["model"] != facts["model"]
     assert founded("model.summary=attn").facts(1)["model"] != facts["model"]

@@ -63,6 +63,8 @@ def test_a_long_passage_is_cut_and_the_end_of_an_option_kept(tmp_path, tokenizer
         ({"answers": ["A"]}, "2 questions, 2 lists of options and 1 answers"),
         ({"article": ""}, "question 1: article, question and options must be texts"),
         ({"questions": None}, "there is no column 'questions'"),
+        ({"questions": 5}, "questions, options and answers must be lists"),
+        ({"options": ["abcd", "efgh"]}, "question 1: 'abcd' must be 4 options"),
     ],
 )
 def test_a_wrong_question_of_race_is_named_with_its_file(change, message, tmp_path):
@@ -75,3 +77,14 @@ def test_a_wrong_question_of_race_is_named_with_its_file(change, message, tmp_pa
     path.write_text(path.read_text()[:-5])
     with pytest.raises(ValueError, match="1.txt: not JSON"):
         build("race", tmp_path).read("dev")
+
+
+def test_a_split_without_questions_is_refused_and_a_mark_at_the_beginning_is_none_of_the_text(tmp_path):
+    write_race(tmp_path)
+    path = tmp_path / "dev" / "middle" / "1.txt"
+    content = json.loads(path.read_text())
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(content).encode())
+    assert len(build("race/middle", tmp_path).read("dev")) == 2
+    path.write_text(json.dumps({**content, "questions": [], "options": [], "answers": []}))
+    with pytest.raises(ValueError, match="dev: holds no question of middle"):
+        build("race/middle", tmp_path).read("dev")

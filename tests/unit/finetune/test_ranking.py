@@ -125,6 +125,8 @@ def test_answers_are_written_as_a_run_that_can_be_read(written, tmp_path):
         ({"dev.run": "9 Q0 a 1 1 t\n"}, "dev.run, line 1: data.qrels judges nothing for query '9'"),
         ({"qrels.txt": "1 0 a\n"}, "qrels.txt, line 1: has 3 columns, not QUERY 0 DOCUMENT GRADE"),
         ({"qrels.txt": "1 0 a good\n"}, "qrels.txt, line 1: the grade 'good' is no whole number"),
+        ({"qrels.txt": "1 0 a --1\n"}, "qrels.txt, line 1: the grade '--1' is no whole number"),
+        ({"qrels.txt": "1 0 A 1\n2 0 A 1\n"}, "dev.run: data.qrels grades none of its candidates above 0"),
         ({"qrels.txt": QRELS + "1 0 a 1\n"}, "qrels.txt, line 6: document 'a' is judged twice for query '1'"),
         ({"queries.tsv": "1\tone\n1\ttwo\n"}, "queries.tsv, line 2: the id '1' is there twice"),
         ({"queries.tsv": "1\t\n"}, "queries.tsv, line 1: the text in 'text' is empty"),

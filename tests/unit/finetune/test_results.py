@@ -46,3 +46,10 @@ def test_a_run_is_read_back_and_a_folder_without_one_refused(tmp_path):
     assert read_run(tmp_path).values == [0.62, 0.7]
     with pytest.raises(ValueError, match="it is not the folder of a finished fine-tuning"):
         read_run(tmp_path / "seed_2")
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", "{"])
+def test_a_damaged_result_is_named_with_what_to_do(tmp_path, content):
+    (tmp_path / "result.json").write_text(content)
+    with pytest.raises(ValueError, match=r"result.json: cannot be read as a result .*; remove it"):
+        Result.read(tmp_path / "result.json")

@@ -70,7 +70,10 @@ def test_the_truth_of_a_line_may_be_unknown(tmp_path):
         ("2.0", {"is_impossible": True}, "q1: is_impossible is true, and there are answers"),
         ("2.0", {"question": " "}, "q1: the text in 'question' is empty"),
         ("1.1", {"answers": []}, "q1: has no answer, which is for task=squad/2.0"),
-        ("2.0", {"id": None}, "article 1: there is no column 'id'"),
+        ("2.0", {"answers": [{"text": "bi", "answer_start": "8"}]}, "q1: answer_start '8' must be a whole number"),
+        ("2.0", {"is_impossible": "false"}, "q1: 'is_impossible' is 'false'; it must be true or false"),
+        ("2.0", {"id": None}, "article 1, paragraph 1, question 1: there is no column 'id'"),
+        ("2.0", {"id": [1]}, r"the id \[1\] must be a text"),
     ],
 )  # fmt: skip
 def test_a_wrong_question_is_named_with_its_file(tmp_path, version, changed, message):
@@ -208,3 +211,11 @@ def test_the_first_version_always_answers_and_knows_no_threshold(tmp_path, token
     assert task.decided({}) == {} and task.level_of_chance(asked) == 0
     written = task.submit(tmp_path, {"dev-v1.1": [one]})
     assert [path.name for path in written] == ["dev-v1.1.answers.json", "dev-v1.1.best.json"]
+
+
+def test_an_answer_of_which_nothing_is_read_is_refused(tmp_path, tokenizer):
+    example = build(tmp_path).example(
+        {"context": "\u200b Ba bi", "question": "Fa?", "answers": [{"text": "\u200b", "answer_start": 0}]}, "line 1"
+    )
+    with pytest.raises(ValueError, match="line 1: of the answer .* the vocabulary reads nothing"):
+        build(tmp_path).encode([example], tokenizer)
