@@ -90,9 +90,7 @@ def on_gpu(forward: Callable[[], Any]) -> tuple[float, float, float]:
     torch.cuda.reset_peak_memory_stats()
     held = torch.cuda.memory_allocated()
     times = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
-    torch.cuda._sleep(
-        10_000_000
-    )  # clock cycles, in which much of the turn is put behind, so that launches are not timed
+    torch.cuda._sleep(10_000_000)  # cycles, in which much of the turn is queued, so that launches are not timed
     times[0].record()
     _, backward = forward()
     times[1].record()

@@ -77,7 +77,7 @@ class OneVectorTask:
         return [
             Item(number, (row,), self._answers(example), self.long.reading)
             for number, example in enumerate(examples)
-            for row in self.long.rows(_read(example, example.texts, tokenizer), example.place)
+            for row in self.long.rows(_read(example, tokenizer), example.place)
         ]
 
     def positions(self, head: nn.Module, part: Part) -> Tensor:
@@ -200,7 +200,7 @@ class ChoiceTask(OneVectorTask):
     def encode(self, examples: Sequence[Example], tokenizer: Tokenizer) -> list[Item]:
         """A row for each option."""
         return [
-            Item(number, tuple(self._options(_read(example, example.texts, tokenizer))), self._answers(example))
+            Item(number, tuple(self._options(_read(example, tokenizer))), self._answers(example))
             for number, example in enumerate(examples)
         ]
 
@@ -236,15 +236,15 @@ class ChoiceTask(OneVectorTask):
             yield lay_out(about[: max(room, 0)], kept, self.data.max_len)
 
 
-def _read(example: Example, texts: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
-    """Tokens of texts.
+def _read(example: Example, tokenizer: Tokenizer) -> list[list[int]]:
+    """Tokens of its texts.
 
     Raises:
         ValueError: there are none in any.
     """
-    found = [tokenizer.encode(text) for text in texts]
+    found = [tokenizer.encode(text) for text in example.texts]
     if not any(found):
-        raise ValueError(f"{example.place}: of {' '.join(texts)!r} the vocabulary reads nothing; remove it")
+        raise ValueError(f"{example.place}: of {' '.join(example.texts)!r} the vocabulary reads nothing; remove it")
     return found
 
 

@@ -23,8 +23,8 @@ from xlpre.atomic import new_folder
 from xlpre.exchange import hf, hf_heads, passport
 from xlpre.exchange.folder import ModelFolder, as_readable_as_the_rest, load_folder, write_files
 from xlpre.exchange.hf_tokenizer import write_tokenizer
-from xlpre.exchange.tensors import write_tensors
 from xlpre.model.config import ModelConfig
+from xlpre.tensors import write_tensors
 
 HEAD, TASK = "head.safetensors", "task.json"
 

@@ -26,10 +26,10 @@ from torch import Tensor
 from xlpre.atomic import new_folder
 from xlpre.exchange import hf, passport, tf
 from xlpre.exchange.hf_tokenizer import read_preprocess, read_vocabulary, write_tokenizer
-from xlpre.exchange.tensors import write_tensors
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel, without_data
 from xlpre.objectives.build import OBJECTIVES
+from xlpre.tensors import write_tensors
 from xlpre.text.preprocess import Preprocess
 from xlpre.text.tokenizer import Tokenizer
 

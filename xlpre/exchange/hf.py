@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from xlpre.exchange.layouts import FROM_HEADS, LONE_ROW, TO_HEADS, Weight, to_ours, to_theirs
-from xlpre.exchange.tensors import write_tensors
 from xlpre.model.config import ModelConfig
+from xlpre.tensors import write_tensors
 
 # what their model can be; a setting of another value has no place in it
 EXPRESSIBLE: dict[str, tuple[Any, ...]] = {
