@@ -49,9 +49,10 @@ def test_every_backend_agrees_with_the_reference_with_the_dropout_that_it_draws(
     words = [word for name, value in shape.items() for word in (f"--{name}", value)]
     done = run("benchmarks/kernels.py", *words, "--dropout", 0.1, "--repeats", 1)
     assert done.returncode == 0, done.stderr
-    lines = {line["backend"]: line for line in map(json.loads, done.stdout.splitlines())}
-    assert lines.keys() == {"reference", "sdpa", "cpu", "bare"}
-    assert all(line["same_bits"] and line["agrees"] for name, line in lines.items() if name != "bare")
+    lines = list(map(json.loads, done.stdout.splitlines()))
+    agreeing = {line["backend"] for line in lines if line.get("same_bits") and line["agrees"]}
+    assert agreeing == {"reference", "sdpa", "cpu"}
+    assert {line["backend"] for line in lines if "forward_ms" in line} == agreeing | {"bare"}
 
 
 def test_batches_are_timed():

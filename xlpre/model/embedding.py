@@ -17,26 +17,8 @@ from xlpre.model.config import ModelConfig
 def build_embedding(config: ModelConfig) -> nn.Module:
     """The embedding that `config` asks for; its starting values are set with the backbone's."""
     if config.plain_embedding:
-        return Embedding(config)
+        return nn.Embedding(config.vocab_size, config.d_model)
     return AdaptiveEmbedding(config)
-
-
-class Embedding(nn.Embedding):
-    """One table.
-
-    Attributes:
-        shared: whether all of it gets a gradient from something else too, as from the tied softmax. On a processor the vectors then give
-            theirs for the rows that were looked up, which is added to the other, instead of for a second table, most of it zeros.
-    """
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config.vocab_size, config.d_model)
-        self.shared = False
-
-    def forward(self, input: Tensor) -> Tensor:  # the name that torch gave it
-        """(B, T) ids -> (B, T, D)."""
-        by_rows = self.shared and input.device.type == "cpu" and not torch.compiler.is_compiling()
-        return F.embedding(input, self.weight, sparse=by_rows)
 
 
 class ClusterEmbedding(nn.Module):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from xlpre.model.config import ModelConfig
-from xlpre.model.embedding import AdaptiveEmbedding, Embedding
+from xlpre.model.embedding import AdaptiveEmbedding
 from xlpre.model.initialization import initialize_linear
 
 
@@ -21,7 +21,7 @@ def build_output(config: ModelConfig, embedding: nn.Module) -> nn.Module:
     """
     if isinstance(embedding, AdaptiveEmbedding):
         return AdaptiveSoftmax(config, embedding)
-    assert isinstance(embedding, Embedding)
+    assert isinstance(embedding, nn.Embedding)
     return TiedSoftmax(embedding)
 
 
@@ -36,9 +36,8 @@ class TiedSoftmax(nn.Module):
     The weight is a parameter of both modules, so that whatever gathers a module's parameters finds it here too.
     """
 
-    def __init__(self, embedding: Embedding) -> None:
+    def __init__(self, embedding: nn.Embedding) -> None:
         super().__init__()
-        embedding.shared = True
         self.weight = embedding.weight
         self.bias = nn.Parameter(torch.zeros(embedding.num_embeddings))
 
@@ -52,8 +51,8 @@ class TiedSoftmax(nn.Module):
 class _LinearLosses(torch.autograd.Function):
     """target_losses(F.linear(hidden, weight, bias), targets), keeping one number for each logit.
 
-    With probabilities p and y = 1 at the target, the gradient of a loss by its logits is p - y. That is what is kept, in place of logits
-    where torch allows it; a loss's own gradient g is a factor of its row, so that it is put to the narrow side of both products:
+    With probabilities p and y = 1 at the target, the gradient of a loss by its logits is p - y. That is what is kept, in place of the
+    logits; a loss's own gradient g is a factor of its row, so that it is put to the narrow side of both products:
 
         d hidden = g * ((p - y) weight)        d weight = (p - y)^T (g * hidden)        d bias = (p - y)^T g
     """
@@ -62,11 +61,9 @@ class _LinearLosses(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
         logits, place = F.linear(hidden, weight, bias).float(), targets[:, None]
         at_target, most = logits.gather(1, place), logits.amax(1, keepdim=True)
-        in_place = logits.device.type == "cpu" and not torch.compiler.is_compiling()
-        slope = torch.softmax(logits, -1, out=logits if in_place else None)
-        losses = (
-            most - slope.amax(1, keepdim=True).log() - at_target
-        )  # log of the sum of exp(logits), less the target's
+        total = logits.sub_(most).exp_().sum(1, keepdim=True)
+        losses = most + total.log() - at_target
+        slope = logits.div_(total)
         slope.scatter_(1, place, slope.gather(1, place) - 1)
         ctx.save_for_backward(hidden, weight, slope.to(hidden.dtype))
         return losses.squeeze(1)
@@ -74,8 +71,9 @@ class _LinearLosses(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, slope = ctx.saved_tensors
-        grad = grad.to(hidden.dtype)[:, None]
-        return slope @ weight * grad, slope.T @ (hidden * grad), (slope.T @ grad).squeeze(1), None
+        grad = grad.to(hidden.dtype)
+        by_row = grad[:, None]
+        return slope @ weight * by_row, slope.T @ (hidden * by_row), slope.T.mv(grad), None
 
 
 class ClusterScores(nn.Module):
