@@ -73,8 +73,8 @@ class Result:
 
     @staticmethod
     def facts(path: Path) -> dict[str, Any]:
-        """What `write` was given as facts."""
-        found: dict[str, Any] = json.loads(path.read_text())["facts"]
+        """What `write` was given as facts; nothing, if it has none."""
+        found: dict[str, Any] = json.loads(path.read_text()).get("facts", {})
         return found
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -193,3 +194,9 @@ def test_what_comes_in_is_read_as_a_file_is(tmp_path, monkeypatch):
             next(entries)
         os.dup2(before, 0)
         os.close(before)
+
+
+def test_a_file_called_stdin_is_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stdin").write_text("ba\n")
+    assert list(predict.entries_of(Path("stdin"), ("text",))) == [("stdin, line 1", "ba")]

@@ -14,7 +14,7 @@ from typing import IO, Any, cast
 PACKED = (".gz", ".zst")
 KINDS = (".txt", ".jsonl", ".parquet")
 LONGEST_LINE = 64 << 20  # bytes; what is longer is no text with a paragraph a line
-STDIN = Path("stdin")  # what comes in, instead of a file
+STDIN = Path("stdin")  # this object is what comes in; another Path("stdin") is a file of that name
 FAULTS = (OSError, EOFError, zlib.error)
 
 
@@ -55,7 +55,10 @@ def read_lines(path: Path, meter: Meter, begin: int = 0) -> Iterator[tuple[int, 
     """
     number, offset, before = 0, begin, meter.n_bytes
     try:
-        with open(0 if path == STDIN else path, "rb", closefd=path != STDIN) as file, _unpacked(file, path) as lines:
+        with (
+            open(0 if path is STDIN else path, "rb", closefd=path is not STDIN) as file,
+            _unpacked(file, path) as lines,
+        ):
             if begin:
                 offset = _next_line(lines, begin)
             while raw := lines.readline(LONGEST_LINE + 1):
