@@ -18,6 +18,7 @@ from pretrain.cost import BatchShape, cluster_shares
 from xlpre.batch import Batch
 from xlpre.model.config import ModelConfig
 from xlpre.model.dropout import Dropout
+from xlpre.model.feedforward import FeedForward, GatedFeedForward, gelu, gelu_of_torch
 from xlpre.model.language_model import without_data
 from xlpre.model.memory import first_memory
 
@@ -51,12 +52,12 @@ def activations(
         model: its shape.
         shape: of the micro-batch.
         dtype: of weights.
-        gpu: dropout remembers a byte an element, as on a GPU, not a number, as on a CPU.
+        gpu: as on a GPU: dropout remembers a byte an element, not a number, and GELU is torch's own.
         recomputed: `train.activation_checkpointing`: what is inside layers is not kept, but computed again.
     """
     language_model = without_data(model, shape.two_streams, shape.next_sentence).to(dtype)
     if gpu:
-        _dropout_of_gpus(language_model)
+        _as_on_gpus(language_model)
     if recomputed:
         language_model.backbone.recompute_layers()
     shares = cluster_shares(model, shape)
@@ -123,8 +124,10 @@ class _FoundIn(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _dropout_of_gpus(model: nn.Module) -> None:
+def _as_on_gpus(model: nn.Module) -> None:
     for module in model.modules():
+        if isinstance(module, FeedForward | GatedFeedForward) and module.activation is gelu:
+            module.activation = gelu_of_torch
         if isinstance(module, Dropout) and module.share:
             module.forward = partial(_native_dropout, module.share)  # type: ignore[method-assign]
 

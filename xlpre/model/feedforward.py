@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +15,48 @@ from xlpre.model.config import ModelConfig
 from xlpre.model.dropout import Dropout
 
 Activation = Callable[[Tensor], Tensor]
+gelu_of_torch: Activation = partial(F.gelu, approximate="tanh")
 
-gelu: Activation = partial(F.gelu, approximate="tanh")
+
+def gelu(x: Tensor) -> Tensor:
+    """The tanh approximation of GELU (Hendrycks and Gimpel 2016, arXiv:1606.08415), of any shape."""
+    by_hand = x.device.type in ("cpu", "meta") and x.dtype == torch.float32 and not torch.compiler.is_compiling()
+    return _Gelu.apply(x) if by_hand else gelu_of_torch(x)
+
+
+class _Gelu(torch.autograd.Function):
+    """x s with s = sigmoid(w), w = 2 sqrt(2 / pi) (x + 0.044715 x^3), which is x (1 + tanh(w / 2)) / 2.
+
+    torch's sigmoid takes a third of its tanh's time on a processor. The slope is made with the output and kept in place of x:
+
+        s + s (1 - s) x dw/dx        x dw/dx = 3 (w - 2 / 3 * 2 sqrt(2 / pi) x)
+
+    PIECE elements at a time, so that what is between stays in the cache.
+    """
+
+    PIECE = 1 << 16
+    LINEAR = 2 * math.sqrt(2 / math.pi)
+    CUBIC = 0.044715 * LINEAR
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        y, slope, linear = torch.empty_like(x), torch.empty_like(x), x.new_tensor(_Gelu.LINEAR)
+        for x_, y_, slope_ in zip(*(whole.view(-1).split(_Gelu.PIECE) for whole in (x, y, slope)), strict=True):
+            w = torch.addcmul(linear, x_, x_, value=_Gelu.CUBIC).mul_(x_)
+            s = w.sigmoid()
+            torch.mul(x_, s, out=y_)
+            w.add_(x_, alpha=-2 / 3 * _Gelu.LINEAR)
+            torch.ops.aten.sigmoid_backward.grad_input(w, s, grad_input=w)
+            torch.add(s, w, alpha=3, out=slope_)
+        ctx.save_for_backward(slope)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * ctx.saved_tensors[0]
+
+
 PLAIN: dict[str, Activation] = {"gelu": gelu, "relu": F.relu}
 GATED: dict[str, Activation] = {"glu": torch.sigmoid, "reglu": F.relu, "geglu": gelu, "swiglu": F.silu}
 

@@ -39,49 +39,43 @@ class Scorer:
         terms: what scores are made of.
         scale: 1/sqrt(E).
         plan: of the parts.
+
+    Attributes:
+        content: c, (B, H, N, E).
+        place: p, likewise.
     """
 
     def __init__(self, terms: Terms, scale: float, plan: Plan) -> None:
         self.terms, self.scale, self.plan = terms, scale, plan
-        self.query, self.key = terms.query.transpose(1, 2), terms.key.transpose(1, 2)
-        none = terms.query.new_zeros(terms.query.size(2), 1, terms.query.size(3))  # (H, 1, E)
-        self._content_bias, self._place_bias, step_bias = (
-            none if bias is None else bias[:, None] * scale
-            for bias in (terms.content_bias, terms.place_bias, terms.step_bias)
-        )
+        self.key, self.content = terms.key.transpose(1, 2), self.with_bias(terms.content_bias)
         if terms.place_keys is not None:
-            self.place_keys = terms.place_keys.transpose(1, 2)
+            self.place_keys, self.place = terms.place_keys.transpose(1, 2), self.with_bias(terms.place_bias)
         if terms.place_offsets is not None:
             self.place_offsets = terms.place_offsets.transpose(1, 2)[:, :, None] * scale  # (2, H, 1, R)
         if terms.step is not None:
-            self.step = terms.step[:, :, None]  # (H, E, 1)
-            self.above_content = step_bias - self._content_bias  # t - c
-            self._step_of_it = self.above_content @ self.step  # (H, 1, 1)
+            self._of_step = torch.einsum("bhne,he->bhn", self.with_bias(terms.step_bias), terms.step)[..., None]
 
     def probabilities(self, part: Part) -> Tensor:
         """(h, n, k)."""
-        masks, heads = self.plan.masks(part.block), part.rows[1]
-        score, content = self._of_places(part, masks.hidden, masks.columns), self.content(part)
-        score.baddbmm_(content, self.key[part.keys].transpose(1, 2))
+        masks = self.plan.masks(part.block)
+        score = self._of_places(part, masks.hidden, masks.columns)
+        score.baddbmm_(self.content[part.rows], self.key[part.keys].transpose(1, 2))
         if self.terms.step is not None:
-            score.addcmul_(torch.baddbmm(self._step_of_it[heads], content, self.step[heads]), masks.different)
+            score.addcmul_(self._of_step[part.rows], masks.different)
         torch.softmax(score, -1, out=score)
         return score if part.block.sees is None else score.mul_(part.block.sees)
 
-    def content(self, part: Part) -> Tensor:
-        """c, (h, n, E)."""
-        return torch.add(self._content_bias[part.rows[1]], self.query[part.rows], alpha=self.scale)
-
-    def place(self, part: Part) -> Tensor:
-        """p, (h, n, E)."""
-        return torch.add(self._place_bias[part.rows[1]], self.query[part.rows], alpha=self.scale)
+    def with_bias(self, bias: Tensor | None) -> Tensor:
+        """Queries with a term's bias (H, E), scaled: (B, H, N, E)."""
+        query, scale = self.terms.query, self.scale
+        return (query * scale if bias is None else torch.add(bias * scale, query, alpha=scale)).transpose(1, 2)
 
     def _of_places(self, part: Part, hidden: Tensor, columns: Tensor) -> Tensor:
         """Position scores, and NEVER where a row does not see a key. (h, n, k)."""
         block, n_heads = part.block, part.rows[1].stop - part.rows[1].start
         if self.terms.place_keys is None:
             return hidden.repeat(n_heads, 1, 1)
-        by_distance = torch.bmm(self.place(part), self.place_keys[part.distances].transpose(1, 2))
+        by_distance = torch.bmm(self.place[part.rows], self.place_keys[part.distances].transpose(1, 2))
         if self.terms.place_offsets is not None:
             direction, heads, distances = part.distances
             by_distance += self.place_offsets[direction, heads, :, distances]
@@ -103,46 +97,33 @@ class Gradients:
     """
 
     def __init__(self, scorer: Scorer) -> None:
-        terms, plan = scorer.terms, scorer.plan
-        self._scorer, self._query, self._key = scorer, torch.empty_like(terms.query), torch.empty_like(terms.key)
-        self._heads_first = self._query.transpose(1, 2), self._key.transpose(1, 2)
-        # of each block, to be summed at the end
-        self._content, self._place, self._step = terms.query.new_empty(
-            3, len(plan.blocks), *terms.query.shape[2:]
-        ).unbind()
-        self._steps = terms.query.new_empty(len(plan.blocks), terms.query.size(2), 1)
+        terms, new, shape = scorer.terms, scorer.key.new_empty, scorer.content.shape
+        self._scorer, self._key, self._content = scorer, torch.empty_like(terms.key), new(shape)
+        if terms.step is not None:
+            self._of_step = new(*shape[:3], 1)
         if terms.place_keys is not None:
-            self._place_keys = torch.zeros_like(scorer.place_keys, memory_format=torch.contiguous_format)
-            self._moved: tuple[Tensor, tuple[int, ...]] = terms.query.new_empty(0), ()
+            self._place, self._place_keys = new(shape), new(scorer.place_keys.shape).zero_()
+            self._moved: tuple[Tensor, tuple[int, ...]] = new(0), ()
         if terms.place_offsets is not None:
             self._place_offsets = torch.zeros_like(scorer.place_offsets)
 
     def add(self, d_score: Tensor, part: Part) -> None:
         """What the gradient of a part's scores, (h, n, k), gives."""
-        scorer, (number, heads), (d_all, d_keys) = self._scorer, (part.block.number, part.rows[1]), self._heads_first
-        content = scorer.content(part)
-        add_to_keys(d_keys, part, d_score, content)
-        d_query = torch.bmm(d_score, scorer.key[part.keys])
-        torch.sum(d_query, 1, out=self._content[number, heads])
+        scorer = self._scorer
+        torch.bmm(d_score, scorer.key[part.keys], out=self._content[part.rows])
+        add_to_keys(self._key.transpose(1, 2), part, d_score, scorer.content[part.rows])
         if scorer.terms.step is not None:
-            d_step = (d_score * scorer.plan.masks(part.block).different).sum(2, keepdim=True)
-            torch.sum(d_step, 1, out=self._steps[number, heads])
-            torch.bmm(d_step.transpose(1, 2), content, out=self._step[number, heads, None])
-            d_query.addcmul_(d_step, scorer.terms.step[heads, None])
+            torch.sum(d_score * scorer.plan.masks(part.block).different, 2, keepdim=True, out=self._of_step[part.rows])
         if scorer.terms.place_keys is not None:
-            d_query += self._add_places(d_score, part)
-        torch.mul(d_query, scorer.scale, out=d_all[part.rows])
+            self._add_places(d_score, part)
 
-    def _add_places(self, d_score: Tensor, part: Part) -> Tensor:
-        """The gradient of queries, (h, n, E), as position scores see them."""
+    def _add_places(self, d_score: Tensor, part: Part) -> None:
         scorer, moved = self._scorer, self._by_distance(d_score, part.block)
-        d_query = torch.bmm(moved, scorer.place_keys[part.distances])
-        torch.sum(d_query, 1, out=self._place[part.block.number, part.rows[1]])
-        self._place_keys[part.distances] += torch.bmm(moved.transpose(1, 2), scorer.place(part))
+        torch.bmm(moved, scorer.place_keys[part.distances], out=self._place[part.rows])
+        self._place_keys[part.distances].baddbmm_(moved.transpose(1, 2), scorer.place[part.rows])
         if scorer.terms.place_offsets is not None:
             direction, heads, distances = part.distances
             self._place_offsets[direction, heads, :, distances] += moved.sum(1, keepdim=True)
-        return d_query
 
     def _by_distance(self, d_score: Tensor, block: Block) -> Tensor:
         """(h, n, W), zero where there is no key."""
@@ -161,19 +142,22 @@ class Gradients:
 
     def of_terms(self) -> Terms:
         """None for a term that there is not."""
-        terms, scale = self._scorer.terms, self._scorer.scale
-        content = None if terms.content_bias is None else self._content.sum(0) * scale
-        place = place_keys = place_offsets = step = step_bias = None
+        scorer, terms, d_query = self._scorer, self._scorer.terms, torch.empty_like(self._scorer.terms.query)
+        content = place = place_keys = place_offsets = step = step_bias = None
+        if terms.content_bias is not None:
+            content = self._content.sum((0, 2)).mul_(scorer.scale)
         if terms.place_keys is not None:
             place_keys = self._place_keys.transpose(1, 2)
-            place = None if terms.place_bias is None else self._place.sum(0) * scale
+            place = None if terms.place_bias is None else self._place.sum((0, 2)).mul_(scorer.scale)
+            self._content += self._place
         if terms.place_offsets is not None:
-            place_offsets = self._place_offsets[:, :, 0].transpose(1, 2) * scale
+            place_offsets = self._place_offsets[:, :, 0].transpose(1, 2) * scorer.scale
         if terms.step is not None:
-            steps = self._steps.sum(0)  # (H, 1)
-            step = self._step.sum(0) + steps * self._scorer.above_content[:, 0]
-            step_bias = steps * terms.step * scale
-        return Terms(self._query, content, place, place_keys, place_offsets, step_bias, step, self._key)
+            step = torch.einsum("bhnx,bhne->he", self._of_step, scorer.with_bias(terms.step_bias))
+            step_bias = self._of_step.sum((0, 2)) * terms.step * scorer.scale
+            self._content.addcmul_(self._of_step, terms.step[:, None])
+        torch.mul(self._content, scorer.scale, out=d_query.transpose(1, 2))
+        return Terms(d_query, content, place, place_keys, place_offsets, step_bias, step, self._key)
 
 
 def add_to_keys(gradient: Tensor, part: Part, of_rows: Tensor, rows: Tensor) -> None:
