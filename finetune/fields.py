@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,11 +10,11 @@ from typing import Any
 
 from xlpre.text.corpus import hub_rows
 from xlpre.text.files import LONGEST_LINE, PACKED, Meter, read_lines
+from xlpre.text.json_objects import parse_object
 
 Fields = Mapping[str, Any]
 KINDS = (".tsv", ".csv", ".jsonl")
 LARGEST = 3.4e38  # of a number in 32 bits
-HALF = re.compile(r"\\u[dD][89a-fA-F]")  # perhaps
 
 
 def read_rows(path: Path, names: Sequence[str] = (), spare_cut: bool = False) -> Iterator[tuple[str, Fields]]:
@@ -171,30 +169,6 @@ def _objects(path: Path) -> Iterator[tuple[str, Fields]]:
         if text.strip():
             place = f"{path}, line {line}"
             yield place, parse_object(text, place)
-
-
-def parse_object(text: str, place: str) -> Fields:
-    """The JSON object in a text.
-
-    Raises:
-        ValueError: it is none.
-    """
-    try:
-        found = json.loads(text)
-        if HALF.search(text):  # half of a pair of surrogates is no character; a whole pair is
-            json.dumps(found, ensure_ascii=False).encode()
-    except json.JSONDecodeError as error:
-        ends = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated")
-        way_out = "; it ends early: complete it, or get it anew" if ends else ""
-        raise ValueError(f"{place}: not JSON ({error.msg} at character {error.pos}){way_out}") from None
-    except UnicodeEncodeError as error:
-        half = f"\\u{ord(error.object[error.start]):04x}"
-        raise ValueError(f"{place}: {half} is half a character, which cut texts end in; remove it") from None
-    except (RecursionError, ValueError) as error:  # lists in lists in lists, a number of thousands of digits
-        raise ValueError(f"{place}: not JSON that can be read ({str(error).partition(';')[0]})") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{place}: a JSON object is needed, not a {type(found).__name__}")
-    return found
 
 
 def _shown(value: Any) -> str:

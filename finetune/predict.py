@@ -19,13 +19,14 @@ from pathlib import Path
 from finetune.config import TaskDataConfig
 from finetune.evaluation import answer, device_pass_tokens
 from finetune.examples import Example, Split
-from finetune.fields import Fields, parse_object, read_rows
+from finetune.fields import Fields, read_rows
 from finetune.model import TaskModel
 from finetune.task import Prediction, Task
 from finetune.tasks import build_task
 from xlpre.command import run_command
 from xlpre.exchange.fine_tuned import FineTuned, load_fine_tuned
 from xlpre.text.files import STDIN, Meter, read_lines
+from xlpre.text.json_objects import parse_object
 from xlpre.training.distributed import Talk, use_device
 
 CHUNK = 1024  # lines that are answered together

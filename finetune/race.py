@@ -13,12 +13,13 @@ from typing import Any
 
 from finetune.config import TaskDataConfig
 from finetune.examples import Example
-from finetune.fields import Fields, parse_object, value_of
+from finetune.fields import Fields, value_of
 from finetune.one_vector import ChoiceTask
 from finetune.sources import check_folder, find_folder
 from finetune.task import Prediction, Task
 from xlpre.model.summary import Summary
 from xlpre.text.files import Meter, read_lines
+from xlpre.text.json_objects import parse_object
 
 OPTIONS = ("A", "B", "C", "D")
 LEVELS = {"race": ("middle", "high"), "race/middle": ("middle",), "race/high": ("high",)}

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from finetune.examples import Example
-from finetune.fields import Fields, is_hub, parse_object, read_rows, text_of, value_of
+from finetune.fields import Fields, is_hub, read_rows, text_of, value_of
 from xlpre.text.files import Meter, read_lines
+from xlpre.text.json_objects import parse_object
 
 Answer = tuple[int, str]  # its first character in the context, and its text
 

@@ -76,19 +76,17 @@ def load(
     if recipe is not None:
         overrides = [*recipe(load(schema, path, overrides)), *overrides]
     layers = [(str(path), _read(Path(path), ()))] if path is not None else []
-    merged = OmegaConf.structured(schema)
-    layers += [(word, _parse(word, merged)) for word in overrides]
-    for origin, layer in layers:
-        _check_keys(merged, layer, origin)
-        try:
-            merged = OmegaConf.merge(merged, layer)
-        except OmegaConfBaseException as error:
-            raise ValueError(f"{origin}: {_one_line(error)}") from None
-    try:
-        _check_finite(OmegaConf.to_container(merged, resolve=True))
-        return OmegaConf.to_object(merged)  # type: ignore[return-value]
-    except OmegaConfBaseException as error:
-        raise ValueError(f"{path or 'settings'}: {_one_line(error)}") from None
+    layers += [(word, _parse(word, OmegaConf.structured(schema))) for word in overrides]
+    return _filled(schema, layers, str(path or "settings"))
+
+
+def from_mapping(schema: type[Schema], settings: Mapping[str, Any], origin: str) -> Schema:
+    """Fill `schema` from settings that were read from the file `origin`.
+
+    Raises:
+        ValueError: as load.
+    """
+    return _filled(schema, [(origin, OmegaConf.create(dict(settings)))], origin)
 
 
 def dump(config: Any, path: str | Path) -> None:
@@ -146,6 +144,21 @@ def _attributes(docstring: str) -> dict[str, str]:
         elif line.startswith(" " * 8):
             about.update((name, f"{about[name]} {line.strip()}") for name in names)
     return about
+
+
+def _filled(schema: type[Schema], layers: Sequence[tuple[str, DictConfig]], named: str) -> Schema:
+    merged = OmegaConf.structured(schema)
+    for origin, layer in layers:
+        _check_keys(merged, layer, origin)
+        try:
+            merged = OmegaConf.merge(merged, layer)
+        except OmegaConfBaseException as error:
+            raise ValueError(f"{origin}: {_one_line(error)}") from None
+    try:
+        _check_finite(OmegaConf.to_container(merged, resolve=True))
+        return OmegaConf.to_object(merged)  # type: ignore[return-value]
+    except OmegaConfBaseException as error:
+        raise ValueError(f"{named}: {_one_line(error)}") from None
 
 
 def _read(path: Path, seen: tuple[Path, ...]) -> DictConfig:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from xlpre.atomic import new_folder
+from xlpre.config import from_mapping
 from xlpre.exchange import hf, passport, tf
 from xlpre.exchange.hf_tokenizer import read_preprocess, read_vocabulary, write_tokenizer
 from xlpre.model.config import ModelConfig
@@ -162,12 +163,15 @@ def _ours(path: Path, settings: dict[str, Any]) -> ModelFolder:
         raise ValueError(f"{path}: {passport.FILE} is missing; copy the whole folder")
     tokenizer = Tokenizer(read_vocabulary(path), str(path / "spiece.model"), facts["preprocess"])
     passport.check_vocabulary(path, facts, tokenizer)
-    file = path / "model.safetensors"
+    file, described = path / "model.safetensors", path / "config.json"
+    shape, objective = settings.get("model"), settings.get("objective")
+    if not isinstance(shape, dict) or not isinstance(objective, str):
+        raise ValueError(
+            f"{described}: not of this version of xlpre: it must hold `model`, an object, and `objective`, a name"
+        )
+    config = from_mapping(ModelConfig, shape, str(described))
     try:
-        config, objective = ModelConfig(**settings["model"]), settings["objective"]
         weights = safetensors.torch.load_file(file)
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"{path}/config.json: not of this version of xlpre: {error}") from None
     except (OSError, safetensors.SafetensorError) as error:
         raise ValueError(f"{file}: cannot be read: {str(error).splitlines()[0]}") from None
     return ModelFolder(config, weights, tokenizer, objective, facts, "xlpre")

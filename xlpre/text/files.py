@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
+
+from xlpre.text.json_objects import parse_object
 
 PACKED = (".gz", ".zst")
 KINDS = (".txt", ".jsonl", ".parquet")
@@ -86,21 +87,13 @@ def json_rows(path: Path, meter: Meter, begin: int, end: int | None) -> Iterator
     """Objects of the lines that start in [begin, end).
 
     Raises:
-        ValueError: as read_lines; a line that is not a JSON object.
+        ValueError: as read_lines; a line that is not a JSON object (see parse_object).
     """
     for number, (offset, line) in enumerate(read_lines(path, meter, begin), 1):
         if end is not None and offset >= end:
             return
-        if not line.strip():
-            continue
-        where = _where(path, number, offset, begin)
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{where}: not JSON ({error.msg}); one object a line is needed") from None
-        if not isinstance(row, dict):
-            raise ValueError(f"{where}: a JSON object is needed, not a {type(row).__name__}")
-        yield row
+        if line.strip():
+            yield parse_object(line, _where(path, number, offset, begin))
 
 
 def row_groups(path: Path) -> list[int]:
