@@ -76,8 +76,9 @@ def load(
     if recipe is not None:
         overrides = [*recipe(load(schema, path, overrides)), *overrides]
     layers = [(str(path), _read(Path(path), ()))] if path is not None else []
-    layers += [(word, _parse(word, OmegaConf.structured(schema))) for word in overrides]
-    return _filled(schema, layers, str(path or "settings"))
+    known = OmegaConf.structured(schema)
+    layers += [(word, _parse(word, known)) for word in overrides]
+    return _filled(known, layers, str(path or "settings"))  # type: ignore[return-value]
 
 
 def from_mapping(schema: type[Schema], settings: Mapping[str, Any], origin: str) -> Schema:
@@ -86,7 +87,7 @@ def from_mapping(schema: type[Schema], settings: Mapping[str, Any], origin: str)
     Raises:
         ValueError: as load.
     """
-    return _filled(schema, [(origin, OmegaConf.create(dict(settings)))], origin)
+    return _filled(OmegaConf.structured(schema), [(origin, OmegaConf.create(dict(settings)))], origin)  # type: ignore[return-value]
 
 
 def dump(config: Any, path: str | Path) -> None:
@@ -146,19 +147,28 @@ def _attributes(docstring: str) -> dict[str, str]:
     return about
 
 
-def _filled(schema: type[Schema], layers: Sequence[tuple[str, DictConfig]], named: str) -> Schema:
-    merged = OmegaConf.structured(schema)
+def _filled(empty: DictConfig, layers: Sequence[tuple[str, DictConfig]], named: str) -> object:
     for origin, layer in layers:
-        _check_keys(merged, layer, origin)
+        _check_keys(empty, layer, origin)
+    try:
+        merged = OmegaConf.merge(empty, *(layer for _, layer in layers))
+    except OmegaConfBaseException:
+        merged = _merged_in_turn(empty, layers)
+    try:
+        _check_finite(OmegaConf.to_container(merged, resolve=True))
+        return OmegaConf.to_object(merged)
+    except OmegaConfBaseException as error:
+        raise ValueError(f"{named}: {_one_line(error)}") from None
+
+
+def _merged_in_turn(merged: Any, layers: Sequence[tuple[str, DictConfig]]) -> Any:
+    """The same as OmegaConf.merge, which copies everything each time, but it says whose fault it is."""
+    for origin, layer in layers:
         try:
             merged = OmegaConf.merge(merged, layer)
         except OmegaConfBaseException as error:
             raise ValueError(f"{origin}: {_one_line(error)}") from None
-    try:
-        _check_finite(OmegaConf.to_container(merged, resolve=True))
-        return OmegaConf.to_object(merged)  # type: ignore[return-value]
-    except OmegaConfBaseException as error:
-        raise ValueError(f"{named}: {_one_line(error)}") from None
+    return merged
 
 
 def _read(path: Path, seen: tuple[Path, ...]) -> DictConfig:

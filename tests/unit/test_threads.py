@@ -1,12 +1,14 @@
-"""How threads wait is said before torch, which reads it once, is loaded."""
+"""How threads wait is said before torch, which reads it once, is loaded; how many there are is the user's word, if there is one."""
 
 import os
 import subprocess
 import sys
 
 import pytest
+import torch
 
 from tests.conftest import REPOSITORY
+from xlpre.training.distributed import use_device
 
 WATCH = """
 import os, sys
@@ -36,3 +38,28 @@ def test_commands_say_how_often_a_thread_looks_before_it_sleeps(module):
 def test_the_users_word_wins():
     assert said("pretrain.run", GOMP_SPINCOUNT="5") == "5"
     assert said("pretrain.run", OMP_WAIT_POLICY="ACTIVE") == "None"
+
+
+@pytest.mark.parametrize(
+    "cores, processes, said, threads",
+    [
+        (8, 1, None, 8),
+        (8, 2, None, 4),
+        (2, 4, None, 1),
+        (8, 2, "3", 3),
+        (8, 2, "64", 4),
+        (8, 1, "0", 1),
+        (8, 1, "many", 8),
+    ],
+)
+def test_processes_share_the_cores_and_have_no_more_threads_than_the_user_says(
+    cores, processes, said, threads, monkeypatch
+):
+    found = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores))
+    monkeypatch.setattr(torch, "set_num_threads", found.append)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if said is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", said)
+    assert use_device().type == "cpu" and found == [threads]

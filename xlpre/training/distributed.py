@@ -66,7 +66,7 @@ def is_main() -> bool:
 def use_device() -> torch.device:
     """The device of this process; on a CPU, also share the cores out among the processes of this machine.
 
-    DeepSpeed's own word for "not the GPU", DS_ACCELERATOR=cpu, is obeyed.
+    DeepSpeed's own word for "not the GPU", DS_ACCELERATOR=cpu, is obeyed, and so is OMP_NUM_THREADS, as the most threads of a process.
     """
     if torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -75,7 +75,8 @@ def use_device() -> torch.device:
         torch.backends.cuda.enable_cudnn_sdp(False)
         return device
     here = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or n_processes())
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // here))
+    cores, most = len(os.sched_getaffinity(0)) // here, os.environ.get("OMP_NUM_THREADS", "")
+    torch.set_num_threads(max(1, min(cores, int(most)) if most.isdecimal() else cores))
     return torch.device("cpu")
 
 
