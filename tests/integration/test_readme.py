@@ -5,7 +5,7 @@ import shlex
 import subprocess
 
 from tests.conftest import REPOSITORY
-from tests.integration.conftest import environment
+from tests.integration.conftest import environment, run
 from xlpre.training.distributed import free_port
 
 TINY = shlex.split(
@@ -33,13 +33,17 @@ def test_every_command_of_the_readme_works(tmp_path, text_file):
         words = shlex.split(
             line.replace("make quickstart", "python pretrain/quickstart.py --config configs/pretrain/quickstart.yaml")
         )
-        if words[0] == "deepspeed":
-            words[1:1] = ["--master_port", str(free_port())]
         if "--config" in words:
             words += TINY if "pretrain/explain.py" not in words else []
-        result = subprocess.run(
-            words, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300, check=False
-        )
+        if words[0] == "python" and "pretrain/quickstart.py" not in words:
+            result = run(*words[1:], cwd=tmp_path)
+        else:
+            launched = (
+                ["deepspeed", "--master_port", str(free_port()), *words[1:]] if words[0] == "deepspeed" else words
+            )
+            result = subprocess.run(
+                launched, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300, check=False
+            )
         assert result.returncode == 0, f"{line}\n{result.stdout[-2000:]}\n{result.stderr[-2000:]}"
         done.append(line)
     assert len(done) >= 8
