@@ -163,7 +163,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     axes.set_xticks(range(len(places)), ticks)
     axes.set_ylabel("score, percent")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    figure.legend(loc="outside upper center", ncols=len(named) + 1, frameon=False)
     with new_file(path) as partly:
         figure.savefig(partly, format="png", dpi=150)
 
