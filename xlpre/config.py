@@ -87,7 +87,11 @@ def from_mapping(schema: type[Schema], settings: Mapping[str, Any], origin: str)
     Raises:
         ValueError: as load.
     """
-    return _filled(OmegaConf.structured(schema), [(origin, OmegaConf.create(dict(settings)))], origin)  # type: ignore[return-value]
+    try:
+        given = OmegaConf.create(dict(settings))
+    except OmegaConfBaseException as error:  # a text that starts what only a YAML file may have, as in ${
+        raise ValueError(f"{origin}: {_one_line(error)}") from None
+    return _filled(OmegaConf.structured(schema), [(origin, given)], origin)  # type: ignore[return-value]
 
 
 def dump(config: Any, path: str | Path) -> None:

@@ -233,6 +233,7 @@ ODD = {
         ("config.json", {"model": {"positions": "somewhere"}}),
         ("config.json", {"model": {"n_layer": "two"}}),
         ("config.json", {"model": {"unknown": 1}}),
+        ("config.json", {"model": {"attention": "${"}}),
         ("config.json", {"model": 7}),
         ("passport.json", {"preprocess": None}),
     ],

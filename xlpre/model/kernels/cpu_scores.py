@@ -11,6 +11,7 @@ All tensors have heads before rows here, as views: (B, H, N, E).
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -52,8 +53,11 @@ class Scorer:
             self.place_keys, self.place = terms.place_keys.transpose(1, 2), self.with_bias(terms.place_bias)
         if terms.place_offsets is not None:
             self.place_offsets = terms.place_offsets.transpose(1, 2)[:, :, None] * scale  # (2, H, 1, R)
-        if terms.step is not None:
-            self._of_step = torch.einsum("bhne,he->bhn", self.with_bias(terms.step_bias), terms.step)[..., None]
+
+    @cached_property
+    def of_step(self) -> Tensor:
+        """t.step, (B, H, N, 1), which the backward pass does not need where probabilities were kept."""
+        return torch.einsum("bhne,he->bhn", self.with_bias(self.terms.step_bias), self.terms.step)[..., None]
 
     def probabilities(self, part: Part) -> Tensor:
         """(h, n, k)."""
@@ -61,7 +65,7 @@ class Scorer:
         score = self._of_places(part, masks.hidden, masks.columns)
         score.baddbmm_(self.content[part.rows], self.key[part.keys].transpose(1, 2))
         if self.terms.step is not None:
-            score.addcmul_(self._of_step[part.rows], masks.different)
+            score.addcmul_(self.of_step[part.rows], masks.different)
         torch.softmax(score, -1, out=score)
         return score if part.block.sees is None else score.mul_(part.block.sees)
 
