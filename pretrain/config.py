@@ -14,7 +14,7 @@ from xlpre.text.corpus import TextConfig
 from xlpre.text.tokenizer import TokenizerConfig
 from xlpre.training.engine import TrainConfig, check_compiled
 from xlpre.training.identity import check_identity
-from xlpre.training.optim import OptimConfig
+from xlpre.training.optim import PretrainOptimConfig
 from xlpre.training.overrides import check_overrides
 from xlpre.training.schedule import ScheduleConfig
 
@@ -75,7 +75,7 @@ class PretrainConfig:
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
-    optim: OptimConfig = field(default_factory=OptimConfig)
+    optim: PretrainOptimConfig = field(default_factory=PretrainOptimConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)

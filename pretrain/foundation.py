@@ -111,7 +111,9 @@ def is_finished(config: PretrainConfig, typed: Collection[str] = ()) -> bool:
 
 def _facts(config: PretrainConfig, store: TokenStore, shape: ModelConfig) -> dict[str, Any]:
     data, optim, model = (dataclasses.asdict(group) for group in (config.data, config.optim, shape))
-    del data["workers"], optim["lr"], model["attention"]
+    del data["workers"], optim["lr"], optim["matrix_lr"], model["attention"]
+    momentum, name = optim.pop("momentum"), optim.pop("name")
+    optim["muon"] = name == "muon" and {"momentum": momentum}  # False in what was written before there was a choice
     return {
         "format": FORMAT,
         "model": model,

@@ -1,4 +1,4 @@
-"""AdamW, with XLNet's choice of what decays, and learning rates that fall from layer to layer."""
+"""AdamW or Muon, with XLNet's choice of what decays, and learning rates that fall from layer to layer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+
+from xlpre.training.muon import Muon
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,40 @@ class OptimConfig:
             if not kept:
                 raise ValueError(f"optim.{name} ({getattr(self, name)}) must be {rule}")
 
+    @property
+    def muon(self) -> bool:
+        """Whether matrices of layers move by Muon."""
+        return False
+
+
+@dataclass(frozen=True)
+class PretrainOptimConfig(OptimConfig):
+    """AdamW, for all or for what is no matrix of a layer.
+
+    Attributes:
+        name: `adamw`, as published; `muon`: matrices of layers move by orthogonal steps (Jordan, 2024), all else by AdamW.
+        matrix_lr: the peak learning rate of Muon's matrices, whose steps at a given rate are about as long as AdamW's; null: `lr`.
+        momentum: of Muon's matrices.
+    """
+
+    name: Literal["adamw", "muon"] = "adamw"
+    matrix_lr: float | None = None
+    momentum: float = 0.95
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.matrix_lr is not None and not (self.muon and self.matrix_lr > 0):
+            raise ValueError(
+                f"optim.matrix_lr ({self.matrix_lr}) must be positive, and optim.name=muon with it, or null"
+            )
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"optim.momentum ({self.momentum}) must be at least 0 and below 1")
+
+    @property
+    def muon(self) -> bool:
+        """Whether matrices of layers move by Muon."""
+        return self.name == "muon"
+
 
 @dataclass(frozen=True)
 class LayerwiseOptimConfig(OptimConfig):
@@ -76,20 +112,15 @@ def decays(name: str) -> bool:
     return "norm" not in name and re.search(r"(?<!\br_)(?<!\br_[wrs]_)bias$", name) is None
 
 
-class GuardedAdamW(torch.optim.AdamW):
-    """AdamW that clips, and makes no update whose gradients are not finite, as ZeRO's optimizers do.
+class _Guard(torch.optim.Optimizer):
+    """Clips, and makes no update whose gradients are not finite, as ZeRO's optimizers do.
 
     Without ZeRO nothing in DeepSpeed would: it reads `overflow` and `_global_grad_norm` from here.
-
-    Args:
-        groups: of parameters.
-        clip: largest global norm of the gradient; 0 does not clip.
-        settings: AdamW's.
     """
 
-    def __init__(self, groups: Any, clip: float, **settings: Any) -> None:
-        super().__init__(groups, **settings)
-        self._clip, self._global_grad_norm, self.overflow = clip, 0.0, False
+    clip = 0.0
+    _global_grad_norm = 0.0
+    overflow = False
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -100,14 +131,22 @@ class GuardedAdamW(torch.optim.AdamW):
         self.overflow = not math.isfinite(self._global_grad_norm)
         if self.overflow:
             return
-        if self._clip:
-            nn.utils.clip_grads_with_norm_(parameters, self._clip, norm)
+        if self.clip:
+            nn.utils.clip_grads_with_norm_(parameters, self.clip, norm)
         _scale_gradients(self)
         super().step()
 
 
+class GuardedAdamW(_Guard, torch.optim.AdamW):
+    """AdamW that clips and skips."""
+
+
+class GuardedMuon(_Guard, Muon):
+    """Muon that clips and skips."""
+
+
 def build_optimizer(model: nn.Module, config: OptimConfig, guarded: bool = False) -> torch.optim.Optimizer:
-    """Torch's AdamW, fused; `guarded` where nobody else clips and looks for what is not finite.
+    """Muon, or torch's AdamW, fused; `guarded` where nobody else clips and looks for what is not finite.
 
     Its groups have `lr_scale`, which whoever sets a learning rate multiplies it by (see `set_lr`).
     """
@@ -118,10 +157,14 @@ def build_optimizer(model: nn.Module, config: OptimConfig, guarded: bool = False
         "fused": True,
     }
     groups = _groups(model, config)
-    if guarded:
-        return GuardedAdamW(groups, config.clip, **settings)
-    optimizer = torch.optim.AdamW(groups, **settings)
-    if any(group["grad_scale"] != 1 for group in groups):
+    optimizer: torch.optim.Optimizer
+    if isinstance(config, PretrainOptimConfig) and config.muon:
+        optimizer = (GuardedMuon if guarded else Muon)(groups, config.momentum, **settings)
+    else:
+        optimizer = (GuardedAdamW if guarded else torch.optim.AdamW)(groups, **settings)
+    if isinstance(optimizer, _Guard):
+        optimizer.clip = config.clip
+    elif any(group["grad_scale"] != 1 for group in groups):
         # by then DeepSpeed has clipped; a class of one's own it would not take
         optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: _scale_gradients(optimizer))
     return optimizer
@@ -134,24 +177,28 @@ def set_lr(optimizer: Any, lr: float) -> None:
 
 
 def _groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
-    """Parameters that decay and those that do not, apart by what their layer's learning rate or gradient is multiplied by."""
-    rate, mode = 1.0, "lr"
+    """Parameters apart by whether Muon moves them, whether they decay, and what their layer's rate or gradient is multiplied by."""
+    rate, mode, matrix_rate = 1.0, "lr", 1.0
     if isinstance(config, LayerwiseOptimConfig):
         rate, mode = config.layer_decay, config.layer_decay_mode
+    if isinstance(config, PretrainOptimConfig) and config.matrix_lr:
+        matrix_rate = config.matrix_lr / config.lr
     layers = {name: _layer_of(name) for name, _ in model.named_parameters()}
     top = max(layers.values(), default=-1)
-    found: dict[tuple[bool, float], list[nn.Parameter]] = {}
+    found: dict[tuple[bool, bool, float], dict[str, nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         scale = rate ** (top - layers[name]) if layers[name] >= 0 else 1.0
-        found.setdefault((decays(name), scale), []).append(parameter)
+        matrix = config.muon and layers[name] >= 0 and parameter.ndim == 2 and name.endswith(".weight")
+        found.setdefault((matrix, decays(name), scale), {})[name] = parameter
     return [
         {
-            "params": parameters,
+            "params": list(parameters.values()),
             "weight_decay": config.weight_decay * decayed,
-            "lr_scale": scale if mode == "lr" else 1.0,
+            "lr_scale": (matrix_rate if matrix else 1.0) * (scale if mode == "lr" else 1.0),
             "grad_scale": scale if mode == "grad_scale" else 1.0,
+            **({"matrices": {name: parameter.shape for name, parameter in parameters.items()}} if matrix else {}),
         }
-        for (decayed, scale), parameters in sorted(found.items(), key=lambda entry: entry[0], reverse=True)
+        for (matrix, decayed, scale), parameters in sorted(found.items(), key=lambda entry: entry[0], reverse=True)
     ]
 
 

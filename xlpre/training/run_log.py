@@ -72,7 +72,7 @@ class RunLog(ABC):
         budget = hours * 3600 - course.seconds if hours else None
         line = {
             **{name: total / n_processes() for name, total in sums},
-            "lr": max(group["lr"] for group in course.engine.optimizer.param_groups),
+            "lr": max(group["lr"] for group in course.engine.optimizer.param_groups if "matrices" not in group),
             "grad_norm": float(course.engine.get_global_grad_norm()),
             **rates,
             "memory_bytes": int(memory),

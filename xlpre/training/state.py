@@ -1,4 +1,4 @@
-"""What training knows of each parameter, whole: its weight and Adam's moments, in fp32, by its name in the model.
+"""What training knows of each parameter, whole: its weight and the optimizer's moments, in fp32, by its name in the model.
 
 The same whatever the ZeRO stage, the offload and the number of processes, so that a training can go on with others.
 """
@@ -16,7 +16,10 @@ from torch.nn import functional as F
 from xlpre.training.distributed import n_processes, process
 
 SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")  # of DeepSpeed's DynamicLossScaler
-MOMENTS = ("exp_avg", "exp_avg_sq")  # torch's names of Adam's first and second moment
+MOMENTS = (
+    "exp_avg",
+    "exp_avg_sq",
+)  # torch's names of Adam's first and second moment, of which Muon's matrices have the first
 
 
 def weights_of(engine: Any, keep: bool) -> dict[str, Tensor]:
@@ -65,13 +68,14 @@ def put_state(
     for name, value in counters["loss_scale"].items():
         setattr(engine.optimizer.loss_scaler, name, value)
     if n_updates:
-        for tensor in _partitions(engine):
+        for tensor, keys in _partitions(engine):
             step = torch.tensor(float(n_updates), device=tensor.device)
-            _adam(engine).state[tensor] = {"step": step, **{key: torch.zeros_like(tensor) for key in MOMENTS}}
+            _adam(engine).state[tensor] = {"step": step, **{key: torch.zeros_like(tensor) for key in keys}}
         _link_moments(engine)
+    matrices = _matrices(engine)
     for name, parameter in engine.module.named_parameters():
         _put(engine, parameter, weights[name], None)
-        for key in MOMENTS if n_updates else ():
+        for key in _moments(name in matrices) if n_updates else ():
             _put(engine, parameter, moments[f"{name}/{key}"], key)
 
 
@@ -79,8 +83,10 @@ def _whole(engine: Any, key: str | None, keep: Callable[[int], bool]) -> Iterato
     """Weights (no `key`) or moments of all parameters that this process keeps."""
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
-    stage = engine.zero_optimization_stage()
+    stage, matrices = engine.zero_optimization_stage(), _matrices(engine)
     for index, (name, parameter) in enumerate(engine.module.named_parameters()):
+        if key is not None and key not in _moments(name in matrices):
+            continue
         if stage == 0:
             whole = parameter if key is None else engine.optimizer.state[parameter][key]
         elif key is None:
@@ -131,7 +137,20 @@ def _link_moments(engine: Any) -> None:
         engine.optimizer._lazy_init_hp_params_optimizer_state()
 
 
-def _partitions(engine: Any) -> list[Tensor]:
-    """What Adam updates: parameters, or the flat shares of them that this process has."""
+def _matrices(engine: Any) -> set[str]:
+    """The parameters that Muon moves."""
+    return {name for group in _adam(engine).param_groups for name in group.get("matrices", ())}
+
+
+def _moments(matrix: bool) -> tuple[str, ...]:
+    """Those of a parameter: Muon's matrices have no second one."""
+    return MOMENTS[:1] if matrix else MOMENTS
+
+
+def _partitions(engine: Any) -> list[tuple[Tensor, tuple[str, ...]]]:
+    """What is updated, parameters, or the flat shares of them that this process has, and which moments it has."""
     flat = getattr(engine.optimizer, "fp32_partitioned_groups_flat", None)  # stage 3 takes them out of the groups
-    return flat if flat is not None else [tensor for group in _adam(engine).param_groups for tensor in group["params"]]
+    if flat is not None:
+        return [(tensor, MOMENTS) for tensor in flat]
+    groups = _adam(engine).param_groups
+    return [(tensor, _moments("matrices" in group)) for group in groups for tensor in group["params"]]
