@@ -15,7 +15,7 @@ from xlpre.text.tokenizer import TokenizerConfig
 from xlpre.training.engine import TrainConfig, check_compiled
 from xlpre.training.identity import check_identity
 from xlpre.training.optim import PretrainOptimConfig
-from xlpre.training.overrides import check_overrides
+from xlpre.training.overrides import check_overrides, check_whole_matrices
 from xlpre.training.schedule import ScheduleConfig
 
 
@@ -87,3 +87,5 @@ class PretrainConfig:
             raise ValueError("data.store is empty; name the folder of a token store, or leave it out: stores/NAME")
         check_compiled(self.train, self.model.attention)
         check_overrides(self.deepspeed)
+        if self.optim.muon:
+            check_whole_matrices(self.deepspeed)

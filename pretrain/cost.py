@@ -19,6 +19,7 @@ from xlpre.model.feedforward import GATED, gated_width
 from xlpre.model.language_model import without_data
 from xlpre.objectives.build import build_objective
 from xlpre.objectives.spans import target_shares
+from xlpre.training.optim import is_matrix
 
 Counting = Literal["executed", "needed"]  # see operations
 
@@ -89,6 +90,12 @@ def tensor_sizes(model: ModelConfig, next_sentence: bool = False) -> list[int]:
         parameter.numel()
         for parameter in without_data(model, two_streams=True, next_sentence=next_sentence).parameters()
     ]
+
+
+def matrix_elements(model: ModelConfig) -> int:
+    """Elements of the matrices of layers, which Muon moves."""
+    named = without_data(model, two_streams=True).named_parameters()
+    return sum(parameter.numel() for name, parameter in named if is_matrix(name, parameter))
 
 
 def flops_per_step(model: ModelConfig, shape: BatchShape) -> float:

@@ -84,7 +84,11 @@ def _memory(plan: Plan, stage: int, micro: int) -> list[str]:
     lines.append(
         f"  Take stage {stage} and train.accumulation={plan.rows // micro}{as_set * (plan.rows // micro != taken)}."
     )
-    return [*lines, "  Stage 0 is for fp32; training refuses it in bf16 and fp16."]
+    return [
+        *lines,
+        "  Stage 0 is for fp32; training refuses it in bf16 and fp16."
+        + " Stage 3 is not for optim.name=muon." * plan.config.optim.muon,
+    ]
 
 
 def _operations(plan: Plan, micro: int) -> list[str]:

@@ -12,7 +12,7 @@ import torch
 
 from pretrain.activations import Activations, activations
 from pretrain.config import PretrainConfig
-from pretrain.cost import BatchShape, batch_shape, flops_per_step, operations, parameters, tensor_sizes
+from pretrain.cost import BatchShape, batch_shape, flops_per_step, matrix_elements, operations, parameters, tensor_sizes
 from xlpre.model.config import ModelConfig
 from xlpre.training.devices import Device, State, state_of, traffic_of
 from xlpre.training.engine import bucket_of
@@ -129,7 +129,8 @@ class Plan:
         """Bytes of a device that do not depend on the batch."""
         zero = self.config.deepspeed.get("zero_optimization", {})
         bucket, unsplit = bucket_of(zero, sum(self._sizes)), zero.get("stage3_param_persistence_threshold", 100_000)
-        return state_of(self._sizes, stage, self.gpus, self.precision, bucket, unsplit, **self.offloads)
+        single = matrix_elements(self.model) if self.config.optim.muon else 0
+        return state_of(self._sizes, stage, self.gpus, self.precision, bucket, unsplit, **self.offloads, single=single)
 
     def host(self, stage: int) -> float:
         """Bytes of a machine's memory that its devices offload to."""
@@ -174,8 +175,9 @@ class Plan:
 
     @functools.cached_property
     def choice(self) -> tuple[int, int]:
-        """The lowest stage from 1 on, and its largest micro-batch, that fit; stage 3 and one row if none does."""
-        return next(((stage, size) for stage in (1, 2, 3) if (size := self.largest(stage))), (3, 1))
+        """The lowest stage from 1 on, and its largest micro-batch, that fit; the last one and one row if none does."""
+        stages = (1, 2) if self.config.optim.muon else (1, 2, 3)
+        return next(((stage, size) for stage in stages if (size := self.largest(stage))), (stages[-1], 1))
 
     def operations(self, micro: int) -> tuple[dict[str, float], dict[str, float]]:
         """Of a micro-batch, needed and executed, by part."""

@@ -68,6 +68,15 @@ def check_sentence(stderr, message):
         ("eval.sentences=[abc]", "eval.sentences: 'abc' has no blank; mark one with ____"),
         ("deepspeed.zero_optimization=1", "deepspeed.zero_optimization (1) must be a mapping"),
         ("deepspeed.zero_optimization.stage=4", "deepspeed.zero_optimization.stage (4) must be 0, 1, 2 or 3"),
+        ("optim.name=lion", "optim.name"),
+        (
+            "optim.name=muon deepspeed.zero_optimization.stage=3",
+            "deepspeed.zero_optimization.stage=3 does not go with optim.name=muon",
+        ),
+        (
+            "optim.name=muon deepspeed.zero_optimization.offload_optimizer.device=cpu",
+            "deepspeed.zero_optimization.offload_optimizer does not go with optim.name=muon",
+        ),
         ("deepspeed.zero_optimization.offload_param=cpu", "offload_param (cpu) must be a mapping, as {device: cpu}"),
         ("seed=-1", "seed (-1) must be at least 0"),
         ("train.hours=0", "train.hours (0.0) must be positive"),

@@ -67,7 +67,7 @@ class State:
     Attributes:
         weights: those that the model computes with, and those of other processes that stage 3 has fetched.
         gradients: of a micro-step and accumulated.
-        optimizer: master weights and two moments in fp32.
+        optimizer: master weights and moments in fp32.
         buffers: what gradients are reduced in.
         host: what is offloaded to the memory of its machine.
     """
@@ -93,6 +93,7 @@ def state_of(
     unsplit: float = 100_000,
     offload_optimizer: bool = False,
     offload_param: bool = False,
+    single: int = 0,
 ) -> State:
     """What DeepSpeed 0.19.8 keeps with this project's settings (gradients accumulate in fp32), padding left out.
 
@@ -105,12 +106,13 @@ def state_of(
         unsplit: stage 3 does not split parameters of fewer elements.
         offload_optimizer: stages 1 to 3 keep the optimizer, and the gradients it reads, in the machine's memory, and update there.
         offload_param: stage 3 keeps weights there that are not in use.
+        single: elements that have one moment only, those of Muon's matrices; what its update needs for a moment is not counted.
     """
     n, share, half = sum(sizes), 1 / processes, precision != "fp32"
     width = 2 if half else 4
-    optimizer = 12.0 * n * share  # master weights and moments
+    optimizer = (12.0 * n - 4 * single) * share  # master weights and moments
     if stage == 0:  # in fp32 the weights themselves are updated
-        return State(width * n, (width * half + 4) * n, (12.0 if half else 8.0) * n, 0)
+        return State(width * n, (width * half + 4) * n, (12.0 if half else 8.0) * n - 4 * single, 0)
     if stage < 3:
         gradients, buffers = 4 * n * share, width * bucket
         if stage == 1:

@@ -128,8 +128,6 @@ def settings_for(
             f"deepspeed.zero_optimization.stage=0 with {precision} (train.precision={train.precision}) is computed wrongly by DeepSpeed; "
             "leave the stage out, or set 1, 2, 3, or train.precision=fp32"
         )
-    if optim.muon:
-        _check_whole_matrices(overrides.get("zero_optimization", {}))
     ours = {
         "train_micro_batch_size_per_gpu": train.batch_size // (n_processes * train.accumulation),
         "gradient_accumulation_steps": train.accumulation,
@@ -181,21 +179,6 @@ def build_engine(
 def stage_of(overrides: dict[str, Any]) -> int:
     """The ZeRO stage that settings for DeepSpeed ask for, or ours."""
     return overrides.get("zero_optimization", {}).get("stage", 1)
-
-
-def _check_whole_matrices(zero: dict[str, Any]) -> None:
-    """Raise ValueError if these settings `zero_optimization` keep Muon from putting matrices together from the shares of processes."""
-    found = {
-        "stage=3": zero.get("stage") == 3,
-        "offload_optimizer": zero.get("offload_optimizer", {}).get("device", "none") != "none",
-        "round_robin_gradients": zero.get("round_robin_gradients", False),
-        "parameter_alignment": zero.get("parameter_alignment", False),
-    }
-    for name in (name for name, is_set in found.items() if is_set):
-        raise ValueError(
-            f"deepspeed.zero_optimization.{name} does not go with optim.name=muon, which puts matrices together from the shares of the "
-            "processes; leave it out, or set optim.name=adamw"
-        )
 
 
 def bucket_of(zero: dict[str, Any], parameters: int) -> int:

@@ -104,8 +104,7 @@ def _make_steps(matrices: Sequence[Tensor]) -> None:
     for shape in {matrix.shape for matrix in matrices}:
         alike = [matrix for matrix in matrices if matrix.shape == shape]
         mine = alike[process() :: n_processes()]
-        steps = orthogonalized(torch.stack(mine)) * (STEP * math.sqrt(max(shape))) if mine else []
-        for matrix in alike:
-            matrix.zero_()
-        for matrix, step in zip(mine, steps, strict=True):
-            matrix.copy_(step)
+        made = torch.stack(mine) if mine else matrices[0].new_empty(0, *shape)
+        torch._foreach_zero_(alike)
+        for matrix, step in zip(mine, orthogonalized(made), strict=True):
+            matrix.copy_(step).mul_(STEP * math.sqrt(max(shape)))

@@ -112,6 +112,11 @@ def decays(name: str) -> bool:
     return "norm" not in name and re.search(r"(?<!\br_)(?<!\br_[wrs]_)bias$", name) is None
 
 
+def is_matrix(name: str, parameter: nn.Parameter) -> bool:
+    """Whether a parameter is a matrix of a layer: what Muon moves."""
+    return _layer_of(name) >= 0 and parameter.ndim == 2 and name.endswith(".weight")
+
+
 class _Guard(torch.optim.Optimizer):
     """Clips, and makes no update whose gradients are not finite, as ZeRO's optimizers do.
 
@@ -188,7 +193,7 @@ def _groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
     found: dict[tuple[bool, bool, float], dict[str, nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         scale = rate ** (top - layers[name]) if layers[name] >= 0 else 1.0
-        matrix = config.muon and layers[name] >= 0 and parameter.ndim == 2 and name.endswith(".weight")
+        matrix = config.muon and is_matrix(name, parameter)
         found.setdefault((matrix, decays(name), scale), {})[name] = parameter
     return [
         {

@@ -56,6 +56,21 @@ def check_overrides(overrides: Mapping[str, Any]) -> None:
         raise ValueError(f"deepspeed.zero_optimization.stage ({stage}) must be 0, 1, 2 or 3")
 
 
+def check_whole_matrices(overrides: Mapping[str, Any]) -> None:
+    """Raise ValueError for settings of DeepSpeed by which Muon could not put matrices together from the shares of processes."""
+    zero = overrides.get("zero_optimization", {})
+    found = {
+        "stage=3": zero.get("stage") == 3,
+        "offload_optimizer": zero.get("offload_optimizer", {}).get("device", "none") != "none",
+        **{name: zero.get(name, False) for name in ("round_robin_gradients", "parameter_alignment")},
+    }
+    for name in (name for name, is_set in found.items() if is_set):
+        raise ValueError(
+            f"deepspeed.zero_optimization.{name} does not go with optim.name=muon, which puts matrices together from the shares of "
+            "processes; leave it out, or set optim.name=adamw"
+        )
+
+
 def check_known(overrides: Mapping[str, Any], asked: Asked) -> None:
     """Raise ValueError for a setting that DeepSpeed did not ask for when it read `asked`: it would have no effect."""
     for key in overrides:
