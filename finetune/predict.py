@@ -37,18 +37,20 @@ def task_of(model: FineTuned) -> Task:
     return build_task(model.task["task"], TaskDataConfig(**model.task["data"]), model.task["summary"])
 
 
-def predict(model: FineTuned, lines: Iterable[tuple[str, str | Fields]], rows: int = 32) -> Iterator[Prediction]:
+def predict(
+    model: FineTuned, task: Task, lines: Iterable[tuple[str, str | Fields]], rows: int = 32
+) -> Iterator[Prediction]:
     """Answers to lines, or to fields, given with their places, in their order.
 
     Args:
         model: a fine-tuned one.
+        task: that it is of, `task_of` it.
         lines: what `entries_of` reads, for example.
         rows: in one forward pass.
 
     Raises:
         ValueError: a line that is not as the task wants it.
     """
-    task = task_of(model)
     network = TaskModel(model.folder.config, task)
     network.put(model.weights)
     network.to(use_device())
@@ -112,7 +114,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if words.rows < 1:
         raise ValueError(f"--rows {words.rows} must be at least 1")
     model = load_fine_tuned(words.model)
-    for one in predict(model, entries_of(words.file, task_of(model).columns), words.rows):
+    task = task_of(model)
+    for one in predict(model, task, entries_of(words.file, task.columns), words.rows):
         print(json.dumps(one, ensure_ascii=False))
 
 
