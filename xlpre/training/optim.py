@@ -68,10 +68,8 @@ class PretrainOptimConfig(OptimConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.matrix_lr is not None and not (self.muon and self.matrix_lr > 0):
-            raise ValueError(
-                f"optim.matrix_lr ({self.matrix_lr}) must be positive, and optim.name=muon with it, or null"
-            )
+        if self.matrix_lr is not None and self.matrix_lr <= 0:
+            raise ValueError(f"optim.matrix_lr ({self.matrix_lr}) must be positive, or null, which is optim.lr")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"optim.momentum ({self.momentum}) must be at least 0 and below 1")
 

@@ -144,7 +144,6 @@ def test_a_gradient_that_is_not_finite_moves_nothing_and_leaves_no_trace():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"matrix_lr": 0.01}, r"optim.matrix_lr \(0.01\) must be positive, and optim.name=muon with it, or null"),
         ({"name": "muon", "matrix_lr": -1.0}, r"optim.matrix_lr \(-1.0\) must be positive"),
         ({"name": "muon", "momentum": 1.0}, r"optim.momentum \(1.0\) must be at least 0 and below 1"),
     ],
