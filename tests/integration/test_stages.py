@@ -100,23 +100,20 @@ def test_a_run_goes_on_with_another_number_of_processes_stage_and_accumulation(w
 
 def test_muon_makes_the_same_updates_on_every_stage_that_has_whole_matrices(words, tmp_path):
     """Two processes put matrices together from their shares, share the work, and go on after a stop; so does one alone."""
-    muon = {**QUIET, "optim__name": "muon", "optim__matrix_lr": 0.02, "train__save_every": 4}
+    muon = {**QUIET, "optim__name": "muon", "optim__matrix_lr": 0.02}
     cases = {f"stage{stage}": {STAGE: stage} for stage in range(3)}
     if has_bf16():
         cases["bf16"] = {"train__precision": "bf16"}
-    stop = {name: {**muon, **DROPOUT, "train__accumulation": 2, **case} for name, case in cases.items()}
-    jobs = [words(f"{name}_two", **muon, **case, train__steps=8) for name, case in cases.items()]
-    jobs += [words(f"{name}_whole", **settings, train__steps=8) for name, settings in stop.items()]
-    jobs += [words(name, **settings, train__steps=steps) for name, settings in stop.items() for steps in (4, 8)]
-    several([words("one", **muon, train__steps=8), words("from_one", **muon, train__steps=4)])
-    several([*jobs, words("from_one", **muon, **{STAGE: 2}, train__steps=8)], processes=2)
+    jobs = [words(f"{name}_whole", **muon, **case, train__steps=6) for name, case in cases.items()]
+    jobs += [words(name, **muon, **case, train__steps=steps) for name, case in cases.items() for steps in (3, 6)]
+    several([words("one", **muon, train__steps=6), words("from_one", **muon, train__steps=3)])
+    several([*jobs, words("from_one", **muon, **{STAGE: 2}, train__steps=6)], processes=2)
     expected = numbers(tmp_path / "one")
-    for name in ("stage0_two", "stage1_two", "stage2_two", "from_one"):
+    assert len(expected) == 6
+    for name in ("stage0", "stage1", "stage2", "from_one"):
         assert largest_difference(numbers(tmp_path / name), expected) < 2e-5, name
     for name in cases:
         assert numbers(tmp_path / name) == numbers(tmp_path / f"{name}_whole"), name
-    several([words("adamw", **QUIET, train__steps=8)])
-    assert largest_difference(numbers(tmp_path / "adamw"), expected) > 0.01
 
 
 def test_fewer_lanes_train_while_the_batch_warms_up(words, tmp_path):
