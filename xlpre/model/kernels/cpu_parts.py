@@ -129,7 +129,7 @@ class Plan:
         """These rows of every window."""
         geometry, T = self._geometry, self._geometry.n_tokens
         numbers = torch.arange(1, geometry.n_keys + 1)
-        visible = geometry.visible(slice(first, last))  # (B, n, K)
+        visible = geometry.visible(first, last)  # (B, n, K)
         n_keys = (visible.any(1) * numbers).amax(1).clamp(min=1).tolist()
         sees = visible.any(2, keepdim=True)
         all_see = sees.all(1).flatten().tolist()
