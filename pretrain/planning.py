@@ -16,6 +16,7 @@ from pretrain.cost import BatchShape, batch_shape, flops_per_step, matrix_elemen
 from xlpre.model.config import ModelConfig
 from xlpre.training.devices import Device, State, state_of, traffic_of
 from xlpre.training.engine import bucket_of
+from xlpre.training.overrides import offloads
 
 USABLE = 0.92  # of the memory: the rest is the driver's, libraries' and lost between tensors (an assumption)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -120,10 +121,7 @@ class Plan:
     @property
     def offloads(self) -> dict[str, bool]:
         """What is kept in the machine's memory."""
-        zero = self.config.deepspeed.get("zero_optimization", {})
-        return {
-            name: zero.get(name, {}).get("device", "none") != "none" for name in ("offload_optimizer", "offload_param")
-        }
+        return offloads(self.config.deepspeed)
 
     def state(self, stage: int) -> State:
         """Bytes of a device that do not depend on the batch."""

@@ -56,12 +56,18 @@ def check_overrides(overrides: Mapping[str, Any]) -> None:
         raise ValueError(f"deepspeed.zero_optimization.stage ({stage}) must be 0, 1, 2 or 3")
 
 
+def offloads(overrides: Mapping[str, Any]) -> dict[str, bool]:
+    """Whether the optimizer, and the parameters, are kept in the machine's memory."""
+    zero = overrides.get("zero_optimization", {})
+    return {name: zero.get(name, {}).get("device", "none") != "none" for name in GROUPS}
+
+
 def check_whole_matrices(overrides: Mapping[str, Any]) -> None:
     """Raise ValueError for settings of DeepSpeed by which Muon could not put matrices together from the shares of processes."""
     zero = overrides.get("zero_optimization", {})
     found = {
         "stage=3": zero.get("stage") == 3,
-        "offload_optimizer": zero.get("offload_optimizer", {}).get("device", "none") != "none",
+        "offload_optimizer": offloads(overrides)["offload_optimizer"],
         **{name: zero.get(name, False) for name in ("round_robin_gradients", "parameter_alignment")},
     }
     for name in (name for name, is_set in found.items() if is_set):

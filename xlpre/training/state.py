@@ -16,10 +16,8 @@ from torch.nn import functional as F
 from xlpre.training.distributed import n_processes, process
 
 SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")  # of DeepSpeed's DynamicLossScaler
-MOMENTS = (
-    "exp_avg",
-    "exp_avg_sq",
-)  # torch's names of Adam's first and second moment, of which Muon's matrices have the first
+# torch's names of Adam's first and second moment, of which Muon's matrices have the first
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def weights_of(engine: Any, keep: bool) -> dict[str, Tensor]:
