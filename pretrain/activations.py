@@ -18,7 +18,6 @@ from pretrain.cost import BatchShape, cluster_shares
 from xlpre.batch import Batch
 from xlpre.model.config import ModelConfig
 from xlpre.model.dropout import Dropout
-from xlpre.model.feedforward import FeedForward, GatedFeedForward, gelu, gelu_of_torch
 from xlpre.model.language_model import without_data
 from xlpre.model.memory import first_memory
 
@@ -52,7 +51,7 @@ def activations(
         model: its shape.
         shape: of the micro-batch.
         dtype: of weights.
-        gpu: as on a GPU: dropout remembers a byte an element, not a number, and GELU is torch's own.
+        gpu: as on a GPU: dropout remembers a byte an element, not a seed.
         recomputed: `train.activation_checkpointing`: what is inside layers is not kept, but computed again.
     """
     language_model = without_data(model, shape.two_streams, shape.next_sentence).to(dtype)
@@ -126,8 +125,6 @@ class _FoundIn(TorchFunctionMode):
 
 def _as_on_gpus(model: nn.Module) -> None:
     for module in model.modules():
-        if isinstance(module, FeedForward | GatedFeedForward) and module.activation is gelu:
-            module.activation = gelu_of_torch
         if isinstance(module, Dropout) and module.share:
             module.forward = partial(_native_dropout, module.share)  # type: ignore[method-assign]
 

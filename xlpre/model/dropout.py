@@ -1,16 +1,18 @@
-"""Dropout whose random numbers are cheap on a processor: 16 bits an element, four to a draw, instead of a draw for each."""
+"""Dropout whose random numbers are cheap on a processor: they are counted from one seed, and so need not be kept for the backward pass."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from xlpre.model.kernels.compiled import library, serves
+
 
 class Dropout(nn.Module):
     """Sets a share of elements to 0 while training; the others grow by as much.
-
-    On a processor, where nothing is compiled, the share is a multiple of 2**-16.
 
     Args:
         share: from 0 to below 1.
@@ -24,22 +26,38 @@ class Dropout(nn.Module):
         """Of any shape and type."""
         if not self.training or self.share == 0:
             return x
-        if x.device.type != "cpu" or torch.compiler.is_compiling():
-            return F.dropout(x, self.share)
-        kept = random_bits(x.numel()).float().ge_(threshold(self.share))  # as numbers: torch is slow with booleans here
-        return x * kept.mul_(1 / (1 - self.share)).view(x.shape).to(x.dtype)
+        return _Dropout.apply(x, self.share, new_seed()) if serves(x.device, x.dtype) else F.dropout(x, self.share)
 
     def extra_repr(self) -> str:
         """What it prints of itself."""
         return f"share={self.share}"
 
 
-def random_bits(n: int, generator: torch.Generator | None = None) -> Tensor:
-    """(n,) int16, all values equally likely."""
-    draws = torch.empty((n + 3) // 4, dtype=torch.int64).random_(-(2**63), None, generator=generator)
-    return draws.view(torch.int16)[:n]
+class _Dropout(torch.autograd.Function):
+    """By kernels/cpu.cpp."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, share: float, seed: int) -> Tensor:
+        ctx.share, ctx.seed = share, seed
+        return _dropped(x, share, seed)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _dropped(grad, ctx.share, ctx.seed), None, None
+
+
+def _dropped(x: Tensor, share: float, seed: int) -> Tensor:
+    x = x.contiguous()
+    y, threads = torch.empty_like(x), torch.get_num_threads()
+    library().call("dropout", x.dtype, x.numel(), threads, seed, threshold(share), 1 / (1 - share), x, y)
+    return y
+
+
+def new_seed() -> int:
+    """Of torch's random numbers, which a checkpoint remembers."""
+    return int(torch.randint(2**62, ()))
 
 
 def threshold(share: float) -> int:
-    """So many of random_bits are below it."""
-    return round(share * 2**16) - 2**15
+    """So many of 2**32 random numbers are below it."""
+    return round(share * 2**32)

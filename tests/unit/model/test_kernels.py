@@ -1,5 +1,6 @@
 """Whoever computes attention: the same numbers."""
 
+import dataclasses
 import subprocess
 import sys
 
@@ -9,7 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.model.conftest import make_model, random_batch, random_memory
-from xlpre.model.kernels import cpu, cpu_parts
+from xlpre.model.geometry import Geometry
+from xlpre.model.kernels import cpu
+from xlpre.model.kernels.cpu import Cpu
+from xlpre.model.terms import Scores
 from xlpre.model.visibility import HIDDEN
 
 FASTER = ["sdpa", "cpu", "auto"]
@@ -39,8 +43,7 @@ SHAPES = st.fixed_dictionaries(
         "mem_len": st.integers(0, 20),
         "n_head": st.sampled_from([1, 2, 4]),
         "two_streams": st.booleans(),
-        "block": st.sampled_from([3, 8, 128]),
-        "scores": st.sampled_from([1, 200, 1 << 20]),
+        "block": st.sampled_from([1, 3, 8, 128]),
         "kept": st.sampled_from([0, 1 << 20]),
         "positions": st.sampled_from(["relative", "shaw", "sinusoidal", "learned"]),
         "attention_length": st.sampled_from(["all", "same_length"]),
@@ -58,7 +61,7 @@ SHAPES = st.fixed_dictionaries(
 def test_all_equal_the_reference_in_outputs_memory_and_gradients(shape):
     shape = dict(shape)
     length, rows, seed, remembers = (shape.pop(name) for name in ("length", "rows", "seed", "remembers"))
-    two_streams, block, scores, kept = (shape.pop(name) for name in ("two_streams", "block", "scores", "kept"))
+    two_streams, block, kept = (shape.pop(name) for name in ("two_streams", "block", "kept"))
     if shape["positions"] in ("shaw", "learned"):
         shape["n_positions"] = 12
     if shape["positions"] == "learned":
@@ -67,9 +70,8 @@ def test_all_equal_the_reference_in_outputs_memory_and_gradients(shape):
     memory = random_memory(make_model(two_streams, **shape).config, rows, shape["mem_len"], seed=seed)
     expected = outcome("reference", two_streams, batch, memory, **shape)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu_parts, "ROWS", block)
-        patch.setattr(cpu_parts, "SCORES", scores)
-        patch.setattr(cpu_parts, "KEPT", kept)
+        patch.setattr(cpu, "ROWS", (block, block))
+        patch.setattr(cpu, "KEPT", kept)
         for backend in FASTER:
             assert_equal(outcome(backend, two_streams, batch, memory, **shape), expected)
 
@@ -112,10 +114,57 @@ def test_the_backward_pass_by_hand_is_the_derivative_with_dropout_too(shape):
     assert slope == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-4)
 
 
+def weights(n_rows, dropout, seed, score=0.0):
+    """P', (2, H, N, K): what attention gives each of 64 keys that all rows see, whose scores are equal, at first."""
+    geometry = Geometry(
+        query_rank=torch.ones(2, n_rows, dtype=torch.int32),
+        key_rank=torch.zeros(2, 64, dtype=torch.int32),
+        row_segments=torch.zeros(2, n_rows, dtype=torch.int64),
+        key_segments=torch.zeros(2, 64, dtype=torch.int64),
+        positions=torch.zeros(2, n_rows, dtype=torch.int64),
+        n_content=0,
+        n_own=0,
+        reach=None,
+        direction=torch.zeros(2, dtype=torch.int64),
+        distances=torch.zeros(2, 65, 1),
+    )
+    torch.manual_seed(seed)
+    query, key = torch.ones(2, n_rows, 4, 64), torch.full((2, 64, 4, 64), score)
+    value = torch.eye(64)[None, :, None].expand(2, -1, 4, -1).contiguous()
+    attention = Cpu()
+    geometry = dataclasses.replace(geometry, prepared=attention.prepare(geometry, query))
+    return attention.attend(Scores(query, 1.0), key, value, geometry, dropout).transpose(1, 2)
+
+
 def test_dropout_takes_its_share_and_is_seeded():
-    taken, again = (cpu.Noise(3, 0.1).signed(torch.rand(1, 401, 503)).signbit() for _ in range(2))
+    first, again, other = (weights(403, 0.1, seed) for seed in (3, 3, 4))
+    taken = first == 0
     assert taken.float().mean().item() == pytest.approx(0.1, abs=0.003)
-    assert torch.equal(taken, again)
+    torch.testing.assert_close(first[~taken], torch.full_like(first[~taken], 1 / 64 / 0.9))
+    assert torch.equal(first, again)
+    for others in (other == 0, taken.roll(1, 0), taken.roll(1, 1), taken.roll(1, 2), taken.roll(1, 3)):
+        assert (taken & others).float().mean().item() == pytest.approx(0.01, abs=0.001)  # as if by chance
+
+
+def test_what_is_no_number_is_not_hidden():
+    assert weights(3, 0.0, 0, score=torch.nan).isnan().all()
+
+
+def test_bits_do_not_depend_on_the_number_of_threads():
+    batch, found, before = random_batch(40, reuse=20), [], torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            model = make_model(attention="cpu", dropatt=0.2)
+            geometry, _ = model.backbone._geometries(batch, random_memory(model.config, 2, 10))
+            torch.manual_seed(1)
+            terms = [torch.randn(2, n, 2, 8, requires_grad=True) for n in (geometry.query_rank.size(1), 50, 50)]
+            out = Cpu().attend(Scores(terms[0], 0.3), *terms[1:], geometry, 0.2)
+            found.append([out, *torch.autograd.grad(out.square().sum(), terms)])
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
 def test_the_reused_half_is_never_scored_against_the_rest():
@@ -123,10 +172,10 @@ def test_the_reused_half_is_never_scored_against_the_rest():
     model = make_model(attention="cpu")
     memory = random_memory(model.config, 2, 10)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu_parts, "ROWS", 10)
+        patch.setattr(cpu, "ROWS", (10, 10))
         everywhere, _ = model.backbone._geometries(batch, memory)
-    keys = [block.n_keys for block in everywhere.prepared.blocks if block.n_in_order]
-    assert max(keys[:4]) <= 10 + 20 < min(keys[4:])
+    keys = everywhere.prepared.places["n_keys"]  # (B, blocks): 4 of content rows
+    assert keys[:, :2].max() <= 10 + 20 < keys[:, 2:4].min()
 
 
 @pytest.mark.parametrize("recomputed", [False, True])
@@ -137,7 +186,7 @@ def test_layers_that_are_computed_again_keep_no_probabilities(recomputed):
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.shape) or x, lambda x: x):
         loss, _ = model(batch, random_memory(model.config, 2, 10))
     loss.backward()
-    of_all_keys = [shape for shape in kept if len(shape) == 3 and shape[-1] == 50]  # (g, n, K)
+    of_all_keys = [shape for shape in kept if len(shape) == 4 and shape[-1] == 50]  # (B, H, N, K)
     assert bool(of_all_keys) is not recomputed
 
 

@@ -44,13 +44,14 @@ def test_the_model_is_the_papers_double_loop(
 
 
 def test_p_target_rows_are_those_rows_of_the_full_query_stream(model_of):
-    model = model_of()
-    batch, memory = random_batch(), random_memory(model.config, 2, 4)
+    model, batch = model_of().double(), random_batch()
+    memory = random_memory(model.config, 2, 4)
+    memory = dataclasses.replace(memory, hidden=memory.hidden.double())
     everywhere = torch.arange(13).expand(2, -1)
     full, _ = model.backbone(dataclasses.replace(batch, target_positions=everywhere), memory)
     some, _ = model.backbone(batch, memory)
     expected = full.gather(1, batch.target_positions[:, :, None].expand(-1, -1, 16))
-    torch.testing.assert_close(some, expected, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(some, expected, atol=1e-13, rtol=1e-13)
 
 
 def test_a_backward_row_is_the_flipped_forward_row(model_of):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from xlpre.model.geometry import Geometry
+from xlpre.model.kernels.compiled import serves
 from xlpre.model.kernels.cpu import Cpu
 from xlpre.model.kernels.reference import Reference
 from xlpre.model.kernels.sdpa import Sdpa
@@ -54,8 +55,7 @@ class Auto:
 
 def fastest(device: torch.device, dtype: torch.dtype) -> Backend:
     """What `auto` takes. Not triton so far: its kernels have run in an interpreter and been compiled, but not run on a GPU."""
-    by_hand = device.type == "cpu" and dtype == torch.float32 and not torch.compiler.is_compiling()
-    return Cpu() if by_hand else Sdpa()
+    return Cpu() if device.type == "cpu" and serves(device, dtype) else Sdpa()
 
 
 def with_triton() -> Backend:

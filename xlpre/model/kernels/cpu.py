@@ -1,109 +1,199 @@
-"""Attention on processors, in fp32: a few heads of a block of rows at a time, with a backward pass by hand.
+"""Attention on processors, in fp32 (and fp64): a block of rows of one head at a time, with a backward pass by hand, in kernels/cpu.cpp.
 
-So few scores stay in the cache from product to softmax to product. Everything is read and written where it stands, (B, N, H, E), without
-copies for products of heads. A block has only the keys that any of its rows sees: the reused part of a window never sees the rest.
+    s = c.key + p.place_keys + place_offsets + different * t.step        c, p, t: queries with the term's bias, scaled
+    P = softmax(s)        P' = P after dropout        o = P' value
 
-With scores s (kernels/cpu_scores.py), probabilities P = softmax(s), P' after dropout, output o = P' value:
+and backward, from do:
 
     d value = P'^T do        dP' = do value^T        ds = P' * dP' - P * do.o
 
-because the sum of P' * dP' over a row's keys is do.o. Probabilities are kept for the backward pass, those that dropout took with their
-sign changed; where a layer has more than KEPT of them they are computed again, so that memory grows with the window, not its square.
+because the sum of P' * dP' over a row's keys is do.o; and
+
+    dc = ds key              d key = ds^T c
+    dp = ds' place_keys      d place_keys = ds'^T p       ds': ds moved back from keys to distances
+    dt = d different step    d step = d different^T t     d different: the sum of ds where segments differ
+
+Row t and key j stand in column T - t + j of all distances (Transformer-XL appendix B), so that a row's scores by key are a piece of its
+scores by distance: nothing is gathered. A block has only the keys that any of its rows sees (the reused part of a window never sees the
+rest), and the distances that those take. Probabilities are kept for the backward pass; where a layer has more than KEPT of them they are
+computed again, so that memory grows with the window, not its square. Dropout is drawn by counting, and drawn again.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import ctypes
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from xlpre.model.dropout import random_bits, threshold
+from xlpre.model.dropout import new_seed, threshold
 from xlpre.model.geometry import Geometry
-from xlpre.model.kernels import cpu_parts
-from xlpre.model.kernels.cpu_parts import Plan
-from xlpre.model.kernels.cpu_scores import Gradients, Scorer, Terms, add_to_keys
+from xlpre.model.kernels.compiled import TYPES, MissingError, library
 from xlpre.model.terms import Scores
+
+ROWS = (
+    32,
+    128,
+)  # of a block, and about a seventh of the keys: few make products slow, many take more distances than keys
+SCORES = 1 << 18  # of a block, at most: 1 MB
+KEPT = 1 << 24  # numbers by row and key: 64 MB
+
+INTEGERS = [
+    "B",
+    "N",
+    "K",
+    "H",
+    "E",
+    "R",
+    "n_tokens",
+    "n_own",
+    "reach",
+    "n_blocks",
+    "block_rows",
+    "threads",
+    "seed",
+    "taken",
+]
+PLACES = [
+    "query_rank",
+    "key_rank",
+    "row_segments",
+    "key_segments",
+    "positions",
+    "direction",
+    "begins",
+    "n_keys",
+    "low",
+    "width",
+]
+TERMS = ["query", "content_bias", "place_bias", "place_keys", "place_offsets", "step_bias", "step", "key", "value"]
+RESULTS = ["out", "kept", "normalizer"]
+GRADIENTS = ["grad", *(f"d_{name}" for name in TERMS)]
+
+
+class Given(ctypes.Structure):
+    """`Attention` of kernels/cpu.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in INTEGERS),
+        *((name, ctypes.c_double) for name in ("scale", "grown")),
+        *((name, ctypes.c_void_p) for name in [*PLACES, *TERMS, *RESULTS, *GRADIENTS]),
+    ]
+
+
+class Plan(NamedTuple):
+    """Blocks of rows, and what the kernels must know of places, in int32.
+
+    Attributes:
+        integers: sizes, and how many keys a row sees at most.
+        block_rows: of the largest block.
+        places: by name, of PLACES: `begins` has the blocks' first rows, then N; `n_keys`, so many first keys are seen by any row of
+            a block, `low` and `width`, its distances from `low` on, are (B, blocks).
+    """
+
+    integers: dict[str, int]
+    block_rows: int
+    places: dict[str, Tensor]
 
 
 class Cpu:
-    """See the module."""
+    """See the module.
+
+    Raises:
+        ValueError: there is no compiler, or none that can.
+    """
+
+    def __init__(self) -> None:
+        try:
+            library()
+        except MissingError as reason:
+            raise ValueError(
+                f"model.attention=cpu needs its compiled code: {reason}; or set model.attention=auto"
+            ) from None
 
     def prepare(self, geometry: Geometry, like: Tensor) -> Plan:
-        """In which parts."""
-        return Plan(geometry, like.dtype)
+        """In which blocks."""
+        if like.dtype not in TYPES or like.device.type != "cpu":
+            raise ValueError(
+                f"model.attention=cpu computes fp32 on a processor, not {like.dtype} on {like.device.type}; set model.attention=auto"
+            )
+        return plan_of(geometry, like.dtype)
 
     def attend(self, scores: Scores, key: Tensor, value: Tensor, geometry: Geometry, dropout: float) -> Tensor:
         """See Backend."""
         place = (scores.place_bias, scores.place_keys, scores.place_offsets)
-        terms = (scores.query, scores.content_bias, *place, scores.step_bias, scores.step, key)
-        return _Attention.apply(scores.scale, geometry, dropout, value, *terms)
+        terms = (scores.query, scores.content_bias, *place, scores.step_bias, scores.step, key, value)
+        return _Attention.apply(geometry.prepared, scores.scale, dropout, *terms)
+
+
+def plan_of(geometry: Geometry, dtype: torch.dtype) -> Plan:
+    """Blocks of a step."""
+    (B, N), K, T = geometry.query_rank.shape, geometry.n_keys, geometry.n_tokens
+    rows = max(1, min(max(ROWS[0], K // 7), ROWS[1], SCORES // K))
+    begins = [*range(0, geometry.n_content, rows), *range(geometry.n_content, N, rows), N]
+    named = {name: getattr(geometry, name).int().contiguous() for name in PLACES[:6]}
+    found = dict(zip(PLACES[7:], torch.empty(3, B, len(begins) - 1, dtype=torch.int32), strict=True))
+    places = {**named, "begins": torch.tensor(begins, dtype=torch.int32), **found}
+    reach = -1 if geometry.reach is None else geometry.reach
+    integers = {"B": B, "N": N, "K": K, "R": K + T, "n_tokens": T, "n_own": geometry.n_own, "reach": reach}
+    plan = Plan(
+        {**integers, "n_blocks": len(begins) - 1}, max(b - a for a, b in zip(begins, begins[1:], strict=False)), places
+    )
+    library().call("plan", dtype, _given(plan, {}))
+    return plan
 
 
 class _Attention(torch.autograd.Function):
-    """Part by part."""
+    """All terms at once."""
 
     @staticmethod
-    def forward(
-        ctx: Any, scale: float, geometry: Geometry, dropout: float, value: Tensor, *given: Tensor | None
-    ) -> Tensor:
-        terms = Terms(*given)  # type: ignore[arg-type]  # query and key are there
-        keep = terms.query.shape[:3].numel() * geometry.n_keys <= cpu_parts.KEPT
-        noise = Noise(int(torch.randint(2**62, ())) if dropout else 0, dropout)
-        scorer, out, kept = Scorer(terms, scale, geometry.prepared), torch.empty_like(terms.query), []
-        values, means = value.transpose(1, 2), out.transpose(1, 2)
-        for part in geometry.prepared.parts(terms.query.size(2)):
-            signed = noise.signed(scorer.probabilities(part))
-            torch.bmm(noise.used(signed), values[part.keys], out=means[part.rows])
-            if keep:
-                kept.append(signed)
-        ctx.save_for_backward(value, noise.grown(out, out=out), *given, *kept)
-        ctx.scale, ctx.plan, ctx.noise = scale, geometry.prepared, (noise.seed, dropout)
-        return out
+    def forward(ctx: Any, plan: Plan, scale: float, dropout: float, *terms: Tensor | None) -> Tensor:
+        given = {name: x.contiguous() for name, x in zip(TERMS, terms, strict=True) if x is not None}
+        if "place_offsets" in given:
+            given["place_offsets"] = given["place_offsets"].transpose(1, 2).contiguous()  # (2, H, R)
+        query = given["query"]
+        B, N, H, E = query.shape
+        keeps = B * N * plan.integers["K"] <= KEPT
+        results = {"out": torch.empty_like(query)}
+        if any(ctx.needs_input_grad):
+            results |= (
+                {"kept": query.new_empty(B, H, N, plan.integers["K"])}
+                if keeps
+                else {"normalizer": query.new_empty(B, H, N)}
+            )
+        numbers = {"H": H, "E": E, "scale": scale, "grown": 1 / (1 - dropout), "taken": threshold(dropout)}
+        numbers["seed"] = new_seed() if dropout else 0
+        library().call("attend", query.dtype, _given(plan, {**given, **results}, **numbers))
+        ctx.plan, ctx.numbers, ctx.names = plan, numbers, [*given, *results]
+        ctx.save_for_backward(*given.values(), *results.values())
+        return results["out"]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        value, out, *saved = ctx.saved_tensors
-        terms, kept = Terms(*saved[: len(Terms._fields)]), iter(saved[len(Terms._fields) :])
-        noise, scorer = Noise(*ctx.noise), Scorer(terms, ctx.scale, ctx.plan)
-        gradients, d_value = Gradients(scorer), torch.empty_like(value)
-        total = (grad * out).sum(-1, keepdim=True).transpose(1, 2)  # (B, H, N, 1)
-        values, d_values, grad = value.transpose(1, 2), d_value.transpose(1, 2), noise.grown(grad).transpose(1, 2)
-        for part in ctx.plan.parts(terms.query.size(2)):
-            signed = next(kept, None)
-            if signed is None:
-                signed = noise.signed(scorer.probabilities(part))
-            mine, used = grad[part.rows], noise.used(signed)
-            add_to_keys(d_values, part, used, mine)
-            d_score = torch.bmm(mine, values[part.keys].transpose(1, 2))
-            gradients.add(noise.d_score(d_score, signed, used, total[part.rows]), part)
-        return None, None, None, d_value, *gradients.of_terms()
+        given = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
+        (B, _, H, E), R = grad.shape, ctx.plan.integers["R"]
+        by_window = {"place_keys": (B, R, H, E), "place_offsets": (B, H, R)}
+        shapes = {name: by_window.get(name, given[name].shape) for name in TERMS if name in given}
+        shapes |= {name: (B, H, E) for name in shapes if name.endswith("bias") or name == "step"}
+        found = {f"d_{name}": grad.new_zeros(shape) for name, shape in shapes.items()}
+        library().call(
+            "attend_backward",
+            grad.dtype,
+            _given(ctx.plan, {**given, "grad": grad.contiguous(), **found}, **ctx.numbers),
+        )
+        direction = ctx.plan.places["direction"]
+        for name, x in found.items():
+            if name.removeprefix("d_") in by_window:
+                found[name] = torch.zeros_like(x[:1]).repeat(2, *[1] * (x.dim() - 1)).index_add_(0, direction, x)
+            elif name.endswith(("bias", "step")):
+                found[name] = x.sum(0)
+        if "d_place_offsets" in found:
+            found["d_place_offsets"] = found["d_place_offsets"].transpose(1, 2)
+        return None, None, None, *(found.get(f"d_{name}") for name in TERMS)
 
 
-class Noise:
-    """Dropout of probabilities: the same for the same seed, part after part. What it takes has its sign changed, also a zero's."""
-
-    def __init__(self, seed: int, dropout: float) -> None:
-        self.seed, self._dropout = seed, dropout
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def signed(self, probability: Tensor) -> Tensor:
-        """(h, n, k) with signs changed, in place."""
-        if not self._dropout:
-            return probability
-        bits = random_bits(probability.numel(), self._generator).to(probability.dtype)
-        return probability.copysign_(bits.sub_(threshold(self._dropout)).view_as(probability))
-
-    def used(self, signed: Tensor) -> Tensor:
-        """What is left, not yet grown."""
-        return signed.relu() if self._dropout else signed
-
-    def grown(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """What comes of it, (B, N, H, E), by as much larger as dropout took."""
-        return torch.mul(x, 1 / (1 - self._dropout), out=out) if self._dropout else x
-
-    def d_score(self, d_used: Tensor, signed: Tensor, used: Tensor, total: Tensor) -> Tensor:
-        """The gradient of scores, in place of that of what was used."""
-        if not self._dropout:
-            return d_used.sub_(total).mul_(signed)
-        return d_used.mul_(used).sub_(signed.abs().mul_(total))
+def _given(plan: Plan, tensors: dict[str, Tensor], **numbers: int | float) -> Given:
+    """What the kernels read; the tensors must live until they have."""
+    pointers = {name: x.data_ptr() for name, x in {**plan.places, **tensors}.items()}
+    return Given(**plan.integers, block_rows=plan.block_rows, threads=torch.get_num_threads(), **numbers, **pointers)

@@ -1,0 +1,112 @@
+"""Compiled code: there whatever happens to it, and where it cannot be had, torch's takes its place."""
+
+import logging
+import os
+
+import pytest
+import torch
+
+from tests.unit.model.conftest import make_model, random_batch, random_memory
+from xlpre.model.dropout import Dropout
+from xlpre.model.kernels import compiled
+from xlpre.model.kernels.backend import backend_named, fastest
+from xlpre.model.kernels.cpu import Cpu
+from xlpre.model.kernels.sdpa import Sdpa
+
+
+@pytest.fixture
+def empty_cache(tmp_path, monkeypatch):
+    """A home of its own, where nothing has been compiled or loaded."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with forgotten():
+        yield tmp_path / "xlpre"
+
+
+class forgotten:  # noqa: N801  # a context
+    """What was found out about the library is forgotten, before and after."""
+
+    def __enter__(self):
+        compiled.library.cache_clear()
+        compiled.is_there.cache_clear()
+
+    __exit__ = lambda self, *_: self.__enter__()  # noqa: E731
+
+
+def fake_compiler(path, body):
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_it_is_compiled_once(empty_cache, tmp_path, monkeypatch):
+    compiled.library()
+    (file,) = empty_cache.iterdir()
+    compiled.library.cache_clear()
+    monkeypatch.setattr(compiled, "_compile", lambda *_: pytest.fail("compiled again"))
+    compiled.library()
+    assert file.suffix == ".so"
+
+
+@pytest.mark.parametrize("kept", [100, 0.5])
+def test_a_damaged_file_is_compiled_anew(empty_cache, kept):
+    compiled.library()
+    (file,) = empty_cache.iterdir()
+    whole = file.read_bytes()
+    file.unlink()  # what is loaded stays as it is
+    file.write_bytes(whole[: int(kept * len(whole)) if isinstance(kept, float) else kept])
+    compiled.library.cache_clear()
+    compiled.library()
+    assert file.read_bytes() == whole
+
+
+def test_where_nothing_can_be_written_it_is_compiled_elsewhere(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with forgotten():
+        assert isinstance(fastest(torch.device("cpu"), torch.float32), Cpu)
+
+
+@pytest.mark.parametrize(
+    ("compiler", "said"),
+    [
+        ("/nowhere/c++", "cannot be run (No such file or directory)"),
+        (
+            "echo 'cpu.cpp:1: error: no such header' >&2; exit 1",
+            "cannot compile cpu.cpp (cpu.cpp:1: error: no such header)",
+        ),
+        ("exit 1", "cannot compile cpu.cpp (silent)"),
+        ('while [ "$1" != -o ]; do shift; done; echo text > "$2"', "cpu.cpp, compiled, cannot be loaded"),
+    ],
+)
+def test_without_a_compiler_that_can_torch_takes_over_and_why_is_said_once(
+    empty_cache, tmp_path, monkeypatch, caplog, compiler, said
+):
+    monkeypatch.setenv("CXX", compiler if compiler.startswith("/") else fake_compiler(tmp_path / "c++", compiler))
+    batch = random_batch()
+    with caplog.at_level(logging.WARNING):
+        model = make_model(attention="auto", dropout=0.1, dropatt=0.1)
+        model(batch, random_memory(model.config, 2, 4))[0].backward()
+    assert isinstance(fastest(torch.device("cpu"), torch.float32), Sdpa)
+    assert (Dropout(0.5)(torch.ones(999)) == 0).any()
+    (note,) = caplog.messages
+    assert said in note and note.endswith("attention, GELU and dropout take torch's, which is slower")
+    with pytest.raises(
+        ValueError, match="model.attention=cpu needs its compiled code: .*; or set model.attention=auto"
+    ):
+        backend_named("cpu")
+    assert not list((empty_cache).glob("*.partial*"))
+
+
+def test_no_compiler_at_all(empty_cache, monkeypatch):
+    monkeypatch.setenv("PATH", os.devnull)
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(compiled.MissingError, match="there is no C\\+\\+ compiler"):
+        compiled.library()
+
+
+def test_a_type_that_it_does_not_compute_is_refused():
+    model, memory = make_model(attention="cpu"), random_memory(make_model().config, 2, 4)
+    with pytest.raises(
+        ValueError, match="computes fp32 on a processor, not torch.bfloat16 on cpu; set model.attention=auto"
+    ):
+        model.bfloat16()(random_batch(), memory)
