@@ -82,46 +82,47 @@ def library() -> Library:
     Raises:
         MissingError: it cannot be.
     """
-    compiler = (
-        shlex.split(os.environ.get("CXX", "")) or [found for name in COMPILERS if (found := shutil.which(name))][:1]
-    )
-    command = [*compiler, *FLAGS, *VECTORS.get(torch.backends.cpu.get_cpu_capability(), [])]
-    source = SOURCE.read_bytes()
-    version = hashlib.sha256(source + repr((command, platform.machine())).encode()).hexdigest()[:16]
+    flags = [*FLAGS, *VECTORS.get(torch.backends.cpu.get_cpu_capability(), [])]
+    version = hashlib.sha256(SOURCE.read_bytes() + repr((flags, platform.machine())).encode()).hexdigest()[:16]
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "xlpre"
         folder.mkdir(parents=True, exist_ok=True)
-        return _loaded(folder / f"cpu-{version}.so", command)
+        return _loaded(folder / f"cpu-{version}.so", flags)
     except (OSError, RuntimeError):  # nobody's home, or nothing can be written there
+        pass
+    try:
         with tempfile.TemporaryDirectory() as elsewhere:
-            return _loaded(Path(elsewhere) / "cpu.so", command)
+            return _loaded(Path(elsewhere) / "cpu.so", flags)
+    except OSError as error:
+        raise MissingError(f"there is no room for what a C++ compiler makes of {SOURCE.name} ({error})") from None
 
 
-def _loaded(path: Path, command: list[str]) -> Library:
+def _loaded(path: Path, flags: list[str]) -> Library:
     """The library at `path`, which is compiled if it is not there or cannot be loaded."""
     try:
         return Library(path)
     except OSError:
-        _compile(path, command)
+        _compile(path, flags)
     try:
         return Library(path)
     except OSError as error:
         raise MissingError(f"{SOURCE.name}, compiled, cannot be loaded ({error})") from None
 
 
-def _compile(path: Path, command: list[str]) -> None:
-    if command[0].startswith("-"):
+def _compile(path: Path, flags: list[str]) -> None:
+    found = [at for name in COMPILERS if (at := shutil.which(name))]
+    compiler = shlex.split(os.environ.get("CXX", "")) or found[:1]
+    if not compiler:
         raise MissingError(f"there is no C++ compiler ({', '.join(COMPILERS)}; CXX can name another)")
     with new_file(path) as partial:
         try:
-            done = subprocess.run([*command, str(SOURCE), "-o", str(partial)], capture_output=True, text=True)
+            done = subprocess.run([*compiler, *flags, str(SOURCE), "-o", str(partial)], capture_output=True, text=True)
         except OSError as error:
-            raise MissingError(f"the C++ compiler {command[0]} cannot be run ({error.strerror})") from None
+            raise MissingError(f"the C++ compiler {compiler[0]} cannot be run ({error.strerror})") from None
         if done.returncode:
-            said = (
-                [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["silent"]
-            )
-            raise MissingError(f"the C++ compiler {command[0]} cannot compile {SOURCE.name} ({said[0]})")
+            lines = done.stderr.splitlines() or ["it says nothing"]
+            said = next((line for line in lines if "error" in line), lines[0])
+            raise MissingError(f"the C++ compiler {compiler[0]} cannot compile {SOURCE.name} ({said})")
         whole = partial.read_bytes()
         partial.write_bytes(whole + _seal(whole))
 
