@@ -115,13 +115,14 @@ template <class T>
 class Head {
   public:
     explicit Head(const Attention<T>& a)
-        : a(a), E(a.E), step(a.H * a.E), taken(a.taken), grown(a.grown), content(a.block_rows * a.E), place(content.size()), d_content(content.size()),
-          d_place(content.size()), grad(content.size()), score(a.block_rows * a.K), d_score(a.grad ? score.size() : 0),
-          used(a.grad && a.taken ? score.size() : 0), by_distance(a.place_keys ? a.block_rows * a.R : 0), nothing(a.K), of_step(a.block_rows) {}
+        : a(a), E(a.E), step(a.H * a.E), taken(a.taken), grown(a.grown), content(a.block_rows * a.E), place(content.size()),
+          d_content(a.grad ? content.size() : 0), d_place(d_content.size()), score(a.block_rows * a.K), d_score(a.grad ? score.size() : 0),
+          used(a.taken ? d_score.size() : 0), by_distance(a.place_keys ? a.block_rows * a.R : 0), nothing(a.K), of_step(a.block_rows) {}
 
     void forward(int window, int head) {
         for (int i = 0; i < a.n_blocks; i++) {
             take(window, head, i);
+            queries();
             scores();
             for (int r = 0; r < n; r++) {
                 T* s = &score[int64_t(r) * k];
@@ -168,7 +169,7 @@ class Head {
     const uint32_t taken;
     const T grown;
     int b, h, first, n, k, low, w, direction;
-    std::vector<T> content, place, d_content, d_place, grad, score, d_score, used, by_distance, nothing, of_step;
+    std::vector<T> content, place, d_content, d_place, score, d_score, used, by_distance, nothing, of_step;
 
     void take(int window, int head, int block) {
         const int64_t at = window * a.n_blocks + block;
@@ -204,16 +205,11 @@ class Head {
         }
     }
 
-    // All terms, and NEVER where a row does not see a key.
+    // All terms, and NEVER where a row does not see a key; of the queries' products.
     void scores() {
-        queries();
-        unmasked();
-        for (int r = 0; r < n; r++) finish(r);
-    }
-
-    void unmasked() {
         multiply<T>(n, k, E, {content.data(), E}, Matrix<const T>{keys(a.key), step}.t(), 0, {score.data(), k});
         if (a.place_keys) multiply<T>(n, w, E, {place.data(), E}, Matrix<const T>{distances(a.place_keys), step}.t(), 0, {by_distance.data(), w});
+        for (int r = 0; r < n; r++) finish(r);
     }
 
     void finish(int r) {
@@ -258,9 +254,8 @@ class Head {
 
     // Probabilities once more, where they were not kept.
     void again() {
-        unmasked();
+        scores();
         for (int r = 0; r < n; r++) {
-            finish(r);
             T* s = &score[int64_t(r) * k];
             const T normal = a.normalizer[row_of_head(r)];
 #pragma omp simd
