@@ -36,7 +36,7 @@ ROWS = (
     32,
     128,
 )  # of a block, and about a seventh of the keys: few make products slow, many take more distances than keys
-SCORES = 1 << 18  # of a block, at most: 1 MB
+SCORES = 1 << 20  # of a block, at most: 4 MB
 KEPT = 1 << 24  # numbers by row and key: 64 MB
 
 INTEGERS = [
