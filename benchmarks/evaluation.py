@@ -122,10 +122,10 @@ def largest_difference(words: argparse.Namespace, length: int, n_layer: int, beg
 def operations(model: ModelConfig, rows: int, length: int, window: int, counting: str) -> tuple[float, float]:
     """A token, of `cached` and of `sliding`."""
     columns, n_layer = length - 1, model.n_layer
-    reading = BatchShape(rows, window, columns, window, window, False, length / (columns + window))
+    reading = BatchShape(rows, window, columns, window, window, False, visible=length / (columns + window))
     rows_of_content = (n_layer - 1) * length  # the last layer computes one row
     seen = (n_layer - 1) * length * (length + 1) / 2 + length
-    one = BatchShape(rows, length, 0, 1, length, False, seen / (length * (rows_of_content + 1)))
+    one = BatchShape(rows, length, 0, 1, length, False, visible=seen / (length * (rows_of_content + 1)))
     return flops_of_reading(model, reading, counting) / (rows * window), flops_of_reading(model, one, counting) / rows
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -60,8 +60,8 @@ class BatchShape:
     reuse_len: int
     two_streams: bool = True
     next_sentence: bool = False
-    visible: float = 1.0
-    shares: tuple[float, ...] = ()
+    visible: float = field(default=1.0, kw_only=True)
+    shares: tuple[float, ...] = field(default=(), kw_only=True)
 
 
 def batch_shape(config: PretrainConfig, rows: int) -> BatchShape:
@@ -73,7 +73,7 @@ def batch_shape(config: PretrainConfig, rows: int) -> BatchShape:
     # the reused part of a window never sees the rest; a causal model sees a triangle of the window
     visible = (M + (T + 1) / 2) / K if causal else (R * (M + R) + (T - R) * K) / (T * K)
     targets = T if causal else sum(target_shares(T, R, config.objective.partial_k))
-    return BatchShape(rows, T, M, targets, R, two_streams, config.objective.next_sentence, visible)
+    return BatchShape(rows, T, M, targets, R, two_streams, config.objective.next_sentence, visible=visible)
 
 
 def parameters(model: ModelConfig, two_streams: bool = True, next_sentence: bool = False) -> dict[str, int]:

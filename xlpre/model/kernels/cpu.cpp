@@ -49,7 +49,7 @@ inline To same_bits(From x) {
 inline double exponential(double x) { return std::exp(x); }
 
 // 2^n e^f with |f| <= ln(2) / 2, by Taylor's series to the seventh power: off by 2 parts in 10^7. Compilers make vectors of it. What is
-// beyond 60 counts as 60: no farther, lest what comes of it be denormal, which costs a processor a hundred times as long.
+// beyond 60 counts as 60: no farther, lest what comes of it be denormal, with which processors are slow.
 inline float exponential(float x) {
     x = std::min(std::max(x, -60.0f), 60.0f);
     const float shifted = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the whole part now fills the lowest bits
@@ -384,7 +384,7 @@ void plan(const Attention<T>& a) {
             }
             const int64_t at = b * a.n_blocks + i, needed = most - least + n_keys;
             a.n_keys[at] = n_keys;
-            a.width[at] = std::min(a.R, (needed + 7) / 8 * 8);  // rows of whole vectors: products are a quarter faster
+            a.width[at] = std::min(a.R, (needed + 7) / 8 * 8);  // rows of whole vectors, whose products are faster
             a.low[at] = std::min<int64_t>(a.n_tokens - most, a.R - a.width[at]);
         }
 }
