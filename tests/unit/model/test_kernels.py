@@ -150,6 +150,19 @@ def test_what_is_no_number_is_not_hidden():
     assert weights(3, 0.0, 0, score=torch.nan).isnan().all()
 
 
+def test_a_gradient_in_another_order_in_memory_is_the_same_gradient():
+    batch, model = random_batch(40, reuse=20), make_model(attention="cpu")
+    geometry, _ = model.backbone._geometries(batch, random_memory(model.config, 2, 10))
+    terms = [torch.randn(2, n, 2, 8, requires_grad=True) for n in (geometry.query_rank.size(1), 50, 50)]
+    out = Cpu().attend(Scores(terms[0], 0.3), *terms[1:], geometry, 0.0)
+    grad = torch.randn(out.shape)
+    first, second = (
+        torch.autograd.grad(out, terms, given, retain_graph=True)
+        for given in (grad, grad.transpose(1, 3).contiguous().transpose(1, 3))
+    )
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
 def test_bits_do_not_depend_on_the_number_of_threads():
     batch, found, before = random_batch(40, reuse=20), [], torch.get_num_threads()
     try:

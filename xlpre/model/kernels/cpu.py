@@ -32,10 +32,8 @@ from xlpre.model.geometry import Geometry
 from xlpre.model.kernels.compiled import TYPES, MissingError, library
 from xlpre.model.terms import Scores
 
-ROWS = (
-    32,
-    128,
-)  # of a block, and about a seventh of the keys: few make products slow, many take more distances than keys
+# rows of a block, at least and at most, between them a seventh of the keys: few make products slow, many take more distances than keys
+ROWS = 32, 128
 SCORES = 1 << 20  # of a block, at most: 4 MB
 KEPT = 1 << 24  # numbers by row and key: 64 MB
 
@@ -171,17 +169,13 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        given = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
+        given = {**dict(zip(ctx.names, ctx.saved_tensors, strict=True)), "grad": grad.contiguous()}
         (B, _, H, E), R = grad.shape, ctx.plan.integers["R"]
         by_window = {"place_keys": (B, R, H, E), "place_offsets": (B, H, R)}
         shapes = {name: by_window.get(name, given[name].shape) for name in TERMS if name in given}
         shapes |= {name: (B, H, E) for name in shapes if name.endswith("bias") or name == "step"}
         found = {f"d_{name}": grad.new_zeros(shape) for name, shape in shapes.items()}
-        library().call(
-            "attend_backward",
-            grad.dtype,
-            _given(ctx.plan, {**given, "grad": grad.contiguous(), **found}, **ctx.numbers),
-        )
+        library().call("attend_backward", grad.dtype, _given(ctx.plan, {**given, **found}, **ctx.numbers))
         direction = ctx.plan.places["direction"]
         for name, x in found.items():
             if name.removeprefix("d_") in by_window:
@@ -194,6 +188,6 @@ class _Attention(torch.autograd.Function):
 
 
 def _given(plan: Plan, tensors: dict[str, Tensor], **numbers: int | float) -> Given:
-    """What the kernels read; the tensors must live until they have."""
+    """What the kernels read, by address: the caller keeps the tensors until they have."""
     pointers = {name: x.data_ptr() for name, x in {**plan.places, **tensors}.items()}
     return Given(**plan.integers, block_rows=plan.block_rows, threads=torch.get_num_threads(), **numbers, **pointers)
