@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from xlpre.model.kernels.compiled import library, serves
+from xlpre.model.kernels.compiled import of_each, serves
 
 
 class Dropout(nn.Module):
@@ -47,10 +47,7 @@ class _Dropout(torch.autograd.Function):
 
 
 def _dropped(x: Tensor, share: float, seed: int) -> Tensor:
-    x = x.contiguous()
-    y, threads = torch.empty_like(x), torch.get_num_threads()
-    library().call("dropout", x.dtype, x.numel(), threads, seed, threshold(share), 1 / (1 - share), x, y)
-    return y
+    return of_each("dropout", x.contiguous(), seed, threshold(share), 1 / (1 - share))
 
 
 def new_seed() -> int:

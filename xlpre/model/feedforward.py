@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from xlpre.model.config import ModelConfig
 from xlpre.model.dropout import Dropout
-from xlpre.model.kernels.compiled import library, serves
+from xlpre.model.kernels.compiled import of_each, serves
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -28,16 +28,11 @@ class _Gelu(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor) -> Tensor:
         x = x.contiguous()
         ctx.save_for_backward(x)
-        y = torch.empty_like(x)
-        library().call("gelu", x.dtype, x.numel(), torch.get_num_threads(), x, y)
-        return y
+        return of_each("gelu", x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (x,), grad = ctx.saved_tensors, grad.contiguous()
-        d = torch.empty_like(x)
-        library().call("gelu_backward", x.dtype, x.numel(), torch.get_num_threads(), x, grad, d)
-        return d
+        return of_each("gelu_backward", *ctx.saved_tensors, grad.contiguous())
 
 
 PLAIN: dict[str, Activation] = {"gelu": gelu, "relu": F.relu}

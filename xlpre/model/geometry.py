@@ -66,13 +66,13 @@ class Geometry:
         """T."""
         return self.distances.size(1) - self.n_keys
 
-    def visible(self, first: int = 0, last: int | None = None) -> Tensor:
-        """Which keys each of the rows `first` to `last`, or to the end, sees, (B, last - first, K) bool."""
-        seen = visible(self.query_rank[:, first:last], self.key_rank)
+    def visible(self) -> Tensor:
+        """Which keys each row sees, (B, N, K) bool."""
+        seen = visible(self.query_rank, self.key_rank)
         keys = torch.arange(self.n_keys, device=seen.device)
-        back = self.own_key[:, first:last, None] - keys  # how far
+        back = self.own_key[:, :, None] - keys  # how far
         if self.n_own:
-            own = torch.arange(self.query_rank.size(1), device=seen.device)[first:last, None] < self.n_own
+            own = torch.arange(self.query_rank.size(1), device=seen.device)[:, None] < self.n_own
             seen = seen | (own & (back == 0))
         return seen if self.reach is None else seen & (back <= self.reach)
 

@@ -357,7 +357,7 @@ void gelu_backward(int64_t n, int64_t threads, const T* x, const T* grad, T* d) 
 }
 
 template <class T>
-void dropout(int64_t n, int64_t threads, int64_t seed, int64_t taken, double grown, const T* x, T* y) {
+void dropout(int64_t n, int64_t threads, const T* x, int64_t seed, int64_t taken, double grown, T* y) {
     each_piece(n, threads, [=](int64_t piece, int64_t from, int64_t to) {
         drop(Row(seed, piece), uint32_t(taken), T(grown), int(to - from), x + from, y + from);
     });
@@ -408,8 +408,8 @@ void use_products(void* of_floats, void* of_doubles) {
     }                                                                                                                                           \
     void gelu_##NAME(int64_t n, int64_t threads, const T* x, T* y) { gelu(n, threads, x, y); }                                                  \
     void gelu_backward_##NAME(int64_t n, int64_t threads, const T* x, const T* grad, T* d) { gelu_backward(n, threads, x, grad, d); }           \
-    void dropout_##NAME(int64_t n, int64_t threads, int64_t seed, int64_t taken, double grown, const T* x, T* y) {                              \
-        dropout(n, threads, seed, taken, grown, x, y);                                                                                          \
+    void dropout_##NAME(int64_t n, int64_t threads, const T* x, int64_t seed, int64_t taken, double grown, T* y) {                              \
+        dropout(n, threads, x, seed, taken, grown, y);                                                                                          \
     }
 
 OF_TYPE(float, float32)

@@ -84,14 +84,12 @@ class Plan(NamedTuple):
     """Blocks of rows, and what the kernels must know of places, in int32.
 
     Attributes:
-        integers: sizes, and how many keys a row sees at most.
-        block_rows: of the largest block.
+        integers: by name, of INTEGERS: sizes, of blocks the most rows, and `reach`, -1 if there is no such limit.
         places: by name, of PLACES: `begins` has the blocks' first rows, then N; `n_keys`, so many first keys are seen by any row of
             a block, `low` and `width`, its distances from `low` on, are (B, blocks).
     """
 
     integers: dict[str, int]
-    block_rows: int
     places: dict[str, Tensor]
 
 
@@ -135,9 +133,7 @@ def plan_of(geometry: Geometry, dtype: torch.dtype) -> Plan:
     places = {**named, "begins": torch.tensor(begins, dtype=torch.int32), **found}
     reach = -1 if geometry.reach is None else geometry.reach
     integers = {"B": B, "N": N, "K": K, "R": K + T, "n_tokens": T, "n_own": geometry.n_own, "reach": reach}
-    plan = Plan(
-        {**integers, "n_blocks": len(begins) - 1}, max(b - a for a, b in zip(begins, begins[1:], strict=False)), places
-    )
+    plan = Plan({**integers, "n_blocks": len(begins) - 1, "block_rows": min(rows, N)}, places)
     library().call("plan", dtype, _given(plan, {}))
     return plan
 
@@ -190,4 +186,4 @@ class _Attention(torch.autograd.Function):
 def _given(plan: Plan, tensors: dict[str, Tensor], **numbers: int | float) -> Given:
     """What the kernels read, by address: the caller keeps the tensors until they have."""
     pointers = {name: x.data_ptr() for name, x in {**plan.places, **tensors}.items()}
-    return Given(**plan.integers, block_rows=plan.block_rows, threads=torch.get_num_threads(), **numbers, **pointers)
+    return Given(**plan.integers, threads=torch.get_num_threads(), **numbers, **pointers)
