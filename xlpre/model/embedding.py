@@ -17,8 +17,24 @@ from xlpre.model.config import ModelConfig
 def build_embedding(config: ModelConfig) -> nn.Module:
     """The embedding that `config` asks for; its starting values are set with the backbone's."""
     if config.plain_embedding:
-        return nn.Embedding(config.vocab_size, config.d_model)
+        return TokenEmbedding(config.vocab_size, config.d_model)
     return AdaptiveEmbedding(config)
+
+
+class TokenEmbedding(nn.Embedding):
+    """One table of vectors.
+
+    Attributes:
+        in_softmax: the softmax has the same table. On a processor gradients of vectors are then added to the softmax's, where else a
+            table of zeros would be made first, and added as a whole. A GPU would add them in no order, and is spared that.
+    """
+
+    in_softmax = False
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """(B, T) -> (B, T, D)."""
+        sparse = self.in_softmax and ids.device.type == "cpu" and not torch.compiler.is_compiling()
+        return F.embedding(ids, self.weight, sparse=sparse)
 
 
 class ClusterEmbedding(nn.Module):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from xlpre.model.config import ModelConfig
-from xlpre.model.embedding import AdaptiveEmbedding
+from xlpre.model.embedding import AdaptiveEmbedding, TokenEmbedding
 from xlpre.model.initialization import initialize_linear
 
 
@@ -21,7 +21,7 @@ def build_output(config: ModelConfig, embedding: nn.Module) -> nn.Module:
     """
     if isinstance(embedding, AdaptiveEmbedding):
         return AdaptiveSoftmax(config, embedding)
-    assert isinstance(embedding, nn.Embedding)
+    assert isinstance(embedding, TokenEmbedding)
     return TiedSoftmax(embedding)
 
 
@@ -36,9 +36,10 @@ class TiedSoftmax(nn.Module):
     The weight is a parameter of both modules, so that whatever gathers a module's parameters finds it here too.
     """
 
-    def __init__(self, embedding: nn.Embedding) -> None:
+    def __init__(self, embedding: TokenEmbedding) -> None:
         super().__init__()
         self.weight = embedding.weight
+        embedding.in_softmax = True
         self.bias = nn.Parameter(torch.zeros(embedding.num_embeddings))
 
     def forward(self, hidden: Tensor, targets: Tensor | None = None) -> Tensor:

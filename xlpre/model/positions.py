@@ -76,16 +76,38 @@ class TableRows(nn.Module):
         return torch.stack([distance, -distance]) + self.n_positions - 1
 
 
+class DistanceKeys(nn.Linear):
+    """W_r R[distance] of all distances, for both directions.
+
+    With S = W_r [sin; 0] and C = W_r [0; cos] of a distance, its key is C + S, and that of its negative C - S: S and C of distances from 0
+    to K are all that is multiplied, a third of a product with the whole table.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config.d_model, config.n_head * config.head_width, bias=False)
+        self.dropout = config.dropout
+
+    def forward(self, codes: Tensor, n_keys: int) -> Tensor:
+        """(2, R, D) -> (2, R, H*E)."""
+        if self.training and self.dropout:  # what was dropped is another for each distance
+            return super().forward(codes)
+        of_codes, of_weight = (x.unflatten(1, (2, -1)).transpose(0, 1) for x in (codes[0, : n_keys + 1], self.weight))
+        sine, cosine = torch.bmm(of_codes, of_weight.transpose(1, 2))  # (K + 1, H*E) each
+        positive, negative = cosine + sine, cosine - sine
+        others = torch.arange(n_keys - 1, 2 * n_keys - codes.size(1), -1, device=codes.device)  # rows of distances 1 to T - 1
+        return torch.cat([positive, negative[others], negative, positive[others]]).view(2, codes.size(1), -1)
+
+
 class PositionTerm(BiasedTerm):
     """(q + r_r) . W_r R[distance], the position term of the score."""
 
     def __init__(self, config: ModelConfig, r_bias: nn.Parameter | None) -> None:
         super().__init__(config.n_head, config.head_width, r_bias)
-        self.key = nn.Linear(config.d_model, config.n_head * config.head_width, bias=False)
+        self.key = DistanceKeys(config)
 
     def forward(self, geometry: Geometry) -> dict[str, Tensor]:
         """Its bias, and keys of distances."""
-        keys = geometry.once(self.key, geometry.distances)  # (2, R, H*E)
+        keys = geometry.once(self.key, geometry.distances, geometry.n_keys)  # (2, R, H*E)
         return {"place_bias": self.r_bias, "place_keys": keys.view(*keys.shape[:2], self.n_head, self.d_head)}
 
 
