@@ -90,7 +90,9 @@ class Tensors(TorchDispatchMode):
         """Run `func` and count what it makes."""
         out = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(out):
-            if isinstance(tensor, Tensor) and (key := (storage := tensor.untyped_storage())._cdata) not in self._known:
+            if not isinstance(tensor, Tensor) or tensor.is_sparse:  # which is made of others
+                continue
+            if (key := (storage := tensor.untyped_storage())._cdata) not in self._known:
                 self._known.add(key)
                 self.live += storage.nbytes()
                 self.peak = max(self.peak, self.live)

@@ -125,7 +125,8 @@ def operations(
         model: its shape.
         shape: of the micro-batch.
         counting: `executed`: what this model does. `needed`: what an exact implementation must do: no score that nothing sees, no
-            position score of a distance that a row does not have, position keys once for both directions.
+            position score of a distance that a row does not have, position keys once for both directions where dropout makes them
+            differ.
         recomputed: `train.activation_checkpointing`: layers execute their forward twice, which is not needed.
     """
     B, T, M, P, L = shape.rows, shape.window, shape.mem_len, shape.targets, model.n_layer
@@ -138,6 +139,8 @@ def operations(
     # no gradient enters memory itself, but what is learned before its keys and values needs that of their input
     memory_passes = (3 if model.norm != "post" or model.positions == "learned" else 2) + again
     by_distance = model.positions in ("relative", "shaw")
+    # sines and cosines of distances from 0 to K make the keys of all
+    distances = (1 + all_of_it) * R if model.dropout else K + 1
     F_, matrices = (gated_width(model), 3) if model.feed_forward in GATED else (model.d_inner, 2)
 
     def products(n_rows: float, inner: int, outer: float, passes: int = 3) -> float:
@@ -152,7 +155,7 @@ def operations(
     return {
         "queries and attention output": 2 * of_layer(rows, D, A),
         "keys and values": 2 * L * (of_layer(B * T, D, A) + products(B * M, D, A, memory_passes)),
-        "position keys": L * products((1 + all_of_it) * R, D, A, 2 + again) * (model.positions == "relative"),
+        "position keys": L * products(distances, D, A, 2 + again) * (model.positions == "relative"),
         "content scores": of_layer(rows, A, K * seen),
         "position scores": of_layer(rows, A, R if all_of_it else K * seen) * by_distance,
         "attention over values": of_layer(rows, A, K * seen),

@@ -38,7 +38,7 @@ def score(attention, h, q, key, distance, different, config):
     total = content @ heads(attention.key(key))
     if config.positions == "relative":
         position = terms["position"]
-        total = total + (q[h] + position.r_bias[h]) @ heads(position.key(sinusoid(distance, config)))
+        total = total + (q[h] + position.r_bias[h]) @ heads(position.key.weight @ sinusoid(distance, config))
     if config.positions == "shaw":
         row = table_row(distance, config)
         total = total + q[h] @ terms["position"].keys[row, h] + terms["position"].offsets[row, h]

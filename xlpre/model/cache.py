@@ -59,7 +59,7 @@ class Cache(Past):
     def attended(self, layer: int, content: Tensor, project: Projection) -> KeysValues:
         """See Past."""
         before, (key, value) = self.layers[layer], project(content)
-        return KeysValues(_joined(before.key, key), _joined(before.value, value))
+        return KeysValues(torch.cat([before.key, key], dim=1), torch.cat([before.value, value], dim=1))
 
     def extended(self, attended: Sequence[KeysValues], n_new: int, remembers: Tensor) -> Cache:
         """See Past. Nothing is copied: columns `n_new` to `n_new` + M of what was attended to."""
@@ -92,7 +92,3 @@ def cached(memory: Memory, backbone: Backbone) -> Past:
     projected = [KeysValues(*layer.keys_values(x)) for layer, x in zip(layers, memory.hidden, strict=True)]
     return Cache(projected, memory.valid, functools.cache(afresh))
 
-
-def _joined(before: Tensor, new: Tensor) -> Tensor:
-    """(B, M, H, E) and (B, T, H, E) to (B, K, H, E), each head's in one piece of memory, as attention multiplies them."""
-    return torch.cat([before.transpose(1, 2), new.transpose(1, 2)], dim=2).transpose(1, 2)

@@ -26,7 +26,7 @@ def test_a_local_start_makes_each_head_prefer_one_distance():
     table = distance_table(20, 20, 64, -1, device=torch.device("cpu"), dtype=torch.float32)[0]
     for layer in model.backbone.layers:
         term = layer.attention.terms["position"]
-        keys = term.key(table).view(40, 4, 16)
+        keys = (table @ term.key.weight.T).view(40, 4, 16)
         scores = torch.einsum("he,rhe->hr", term.r_bias, keys) / 4
         assert distance[scores.argmax(-1)].tolist() == [1, -1, 2, -2]
 

@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -62,6 +64,25 @@ def test_a_tied_softmax_shares_the_embeddings_weights():
     scores, vectors = adaptive.output.clusters, adaptive.backbone.embedding.clusters
     assert scores[1].table is vectors[1].table and scores[1].projection is vectors[1].projection
     assert scores[0].projection is not vectors[0].projection
+
+
+def test_gradients_of_vectors_and_softmax_meet_in_one_table_batch_after_batch():
+    """As if the table were two, a gradient of each summed."""
+    model = make_model().double()
+    table = model.output.weight
+    expected = torch.zeros_like(table)
+    for seed in range(2):
+        batch, memory = random_batch(seed=seed), random_memory(model.config, 2, 0)
+        memory = dataclasses.replace(memory, hidden=memory.hidden.double())
+        model(batch, memory)[0].backward()
+        vectors = table.detach()[batch.input_ids].requires_grad_()
+        hidden, _ = model.backbone(batch, memory, vectors)
+        in_softmax = table.detach().clone().requires_grad_()
+        losses = target_losses(hidden @ in_softmax.T + model.output.bias, batch.targets).mean()
+        of_softmax, of_vectors = torch.autograd.grad(losses, [in_softmax, vectors])
+        expected += of_softmax.index_add(0, batch.input_ids.flatten(), of_vectors.flatten(0, 1))
+    assert table.grad.layout is torch.strided
+    torch.testing.assert_close(table.grad, expected, atol=1e-7, rtol=1e-6)  # losses are taken in fp32
 
 
 def test_the_scale_of_embeddings_is_the_root_of_the_width():

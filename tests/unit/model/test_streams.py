@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 
 from tests.reference.attention import two_streams
 from tests.unit.model.conftest import MANY, make_model, random_batch, random_memory
+from xlpre.model.config import ModelConfig
+from xlpre.model.positions import DistanceKeys, distance_table
 
 
 @settings(max_examples=40, deadline=None)
@@ -108,3 +110,25 @@ def test_shared_biases_are_one_parameter_for_all_layers(model_of):
     first, second = (layer.attention.terms["content"].r_bias for layer in model.backbone.layers)
     assert first is second
     assert sum("r_bias" in name or "shared" in name for name, _ in model.named_parameters()) == 3
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    tokens=st.integers(1, 9),
+    columns=st.integers(0, 9),
+    clamp=st.sampled_from([-1, 2]),
+    dropped=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_keys_of_distances_are_their_codes_times_the_matrix(tokens, columns, clamp, dropped, seed):
+    """Whether sines and cosines are as they come, or each distance has lost others of them."""
+    torch.manual_seed(seed)
+    n_keys, config = columns + tokens, ModelConfig(d_model=6, n_head=2, dropout=0.5 * dropped)
+    codes = distance_table(n_keys, tokens, 6, clamp, device=torch.device("cpu"), dtype=torch.float64)
+    codes = torch.nn.functional.dropout(codes, config.dropout)
+    keys = DistanceKeys(config).double()
+    found, expected = keys(codes, n_keys), codes @ keys.weight.T
+    torch.testing.assert_close(found, expected, atol=1e-13, rtol=0)
+    weights = torch.randn_like(found)
+    gradients = [torch.autograd.grad((x * weights).sum(), keys.weight)[0] for x in (found, expected)]
+    torch.testing.assert_close(*gradients, atol=1e-12, rtol=0)

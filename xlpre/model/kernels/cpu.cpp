@@ -48,19 +48,17 @@ inline To same_bits(From x) {
 
 inline double exponential(double x) { return std::exp(x); }
 
-// 2^n e^f with |f| <= ln(2) / 2, by Taylor's series to the seventh power: off by 2 parts in 10^7. Compilers make vectors of it. What is
-// beyond 60 counts as 60: no farther, lest what comes of it be denormal, with which processors are slow.
+// 2^n e^f with |f| <= ln(2) / 2, e^f by the polynomial 1 + f + c f^2 + ... to the fifth power whose largest error, 1 part in 10^7, is least.
+// Compilers make vectors of it. What is beyond 60 counts as 60: no farther, lest what comes of it be denormal, with which processors are slow.
 inline float exponential(float x) {
     x = std::min(std::max(x, -60.0f), 60.0f);
     const float shifted = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the whole part now fills the lowest bits
     const float whole = shifted - 12582912.0f;
     const float f = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;  // ln(2) in two parts
-    float sum = 1.0f / 5040;
-    sum = sum * f + 1.0f / 720;
-    sum = sum * f + 1.0f / 120;
-    sum = sum * f + 1.0f / 24;
-    sum = sum * f + 1.0f / 6;
-    sum = sum * f + 0.5f;
+    float sum = 0.00831252505f;
+    sum = sum * f + 0.0418901138f;
+    sum = sum * f + 0.166671145f;
+    sum = sum * f + 0.499992318f;
     sum = sum * f + 1.0f;
     sum = sum * f + 1.0f;
     return sum * same_bits<float>((same_bits<uint32_t>(shifted) << 23) + 0x3f800000u);
@@ -103,7 +101,7 @@ struct Attention {
     double scale, grown;
     const int32_t *query_rank, *key_rank, *row_segments, *key_segments, *positions, *direction;
     const int32_t* begins;  // (n_blocks + 1) first rows
-    int32_t *n_keys, *low, *width;  // (B, n_blocks)
+    int32_t *first_key, *n_keys, *low, *width;  // (B, n_blocks)
     const T *query, *content_bias, *place_bias, *place_keys, *place_offsets, *step_bias, *step, *key, *value;
     T *out, *kept, *normalizer;
     const T* grad;
@@ -117,7 +115,8 @@ class Head {
     explicit Head(const Attention<T>& a)
         : a(a), E(a.E), step(a.H * a.E), taken(a.taken), grown(a.grown), content(a.block_rows * a.E), place(content.size()),
           d_content(a.grad ? content.size() : 0), d_place(d_content.size()), score(a.block_rows * a.K), d_score(a.grad ? score.size() : 0),
-          used(a.taken ? d_score.size() : 0), by_distance(a.place_keys ? a.block_rows * a.R : 0), nothing(a.K), of_step(a.block_rows) {}
+          used(a.taken ? d_score.size() : 0), by_distance(a.place_keys ? a.block_rows * a.R : 0), nothing(a.K), of_step(a.block_rows),
+          largest(a.block_rows) {}
 
     void forward(int window, int head) {
         for (int i = 0; i < a.n_blocks; i++) {
@@ -126,7 +125,7 @@ class Head {
             scores();
             for (int r = 0; r < n; r++) {
                 T* s = &score[int64_t(r) * k];
-                const T normal = normalize(s);
+                const T normal = normalize(s, largest[r]);
                 if (a.normalizer) a.normalizer[row_of_head(r)] = normal;
                 if (a.kept) std::copy(s, s + k, a.kept + row_of_head(r) * a.K);
                 if (a.taken) drop(random(r), taken, grown, k, s, s);
@@ -168,13 +167,13 @@ class Head {
     const int E, step;
     const uint32_t taken;
     const T grown;
-    int b, h, first, n, k, low, w, direction;
-    std::vector<T> content, place, d_content, d_place, score, d_score, used, by_distance, nothing, of_step;
+    int b, h, first, n, first_key, k, low, w, direction;
+    std::vector<T> content, place, d_content, d_place, score, d_score, used, by_distance, nothing, of_step, largest;
 
     void take(int window, int head, int block) {
         const int64_t at = window * a.n_blocks + block;
         b = window, h = head, first = a.begins[block], n = a.begins[block + 1] - first;
-        k = a.n_keys[at], low = a.low[at], w = a.width[at], direction = a.direction[b];
+        first_key = a.first_key[at], k = a.n_keys[at], low = a.low[at], w = a.width[at], direction = a.direction[b];
     }
 
     int64_t row(int r) const { return b * a.N + first + r; }
@@ -182,12 +181,13 @@ class Head {
     template <class P>
     P* rows(P* x) const { return x + (row(0) * a.H + h) * E; }
     template <class P>
-    P* keys(P* x) const { return x + (b * a.K * a.H + h) * E; }
+    P* keys(P* x) const { return x + ((b * a.K + first_key) * a.H + h) * E; }
     template <class P>
     P* distances(P* x) const { return x + ((direction * a.R + low) * a.H + h) * E; }
     T* distances_of_window() const { return a.d_place_keys + ((b * a.R + low) * a.H + h) * E; }
-    int own(int r) const { return a.positions[row(r)] + int(a.K - a.n_tokens); }
-    int shift(int r) const { return int(a.n_tokens) - a.positions[row(r)] - low; }  // where a row's first key stands among distances
+    int own(int r) const { return a.positions[row(r)] + int(a.K - a.n_tokens) - first_key; }
+    // where the block's first key stands among a row's distances
+    int shift(int r) const { return int(a.n_tokens) - a.positions[row(r)] + first_key - low; }
     Row random(int r) const { return Row(a.seed, row_of_head(r)); }
     const T* of_head(const T* bias) const { return bias ? bias + h * E : nullptr; }
 
@@ -205,7 +205,7 @@ class Head {
         }
     }
 
-    // All terms, and NEVER where a row does not see a key; of the queries' products.
+    // All terms, and NEVER where a row does not see a key; of the queries' products. And the largest of each row.
     void scores() {
         multiply<T>(n, k, E, {content.data(), E}, Matrix<const T>{keys(a.key), step}.t(), 0, {score.data(), k});
         if (a.place_keys) multiply<T>(n, w, E, {place.data(), E}, Matrix<const T>{distances(a.place_keys), step}.t(), 0, {by_distance.data(), w});
@@ -222,24 +222,25 @@ class Head {
             for (int j = 0; j < k; j++) s[j] += offsets[j] * scale;
         }
         const int32_t rank = a.query_rank[row(r)], segment = a.row_segments[row(r)];
-        const int32_t *ranks = a.key_rank + b * a.K, *segments = a.key_segments + b * a.K;
+        const int32_t *ranks = a.key_rank + b * a.K + first_key, *segments = a.key_segments + b * a.K + first_key;
         const int mine = own(r), from = a.reach < 0 ? 0 : std::clamp(mine - int(a.reach), 0, k);
         const bool sees_own = first + r < a.n_own;
         const T at_own = sees_own ? s[mine] + places[mine] + (segments[mine] != segment ? t : 0) : 0;
         std::fill(s, s + from, never);
-#pragma omp simd
+        T most = sees_own ? at_own : never;
+#pragma omp simd reduction(max : most)
         for (int j = from; j < k; j++) {
             const T x = s[j] + places[j] + (segments[j] != segment ? t : T(0));
             s[j] = ranks[j] < rank ? x : never;
+            most = s[j] > most ? s[j] : most;
         }
         if (sees_own) s[mine] = at_own;
+        largest[r] = most;
     }
 
     // Scores become probabilities, or 0 where nothing is seen. Returns what their exponents were divided by, as a logarithm.
-    T normalize(T* s) const {
-        T most = NEVER, sum = 0;
-#pragma omp simd reduction(max : most)
-        for (int j = 0; j < k; j++) most = s[j] > most ? s[j] : most;
+    T normalize(T* s, T most) const {
+        T sum = 0;
 #pragma omp simd reduction(+ : sum)
         for (int j = 0; j < k; j++) {
             const T e = s[j] <= T(NEVER / 2) ? T(0) : exponential(s[j] - most);  // what is no number stays none
@@ -269,7 +270,7 @@ class Head {
         T *d = &d_score[int64_t(r) * k], total = 0, differing = 0;
 #pragma omp simd reduction(+ : total)
         for (int e = 0; e < E; e++) total += grad[e] * out[e];
-        const int32_t segment = a.row_segments[row(r)], *segments = a.key_segments + b * a.K;
+        const int32_t segment = a.row_segments[row(r)], *segments = a.key_segments + b * a.K + first_key;
 #pragma omp simd reduction(+ : differing)
         for (int j = 0; j < k; j++) {
             d[j] = weights[j] * d[j] - p[j] * total;
@@ -370,22 +371,25 @@ bool sees(const Attention<T>& a, int64_t b, int64_t r, int64_t j) {
     return seen && (a.reach < 0 || own - j <= a.reach);
 }
 
-// How many first keys the rows of each block see, at least one, and which distances that takes.
+// Between which keys are all that the rows of each block see, one at least, and which distances that takes.
 template <class T>
 void plan(const Attention<T>& a) {
     for (int64_t b = 0; b < a.B; b++)
         for (int64_t i = 0; i < a.n_blocks; i++) {
-            int64_t n_keys = 1;
+            int64_t from = a.K - 1, to = 0;
             int32_t least = a.positions[b * a.N + a.begins[i]], most = least;
             for (int64_t r = a.begins[i]; r < a.begins[i + 1]; r++) {
                 least = std::min(least, a.positions[b * a.N + r]), most = std::max(most, a.positions[b * a.N + r]);
-                for (int64_t j = a.K - 1; j >= n_keys; j--)
-                    if (sees(a, b, r, j)) n_keys = j + 1;
+                for (int64_t j = 0; j < from; j++)
+                    if (sees(a, b, r, j)) from = j;
+                for (int64_t j = a.K - 1; j >= to; j--)
+                    if (sees(a, b, r, j)) to = j + 1;
             }
-            const int64_t at = b * a.n_blocks + i, needed = most - least + n_keys;
-            a.n_keys[at] = n_keys;
+            const int64_t at = b * a.n_blocks + i, needed = most - least + std::max<int64_t>(to - from, 1);
+            a.first_key[at] = from;
+            a.n_keys[at] = std::max<int64_t>(to - from, 1);
             a.width[at] = std::min(a.R, (needed + 7) / 8 * 8);  // rows of whole vectors, whose products are faster
-            a.low[at] = std::min<int64_t>(a.n_tokens - most, a.R - a.width[at]);
+            a.low[at] = std::min<int64_t>(a.n_tokens - most + from, a.R - a.width[at]);
         }
 }
 

@@ -14,9 +14,10 @@ because the sum of P' * dP' over a row's keys is do.o; and
     dt = d different step    d step = d different^T t     d different: the sum of ds where segments differ
 
 Row t and key j stand in column T - t + j of all distances (Transformer-XL appendix B), so that a row's scores by key are a piece of its
-scores by distance: nothing is gathered. A block has only the keys that any of its rows sees (the reused part of a window never sees the
-rest), and the distances that those take. Probabilities are kept for the backward pass; where a layer has more than KEPT of them they are
-computed again, so that memory grows with the window, not its square. Dropout is drawn by counting, and drawn again.
+scores by distance: nothing is gathered. A block has only keys from the first to the last that any of its rows sees (the reused part of
+a window never sees the rest, no row sees memory that is empty or out of reach), and the distances that those take. Probabilities are
+kept for the backward pass; where a layer has more than KEPT of them they are computed again, so that memory grows with the window, not
+its square. Dropout is drawn by counting, and drawn again.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from xlpre.model.geometry import Geometry
 from xlpre.model.kernels.compiled import TYPES, MissingError, library
 from xlpre.model.terms import Scores
 
-# rows of a block, at least and at most, between them a seventh of the keys: few make products slow, many take more distances than keys
+# rows of a block, at least and at most, between them a fourteenth of the keys: few make products slow, many take more distances than
+# keys; and half as many where rows stand at any place, which take more
 ROWS = 32, 128
 SCORES = 1 << 20  # of a block, at most: 4 MB
 KEPT = 1 << 24  # numbers by row and key: 64 MB
@@ -61,6 +63,7 @@ PLACES = [
     "positions",
     "direction",
     "begins",
+    "first_key",
     "n_keys",
     "low",
     "width",
@@ -85,8 +88,8 @@ class Plan(NamedTuple):
 
     Attributes:
         integers: by name, of INTEGERS: sizes, of blocks the most rows, and `reach`, -1 if there is no such limit.
-        places: by name, of PLACES: `begins` has the blocks' first rows, then N; `n_keys`, so many first keys are seen by any row of
-            a block, `low` and `width`, its distances from `low` on, are (B, blocks).
+        places: by name, of PLACES: `begins` has the blocks' first rows, then N; `first_key` and `n_keys`, so many keys from that one
+            on are all that any row of a block sees, `low` and `width`, its distances from `low` on, are (B, blocks).
     """
 
     integers: dict[str, int]
@@ -126,10 +129,10 @@ class Cpu:
 def plan_of(geometry: Geometry, dtype: torch.dtype) -> Plan:
     """Blocks of a step."""
     (B, N), K, T = geometry.query_rank.shape, geometry.n_keys, geometry.n_tokens
-    rows = max(1, min(max(ROWS[0], K // 7), ROWS[1], SCORES // K))
-    begins = [*range(0, geometry.n_content, rows), *range(geometry.n_content, N, rows), N]
+    rows, fewer = (max(1, min(max(ROWS[0], share), ROWS[1], SCORES // K)) for share in (K // 14, K // 28))
+    begins = [*range(0, geometry.n_content, rows), *range(geometry.n_content, N, fewer), N]
     named = {name: getattr(geometry, name).int().contiguous() for name in PLACES[:6]}
-    found = dict(zip(PLACES[7:], torch.empty(3, B, len(begins) - 1, dtype=torch.int32), strict=True))
+    found = dict(zip(PLACES[7:], torch.empty(4, B, len(begins) - 1, dtype=torch.int32), strict=True))
     places = {**named, "begins": torch.tensor(begins, dtype=torch.int32), **found}
     reach = -1 if geometry.reach is None else geometry.reach
     integers = {"B": B, "N": N, "K": K, "R": K + T, "n_tokens": T, "n_own": geometry.n_own, "reach": reach}
