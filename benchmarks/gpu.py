@@ -66,7 +66,14 @@ def begin(words: list[str], output: int = subprocess.PIPE) -> subprocess.Popen[s
     paths = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
     environment = {**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
     pipes = {"stdout": output, "stderr": subprocess.STDOUT}
-    return subprocess.Popen([sys.executable, *command], cwd=REPOSITORY, env=environment, text=True, **pipes)
+    return subprocess.Popen(
+        [sys.executable, *command], cwd=REPOSITORY, env=environment, text=True, preexec_fn=_hears_interrupts, **pipes
+    )
+
+
+def _hears_interrupts() -> None:
+    """Also where this command was begun in the background, by a shell that has such commands ignore them."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def end(process: subprocess.Popen[str]) -> None:

@@ -91,4 +91,3 @@ def cached(memory: Memory, backbone: Backbone) -> Past:
         return memory
     projected = [KeysValues(*layer.keys_values(x)) for layer, x in zip(layers, memory.hidden, strict=True)]
     return Cache(projected, memory.valid, functools.cache(afresh))
-

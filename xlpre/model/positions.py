@@ -87,14 +87,16 @@ class DistanceKeys(nn.Linear):
         super().__init__(config.d_model, config.n_head * config.head_width, bias=False)
         self.dropout = config.dropout
 
-    def forward(self, codes: Tensor, n_keys: int) -> Tensor:
+    def forward(self, codes: Tensor, n_keys: int) -> Tensor:  # type: ignore[override]
         """(2, R, D) -> (2, R, H*E)."""
         if self.training and self.dropout:  # what was dropped is another for each distance
             return super().forward(codes)
         of_codes, of_weight = (x.unflatten(1, (2, -1)).transpose(0, 1) for x in (codes[0, : n_keys + 1], self.weight))
         sine, cosine = torch.bmm(of_codes, of_weight.transpose(1, 2))  # (K + 1, H*E) each
         positive, negative = cosine + sine, cosine - sine
-        others = torch.arange(n_keys - 1, 2 * n_keys - codes.size(1), -1, device=codes.device)  # rows of distances 1 to T - 1
+        others = torch.arange(
+            n_keys - 1, 2 * n_keys - codes.size(1), -1, device=codes.device
+        )  # rows of distances 1 to T - 1
         return torch.cat([positive, negative[others], negative, positive[others]]).view(2, codes.size(1), -1)
 
 
