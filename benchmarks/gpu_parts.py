@@ -56,6 +56,7 @@ def parts(folder: Path) -> list[Part]:
         Part("ceilings", 60, ["gpu.py", "--ceilings"]),
         Part("tests", 90, ["-m", "pytest", "-q", "--tb=short", "-rf", "--noconftest", "-p", "no:cacheprovider", "-n", "12", KERNEL_TESTS]),
         Part("attention bf16", 60, ["kernels.py", "--dropout", "0.1"]),
+        Part("trial", 90, ["-m", "xlpre.model.kernels.trial", "cuda", "bfloat16", "64"]),
         Part("pretraining", 200, ["pretraining.py", "--folder", str(folder), "--minutes", "0.6", "model.attention=triton"]),
         Part("attention fp32", 60, ["kernels.py", "--dropout", "0.1", "--dtype", "fp32", "--rows", "2", "--repeats", "3"]),
         Part("step base", 90, step(BASE, [16], "xlpre:triton", "xlpre:sdpa", "hf")),

@@ -27,14 +27,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from one_layer import DTYPES, OneLayer, add_shape, apart, exact, geometry_of, one_layer, tensors_of
+from layer_shapes import DTYPES, add_shape, exact, kept_by
 from torch import Tensor
 from torch.nn import functional as F
 
 from xlpre.model.geometry import Geometry
+from xlpre.model.kernels.backend import backend_named
+from xlpre.model.kernels.one_layer import OneLayer, apart, geometry_of, one_layer, tensors_of
+from xlpre.model.kernels.trial import TOLERANCE
 
-# norms of 16-bit numbers whose products are summed in fp32: several of their last places
-TOLERANCE = {"bf16": 2e-2, "fp16": 4e-3, "fp32": 1e-4}
 DEVIATIONS = 6.0  # of a binomial count; by chance in 2e-9 of cases
 BACKENDS = {"cpu": ["reference", "sdpa", "cpu"], "cuda": ["reference", "sdpa", "triton"]}
 
@@ -45,7 +46,7 @@ def agreement(layer: OneLayer, geometry: Geometry, weights: Tensor, dropout: flo
     line: dict[str, Any] = {"off_by": apart(layer.all(weights), expected)}
     del expected
     if dropout:
-        kept, seen = layer.kept(dropout), geometry.visible()[:, None]
+        kept, seen = kept_by(layer, dropout), geometry.visible()[:, None]
         n, stayed = int(seen.sum()) * kept.size(1), int((kept & seen).sum())
         share = 1 - round(dropout * 2**16) / 2**16  # dropout is drawn with 16 bits, at the coarsest
         line["kept"] = round(stayed / n, 6)
@@ -60,7 +61,7 @@ def agreement(layer: OneLayer, geometry: Geometry, weights: Tensor, dropout: flo
 def agrees(line: dict[str, Any], dtype: str) -> bool:
     """Whether it is near enough; nan is not."""
     errors = [*line["off_by"].values(), *line.get("off_by_with_dropout", {}).values()]
-    return all(x <= TOLERANCE[dtype] for x in errors) and abs(line.get("kept_deviations", 0)) <= DEVIATIONS
+    return all(x <= TOLERANCE[DTYPES[dtype]] for x in errors) and abs(line.get("kept_deviations", 0)) <= DEVIATIONS
 
 
 def bare(tensors: dict[str, Tensor], dropout: float) -> Callable[[], tuple[Tensor, Callable[[], object]]]:
@@ -147,7 +148,7 @@ def main() -> None:
     turns = {"bare": bare(tensors, given.dropout)} if given.repeats else {}
     for name in given.backends or BACKENDS[torch.device(given.device).type]:
         try:
-            layer = one_layer(name, geometry, tensors)
+            layer = one_layer(backend_named(name), geometry, tensors)
             line = agreement(layer, geometry, weights, given.dropout)
             line["agrees"] = agrees(line, given.dtype)
             turns[name] = of_layer(layer, weights, given.dropout)

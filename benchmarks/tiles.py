@@ -22,10 +22,12 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from one_layer import DTYPES, add_shape, geometry_of, one_layer, tensors_of
+from layer_shapes import DTYPES, add_shape
 from torch import Tensor
 
 from xlpre.model.kernels import triton_kernels
+from xlpre.model.kernels.backend import with_triton
+from xlpre.model.kernels.one_layer import geometry_of, one_layer, tensors_of
 from xlpre.model.kernels.triton_launch import Launch
 from xlpre.model.kernels.triton_tiles import TILES, Tile, column_of
 
@@ -90,7 +92,7 @@ def record(given: argparse.Namespace) -> None:
     """Make one forward and backward, and keep the calls."""
     torch.manual_seed(0)
     geometry = geometry_of(given.rows, given.window, given.memory, given.targets, given.device)
-    layer = one_layer("triton", geometry, tensors_of(geometry, given.heads, given.width, DTYPES[given.dtype]))
+    layer = one_layer(with_triton(), geometry, tensors_of(geometry, given.heads, given.width, DTYPES[given.dtype]))
     call = Launch.call
 
     def kept(launch: Launch, *words: Any) -> None:

@@ -14,6 +14,18 @@ from typing import IO
 import psutil
 
 
+def cache_folder() -> Path:
+    """Where what was made for this machine is kept, $XDG_CACHE_HOME/xlpre or ~/.cache/xlpre; it is there then.
+
+    Raises:
+        OSError: it cannot be made.
+        RuntimeError: nobody is at home.
+    """
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "xlpre"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 @contextmanager
 def new_file(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success it becomes `path`, on an error it is removed."""

@@ -113,7 +113,8 @@ class Backbone(nn.Module):
         return ready, ready if read_out is everywhere else self._ready(read_out, memory)
 
     def _ready(self, geometry: Geometry, memory: Past) -> Geometry:
-        return replace(geometry, once=memory.once, prepared=self.backend.prepare(geometry, self.mask_embedding))
+        like_keys = self.mask_embedding.new_empty(0, self.config.head_width)
+        return replace(geometry, once=memory.once, prepared=self.backend.prepare(geometry, like_keys))
 
 
 def _run(layer: nn.Module, *args: object) -> Tensor:

@@ -48,8 +48,9 @@ class ModelConfig:
         scale_embedding: multiply embeddings by the root of d_model, as Transformer-XL does.
         tie_embedding: the softmax uses the embedding's own weights.
         tie_projections: for each cluster, whether the softmax also uses the embedding's projection to its width; [] is none.
-        attention: who computes it (model/kernels), with the same numbers: `auto`, `cpu` where it can be, else `sdpa`; `reference`,
-            slow and plain; `sdpa`, torch's; `cpu`, for fp32 on processors; `triton`, for GPUs.
+        attention: who computes it (model/kernels), with the same numbers: `auto`, `cpu` on processors where it can be, `triton` on GPUs
+            where a trial finds it right and fast, else `sdpa`; `reference`, slow and plain; `sdpa`, torch's; `cpu`, for fp32 on
+            processors; `triton`, for GPUs.
         dropout: of embeddings, position embedding, attention output, feed-forward and final output.
         dropatt: of attention probabilities.
         init: `published`: every matrix normal with `init_std`. `local`: the same, and each head starts out looking at a

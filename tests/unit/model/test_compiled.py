@@ -57,7 +57,7 @@ def test_a_damaged_file_is_compiled_anew(empty_cache, kept):
 def test_where_nothing_can_be_written_it_is_compiled_elsewhere(empty_cache, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert isinstance(fastest(torch.device("cpu"), torch.float32), Cpu)
+    assert isinstance(fastest(torch.device("cpu"), torch.float32, 8), Cpu)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_without_a_compiler_that_can_torch_takes_over_and_why_is_said_once(
     with caplog.at_level(logging.WARNING):
         model = make_model(attention="auto", dropout=0.1, dropatt=0.1)
         model(batch, random_memory(model.config, 2, 4))[0].backward()
-    assert isinstance(fastest(torch.device("cpu"), torch.float32), Sdpa)
+    assert isinstance(fastest(torch.device("cpu"), torch.float32, 8), Sdpa)
     assert (Dropout(0.5)(torch.ones(999)) == 0).any()
     (note,) = caplog.messages
     assert said in note and note.endswith("attention, GELU and dropout take torch's, which is slower")

@@ -60,9 +60,10 @@ def test_all_of_this_in_the_interpreter():
 @pytest.mark.skipif(INTERPRETED, reason="asks for the choice without the interpreter")
 def test_auto_is_what_was_measured_on_the_device():
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    assert isinstance(fastest(gpu, torch.bfloat16), Sdpa)
-    assert isinstance(fastest(cpu, torch.float32), Cpu)
-    assert isinstance(fastest(cpu, torch.bfloat16), Sdpa)
+    assert isinstance(fastest(cpu, torch.float32, 64), Cpu)
+    assert isinstance(fastest(cpu, torch.bfloat16, 64), Sdpa)
+    if not ON_GPU:
+        assert isinstance(fastest(gpu, torch.bfloat16, 64), Sdpa)
 
 
 def test_without_the_package_the_error_says_what_to_set(monkeypatch):
@@ -320,3 +321,24 @@ def test_heads_too_wide_are_refused_with_a_way_out():
     tensors = random_tensors(geometry, np.random.default_rng(0), 1, 257, torch.float32, ("place_offsets",))
     with pytest.raises(ValueError, match="model.attention=sdpa"):
         attended(with_triton(), geometry, tensors)
+
+
+@runs_kernels
+@pytest.mark.parametrize("fault", [None, "wrong", "not the same twice"])
+def test_a_trial_finds_what_is_wrong_with_them(monkeypatch, fault):
+    from xlpre.model.kernels import trial
+    from xlpre.model.kernels.triton import Triton
+
+    attend, calls = Triton.attend, []
+
+    def faulty(self, scores, key, value, geometry, dropout):
+        calls.append(dropout)
+        of = 1 + 0.05 * (fault == "wrong") + 1e-3 * len(calls) * (fault == "not the same twice" and dropout > 0)
+        return attend(self, scores, key, value, geometry, dropout) * of
+
+    monkeypatch.setattr(Triton, "attend", faulty)
+    shape = {"rows": 2, "window": 32, "memory": 16, "targets": 5}
+    found = trial.verdict(torch.device(DEVICE), torch.float32, 16, shape, heads=2)
+    why = {None: "slower", "wrong": "not those of reference", "not the same twice": "same finite numbers twice"}[fault]
+    assert found["taken"] or why in found["why"]
+    assert not (found["taken"] and fault)

@@ -15,6 +15,7 @@ from xlpre.model.kernels.compiled import serves
 from xlpre.model.kernels.cpu import Cpu
 from xlpre.model.kernels.reference import Reference
 from xlpre.model.kernels.sdpa import Sdpa
+from xlpre.model.kernels.trial import trusted
 from xlpre.model.terms import Scores
 
 
@@ -22,7 +23,7 @@ class Backend(Protocol):
     """One way to compute attention."""
 
     def prepare(self, geometry: Geometry, like: Tensor) -> Any:
-        """What it makes of a geometry, once a step; handed back as `geometry.prepared`. The model computes on tensors like `like`."""
+        """What it makes of a geometry, once a step; handed back as `geometry.prepared`. Keys are like `like`, (..., E)."""
 
     def attend(self, scores: Scores, key: Tensor, value: Tensor, geometry: Geometry, dropout: float) -> Tensor:
         """The mean of the values that each row sees, weighed by the softmax of its scores.
@@ -44,7 +45,7 @@ class Auto:
 
     def prepare(self, geometry: Geometry, like: Tensor) -> tuple[Backend, Geometry]:
         """The backend, and the geometry with what that makes of it."""
-        backend = fastest(like.device, like.dtype)
+        backend = fastest(like.device, like.dtype, like.size(-1))
         return backend, replace(geometry, prepared=backend.prepare(geometry, like))
 
     def attend(self, scores: Scores, key: Tensor, value: Tensor, geometry: Geometry, dropout: float) -> Tensor:
@@ -53,9 +54,11 @@ class Auto:
         return backend.attend(scores, key, value, geometry, dropout)
 
 
-def fastest(device: torch.device, dtype: torch.dtype) -> Backend:
-    """What `auto` takes. Not triton so far: its kernels have run in an interpreter and been compiled, but not run on a GPU."""
-    return Cpu() if device.type == "cpu" and serves(device, dtype) else Sdpa()
+def fastest(device: torch.device, dtype: torch.dtype, width: int) -> Backend:
+    """What `auto` takes for heads of `width`. On a GPU triton, if that was tried there and found right and fast."""
+    if device.type == "cpu":
+        return Cpu() if serves(device, dtype) else Sdpa()
+    return with_triton() if trusted(device, dtype, width) else Sdpa()
 
 
 def with_triton() -> Backend:

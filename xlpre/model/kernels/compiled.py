@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from xlpre.atomic import new_file
+from xlpre.atomic import cache_folder, new_file
 
 SOURCE = Path(__file__).with_name("cpu.cpp")
 FLAGS = ["-std=c++17", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared"]
@@ -85,9 +85,7 @@ def library() -> Library:
     flags = [*FLAGS, *VECTORS.get(torch.backends.cpu.get_cpu_capability(), [])]
     version = hashlib.sha256(SOURCE.read_bytes() + repr((flags, platform.machine())).encode()).hexdigest()[:16]
     try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "xlpre"
-        folder.mkdir(parents=True, exist_ok=True)
-        return _loaded(folder / f"cpu-{version}.so", flags)
+        return _loaded(cache_folder() / f"cpu-{version}.so", flags)
     except (OSError, RuntimeError):  # nobody's home, or nothing can be written there
         pass
     try:

@@ -1,30 +1,19 @@
-"""One layer's attention on random data: what benchmarks of attention compute, and how far two computations are apart."""
+"""One layer's attention on random data: to compare backends by, and how far two of them are apart."""
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass, replace
-from unittest.mock import patch
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from xlpre.model.geometry import Geometry
-from xlpre.model.kernels.backend import Backend, backend_named
 from xlpre.model.terms import Scores
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-LARGE = {"rows": 16, "heads": 16, "width": 64, "window": 512, "memory": 384, "targets": 85}  # XLNet-Large
-
-
-def add_shape(parser: argparse.ArgumentParser) -> None:
-    """Its words: Large's shape on a GPU, one row of it on a processor."""
-    on_gpu = torch.cuda.is_available()
-    for name, default in LARGE.items():
-        parser.add_argument(f"--{name}", type=int, default=default if on_gpu or name != "rows" else 1)
-    parser.add_argument("--device", default="cuda" if on_gpu else "cpu")
-    parser.add_argument("--dtype", choices=DTYPES, default="bf16" if on_gpu else "fp32")
+if TYPE_CHECKING:
+    from xlpre.model.kernels.backend import Backend
 
 
 @dataclass(frozen=True)
@@ -57,36 +46,13 @@ class OneLayer:
         output = self.output(dropout)
         return {"out": output.detach(), **dict(zip(self.tensors, self.differentiate(output, weights), strict=True))}
 
-    def kept(self, dropout: float) -> Tensor:
-        """What dropout keeps then, (B, H, N, K) bool, True where nothing is seen: with equal scores, and values that tell keys apart."""
-        value = self.tensors["value"].detach()
-        # with gradients, without which torch may take another kernel
-        even = {name: torch.zeros_like(x).requires_grad_() for name, x in self.tensors.items()}
-        found, width = [], value.size(3)
-        for first in range(0, value.size(1), width):
-            one_hot = torch.zeros_like(value)
-            for e in range(min(width, value.size(1) - first)):
-                one_hot[:, first + e, :, e] = 1
-            torch.manual_seed(0)
-            parts = replace(self, tensors={**even, "value": one_hot.requires_grad_()})
-            found.append(parts.output(dropout).detach().transpose(1, 2) != 0)
-        return torch.cat(found, 3)[..., : value.size(1)] | ~self.geometry.visible()[:, None]
 
-
-def one_layer(name: str, geometry: Geometry, tensors: dict[str, Tensor], dtype: torch.dtype | None = None) -> OneLayer:
-    """With the backend `name`, in another precision if that is given."""
+def one_layer(
+    backend: Backend, geometry: Geometry, tensors: dict[str, Tensor], dtype: torch.dtype | None = None
+) -> OneLayer:
+    """With a backend, in another precision if that is given."""
     cast = {key: x.detach().to(dtype or x.dtype).requires_grad_() for key, x in tensors.items()}
-    backend = backend_named(name)
     return OneLayer(backend, replace(geometry, prepared=backend.prepare(geometry, cast["key"])), cast)
-
-
-def exact(geometry: Geometry, tensors: dict[str, Tensor], weights: Tensor, kept: Tensor | None, dropout: float) -> dict:
-    """`reference` in twice the precision, where dropout keeps what is `kept`."""
-    wide = torch.float64 if tensors["key"].dtype == torch.float32 else torch.float32
-    layer = one_layer("reference", geometry, tensors, wide)
-    given = F.dropout if kept is None else lambda probability, rate: probability * kept / (1 - rate)
-    with patch.object(F, "dropout", given):
-        return layer.all(weights, dropout)
 
 
 def apart(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
@@ -95,7 +61,7 @@ def apart(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, fl
     return {name: float(f"{x.item():.2g}") for name, x in ratio.items()}
 
 
-def geometry_of(rows: int, window: int, memory: int, targets: int, device: str) -> Geometry:
+def geometry_of(rows: int, window: int, memory: int, targets: int, device: str | torch.device) -> Geometry:
     """Content rows and targets of random factorization orders, one for each half of the window, the first of which is reused."""
     half, keys = window // 2, memory + window
     order = torch.cat([torch.rand(rows, half).argsort(1), half + torch.rand(rows, half).argsort(1)], 1)
@@ -104,10 +70,19 @@ def geometry_of(rows: int, window: int, memory: int, targets: int, device: str) 
     ranks = order.gather(1, both)
     seen = torch.cat([torch.full((rows, memory), -1), order], 1)
     segments = (torch.arange(window) > window * 2 // 3).long().expand(rows, -1)
-    tensors = (ranks.int(), seen.int(), segments.gather(1, both), F.pad(segments, (memory, 0)), both)
-    distances = torch.zeros(2, keys + window, 1, device=device)
-    direction = torch.arange(rows, device=device) % 2
-    return Geometry(*(x.to(device) for x in tensors), window, window, None, direction, distances)
+    distances = torch.zeros(2, keys + window, 1)
+    direction = torch.arange(rows) % 2
+    facts = (
+        ranks.int(),
+        seen.int(),
+        segments.gather(1, both),
+        F.pad(segments, (memory, 0)),
+        both,
+        direction,
+        distances,
+    )
+    of_rows, of_keys, row_segments, key_segments, both, direction, distances = (x.to(device) for x in facts)
+    return Geometry(of_rows, of_keys, row_segments, key_segments, both, window, window, None, direction, distances)
 
 
 def tensors_of(geometry: Geometry, heads: int, width: int, dtype: torch.dtype) -> dict[str, Tensor]:

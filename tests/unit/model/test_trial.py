@@ -1,0 +1,114 @@
+"""The GPU kernels of attention are taken where a process of its own found them right; whatever else happens, torch's are.
+
+What that process does with the kernels: test_triton.py.
+"""
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import types
+
+import pytest
+import torch
+
+from xlpre.model.kernels import trial
+
+GPU = torch.device("cuda:1")
+
+
+@pytest.fixture
+def on_a_gpu(tmp_path, monkeypatch):
+    """As on a machine that has one; returns what says what the trial does."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(trial.torch, "version", types.SimpleNamespace(cuda="13"))
+    monkeypatch.setattr(trial, "find_spec", lambda name: object())
+    monkeypatch.setattr(trial, "version", lambda name: "3")
+    script = tmp_path / "python"
+
+    def does(body):
+        script.write_text(f"#!/bin/sh\necho $* >> {tmp_path}/tried\n{body}\n")
+        script.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(script))
+        forget()
+
+    yield does
+    forget()
+
+
+def forget():
+    trial._verdict.cache_clear()
+
+
+def says(verdict):
+    return f"echo noise; echo '{json.dumps(verdict)}'"
+
+
+def test_what_is_found_right_is_taken_and_not_tried_again(on_a_gpu, tmp_path, caplog):
+    on_a_gpu(says({"taken": True}))
+    assert trial.trusted(GPU, torch.bfloat16, 64)
+    assert (tmp_path / "tried").read_text() == "-m xlpre.model.kernels.trial cuda:1 bfloat16 64\n"
+    on_a_gpu("exit 1")
+    assert trial.trusted(GPU, torch.bfloat16, 64)
+    assert not trial.trusted(GPU, torch.bfloat16, 128), "another width is another trial"
+    assert [record.levelno for record in caplog.records].count(logging.WARNING) == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (says({"taken": False, "why": "they are wrong"}), "they are wrong"),
+        ("echo Segmentation fault >&2; exit 139", "they failed .Segmentation fault."),
+        ("kill -9 $$", "they failed .status -9."),
+        ("echo {", "they failed .status 0."),
+        ("exec sleep 60", "not done after 1 seconds"),
+    ],
+    ids=["wrong", "crash", "killed", "nonsense", "hang"],
+)
+def test_whatever_else_happens_torchs_are_and_it_is_said_why(on_a_gpu, monkeypatch, caplog, body, why):
+    monkeypatch.setattr(trial.tried, "__defaults__", (1.0,))
+    on_a_gpu(body)
+    assert not trial.trusted(GPU, torch.bfloat16, 64)
+    assert re.search(why, caplog.text), caplog.text
+
+
+def test_without_a_place_for_verdicts_it_is_tried_each_time(on_a_gpu, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    for _ in range(2):
+        on_a_gpu(says({"taken": True}))
+        assert trial.trusted(GPU, torch.bfloat16, 64)
+    assert len((tmp_path / "tried").read_text().splitlines()) == 2
+
+
+def test_a_damaged_verdict_is_found_anew(on_a_gpu, tmp_path):
+    on_a_gpu(says({"taken": True}))
+    assert trial.trusted(GPU, torch.bfloat16, 64)
+    (file,) = (tmp_path / "cache" / "xlpre").iterdir()
+    os.truncate(file, 5)
+    forget()
+    assert trial.trusted(GPU, torch.bfloat16, 64)
+    assert json.loads(file.read_text()) == {"taken": True}
+
+
+@pytest.mark.parametrize(("dtype", "width"), [(torch.float64, 64), (torch.bfloat16, 512)])
+def test_what_the_kernels_cannot_do_is_not_tried(on_a_gpu, tmp_path, dtype, width):
+    on_a_gpu(says({"taken": True}))
+    assert not trial.trusted(GPU, dtype, width)
+    assert not (tmp_path / "tried").exists()
+
+
+def test_a_compiler_takes_the_answer_and_leaves_no_gap(monkeypatch):
+    monkeypatch.setattr(trial, "_possible", lambda *_: True)
+    monkeypatch.setattr(trial, "_verdict", lambda *_: subprocess.run(["true"], check=True).returncode == 0)
+
+    def doubled_if_trusted(x):
+        return x * 2 if trial.trusted(GPU, x.dtype, x.size(-1)) else x
+
+    compiled = torch.compile(doubled_if_trusted, backend="aot_eager", fullgraph=True)
+    assert compiled(torch.ones(2)).tolist() == [2, 2]

@@ -1,0 +1,142 @@
+"""Whether `auto` takes kernels/triton.py on a GPU: tried there, by a process of its own, before they are trusted.
+
+python -m xlpre.model.kernels.trial cuda:0 bfloat16 64      (a device, a type, the width of a head)
+
+On a GPU that nobody had at hand a kernel may be wrong, slow, hang, or break the context of the process that calls it. So before the
+first step there its output and gradients are compared with those of `reference` in twice the precision, for both streams of a layer of
+random data, and it is timed beside `sdpa`. The verdict is a file in the cache folder, one for each kind of GPU, type, width, and version of
+kernels, torch and Triton.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import os
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from xlpre.atomic import cache_folder, new_file
+from xlpre.model.kernels.one_layer import OneLayer, apart, geometry_of, one_layer, tensors_of
+from xlpre.model.kernels.reference import Reference
+from xlpre.model.kernels.sdpa import Sdpa
+
+# a norm of a difference over the norm: 16-bit numbers whose products are summed in fp32 are off by several of their last places
+TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 1e-4}
+DROPOUT = 0.1
+PATIENCE = 300.0  # seconds
+TURNS = 9
+SHAPE = {"rows": 4, "window": 512, "memory": 384, "targets": 85}  # of the published presets
+HEADS = 8
+
+
+def trusted(device: torch.device, dtype: torch.dtype, width: int) -> bool:
+    """Whether kernels/triton.py was found right there, and no slower than `sdpa`; tried if need be, which is said."""
+    return _possible(device, dtype, width) and _verdict(device, dtype, width)
+
+
+# a compiler takes the answer, and does not look how it was found
+torch.compiler.assume_constant_result(trusted)
+
+
+def _possible(device: torch.device, dtype: torch.dtype, width: int) -> bool:
+    if device.type != "cuda" or torch.version.cuda is None or not torch.cuda.is_available():
+        return False
+    written_for = dtype in TOLERANCE and width <= 256 and torch.cuda.get_device_capability(device) >= (8, 0)
+    return written_for and find_spec("triton") is not None
+
+
+@functools.cache
+def _verdict(device: torch.device, dtype: torch.dtype, width: int) -> bool:
+    kernels = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("tri*.py")))
+    about = (torch.cuda.get_device_name(device), str(dtype), width, torch.__version__, version("triton"), kernels)
+    name = f"trial-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}.json"
+    try:
+        found = json.loads((cache_folder() / name).read_text())
+    except (OSError, RuntimeError, ValueError):
+        _say("trying the GPU kernels of attention on this machine, once; that takes a minute or so")
+        found = tried(str(device), dtype, width)
+        with suppress(OSError, RuntimeError), new_file(cache_folder() / name) as partial:
+            partial.write_text(json.dumps(found, indent=1))
+    if not found["taken"]:
+        _say(
+            f"attention takes torch's, not the GPU kernels of this project: {found['why']} (tried again without {name} in ~/.cache/xlpre)"
+        )
+    return bool(found["taken"])
+
+
+def _say(what: str) -> None:
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        logging.getLogger(__name__).warning("note: %s", what)
+
+
+def tried(device: str, dtype: torch.dtype, width: int, patience: float = PATIENCE) -> dict[str, Any]:
+    """The verdict of a process of its own, for so many seconds at most: `taken`, and if not, `why`."""
+    name = str(dtype).removeprefix("torch.")
+    command = [sys.executable, "-m", __name__, device, name, str(width)]
+    root = str(Path(__file__).parents[3])
+    paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=patience, env={**os.environ, "PYTHONPATH": paths}
+        )
+    except subprocess.TimeoutExpired:
+        return {"taken": False, "why": f"they were not done after {patience:.0f} seconds"}
+    try:
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+    except (IndexError, ValueError):
+        said = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+        return {"taken": False, "why": f"they failed ({said[-1]})"}
+
+
+def verdict(device: torch.device, dtype: torch.dtype, width: int, shape: dict[str, int], heads: int) -> dict[str, Any]:
+    """Try them, in this process."""
+    from xlpre.model.kernels.triton import Triton
+
+    torch.manual_seed(0)
+    geometry = geometry_of(**shape, device=device)
+    tensors = tensors_of(geometry, heads, width, dtype)
+    weights = torch.randn(*geometry.query_rank.shape, heads, width, device=device)
+    wide = torch.float64 if dtype == torch.float32 else torch.float32
+    expected = one_layer(Reference(), geometry, tensors, wide).all(weights)
+    layer, torchs = one_layer(Triton(), geometry, tensors), one_layer(Sdpa(), geometry, tensors)
+    off_by = apart(layer.all(weights), expected)
+    first, second = (layer.all(weights, DROPOUT) for _ in range(2))
+    found: dict[str, Any] = {"taken": False, "off_by": off_by}
+    if not all(x <= TOLERANCE[dtype] for x in off_by.values()):
+        return {**found, "why": f"their numbers are not those of reference ({off_by})"}
+    if not all(torch.equal(first[name], second[name]) and first[name].isfinite().all() for name in first):
+        return {**found, "why": "with dropout they do not give the same finite numbers twice"}
+    found["ms"] = {"triton": _milliseconds(layer, weights), "sdpa": _milliseconds(torchs, weights)}
+    if found["ms"]["triton"] > found["ms"]["sdpa"]:
+        return {**found, "why": f"they are slower ({found['ms']})"}
+    return {**found, "taken": True}
+
+
+def _milliseconds(layer: OneLayer, weights: Tensor) -> float:
+    """Of forward and backward with dropout, the median of several."""
+    took = []
+    for _ in range(TURNS + 2):
+        begun = time.perf_counter()
+        layer.all(weights, DROPOUT)["out"].flatten()[0].item()  # waits for the device
+        if weights.is_cuda:
+            torch.cuda.synchronize(weights.device)
+        took.append(1e3 * (time.perf_counter() - begun))
+    return round(statistics.median(took[2:]), 3)
+
+
+if __name__ == "__main__":
+    _device, _dtype, _width = torch.device(sys.argv[1]), getattr(torch, sys.argv[2]), int(sys.argv[3])
+    print(json.dumps(verdict(_device, _dtype, _width, SHAPE, HEADS)))
