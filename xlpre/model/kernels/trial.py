@@ -96,7 +96,7 @@ def tried(device: str, dtype: torch.dtype, width: int, patience: float = PATIENC
         return {"taken": False, "why": f"they were not done after {patience:.0f} seconds"}
     try:
         return dict(json.loads(done.stdout.splitlines()[-1]))
-    except (IndexError, ValueError):
+    except (IndexError, TypeError, ValueError):
         said = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
         return {"taken": False, "why": f"they failed ({said[-1]})"}
 
@@ -139,4 +139,6 @@ def _milliseconds(layer: OneLayer, weights: Tensor) -> float:
 
 if __name__ == "__main__":
     _device, _dtype, _width = torch.device(sys.argv[1]), getattr(torch, sys.argv[2]), int(sys.argv[3])
+    if _device.index is not None:
+        torch.cuda.set_device(_device)  # Triton asks for no device, but takes the current one
     print(json.dumps(verdict(_device, _dtype, _width, SHAPE, HEADS)))
