@@ -22,18 +22,21 @@ def build_embedding(config: ModelConfig) -> nn.Module:
 
 
 class TokenEmbedding(nn.Embedding):
-    """One table of vectors.
+    """One table of vectors."""
 
-    Attributes:
-        in_softmax: the softmax has the same table. On a processor gradients of vectors are then added to the softmax's, where else a
-            table of zeros would be made first, and added as a whole. A GPU would add them in no order, and is spared that.
-    """
+    def forward(self, ids: Tensor, with_softmax: bool = False) -> Tensor:
+        """Look up.
 
-    in_softmax = False
+        Args:
+            ids: (B, T).
+            with_softmax: the losses to come are of the softmax with the same table, which gets its gradient in the same backward pass. On
+                a processor gradients of vectors are then added to that one, instead of becoming a table of zeros first. A GPU would add
+                them in no order, and is spared that.
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """(B, T) -> (B, T, D)."""
-        sparse = self.in_softmax and ids.device.type == "cpu" and not torch.compiler.is_compiling()
+        Returns:
+            (B, T, D).
+        """
+        sparse = with_softmax and ids.device.type == "cpu" and not torch.compiler.is_compiling()
         return F.embedding(ids, self.weight, sparse=sparse)
 
 
@@ -66,8 +69,8 @@ class AdaptiveEmbedding(nn.Module):
         """The clusters, one where all are equally wide."""
         return cast(list[ClusterEmbedding], list(self.clusters))
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """(B, T) -> (B, T, D)."""
+    def forward(self, ids: Tensor, with_softmax: bool = False) -> Tensor:
+        """(B, T) -> (B, T, D); see TokenEmbedding. Its tables are small, and their gradients as usual."""
         flat = ids.flatten()
         if len(self.clusters) == 1:
             return self.clusters[0](flat).view(*ids.shape, -1)

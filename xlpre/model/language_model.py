@@ -40,7 +40,8 @@ class LanguageModel(nn.Module):
 
         What is minimised is the sum of all losses.
         """
-        hidden, memory = self.backbone(batch, memory)
+        vectors = self.backbone.embedding(batch.input_ids, with_softmax=not self.auxiliary)
+        hidden, memory = self.backbone(batch, memory, vectors)
         loss, *others = self.losses(hidden, batch)
         return loss, memory, *others
 

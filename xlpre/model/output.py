@@ -39,7 +39,6 @@ class TiedSoftmax(nn.Module):
     def __init__(self, embedding: TokenEmbedding) -> None:
         super().__init__()
         self.weight = embedding.weight
-        embedding.in_softmax = True
         self.bias = nn.Parameter(torch.zeros(embedding.num_embeddings))
 
     def forward(self, hidden: Tensor, targets: Tensor | None = None) -> Tensor:

@@ -81,8 +81,19 @@ def test_gradients_of_vectors_and_softmax_meet_in_one_table_batch_after_batch():
         losses = target_losses(hidden @ in_softmax.T + model.output.bias, batch.targets).mean()
         of_softmax, of_vectors = torch.autograd.grad(losses, [in_softmax, vectors])
         expected += of_softmax.index_add(0, batch.input_ids.flatten(), of_vectors.flatten(0, 1))
-    assert table.grad.layout is torch.strided
     torch.testing.assert_close(table.grad, expected, atol=1e-7, rtol=1e-6)  # losses are taken in fp32
+
+
+def test_the_gradient_of_the_table_is_a_table_whichever_part_of_a_model_it_comes_from():
+    model = make_model(next_sentence=True)
+    batch, memory = random_batch(), random_memory(model.config, 2, 0)
+    of_loss, _, of_pairs = model(batch, memory)
+    parts = of_loss, of_pairs, model.backbone(batch, memory)[0].sum(), model.logits(batch, memory)[0].sum()
+    plain = make_model()
+    parts += (plain(batch, memory)[0],)
+    for part, table in zip(parts, [model.output.weight] * 4 + [plain.output.weight], strict=True):
+        (gradient,) = torch.autograd.grad(part, table, retain_graph=True)
+        assert gradient.layout is torch.strided and gradient.any()
 
 
 def test_the_scale_of_embeddings_is_the_root_of_the_width():

@@ -47,8 +47,8 @@ def trusted(device: torch.device, dtype: torch.dtype, width: int) -> bool:
     return _possible(device, dtype, width) and _verdict(device, dtype, width)
 
 
-# a compiler takes the answer, and does not look how it was found
-torch.compiler.assume_constant_result(trusted)
+# as by torch.compiler.assume_constant_result, which would import the compiler: it takes the answer, and does not look how it was found
+trusted._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _possible(device: torch.device, dtype: torch.dtype, width: int) -> bool:
