@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from xlpre.model.geometry import Geometry
 from xlpre.model.kernels.backend import backend_named
-from xlpre.model.kernels.one_layer import OneLayer, one_layer
+from xlpre.model.kernels.one_layer import OneLayer, one_layer, wider
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 LARGE = {"rows": 16, "heads": 16, "width": 64, "window": 512, "memory": 384, "targets": 85}  # XLNet-Large
@@ -45,8 +45,7 @@ def kept_by(layer: OneLayer, dropout: float) -> Tensor:
 
 def exact(geometry: Geometry, tensors: dict[str, Tensor], weights: Tensor, kept: Tensor | None, dropout: float) -> dict:
     """`reference` in twice the precision, where dropout keeps what is `kept`."""
-    wide = torch.float64 if tensors["key"].dtype == torch.float32 else torch.float32
-    layer = one_layer(backend_named("reference"), geometry, tensors, wide)
+    layer = one_layer(backend_named("reference"), geometry, tensors, wider(tensors["key"].dtype))
     given = F.dropout if kept is None else lambda probability, rate: probability * kept / (1 - rate)
     with patch.object(F, "dropout", given):
         return layer.all(weights, dropout)

@@ -94,9 +94,8 @@ class DistanceKeys(nn.Linear):
         of_codes, of_weight = (x.unflatten(1, (2, -1)).transpose(0, 1) for x in (codes[0, : n_keys + 1], self.weight))
         sine, cosine = torch.bmm(of_codes, of_weight.transpose(1, 2))  # (K + 1, H*E) each
         positive, negative = cosine + sine, cosine - sine
-        others = torch.arange(
-            n_keys - 1, 2 * n_keys - codes.size(1), -1, device=codes.device
-        )  # rows of distances 1 to T - 1
+        # rows of distances 1 to T - 1
+        others = torch.arange(n_keys - 1, 2 * n_keys - codes.size(1), -1, device=codes.device)
         return torch.cat([positive, negative[others], negative, positive[others]]).view(2, codes.size(1), -1)
 
 

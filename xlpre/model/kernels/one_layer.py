@@ -55,6 +55,11 @@ def one_layer(
     return OneLayer(backend, replace(geometry, prepared=backend.prepare(geometry, cast["key"])), cast)
 
 
+def wider(dtype: torch.dtype) -> torch.dtype:
+    """In which `reference` is exact beside `dtype`."""
+    return torch.float64 if dtype == torch.float32 else torch.float32
+
+
 def apart(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
     """The norm of the difference over the norm, of each."""
     ratio = {name: (found[name].to(x.dtype) - x).norm() / x.norm() for name, x in expected.items()}

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from xlpre.atomic import cache_folder, new_file
-from xlpre.model.kernels.one_layer import OneLayer, apart, geometry_of, one_layer, tensors_of
+from xlpre.model.kernels.one_layer import OneLayer, apart, geometry_of, one_layer, tensors_of, wider
 from xlpre.model.kernels.reference import Reference
 from xlpre.model.kernels.sdpa import Sdpa
 
@@ -109,8 +109,7 @@ def verdict(device: torch.device, dtype: torch.dtype, width: int, shape: dict[st
     geometry = geometry_of(**shape, device=device)
     tensors = tensors_of(geometry, heads, width, dtype)
     weights = torch.randn(*geometry.query_rank.shape, heads, width, device=device)
-    wide = torch.float64 if dtype == torch.float32 else torch.float32
-    expected = one_layer(Reference(), geometry, tensors, wide).all(weights)
+    expected = one_layer(Reference(), geometry, tensors, wider(dtype)).all(weights)
     layer, torchs = one_layer(Triton(), geometry, tensors), one_layer(Sdpa(), geometry, tensors)
     off_by = apart(layer.all(weights), expected)
     first, second = (layer.all(weights, DROPOUT) for _ in range(2))
