@@ -5,7 +5,7 @@ Every parameter belongs to a module that is called: ZeRO-3 gathers what a module
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,20 +24,42 @@ def build_embedding(config: ModelConfig) -> nn.Module:
 class TokenEmbedding(nn.Embedding):
     """One table of vectors."""
 
-    def forward(self, ids: Tensor, with_softmax: bool = False) -> Tensor:
+    def forward(self, ids: Tensor, with_table: bool = False) -> Any:
         """Look up.
 
         Args:
             ids: (B, T).
-            with_softmax: the losses to come are of the softmax with the same table, which gets its gradient in the same backward pass. On
-                a processor gradients of vectors are then added to that one, instead of becoming a table of zeros first. A GPU would add
-                them in no order, and is spared that.
+            with_table: return what the softmax that shares the table is to take in its place, too. On a processor that is a view of it,
+                with which gradients of vectors are added to the softmax's, which comes first, instead of becoming a table of zeros. A
+                GPU would add them in no order, and is spared that: None.
 
         Returns:
-            (B, T, D).
+            (B, T, D), and (V, D) or None if asked for.
         """
-        sparse = with_softmax and ids.device.type == "cpu" and not torch.compiler.is_compiling()
-        return F.embedding(ids, self.weight, sparse=sparse)
+        if not with_table:
+            return F.embedding(ids, self.weight)
+        if torch.is_grad_enabled() and ids.device.type == "cpu" and not torch.compiler.is_compiling():
+            return _LookUp.apply(self.weight, ids)
+        return F.embedding(ids, self.weight), None
+
+
+class _LookUp(torch.autograd.Function):
+    """Vectors of ids, and the table: the table's gradient passes through here and takes in that of the vectors."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(ids)
+        ctx.set_materialize_grads(False)
+        ctx.shape = table.shape
+        return table[ids], table.view_as(table)
+
+    @staticmethod
+    def backward(ctx: Any, of_vectors: Tensor | None, of_table: Tensor | None) -> tuple[Tensor | None, None]:
+        (ids,) = ctx.saved_tensors
+        if of_vectors is not None:
+            of_table = of_vectors.new_zeros(ctx.shape) if of_table is None else of_table
+            of_table.index_add_(0, ids.flatten(), of_vectors.flatten(0, -2))
+        return of_table, None
 
 
 class ClusterEmbedding(nn.Module):
@@ -69,16 +91,19 @@ class AdaptiveEmbedding(nn.Module):
         """The clusters, one where all are equally wide."""
         return cast(list[ClusterEmbedding], list(self.clusters))
 
-    def forward(self, ids: Tensor, with_softmax: bool = False) -> Tensor:
-        """(B, T) -> (B, T, D); see TokenEmbedding. Its tables are small, and their gradients as usual."""
-        flat = ids.flatten()
+    def forward(self, ids: Tensor, with_table: bool = False) -> Any:
+        """(B, T) -> (B, T, D), and None if asked for a table, see TokenEmbedding: the softmax takes its own."""
+        vectors = self._vectors(ids.flatten()).view(*ids.shape, -1)
+        return (vectors, None) if with_table else vectors
+
+    def _vectors(self, ids: Tensor) -> Tensor:
         if len(self.clusters) == 1:
-            return self.clusters[0](flat).view(*ids.shape, -1)
+            return cast(Tensor, self.clusters[0](ids))
         of_parts = []
         for cluster in self.parts:
-            inside = ((flat >= cluster.low) & (flat < cluster.high)).nonzero().squeeze(1)  # waits for the device
-            of_parts.append((inside, cluster(flat[inside])))
-        vectors = of_parts[0][1].new_zeros(flat.size(0), self.width)
+            inside = ((ids >= cluster.low) & (ids < cluster.high)).nonzero().squeeze(1)  # waits for the device
+            of_parts.append((inside, cluster(ids[inside])))
+        vectors = of_parts[0][1].new_zeros(ids.size(0), self.width)
         for inside, found in of_parts:
             vectors = vectors.index_add(0, inside, found)
-        return vectors.view(*ids.shape, -1)
+        return vectors

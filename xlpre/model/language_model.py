@@ -40,14 +40,16 @@ class LanguageModel(nn.Module):
 
         What is minimised is the sum of all losses.
         """
-        vectors = self.backbone.embedding(batch.input_ids, with_softmax=not self.auxiliary)
+        vectors, table = self.backbone.embedding(batch.input_ids, with_table=True)
         hidden, memory = self.backbone(batch, memory, vectors)
-        loss, *others = self.losses(hidden, batch)
+        loss, *others = self.losses(hidden, batch, table)
         return loss, memory, *others
 
-    def losses(self, hidden: Tensor, batch: Batch) -> tuple[Tensor, ...]:
-        """The mean loss over targets, then those of `auxiliary` over rows, of what the backbone made of `batch`."""
-        losses = self.output(hidden[:, self.backbone.n_cls :], batch.targets)
+    def losses(self, hidden: Tensor, batch: Batch, table: Tensor | None = None) -> tuple[Tensor, ...]:
+        """The mean loss over targets, then those of `auxiliary` over rows, of what the backbone made of `batch`, with the table that
+        the embedding gave for the softmax, if it did.
+        """
+        losses = self.output(hidden[:, self.backbone.n_cls :], batch.targets, table)
         mean = (losses * batch.target_weights).sum() / batch.target_weights.sum()
         return mean, *(head(hidden[:, 0], batch.pair_label).mean() for head in self.auxiliary.values())
 

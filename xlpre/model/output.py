@@ -41,11 +41,12 @@ class TiedSoftmax(nn.Module):
         self.weight = embedding.weight
         self.bias = nn.Parameter(torch.zeros(embedding.num_embeddings))
 
-    def forward(self, hidden: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Logits (B, P, V), or losses (B, P)."""
+    def forward(self, hidden: Tensor, targets: Tensor | None = None, table: Tensor | None = None) -> Tensor:
+        """Logits (B, P, V), or losses (B, P), with the weight or what the embedding gave for it (TokenEmbedding)."""
+        weight = self.weight if table is None else table
         if targets is None:
-            return F.linear(hidden, self.weight, self.bias)
-        return _LinearLosses.apply(hidden.flatten(0, -2), self.weight, self.bias, targets.flatten()).view(targets.shape)
+            return F.linear(hidden, weight, self.bias)
+        return _LinearLosses.apply(hidden.flatten(0, -2), weight, self.bias, targets.flatten()).view(targets.shape)
 
 
 class _LinearLosses(torch.autograd.Function):
@@ -135,8 +136,8 @@ class AdaptiveSoftmax(nn.Module):
             offset = embedding.parts[own].low
             self.clusters.append(ClusterScores(low, high, tables[own], offset, projection, entries))
 
-    def forward(self, hidden: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Log-probabilities (B, P, V), or losses (B, P)."""
+    def forward(self, hidden: Tensor, targets: Tensor | None = None, table: None = None) -> Tensor:
+        """Log-probabilities (B, P, V), or losses (B, P); always with its own tables."""
         flat = hidden.flatten(0, -2)
         if targets is None:
             return self._log_probabilities(flat).view(*hidden.shape[:-1], -1)

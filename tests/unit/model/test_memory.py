@@ -41,9 +41,10 @@ def test_two_windows_with_memory_are_one_long_window(model_of):
 def test_no_gradient_reaches_the_window_that_memory_came_from(model_of):
     model, embedded = model_of(), []
 
-    def keep(module, inputs, output):
-        output.retain_grad()
-        embedded.append(output)
+    def keep(module, inputs, outputs):
+        vectors, _ = outputs
+        vectors.retain_grad()
+        embedded.append(vectors)
 
     model.backbone.embedding.register_forward_hook(keep)
     _, memory = model(random_batch(seed=0), random_memory(model.config, 2, 6))
