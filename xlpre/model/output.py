@@ -60,7 +60,7 @@ class _LinearLosses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
-        logits, place = F.linear(hidden, weight, bias).float(), targets[:, None]
+        logits, place = F.linear(hidden, weight).float().add_(bias), targets[:, None]
         at_target, most = logits.gather(1, place), logits.amax(1, keepdim=True)
         total = logits.sub_(most).exp_().sum(1, keepdim=True)
         losses = most + total.log() - at_target
