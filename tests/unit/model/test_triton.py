@@ -58,7 +58,7 @@ def test_all_of_this_in_the_interpreter():
 
 
 @pytest.mark.skipif(INTERPRETED, reason="asks for the choice without the interpreter")
-def test_auto_is_what_was_measured_on_the_device():
+def test_auto_is_what_the_device_serves():
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
     assert isinstance(fastest(cpu, torch.float32, 64), Cpu)
     assert isinstance(fastest(cpu, torch.bfloat16, 64), Sdpa)

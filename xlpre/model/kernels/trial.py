@@ -32,6 +32,7 @@ from xlpre.atomic import cache_folder, new_file
 from xlpre.model.kernels.one_layer import OneLayer, apart, geometry_of, one_layer, tensors_of, wider
 from xlpre.model.kernels.reference import Reference
 from xlpre.model.kernels.sdpa import Sdpa
+from xlpre.model.kernels.triton_tiles import computes
 
 # a norm of a difference over the norm: 16-bit numbers whose products are summed in fp32 are off by several of their last places
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 1e-4}
@@ -54,7 +55,7 @@ trusted._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def _possible(device: torch.device, dtype: torch.dtype, width: int) -> bool:
     if device.type != "cuda" or torch.version.cuda is None or not torch.cuda.is_available():
         return False
-    written_for = dtype in TOLERANCE and width <= 256 and torch.cuda.get_device_capability(device) >= (8, 0)
+    written_for = computes(width, dtype) and torch.cuda.get_device_capability(device) >= (8, 0)
     return written_for and find_spec("triton") is not None
 
 

@@ -33,11 +33,9 @@ from torch.nn import functional as F
 
 from xlpre.model.geometry import Geometry
 from xlpre.model.kernels.triton_launch import Given, Launch
-from xlpre.model.kernels.triton_tiles import GRANULE
+from xlpre.model.kernels.triton_tiles import GRANULE, WIDEST, computes
 from xlpre.model.terms import Scores
 from xlpre.model.visibility import HIDDEN
-
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @dataclass(frozen=True)
@@ -85,9 +83,9 @@ class Triton:
     def attend(self, scores: Scores, key: Tensor, value: Tensor, geometry: Geometry, dropout: float) -> Tensor:
         """See Backend."""
         E, dtype = key.size(3), key.dtype
-        if E > 256 or dtype not in DTYPES:
+        if not computes(E, dtype):
             raise ValueError(
-                f"model.attention=triton computes heads up to 256 wide in bf16, fp16 and fp32, not {E} in {dtype}; "
+                f"model.attention=triton computes heads up to {WIDEST} wide in bf16, fp16 and fp32, not {E} in {dtype}; "
                 f"set model.attention=sdpa"
             )
         width = max(16, 1 << (E - 1).bit_length())

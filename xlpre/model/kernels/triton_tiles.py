@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 
 GRANULE = 128  # rows and keys are padded to a multiple of it; every tile divides it
+WIDEST = 256
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class Tile(NamedTuple):
@@ -37,6 +39,11 @@ TILES: dict[str, tuple[Tile, ...]] = {
     "differentiate_place_queries": (Tile(128, 64, 8, 3), Tile(64, 64, 4, 3), Tile(32, 32, 4, 1), Tile(32, 32, 8, 1)),
     "differentiate_place_keys": (Tile(64, 128, 8, 3), Tile(64, 64, 4, 3), Tile(32, 32, 4, 1), Tile(32, 32, 8, 1)),
 }
+
+
+def computes(width: int, dtype: torch.dtype) -> bool:
+    """Whether the kernels are for heads of `width` in `dtype`."""
+    return width <= WIDEST and dtype in DTYPES
 
 
 def column_of(width: int, dtype: torch.dtype) -> int:
