@@ -4,6 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tests.reference.softmax import embed, probability
 from tests.unit.model.conftest import VOCAB, make_model, random_batch, random_memory
@@ -148,3 +150,30 @@ def test_of_the_softmax_only_one_number_a_logit_is_kept():
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         model.output(hidden, torch.zeros(2, 3, dtype=torch.long))
     assert [t.shape for t in kept if VOCAB in t.shape and t is not model.output.weight] == [(6, VOCAB)]
+
+
+class Made(TorchDispatchMode):
+    """The operators that make a tensor of a shape in memory of its own."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.shape, self.by = shape, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        given = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
+        out = func(*args, **(kwargs or {}))
+        self.by += [
+            func._opname
+            for x in tree_leaves(out)
+            if isinstance(x, torch.Tensor) and x.shape == self.shape and x.untyped_storage().data_ptr() not in given
+        ]
+        return out
+
+
+@pytest.mark.parametrize("next_sentence", [False, True])
+def test_of_the_tables_size_a_step_makes_its_gradient_and_nothing_else(next_sentence):
+    model = make_model(next_sentence=next_sentence)
+    with Made(model.output.weight.shape) as made:
+        loss, _, *others = model(random_batch(), random_memory(model.config, 2, 0))
+        sum(others, loss).backward()
+    assert made.by == ["mm"]
