@@ -85,7 +85,7 @@ class Tuned(Tuning):
     def line(self, truths: Sequence[str], lengths: Sequence[int], max_len: int) -> dict[str, Any]:
         """What is kept of it: accuracy, also of articles that fit into a window and of those that do not."""
         result = self.result
-        told = map(json.loads, (self.seed_folder / "dev.jsonl").read_text().splitlines())
+        told = map(json.loads, (self.seed_folder / "dev.jsonl").read_text().split("\n")[:-1])
         right = [one["prediction"] == truth for one, truth in zip(told, truths, strict=True)]
         return {
             "way": self.way,
@@ -137,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for way in WAYS
     ]
     run_all([one.errand(said.config, one.words(said)) for one in tuned], said.jobs)
-    dev = [json.loads(line) for line in (said.runs / "dev.jsonl").read_text().splitlines()]
+    dev = [json.loads(line) for line in (said.runs / "dev.jsonl").read_text().split("\n")[:-1]]
     tokenizer = load_folder(said.model).tokenizer
     lengths = [len(tokenizer.encode(one["text"])) + 2 for one in dev]
     lines = [one.line([each["label"] for each in dev], lengths, said.max_len) for one in tuned]

@@ -175,7 +175,7 @@ class NumberTask(OneVectorTask):
     def predictions(self, split: Split, outputs: Outputs) -> list[Prediction]:
         """The number."""
         return [
-            {"id": example.id, "prediction": round(float(number), 4)}
+            {"id": example.id, "prediction": float(f"{number:.6g}")}
             for example, number in zip(split.examples, self.answers(self.of_examples(split, outputs)), strict=True)
         ]
 

@@ -102,9 +102,11 @@ def draw_numbers(path: Path, truth: np.ndarray, answers: np.ndarray) -> None:
 
 
 def _axes(width: float, height: float, count: int) -> tuple[Any, Any]:
+    import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    matplotlib.rcParams["text.parse_math"] = False  # labels may hold any character
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, count, squeeze=False)[0]

@@ -33,7 +33,14 @@ def errand_of(run: Run, processes: int) -> Errand:
     """What makes a run."""
     script = [os.path.relpath(Path(__file__).with_name("run.py")), *run.words]
     launcher = ["python"] if processes == 1 else ["torchrun", "--standalone", "--nproc_per_node", str(processes)]
-    return Errand(run.folder, [*launcher, *script], partial(is_finished, run.config))
+    return Errand(run.folder, [*launcher, *script], partial(_is_made, run))
+
+
+def _is_made(run: Run) -> bool:
+    if not is_finished(run.config):
+        return False
+    run.check_made()
+    return True
 
 
 def check(ablation: Ablation) -> None:
@@ -67,8 +74,10 @@ def compare(ablation: Ablation) -> None:
 
 def _curves(ablation: Ablation) -> Any:
     """Held-out loss against tokens, a colour for each row, a line for each run."""
-    from matplotlib.figure import Figure  # no pyplot: no window, no global state
+    import matplotlib
+    from matplotlib.figure import Figure  # no pyplot: no window
 
+    matplotlib.rcParams["text.parse_math"] = False  # names may hold any character
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
     found = outcomes(ablation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from collections.abc import Sequence
@@ -15,6 +16,25 @@ from xlpre.config import load
 from xlpre.training.metrics import read_metrics
 
 OURS = ("name", "run_dir", "seed")  # of a run, decided by its row
+# the settings that what is reached depends on, and those among them on which it does not, which a run finds in its text, or, being how
+# long it is, which stand in the table
+GROUPS = ("data", "objective", "model", "memory", "optim", "schedule", "train", "eval")
+FREE = {
+    "data": {"store", "workers"},
+    "model": {"vocab_size", "attention"},
+    "train": {
+        "steps",
+        "hours",
+        "activation_checkpointing",
+        "compile",
+        "log_every",
+        "save_every",
+        "keep_last",
+        "keep_every",
+    }
+    | {"max_skipped", "patience_minutes", "wandb"},
+    "eval": {"every", "sentences"},
+}
 BELOW = 0.1  # nats by which a model must beat word frequencies to have learned from context
 
 
@@ -69,6 +89,23 @@ class Run:
     def folder(self) -> Path:
         """Of the run."""
         return Path(self.config.run_dir)
+
+    def check_made(self) -> None:
+        """Raise ValueError if what is in the folder was made with other settings than the row says now."""
+        written = self.folder / "config.yaml"
+        if not written.exists():
+            return
+        was = load(PretrainConfig, written)
+        for group in GROUPS:
+            if group == "model" and self.config.init:  # the folder that a run begins with says its shape
+                continue
+            before, now = (dataclasses.asdict(getattr(config, group)) for config in (was, self.config))
+            for key in [key for key in now if key not in FREE.get(group, ())]:
+                if before[key] != now[key]:
+                    raise ValueError(
+                        f"{self.folder} was made with {group}.{key}={before[key]}, row {self.row} says {now[key]} now; put it back, "
+                        "rename the row, or remove that folder"
+                    )
 
 
 class Ablation:
@@ -137,7 +174,12 @@ class Outcome:
 
     @classmethod
     def of(cls, run: Run) -> Outcome | None:
-        """None if it was not measured yet."""
+        """None if it was not measured yet.
+
+        Raises:
+            ValueError: it was made with other settings than its row says now.
+        """
+        run.check_made()
         measured = [line for line in read_metrics(run.folder) if "held_out_loss" in line]
         return cls(run.seed, measured) if measured else None
 

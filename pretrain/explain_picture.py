@@ -20,10 +20,12 @@ PICTURES = (".png", ".svg", ".pdf")
 
 def draw(it: Explanation) -> Any:
     """The masks as a matplotlib figure; targets are coloured and have their place in the order."""
-    from matplotlib.figure import Figure  # no pyplot: no window, no global state
+    import matplotlib
+    from matplotlib.figure import Figure  # no pyplot: no window
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.patches import Patch
 
+    matplotlib.rcParams["text.parse_math"] = False  # pieces may hold any character
     length, streams = len(it.pieces), it.streams
     side = min(max(0.32 * length, 5), 14)  # inches of a panel
     figure = Figure(

@@ -165,6 +165,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--picture", type=Path, help="a .png to write")
     parser.add_argument("--verify", action="store_true", help="read every byte and compare checksums")
     words = parser.parse_args(argv)
+    if words.samples < 0:
+        raise ValueError(f"--samples ({words.samples}) must be at least 0")
+    if words.picture and words.picture.suffix != ".png":
+        raise ValueError(f"--picture {words.picture} must end in .png")
     store = TokenStore(words.store)
     if words.verify:
         store.verify()

@@ -148,7 +148,10 @@ def _line(points: Sequence[Any]) -> str:
 
 
 def _axes(width: float, height: float) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure  # no pyplot: no window, no global state
+    import matplotlib
+    from matplotlib.figure import Figure  # no pyplot: no window
+
+    matplotlib.rcParams["text.parse_math"] = False  # names may hold any character
 
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots()

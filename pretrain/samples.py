@@ -54,4 +54,4 @@ class Samples:
 def read_samples(run_dir: Path) -> list[dict]:
     """The lines of a run's samples.jsonl: step and what was filled in."""
     path = run_dir / "samples.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []

@@ -31,3 +31,11 @@ def test_a_damaged_store_is_named(store, tmp_path):
     (broken / "train" / "sentences.bin").write_bytes(b"")
     with pytest.raises(ValueError, match=r"train/sentences.bin: 0 bytes where"):
         main([str(broken)])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"), [(["--samples", "-1"], "at least 0"), (["--picture", "a.xyz"], "end in .png")]
+)
+def test_words_that_are_wrong_are_told_before_anything_is_read(words, message):
+    with pytest.raises(ValueError, match=message):
+        main(["nowhere", *words])

@@ -118,6 +118,16 @@ def test_a_huggingface_model_here_gives_the_same_numbers(folder, tokenizer, tmp_
     compare(read.model(), theirs, tokenizer)
 
 
+def test_weights_that_are_not_finite_are_named(folder, tmp_path):
+    spoilt = dict(folder.weights)
+    name = next(name for name in spoilt if name.endswith("embedding.weight"))
+    spoilt[name] = spoilt[name].clone()
+    spoilt[name][3, 1] = torch.nan
+    save_huggingface(tmp_path / "hf", dataclasses.replace(folder, weights=spoilt))
+    with pytest.raises(ValueError, match="the weight transformer.word_embedding.weight has values that are not finite"):
+        load_folder(tmp_path / "hf")
+
+
 @pytest.mark.parametrize("kind", [save_folder, save_huggingface])
 def test_a_round_trip_is_the_identity(folder, tmp_path, kind):
     kind(tmp_path / "there", folder)

@@ -144,6 +144,11 @@ def read_model(path: Path, settings: Mapping[str, Any]) -> tuple[ModelConfig, di
         found["lm_loss.bias"] = torch.zeros(config.vocab_size)
     if missing := {entry.theirs for entry in table} - found.keys():
         raise ValueError(f"{origin}: the weight {sorted(missing)[0]} of an XLNet is not in it")
+    for name, tensor in found.items():
+        if not tensor.isfinite().all():
+            raise ValueError(
+                f"{origin}: the weight {name} has values that are not finite, so that no model can be made of it"
+            )
     embedding = found["transformer.word_embedding.weight"]
     if not torch.equal(found.get("lm_loss.weight", embedding), embedding):
         raise ValueError(f"{origin}: lm_loss.weight is not the word embedding; an XLNet shares them")

@@ -33,10 +33,13 @@ def blanks_batch(text: str, tokenizer: Tokenizer) -> Batch:
         A batch with B = 1; `targets` are <mask>, nothing is known about them.
 
     Raises:
-        ValueError: no blank in it; too long.
+        ValueError: no blank in it; too long; the name of the symbol that stands for a blank here.
     """
-    # <eop> is a piece of its own that no text holds; the space before a blank belongs to the word that is missing
-    ids = tokenizer.encode(re.sub(rf"\s*{ANY_BLANK}", symbols.PIECES[symbols.EOP], text.strip()))
+    as_blank = symbols.PIECES[symbols.EOP]  # a piece of its own
+    if as_blank in text:
+        raise ValueError(f"{text!r} has {as_blank}, which is no text but a symbol; leave it out")
+    ids = tokenizer.encode(re.sub(rf"\s*{ANY_BLANK}", as_blank, text.strip()))
+    # the space before a blank belongs to the word that is missing
     space = tokenizer.pieces.index(symbols.SPACE) if symbols.SPACE in tokenizer.pieces else None
     ids = [i for i, after in zip(ids, [*ids[1:], None], strict=False) if not (i == space and after == symbols.EOP)]
     tokens = np.array([*ids, symbols.SEP, symbols.CLS])

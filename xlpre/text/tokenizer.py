@@ -9,7 +9,7 @@ import hashlib
 import io
 import re
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -26,6 +26,8 @@ from xlpre.text.alignment import Located, extents_of, located, prepared_and_loca
 from xlpre.text.boundaries import kinds_of, sentence_ends, starts_word
 from xlpre.text.corpus import Document, Lines
 from xlpre.text.preprocess import Preprocess, prepared, split_after_digits
+
+LONGEST_LINE = 1 << 16  # bytes; SentencePiece, told so, learns nothing from longer ones
 
 
 @dataclass(frozen=True)
@@ -212,14 +214,18 @@ def train(documents: Iterable[Document], config: TokenizerConfig) -> Tokenizer:
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=(prepared(line, config.preprocess) for line in _evenly(documents, config.train_mb * 1e6)),
+            sentence_iterator=(
+                part
+                for line in _evenly(documents, config.train_mb * 1e6)
+                for part in _parts(prepared(line, config.preprocess))
+            ),
             model_writer=model,
             model_type="unigram",
             vocab_size=config.vocab_size,
             character_coverage=config.character_coverage,
             control_symbols=list(symbols.CONTROL),
             user_defined_symbols=list(symbols.USER_DEFINED),
-            max_sentence_length=1 << 16,  # bytes; longer lines would be passed over
+            max_sentence_length=LONGEST_LINE,
             minloglevel=2,
         )
     except RuntimeError as error:
@@ -233,6 +239,20 @@ def train(documents: Iterable[Document], config: TokenizerConfig) -> Tokenizer:
             f"tokenizer.vocab_size={config.vocab_size}: SentencePiece could not learn it: {error}"
         ) from None
     return Tokenizer(model.getvalue(), preprocess=config.preprocess)
+
+
+def _parts(line: str) -> Iterator[str]:
+    """A line, in parts if it is so long that SentencePiece would pass over it; cut before a space where there is one."""
+    if len(line.encode()) <= LONGEST_LINE:
+        yield line
+        return
+    start, most = 0, LONGEST_LINE // 4  # characters of at most 4 bytes
+    while len(line) - start > most:
+        space = line.rfind(" ", start + 1, start + most)
+        end = space if space > 0 else start + most
+        yield line[start:end]
+        start = end
+    yield line[start:]
 
 
 def _evenly(documents: Iterable[Document], characters: float) -> list[str]:

@@ -67,10 +67,27 @@ def facts_of(checkpoint: Path, expected: Mapping[str, Any] | None = None) -> dic
     Raises:
         ValueError: it was made with other facts than `expected`.
     """
-    found = json.loads((checkpoint / MANIFEST).read_text())
+    found = _read_manifest(checkpoint)
     if expected is not None:
         check_facts(checkpoint, found, expected)
     return found
+
+
+def manifest_of(facts: Mapping[str, Any]) -> str:
+    """The text of a manifest: facts, and a checksum of them."""
+    return json.dumps({**facts, "checksum": _checksum_of(facts)}, indent=1)
+
+
+def _read_manifest(checkpoint: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((checkpoint / MANIFEST).read_text())
+    said = found.pop("checksum", None)  # there was none at first
+    if said is not None and said != _checksum_of(found):
+        raise ValueError(f"{checkpoint / MANIFEST} is not as it was written")
+    return found
+
+
+def _checksum_of(facts: Mapping[str, Any]) -> int:
+    return int(google_crc32c.value(json.dumps(facts, indent=1).encode()))
 
 
 def check_facts(saved: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -142,6 +159,14 @@ def _n_damaged(path: Path, share: int, n_shares: int) -> int:
 def _is_whole(path: Path) -> bool:
     try:
         files = facts_of(path)["files"]
-        return all((path / name).stat().st_size == about["bytes"] for name, about in files.items())
-    except (OSError, json.JSONDecodeError, KeyError):
+        return all(
+            (path / name).stat().st_size == about["bytes"] and "crc32c" in about for name, about in files.items()
+        )
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ):  # a manifest whose bytes are others may be anything
         return False

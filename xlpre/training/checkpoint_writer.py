@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from xlpre.atomic import new_file, sync
 from xlpre.tensors import write_tensors
-from xlpre.training.checkpoint import MANIFEST, MODEL, checksum, complete, facts_of
+from xlpre.training.checkpoint import MANIFEST, MODEL, checksum, complete, facts_of, manifest_of
 from xlpre.training.distributed import Talk, is_main, n_processes, process
 from xlpre.training.state import all_finite, counters_of, moments_of, weights_of
 
@@ -163,7 +162,7 @@ class CheckpointWriter:
         """Make what is written a checkpoint."""
         self._facts["files"] = {name: {"bytes": size, "crc32c": found} for name, (size, found) in files.items()}
         with new_file(self._target / MANIFEST) as partial_manifest:
-            partial_manifest.write_text(json.dumps(self._facts, indent=1))
+            partial_manifest.write_text(manifest_of(self._facts))
         self._remove_old()
         self._publish(self._target)
         return {}

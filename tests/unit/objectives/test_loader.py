@@ -112,7 +112,12 @@ def test_a_blank_is_hidden_and_sees_the_text_but_no_other_blank(tokenizer):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("Ba di.", "has no blank; mark one with ____"), ("", "has no blank"), ("ba " * 3000 + "____", "at most 2,048")],
+    [
+        ("Ba di.", "has no blank; mark one with ____"),
+        ("", "has no blank"),
+        ("ba " * 3000 + "____", "at most 2,048"),
+        ("<eop> ____ di.", "has <eop>, which is no text"),
+    ],
 )
 def test_a_text_that_cannot_be_filled_in_is_refused(tokenizer, text, message):
     with pytest.raises(ValueError, match=message):

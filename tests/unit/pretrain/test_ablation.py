@@ -10,7 +10,7 @@ from pretrain.ablate import main
 from pretrain.ablation import Ablation, table
 from pretrain.config import PretrainConfig
 from tests.conftest import REPOSITORY
-from xlpre.config import load
+from xlpre.config import dump, load
 
 BASE = "name: mine\nmodel: {n_layer: 2}\n"
 
@@ -50,6 +50,23 @@ def test_a_run_is_the_base_with_the_words_of_its_row_and_reads_the_text_of_the_b
     assert run.config.data.store == "stores/mine"
     assert load(PretrainConfig, run.words[1], run.words[2:]) == run.config
     assert len({run.folder for run in ablation.runs}) == 4
+
+
+def test_what_was_made_with_other_settings_is_not_shown_as_what_the_row_says_now(written):
+    measure("high", 1, [9.0, 5.0])
+    folder = Path("runs/some/high/seed_1")
+    for words, message in (
+        (["optim.lr=1e-2", "train.steps=7", "train.log_every=9"], None),
+        (["optim.lr=1e-3"], "runs/some/high/seed_1 was made with optim.lr=0.001, row high says 0.01 now"),
+        (["optim.lr=1e-2", "schedule.decay=constant"], "schedule.decay=constant, row high says"),
+        (["optim.lr=1e-2", "eval.windows=3"], "eval.windows=3, row high says"),
+    ):
+        dump(load(PretrainConfig, "base.yaml", words), folder / "config.yaml")
+        if message is None:
+            assert table(Ablation(written({"high": ["optim.lr=1e-2"]})))[0]["held-out loss"] == "5.000"
+            continue
+        with pytest.raises(ValueError, match=message):
+            table(Ablation(written({"high": ["optim.lr=1e-2"]})))
 
 
 @pytest.mark.parametrize(

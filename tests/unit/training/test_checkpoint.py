@@ -178,3 +178,25 @@ def test_a_run_with_other_facts_is_told_which(save):
     ]:
         with pytest.raises(ValueError, match=message):
             checkpoint.facts_of(folder, {**same, **other})
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        ('"seed": 1', '"seed": 2'),
+        ('"counters"', '"counterz"'),
+        ('"crc32c"', '"crc33c"'),
+        ('"bytes"', '"bytez"'),
+        ("{", "["),
+        ("1", "\udcff"),  # no UTF-8
+    ],
+)
+def test_a_checkpoint_whose_manifest_has_another_byte_is_none(save, was, now):
+    save(1)
+    folder = save(2)
+    manifest = folder / "step_00000002/manifest.json"
+    text = manifest.read_text()
+    assert was in text
+    manifest.write_bytes(text.replace(was, now, 1).encode(errors="surrogateescape"))
+    assert names(folder) == ["step_00000001"]
+    assert checkpoint.newest(folder, Talk()).name == "step_00000001"

@@ -1,0 +1,10 @@
+import json
+
+from pretrain.samples import read_samples
+
+
+def test_a_sentence_may_hold_what_some_take_for_the_end_of_a_line(tmp_path):
+    lines = [{"step": step, "filled": [{"text": "Hello \u2028\u0085\u2029 ____ world"}]} for step in (1, 2)]
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    (tmp_path / "samples.jsonl").write_text(text)
+    assert read_samples(tmp_path) == lines
