@@ -235,6 +235,11 @@ def train(documents: Iterable[Document], config: TokenizerConfig) -> Tokenizer:
                 f"tokenizer.vocab_size ({config.vocab_size}) is more than this text allows; "
                 f"set tokenizer.vocab_size={allowed[1]} or less, or give more text"
             ) from None
+        if needed := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
+            raise ValueError(
+                f"tokenizer.vocab_size ({config.vocab_size}) has no room for the text's characters and the symbols; set "
+                f"tokenizer.vocab_size={needed[1]} at the least, or a smaller tokenizer.character_coverage"
+            ) from None
         raise ValueError(
             f"tokenizer.vocab_size={config.vocab_size}: SentencePiece could not learn it: {error}"
         ) from None

@@ -22,6 +22,14 @@ def test_a_vocabulary_larger_than_the_text_allows_names_the_largest(documents):
         train(documents, TokenizerConfig(vocab_size=9000))
 
 
+def test_a_vocabulary_with_no_room_for_the_characters_says_how_many_there_are():
+    text = [["".join(map(chr, range(0x4E00 + 50 * k, 0x4E00 + 50 * (k + 1)))) for k in range(4)]]
+    with pytest.raises(
+        ValueError, match=r"tokenizer.vocab_size \(60\) has no room .*; set tokenizer.vocab_size=\d+ at the least"
+    ):
+        train(text, TokenizerConfig(vocab_size=60))
+
+
 def test_what_is_no_vocabulary_is_refused(tmp_path):
     (tmp_path / "bad.model").write_bytes(b"not a model")
     with pytest.raises(ValueError, match=r"bad.model: not a SentencePiece model"):
