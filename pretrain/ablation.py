@@ -20,20 +20,10 @@ OURS = ("name", "run_dir", "seed")  # of a run, decided by its row
 # long it is, which stand in the table
 GROUPS = ("data", "objective", "model", "memory", "optim", "schedule", "train", "eval")
 FREE = {
-    "data": {"store", "workers"},
-    "model": {"vocab_size", "attention"},
-    "train": {
-        "steps",
-        "hours",
-        "activation_checkpointing",
-        "compile",
-        "log_every",
-        "save_every",
-        "keep_last",
-        "keep_every",
-    }
-    | {"max_skipped", "patience_minutes", "wandb"},
-    "eval": {"every", "sentences"},
+    "data": "store workers",
+    "model": "vocab_size attention",
+    "train": "steps hours compile activation_checkpointing log_every save_every keep_last keep_every max_skipped patience_minutes wandb",
+    "eval": "every sentences",
 }
 BELOW = 0.1  # nats by which a model must beat word frequencies to have learned from context
 
@@ -100,7 +90,7 @@ class Run:
             if group == "model" and self.config.init:  # the folder that a run begins with says its shape
                 continue
             before, now = (dataclasses.asdict(getattr(config, group)) for config in (was, self.config))
-            for key in [key for key in now if key not in FREE.get(group, ())]:
+            for key in [key for key in now if key not in FREE.get(group, "").split()]:
                 if before[key] != now[key]:
                     raise ValueError(
                         f"{self.folder} was made with {group}.{key}={before[key]}, row {self.row} says {now[key]} now; put it back, "
