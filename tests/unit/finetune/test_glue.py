@@ -101,7 +101,7 @@ def test_a_submission_has_the_names_the_header_and_the_labels_of_glue(name, file
 def test_scores_of_sts_b_stay_on_its_scale(tmp_path):
     write_glue(tmp_path, "glue/sts-b")
     content = submitted(build("glue/sts-b", tmp_path), tmp_path, np.array([-0.5, 2.34567, 7], np.float32))
-    assert content == {"STS-B.tsv": "index\tprediction\n0\t0.0\n1\t2.3457\n2\t5.0\n"}
+    assert content == {"STS-B.tsv": "index\tprediction\n0\t0.0\n1\t2.34567\n2\t5.0\n"}
 
 
 def test_runs_are_gathered_into_one_submission(tmp_path):
