@@ -27,7 +27,7 @@ from xlpre.text.boundaries import kinds_of, sentence_ends, starts_word
 from xlpre.text.corpus import Document, Lines
 from xlpre.text.preprocess import Preprocess, prepared, split_after_digits
 
-LONGEST_LINE = 1 << 16  # bytes; SentencePiece, told so, learns nothing from longer ones
+LONGEST_SENTENCE = 1 << 16  # bytes; SentencePiece, for which a line is a sentence, passes over longer ones
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def train(documents: Iterable[Document], config: TokenizerConfig) -> Tokenizer:
             sentence_iterator=(
                 part
                 for line in _evenly(documents, config.train_mb * 1e6)
-                for part in _parts(prepared(line, config.preprocess))
+                for part in _cut(prepared(line, config.preprocess))
             ),
             model_writer=model,
             model_type="unigram",
@@ -225,7 +225,7 @@ def train(documents: Iterable[Document], config: TokenizerConfig) -> Tokenizer:
             character_coverage=config.character_coverage,
             control_symbols=list(symbols.CONTROL),
             user_defined_symbols=list(symbols.USER_DEFINED),
-            max_sentence_length=LONGEST_LINE,
+            max_sentence_length=LONGEST_SENTENCE,
             minloglevel=2,
         )
     except RuntimeError as error:
@@ -246,12 +246,12 @@ def train(documents: Iterable[Document], config: TokenizerConfig) -> Tokenizer:
     return Tokenizer(model.getvalue(), preprocess=config.preprocess)
 
 
-def _parts(line: str) -> Iterator[str]:
+def _cut(line: str) -> Iterator[str]:
     """A line, in parts if it is so long that SentencePiece would pass over it; cut before a space where there is one."""
-    if len(line.encode()) <= LONGEST_LINE:
+    if len(line.encode()) <= LONGEST_SENTENCE:
         yield line
         return
-    start, most = 0, LONGEST_LINE // 4  # characters of at most 4 bytes
+    start, most = 0, LONGEST_SENTENCE // 4  # characters of at most 4 bytes
     while len(line) - start > most:
         space = line.rfind(" ", start + 1, start + most)
         end = space if space > 0 else start + most

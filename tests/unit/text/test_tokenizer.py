@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from xlpre.text import symbols
-from xlpre.text.tokenizer import LONGEST_LINE, Tokenizer, TokenizerConfig, _parts, train
+from xlpre.text.tokenizer import LONGEST_SENTENCE, Tokenizer, TokenizerConfig, _cut, train
 
 
 def test_ids_0_to_8_are_xlnets_symbols(tokenizer):
@@ -104,10 +104,10 @@ def test_the_bytes_of_its_pieces_are_those_of_a_text_and_the_space_before_it(tok
 def test_a_line_too_long_for_sentencepiece_is_learned_from_in_parts(space):
     words = ["山河" * 40, "水火" * 40]
     line = space.join(words * 300)
-    assert len(line.encode()) > 2 * LONGEST_LINE
+    assert len(line.encode()) > 2 * LONGEST_SENTENCE
     learned = train([[line], ["Ba be di do."]], TokenizerConfig(vocab_size=40))
     assert {"山", "河", "水", "火"} <= set("".join(learned.pieces))
-    parts = list(_parts(line))
-    assert "".join(parts) == line and all(len(part.encode()) <= LONGEST_LINE for part in parts)
+    parts = list(_cut(line))
+    assert "".join(parts) == line and all(len(part.encode()) <= LONGEST_SENTENCE for part in parts)
     if space:
         assert all(part.startswith(" ") for part in parts[1:])
