@@ -16,8 +16,11 @@ from xlpre.command import run_command
 from xlpre.config import from_command_line
 from xlpre.data.building import build_store
 from xlpre.data.store import TokenStore, is_nothing, is_store
-from xlpre.text.corpus import TextConfig, files
+from xlpre.text.corpus import TextConfig, files, sample_of
 from xlpre.text.tokenizer import Tokenizer
+
+SAMPLE = 1_000_000  # characters, of which it is seen whether the vocabulary is of this text
+UNKNOWN = 0.01  # share of unknown characters from which on it is not
 
 
 def make_store(config: PretrainConfig) -> TokenStore:
@@ -36,11 +39,27 @@ def make_store(config: PretrainConfig) -> TokenStore:
         _check_source(store, config.text)
         print(f"{path}: there already, {_counts(store)}")
         return store
+    _warn_of_unknown(config, tokenizer)
     started = time.monotonic()
     with _Progress(sum(files(config.text).values())) as progress:
         store = build_store(path, config.text, tokenizer, progress.show)
     print(f"{path}: {_counts(store)} in {time.monotonic() - started:.0f} s")
     return store
+
+
+def _warn_of_unknown(config: PretrainConfig, tokenizer: Tokenizer) -> None:
+    """Say so if the vocabulary is not of this text."""
+    try:
+        sample = sample_of(config.text, SAMPLE)
+    except ValueError:
+        return  # told once the rest is encoded
+    if (share := tokenizer.unknown(sample)) > UNKNOWN:
+        print(
+            f"warning: {share:.0%} of the characters of this text (of a sample of it) have no piece in tokenizer.path="
+            f"{config.tokenizer.path} and will be <unk>; learn a vocabulary from it with pretrain/train_tokenizer.py and another "
+            "tokenizer.path",
+            flush=True,
+        )
 
 
 def _check_source(store: TokenStore, text: TextConfig) -> None:

@@ -137,6 +137,21 @@ def documents(config: TextConfig) -> Iterator[Document]:
         raise ValueError(no_text(config))
 
 
+def sample_of(config: TextConfig, characters: int) -> list[str]:
+    """Lines of the text, about so many characters: the beginnings of its units, of a hundred of them where there are more."""
+    groups = units_of(config)
+    groups = groups[:: -(-len(groups) // 100)]
+    lines: list[str] = []
+    for group in groups:
+        size = 0
+        for document in documents_of(group, config, Meter()):
+            lines += document
+            size += sum(map(len, document))
+            if size >= characters / len(groups):
+                break
+    return lines
+
+
 def documents_of(units: Sequence[Unit], config: TextConfig, meter: Meter) -> Iterator[Document]:
     """The documents of `units` one after another, `limit_mb` of them; `meter` is told how much was read."""
     limit = float("inf") if config.limit_mb is None else config.limit_mb * 1e6

@@ -185,6 +185,14 @@ class Tokenizer:
     def _parts(self, piece: str) -> list[str]:
         return [piece] if self.preprocess == "none" else split_after_digits(piece, self._pieces.encode_as_pieces)
 
+    def unknown(self, texts: Sequence[str]) -> float:
+        """The share of the characters of texts, as they are encoded, that are `<unk>`: a run of them is one token, however long."""
+        texts = [prepared(text, self.preprocess) for text in texts]
+        pieces = [piece for encoded in self._pieces.encode(texts, out_type=str) for piece in encoded]
+        sizes = np.fromiter(map(len, pieces), np.int64, len(pieces))
+        unknown = np.array(self._pieces.piece_to_id(pieces)) == symbols.UNK
+        return float((sizes * unknown).sum() / max(sizes.sum(), 1))
+
     def decode(self, ids: Iterable[int]) -> str:
         """Text of token ids; symbols are left out, unknown pieces become ⁇."""
         return self._pieces.decode([int(i) for i in ids if i > symbols.EOP or i == symbols.UNK])

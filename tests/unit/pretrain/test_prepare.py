@@ -1,4 +1,5 @@
 import dataclasses
+import re
 
 import pytest
 
@@ -31,6 +32,14 @@ def test_what_a_line_is_and_how_text_is_preprocessed_reach_the_store(config):
     store = make_store(config)
     assert symbols.EOP not in store.train.tokens
     assert store.tokenizer().preprocess == "cased" and store.meta["source"]["lines"] == "sentences"
+
+
+def test_a_vocabulary_of_another_text_is_told(config, text_file, capsys):
+    text_file.write_text(text_file.read_text() + "\n\nБа бе Ди до 中文字" * 2000)
+    make_store(config)
+    assert re.search(
+        r"warning: \d\d% of the characters .* have no piece in tokenizer.path=.*words.model", capsys.readouterr().out
+    )
 
 
 def test_a_folder_of_something_else_is_not_to_be_deleted(config, text_file):

@@ -15,6 +15,12 @@ def test_text_survives_a_round_trip(tokenizer, documents):
             assert tokenizer.decode(tokenizer.encode(paragraph)) == paragraph
 
 
+def test_unknown_characters_are_counted_where_unknown_tokens_are_one_for_many(tokenizer):
+    assert tokenizer.unknown(["Ba be."]) == 0 == tokenizer.unknown([])
+    assert tokenizer.encode("Ba 中文字大").count(symbols.UNK) == 1
+    assert tokenizer.unknown(["Ba 中文字大"]) == pytest.approx(4 / 8)  # with the space before each word
+
+
 def test_a_vocabulary_larger_than_the_text_allows_names_the_largest(documents):
     with pytest.raises(
         ValueError, match=r"tokenizer.vocab_size \(9000\) is more than this text allows; set tokenizer.vocab_size=\d+"
