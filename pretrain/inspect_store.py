@@ -36,6 +36,7 @@ class PartFacts:
     sentences: int
     tokens: int
     pieces_per_word: float
+    tokens_per_sentence: float
     unknown: float
     longest: list[tuple[int, int]]
     document_lengths: np.ndarray
@@ -52,6 +53,7 @@ def facts_of(part: Part, starts_word: np.ndarray) -> PartFacts:
         sentences=len(part.sentence_ends),
         tokens=len(part),
         pieces_per_word=len(text) / max(int(starts_word[text].sum()), 1),
+        tokens_per_sentence=len(part) / len(part.sentence_ends),
         unknown=float((ids == symbols.UNK).mean()),
         longest=[(int(lengths[i]), int(i)) for i in order],
         document_lengths=lengths,
@@ -107,7 +109,8 @@ def describe(
         ("sentences", "sentences", ","),
         ("tokens", "tokens", ","),
         ("pieces a word", "pieces_per_word", ".3f"),
-        ("unknown", "unknown", ".4%"),
+        ("tokens a sentence", "tokens_per_sentence", ".1f"),
+        ("unknown tokens", "unknown", ".4%"),
     ]
     lines += [
         f"{name:24}" + "".join(f"{getattr(facts[part], key):>16{form}}" for part in PARTS) for name, key, form in rows

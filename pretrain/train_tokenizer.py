@@ -32,7 +32,7 @@ def make_tokenizer(config: PretrainConfig) -> Tokenizer:
         print(f"{path}: there already, {size} pieces")
         return tokenizer
     started = time.monotonic()
-    print(f"{path}: learning {size} pieces from {config.text.source} ...", flush=True)
+    print(f"{path}: learning {size} pieces from {' '.join(config.text.sources)} ...", flush=True)
     tokenizer = train(documents(config.text), config.tokenizer)
     tokenizer.save(path)
     print(f"{path}: {len(tokenizer)} pieces in {time.monotonic() - started:.0f} s")

@@ -182,7 +182,7 @@ def _read(path: Path, seen: tuple[Path, ...]) -> DictConfig:
         settings = OmegaConf.load(path)
     except FileNotFoundError:
         raise ValueError(f"--config {path}: no such file; see configs/ for those that exist") from None
-    except (yaml.YAMLError, OSError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
         raise ValueError(f"--config {path}: cannot be read as YAML: {' '.join(str(error).split())}") from None
     if not isinstance(settings, DictConfig):
         raise ValueError(f"--config {path}: must hold `key: value` lines, not a {type(settings).__name__}")
@@ -224,8 +224,12 @@ def _check_keys(schema: DictConfig, given: DictConfig, origin: str, prefix: str 
         path = f"{prefix}{key}"
         value: Any = given._get_node(key)
         if key not in schema:
-            path = _longest(path, value)
-            raise ValueError(f"{origin}: there is no setting {path!r}; {nearest(path, list(_keys(_root(schema))))}")
+            path, known = _longest(path, value), list(_keys(_root(schema)))
+            if "." in key and path in known:
+                raise ValueError(
+                    f"{origin}: {path!r} is written as a group, `{path.replace('.', ': {')}: ...{'}' * path.count('.')}`"
+                )
+            raise ValueError(f"{origin}: there is no setting {path!r}; {nearest(path, known)}")
         inner = schema._get_node(key)
         if _is_group(inner):
             if not isinstance(value, DictConfig):

@@ -95,6 +95,19 @@ def test_a_misspelt_key_in_a_file_names_the_file_and_the_nearest_key(tmp_path):
         load(PretrainConfig, Path(tmp_path / "a.yaml"))
 
 
+def test_a_dotted_key_in_a_file_says_how_it_is_written(tmp_path):
+    (tmp_path / "a.yaml").write_text("data.window: 512\n")
+    with pytest.raises(ValueError, match=r"a.yaml: 'data.window' is written as a group, `data: \{window: ...\}`"):
+        load(PretrainConfig, tmp_path / "a.yaml")
+
+
+@pytest.mark.parametrize("content", ['text: {source: "a${b"}\n', "null: 3\n"])
+def test_what_omegaconf_does_not_read_is_a_sentence(content, tmp_path):
+    (tmp_path / "a.yaml").write_text(content)
+    with pytest.raises(ValueError, match=r"a.yaml"):
+        load(PretrainConfig, tmp_path / "a.yaml")
+
+
 def test_the_pages_of_settings_are_what_the_schemas_say():
     assert (REPOSITORY / "docs" / "configuration.md").read_text() == pretrain.settings.page()
     assert (REPOSITORY / "docs" / "finetuning_settings.md").read_text() == finetune.settings.page()

@@ -46,6 +46,11 @@ class Task:
     units: list[Unit]
 
     @property
+    def weight(self) -> float:
+        """How often its documents are taken for training."""
+        return self.units[0].weight
+
+    @property
     def finished(self) -> bool:
         """Whether all of its shards are there."""
         return (self.folder / "finished").exists()
@@ -277,38 +282,43 @@ def _assemble(path: Path, tasks: list[Task], tokenizer: Tokenizer, config: TextC
 def _chosen(tasks: list[Task], config: TextConfig, dtype: np.dtype) -> Iterator[tuple[str, Piece]]:
     """The pieces of the store: each document once, again as often as its weight says, and duplicates not at all."""
     seen = {part: _First(tasks, part) if config.deduplicate else None for part in PARTS}
-    for again in range(int(np.ceil(max(unit.weight for task in tasks for unit in task.units)))):
-        for task in tasks:
-            weight = task.units[0].weight - again
+    for again in range(int(np.ceil(max((task.weight for task in tasks), default=0)))):
+        for number, task in enumerate(tasks):
+            weight = task.weight - again
             for shard in task.shards() if weight > 0 else []:
                 for part in PARTS if again == 0 else PARTS[:1]:
                     piece = pieces.read(shard / part, dtype)
-                    # another hash than the one that chose the held-out documents
-                    kept = piece.hashes * np.uint64(0x9E3779B97F4A7C15) / 2.0**64 < weight
+                    kept = _taken(piece.hashes, weight)
                     first = seen[part]
                     if first is not None:
-                        kept &= first.among(shard)
+                        kept &= first.among(number, shard)
                     if kept.any():
                         yield part, piece.where(kept)
 
 
+def _taken(hashes: np.ndarray, weight: float) -> np.ndarray:
+    """(documents,) bool: which documents a source of `weight` gives, by another hash than the one that chose the held-out ones."""
+    return hashes * np.uint64(0x9E3779B97F4A7C15) / 2.0**64 < weight
+
+
 class _First:
-    """Which documents of each shard are the first of their text: 64 bits of a hash tell texts apart."""
+    """Which documents of each shard are the first of their text, of those that weights leave: 64 bits of a hash tell texts apart."""
 
     def __init__(self, tasks: list[Task], part: str) -> None:
-        folders = list(dict.fromkeys(shard for task in tasks for shard in task.shards()))
-        hashes = [np.fromfile(folder / part / "hashes.bin", "uint64") for folder in folders]
-        first = np.zeros(sum(map(len, hashes)), bool)
-        first[np.unique(np.concatenate([np.empty(0, "uint64"), *hashes]), return_index=True)[1]] = True
-        self._of = (
-            dict(zip(folders, np.split(first, np.cumsum([len(h) for h in hashes])[:-1]), strict=True))
-            if folders
-            else {}
+        shards = [(number, shard) for number, task in enumerate(tasks) for shard in task.shards()]
+        hashes = [np.fromfile(shard / part / "hashes.bin", "uint64") for _, shard in shards]
+        taken = [_taken(found, tasks[number].weight) for (number, _), found in zip(shards, hashes, strict=True)]
+        together, first = np.concatenate([np.empty(0, "uint64"), *hashes]), np.concatenate([np.empty(0, bool), *taken])
+        candidates = np.flatnonzero(first)
+        first[candidates] = False
+        first[candidates[np.unique(together[candidates], return_index=True)[1]]] = True
+        self._of = dict(
+            zip(shards, np.split(first, np.cumsum([len(found) for found in hashes])[:-1]), strict=bool(shards))
         )
 
-    def among(self, shard: Path) -> np.ndarray:
-        """(documents,) bool."""
-        return self._of[shard]
+    def among(self, task: int, shard: Path) -> np.ndarray:
+        """(documents,) bool, of a shard of the so-manieth task."""
+        return self._of[task, shard]
 
 
 class _PartWriter:

@@ -1,8 +1,9 @@
 """Lanes: which stretch of text each batch row reads at each step. A pure function of (seed, lane, step).
 
-The text of a part is cut into runs of `run_windows` windows. A lane walks one run after another, in an order drawn anew for
-each epoch; inside a run every window starts where the reused half of the last one ended, so that memory continues. Nothing
-held here grows with the text: the order is a keyed permutation computed on demand.
+The text of a part is cut into runs of `run_windows` windows, fewer where there would not be a run for each lane. A lane walks one run
+after another, in an order drawn anew for each epoch; inside a run every window starts where the reused half of the last one ended, so that
+memory continues. A run is the same text in either direction, so that lanes of both read all of it between them. Nothing held here grows
+with the text: the order is a keyed permutation computed on demand.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Lanes:
         n_lanes: rows of a step, over all processes and accumulation.
         stride: tokens that a lane advances a step.
         reach: tokens that a window may read from its first one on.
-        run_windows: windows of a run; shortened where the text is short.
+        run_windows: windows of a run at most.
         bidirectional: every second lane reads backward.
         seed: of the order of runs.
         at_document_end: whether memory is carried into the next document or cut.
@@ -129,10 +130,11 @@ class Lanes:
                 f"data.window needs {max(reach, stride)} tokens in a row, but {origin} has {len(part)}; "
                 "set a smaller data.window, or give more text"
             )
-        self.run_windows = min(run_windows, available // stride + 1)
+        self.run_windows = max(1, min(run_windows, available // (stride * n_lanes)))
         self.n_runs = available // (self.run_windows * stride) or 1
-        # each epoch shifts all runs by a little, so that windows do not begin at the same tokens again
-        self._slack = min(stride, max(available - (self.n_runs * self.run_windows - 1) * stride, 0))
+        # each epoch shifts all runs, so that windows do not begin at the same tokens again and the text's end is read, too
+        self._slack = available - (self.n_runs * self.run_windows - 1) * stride
+        self._last = available - (self.run_windows - 1) * stride  # where a run can begin
         # a lane asks for the same run at every step of it, and the permutation takes 6 to 20 microseconds (2026-11)
         self._begin_of = lru_cache(maxsize=4 * n_lanes)(self._run_begin)
 
@@ -141,13 +143,16 @@ class Lanes:
         slot, window = divmod(step, self.run_windows)
         text = self._texts[self.bidirectional and lane % 2]
         walked = window * self._stride
-        begin = self._begin_of(slot * self.n_lanes + lane) + walked
+        begin = self._begin_of(slot * self.n_lanes + lane)
+        if text.backward:
+            begin = min(len(text) - begin - self.run_windows * self._stride, self._last)
+        begin += walked
         if self._cut:
             walked = min(walked, begin - text.documents[text.documents.last_until(begin)])
         return Place(text, begin, walked)
 
     def _run_begin(self, number: int) -> int:
-        """The first token of the run that is read as the `number`-th of all."""
+        """The first token, in the forward text, of the run that is read as the `number`-th of all."""
         epoch, index = divmod(number, self.n_runs)
         run = permuted(index, self.n_runs, (self._seed, epoch))
         return run * self.run_windows * self._stride + int(_mix(self._seed, epoch) % (self._slack + 1))

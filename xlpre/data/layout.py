@@ -45,10 +45,12 @@ class DataConfig:
     def __post_init__(self) -> None:
         new = self.window - self.reuse_len
         if self.window < 2 or self.reuse_len < 1 or (new != 0 and new < 2 + self.n_symbols):
+            window = max(self.window, 2 * (2 + self.n_symbols))
+            plain = max(self.window, 2)
             raise ValueError(
                 f"data.reuse_len ({self.reuse_len}) must be at least 1 and leave room in data.window ({self.window}) for "
-                f"{self.n_symbols} symbols and 2 tokens; set data.reuse_len={max(self.window // 2, 1)}, "
-                f"or data.reuse_len={self.window} for plain text without symbols"
+                f"{self.n_symbols} symbols and 2 tokens; set data.reuse_len={window // 2} data.window={window}, or "
+                f"data.reuse_len={plain} data.window={plain} for plain text without symbols"
             )
         if self.run_windows < 1 or self.workers < 1:
             raise ValueError(

@@ -24,7 +24,7 @@ import numpy as np
 from xlpre.text.preprocess import Preprocess
 from xlpre.text.tokenizer import Tokenizer
 
-FORMAT = 2
+FORMAT = 3
 PARTS = ("train", "held_out")
 CHECKED_AT_OPENING = 256 << 20  # bytes; a larger store is read through by TokenStore.verify alone
 META = "meta.json"

@@ -11,7 +11,10 @@ from xlpre.text import symbols
 from xlpre.text.preprocess import Preprocess
 from xlpre.text.symbols import SPACE
 
-TERMINAL, CLOSING, LOWER, LONE_SPACE, BEGINS_WORD, BREAK = (1 << i for i in range(6))  # of a kind, see kinds_of
+TERMINAL, CLOSING, QUOTE, LOWER, LONE_SPACE, SPACED, UNSPACED, BREAK = (
+    1 << i for i in range(8)
+)  # of a kind, see kinds_of
+TERMINALS = ".!?…։؟۔।॥፧።။។៕᠃。！？｡"  # full stops of many scripts, and what stands for one
 
 
 def starts_word(piece: str) -> bool:
@@ -33,41 +36,54 @@ def written_without_spaces(character: str) -> bool:
 
 
 def kinds_of(pieces: Iterable[str], preprocess: Preprocess) -> np.ndarray:
-    """(V,) uint8, what each piece is at the end of a sentence: one look-up a token instead of five."""
+    """(V,) uint8, what each piece is at the end of a sentence: one look-up a token instead of eight."""
     return np.array([_kind(piece, preprocess) for piece in pieces], np.uint8)
 
 
 def sentence_ends(ids: np.ndarray, kinds: np.ndarray) -> np.ndarray:
     """Offsets after each sentence of encoded documents of paragraphs, the last one their end.
 
-    A sentence ends at a terminal mark (and closing quotes or brackets) before a piece that begins a word and is not lower-case (in
-    uncased text any such piece), and at the end of a paragraph or document.
+    A sentence ends after a run of marks with a terminal one among them (`.`, `?!`, `.")`), before a space and a word that is not
+    lower-case (in uncased text any word), before a script without spaces, and at the end of a paragraph or document. A quotation mark that
+    opens in one language and closes in another closes before a space.
 
     Args:
         ids: (N,) of the tokens.
         kinds: (V,) of the vocabulary, see kinds_of.
     """
-    kind = kinds[ids]
-    at = np.flatnonzero(kind & (TERMINAL | BREAK))  # few: the rest looks at these alone
-    final, breaks = at[kind[at] & TERMINAL > 0], at[kind[at] & BREAK > 0]
-    after = final[final + 1 < len(ids)] + 1
-    final = np.union1d(final, after[kind[after] & CLOSING > 0])
-    final = final[final + 2 < len(ids)]
+    kind = np.append(kinds[ids], [0, 0])
+    marks = np.flatnonzero(kind & (TERMINAL | CLOSING | QUOTE))  # few: the rest looks at these alone
+    opens = (kind[marks] & QUOTE > 0) & (kind[marks + 1] & (TERMINAL | CLOSING | SPACED | BREAK) == 0)
+    marks = marks[~opens]
+    last = np.append(np.diff(marks) > 1, True)[: len(marks)]  # of a run of marks
+    terminals = np.diff(np.cumsum(kind[marks] & TERMINAL > 0)[last], prepend=0)
+    final = marks[last][terminals > 0]
     # a space of its own belongs to the word that begins in the next piece
     word = np.where(kind[final + 1] & LONE_SPACE > 0, kind[final + 2], kind[final + 1])
-    ends = final[(kind[final + 1] & BEGINS_WORD > 0) & (word & LOWER == 0)]
+    ends = final[(kind[final + 1] & (SPACED | UNSPACED) > 0) & (word & LOWER == 0)]
+    breaks = np.flatnonzero(kind & BREAK)
     breaks = breaks[breaks + 1 < len(ids)]
     breaks = breaks[(ids[breaks] == symbols.EOD) | (ids[breaks + 1] != symbols.EOD)]  # <eop> <eod> is one end
     return np.append(np.union1d(ends, breaks) + 1, len(ids))
 
 
 def _kind(piece: str, preprocess: Preprocess) -> int:
+    category = {unicodedata.category(character) for character in piece}
     marks = {
-        TERMINAL: piece.endswith((".", "!", "?", "…", "。", "！", "？", "｡")),
-        CLOSING: all(c in "\"')]»”’」』）" for c in piece),
+        TERMINAL: _bare(piece).endswith(tuple(TERMINALS)),
+        CLOSING: piece != "" and _bare(piece) == "",
+        QUOTE: category == {"Pi"},
         LOWER: piece.removeprefix(SPACE)[:1].islower() and preprocess != "uncased",  # where lower case says something
         LONE_SPACE: piece == SPACE,
-        BEGINS_WORD: starts_word(piece),
+        SPACED: piece.startswith(SPACE),
+        UNSPACED: written_without_spaces(piece[:1]) or (not piece.isascii() and category <= {"Ps", "Pi"}),
         BREAK: piece in (symbols.PIECES[symbols.EOP], symbols.PIECES[symbols.EOD]),
     }
     return sum(mark for mark, is_so in marks.items() if is_so)
+
+
+def _bare(piece: str) -> str:
+    """A piece without the closing quotes and brackets at its end."""
+    while piece and (piece[-1] in "\"'" or unicodedata.category(piece[-1]) in ("Pe", "Pf")):
+        piece = piece[:-1]
+    return piece

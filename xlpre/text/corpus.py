@@ -101,7 +101,7 @@ def units_of(config: TextConfig) -> list[list[Unit]]:
     Raises:
         ValueError: a glob that matches nothing, a file of an unknown kind, a dataset that cannot be loaded.
     """
-    found = [_units_of_source(source, weight, config) for source, weight in config.sources.items()]
+    found = [units for item in config.sources.items() if (units := _units_of_source(*item, config))]
     return found if config.limit_mb is not None else [[unit] for units in found for unit in units]
 
 
@@ -110,14 +110,18 @@ def _units_of_source(source: str, weight: float, config: TextConfig) -> list[Uni
         return [Unit(source, weight)]
     if source.startswith("hf:"):
         n_shares = _hub(source, config.split).num_shards
-        return [Unit(source, weight, i, n_shares) for i in range(n_shares)]
+        states = [path.stat() for path in _on_disk(source)]
+        changed = max((state.st_mtime_ns for state in states), default=0)
+        n_bytes = sum(state.st_size for state in states) // n_shares
+        return [Unit(source, weight, i, n_shares, n_bytes, changed) for i in range(n_shares)]
     return [unit for path in _matching(source) for unit in _units_of_file(path, weight, config)]
 
 
 def files(config: TextConfig) -> dict[str, int]:
-    """The files that the sources' globs name, with their bytes; none for a source that is not a glob."""
-    globs = [source for source in config.sources if source != "docstrings" and not source.startswith("hf:")]
-    return {str(path): path.stat().st_size for source in globs for path in _matching(source)}
+    """The files that the sources' globs name, and those of datasets on disk, with their bytes."""
+    named = [source for source in config.sources if source != "docstrings"]
+    found = [_on_disk(source) if source.startswith("hf:") else _matching(source) for source in named]
+    return {str(path): path.stat().st_size for paths in found for path in paths}
 
 
 def documents(config: TextConfig) -> Iterator[Document]:
@@ -166,7 +170,15 @@ def documents_of(units: Sequence[Unit], config: TextConfig, meter: Meter) -> Ite
 
 def no_text(config: TextConfig) -> str:
     """The message for a corpus without a word."""
-    return f"text.source={' '.join(config.sources)!r} holds no text at all; name one that does"
+    thinned = (
+        " (or text.mixture takes too little of it)" if any(weight < 1 for weight in config.sources.values()) else ""
+    )
+    return f"text.source={' '.join(config.sources)!r} holds no text at all{thinned}; name one that does"
+
+
+def _on_disk(source: str) -> list[Path]:
+    """The files of the dataset `hf:./FOLDER`; none of one that is not on disk."""
+    return sorted(path for path in Path(source.removeprefix("hf:")).rglob("*") if path.is_file())
 
 
 def _matching(pattern: str) -> list[Path]:
@@ -200,14 +212,16 @@ def _read(unit: Unit, config: TextConfig, meter: Meter) -> Iterator[Document]:
         return docstrings()
     if unit.source.startswith("hf:"):
         share = _hub(unit.source, config.split).shard(num_shards=unit.end, index=unit.begin)
-        return _from_rows(_hub_rows(share, f"text.source={unit.source!r}"), config, unit.source)
+        rows = enumerate(_hub_rows(share, f"text.source={unit.source!r}"), 1)
+        share_of = f" of share {unit.begin + 1} of {unit.end}" if unit.end != 1 else ""
+        return _from_rows(((f"{unit.source}, row {number}{share_of}", row) for number, row in rows), config)
     path = Path(unit.source)
     kind = kind_of(path)
     if kind == ".txt":
         return _from_lines(read_lines(path, meter, unit.begin), unit)
     if kind == ".jsonl":
-        return _from_rows(json_rows(path, meter, unit.begin, unit.end), config, path)
-    return _from_rows(parquet_rows(path, meter, config.column, unit.begin, unit.end), config, path)
+        return _from_rows(json_rows(path, meter, unit.begin, unit.end), config)
+    return _from_rows(parquet_rows(path, meter, config.column, unit.begin, unit.end), config)
 
 
 def _from_lines(lines: Iterable[tuple[int, str]], unit: Unit) -> Iterator[Document]:
@@ -274,8 +288,8 @@ def _hub_rows(share: Any, origin: str) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def _from_rows(rows: Iterable[dict[str, Any]], config: TextConfig, origin: object) -> Iterator[Document]:
-    texts = _column(rows, config.column, origin)
+def _from_rows(rows: Iterable[tuple[str, dict[str, Any]]], config: TextConfig) -> Iterator[Document]:
+    texts = _column(rows, config.column)
     if config.rows == "lines":
         yield from _split_at_empty_lines(texts)
         return
@@ -283,14 +297,12 @@ def _from_rows(rows: Iterable[dict[str, Any]], config: TextConfig, origin: objec
         yield from _split_at_empty_lines(line for line in text.splitlines() if line.strip())
 
 
-def _column(rows: Iterable[dict[str, Any]], column: str, origin: object) -> Iterator[str]:
-    for number, row in enumerate(rows, 1):
+def _column(rows: Iterable[tuple[str, dict[str, Any]]], column: str) -> Iterator[str]:
+    for place, row in rows:
         if column not in row:
-            raise ValueError(
-                f"{origin}, row {number}: has no field {column!r}; set text.column to one of {', '.join(row)}"
-            )
+            raise ValueError(f"{place}: has no field {column!r}; set text.column to one of {', '.join(row)}")
         if not isinstance(row[column], str):
-            raise ValueError(f"{origin}, row {number}: {column!r} is a {type(row[column]).__name__}, text is needed")
+            raise ValueError(f"{place}: {column!r} is a {type(row[column]).__name__}, text is needed")
         yield row[column]
 
 

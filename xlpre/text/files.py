@@ -83,8 +83,8 @@ def read_lines(path: Path, meter: Meter, begin: int = 0) -> Iterator[tuple[int, 
         raise ValueError(f"{path}, {where}: cannot be read: {error or type(error).__name__}") from None
 
 
-def json_rows(path: Path, meter: Meter, begin: int, end: int | None) -> Iterator[dict[str, Any]]:
-    """Objects of the lines that start in [begin, end).
+def json_rows(path: Path, meter: Meter, begin: int, end: int | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Objects of the lines that start in [begin, end), each after its place for messages.
 
     Raises:
         ValueError: as read_lines; a line that is not a JSON object (see parse_object).
@@ -93,7 +93,8 @@ def json_rows(path: Path, meter: Meter, begin: int, end: int | None) -> Iterator
         if end is not None and offset >= end:
             return
         if line.strip():
-            yield parse_object(line, _where(path, number, offset, begin))
+            place = _where(path, number, offset, begin)
+            yield place, parse_object(line, place)
 
 
 def row_groups(path: Path) -> list[int]:
@@ -112,8 +113,10 @@ def row_groups(path: Path) -> list[int]:
     return [found.row_group(i).total_byte_size for i in range(found.num_row_groups)]
 
 
-def parquet_rows(path: Path, meter: Meter, column: str, begin: int, end: int | None) -> Iterator[dict[str, Any]]:
-    """Rows of the row groups [begin, end).
+def parquet_rows(
+    path: Path, meter: Meter, column: str, begin: int, end: int | None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Rows of the row groups [begin, end), each after its place for messages.
 
     Raises:
         ValueError: it cannot be read, or has no such column.
@@ -127,10 +130,17 @@ def parquet_rows(path: Path, meter: Meter, column: str, begin: int, end: int | N
             raise ValueError(
                 f"{path}: has no column {column!r}; set text.column to one of {', '.join(file.schema_arrow.names)}"
             )
+        number = sum(file.metadata.row_group(group).num_rows for group in range(begin))
         for group in range(begin, file.num_row_groups if end is None else end):
             for batch in file.iter_batches(row_groups=[group], columns=[column], batch_size=1024):
-                yield from batch.to_pylist()
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path}, row {number}", row
             meter.n_bytes += file.metadata.row_group(group).total_byte_size
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path}, within 1,024 rows after row {number}: not UTF-8 ({error.reason}); convert or remove it"
+        ) from None
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(f"{path}: cannot be read as parquet: {str(error).splitlines()[0]}") from None
 

@@ -28,6 +28,7 @@ from xlpre.text.corpus import Document, Lines
 from xlpre.text.preprocess import Preprocess, prepared, split_after_digits
 
 LONGEST_SENTENCE = 1 << 16  # bytes; SentencePiece, for which a line is a sentence, passes over longer ones
+LEAST_COVERAGE = 0.98  # of characters; SentencePiece refuses less
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,13 @@ class TokenizerConfig:
     preprocess: Preprocess = "none"
 
     def __post_init__(self) -> None:
+        if not LEAST_COVERAGE <= self.character_coverage <= 1:
+            raise ValueError(
+                f"tokenizer.character_coverage ({self.character_coverage}) is the share of characters with a piece; SentencePiece takes "
+                f"{LEAST_COVERAGE} to 1"
+            )
+        if self.train_mb <= 0:
+            raise ValueError(f"tokenizer.train_mb ({self.train_mb}) must be positive: million characters to learn from")
         least = len(symbols.PIECES) + len(symbols.USER_DEFINED)
         if self.vocab_size <= least:
             raise ValueError(
@@ -246,7 +254,7 @@ def train(documents: Iterable[Document], config: TokenizerConfig) -> Tokenizer:
         if needed := re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error)):
             raise ValueError(
                 f"tokenizer.vocab_size ({config.vocab_size}) has no room for the text's characters and the symbols; set "
-                f"tokenizer.vocab_size={needed[1]} at the least, or a smaller tokenizer.character_coverage"
+                f"tokenizer.vocab_size={needed[1]} at the least, or a smaller tokenizer.character_coverage ({LEAST_COVERAGE} at the least)"
             ) from None
         raise ValueError(
             f"tokenizer.vocab_size={config.vocab_size}: SentencePiece could not learn it: {error}"

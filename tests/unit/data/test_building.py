@@ -262,6 +262,37 @@ def test_a_mixture_takes_each_source_as_often_as_its_weight(tmp_path, tokenizer)
     assert len(held_out) == len(set(held_out)) and not set(trained) & set(held_out)
 
 
+def test_a_weight_below_one_loses_no_document_that_another_source_has_too(tmp_path, tokenizer):
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("\n\n".join("\n".join(document) for document in make_documents(200)))
+
+    def documents_of(**weights):
+        mixture = {f"{tmp_path}/{name}.txt": weight for name, weight in weights.items()}
+        config = TextConfig(mixture=mixture, deduplicate=True, held_out=0.2, workers=1)
+        store = build_store(tmp_path / "_".join(map(str, weights.values())), config, tokenizer)
+        return sorted(texts(store.train, tokenizer)), sorted(texts(store.held_out, tokenizer))
+
+    assert documents_of(a=0.5, b=1.0) == documents_of(b=1.0) == documents_of(a=0.25, b=1.0)
+
+
+def test_a_dataset_on_disk_that_changed_is_read_again(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    (tmp_path / "set").mkdir()
+    rows = [json.dumps({"text": f"Ba {'di ' * length}be."}) for length in range(100)]
+    (tmp_path / "set" / "a.jsonl").write_text("\n".join(rows))
+    (tmp_path / "set" / "b.jsonl").write_text('{"text": null}')
+    config = TextConfig(source=f"hf:{tmp_path}/set", held_out=0.2, workers=1)
+    monkeypatch.setattr(building, "BATCH_CHARACTERS", 100)
+    monkeypatch.setattr(building, "SHARD_CHARACTERS", 1000)
+    with pytest.raises(ValueError, match="b.jsonl|row .*NoneType"):
+        build_store(tmp_path / "store", config, tokenizer)
+    (tmp_path / "set" / "a.jsonl").write_text("\n".join(row.replace("be.", "do.") for row in rows))
+    (tmp_path / "set" / "b.jsonl").write_text('{"text": "Ba do."}')
+    store = build_store(tmp_path / "store", config, tokenizer)
+    assert {text.split()[-1] for part in (store.train, store.held_out) for text in texts(part, tokenizer)} == {"do."}
+    assert sum(store.meta["files"].values()) == sum(path.stat().st_size for path in (tmp_path / "set").iterdir())
+
+
 def test_unicode_of_every_plane_survives(tmp_path):
     characters = [chr(plane * 0x10000 + place) for plane in (1, 2, 3, 14, 15, 16) for place in (0x100, 0x101)]
     characters += list("aßжעبअ中한あ😀")

@@ -65,12 +65,42 @@ def test_memory_cut_at_a_documents_end_reaches_back_to_it_and_not_past_the_run()
     assert some_shorter > 50
 
 
-def test_an_epoch_reads_every_run_once_and_the_next_in_another_order():
-    lanes = lanes_over(part_of(4000), n_lanes=5)
-    slots = [lanes.place(lane, slot * 5).begin // 40 for slot in range(2 * lanes.n_runs // 5) for lane in range(5)]
-    first, second = slots[: lanes.n_runs], slots[lanes.n_runs : 2 * lanes.n_runs]
-    assert sorted(first) == list(range(lanes.n_runs))
-    assert first != second[: len(first)]
+def times_read(part, lanes, slots):
+    """(N,) how often each token of the part was a lane's own in the first `slots` runs of all lanes."""
+    times = np.zeros(len(part), int)
+    for step in range(slots * lanes.run_windows):
+        for lane in range(lanes.n_lanes):
+            place = lanes.place(lane, step)
+            times[place.text.tokens(place.begin, place.begin + 8)] += 1
+    return times
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_an_epoch_reads_the_text_once_in_either_direction_or_both(bidirectional):
+    part = part_of(4014)  # a hundred runs
+    lanes = lanes_over(part, bidirectional=bidirectional)
+    times = times_read(part, lanes, lanes.n_runs // 4)
+    assert (times == 1).mean() > 0.99
+    assert times.max() <= 2 and (times == 2).sum() <= 14  # at an end of the text
+
+
+def test_epochs_take_the_runs_in_other_orders_and_read_the_ends_of_the_text_too():
+    part = part_of(300)
+    lanes = lanes_over(part, n_lanes=2)
+    orders = {
+        tuple(lanes.place(0, slot * lanes.run_windows).begin // 40 for slot in range(k, k + 3)) for k in range(0, 90, 3)
+    }
+    assert len(orders) > 10
+    assert times_read(part, lanes, 200)[:-14].min() > 0
+
+
+@given(st.integers(60, 600), st.integers(1, 16))
+@settings(max_examples=50, deadline=None)
+def test_rows_of_a_step_are_of_different_text_where_there_is_enough(n_tokens, n_lanes):
+    part = part_of(n_tokens)
+    lanes = lanes_over(part, n_lanes, run_windows=1000, bidirectional=False)
+    if n_tokens - 14 >= 8 * n_lanes:
+        assert times_read(part, lanes, 1).max() == 1
 
 
 def test_every_second_lane_reads_backward():

@@ -1,4 +1,5 @@
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -75,11 +76,14 @@ def test_a_and_b_fill_the_row_exactly(total):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"reuse_len": 510}, {"reuse_len": 0}, {"window": 1}, {"window": 8, "reuse_len": 9}]
+    "settings",
+    [{"reuse_len": 510}, {"reuse_len": 0}, {"window": 1}, {"window": 8, "reuse_len": 9}, {"window": 8, "reuse_len": 4}],
 )
-def test_a_window_without_room_names_the_way_out(settings):
-    with pytest.raises(ValueError, match=r"data.reuse_len .* set data.reuse_len="):
+def test_a_window_without_room_names_ways_out_that_are_ones(settings):
+    with pytest.raises(ValueError, match=r"data.reuse_len .* set data.reuse_len=") as caught:
         DataConfig(**settings)
+    for said in str(caught.value).split("; set ")[1].split(", or "):
+        DataConfig(**{key: int(value) for key, value in re.findall(r"data\.(\w+)=(\d+)", said)})
 
 
 def test_the_row_reaches_no_further_than_it_says():

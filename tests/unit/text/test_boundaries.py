@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 
 from xlpre.text import symbols
 from xlpre.text.boundaries import kinds_of, sentence_ends, starts_word
@@ -19,6 +20,23 @@ def test_a_sentence_ends_after_its_closing_quotes_before_a_word_that_is_not_lowe
     assert ends_of("▁A . ” ▁B c") == [3, 5]
     assert ends_of("▁A . ▁b c") == [4]
     assert ends_of("▁A . B c") == [4]  # no word begins
+
+
+def test_marks_in_a_row_are_one_end():
+    assert ends_of('▁A . ) " ▁B . . . ▁C ? ! ▁D') == [4, 8, 11, 12]
+    assert ends_of("▁A !” ▁B .) ▁c , ▁A . , ▁B") == [2, 10]  # also as one piece; no end before a comma
+    assert ends_of("▁A . <eop> ▁B") == [3, 4]
+
+
+def test_a_quotation_mark_closes_before_a_space_and_opens_before_a_word():
+    assert ends_of("▁A . “ ▁B") == [3, 4]  # as in German
+    assert ends_of("他 。 「 好 。 」 她") == [2, 6, 7]
+    assert ends_of("他 。 “ 好 。 ” 她") == [2, 6, 7]
+
+
+@pytest.mark.parametrize("mark", "।۔؟։።။。")
+def test_full_stops_of_other_scripts_end_sentences(mark):
+    assert ends_of(f"▁क {mark} ▁ख ख") == [2, 4]
 
 
 def test_a_space_of_its_own_belongs_to_the_word_after_it():

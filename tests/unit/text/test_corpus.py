@@ -2,6 +2,8 @@ import gzip
 import itertools
 import json
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from xlpre.text.corpus import TextConfig, documents
@@ -17,9 +19,6 @@ def test_an_empty_line_ends_a_document_and_spaces_are_single(tmp_path):
 
 
 def test_gz_jsonl_and_parquet_hold_the_same_documents_as_txt(tmp_path):
-    import pyarrow
-    import pyarrow.parquet
-
     texts = ["one\ntwo", "dreißig 三十"]
     expected = [["one", "two"], ["dreißig 三十"]]
     (tmp_path / "a.txt").write_text("\n\n".join(texts))
@@ -68,6 +67,7 @@ BAD = {
     "long.jsonl": (b'{"text": "one"}\n{"text": ' + b"9" * 5000 + b"}", "long.jsonl, line 2: not JSON that can be read"),
     "list.jsonl": (b"[1]\n", "list.jsonl, line 1: a JSON object is needed"),
     "field.jsonl": (b'{"body": "one"}\n', "set text.column to one of body"),
+    "blank.jsonl": (b'{"text": "one"}\n\n\n{"text": 4}\n', "blank.jsonl, line 4: 'text' is a int"),
     "noise.parquet": (b"no parquet", "noise.parquet: cannot be read as parquet"),
     "picture.png": (b"x", "must be a .txt, .jsonl or .parquet file"),
     "empty.txt": (b"\n \n\n", "holds no text at all"),
@@ -81,6 +81,23 @@ def test_what_cannot_be_read_is_named_with_its_line(name, tmp_path):
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         read(tmp_path / name)
+
+
+def test_parquet_counts_rows_from_the_files_first_and_may_be_empty(tmp_path):
+    table = pyarrow.table({"text": ["one"] * 50 + [None]})
+    pyarrow.parquet.write_table(table, tmp_path / "null.parquet", row_group_size=20)
+    with pytest.raises(ValueError, match="null.parquet, row 51: 'text' is a NoneType"):
+        read(tmp_path / "null.parquet")
+    broken = pyarrow.Array.from_buffers(pyarrow.string(), 1, pyarrow.array([b"\xff"]).buffers())
+    pyarrow.parquet.write_table(pyarrow.table({"text": broken}), tmp_path / "bytes.parquet")
+    with pytest.raises(ValueError, match="bytes.parquet, within 1,024 rows after row 0: not UTF-8"):
+        read(tmp_path / "bytes.parquet")
+    pyarrow.parquet.ParquetWriter(tmp_path / "none.parquet", table.schema).close()
+    (tmp_path / "a.txt").write_text("one")
+    with pytest.raises(ValueError, match="holds no text at all"):
+        read(tmp_path / "none.parquet")
+    mixture = {f"{tmp_path}/none.parquet": 1.0, f"{tmp_path}/a.txt": 1.0}
+    assert list(documents(TextConfig(mixture=mixture, limit_mb=1))) == [["one"]]
 
 
 def test_a_folder_is_refused(tmp_path):

@@ -36,6 +36,15 @@ def test_a_vocabulary_with_no_room_for_the_characters_says_how_many_there_are():
         train(text, TokenizerConfig(vocab_size=60))
 
 
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("character_coverage", 0.5), ("character_coverage", 2.0), ("train_mb", 0.0), ("vocab_size", 9)],
+)
+def test_senseless_settings_are_refused_before_any_text_is_read(setting, value):
+    with pytest.raises(ValueError, match=rf"tokenizer.{setting} \({value}\)"):
+        TokenizerConfig(**{setting: value})
+
+
 def test_what_is_no_vocabulary_is_refused(tmp_path):
     (tmp_path / "bad.model").write_bytes(b"not a model")
     with pytest.raises(ValueError, match=r"bad.model: not a SentencePiece model"):
