@@ -10,7 +10,7 @@ from typing import Any
 from finetune.config import TaskDataConfig
 from finetune.fields import label_of, read_rows
 from finetune.one_vector import ClassTask, NumberTask
-from finetune.sources import Columns, TableSource, by_split
+from finetune.sources import Columns, TableSource, by_split, file_in
 from finetune.task import Task
 from xlpre.model.summary import Summary
 
@@ -18,7 +18,7 @@ from xlpre.model.summary import Summary
 def build_classification(name: str, data: TaskDataConfig, summary: Summary) -> Task:
     """`classify`: accuracy decides, and Matthews' correlation is told."""
     labels = [label.strip() for label in data.labels] or labels_in(
-        [Path(data.dir) / file for file in data.train], data.label
+        [file_in(data.dir, file) for file in data.train], data.label
     )
     if data.labels and len({*labels}) < max(len(labels), 2):
         raise ValueError(f"data.labels ({', '.join(labels)}) must be two labels or more, each once")
@@ -61,10 +61,6 @@ def _source(name: str, data: TaskDataConfig, labels: Sequence[str]) -> TableSour
     if not 1 <= len(data.text) <= 2 or len({*data.text}) < len(data.text):
         raise ValueError(f"task={name} needs data.text: [COLUMN] with the text, or two columns; it is {data.text}")
     folder = Path(data.dir)
-    return OwnSource(
-        Columns(tuple(data.text), data.label, labels),
-        [folder / file for file in data.train],
-        by_split(folder, data.dev),
-        by_split(folder, data.test),
-        data,
-    )
+    train, dev = [file_in(folder, file) for file in data.train], by_split(folder, data.dev)
+    columns = Columns(tuple(data.text), data.label, labels)
+    return OwnSource(columns, train, dev, by_split(folder, data.test, dev), data)

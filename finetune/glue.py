@@ -113,13 +113,10 @@ class GlueSource(TableSource):
             if (folder / file).exists():
                 there.setdefault(submitted, file)
         self._submitted = {split_name(file): submitted for file, submitted in layout.test.items()}
-        super().__init__(
-            layout.columns,
-            [folder / file for file in data.train or ["train.tsv"]],
-            by_split(folder, data.dev or layout.dev),
-            by_split(folder, data.test or list(there.values())),
-            data,
-        )
+        train = [folder / file for file in data.train or ["train.tsv"]]
+        dev = by_split(folder, data.dev or layout.dev)
+        test = by_split(folder, data.test or list(there.values()), dev)
+        super().__init__(layout.columns, train, dev, test, data)
 
     def read(self, split: str) -> Any:
         """See TableSource."""

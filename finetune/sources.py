@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,10 +11,13 @@ from typing import Any, Protocol
 
 from finetune.config import TaskDataConfig
 from finetune.examples import Example
-from finetune.fields import Fields, class_of, is_hub, number_of, read_rows, text_of
+from finetune.fields import KINDS, Fields, class_of, is_hub, number_of, read_rows, text_of
 from finetune.task import Prediction
+from xlpre.text.files import PACKED
 
 TRAIN, HELD_OUT = "train", "held_out"
+RESERVED = (TRAIN, HELD_OUT, "metrics")  # metrics.jsonl stands beside the answers to dev splits
+ENDINGS = (*PACKED, *KINDS, ".json", ".run", ".txt")
 
 
 class Source(Protocol):
@@ -170,23 +174,34 @@ def check_folder(data: TaskDataConfig, task: str, contains: str) -> None:
 
 
 def split_name(file: str) -> str:
-    """The name of the split in a file: its own, without its endings; of hf:NAME:SPLIT that."""
+    """The name of the split in a file: its own, without known endings; of hf:NAME:SPLIT all of it."""
     if is_hub(file):
-        return file.rpartition(":")[2]
-    return Path(file).name.partition(".")[0]
+        return re.sub("[/:]+", "-", file.removeprefix("hf:")).strip("-.")
+    path = Path(file)
+    while path.suffix in ENDINGS:
+        path = path.with_suffix("")
+    return path.name
 
 
-def by_split(folder: Path, files: Sequence[str]) -> dict[str, Path]:
+def file_in(folder: str | Path, file: str) -> Path:
+    """A file of a folder; hf:NAME:SPLIT is in none."""
+    return Path(file) if is_hub(file) else Path(folder) / file
+
+
+def by_split(folder: Path, files: Sequence[str], taken: Mapping[str, Path] | None = None) -> dict[str, Path]:
     """Files by the name of their split.
 
     Raises:
-        ValueError: two of the same name.
+        ValueError: two of the same name, or a name of those `taken`.
     """
-    found: dict[str, Path] = {}
+    others, found = dict(taken or {}), dict[str, Path]()
     for file in files:
-        path = folder / file
-        name = split_name(file)
-        if name in found or name in (TRAIN, HELD_OUT):
-            raise ValueError(f"{path} and another file are both called {name}; scores are told apart by it: rename one")
-        found[name] = path
+        path, name = file_in(folder, file), split_name(file)
+        if name in RESERVED:
+            raise ValueError(f"{path} is called {name}, as something else in a run's folder is; rename it")
+        if name in others:
+            raise ValueError(
+                f"{path} and {others[name]} are both called {name}, by which scores and predictions are told apart; rename one"
+            )
+        others[name] = found[name] = path
     return found

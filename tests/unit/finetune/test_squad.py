@@ -53,7 +53,7 @@ def test_rows_of_a_dataset_have_their_answers_as_lists(tmp_path, monkeypatch):
     monkeypatch.setattr("finetune.fields.hub_rows", lambda name, split: iter(rows[split]))
     task = build_task("squad/2.0", TaskDataConfig(train=["hf:a/b:train"], dev=["hf:a/b:validation"]), "last")
     assert [x.answer for x in task.read("train")] == [((8, "bi"),)]
-    assert task.dev == ("validation",) and [x.answer for x in task.read("validation")] == [((8, "bi"),), ()]
+    assert task.dev == ("a-b-validation",) and [x.answer for x in task.read(*task.dev)] == [((8, "bi"),), ()]
 
 
 def test_the_truth_of_a_line_may_be_unknown(tmp_path):

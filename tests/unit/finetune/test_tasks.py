@@ -63,9 +63,10 @@ def test_a_dataset_is_read_by_name(tmp_path, monkeypatch):
     task = build_task(
         "classify", TaskDataConfig(train=[f"{source}:train"], dev=[f"{source}:test"], text=["text"]), "last"
     )
-    assert task.labels == ["0", "1"] and task.dev == ("test",)
-    assert [(x.texts, x.answer) for x in task.read("test")] == [(("Ba 0",), 0), (("Ba 1",), 1)]
-    assert task.read("test")[1].place == f"{source}:test, row 2"
+    (dev,) = task.dev
+    assert task.labels == ["0", "1"] and dev.endswith("-data-test")
+    assert [(x.texts, x.answer) for x in task.read(dev)] == [(("Ba 0",), 0), (("Ba 1",), 1)]
+    assert task.read(dev)[1].place == f"{source}:test, row 2"
     with pytest.raises(ValueError, match="name its split"):
         build_task("classify", TaskDataConfig(train=[source], text=["text"]), "last")
 
@@ -78,6 +79,33 @@ def test_examples_to_predict_may_leave_the_truth_open_and_others_may_not(tmp_pat
     assert [x.answer for x in task.read("open")] == [None] * 3
     with pytest.raises(ValueError, match="line 1: the label '-1' in 'label' is none of bad, good"):
         build("classify", tmp_path, dev=["open.jsonl"], **settings).read("open")
+
+
+@pytest.mark.parametrize(
+    ("task", "own"), [("classify", {"text": ["a"], "labels": ["0", "1"]}), ("squad/2.0", {}), ("rank", {})]
+)
+def test_dev_and_test_are_told_apart_by_name_or_refused(task, own, tmp_path):
+    for dev, test in [
+        ("news.dev.tsv", "news.test.tsv"),
+        ("dev-v1.1.json", "dev-v1.2.json.gz"),
+        ("hf:./A:validation", "hf:B/C:validation"),
+    ]:
+        made = build(task, tmp_path, dev=[dev], test=[test], **own)
+        assert made.dev != made.test and not any("/" in name for name in (*made.dev, *made.test))
+    for dev, test in [
+        ("a.tsv", "x/a.csv.gz"),
+        ("hf:A:b", "hf:A:b"),
+        ("train.tsv", "a.tsv"),
+        ("a.tsv", "metrics.jsonl"),
+    ]:
+        with pytest.raises(ValueError, match="both called|is called .*; rename it"):
+            build(task, tmp_path, dev=[dev], test=[test], **own)
+
+
+def test_official_dev_and_another_file_of_its_name_are_refused(tmp_path):
+    for task, test in [("glue/sst-2", "../RTE/dev.tsv"), ("squad/2.0", "old/dev-v2.0.json")]:
+        with pytest.raises(ValueError, match=f"{test} and .* are both called dev"):
+            build(task, tmp_path, test=[test])
 
 
 @pytest.mark.parametrize(
