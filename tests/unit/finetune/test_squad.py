@@ -56,6 +56,23 @@ def test_rows_of_a_dataset_have_their_answers_as_lists(tmp_path, monkeypatch):
     assert task.dev == ("a-b-validation",) and [x.answer for x in task.read(*task.dev)] == [((8, "bi"),), ()]
 
 
+@pytest.mark.parametrize(
+    ("version", "questions", "answers"),
+    [
+        ("1.1", [question("q1"), question("q2")], [None, None]),
+        ("1.1", [question("q1"), question("q2", "bi")], [None, ((8, "bi"),)]),
+        ("2.0", [question("q1"), question("q2", is_impossible=False)], [None, None]),
+        ("2.0", [question("q1"), question("q2", is_impossible=True)], [None, ()]),
+        ("2.0", [question("q1"), question("q2", "bi")], [(), ((8, "bi"),)]),
+    ],
+)
+def test_no_answers_are_the_truth_of_a_test_file_only_where_it_tells_one(tmp_path, version, questions, answers):
+    (tmp_path / "test.json").write_text(json.dumps(content(*questions)))
+    examples = build(tmp_path, version, test=["test.json"]).read("test")
+    assert [example.answer for example in examples] == answers
+    assert Split("test", examples, []).labelled == (None not in answers)
+
+
 def test_the_truth_of_a_line_may_be_unknown(tmp_path):
     assert build(tmp_path).example({"context": CONTEXT, "question": "Fa?"}, "").answer is None
 
