@@ -66,15 +66,16 @@ def conclude_run(
     model, saved = _kept(foundation, folder, device)
     answers = [_answer(foundation, model, split, talk) for split in foundation.dev]
     if is_main():
-        scores = [measure(foundation.task, *one) for one in zip(foundation.dev, answers, strict=True)]
-        decided = foundation.task.decided(scores[0])
+        deciding = measure(foundation.task, foundation.dev[0], answers[0])
+        decided = foundation.task.decided(deciding)
         if decided:
             saved = dataclasses.replace(saved, task={**saved.task, "data": {**saved.task["data"], **decided}})
             save_fine_tuned(folder / KEPT, saved)
         task = _task_of(foundation, saved)
         found: dict[str, float] = {}
-        for split, outputs, of_split in zip(foundation.dev, answers, scores, strict=True):
-            found |= {f"{split.name}/{name}": score for name, score in of_split.items()}
+        for split, outputs in zip(foundation.dev, answers, strict=True):
+            scores = deciding if split is foundation.dev[0] else measure(task, split, outputs)
+            found |= {f"{split.name}/{name}": score for name, score in scores.items()}
             _write_predictions(folder / f"{split.name}.jsonl", task.predictions(split, outputs))
         _write_result(foundation, seed, saved.folder.facts["step"], steps, seconds, found)
     talk.barrier()

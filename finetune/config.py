@@ -41,8 +41,8 @@ class TaskDataConfig:
         max_question_len: of a row's tokens, those of a question about a long text at most; the first ones are kept.
         doc_stride: a text that is too long is read in windows; each begins so many tokens after the one before.
         max_answer_len: tokens of an answer out of a text at most.
-        null_threshold: no answer is given where the log-odds that there is none are above it; null: what was best on dev (0 where
-            nothing was measured).
+        null_threshold: no answer is given where the log-odds that there is none are above it, and scores are those of that; null: what
+            was best on dev (0 where nothing was measured).
         pass_tokens: so many tokens take as long as one more forward pass; batches are cut so that padding costs less than that.
             null: 128, on a GPU 8192.
     """

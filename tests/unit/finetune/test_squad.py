@@ -170,6 +170,19 @@ def test_the_span_with_most_context_wins_and_the_lowest_odds_count(split):
     assert task.level_of_chance(asked) > 0.5
 
 
+def test_scores_at_a_threshold_are_those_of_the_answers_handed_in_and_never_tuned_on_what_they_measure(split, tmp_path):
+    _, asked = split
+    outputs = answers(
+        asked, [(-1, *asked.items[0].text.tokens(8, 14))], lambda items: [0.9 if x.example == 0 else 2.0 for x in items]
+    )
+    for threshold, right in ((0.5, [False, True]), (1.0, [True, True]), (3.0, [True, False])):
+        task = build(tmp_path, max_len=24, max_question_len=8, doc_stride=4, null_threshold=threshold)
+        scores, given = task.measure(asked, outputs), [one["prediction"] for one in task.predictions(asked, outputs)]
+        assert [answer == truth for answer, truth in zip(given, ["bi, bo", ""], strict=True)] == right
+        assert scores["f1"] == scores["exact"] == np.mean(right) and scores["has_answer_f1"] == right[0]
+        assert task.score in scores and not any(name.startswith("best") for name in scores)
+
+
 def test_a_window_does_not_answer_at_tokens_of_which_another_has_more_context(split):
     task, asked = split
     first, last = asked.items[0].text.tokens(8, 14)
