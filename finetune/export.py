@@ -27,7 +27,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ValueError(f"{words.target} is there already; name a folder that is not")
     model = load_fine_tuned(words.source)
     task = task_of(model)
-    save_huggingface_fine_tuned(words.target, model, task.head_kind, task.labels, model.task["summary"])
+    summary = model.task["summary"]
+    save_huggingface_fine_tuned(words.target, model, task.head_kind, task.labels, summary, task.padding)
     print(f"{words.source}: {task.name}, written to {words.target} for Hugging Face's transformers")
 
 

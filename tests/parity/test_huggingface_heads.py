@@ -10,6 +10,7 @@ from finetune.batches import Dealer
 from finetune.config import TaskDataConfig
 from finetune.export import main
 from finetune.model import TaskModel
+from finetune.predict import predict
 from finetune.span import answer_places
 from finetune.tasks import build_task
 from xlpre.exchange.fine_tuned import fine_tuned, load_fine_tuned, save_fine_tuned
@@ -146,6 +147,23 @@ def test_their_tokenizer_lays_a_pair_out_as_we_do(tokenizer, tmp_path):
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")("Ba be.", "Bi bo.")
     row = task.encode([task.example({"one": "Ba be.", "two": "Bi bo."}, "")], tokenizer)[0].rows[0]
     assert theirs["input_ids"] == row.ids.tolist() and theirs["token_type_ids"] == row.segments.tolist()
+
+
+@pytest.mark.parametrize("summary", ["last", "first"])
+def test_texts_of_a_padded_batch_are_answered_through_their_tokenizer_as_by_us(summary, tokenizer, tmp_path):
+    settings = {"text": ["one"], "labels": ["good", "bad"]}
+    task = build_task("classify", TaskDataConfig(**settings), summary)
+    save_fine_tuned(tmp_path / "ours", make(tokenizer, task, settings, summary))
+    main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
+    texts = ["Ba be bi bo bu da de.", "Ka."]
+    lines = [(text, {"one": text}) for text in texts]
+    found = [one["probabilities"]["good"] for one in predict(load_fine_tuned(tmp_path / "ours"), task, lines)]
+    batch = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")(texts, padding=True, return_tensors="pt")
+    assert not batch["attention_mask"].all()
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "theirs").eval()
+    with torch.no_grad():
+        logits = theirs(**batch).logits
+    assert logits.softmax(1)[:, 0].tolist() == pytest.approx(found, abs=TOLERANCE)
 
 
 def test_the_table_of_spans_names_every_weight_of_their_head():
