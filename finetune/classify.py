@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from finetune.config import TaskDataConfig
+from finetune.examples import Example
 from finetune.fields import label_of, read_rows
 from finetune.one_vector import ClassTask, NumberTask
-from finetune.sources import Columns, TableSource, by_split, file_in
+from finetune.sources import TRAIN, Columns, TableSource, by_split, file_in
 from finetune.task import Task
 from xlpre.model.summary import Summary
 
@@ -28,7 +31,15 @@ def build_classification(name: str, data: TaskDataConfig, summary: Summary) -> T
 
 def build_regression(name: str, data: TaskDataConfig, summary: Summary) -> Task:
     """`regress`: Pearson's correlation decides, Spearman's is told."""
-    return NumberTask(name, _source(name, data, ()), data, summary, ("pearson", "spearman"))
+    source = _source(name, data, ())
+    scale = data.scale or (scale_of(source.read(TRAIN)) if data.train else ())
+    return NumberTask(name, source, data, summary, ("pearson", "spearman"), scale=scale)
+
+
+def scale_of(examples: Sequence[Example]) -> tuple[float, float]:
+    """Mean and standard deviation of the truth, 1 where it is all the same."""
+    truth = np.array([example.answer for example in examples])
+    return float(truth.mean()), float(truth.std()) or 1.0
 
 
 def labels_in(files: Sequence[Path], column: str) -> list[str]:

@@ -9,9 +9,11 @@ open the result.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+from finetune.one_vector import NumberTask
 from finetune.predict import task_of
 from xlpre.command import run_command
 from xlpre.exchange.fine_tuned import load_fine_tuned, save_huggingface_fine_tuned
@@ -27,6 +29,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ValueError(f"{words.target} is there already; name a folder that is not")
     model = load_fine_tuned(words.source)
     task = task_of(model)
+    if isinstance(task, NumberTask):
+        model = dataclasses.replace(model, head=task.unscaled(model.head))
     summary = model.task["summary"]
     save_huggingface_fine_tuned(words.target, model, task.head_kind, task.labels, summary, task.padding)
     print(f"{words.source}: {task.name}, written to {words.target} for Hugging Face's transformers")

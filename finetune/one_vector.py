@@ -156,21 +156,36 @@ class ClassTask(OneVectorTask):
 
 
 class NumberTask(OneVectorTask):
-    """A number, kept within `bounds` if there are any; for the rest see OneVectorTask."""
+    """A number, kept within `bounds` if there are any; for the rest see OneVectorTask.
+
+    Args:
+        scale: mean and standard deviation; the head learns how many of the latter a number is from the former. Empty: the number itself.
+    """
 
     head_kind = "number"
 
-    def __init__(self, *arguments: Any, bounds: tuple[float, float] | None = None) -> None:
+    def __init__(self, *arguments: Any, bounds: tuple[float, float] | None = None, scale: Sequence[float] = ()) -> None:
         super().__init__(*arguments)
-        self.bounds = bounds
+        self.bounds, self.scale = bounds, scale
+        self._mean, self._deviation = scale or (0.0, 1.0)
+
+    def settings(self) -> dict[str, Any]:
+        """The scale, too, where there is one."""
+        return {**super().settings(), **({"scale": list(self.scale)} if self.scale else {})}
 
     def head(self, shape: ModelConfig) -> nn.Module:
         """A new head."""
         return RegressionHead(shape, self.summary)
 
+    def unscaled(self, head: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Weights of a head that answers with the numbers themselves."""
+        weight, bias = (head[f"logits.{part}"].double() * self._deviation for part in ("weight", "bias"))
+        return {**head, "logits.weight": weight.float(), "logits.bias": (bias + self._mean).float()}
+
     def answers(self, outputs: Outputs) -> np.ndarray:
-        """(N,) the numbers."""
-        return outputs["logits"] if self.bounds is None else outputs["logits"].clip(*self.bounds)
+        """(N,) the numbers, float64."""
+        numbers = outputs["logits"].astype(np.float64) * self._deviation + self._mean
+        return numbers if self.bounds is None else numbers.clip(*self.bounds)
 
     def predictions(self, split: Split, outputs: Outputs) -> list[Prediction]:
         """The number."""
@@ -180,7 +195,9 @@ class NumberTask(OneVectorTask):
         ]
 
     def _answers(self, example: Example) -> dict[str, Any]:
-        return {} if example.answer is None else {"truth": np.float32(example.answer)}
+        if example.answer is None:
+            return {}
+        return {"truth": np.float32((example.answer - self._mean) / self._deviation)}
 
 
 class ChoiceTask(OneVectorTask):

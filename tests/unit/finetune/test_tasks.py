@@ -53,6 +53,22 @@ def test_own_files_bring_their_labels_and_columns(tmp_path):
     assert again.example({"one": "X", "two": "Y"}, "").texts == ("Y", "X") and again.labels == task.labels
 
 
+def test_numbers_are_learned_on_a_scale_of_their_own_and_answered_on_that_of_the_file(tmp_path, tokenizer):
+    (tmp_path / "a.tsv").write_text("text\tlabel\nba\t1990\nbe\t2000\nbi\t2010\nbo\t2020\n")
+    task = build("regress", tmp_path, train=["a.tsv"], dev=["a.tsv"], text=["text"])
+    examples = task.read("train")
+    split = Split("train", examples, task.encode(examples, tokenizer))
+    learned = np.array([item.answers["truth"] for item in split.items])
+    mean, deviation = task.settings()["scale"]
+    assert mean == 2005 and deviation == pytest.approx(np.sqrt(125)) and learned.std() == pytest.approx(1)
+    again = build_task("regress", TaskDataConfig(**task.settings()), "last")  # as a saved folder has it
+    assert [one["prediction"] for one in again.predictions(split, {"logits": learned})] == [x.answer for x in examples]
+    (tmp_path / "b.tsv").write_text("text\tlabel\nba\t7\nbe\t7\n")
+    assert build("regress", tmp_path, train=["b.tsv"], dev=["a.tsv"], text=["text"]).settings()["scale"] == [7, 1]
+    with pytest.raises(ValueError, match="must be a mean and a standard deviation above 0"):
+        TaskDataConfig(scale=[1, 0])
+
+
 def test_a_dataset_is_read_by_name(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     (tmp_path / "data").mkdir()
