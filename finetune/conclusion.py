@@ -123,7 +123,7 @@ def conclude(
         linked_copy(folder / KEPT, run_dir / "model")
     talk.barrier()
     model, saved = _kept(foundation, folder, device)
-    tests, measured = foundation.test(), foundation.dev[0]
+    tests, measured = foundation.test, foundation.dev[0]
     answers = [_answer(foundation, model, split, talk) for split in tests]
     known = answered[best.seed] if best.seed in answered else _answer(foundation, model, measured, talk)
     if not is_main():

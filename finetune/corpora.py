@@ -43,6 +43,8 @@ SENTIMENTS = ("neg", "pos")
 class CorpusSource(TableSource):
     """train.csv and test.csv of a corpus; its texts are read one after another, as one."""
 
+    tests_are_labelled = True
+
     def __init__(self, name: str, data: TaskDataConfig) -> None:
         corpus = CORPORA[name]
         self._name, self._corpus, folder = name, corpus, find_folder(data, corpus.folder)
@@ -54,15 +56,13 @@ class CorpusSource(TableSource):
     def read(self, split: str) -> list[Example]:
         """See TableSource."""
         check_folder(self._data, self._name, f"{self._corpus.folder}/train.csv")
-        if split in self.test:  # its labels are there
-            return list(self._rows(self._files[split], labelled=True))
         return super().read(split)
 
-    def _texts(self, fields: Fields, place: str) -> tuple[str, ...]:
-        """One text; a title may be empty, all of them may not. A line's end is written as a backslash and n in the files."""
+    def _texts(self, fields: Fields, place: str, may_be_empty: bool) -> tuple[str, ...]:
+        """One text; a title may be empty, all of them only where nothing is known of them."""
         *titles, text = self._corpus.texts
         found = [text_of(fields, name, place, may_be_empty=True) for name in (*titles, text)]
-        if not any(found):
+        if not (any(found) or may_be_empty):
             raise ValueError(f"{place}: all of {', '.join(self._corpus.texts)} are empty; remove the row")
         return (" ".join(one for one in found if one).replace("\\n", "\n"),)
 

@@ -87,7 +87,7 @@ class RankingSource:
 
     def example(self, fields: Fields, place: str) -> Example:
         """A pair from the fields `query` and `document` of a line."""
-        texts = tuple(text_of(fields, name, place) for name in self.texts)
+        texts = tuple(text_of(fields, name, place, may_be_empty=True) for name in self.texts)
         return Example(str(fields.get("id", place)), texts, None, place)
 
     def submit(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:

@@ -70,7 +70,12 @@ class TableSource:
         dev: files by the name of their split; none: a part of the training examples is held out.
         test: files by the name of their split.
         data: the settings.
+
+    Attributes:
+        tests_are_labelled: the truth is in the test files, too.
     """
+
+    tests_are_labelled = False
 
     def __init__(
         self,
@@ -103,13 +108,13 @@ class TableSource:
                 found = part_of(found, self._data.held_out, split, str(self._train[0]))
         else:
             path = self._files[split]
-            found = list(self._rows(path, labelled=split in self.dev))
+            found = list(self._rows(path, labelled=split in self.dev or self.tests_are_labelled))
         if not found:
             raise ValueError(f"{self._files.get(split, self._train[0])}: holds no example")
         return found
 
     def example(self, fields: Fields, place: str, labelled: bool = False, number: int = 0) -> Example:
-        """An example of one row.
+        """An example of one row; a text of which nothing is known may be empty.
 
         Raises:
             ValueError: a field is missing, empty or unknown.
@@ -121,7 +126,7 @@ class TableSource:
             of = (fields, columns.label)
             answer = class_of(*of, columns.labels, place) if columns.labels else number_of(*of, place)
         name = next((str(fields[key]) for key in ("index", "id") if key in fields), str(number))
-        return Example(name, self._texts(fields, place), answer, place)
+        return Example(name, self._texts(fields, place, may_be_empty=answer is None), answer, place)
 
     def submit(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
         """There is no official format."""
@@ -132,9 +137,9 @@ class TableSource:
         labels = self.columns.labels
         return truth is None or str(truth).strip() == "" or bool(labels and str(truth) == "-1" and "-1" not in labels)
 
-    def _texts(self, fields: Fields, place: str) -> tuple[str, ...]:
+    def _texts(self, fields: Fields, place: str, may_be_empty: bool) -> tuple[str, ...]:
         names = self.columns.texts
-        may_be_empty = self.columns.damaged and len(names) > 1
+        may_be_empty = may_be_empty or (self.columns.damaged and len(names) > 1)
         return tuple(text_of(fields, name, place, may_be_empty) for name in names)
 
     def _rows(self, path: Path, labelled: bool) -> Iterator[Example]:

@@ -152,7 +152,9 @@ def test_predicting_with_a_model_that_was_not_fine_tuned_is_refused(folder):
         predict.main([str(folder / "model")])
 
 
-def test_a_line_that_the_task_cannot_read_is_named(tokenizer, folder, tmp_path):
+def test_a_line_that_the_task_cannot_read_is_named_once_those_before_it_are_answered(
+    tokenizer, folder, tmp_path, capsys
+):
     from finetune.config import TaskDataConfig
     from finetune.tasks import build_task
     from tests.parity.test_huggingface_heads import make
@@ -164,12 +166,13 @@ def test_a_line_that_the_task_cannot_read_is_named(tokenizer, folder, tmp_path):
     for line, message in [
         ("ba", r"line 2: classify reads one and two; the line has 1 text"),
         ('{"one": "ba"}', r"line 2: there is no column 'two'; there are id, one"),
-        ('{"one": "ba", "two": ""}', r"line 2: the text in 'two' is empty"),
+        ('{"one": "ba", "two": 3}', r"line 2: 'two' is 3, where a text is needed"),
         ('{"one": ', r"line 2: not JSON"),
     ]:
-        (tmp_path / "lines").write_text(f"{json.dumps({'one': 'ba', 'two': 'be'})}\n{line}\n")
+        (tmp_path / "lines").write_text(f"{json.dumps({'one': 'ba', 'two': ''})}\n{line}\n")
         with pytest.raises(ValueError, match=message):
             predict.main([str(tmp_path / "model"), str(tmp_path / "lines")])
+        assert json.loads(capsys.readouterr().out)["prediction"] in settings["labels"]
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv"])

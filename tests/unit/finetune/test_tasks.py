@@ -28,6 +28,9 @@ def test_corpora_are_read_as_distributed_and_a_part_held_out(tmp_path):
     assert not {x.texts for x in train} & {x.texts for x in held_out}
     assert test[1].texts == ('A "title" 1 one\ntwo',) and [x.answer for x in test] == [0, 1, 2, 3, 0]
     assert task.predictions(Split("test", test[:1], []), {"logits": np.eye(4)[:1]})[0]["prediction"] == "World"
+    (place / "test.csv").write_text("")
+    with pytest.raises(ValueError, match=r"test.csv: holds no example"):
+        task.read("test")
 
 
 def test_imdb_is_read_from_its_folders(tmp_path):
