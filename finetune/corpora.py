@@ -27,15 +27,20 @@ class Corpus:
     n_classes: int
     texts: tuple[str, ...]
     names: tuple[str, ...] = ()  # of the classes, where they have any
+    escapes: tuple[tuple[str, str], ...] = ()  # what is written in its texts, and what is meant, in turn
 
 
+IN_REVIEWS = (("\\n", "\n"), ('\\"', '"'))
+IN_NEWS = (("\\$", "$"), ("\\", " "))  # a backslash is the end of a line
 CORPORA = {
-    "yelp-2": Corpus("yelp_review_polarity_csv", 2, ("text",)),
-    "yelp-5": Corpus("yelp_review_full_csv", 5, ("text",)),
-    "ag-news": Corpus("ag_news_csv", 4, ("title", "description"), ("World", "Sports", "Business", "Sci/Tech")),
+    "yelp-2": Corpus("yelp_review_polarity_csv", 2, ("text",), escapes=IN_REVIEWS),
+    "yelp-5": Corpus("yelp_review_full_csv", 5, ("text",), escapes=IN_REVIEWS),
+    "ag-news": Corpus(
+        "ag_news_csv", 4, ("title", "description"), ("World", "Sports", "Business", "Sci/Tech"), escapes=IN_NEWS
+    ),
     "dbpedia": Corpus("dbpedia_csv", 14, ("title", "content")),
-    "amazon-2": Corpus("amazon_review_polarity_csv", 2, ("title", "text")),
-    "amazon-5": Corpus("amazon_review_full_csv", 5, ("title", "text")),
+    "amazon-2": Corpus("amazon_review_polarity_csv", 2, ("title", "text"), escapes=IN_REVIEWS),
+    "amazon-5": Corpus("amazon_review_full_csv", 5, ("title", "text"), escapes=IN_REVIEWS),
 }
 SENTIMENTS = ("neg", "pos")
 
@@ -64,7 +69,10 @@ class CorpusSource(TableSource):
         found = [text_of(fields, name, place, may_be_empty=True) for name in (*titles, text)]
         if not (any(found) or may_be_empty):
             raise ValueError(f"{place}: all of {', '.join(self._corpus.texts)} are empty; remove the row")
-        return (" ".join(one for one in found if one).replace("\\n", "\n"),)
+        joined = " ".join(one for one in found if one)
+        for written, meant in self._corpus.escapes:
+            joined = joined.replace(written, meant)
+        return (joined,)
 
 
 class ImdbSource(TableSource):
@@ -74,6 +82,10 @@ class ImdbSource(TableSource):
         self._folder = find_folder(data, "aclImdb")
         test = {"test": self._folder / "test"} if (self._folder / "test").is_dir() else {}
         super().__init__(Columns(("text",), "label", SENTIMENTS), [self._folder / "train"], {}, test, data)
+
+    def _texts(self, fields: Fields, place: str, may_be_empty: bool) -> tuple[str, ...]:
+        """The text, without marks of line ends."""
+        return tuple(text.replace("<br />", " ") for text in super()._texts(fields, place, may_be_empty))
 
     def read(self, split: str) -> list[Example]:
         """See TableSource."""
@@ -94,7 +106,7 @@ class ImdbSource(TableSource):
 
 def _review(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8").replace("<br />", " ")
+        return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from None
 

@@ -26,11 +26,27 @@ def test_corpora_are_read_as_distributed_and_a_part_held_out(tmp_path):
     train, held_out, test = (task.read(split) for split in ("train", *task.dev, *task.test))
     assert len(train) + len(held_out) == 200 and 5 < len(held_out) < 45
     assert not {x.texts for x in train} & {x.texts for x in held_out}
-    assert test[1].texts == ('A "title" 1 one\ntwo',) and [x.answer for x in test] == [0, 1, 2, 3, 0]
+    assert test[1].texts == ('A "title" 1 one ntwo',) and [x.answer for x in test] == [0, 1, 2, 3, 0]
     assert task.predictions(Split("test", test[:1], []), {"logits": np.eye(4)[:1]})[0]["prediction"] == "World"
     (place / "test.csv").write_text("")
     with pytest.raises(ValueError, match=r"test.csv: holds no example"):
         task.read("test")
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "meant"),
+    [
+        ("ag-news", r"a social\network of \$5", "a social network of $5"),
+        ("yelp-5", r"He said \"no way\"\n\nand 2\3", 'He said "no way"\n\nand 2\\3'),
+        ("amazon-2", r"\"so\"\nit is", '"so"\nit is'),
+        ("dbpedia", r"C:\new", r"C:\new"),
+        ("imdb", "So<br /><br />it is", "So  it is"),
+    ],
+)
+def test_what_a_corpus_writes_for_line_ends_quotes_and_dollars_is_read_in_files_and_lines(name, written, meant):
+    task = build_task(name, TaskDataConfig(), "last")
+    fields = {**dict.fromkeys(task.columns, ""), task.columns[-1]: written}
+    assert task.example(fields, "").texts == (meant,)
 
 
 def test_imdb_is_read_from_its_folders(tmp_path):
