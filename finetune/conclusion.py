@@ -24,6 +24,7 @@ from finetune.log import shown
 from finetune.model import TaskModel
 from finetune.pictures import draw
 from finetune.results import Result, Summary, summarize
+from finetune.saved import check_head
 from finetune.task import Outputs, Prediction, Task
 from finetune.tasks import build_task
 from xlpre.atomic import linked_copy, new_file
@@ -160,6 +161,7 @@ def _write_tests(
 def _kept(foundation: Foundation, folder: Path, device: torch.device) -> tuple[TaskModel, FineTuned]:
     """The model that a run kept, in fp32, and what its folder holds."""
     saved = load_fine_tuned(folder / KEPT)
+    check_head(folder / KEPT, saved.head, foundation.task, foundation.shape)
     model = TaskModel(foundation.shape, foundation.task)
     model.put(saved.weights)
     return model.to(device).eval(), saved

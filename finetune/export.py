@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from finetune.one_vector import NumberTask
-from finetune.predict import task_of
+from finetune.saved import open_fine_tuned
 from xlpre.command import run_command
-from xlpre.exchange.fine_tuned import load_fine_tuned, save_huggingface_fine_tuned
+from xlpre.exchange.fine_tuned import save_huggingface_fine_tuned
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -27,8 +27,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     words = parser.parse_args(argv)
     if words.target.exists():
         raise ValueError(f"{words.target} is there already; name a folder that is not")
-    model = load_fine_tuned(words.source)
-    task = task_of(model)
+    model, task = open_fine_tuned(words.source)
     if isinstance(task, NumberTask):
         model = dataclasses.replace(model, head=task.unscaled(model.head))
     summary = model.task["summary"]

@@ -17,26 +17,20 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from finetune.config import TaskDataConfig
 from finetune.evaluation import answer, device_pass_tokens
 from finetune.examples import Example, Item, Split
 from finetune.fields import Fields, read_rows
 from finetune.model import TaskModel
+from finetune.saved import open_fine_tuned
 from finetune.task import Prediction, Task
-from finetune.tasks import build_task
 from xlpre.command import run_command
-from xlpre.exchange.fine_tuned import FineTuned, load_fine_tuned
+from xlpre.exchange.fine_tuned import FineTuned
 from xlpre.text.files import STDIN, Meter, read_lines
 from xlpre.text.json_objects import parse_object
 from xlpre.text.tokenizer import Tokenizer
 from xlpre.training.distributed import Talk, use_device
 
 CHUNK = 1024  # lines that are answered together
-
-
-def task_of(model: FineTuned) -> Task:
-    """The task that a folder is of."""
-    return build_task(model.task["task"], TaskDataConfig(**model.task["data"]), model.task["summary"])
 
 
 def predict(
@@ -46,7 +40,7 @@ def predict(
 
     Args:
         model: a fine-tuned one.
-        task: that it is of, `task_of` it.
+        task: that it is of.
         lines: what `entries_of` reads, for example.
         rows: in one forward pass.
 
@@ -135,8 +129,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     words = parser.parse_args(argv)
     if words.rows < 1:
         raise ValueError(f"--rows {words.rows} must be at least 1")
-    model = load_fine_tuned(words.model)
-    task = task_of(model)
+    model, task = open_fine_tuned(words.model)
     for one in predict(model, task, entries_of(words.file, task.columns), words.rows):
         print(json.dumps(one, ensure_ascii=False))
 

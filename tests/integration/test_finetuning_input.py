@@ -162,7 +162,7 @@ def test_a_line_that_the_task_cannot_read_is_named_once_those_before_it_are_answ
 
     settings = {"text": ["one", "two"], "labels": ["good", "bad"]}
     task = build_task("classify", TaskDataConfig(**settings), "last")
-    save_fine_tuned(tmp_path / "model", make(tokenizer, task, settings, "last"))
+    save_fine_tuned(tmp_path / "model", make(tokenizer, task, "last"))
     for line, message in [
         ("ba", r"line 2: classify reads one and two; the line has 1 text"),
         ('{"one": "ba"}', r"line 2: there is no column 'two'; there are id, one"),

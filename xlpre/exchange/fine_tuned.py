@@ -88,7 +88,9 @@ def load_fine_tuned(path: str | Path) -> FineTuned:
         raise ValueError(f"{path}: has no {TASK}; it is a model that was not fine-tuned, which finetune/run.py does")
     try:
         task = json.loads((path / TASK).read_text())
-        if missing := {"task", "data", "summary", "labels"} - {*task}:
+        if not isinstance(task, dict) or not isinstance(task.get("data"), dict):
+            raise ValueError(f"{TASK} must hold an object, and so must `data` in it")
+        if missing := {"task", "summary", "labels"} - {*task}:
             raise ValueError(f"it has no {', '.join(sorted(missing))}")
         head = safetensors.torch.load_file(path / HEAD)
     except (OSError, ValueError, safetensors.SafetensorError) as error:
