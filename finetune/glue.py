@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from finetune.config import TaskDataConfig
+from finetune.fields import is_hub
 from finetune.one_vector import ClassTask, NumberTask
 from finetune.sources import Columns, TableSource, by_split, check_folder, find_folder, split_name
 from finetune.task import Prediction, Task
@@ -106,6 +107,11 @@ class GlueSource(TableSource):
     """
 
     def __init__(self, name: str, data: TaskDataConfig) -> None:
+        if hub := [file for file in (*data.train, *data.dev, *data.test) if is_hub(file)]:
+            raise ValueError(
+                f"{hub[0]}: task={name} is read from GLUE's own files, as datasets order columns and labels otherwise; "
+                "put them in data.dir, or set task=classify (regress), data.text and data.label"
+            )
         layout = LAYOUTS[name]
         self._name, folder = name, find_folder(data, layout.folder)
         there: dict[str, str] = {}  # by their name in a submission: one has two places

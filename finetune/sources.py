@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -108,7 +108,10 @@ class TableSource:
                 found = part_of(found, self._data.held_out, split, str(self._train[0]))
         else:
             path = self._files[split]
-            found = list(self._rows(path, labelled=split in self.dev or self.tests_are_labelled))
+            labelled = split in self.dev or self.tests_are_labelled
+            found = list(self._rows(path, labelled))
+            if not (labelled or self.columns.labels) and all(example.answer in (None, -1) for example in found):
+                found = [replace(example, answer=None) for example in found]  # -1 throughout is how truth is hidden
         if not found:
             raise ValueError(f"{self._files.get(split, self._train[0])}: holds no example")
         return found

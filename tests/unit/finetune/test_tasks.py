@@ -102,6 +102,10 @@ def test_a_dataset_is_read_by_name(tmp_path, monkeypatch):
     assert task.labels == ["0", "1"] and dev.endswith("-data-test")
     assert [(x.texts, x.answer) for x in task.read(dev)] == [(("Ba 0",), 0), (("Ba 1",), 1)]
     assert task.read(dev)[1].place == f"{source}:test, row 2"
+    again = build("classify", tmp_path, train=[f"{source}:train"], dev=[f"{source}:test"], text=["text"])
+    assert len(again.read("train")) == 4 and len(again.read(dev)) == 2  # data.dir is for other files
+    with pytest.raises(ValueError, match="hf:a/b:dev: task=glue/mnli is read from GLUE's own files"):
+        build("glue/mnli", tmp_path, dev=["hf:a/b:dev"])
     with pytest.raises(ValueError, match="name its split"):
         build_task("classify", TaskDataConfig(train=[source], text=["text"]), "last")
 
@@ -112,6 +116,10 @@ def test_examples_to_predict_may_leave_the_truth_open_and_others_may_not(tmp_pat
     settings = {"train": ["train.tsv"], "text": ["text"]}
     task = build("classify", tmp_path, test=["open.jsonl"], **settings)
     assert [x.answer for x in task.read("open")] == [None] * 3
+    for name, values, answers in [("all", (-1, -1), [None, None]), ("one", (-1, 2), [-1, 2])]:
+        (tmp_path / f"{name}.jsonl").write_text("".join(f'{{"text": "x", "label": {value}}}\n' for value in values))
+        numbers = build("regress", tmp_path, scale=[0, 1], test=[f"{name}.jsonl"], **settings)
+        assert [x.answer for x in numbers.read(name)] == answers
     with pytest.raises(ValueError, match="line 1: the label '-1' in 'label' is none of bad, good"):
         build("classify", tmp_path, dev=["open.jsonl"], **settings).read("open")
 
