@@ -54,7 +54,7 @@ def labels_in(files: Sequence[Path], column: str) -> list[str]:
     if files and len(found) < 2:
         raise ValueError(f"{files[0]}: {column!r} holds the label {', '.join(found)!r} only; at least two are needed")
     if all(re.fullmatch("-?[0-9]+", label) for label in found):
-        return sorted(found, key=int)
+        return sorted(found, key=lambda label: (int(label), label))  # 1 and 01 are two
     return sorted(found)
 
 

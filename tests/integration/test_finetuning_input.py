@@ -108,6 +108,9 @@ def test_training_examples_that_are_none_are_named(folder, tmp_path, monkeypatch
 def test_labels_are_told_apart_without_the_spaces_around_them_and_a_long_text_is_csv(tmp_path):
     (tmp_path / "a.csv").write_text(f"text,label\nba,good \nbe,bad\n{'ba ' * 100000},good\n")
     assert labels_in([tmp_path / "a.csv"], "label") == ["bad", "good"]
+    spellings = ["-0", "0", "00", "000", "01", "1"]
+    (tmp_path / "b.csv").write_text("text,label\n" + "".join(f"ba,{label}\n" for label in spellings[::-1]))
+    assert labels_in([tmp_path / "b.csv"], "label") == spellings
 
 
 def test_runs_with_other_settings_or_dev_examples_are_refused_in_a_folder_of_runs_and_change_nothing(folder, tmp_path):
