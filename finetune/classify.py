@@ -7,10 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from finetune.config import TaskDataConfig
+from finetune.examples import Example
 from finetune.fields import label_of, read_rows
-from finetune.one_vector import ClassTask, NumberTask
-from finetune.sources import Columns, TableSource, by_split
+from finetune.number_task import NumberTask
+from finetune.one_vector import ClassTask
+from finetune.sources import TRAIN, Columns, TableSource, by_split, file_in
 from finetune.task import Task
 from xlpre.model.summary import Summary
 
@@ -18,7 +22,7 @@ from xlpre.model.summary import Summary
 def build_classification(name: str, data: TaskDataConfig, summary: Summary) -> Task:
     """`classify`: accuracy decides, and Matthews' correlation is told."""
     labels = [label.strip() for label in data.labels] or labels_in(
-        [Path(data.dir) / file for file in data.train], data.label
+        [file_in(data.dir, file) for file in data.train], data.label
     )
     if data.labels and len({*labels}) < max(len(labels), 2):
         raise ValueError(f"data.labels ({', '.join(labels)}) must be two labels or more, each once")
@@ -28,7 +32,15 @@ def build_classification(name: str, data: TaskDataConfig, summary: Summary) -> T
 
 def build_regression(name: str, data: TaskDataConfig, summary: Summary) -> Task:
     """`regress`: Pearson's correlation decides, Spearman's is told."""
-    return NumberTask(name, _source(name, data, ()), data, summary, ("pearson", "spearman"))
+    source = _source(name, data, ())
+    scale = data.scale or (scale_of(source.read(TRAIN)) if data.train else ())
+    return NumberTask(name, source, data, summary, ("pearson", "spearman"), scale=scale)
+
+
+def scale_of(examples: Sequence[Example]) -> tuple[float, float]:
+    """Mean and standard deviation of the truth, 1 where it is all the same."""
+    truth = np.array([example.answer for example in examples])
+    return float(truth.mean()), float(truth.std()) or 1.0
 
 
 def labels_in(files: Sequence[Path], column: str) -> list[str]:
@@ -43,7 +55,7 @@ def labels_in(files: Sequence[Path], column: str) -> list[str]:
     if files and len(found) < 2:
         raise ValueError(f"{files[0]}: {column!r} holds the label {', '.join(found)!r} only; at least two are needed")
     if all(re.fullmatch("-?[0-9]+", label) for label in found):
-        return sorted(found, key=int)
+        return sorted(found, key=lambda label: (int(label), label))  # 1 and 01 are two
     return sorted(found)
 
 
@@ -61,10 +73,6 @@ def _source(name: str, data: TaskDataConfig, labels: Sequence[str]) -> TableSour
     if not 1 <= len(data.text) <= 2 or len({*data.text}) < len(data.text):
         raise ValueError(f"task={name} needs data.text: [COLUMN] with the text, or two columns; it is {data.text}")
     folder = Path(data.dir)
-    return OwnSource(
-        Columns(tuple(data.text), data.label, labels),
-        [folder / file for file in data.train],
-        by_split(folder, data.dev),
-        by_split(folder, data.test),
-        data,
-    )
+    train, dev = [file_in(folder, file) for file in data.train], by_split(folder, data.dev)
+    columns = Columns(tuple(data.text), data.label, labels)
+    return OwnSource(columns, train, dev, by_split(folder, data.test, dev), data)

@@ -24,6 +24,7 @@ from finetune.log import shown
 from finetune.model import TaskModel
 from finetune.pictures import draw
 from finetune.results import Result, Summary, summarize
+from finetune.saved import check_head
 from finetune.task import Outputs, Prediction, Task
 from finetune.tasks import build_task
 from xlpre.atomic import linked_copy, new_file
@@ -66,15 +67,16 @@ def conclude_run(
     model, saved = _kept(foundation, folder, device)
     answers = [_answer(foundation, model, split, talk) for split in foundation.dev]
     if is_main():
-        scores = [measure(foundation.task, *one) for one in zip(foundation.dev, answers, strict=True)]
-        decided = foundation.task.decided(scores[0])
+        deciding = measure(foundation.task, foundation.dev[0], answers[0])
+        decided = foundation.task.decided(deciding)
         if decided:
             saved = dataclasses.replace(saved, task={**saved.task, "data": {**saved.task["data"], **decided}})
             save_fine_tuned(folder / KEPT, saved)
         task = _task_of(foundation, saved)
         found: dict[str, float] = {}
-        for split, outputs, of_split in zip(foundation.dev, answers, scores, strict=True):
-            found |= {f"{split.name}/{name}": score for name, score in of_split.items()}
+        for split, outputs in zip(foundation.dev, answers, strict=True):
+            scores = deciding if split is foundation.dev[0] else measure(task, split, outputs)
+            found |= {f"{split.name}/{name}": score for name, score in scores.items()}
             _write_predictions(folder / f"{split.name}.jsonl", task.predictions(split, outputs))
         _write_result(foundation, seed, saved.folder.facts["step"], steps, seconds, found)
     talk.barrier()
@@ -122,7 +124,7 @@ def conclude(
         linked_copy(folder / KEPT, run_dir / "model")
     talk.barrier()
     model, saved = _kept(foundation, folder, device)
-    tests, measured = foundation.test(), foundation.dev[0]
+    tests, measured = foundation.test, foundation.dev[0]
     answers = [_answer(foundation, model, split, talk) for split in tests]
     known = answered[best.seed] if best.seed in answered else _answer(foundation, model, measured, talk)
     if not is_main():
@@ -159,6 +161,7 @@ def _write_tests(
 def _kept(foundation: Foundation, folder: Path, device: torch.device) -> tuple[TaskModel, FineTuned]:
     """The model that a run kept, in fp32, and what its folder holds."""
     saved = load_fine_tuned(folder / KEPT)
+    check_head(folder / KEPT, saved.head, foundation.task, foundation.shape)
     model = TaskModel(foundation.shape, foundation.task)
     model.put(saved.weights)
     return model.to(device).eval(), saved

@@ -25,6 +25,8 @@ class TaskDataConfig:
         text: columns (fields) with the text, or the two texts; of `classify` and `regress`.
         label: the column with the label (or number).
         labels: the labels; empty: those of the training files, sorted.
+        scale: of `regress`, mean and standard deviation of the numbers, which are learned as distances from the one in the other;
+            empty: those of the training examples.
         queries: of `rank`, files with the texts of queries; `train`, `dev` and `test` are TREC runs there.
         documents: of `rank`, files with the texts of documents.
         qrels: of `rank`, files with judgements.
@@ -41,8 +43,8 @@ class TaskDataConfig:
         max_question_len: of a row's tokens, those of a question about a long text at most; the first ones are kept.
         doc_stride: a text that is too long is read in windows; each begins so many tokens after the one before.
         max_answer_len: tokens of an answer out of a text at most.
-        null_threshold: no answer is given where the log-odds that there is none are above it; null: what was best on dev (0 where
-            nothing was measured).
+        null_threshold: no answer is given where the log-odds that there is none are above it, and scores are those of that; null: what
+            was best on dev (0 where nothing was measured).
         pass_tokens: so many tokens take as long as one more forward pass; batches are cut so that padding costs less than that.
             null: 128, on a GPU 8192.
     """
@@ -54,6 +56,7 @@ class TaskDataConfig:
     text: list[str] = field(default_factory=list)
     label: str = "label"
     labels: list[str] = field(default_factory=list)
+    scale: list[float] = field(default_factory=list)
     queries: list[str] = field(default_factory=list)
     documents: list[str] = field(default_factory=list)
     qrels: list[str] = field(default_factory=list)
@@ -87,6 +90,10 @@ class TaskDataConfig:
             )
         if self.pass_tokens is not None and self.pass_tokens < 0:
             raise ValueError(f"data.pass_tokens ({self.pass_tokens}) must be at least 0, or null")
+        if self.scale and (len(self.scale) != 2 or self.scale[1] <= 0):
+            raise ValueError(
+                f"data.scale ({self.scale}) must be a mean and a standard deviation above 0; or leave it out"
+            )
         self._check_long()
 
     def _check_long(self) -> None:

@@ -27,21 +27,28 @@ class Corpus:
     n_classes: int
     texts: tuple[str, ...]
     names: tuple[str, ...] = ()  # of the classes, where they have any
+    escapes: tuple[tuple[str, str], ...] = ()  # what is written in its texts, and what is meant, in turn
 
 
+IN_REVIEWS = (("\\n", "\n"), ('\\"', '"'))
+IN_NEWS = (("\\$", "$"), ("\\", " "))  # a backslash is the end of a line
 CORPORA = {
-    "yelp-2": Corpus("yelp_review_polarity_csv", 2, ("text",)),
-    "yelp-5": Corpus("yelp_review_full_csv", 5, ("text",)),
-    "ag-news": Corpus("ag_news_csv", 4, ("title", "description"), ("World", "Sports", "Business", "Sci/Tech")),
+    "yelp-2": Corpus("yelp_review_polarity_csv", 2, ("text",), escapes=IN_REVIEWS),
+    "yelp-5": Corpus("yelp_review_full_csv", 5, ("text",), escapes=IN_REVIEWS),
+    "ag-news": Corpus(
+        "ag_news_csv", 4, ("title", "description"), ("World", "Sports", "Business", "Sci/Tech"), escapes=IN_NEWS
+    ),
     "dbpedia": Corpus("dbpedia_csv", 14, ("title", "content")),
-    "amazon-2": Corpus("amazon_review_polarity_csv", 2, ("title", "text")),
-    "amazon-5": Corpus("amazon_review_full_csv", 5, ("title", "text")),
+    "amazon-2": Corpus("amazon_review_polarity_csv", 2, ("title", "text"), escapes=IN_REVIEWS),
+    "amazon-5": Corpus("amazon_review_full_csv", 5, ("title", "text"), escapes=IN_REVIEWS),
 }
 SENTIMENTS = ("neg", "pos")
 
 
 class CorpusSource(TableSource):
     """train.csv and test.csv of a corpus; its texts are read one after another, as one."""
+
+    tests_are_labelled = True
 
     def __init__(self, name: str, data: TaskDataConfig) -> None:
         corpus = CORPORA[name]
@@ -54,17 +61,18 @@ class CorpusSource(TableSource):
     def read(self, split: str) -> list[Example]:
         """See TableSource."""
         check_folder(self._data, self._name, f"{self._corpus.folder}/train.csv")
-        if split in self.test:  # its labels are there
-            return list(self._rows(self._files[split], labelled=True))
         return super().read(split)
 
-    def _texts(self, fields: Fields, place: str) -> tuple[str, ...]:
-        """One text; a title may be empty, all of them may not. A line's end is written as a backslash and n in the files."""
+    def _texts(self, fields: Fields, place: str, may_be_empty: bool) -> tuple[str, ...]:
+        """One text; a title may be empty, all of them only where nothing is known of them."""
         *titles, text = self._corpus.texts
         found = [text_of(fields, name, place, may_be_empty=True) for name in (*titles, text)]
-        if not any(found):
+        if not (any(found) or may_be_empty):
             raise ValueError(f"{place}: all of {', '.join(self._corpus.texts)} are empty; remove the row")
-        return (" ".join(one for one in found if one).replace("\\n", "\n"),)
+        joined = " ".join(one for one in found if one)
+        for written, meant in self._corpus.escapes:
+            joined = joined.replace(written, meant)
+        return (joined,)
 
 
 class ImdbSource(TableSource):
@@ -74,6 +82,10 @@ class ImdbSource(TableSource):
         self._folder = find_folder(data, "aclImdb")
         test = {"test": self._folder / "test"} if (self._folder / "test").is_dir() else {}
         super().__init__(Columns(("text",), "label", SENTIMENTS), [self._folder / "train"], {}, test, data)
+
+    def _texts(self, fields: Fields, place: str, may_be_empty: bool) -> tuple[str, ...]:
+        """The text, without marks of line ends."""
+        return tuple(text.replace("<br />", " ") for text in super()._texts(fields, place, may_be_empty))
 
     def read(self, split: str) -> list[Example]:
         """See TableSource."""
@@ -94,7 +106,7 @@ class ImdbSource(TableSource):
 
 def _review(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8").replace("<br />", " ")
+        return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from None
 

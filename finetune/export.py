@@ -9,12 +9,14 @@ open the result.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from finetune.predict import task_of
+from finetune.number_task import NumberTask
+from finetune.saved import open_fine_tuned
 from xlpre.command import run_command
-from xlpre.exchange.fine_tuned import load_fine_tuned, save_huggingface_fine_tuned
+from xlpre.exchange.fine_tuned import save_huggingface_fine_tuned
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -25,9 +27,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     words = parser.parse_args(argv)
     if words.target.exists():
         raise ValueError(f"{words.target} is there already; name a folder that is not")
-    model = load_fine_tuned(words.source)
-    task = task_of(model)
-    save_huggingface_fine_tuned(words.target, model, task.head_kind, task.labels, model.task["summary"])
+    model, task = open_fine_tuned(words.source)
+    if isinstance(task, NumberTask):
+        model = dataclasses.replace(model, head=task.unscaled(model.head))
+    summary = model.task["summary"]
+    save_huggingface_fine_tuned(words.target, model, task.head_kind, task.labels, summary, task.padding)
     print(f"{words.source}: {task.name}, written to {words.target} for Hugging Face's transformers")
 
 

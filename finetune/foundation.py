@@ -38,6 +38,7 @@ class Foundation:
         shape: of the model.
         train: what is learned from.
         dev: what is measured on; the first decides.
+        test: what is predicted.
 
     Raises:
         ValueError: settings that contradict each other, a file, an example, the folder.
@@ -50,12 +51,14 @@ class Foundation:
         check_place(config.run_dir)
         self.task = build_task(config.task, config.data, config.model.summary)
         examples: dict[str, Sequence[Example]] = {split: self.task.read(split) for split in (TRAIN, *self.task.dev)}
-        self._test = {split: self.task.read(split) for split in self.task.test}  # what is wrong is said before training
+        examples |= {split: self.task.read(split) for split in self.task.test}
         self.folder = load_init(config.init)
         self.tokenizer = self.folder.vocabulary(f"init={config.init}")
         examples[TRAIN] = _drawn(examples[TRAIN], config.data.limit, config.seed)
         self.train = self.split(TRAIN, examples[TRAIN])
-        self.dev = [self.split(name, examples[name]) for name in self.task.dev]
+        self.dev, self.test = (
+            [self.split(name, examples[name]) for name in names] for names in (self.task.dev, self.task.test)
+        )
         self.config = _resolved(config, len(self.train.items), self.task.settings())
         _check_shares(config)
         given = {"dropout": config.model.dropout, "dropatt": config.model.dropatt}
@@ -66,10 +69,6 @@ class Foundation:
     def split(self, name: str, examples: Sequence[Example]) -> Split:
         """A split, encoded."""
         return Split(name, examples, self.task.encode(examples, self.tokenizer))
-
-    def test(self) -> list[Split]:
-        """What is to be predicted, if there is anything."""
-        return [self.split(name, examples) for name, examples in self._test.items()]
 
     def model(self, weights: dict[str, Tensor], facts: dict[str, Any]) -> FineTuned:
         """What became of the weights."""

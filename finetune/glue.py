@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from finetune.config import TaskDataConfig
-from finetune.one_vector import ClassTask, NumberTask
+from finetune.fields import is_hub
+from finetune.number_task import NumberTask
+from finetune.one_vector import ClassTask
 from finetune.sources import Columns, TableSource, by_split, check_folder, find_folder, split_name
 from finetune.task import Prediction, Task
 from xlpre.atomic import new_file
@@ -106,6 +108,11 @@ class GlueSource(TableSource):
     """
 
     def __init__(self, name: str, data: TaskDataConfig) -> None:
+        if hub := [file for file in (*data.train, *data.dev, *data.test) if is_hub(file)]:
+            raise ValueError(
+                f"{hub[0]}: task={name} is read from GLUE's own files, as datasets order columns and labels otherwise; "
+                "put them in data.dir, or set task=classify (regress), data.text and data.label"
+            )
         layout = LAYOUTS[name]
         self._name, folder = name, find_folder(data, layout.folder)
         there: dict[str, str] = {}  # by their name in a submission: one has two places
@@ -113,13 +120,10 @@ class GlueSource(TableSource):
             if (folder / file).exists():
                 there.setdefault(submitted, file)
         self._submitted = {split_name(file): submitted for file, submitted in layout.test.items()}
-        super().__init__(
-            layout.columns,
-            [folder / file for file in data.train or ["train.tsv"]],
-            by_split(folder, data.dev or layout.dev),
-            by_split(folder, data.test or list(there.values())),
-            data,
-        )
+        train = [folder / file for file in data.train or ["train.tsv"]]
+        dev = by_split(folder, data.dev or layout.dev)
+        test = by_split(folder, data.test or list(there.values()), dev)
+        super().__init__(layout.columns, train, dev, test, data)
 
     def read(self, split: str) -> Any:
         """See TableSource."""

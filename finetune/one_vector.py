@@ -1,4 +1,4 @@
-"""Tasks that read each row by one vector: classes, numbers, options.
+"""Tasks that read each row by one vector: classes, options; numbers are in number_task.py.
 
 Source: zihangdai/xlnet function_builder.py (`get_classification_loss`, `get_regression_loss`, `get_race_loss`).
 """
@@ -22,7 +22,7 @@ from finetune.long import LONG, check_whole, pooled
 from finetune.sources import Source
 from finetune.task import Outputs, Prediction
 from xlpre.model.config import ModelConfig
-from xlpre.model.heads import ChoiceHead, ClassificationHead, RegressionHead
+from xlpre.model.heads import ChoiceHead, ClassificationHead
 from xlpre.model.summary import Summary
 from xlpre.text.tokenizer import Tokenizer
 
@@ -155,34 +155,6 @@ class ClassTask(OneVectorTask):
         ]
 
 
-class NumberTask(OneVectorTask):
-    """A number, kept within `bounds` if there are any; for the rest see OneVectorTask."""
-
-    head_kind = "number"
-
-    def __init__(self, *arguments: Any, bounds: tuple[float, float] | None = None) -> None:
-        super().__init__(*arguments)
-        self.bounds = bounds
-
-    def head(self, shape: ModelConfig) -> nn.Module:
-        """A new head."""
-        return RegressionHead(shape, self.summary)
-
-    def answers(self, outputs: Outputs) -> np.ndarray:
-        """(N,) the numbers."""
-        return outputs["logits"] if self.bounds is None else outputs["logits"].clip(*self.bounds)
-
-    def predictions(self, split: Split, outputs: Outputs) -> list[Prediction]:
-        """The number."""
-        return [
-            {"id": example.id, "prediction": float(f"{number:.6g}")}
-            for example, number in zip(split.examples, self.answers(self.of_examples(split, outputs)), strict=True)
-        ]
-
-    def _answers(self, example: Example) -> dict[str, Any]:
-        return {} if example.answer is None else {"truth": np.float32(example.answer)}
-
-
 class ChoiceTask(OneVectorTask):
     """One of C options, each read in a row of its own with what they are about; `labels` are their names.
 
@@ -240,10 +212,10 @@ def _read(example: Example, tokenizer: Tokenizer) -> list[list[int]]:
     """Tokens of its texts.
 
     Raises:
-        ValueError: there are none in any.
+        ValueError: there are none in any, and something is true of them.
     """
     found = [tokenizer.encode(text) for text in example.texts]
-    if not any(found):
+    if example.answer is not None and not any(found):
         raise ValueError(f"{example.place}: of {' '.join(example.texts)!r} the vocabulary reads nothing; remove it")
     return found
 

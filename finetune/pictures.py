@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from finetune.examples import Split
-from finetune.one_vector import ClassTask, NumberTask, softmax, truth_of
+from finetune.number_task import NumberTask
+from finetune.one_vector import ClassTask, softmax, truth_of
 from finetune.scores import BINS, calibration, confusion
 from finetune.task import Outputs, Task
 from xlpre.atomic import new_file

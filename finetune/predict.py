@@ -13,28 +13,24 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from finetune.config import TaskDataConfig
 from finetune.evaluation import answer, device_pass_tokens
-from finetune.examples import Example, Split
+from finetune.examples import Example, Item, Split
 from finetune.fields import Fields, read_rows
 from finetune.model import TaskModel
+from finetune.saved import open_fine_tuned
 from finetune.task import Prediction, Task
-from finetune.tasks import build_task
 from xlpre.command import run_command
-from xlpre.exchange.fine_tuned import FineTuned, load_fine_tuned
+from xlpre.exchange.fine_tuned import FineTuned
 from xlpre.text.files import STDIN, Meter, read_lines
 from xlpre.text.json_objects import parse_object
+from xlpre.text.tokenizer import Tokenizer
 from xlpre.training.distributed import Talk, use_device
 
 CHUNK = 1024  # lines that are answered together
-
-
-def task_of(model: FineTuned) -> Task:
-    """The task that a folder is of."""
-    return build_task(model.task["task"], TaskDataConfig(**model.task["data"]), model.task["summary"])
 
 
 def predict(
@@ -44,22 +40,42 @@ def predict(
 
     Args:
         model: a fine-tuned one.
-        task: that it is of, `task_of` it.
+        task: that it is of.
         lines: what `entries_of` reads, for example.
         rows: in one forward pass.
 
     Raises:
-        ValueError: a line that is not as the task wants it.
+        ValueError: a line that is not as the task wants it, once those before it are answered.
     """
     network = TaskModel(model.folder.config, task)
     network.put(model.weights)
     network.to(use_device())
     tokenizer, pass_tokens = model.folder.vocabulary("the folder"), device_pass_tokens(None, network.device)
     rest, talk = iter(lines), Talk()
-    while chunk := list(islice(rest, CHUNK)):
-        examples = [_example(task, line, place) for place, line in chunk]
-        split = Split("lines", examples, task.encode(examples, tokenizer))
-        yield from task.predictions(split, answer(network, split, rows, pass_tokens, talk))
+    fault = None
+    while not fault:
+        split, fault = _next_split(task, islice(rest, CHUNK), tokenizer)
+        if split.examples:
+            yield from task.predictions(split, answer(network, split, rows, pass_tokens, talk))
+        elif not fault:
+            return
+    raise fault
+
+
+def _next_split(
+    task: Task, lines: Iterable[tuple[str, str | Fields]], tokenizer: Tokenizer
+) -> tuple[Split, ValueError | None]:
+    """Lines up to the first that cannot be read, and what is wrong with that."""
+    examples: list[Example] = []
+    items: list[Item] = []
+    try:
+        for place, line in lines:
+            example = _example(task, line, place)
+            items += [replace(item, example=len(examples)) for item in task.encode([example], tokenizer)]
+            examples.append(example)
+    except ValueError as error:
+        return Split("lines", examples, items), error
+    return Split("lines", examples, items), None
 
 
 def _example(task: Task, line: str | Fields, place: str) -> Example:
@@ -113,8 +129,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     words = parser.parse_args(argv)
     if words.rows < 1:
         raise ValueError(f"--rows {words.rows} must be at least 1")
-    model = load_fine_tuned(words.model)
-    task = task_of(model)
+    model, task = open_fine_tuned(words.model)
     for one in predict(model, task, entries_of(words.file, task.columns), words.rows):
         print(json.dumps(one, ensure_ascii=False))
 

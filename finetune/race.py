@@ -103,10 +103,12 @@ def with_option(question: str, option: str) -> str:
 def _example(name: str, article: Any, question: Any, options: Any, answer: Any, place: str, group: str = "") -> Example:
     if not isinstance(options, list) or len(options) != len(OPTIONS):
         raise ValueError(f"{place}: {options!r} must be {len(OPTIONS)} options")
-    if not all(isinstance(text, str) for text in (article, question, *options)) or not article.strip():
-        raise ValueError(f"{place}: article, question and options must be texts, and the article not empty")
+    if not all(isinstance(text, str) for text in (article, question, *options)):
+        raise ValueError(f"{place}: article, question and options must be texts")
     if answer is not None and answer not in OPTIONS:
         raise ValueError(f"{place}: the answer {answer!r} is none of {', '.join(OPTIONS)}")
+    if answer is not None and not article.strip():
+        raise ValueError(f"{place}: the article is empty; fill it in, or remove the question")
     texts = (article, *(with_option(question, option) for option in options))
     return Example(name, texts, None if answer is None else OPTIONS.index(answer), place, group)
 

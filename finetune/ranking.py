@@ -22,7 +22,7 @@ from finetune.fields import Fields, text_of
 from finetune.long import check_whole
 from finetune.one_vector import OneVectorTask
 from finetune.scores import expected_reciprocal_rank, ndcg, reciprocal_rank
-from finetune.sources import TRAIN, by_split
+from finetune.sources import TRAIN, by_split, file_in
 from finetune.task import Outputs, Prediction, Task
 from finetune.trec import Grades, in_order, read_candidates, read_qrels, read_texts, write_run
 from xlpre.model.config import ModelConfig
@@ -44,7 +44,8 @@ class RankingSource:
 
     def __init__(self, data: TaskDataConfig) -> None:
         self._data, folder = data, Path(data.dir)
-        dev, test = by_split(folder, data.dev), by_split(folder, data.test)
+        dev = by_split(folder, data.dev)
+        test = by_split(folder, data.test, dev)
         self.dev, self.test = tuple(dev), tuple(test)
         self._files = {**dev, **test}
 
@@ -86,7 +87,7 @@ class RankingSource:
 
     def example(self, fields: Fields, place: str) -> Example:
         """A pair from the fields `query` and `document` of a line."""
-        texts = tuple(text_of(fields, name, place) for name in self.texts)
+        texts = tuple(text_of(fields, name, place, may_be_empty=True) for name in self.texts)
         return Example(str(fields.get("id", place)), texts, None, place)
 
     def submit(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
@@ -101,7 +102,7 @@ class RankingSource:
         files = getattr(self._data, key)
         if not files:
             raise ValueError(f"task=rank is read from data.{key}=[FILE], and there is none")
-        return [Path(self._data.dir) / file for file in files]
+        return [file_in(self._data.dir, file) for file in files]
 
 
 class RankingTask(OneVectorTask):

@@ -34,8 +34,8 @@ def matthews(truth: np.ndarray, answers: np.ndarray) -> float:
 
 
 def pearson(truth: np.ndarray, answers: np.ndarray) -> float:
-    """Correlation of the values."""
-    x, y = truth - truth.mean(), answers - answers.mean()
+    """Correlation of the values, in float64."""
+    x, y = (values - values.mean() for values in (truth.astype(float), answers.astype(float)))
     return _ratio(float(x @ y), float(np.sqrt((x @ x) * (y @ y))))
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from finetune.config import TaskDataConfig
 from finetune.examples import Example
-from finetune.fields import Fields, class_of, is_hub, number_of, read_rows, text_of
+from finetune.fields import KINDS, Fields, class_of, is_hub, number_of, read_rows, text_of
 from finetune.task import Prediction
+from xlpre.text.files import PACKED
 
 TRAIN, HELD_OUT = "train", "held_out"
+RESERVED = (TRAIN, HELD_OUT, "metrics")  # metrics.jsonl stands beside the answers to dev splits
+ENDINGS = (*PACKED, *KINDS, ".json", ".run", ".txt")
 
 
 class Source(Protocol):
@@ -66,7 +70,12 @@ class TableSource:
         dev: files by the name of their split; none: a part of the training examples is held out.
         test: files by the name of their split.
         data: the settings.
+
+    Attributes:
+        tests_are_labelled: the truth is in the test files, too.
     """
+
+    tests_are_labelled = False
 
     def __init__(
         self,
@@ -99,13 +108,16 @@ class TableSource:
                 found = part_of(found, self._data.held_out, split, str(self._train[0]))
         else:
             path = self._files[split]
-            found = list(self._rows(path, labelled=split in self.dev))
+            labelled = split in self.dev or self.tests_are_labelled
+            found = list(self._rows(path, labelled))
+            if not (labelled or self.columns.labels) and all(example.answer in (None, -1) for example in found):
+                found = [replace(example, answer=None) for example in found]  # -1 throughout is how truth is hidden
         if not found:
             raise ValueError(f"{self._files.get(split, self._train[0])}: holds no example")
         return found
 
     def example(self, fields: Fields, place: str, labelled: bool = False, number: int = 0) -> Example:
-        """An example of one row.
+        """An example of one row; a text of which nothing is known may be empty.
 
         Raises:
             ValueError: a field is missing, empty or unknown.
@@ -117,7 +129,7 @@ class TableSource:
             of = (fields, columns.label)
             answer = class_of(*of, columns.labels, place) if columns.labels else number_of(*of, place)
         name = next((str(fields[key]) for key in ("index", "id") if key in fields), str(number))
-        return Example(name, self._texts(fields, place), answer, place)
+        return Example(name, self._texts(fields, place, may_be_empty=answer is None), answer, place)
 
     def submit(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
         """There is no official format."""
@@ -128,9 +140,9 @@ class TableSource:
         labels = self.columns.labels
         return truth is None or str(truth).strip() == "" or bool(labels and str(truth) == "-1" and "-1" not in labels)
 
-    def _texts(self, fields: Fields, place: str) -> tuple[str, ...]:
+    def _texts(self, fields: Fields, place: str, may_be_empty: bool) -> tuple[str, ...]:
         names = self.columns.texts
-        may_be_empty = self.columns.damaged and len(names) > 1
+        may_be_empty = may_be_empty or (self.columns.damaged and len(names) > 1)
         return tuple(text_of(fields, name, place, may_be_empty) for name in names)
 
     def _rows(self, path: Path, labelled: bool) -> Iterator[Example]:
@@ -170,23 +182,34 @@ def check_folder(data: TaskDataConfig, task: str, contains: str) -> None:
 
 
 def split_name(file: str) -> str:
-    """The name of the split in a file: its own, without its endings; of hf:NAME:SPLIT that."""
+    """The name of the split in a file: its own, without known endings; of hf:NAME:SPLIT all of it."""
     if is_hub(file):
-        return file.rpartition(":")[2]
-    return Path(file).name.partition(".")[0]
+        return re.sub("[/:]+", "-", file.removeprefix("hf:")).strip("-.")
+    path = Path(file)
+    while path.suffix in ENDINGS:
+        path = path.with_suffix("")
+    return path.name
 
 
-def by_split(folder: Path, files: Sequence[str]) -> dict[str, Path]:
+def file_in(folder: str | Path, file: str) -> Path:
+    """A file of a folder; hf:NAME:SPLIT is in none."""
+    return Path(file) if is_hub(file) else Path(folder) / file
+
+
+def by_split(folder: Path, files: Sequence[str], taken: Mapping[str, Path] | None = None) -> dict[str, Path]:
     """Files by the name of their split.
 
     Raises:
-        ValueError: two of the same name.
+        ValueError: two of the same name, or a name of those `taken`.
     """
-    found: dict[str, Path] = {}
+    others, found = dict(taken or {}), dict[str, Path]()
     for file in files:
-        path = folder / file
-        name = split_name(file)
-        if name in found or name in (TRAIN, HELD_OUT):
-            raise ValueError(f"{path} and another file are both called {name}; scores are told apart by it: rename one")
-        found[name] = path
+        path, name = file_in(folder, file), split_name(file)
+        if name in RESERVED:
+            raise ValueError(f"{path} is called {name}, as something else in a run's folder is; rename it")
+        if name in others:
+            raise ValueError(
+                f"{path} and {others[name]} are both called {name}, by which scores and predictions are told apart; rename one"
+            )
+        others[name] = found[name] = path
     return found

@@ -64,7 +64,7 @@ class SpanTask:
 
     def __init__(self, name: str, data: TaskDataConfig, answerable: bool) -> None:
         self.name, self.answerable, self._data = name, answerable, data
-        self.score = "f1" if answerable else "best_f1"
+        self.score = "f1" if answerable or data.null_threshold is not None else "best_f1"
         if data.max_len < data.max_question_len + 4:
             raise ValueError(
                 f"data.max_len ({data.max_len}) has no room for data.max_question_len ({data.max_question_len}), 3 symbols and a text; "
@@ -113,7 +113,7 @@ class SpanTask:
         return vars(cast(SpanHead, head).beams(hidden, *answer_places(part), N_STARTS, N_ENDS))
 
     def measure(self, split: Split, outputs: Outputs) -> dict[str, float]:
-        """As the official scorers; of 2.0 also the best that a threshold makes of it, and at the odds of one half the rest."""
+        """As the official scorers; of 2.0 at the threshold, or, where none is set or decided yet, at even odds and the best of all."""
         answered = self._answered(split, outputs)
         truths = [[text for _, text in example.answer] for example in split.examples]
         texts = [one.best[0][0] if one.best else "" for one in answered]
@@ -123,12 +123,12 @@ class SpanTask:
         odds = np.array([one.odds for one in answered])
         said, exists = np.array([bool(text) for text in texts]), np.array([bool(of) for of in truths])
         found: dict[str, float] = {}
-        for column, name in ((1, "f1"), (0, "exact")):
-            best, threshold = best_threshold(of_texts[:, column], said, exists, odds)
-            found |= {f"best_{name}": best, f"best_{name}_threshold": threshold}
-        decided = np.where(
-            (odds <= 0)[:, None], of_texts, ~exists[:, None]
-        )  # no answer is worth something where there is none
+        if self._data.null_threshold is None:
+            for column, name in ((1, "f1"), (0, "exact")):
+                best, threshold = best_threshold(of_texts[:, column], said, exists, odds)
+                found |= {f"best_{name}": best, f"best_{name}_threshold": threshold}
+        # no answer is worth something where there is none
+        decided = np.where((odds <= self._threshold)[:, None], of_texts, ~exists[:, None])
         for column, name in ((1, "f1"), (0, "exact")):
             found[name] = float(decided[:, column].mean())
             for part, inside in (("has_answer", exists), ("no_answer", ~exists)):
@@ -152,6 +152,11 @@ class SpanTask:
         answered = self._answered(split, outputs)
         return [self._prediction(*one) for one in zip(split.examples, answered, strict=True)]
 
+    @property
+    def _threshold(self) -> float:
+        """No answer is given above it: even odds, unless another was set or decided."""
+        return self._data.null_threshold or 0.0
+
     def _prediction(self, example: Example, answered: Answered) -> Prediction:
         texts = [text for text, _, _ in answered.best] or [""]
         scores = np.array([start + end for _, start, end in answered.best] or [0.0])
@@ -163,7 +168,7 @@ class SpanTask:
         ]
         if self.answerable:
             return {"id": example.id, "prediction": texts[0], "best": best}
-        given = answered.odds <= (self._data.null_threshold or 0.0)
+        given = answered.odds <= self._threshold
         return {
             "id": example.id,
             "prediction": texts[0] if given else "",

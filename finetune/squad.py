@@ -20,7 +20,7 @@ from typing import Any
 from finetune.config import TaskDataConfig
 from finetune.examples import Example
 from finetune.long import check_whole
-from finetune.sources import TRAIN, by_split, check_folder
+from finetune.sources import TRAIN, by_split, check_folder, file_in
 from finetune.span import SpanTask
 from finetune.squad_files import question_of, read_squad
 from finetune.task import Prediction, Task
@@ -37,9 +37,9 @@ class SquadTask(SpanTask):
         check_whole(data, name)
         super().__init__(name, data, answerable=name == "squad/1.1")
         folder = Path(data.dir)
-        self._train = [folder / file for file in data.train] or [_official(folder, "train", name)]
+        self._train = [file_in(folder, file) for file in data.train] or [_official(folder, "train", name)]
         dev = by_split(folder, data.dev) or {f"dev-{VERSIONS[name]}": _official(folder, "dev", name)}
-        test = by_split(folder, data.test)
+        test = by_split(folder, data.test, dev)
         self._files, self.dev, self.test = {**dev, **test}, tuple(dev), tuple(test)
 
     def read(self, split: str) -> list[Example]:

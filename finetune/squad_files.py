@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,15 +25,18 @@ def read_squad(path: Path, answerable: bool, labelled: bool) -> list[Example]:
     Args:
         path: a .json file, also .gz; or hf:NAME[/CONFIG]:SPLIT of a dataset that `datasets` finds.
         answerable: every question has an answer (SQuAD 1.1).
-        labelled: the truth is there.
+        labelled: the truth is there. Otherwise a list of answers that is empty may hide it: it is true where any question has an answer.
 
     Raises:
         ValueError: what is wrong with it, with file and question.
     """
-    found = [
-        question_of(fields, place, answerable, labelled)
-        for place, fields in (read_rows(path) if is_hub(path) else _questions(path))
-    ]
+    rows = list(read_rows(path) if is_hub(path) else _questions(path))
+    found = [question_of(fields, place, answerable, labelled) for place, fields in rows]
+    if not (labelled or answerable) and any(example.answer for example in found):
+        found = [
+            dataclasses.replace(example, answer=()) if "answers" in fields and not example.answer else example
+            for example, (_, fields) in zip(found, rows, strict=True)
+        ]
     if not found:
         raise ValueError(f"{path}: holds no question")
     name, count = Counter(example.id for example in found).most_common(1)[0]
@@ -62,6 +66,8 @@ def question_of(fields: Fields, place: str, answerable: bool, labelled: bool = F
             raise ValueError(
                 f"{place}: has no answer, which is for task=squad/2.0; of squad/1.1 every question has one"
             )
+        if not (answer or labelled or (impossible and not answerable)):
+            answer = None  # where the truth is hidden, there are no answers either
     name = fields.get("id", place)
     if not isinstance(name, (str, int)):
         raise ValueError(f"{place}: the id {name!r} must be a text")

@@ -108,6 +108,9 @@ def test_training_examples_that_are_none_are_named(folder, tmp_path, monkeypatch
 def test_labels_are_told_apart_without_the_spaces_around_them_and_a_long_text_is_csv(tmp_path):
     (tmp_path / "a.csv").write_text(f"text,label\nba,good \nbe,bad\n{'ba ' * 100000},good\n")
     assert labels_in([tmp_path / "a.csv"], "label") == ["bad", "good"]
+    spellings = ["-0", "0", "00", "000", "01", "1"]
+    (tmp_path / "b.csv").write_text("text,label\n" + "".join(f"ba,{label}\n" for label in spellings[::-1]))
+    assert labels_in([tmp_path / "b.csv"], "label") == spellings
 
 
 def test_runs_with_other_settings_or_dev_examples_are_refused_in_a_folder_of_runs_and_change_nothing(folder, tmp_path):
@@ -152,7 +155,9 @@ def test_predicting_with_a_model_that_was_not_fine_tuned_is_refused(folder):
         predict.main([str(folder / "model")])
 
 
-def test_a_line_that_the_task_cannot_read_is_named(tokenizer, folder, tmp_path):
+def test_a_line_that_the_task_cannot_read_is_named_once_those_before_it_are_answered(
+    tokenizer, folder, tmp_path, capsys
+):
     from finetune.config import TaskDataConfig
     from finetune.tasks import build_task
     from tests.parity.test_huggingface_heads import make
@@ -160,16 +165,17 @@ def test_a_line_that_the_task_cannot_read_is_named(tokenizer, folder, tmp_path):
 
     settings = {"text": ["one", "two"], "labels": ["good", "bad"]}
     task = build_task("classify", TaskDataConfig(**settings), "last")
-    save_fine_tuned(tmp_path / "model", make(tokenizer, task, settings, "last"))
+    save_fine_tuned(tmp_path / "model", make(tokenizer, task, "last"))
     for line, message in [
         ("ba", r"line 2: classify reads one and two; the line has 1 text"),
         ('{"one": "ba"}', r"line 2: there is no column 'two'; there are id, one"),
-        ('{"one": "ba", "two": ""}', r"line 2: the text in 'two' is empty"),
+        ('{"one": "ba", "two": 3}', r"line 2: 'two' is 3, where a text is needed"),
         ('{"one": ', r"line 2: not JSON"),
     ]:
-        (tmp_path / "lines").write_text(f"{json.dumps({'one': 'ba', 'two': 'be'})}\n{line}\n")
+        (tmp_path / "lines").write_text(f"{json.dumps({'one': 'ba', 'two': ''})}\n{line}\n")
         with pytest.raises(ValueError, match=message):
             predict.main([str(tmp_path / "model"), str(tmp_path / "lines")])
+        assert json.loads(capsys.readouterr().out)["prediction"] in settings["labels"]
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv"])

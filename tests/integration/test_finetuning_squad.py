@@ -19,7 +19,7 @@ def write_squad(folder, documents):
     words = sorted(
         {word for document in documents for line in document for word in line.lower().split() if word.isalpha()}
     )
-    for name, count in (("train", 150), ("dev", 21)):
+    for name, count in (("train", 150), ("dev", 21), ("more", 6), ("test", 6)):
         paragraphs = []
         for number in range(count):
             text = [str(word) for word in rng.choice(words[10:40], rng.integers(6, 30))]
@@ -43,6 +43,8 @@ def words(tokenizer, documents, tmp_path_factory):
         "init": write_folder(folder / "model", tokenizer),
         "from_scratch": True,
         "data.dir": folder,
+        "data.dev": "[dev-v2.0.json, more-v2.0.json]",
+        "data.test": "[test-v2.0.json]",
         "data.max_len": 48,
         "data.max_question_len": 8,
         "data.doc_stride": 16,
@@ -100,6 +102,13 @@ def test_the_folder_answers_lines_with_the_threshold_of_dev(words, learned, tmp_
     assert [(x["id"], x["prediction"]) for x in found] == [(x["id"], x["prediction"]) for x in expected]
     threshold = json.loads((learned / "model" / "task.json").read_text())["data"]["null_threshold"]
     assert all((x["prediction"] == "") == (x["null_log_odds"] > threshold) for x in found)
+
+
+def test_what_did_not_decide_the_threshold_is_measured_at_it(learned):
+    scores = json.loads((learned / "seed_1" / "result.json").read_text())["scores"]
+    scores |= json.loads((learned / "predictions" / "test_scores.json").read_text())
+    for split in ("more-v2.0", "test-v2.0"):
+        assert f"{split}/f1" in scores and f"{split}/best_f1" not in scores
 
 
 @pytest.mark.long

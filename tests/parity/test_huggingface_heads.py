@@ -10,6 +10,7 @@ from finetune.batches import Dealer
 from finetune.config import TaskDataConfig
 from finetune.export import main
 from finetune.model import TaskModel
+from finetune.predict import predict
 from finetune.span import answer_places
 from finetune.tasks import build_task
 from xlpre.exchange.fine_tuned import fine_tuned, load_fine_tuned, save_fine_tuned
@@ -30,11 +31,12 @@ TASKS = [
     ("classify", {"text": ["one", "two"], "labels": ["good", "bad", "none"]}, "last"),
     ("classify", {"text": ["one"], "labels": ["good", "bad"]}, "first"),
     ("regress", {"text": ["one", "two"]}, "last"),
+    ("regress", {"text": ["one", "two"], "scale": [3.5, 0.25]}, "last"),
     ("race", {}, "last"),
 ]
 
 
-def make(tokenizer, task, settings, summary):
+def make(tokenizer, task, summary):
     torch.manual_seed(3)
     before = {name: p.detach() for name, p in LanguageModel(SHAPE, True).named_parameters()}
     model = TaskModel(SHAPE, task).eval()
@@ -43,14 +45,14 @@ def make(tokenizer, task, settings, summary):
         if "norm" in name and name.endswith("weight"):
             weights[name] += 1
     folder = ModelFolder(SHAPE, before, tokenizer, "permutation", {"step": 3}, "xlpre")
-    facts = {"task": task.name, "data": settings, "summary": summary, "labels": list(task.labels)}
+    facts = {"task": task.name, "data": task.settings(), "summary": summary, "labels": list(task.labels)}
     return fine_tuned(folder, SHAPE, weights, facts, {"step": 5})
 
 
 @pytest.mark.parametrize(("name", "settings", "summary"), TASKS)
 def test_logits_in_hugging_face_are_ours(name, settings, summary, tokenizer, tmp_path):
     task = build_task(name, TaskDataConfig(**settings), summary)
-    made = make(tokenizer, task, settings, summary)
+    made = make(tokenizer, task, summary)
     save_fine_tuned(tmp_path / "ours", made)
     main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
     lines = QUESTIONS if name == "race" else PAIRS
@@ -59,6 +61,8 @@ def test_logits_in_hugging_face_are_ours(name, settings, summary, tokenizer, tmp
     ours = TaskModel(SHAPE, task).eval()
     ours.put(load_fine_tuned(tmp_path / "ours").weights)
     found = ours.answer(part)["logits"]
+    if name == "regress":
+        found = torch.from_numpy(task.answers({"logits": found.numpy()})).float()
 
     auto = (
         transformers.AutoModelForMultipleChoice if name == "race" else transformers.AutoModelForSequenceClassification
@@ -79,7 +83,7 @@ def test_logits_in_hugging_face_are_ours(name, settings, summary, tokenizer, tmp
 def test_spans_in_hugging_face_are_ours(tokenizer, tmp_path):
     settings = {"max_len": 40, "max_question_len": 8, "doc_stride": 8}
     task = build_task("squad/2.0", TaskDataConfig(**settings), "last")
-    save_fine_tuned(tmp_path / "ours", make(tokenizer, task, settings, "last"))
+    save_fine_tuned(tmp_path / "ours", make(tokenizer, task, "last"))
     main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
     contexts = ["Ba be bi bo bu. " * 4, "Ka ke ki ko da de di."]
     examples = [task.example({"context": context, "question": "Da di?"}, "") for context in contexts]
@@ -108,7 +112,7 @@ def test_training_takes_the_same_course_as_hugging_faces(tokenizer, tmp_path):
     name, settings, summary = TASKS[0]
     task = build_task(name, TaskDataConfig(**settings), summary)
     shape = dataclasses.replace(SHAPE, dropout=0.0, dropatt=0.0)
-    made = make(tokenizer, task, settings, summary)
+    made = make(tokenizer, task, summary)
     made = dataclasses.replace(made, folder=dataclasses.replace(made.folder, config=shape))
     save_fine_tuned(tmp_path / "ours", made)
     main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
@@ -141,11 +145,28 @@ def test_training_takes_the_same_course_as_hugging_faces(tokenizer, tmp_path):
 def test_their_tokenizer_lays_a_pair_out_as_we_do(tokenizer, tmp_path):
     name, settings, summary = TASKS[0]
     task = build_task(name, TaskDataConfig(**settings), summary)
-    save_fine_tuned(tmp_path / "ours", make(tokenizer, task, settings, summary))
+    save_fine_tuned(tmp_path / "ours", make(tokenizer, task, summary))
     main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")("Ba be.", "Bi bo.")
     row = task.encode([task.example({"one": "Ba be.", "two": "Bi bo."}, "")], tokenizer)[0].rows[0]
     assert theirs["input_ids"] == row.ids.tolist() and theirs["token_type_ids"] == row.segments.tolist()
+
+
+@pytest.mark.parametrize("summary", ["last", "first"])
+def test_texts_of_a_padded_batch_are_answered_through_their_tokenizer_as_by_us(summary, tokenizer, tmp_path):
+    settings = {"text": ["one"], "labels": ["good", "bad"]}
+    task = build_task("classify", TaskDataConfig(**settings), summary)
+    save_fine_tuned(tmp_path / "ours", make(tokenizer, task, summary))
+    main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
+    texts = ["Ba be bi bo bu da de.", "Ka."]
+    lines = [(text, {"one": text}) for text in texts]
+    found = [one["probabilities"]["good"] for one in predict(load_fine_tuned(tmp_path / "ours"), task, lines)]
+    batch = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")(texts, padding=True, return_tensors="pt")
+    assert not batch["attention_mask"].all()
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "theirs").eval()
+    with torch.no_grad():
+        logits = theirs(**batch).logits
+    assert logits.softmax(1)[:, 0].tolist() == pytest.approx(found, abs=TOLERANCE)
 
 
 def test_the_table_of_spans_names_every_weight_of_their_head():
@@ -161,7 +182,7 @@ def test_the_table_of_spans_names_every_weight_of_their_head():
 def test_what_hugging_face_has_no_place_for_is_refused(tokenizer, tmp_path):
     name, settings, _ = TASKS[0]
     task = build_task(name, TaskDataConfig(**settings), "attn")
-    made = make(tokenizer, task, settings, "attn")
+    made = make(tokenizer, task, "attn")
     save_fine_tuned(tmp_path / "ours", made)
     with pytest.raises(ValueError, match="model.summary=attn has no place in Hugging Face"):
         main([str(tmp_path / "ours"), str(tmp_path / "theirs")])

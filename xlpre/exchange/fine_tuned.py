@@ -13,7 +13,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import safetensors
 import safetensors.torch
@@ -88,7 +88,9 @@ def load_fine_tuned(path: str | Path) -> FineTuned:
         raise ValueError(f"{path}: has no {TASK}; it is a model that was not fine-tuned, which finetune/run.py does")
     try:
         task = json.loads((path / TASK).read_text())
-        if missing := {"task", "data", "summary", "labels"} - {*task}:
+        if not isinstance(task, dict) or not isinstance(task.get("data"), dict):
+            raise ValueError(f"{TASK} must hold an object, and so must `data` in it")
+        if missing := {"task", "summary", "labels"} - {*task}:
             raise ValueError(f"it has no {', '.join(sorted(missing))}")
         head = safetensors.torch.load_file(path / HEAD)
     except (OSError, ValueError, safetensors.SafetensorError) as error:
@@ -97,7 +99,12 @@ def load_fine_tuned(path: str | Path) -> FineTuned:
 
 
 def save_huggingface_fine_tuned(
-    path: str | Path, model: FineTuned, kind: str, labels: Sequence[str], summary: str
+    path: str | Path,
+    model: FineTuned,
+    kind: str,
+    labels: Sequence[str],
+    summary: str,
+    padding: Literal["left", "right"],
 ) -> None:
     """Write a folder that transformers opens with the head (`XLNetForSequenceClassification` and others), whole or not at all.
 
@@ -107,6 +114,7 @@ def save_huggingface_fine_tuned(
         kind: of head, see hf_heads.KINDS.
         labels: names of the classes; of a number or of options none.
         summary: how the head reads a row, if by one vector.
+        padding: the side on which rows are padded, where the head reads none.
 
     Raises:
         ValueError: something that Hugging Face cannot express, by the name of its key.
@@ -117,7 +125,7 @@ def save_huggingface_fine_tuned(
     tokenizer = folder.vocabulary("the folder that the model was read from")
     with new_folder(path) as partial:
         hf.write_model(partial, folder.config, folder.weights, "permutation", settings, weights)
-        write_tokenizer(tokenizer, partial)
+        write_tokenizer(tokenizer, partial, padding)
         unsaid = {"model": dataclasses.asdict(folder.config), "objective": folder.objective}
         passport.write(partial, tokenizer, {**folder.facts, **unsaid, "task": model.task})
         as_readable_as_the_rest(partial / "model.safetensors")

@@ -2,7 +2,7 @@
 
 spiece.model            the SentencePiece vocabulary, unchanged
 tokenizer.json          the same for the `tokenizers` library, which AutoTokenizer reads
-tokenizer_config.json   the special tokens, padding on the left
+tokenizer_config.json   the special tokens, the side of the padding
 
 Not the same as ours:
 - <unk> <s> </s> <cls> <sep> <pad> <mask> <eod> spelled out in a text (WikiText's <unk>) are symbols, as everywhere at
@@ -23,7 +23,7 @@ import sys
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from xlpre.exchange.hf_characters import Json, map_characters, ranges, replace
 from xlpre.text import symbols
@@ -36,12 +36,13 @@ UNIGRAM = 1
 NEVER = -1000.0  # added to a score, below any other segmentation of a word
 
 
-def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+def write_tokenizer(tokenizer: Tokenizer, folder: Path, padding: Literal["left", "right"] = "left") -> None:
     """Write spiece.model, tokenizer.json and tokenizer_config.json.
 
     Args:
         tokenizer: what they shall be equal to.
         folder: of the model; its config.json says `model_type` xlnet.
+        padding: the side on which shorter rows of a batch are padded.
 
     Raises:
         ValueError: the vocabulary is not a unigram one, or treats spaces in a way `tokenizers` has no word for.
@@ -49,7 +50,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     content = json.dumps(_tokenizer(tokenizer), ensure_ascii=False, indent=1)
     tokenizer.save(folder / "spiece.model")
     (folder / "tokenizer.json").write_text(content, encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text(json.dumps(_config(tokenizer.preprocess), indent=1))
+    (folder / "tokenizer_config.json").write_text(json.dumps(_config(tokenizer.preprocess, padding), indent=1))
 
 
 def read_vocabulary(folder: Path) -> bytes:
@@ -85,7 +86,7 @@ def read_preprocess(folder: Path) -> Preprocess:
         raise ValueError(f"{path}: cannot be read: {error}") from None
 
 
-def _config(preprocess: Preprocess) -> Json:
+def _config(preprocess: Preprocess, padding: str) -> Json:
     unk, bos, eos, cls, sep, pad, mask, eod, _ = symbols.PIECES
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",  # XLNetTokenizer would not take tokenizer.json's normalizer
@@ -97,7 +98,7 @@ def _config(preprocess: Preprocess) -> Json:
         "pad_token": pad,
         "mask_token": mask,
         "additional_special_tokens": [eod],
-        "padding_side": "left",
+        "padding_side": padding,
         "do_lower_case": preprocess == "uncased",
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],

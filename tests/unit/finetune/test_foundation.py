@@ -4,6 +4,7 @@ from finetune.config import FinetuneConfig, TaskModelConfig, TaskTrainConfig
 from finetune.foundation import Foundation
 from tests.conftest import write_folder
 from xlpre.config import load
+from xlpre.text.symbols import CLS, SEP
 
 
 @pytest.fixture
@@ -33,6 +34,15 @@ def test_what_was_resolved_resolves_to_itself(founded, tmp_path):
 def test_a_limit_draws_some_examples_by_the_seed(founded):
     drawn = [[x.texts for x in founded("data.limit=5", f"seed={seed}").train.examples] for seed in (1, 1, 2)]
     assert len(drawn[0]) == 5 and drawn[0] == drawn[1] != drawn[2]
+
+
+def test_of_test_examples_nothing_need_be_read_unless_something_is_true_of_them(founded, tmp_path):
+    (tmp_path / "test.tsv").write_text("index\ttext\n0\t\u200b\n1\t\n2\tba\n")
+    (test,) = founded("data.test=[test.tsv]").test
+    assert [item.rows[0].ids.tolist() for item in test.items[:2]] == [[SEP, CLS]] * 2 and len(test.items) == 3
+    (tmp_path / "test.tsv").write_text("label\ttext\n1\t\u200b\n")
+    with pytest.raises(ValueError, match=r"test.tsv, line 2: of .* the vocabulary reads nothing"):
+        founded("data.test=[test.tsv]")
 
 
 def test_facts_tell_other_examples_weights_and_settings_apart_and_not_speed(founded, tmp_path):

@@ -61,7 +61,7 @@ def test_a_long_passage_is_cut_and_the_end_of_an_option_kept(tmp_path, tokenizer
         ({"answers": ["E", "B"]}, "question 1: the answer 'E' is none of A, B, C, D"),
         ({"options": [["a", "b"], ["a", "b", "c", "d"]]}, "question 1: .* must be 4 options"),
         ({"answers": ["A"]}, "2 questions, 2 lists of options and 1 answers"),
-        ({"article": ""}, "question 1: article, question and options must be texts"),
+        ({"article": ""}, "question 1: the article is empty; fill it in"),
         ({"questions": None}, "there is no column 'questions'"),
         ({"questions": 5}, "questions, options and answers must be lists"),
         ({"options": ["abcd", "efgh"]}, "question 1: 'abcd' must be 4 options"),

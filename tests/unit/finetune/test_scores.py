@@ -44,6 +44,12 @@ def test_correlations():
     )
 
 
+def test_correlation_of_large_numbers_in_32_bits_loses_no_digits():
+    x, y = np.random.default_rng(0).normal(size=(2, 2000)) + 2000
+    x, y = x.astype(np.float32), y.astype(np.float32)
+    assert pearson(x, y) == pytest.approx(np.corrcoef(x.astype(float), y.astype(float))[0, 1], abs=1e-12)
+
+
 @pytest.mark.parametrize("score", [f1, matthews, pearson, spearman])
 def test_answers_that_are_all_the_same_score_nothing(score):
     assert score(np.array([0, 1, 0, 1]), np.zeros(4, int)) == 0

@@ -53,7 +53,24 @@ def test_rows_of_a_dataset_have_their_answers_as_lists(tmp_path, monkeypatch):
     monkeypatch.setattr("finetune.fields.hub_rows", lambda name, split: iter(rows[split]))
     task = build_task("squad/2.0", TaskDataConfig(train=["hf:a/b:train"], dev=["hf:a/b:validation"]), "last")
     assert [x.answer for x in task.read("train")] == [((8, "bi"),)]
-    assert task.dev == ("validation",) and [x.answer for x in task.read("validation")] == [((8, "bi"),), ()]
+    assert task.dev == ("a-b-validation",) and [x.answer for x in task.read(*task.dev)] == [((8, "bi"),), ()]
+
+
+@pytest.mark.parametrize(
+    ("version", "questions", "answers"),
+    [
+        ("1.1", [question("q1"), question("q2")], [None, None]),
+        ("1.1", [question("q1"), question("q2", "bi")], [None, ((8, "bi"),)]),
+        ("2.0", [question("q1"), question("q2", is_impossible=False)], [None, None]),
+        ("2.0", [question("q1"), question("q2", is_impossible=True)], [None, ()]),
+        ("2.0", [question("q1"), question("q2", "bi")], [(), ((8, "bi"),)]),
+    ],
+)
+def test_no_answers_are_the_truth_of_a_test_file_only_where_it_tells_one(tmp_path, version, questions, answers):
+    (tmp_path / "test.json").write_text(json.dumps(content(*questions)))
+    examples = build(tmp_path, version, test=["test.json"]).read("test")
+    assert [example.answer for example in examples] == answers
+    assert Split("test", examples, []).labelled == (None not in answers)
 
 
 def test_the_truth_of_a_line_may_be_unknown(tmp_path):
@@ -151,6 +168,19 @@ def test_the_span_with_most_context_wins_and_the_lowest_odds_count(split):
     assert scores["f1"] == 0.5 and scores["has_answer_f1"] == 0 and scores["no_answer_exact"] == 1
     assert task.decided(scores) == {"null_threshold": scores["best_f1_threshold"]}
     assert task.level_of_chance(asked) > 0.5
+
+
+def test_scores_at_a_threshold_are_those_of_the_answers_handed_in_and_never_tuned_on_what_they_measure(split, tmp_path):
+    _, asked = split
+    outputs = answers(
+        asked, [(-1, *asked.items[0].text.tokens(8, 14))], lambda items: [0.9 if x.example == 0 else 2.0 for x in items]
+    )
+    for threshold, right in ((0.5, [False, True]), (1.0, [True, True]), (3.0, [True, False])):
+        task = build(tmp_path, max_len=24, max_question_len=8, doc_stride=4, null_threshold=threshold)
+        scores, given = task.measure(asked, outputs), [one["prediction"] for one in task.predictions(asked, outputs)]
+        assert [answer == truth for answer, truth in zip(given, ["bi, bo", ""], strict=True)] == right
+        assert scores["f1"] == scores["exact"] == np.mean(right) and scores["has_answer_f1"] == right[0]
+        assert task.score in scores and not any(name.startswith("best") for name in scores)
 
 
 def test_a_window_does_not_answer_at_tokens_of_which_another_has_more_context(split):

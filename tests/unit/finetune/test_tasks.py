@@ -26,8 +26,27 @@ def test_corpora_are_read_as_distributed_and_a_part_held_out(tmp_path):
     train, held_out, test = (task.read(split) for split in ("train", *task.dev, *task.test))
     assert len(train) + len(held_out) == 200 and 5 < len(held_out) < 45
     assert not {x.texts for x in train} & {x.texts for x in held_out}
-    assert test[1].texts == ('A "title" 1 one\ntwo',) and [x.answer for x in test] == [0, 1, 2, 3, 0]
+    assert test[1].texts == ('A "title" 1 one ntwo',) and [x.answer for x in test] == [0, 1, 2, 3, 0]
     assert task.predictions(Split("test", test[:1], []), {"logits": np.eye(4)[:1]})[0]["prediction"] == "World"
+    (place / "test.csv").write_text("")
+    with pytest.raises(ValueError, match=r"test.csv: holds no example"):
+        task.read("test")
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "meant"),
+    [
+        ("ag-news", r"a social\network of \$5", "a social network of $5"),
+        ("yelp-5", r"He said \"no way\"\n\nand 2\3", 'He said "no way"\n\nand 2\\3'),
+        ("amazon-2", r"\"so\"\nit is", '"so"\nit is'),
+        ("dbpedia", r"C:\new", r"C:\new"),
+        ("imdb", "So<br /><br />it is", "So  it is"),
+    ],
+)
+def test_what_a_corpus_writes_for_line_ends_quotes_and_dollars_is_read_in_files_and_lines(name, written, meant):
+    task = build_task(name, TaskDataConfig(), "last")
+    fields = {**dict.fromkeys(task.columns, ""), task.columns[-1]: written}
+    assert task.example(fields, "").texts == (meant,)
 
 
 def test_imdb_is_read_from_its_folders(tmp_path):
@@ -53,6 +72,22 @@ def test_own_files_bring_their_labels_and_columns(tmp_path):
     assert again.example({"one": "X", "two": "Y"}, "").texts == ("Y", "X") and again.labels == task.labels
 
 
+def test_numbers_are_learned_on_a_scale_of_their_own_and_answered_on_that_of_the_file(tmp_path, tokenizer):
+    (tmp_path / "a.tsv").write_text("text\tlabel\nba\t1990\nbe\t2000\nbi\t2010\nbo\t2020\n")
+    task = build("regress", tmp_path, train=["a.tsv"], dev=["a.tsv"], text=["text"])
+    examples = task.read("train")
+    split = Split("train", examples, task.encode(examples, tokenizer))
+    learned = np.array([item.answers["truth"] for item in split.items])
+    mean, deviation = task.settings()["scale"]
+    assert mean == 2005 and deviation == pytest.approx(np.sqrt(125)) and learned.std() == pytest.approx(1)
+    again = build_task("regress", TaskDataConfig(**task.settings()), "last")  # as a saved folder has it
+    assert [one["prediction"] for one in again.predictions(split, {"logits": learned})] == [x.answer for x in examples]
+    (tmp_path / "b.tsv").write_text("text\tlabel\nba\t7\nbe\t7\n")
+    assert build("regress", tmp_path, train=["b.tsv"], dev=["a.tsv"], text=["text"]).settings()["scale"] == [7, 1]
+    with pytest.raises(ValueError, match="must be a mean and a standard deviation above 0"):
+        TaskDataConfig(scale=[1, 0])
+
+
 def test_a_dataset_is_read_by_name(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     (tmp_path / "data").mkdir()
@@ -63,9 +98,14 @@ def test_a_dataset_is_read_by_name(tmp_path, monkeypatch):
     task = build_task(
         "classify", TaskDataConfig(train=[f"{source}:train"], dev=[f"{source}:test"], text=["text"]), "last"
     )
-    assert task.labels == ["0", "1"] and task.dev == ("test",)
-    assert [(x.texts, x.answer) for x in task.read("test")] == [(("Ba 0",), 0), (("Ba 1",), 1)]
-    assert task.read("test")[1].place == f"{source}:test, row 2"
+    (dev,) = task.dev
+    assert task.labels == ["0", "1"] and dev.endswith("-data-test")
+    assert [(x.texts, x.answer) for x in task.read(dev)] == [(("Ba 0",), 0), (("Ba 1",), 1)]
+    assert task.read(dev)[1].place == f"{source}:test, row 2"
+    again = build("classify", tmp_path, train=[f"{source}:train"], dev=[f"{source}:test"], text=["text"])
+    assert len(again.read("train")) == 4 and len(again.read(dev)) == 2  # data.dir is for other files
+    with pytest.raises(ValueError, match="hf:a/b:dev: task=glue/mnli is read from GLUE's own files"):
+        build("glue/mnli", tmp_path, dev=["hf:a/b:dev"])
     with pytest.raises(ValueError, match="name its split"):
         build_task("classify", TaskDataConfig(train=[source], text=["text"]), "last")
 
@@ -76,8 +116,39 @@ def test_examples_to_predict_may_leave_the_truth_open_and_others_may_not(tmp_pat
     settings = {"train": ["train.tsv"], "text": ["text"]}
     task = build("classify", tmp_path, test=["open.jsonl"], **settings)
     assert [x.answer for x in task.read("open")] == [None] * 3
+    for name, values, answers in [("all", (-1, -1), [None, None]), ("one", (-1, 2), [-1, 2])]:
+        (tmp_path / f"{name}.jsonl").write_text("".join(f'{{"text": "x", "label": {value}}}\n' for value in values))
+        numbers = build("regress", tmp_path, scale=[0, 1], test=[f"{name}.jsonl"], **settings)
+        assert [x.answer for x in numbers.read(name)] == answers
     with pytest.raises(ValueError, match="line 1: the label '-1' in 'label' is none of bad, good"):
         build("classify", tmp_path, dev=["open.jsonl"], **settings).read("open")
+
+
+@pytest.mark.parametrize(
+    ("task", "own"), [("classify", {"text": ["a"], "labels": ["0", "1"]}), ("squad/2.0", {}), ("rank", {})]
+)
+def test_dev_and_test_are_told_apart_by_name_or_refused(task, own, tmp_path):
+    for dev, test in [
+        ("news.dev.tsv", "news.test.tsv"),
+        ("dev-v1.1.json", "dev-v1.2.json.gz"),
+        ("hf:./A:validation", "hf:B/C:validation"),
+    ]:
+        made = build(task, tmp_path, dev=[dev], test=[test], **own)
+        assert made.dev != made.test and not any("/" in name for name in (*made.dev, *made.test))
+    for dev, test in [
+        ("a.tsv", "x/a.csv.gz"),
+        ("hf:A:b", "hf:A:b"),
+        ("train.tsv", "a.tsv"),
+        ("a.tsv", "metrics.jsonl"),
+    ]:
+        with pytest.raises(ValueError, match="both called|is called .*; rename it"):
+            build(task, tmp_path, dev=[dev], test=[test], **own)
+
+
+def test_official_dev_and_another_file_of_its_name_are_refused(tmp_path):
+    for task, test in [("glue/sst-2", "../RTE/dev.tsv"), ("squad/2.0", "old/dev-v2.0.json")]:
+        with pytest.raises(ValueError, match=f"{test} and .* are both called dev"):
+            build(task, tmp_path, test=[test])
 
 
 @pytest.mark.parametrize(

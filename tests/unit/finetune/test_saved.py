@@ -1,0 +1,71 @@
+"""A fine-tuned folder that does not fit together is refused, by file and name."""
+
+import json
+
+import pytest
+import safetensors.torch
+import torch
+
+from finetune.config import TaskDataConfig
+from finetune.model import TaskModel
+from finetune.saved import open_fine_tuned
+from finetune.tasks import build_task
+from tests.conftest import write_folder
+from xlpre.exchange.fine_tuned import fine_tuned, save_fine_tuned
+from xlpre.exchange.folder import load_folder
+
+
+@pytest.fixture
+def folder(tokenizer, tmp_path):
+    task = build_task("classify", TaskDataConfig(text=["text"], labels=["a", "b", "c"]), "last")
+    before = load_folder(write_folder(tmp_path / "before", tokenizer))
+    weights = {name: p.detach() for name, p in TaskModel(before.config, task).named_parameters()}
+    facts = {"task": task.name, "data": task.settings(), "summary": "last", "labels": task.labels}
+    save_fine_tuned(tmp_path / "model", fine_tuned(before, before.config, weights, facts, {}))
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize(
+    ("name", "weight", "message"),
+    [
+        ("logits.weight", None, r"logits.weight in head.safetensors is not there, and in the head of classify \(3, "),
+        (
+            "logits.bias",
+            torch.zeros(1),
+            r"logits.bias in head.safetensors is \(1,\), and in the head of classify \(3,\)",
+        ),
+        (
+            "start.bias",
+            torch.zeros(1),
+            r"start.bias in head.safetensors is \(1,\), and in the head of classify not there",
+        ),
+    ],
+)
+def test_a_head_that_is_not_the_tasks_is_refused(folder, name, weight, message):
+    head = safetensors.torch.load_file(folder / "head.safetensors") | {name: weight}
+    safetensors.torch.save_file({key: x for key, x in head.items() if x is not None}, folder / "head.safetensors")
+    with pytest.raises(ValueError, match=message):
+        open_fine_tuned(folder)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"maxlen": 9}, "task.json: there is no setting 'maxlen'; did you mean 'max_len'"),
+        ({"max_len": None}, "task.json: its data has no max_len; copy the file"),
+        ({"max_len": "long"}, "task.json: .*max_len"),
+        ([], "task.json must hold an object, and so must `data` in it"),
+    ],
+)
+def test_settings_that_are_none_or_lack_are_refused(folder, data, message):
+    task = json.loads((folder / "task.json").read_text())
+    if data:
+        data = {key: value for key, value in {**task["data"], **data}.items() if key != "max_len" or value}
+    (folder / "task.json").write_text(json.dumps({**task, "data": data}))
+    with pytest.raises(ValueError, match=message):
+        open_fine_tuned(folder)
+
+
+def test_a_folder_as_it_was_written_is_opened(folder):
+    model, task = open_fine_tuned(folder)
+    assert task.labels == ["a", "b", "c"] and model.head["logits.bias"].shape == (3,)
