@@ -158,8 +158,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--backward", action="store_true", help="read from right to left")
     parser.add_argument("--picture", type=Path, help=f"draw the masks into this file ({', '.join(PICTURES)})")
     words = parser.parse_intermixed_args(argv)
-    if words.step < 0:
-        raise ValueError(f"--step {words.step}: must be at least 0")
+    if not 0 <= words.step < 2**63:
+        raise ValueError(f"--step {words.step}: must be at least 0, and below 2^63")
     for word in words.overrides:
         if "=" not in word:
             raise ValueError(

@@ -180,6 +180,8 @@ def test_the_stores_vocabulary_serves_where_there_is_no_other(words, capsys):
         ([" "], {}, "the text is empty"),
         (["A"], {"text__lines": "sentences"}, "a window needs 3; give a longer one"),
         (["one more", "word"], {}, "'word' is not of the form key=value; if it belongs to the text, put quotes"),
+        (["caf\udce9."], {}, r"'caf\udce9.' is not UTF-8; convert it"),
+        (["Some text.", "--step", str(2**63)], {}, "must be at least 0, and below 2^63"),
         (["Some text.", "--step", "-1"], {}, "--step -1: must be at least 0"),
         (["Some text.", "--picture", "it.gif"], {}, "--picture it.gif: the name must end with .png or .svg or .pdf"),
         (["Some text.", "objective.name=causal"], {}, "set data.reuse_len=32"),

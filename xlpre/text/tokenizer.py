@@ -175,6 +175,15 @@ class Tokenizer:
         return found, ends, np.array(document_ends)
 
     def _encode(self, texts: list[str], threads: int = 1) -> list[list[int]]:
+        try:
+            return self._ids(texts, threads)
+        except TypeError:
+            odd = next((text for text in texts if any("\ud800" <= character <= "\udfff" for character in text)), None)
+            if odd is None:
+                raise
+            raise ValueError(f"{odd[:40]!a} is not UTF-8; convert it") from None
+
+    def _ids(self, texts: list[str], threads: int) -> list[list[int]]:
         if self.preprocess == "none":
             return self._pieces.encode(texts, num_threads=threads)
         texts = [prepared(text, self.preprocess) for text in texts]
@@ -225,16 +234,20 @@ def train(documents: Iterable[Document], config: TokenizerConfig) -> Tokenizer:
     """Learn a unigram vocabulary.
 
     Raises:
-        ValueError: the text does not allow a vocabulary of that size; the message names the largest that it does.
+        ValueError: text of nothing that can be seen, or which does not allow a vocabulary of that size; the message names the largest.
     """
+    lines = [prepared(line, config.preprocess) for line in _evenly(documents, config.train_mb * 1e6)]
+    if all(
+        character == symbols.SPACE or not character.isprintable()
+        for line in lines
+        for character in line
+        if character != " "
+    ):
+        raise ValueError("the text has no characters that can be seen; a vocabulary has nothing to learn from it")
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=(
-                part
-                for line in _evenly(documents, config.train_mb * 1e6)
-                for part in _cut(prepared(line, config.preprocess))
-            ),
+            sentence_iterator=(part for line in lines for part in _cut(line)),
             model_writer=model,
             model_type="unigram",
             vocab_size=config.vocab_size,

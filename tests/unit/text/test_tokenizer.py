@@ -45,6 +45,12 @@ def test_senseless_settings_are_refused_before_any_text_is_read(setting, value):
         TokenizerConfig(**{setting: value})
 
 
+@pytest.mark.parametrize("text", ["\x01\x02", "▁ ▁▁"])
+def test_a_text_of_nothing_that_can_be_seen_is_refused(text):
+    with pytest.raises(ValueError, match="no characters that can be seen"):
+        train([[text], [text]], TokenizerConfig(vocab_size=50))
+
+
 def test_what_is_no_vocabulary_is_refused(tmp_path):
     (tmp_path / "bad.model").write_bytes(b"not a model")
     with pytest.raises(ValueError, match=r"bad.model: not a SentencePiece model"):
