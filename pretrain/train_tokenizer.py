@@ -19,16 +19,17 @@ def make_tokenizer(config: PretrainConfig) -> Tokenizer:
     """The vocabulary of `config`: the one that is there, or a new one.
 
     Raises:
-        ValueError: the one that is there has another size than the config asks for.
+        ValueError: the one that is there has another size, or covers another share of characters, than the config asks for.
     """
     path, size = Path(config.tokenizer.path), config.tokenizer.vocab_size
     if path.exists():
         tokenizer = Tokenizer.named_in(config.tokenizer)
-        if len(tokenizer) != size:
-            raise ValueError(
-                f"{path} has {len(tokenizer)} pieces, tokenizer.vocab_size is {size}; set tokenizer.vocab_size={len(tokenizer)}, "
-                "or another tokenizer.path, or delete the file"
-            )
+        for key, found in (("vocab_size", len(tokenizer)), ("character_coverage", tokenizer.character_coverage)):
+            if found != (wanted := getattr(config.tokenizer, key)):
+                raise ValueError(
+                    f"{path} was learned with tokenizer.{key}={found}, not {wanted}; set tokenizer.{key}={found}, "
+                    "or another tokenizer.path, or delete the file"
+                )
         print(f"{path}: there already, {size} pieces")
         return tokenizer
     started = time.monotonic()

@@ -154,7 +154,14 @@ def test_preparing_tells_what_is_wrong_and_leaves_nothing(text_file, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"empty"}
 
     assert run(tokenizer, *paths, "tokenizer.vocab_size=300").returncode == 0
-    refused(run(tokenizer, *paths, "tokenizer.vocab_size=200"), "has 300 pieces, tokenizer.vocab_size is 200")
+    refused(
+        run(tokenizer, *paths, "tokenizer.vocab_size=200"),
+        "with tokenizer.vocab_size=300, not 200; set tokenizer.vocab_size=300",
+    )
+    refused(
+        run(tokenizer, *paths, "tokenizer.vocab_size=300", "tokenizer.character_coverage=0.99"),
+        "with tokenizer.character_coverage=0.99995, not 0.99",
+    )
     (tmp_path / "empty" / "b.txt").write_bytes(text_file.read_bytes() + b"\n\xff")
     refused(run(prepare, *paths, f"text.source={tmp_path / 'empty'}/b.txt"), "b.txt, line")
     assert {path.name for path in tmp_path.iterdir()} == {"empty", "v.model"}

@@ -119,6 +119,11 @@ class Tokenizer:
         """What the model file says: pieces with their scores and types, how it normalizes (sentencepiece_model.proto)."""
         return sentencepiece_model_pb2.ModelProto.FromString(self.model)
 
+    @property
+    def character_coverage(self) -> float:
+        """See TokenizerConfig."""
+        return round(self.proto.trainer_spec.character_coverage, 6)  # kept in 32 bits
+
     @cached_property
     def pieces(self) -> list[str]:
         """The V pieces by id."""
