@@ -85,7 +85,7 @@ class Job:
         folder, train = checkpoints_of(config), config.train
         saved = checkpoint.newest(folder, self.talk)
         was = self._foundation.facts_of(saved, precision=str(self.dtype)) if saved else {}
-        self.writer = CheckpointWriter(folder, self.talk, train.keep_last, train.keep_every, self._publish)
+        self.writer = CheckpointWriter(folder, self.talk, train.keep_last, train.keep_every, self._publish, saved)
         self.tokens: int = was.get("tokens", 0)
         self._best_loss: float | None = was.get("best_held_out_loss")
         self.memories: list[Memory] = []
