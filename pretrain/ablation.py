@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from pretrain.config import PretrainConfig
-from xlpre.config import load
+from xlpre.config import Given, given_keys, load
 from xlpre.training.metrics import read_metrics
 
 OURS = ("name", "run_dir", "seed")  # of a run, decided by its row
@@ -79,6 +79,11 @@ class Run:
     def folder(self) -> Path:
         """Of the run."""
         return Path(self.config.run_dir)
+
+    @property
+    def given(self) -> Given:
+        """The keys that its command line sets."""
+        return given_keys({}, self.words)
 
     def check_made(self) -> None:
         """Raise ValueError if what is in the folder was made with other settings than the row says now."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Generator
+from collections.abc import Generator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from pretrain.held_out import Evaluation, Measure
 from pretrain.samples import Samples
 from xlpre.atomic import exclusive, linked_copy
 from xlpre.batch import Batch
-from xlpre.config import dump
+from xlpre.config import NOTHING, Given, dump
 from xlpre.exchange.folder import ModelFolder, load_folder, put_weights, save_folder
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import Memory, first_memory
@@ -54,18 +54,18 @@ class Job:
         tokens: window tokens read by all processes.
     """
 
-    def __init__(self, config: PretrainConfig, typed: Collection[str] = ()) -> None:
+    def __init__(self, config: PretrainConfig, given: Given = NOTHING) -> None:
         """Build, and go on from the newest checkpoint if there is one.
 
         Args:
             config: every setting.
-            typed: keys that were given as words: what a folder to start from has otherwise, is then refused.
+            given: the keys that were set, which Start asks for.
 
         Raises:
             ValueError: settings that contradict each other, the store, the vocabulary or the checkpoint.
         """
         self.config, self.run_dir = config, Path(config.run_dir)
-        self._foundation = Foundation(config, typed)
+        self._foundation = Foundation(config, given)
         self.store, self.tokenizer, start = self._foundation.store, self._foundation.tokenizer, self._foundation.start
         self.resolved, self.shape, self._loader = start.resolved(), start.shape, self._foundation.loader
         set_defaults()
