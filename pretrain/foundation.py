@@ -69,6 +69,7 @@ class Foundation:
                 f"and {self.store.fingerprint[:12]}); put back the data.store of {self.config.run_dir}/config.yaml, or give the run "
                 "another name"
             )
+        was = {"init": self.config.init, **was}  # older ones do not say
         checkpoint.check_facts(saved, was, {**self.facts, **more})
         return was
 
@@ -116,6 +117,7 @@ def _facts(config: PretrainConfig, store: TokenStore, shape: ModelConfig) -> dic
     optim["muon"] = name == "muon" and {"momentum": momentum}  # False in what was written before there was a choice
     return {
         "format": FORMAT,
+        "init": config.init,
         "model": model,
         "data": {**data, "store": store.fingerprint},
         "objective": dataclasses.asdict(config.objective),
