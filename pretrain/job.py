@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Generator
 from functools import partial
@@ -19,6 +20,7 @@ from xlpre.atomic import exclusive, linked_copy
 from xlpre.batch import Batch
 from xlpre.config import NOTHING, Given, dump
 from xlpre.exchange.folder import ModelFolder, load_folder, put_weights, save_folder
+from xlpre.model.kernels.backend import settled
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import Memory, first_memory
 from xlpre.objectives.loader import lanes_of
@@ -192,7 +194,8 @@ class Job:
         """Build model, engine and memories, at the start or as the checkpoint `saved` has them; `was` is what it says."""
         config = self.config
         seed_everything(config.seed)  # the same starting values on every process
-        model = LanguageModel(self.shape, self._foundation.objective.two_streams, config.objective.next_sentence)
+        shape = dataclasses.replace(self.shape, attention=self._attention())
+        model = LanguageModel(shape, self._foundation.objective.two_streams, config.objective.next_sentence)
         if config.train.activation_checkpointing:
             model.backbone.recompute_layers()
         weights = load_folder(saved / checkpoint.MODEL).weights if saved else {}
@@ -214,6 +217,12 @@ class Job:
         self.memories = [Memory(hidden.to(self.device), valid.to(self.device)) for hidden, valid in stored]
         if is_main() and step_of_model(config) != was["step"]:
             self._publish(saved)  # killed between the checkpoint and its model
+
+    def _attention(self) -> Any:
+        """What process 0 finds fastest on its GPU, which the others take."""
+        shape = self.shape
+        found = settled(shape.attention, self.device, self.dtype, shape.head_width) if is_main() else ""
+        return self.talk.from_main(found)
 
     def _opening(self, saved: Path | None) -> str:
         config, shape = self.config, self.shape
