@@ -37,7 +37,7 @@ def errand_of(run: Run, processes: int) -> Errand:
 
 
 def _is_made(run: Run) -> bool:
-    if not is_finished(run.config):
+    if not is_finished(run.config, run.given):
         return False
     run.check_made()
     return True
@@ -49,7 +49,7 @@ def check(ablation: Ablation) -> None:
         if run.seed != 1:  # differs in its seed alone
             continue
         try:
-            Foundation(run.config, ())
+            Foundation(run.config, run.given)
         except ValueError as error:
             raise ValueError(f"row {run.row}: {error}") from None
 

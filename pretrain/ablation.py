@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from pretrain.config import PretrainConfig
-from xlpre.config import load
+from xlpre.config import Given, given_keys, load
 from xlpre.training.metrics import read_metrics
 
 OURS = ("name", "run_dir", "seed")  # of a run, decided by its row
@@ -80,22 +80,35 @@ class Run:
         """Of the run."""
         return Path(self.config.run_dir)
 
+    @property
+    def given(self) -> Given:
+        """The keys that its command line sets."""
+        return given_keys({}, self.words)
+
     def check_made(self) -> None:
         """Raise ValueError if what is in the folder was made with other settings than the row says now."""
         written = self.folder / "config.yaml"
         if not written.exists():
             return
-        was = load(PretrainConfig, written)
-        for group in GROUPS:
-            if group == "model" and self.config.init:  # the folder that a run begins with says its shape
-                continue
-            before, now = (dataclasses.asdict(getattr(config, group)) for config in (was, self.config))
-            for key in [key for key in now if key not in FREE.get(group, "").split()]:
-                if before[key] != now[key]:
-                    raise ValueError(
-                        f"{self.folder} was made with {group}.{key}={before[key]}, row {self.row} says {now[key]} now; put it back, "
-                        "rename the row, or remove that folder"
-                    )
+        before, now = _compared(load(PretrainConfig, written)), _compared(self.config)
+        for key in now:
+            if before[key] != now[key]:
+                raise ValueError(
+                    f"{self.folder} was made with {key}={before[key]}, row {self.row} says {now[key]} now; put it back, "
+                    "rename the row, or remove that folder"
+                )
+
+
+def _compared(config: PretrainConfig) -> dict[str, Any]:
+    """What two runs of a row must have the same, by key."""
+    found: dict[str, Any] = {"init": config.init}
+    for group in GROUPS:
+        if group == "model" and config.init:  # the folder that a run begins with says its shape
+            continue
+        settings = dataclasses.asdict(getattr(config, group))
+        free = FREE.get(group, "").split()
+        found |= {f"{group}.{key}": value for key, value in settings.items() if key not in free}
+    return found
 
 
 class Ablation:

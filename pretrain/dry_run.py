@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from pretrain.config import PretrainConfig
 from pretrain.cost import batch_shape, parameters
 from pretrain.foundation import Foundation, checkpoints_of, is_finished
 from pretrain.held_out import held_out_lanes
 from pretrain.samples import Samples
-from xlpre.config import as_yaml
+from xlpre.config import Given, as_yaml
 from xlpre.objectives.loader import lanes_of
 from xlpre.training import checkpoint
 from xlpre.training.distributed import is_main, n_processes, process
 from xlpre.training.metrics import check_wandb
 
 
-def dry_run(config: PretrainConfig, typed: Collection[str] = ()) -> None:
+def dry_run(config: PretrainConfig, given: Given) -> None:
     """Print the settings as YAML, all else as its comments.
 
     Raises:
         ValueError: what a start would refuse, as far as one process alone can tell; settings of DeepSpeed's own are not read.
     """
     check_wandb(config.train.wandb)
-    foundation = Foundation(config, typed)
+    foundation = Foundation(config, given)
     held_out_lanes(config, foundation.store)
     Samples(config, foundation.store, foundation.tokenizer)
     lanes_of(process(), n_processes(), config.train.batch_size, config.train.accumulation)
     start, about = foundation.start, foundation.start.about
-    done, over = checkpoint.complete(checkpoints_of(config)), is_finished(config, typed)
+    done, over = checkpoint.complete(checkpoints_of(config)), is_finished(config, given)
     saved = done[-1] if over else next(filter(checkpoint.is_intact, reversed(done)), None)
     if saved:
         step = foundation.facts_of(saved)["step"]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from pretrain.config import PretrainConfig
 from pretrain.start import Start
+from xlpre.config import Given
 from xlpre.data.lanes import Lanes
 from xlpre.data.store import TokenStore
 from xlpre.exchange import passport
@@ -27,7 +27,7 @@ class Foundation:
 
     Args:
         config: every setting.
-        typed: keys that were given as words: what a folder to start from has otherwise, is then refused.
+        given: the keys that were set, which Start asks for.
 
     Attributes:
         store: the text.
@@ -42,11 +42,11 @@ class Foundation:
         ValueError: settings that contradict each other, the store or the vocabulary.
     """
 
-    def __init__(self, config: PretrainConfig, typed: Collection[str]) -> None:
+    def __init__(self, config: PretrainConfig, given: Given) -> None:
         self.config = config
         check_place(config.run_dir)
         self.store, self.tokenizer = _open(config)
-        self.start = Start(config, self.store, self.tokenizer, typed)
+        self.start = Start(config, self.store, self.tokenizer, given)
         self.objective = build_objective(config.objective, config.data, self.tokenizer.starts_word)
         self.loader = Loader(_train_lanes(config, self.store), config.data, self.objective, config.seed)
         self.facts = _facts(config, self.store, self.start.shape)
@@ -69,6 +69,7 @@ class Foundation:
                 f"and {self.store.fingerprint[:12]}); put back the data.store of {self.config.run_dir}/config.yaml, or give the run "
                 "another name"
             )
+        was = {"init": self.config.init, **was}  # older ones do not say
         checkpoint.check_facts(saved, was, {**self.facts, **more})
         return was
 
@@ -89,7 +90,7 @@ def step_of_model(config: PretrainConfig) -> int:
     return written["step"] if written else -1
 
 
-def is_finished(config: PretrainConfig, typed: Collection[str] = ()) -> bool:
+def is_finished(config: PretrainConfig, given: Given) -> bool:
     """Whether the run has its last checkpoint, every byte as it was written, and its model folder.
 
     The checkpoint is read through, which takes as long as loading it; one that is damaged would be passed over by a start.
@@ -105,7 +106,7 @@ def is_finished(config: PretrainConfig, typed: Collection[str] = ()) -> bool:
         return False  # killed between the two
     if last["step"] < config.train.steps and (hours is None or last["seconds"] < hours * 3600):
         return False
-    Foundation(config, typed).facts_of(done[-1])
+    Foundation(config, given).facts_of(done[-1])
     return checkpoint.is_intact(done[-1])
 
 
@@ -116,6 +117,7 @@ def _facts(config: PretrainConfig, store: TokenStore, shape: ModelConfig) -> dic
     optim["muon"] = name == "muon" and {"momentum": momentum}  # False in what was written before there was a choice
     return {
         "format": FORMAT,
+        "init": config.init,
         "model": model,
         "data": {**data, "store": store.fingerprint},
         "objective": dataclasses.asdict(config.objective),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Collection, Generator
+from collections.abc import Generator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from pretrain.held_out import Evaluation, Measure
 from pretrain.samples import Samples
 from xlpre.atomic import exclusive, linked_copy
 from xlpre.batch import Batch
-from xlpre.config import dump
+from xlpre.config import NOTHING, Given, dump
 from xlpre.exchange.folder import ModelFolder, load_folder, put_weights, save_folder
+from xlpre.model.kernels.backend import settled
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import Memory, first_memory
 from xlpre.objectives.loader import lanes_of
@@ -54,18 +56,18 @@ class Job:
         tokens: window tokens read by all processes.
     """
 
-    def __init__(self, config: PretrainConfig, typed: Collection[str] = ()) -> None:
+    def __init__(self, config: PretrainConfig, given: Given = NOTHING) -> None:
         """Build, and go on from the newest checkpoint if there is one.
 
         Args:
             config: every setting.
-            typed: keys that were given as words: what a folder to start from has otherwise, is then refused.
+            given: the keys that were set, which Start asks for.
 
         Raises:
             ValueError: settings that contradict each other, the store, the vocabulary or the checkpoint.
         """
         self.config, self.run_dir = config, Path(config.run_dir)
-        self._foundation = Foundation(config, typed)
+        self._foundation = Foundation(config, given)
         self.store, self.tokenizer, start = self._foundation.store, self._foundation.tokenizer, self._foundation.start
         self.resolved, self.shape, self._loader = start.resolved(), start.shape, self._foundation.loader
         set_defaults()
@@ -85,7 +87,7 @@ class Job:
         folder, train = checkpoints_of(config), config.train
         saved = checkpoint.newest(folder, self.talk)
         was = self._foundation.facts_of(saved, precision=str(self.dtype)) if saved else {}
-        self.writer = CheckpointWriter(folder, self.talk, train.keep_last, train.keep_every, self._publish)
+        self.writer = CheckpointWriter(folder, self.talk, train.keep_last, train.keep_every, self._publish, saved)
         self.tokens: int = was.get("tokens", 0)
         self._best_loss: float | None = was.get("best_held_out_loss")
         self.memories: list[Memory] = []
@@ -192,7 +194,8 @@ class Job:
         """Build model, engine and memories, at the start or as the checkpoint `saved` has them; `was` is what it says."""
         config = self.config
         seed_everything(config.seed)  # the same starting values on every process
-        model = LanguageModel(self.shape, self._foundation.objective.two_streams, config.objective.next_sentence)
+        shape = dataclasses.replace(self.shape, attention=self._attention())
+        model = LanguageModel(shape, self._foundation.objective.two_streams, config.objective.next_sentence)
         if config.train.activation_checkpointing:
             model.backbone.recompute_layers()
         weights = load_folder(saved / checkpoint.MODEL).weights if saved else {}
@@ -214,6 +217,12 @@ class Job:
         self.memories = [Memory(hidden.to(self.device), valid.to(self.device)) for hidden, valid in stored]
         if is_main() and step_of_model(config) != was["step"]:
             self._publish(saved)  # killed between the checkpoint and its model
+
+    def _attention(self) -> Any:
+        """What process 0 finds fastest on its GPU, which the others take."""
+        shape = self.shape
+        found = settled(shape.attention, self.device, self.dtype, shape.head_width) if is_main() else ""
+        return self.talk.from_main(found)
 
     def _opening(self, saved: Path | None) -> str:
         config, shape = self.config, self.shape

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from pretrain.config import PretrainConfig
 from pretrain.foundation import model_folder
 from pretrain.job import Job
 from pretrain.log import Log
+from xlpre.config import NOTHING, Given
 from xlpre.training.distributed import is_main
 from xlpre.training.metrics import check_wandb
 
 
-def pretrain(config: PretrainConfig, typed: Collection[str] = ()) -> None:
+def pretrain(config: PretrainConfig, given: Given = NOTHING) -> None:
     """Train as `config` says; stopping at any time and calling it again goes on from the last checkpoint. See Job."""
     check_wandb(config.train.wandb)
-    job = Job(config, typed)
+    job = Job(config, given)
     log, course = Log(job), job.course
     if course.step == 0:
         log.measure()

@@ -152,10 +152,11 @@ def _reach(plan: Plan, stage: int, micro: int) -> list[str]:
         f"  {'GPUs':>8}{'rows each':>12}{'micro-batch':>12}{'k tokens/s hidden':>20}{'not hidden':>14}{'days':>18}{'fits':>6}",
     ]
     for gpus in sorted({plan.gpus, *REACH}):
-        if plan.config.train.batch_size % gpus:
-            continue
         nodes = math.ceil(gpus / plan.device.per_node)
-        there = dataclasses.replace(plan, gpus=gpus, nodes=nodes if gpus % nodes == 0 else 1)
+        try:
+            there = dataclasses.replace(plan, gpus=gpus, nodes=nodes if gpus % nodes == 0 else 1)
+        except ValueError:  # so many cannot share the rows
+            continue
         size = math.gcd(micro, there.rows)
         hidden = there.tokens_per_second(size)
         compute, sent = plan.tokens_per_step / hidden, there.communication(stage, size)[1]

@@ -24,13 +24,13 @@ from pretrain.report import write_report
 from pretrain.samples import read_samples
 from pretrain.train_tokenizer import make_tokenizer
 from xlpre.command import run_command
-from xlpre.config import from_command_line
+from xlpre.config import from_command_line, given_keys
 from xlpre.training.distributed import launcher
 
 
 def train(config: PretrainConfig, words: list[str]) -> None:
     """Start `deepspeed pretrain/run.py` with the same words, on all GPUs or two CPU processes."""
-    if is_finished(config):
+    if is_finished(config, given_keys({}, words)):
         print(f"{config.run_dir}: finished already")
         return
     available = torch.cuda.device_count() or min(2, os.cpu_count() or 1)
@@ -80,7 +80,7 @@ def main() -> None:
     make_tokenizer(config)
     make_store(config)
     train(config, words)
-    if not is_finished(config):
+    if not is_finished(config, given_keys({}, words)):
         print("stopped; the same command goes on from there")
         return
     page = write_report(Path(config.run_dir))

@@ -16,7 +16,7 @@ from pretrain.dry_run import dry_run
 from pretrain.foundation import is_finished
 from pretrain.loop import pretrain
 from xlpre.command import run_command
-from xlpre.config import typed_keys, with_flags
+from xlpre.config import given_keys, with_flags
 from xlpre.training.distributed import is_main
 
 FLAGS = {"dry-run": "print what the run would be, and write nothing"}
@@ -25,12 +25,12 @@ FLAGS = {"dry-run": "print what the run would be, and write nothing"}
 def main() -> None:
     """The command."""
     config, flags = with_flags(PretrainConfig, __doc__ or "", FLAGS)
-    typed = typed_keys()
+    given = given_keys(FLAGS)
     _warn_of_restarts()
     if "dry-run" in flags:
-        dry_run(config, typed)
-    elif not is_finished(config, typed):
-        pretrain(config, typed)
+        dry_run(config, given)
+    elif not is_finished(config, given):
+        pretrain(config, given)
     elif is_main():
         print(
             f"{config.run_dir}: finished already; raise train.steps (and train.hours) to go on, or give the run another name"

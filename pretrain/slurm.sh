@@ -56,6 +56,8 @@ train() {
     # shellcheck disable=SC2016  # the variables are the task's
     srun --wait=60 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" bash -c '
         export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=$SLURM_NTASKS_PER_NODE
+        # a site that binds GPUs to tasks shows each its own alone, as number 0
+        [[ -z ${CUDA_VISIBLE_DEVICES:-} || $CUDA_VISIBLE_DEVICES == *,* ]] || LOCAL_RANK=0
         exec python -u pretrain/run.py "$@"' task "$@" &
     step=$!
     # not `wait`, which a trapped signal ends and which then cannot be told from the end of the training

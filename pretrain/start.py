@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from pretrain.config import PretrainConfig
+from xlpre.config import Given
 from xlpre.data.store import TokenStore
 from xlpre.exchange.folder import ModelFolder, load_init, put_weights
 from xlpre.model.config import ModelConfig
@@ -27,7 +27,7 @@ class Start:
         config: its settings.
         store: its text.
         tokenizer: the store's vocabulary.
-        typed: keys given as words, which must not contradict the folder; what a file of settings says gives way to it.
+        given: the keys that were set. A word must not contradict the folder; what a file of settings says gives way to it.
 
     Attributes:
         store: the text.
@@ -38,7 +38,7 @@ class Start:
         ValueError: the folder cannot be read, has another vocabulary than the store, or another shape than was asked for.
     """
 
-    def __init__(self, config: PretrainConfig, store: TokenStore, tokenizer: Tokenizer, typed: Collection[str]) -> None:
+    def __init__(self, config: PretrainConfig, store: TokenStore, tokenizer: Tokenizer, given: Given) -> None:
         model = config.model
         if model.vocab_size not in (0, store.vocab_size):
             raise ValueError(
@@ -57,7 +57,7 @@ class Start:
         else:
             self._folder = _read(config, tokenizer)
             has = self._folder.config
-        self.shape, given_way = _merged(model, has, typed, config.init)
+        self.shape, given_way = _merged(model, has, given, config.init)
         self.about = f"starts from the weights of {config.init}" + (f" ({self._folder.kind})" if self._folder else "")
         if self._folder and not self._folder.facts:
             self.about += f"; it does not say how its text was prepared, the store's is {tokenizer.preprocess}"
@@ -85,23 +85,22 @@ class Start:
             put_weights({**begun, **self._folder.weights}, model)
 
 
-def _merged(model: ModelConfig, has: ModelConfig, typed: Collection[str], init: str) -> tuple[ModelConfig, list[str]]:
+def _merged(model: ModelConfig, has: ModelConfig, given: Given, init: str) -> tuple[ModelConfig, list[str]]:
     """The shape of a model that starts from one with the shape `has`, and what gave way to it."""
     settings: dict[str, Any] = {}
     given_way = []
     for field in dataclasses.fields(ModelConfig):
         name, theirs, ours = field.name, getattr(has, field.name), getattr(model, field.name)
-        said, default = f"model.{name}" in typed, getattr(ModelConfig(), name)
-        if name in FREE:
-            settings[name] = ours if said or ours != default else theirs
+        in_words, in_file = (f"model.{field.name}" in keys for keys in (given.words, given.file))
+        settings[name] = ours if name in FREE and (in_words or in_file) else theirs
+        if name in FREE or name == "vocab_size":
             continue
         if name == "d_head":
-            theirs, ours = has.head_width, model.d_head and model.head_width
-        if said and ours != theirs and name != "vocab_size":
+            theirs, ours = has.head_width, ours or has.d_model // has.n_head
+        if in_words and ours != theirs:
             raise ValueError(f"model.{name} ({ours}) is {theirs} in init={init}; leave it out, it is taken from there")
-        if name != "vocab_size" and ours not in (theirs, default):
+        if in_file and ours != theirs:
             given_way.append(f"{name}={theirs} ({ours})")
-        settings[name] = getattr(has, name)
     return ModelConfig(**settings), given_way
 
 

@@ -13,6 +13,8 @@ from typing import IO
 
 import psutil
 
+WEIGHTS = ".safetensors"
+
 
 def cache_folder() -> Path:
     """Where what was made for this machine is kept, $XDG_CACHE_HOME/xlpre or ~/.cache/xlpre; it is there then.
@@ -64,9 +66,7 @@ def linked_copy(source: Path, target: Path) -> None:
     """A folder at `target` with the files of `source`, on the disk only once where it can be; one that is there is replaced."""
     with new_folder(target) as partial:
         for file in source.iterdir():
-            try:
-                os.link(file, partial / file.name)
-            except OSError:  # a file system without hard links
+            if not (file.suffix == WEIGHTS and _linked(file, partial / file.name)):
                 shutil.copy2(file, partial / file.name)
 
 
@@ -93,6 +93,16 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _linked(file: Path, name: Path) -> bool:
+    """Whether `file`, read-only from now on, could be given another name; some file systems have no hard links."""
+    try:
+        file.chmod(0o444)
+        os.link(file, name)
+    except OSError:
+        return False
+    return True
 
 
 def _partial(path: Path) -> Path:

@@ -19,6 +19,10 @@ LOST = (
     "connectFullMesh failed",
     "wait timeout after",
     "Broken pipe",
+    "ncclRemoteError",
+    "remote process exited",
+    "closed by remote peer",
+    "communicator was aborted",
 )
 UNITS = ("bytes", "K", "M", "G", "T", "P")  # powers of 1024
 # what torch says where there is too little memory, on a processor and on a GPU, or a tensor is larger than any
@@ -29,7 +33,7 @@ PORT_TAKEN = "EADDRINUSE"
 def run_command(main: Callable[[], None]) -> None:
     """Call `main`; a ValueError of ours, or a lack of disk or rights, is printed as one line by one process of each machine.
 
-    What a process lacks, memory or a port or another process, is said by that one.
+    What a process lacks, memory or a device or a port or another process, is said by that one.
     """
     try:
         main()

@@ -12,7 +12,6 @@ import difflib
 import inspect
 import math
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
@@ -25,6 +24,22 @@ from xlpre.atomic import new_file
 
 Schema = TypeVar("Schema")
 Recipe = Callable[[Any], Sequence[str]]  # from settings to words that they ask for
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """Keys that somebody set, to whatever value.
+
+    Attributes:
+        words: on the command line.
+        file: in its file, or in one which that extends.
+    """
+
+    words: frozenset[str] = frozenset()
+    file: frozenset[str] = frozenset()
+
+
+NOTHING = Given()
 
 
 def from_command_line(schema: type[Schema], description: str, argv: Sequence[str] | None = None) -> Schema:
@@ -40,6 +55,18 @@ def with_flags(
     recipe: Recipe | None = None,
 ) -> tuple[Schema, set[str]]:
     """The same for a command that has `flags` besides: what each does, by its name without dashes. Returns those given, too."""
+    words = _command_line(description, flags, argv)
+    return load(schema, words.config, words.overrides, recipe), set(words.flags)
+
+
+def given_keys(flags: Mapping[str, str], argv: Sequence[str] | None = None) -> Given:
+    """Those that the command line of a command with such flags, and its file, set."""
+    words = _command_line("", flags, argv)
+    file = _keys_set(_read(Path(words.config), ())) if words.config else ()
+    return Given(frozenset(word.partition("=")[0] for word in words.overrides), frozenset(file))
+
+
+def _command_line(description: str, flags: Mapping[str, str], argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", help="a YAML file, see configs/")
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)
@@ -47,13 +74,7 @@ def with_flags(
     parser.set_defaults(flags=[])
     for flag, what in flags.items():
         parser.add_argument(f"--{flag}", action="append_const", const=flag, dest="flags", help=what)
-    words = parser.parse_intermixed_args(argv)
-    return load(schema, words.config, words.overrides, recipe), set(words.flags)
-
-
-def typed_keys(argv: Sequence[str] | None = None) -> set[str]:
-    """Keys that stand as `key=value` on the command line."""
-    return {word.partition("=")[0] for word in (sys.argv[1:] if argv is None else argv) if "=" in word}
+    return parser.parse_intermixed_args(argv)
 
 
 def load(
@@ -192,6 +213,15 @@ def _read(path: Path, seen: tuple[Path, ...]) -> DictConfig:
     if not isinstance(base, str):
         raise ValueError(f"--config {path}: extends ({base}) must be the path of another file, beside this one")
     return OmegaConf.merge(_read(path.parent / base, (*seen, path.resolve())), settings)  # type: ignore[return-value]
+
+
+def _keys_set(layer: DictConfig, prefix: str = "") -> Iterator[str]:
+    for key in layer:
+        value: Any = layer._get_node(key)
+        if isinstance(value, DictConfig):
+            yield from _keys_set(value, f"{prefix}{key!s}.")
+        else:
+            yield f"{prefix}{key!s}"
 
 
 def _parse(word: str, schema: DictConfig) -> DictConfig:

@@ -40,9 +40,15 @@ def run_all(errands: Sequence[Errand], jobs: int | None = None, processes: int =
         processes: of a command, each with a GPU of its own where there are any.
 
     Raises:
-        ValueError: some failed; the others were run all the same.
+        ValueError: there are too few GPUs; or some failed, and the others were run all the same.
     """
-    jobs = jobs or max(1, (torch.cuda.device_count() or len(os.sched_getaffinity(0))) // processes)
+    gpus = _gpus()
+    jobs = jobs or max(1, (len(gpus) or len(os.sched_getaffinity(0))) // processes)
+    if gpus and jobs * processes > len(gpus):
+        raise ValueError(
+            f"--jobs ({jobs}) times {processes} process(es) each must be at most the number of GPUs ({len(gpus)}), of which each "
+            "process has its own; take fewer"
+        )
     waiting = [errand for errand in errands if not errand.finished()]
     print(f"{len(errands)} runs, {len(errands) - len(waiting)} of them finished already", flush=True)
     going: dict[int, tuple[Errand, subprocess.Popen[bytes], float]] = {}
@@ -53,7 +59,11 @@ def run_all(errands: Sequence[Errand], jobs: int | None = None, processes: int =
             for place in range(jobs):
                 if waiting and place not in going and not asked:
                     errand = waiting.pop(0)
-                    going[place] = errand, _start(errand, place, jobs, processes), time.monotonic()
+                    going[place] = (
+                        errand,
+                        _start(errand, place, jobs, gpus[place * processes :][:processes]),
+                        time.monotonic(),
+                    )
             if asked and not told:
                 told = True
                 for _, child, _ in going.values():
@@ -70,14 +80,20 @@ def run_all(errands: Sequence[Errand], jobs: int | None = None, processes: int =
         raise ValueError(f"{len(failed)} of {len(errands)} runs failed, see {logs}")
 
 
-def _start(errand: Errand, place: int, jobs: int, processes: int) -> subprocess.Popen[bytes]:
+def _gpus() -> list[str]:
+    """What CUDA_VISIBLE_DEVICES may name of what this process may use: numbers, or names of whole and parted GPUs."""
+    n_gpus = 0 if os.environ.get("DS_ACCELERATOR") == "cpu" else torch.cuda.device_count()
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(n_gpus))))
+    return listed.split(",")[:n_gpus]
+
+
+def _start(errand: Errand, place: int, jobs: int, gpus: Sequence[str]) -> subprocess.Popen[bytes]:
     errand.folder.mkdir(parents=True, exist_ok=True)
     program, *words = errand.command
     path = sys.executable if program == "python" else str(Path(sys.executable).with_name(program))
     environment = dict(os.environ)
-    if torch.cuda.is_available():
-        first = place * processes % torch.cuda.device_count()
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(first + gpu) for gpu in range(processes))
+    if gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     with open(errand.folder / "log.txt", "ab") as log:
         child = subprocess.Popen([path, *words], env=environment, stdout=log, stderr=log, start_new_session=True)
     cores = sorted(os.sched_getaffinity(0))

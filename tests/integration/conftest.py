@@ -88,7 +88,7 @@ def damage(file: Path) -> None:
     """Change a bit."""
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
-    file.unlink()  # not in what has a hard link to it
+    file.unlink()  # it is read-only
     file.write_bytes(content)
 
 

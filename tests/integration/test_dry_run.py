@@ -12,6 +12,7 @@ from xlpre.command import run_command
 from xlpre.config import load
 from xlpre.data.building import write_store
 from xlpre.model.language_model import without_data
+from xlpre.training import checkpoint
 
 SCRIPT = "pretrain/run.py"
 
@@ -55,10 +56,18 @@ def test_a_dry_run_says_where_the_start_would_come_from(words, tmp_path, documen
     model = tmp_path / "first" / "model"
     assert f"# starts from the weights of {model} (xlpre)" in rehearsed(*words("second"), f"init={model}")
     other = write_store(tmp_path / "other", documents[:300], tokenizer, 0.1, {"source": "docstrings"}, {})
-    for word, message in [("seed=9", "seed=1, now"), (f"data.store={other.path}", "another text than data.store=")]:
+    for word, message in [
+        ("seed=9", "seed=1, now"),
+        (f"init={model}", f"init=, now it is {model}; put it back"),
+        (f"data.store={other.path}", "another text than data.store="),
+    ]:
         with pytest.raises(SystemExit):
             rehearsed(*words("first"), word)
         assert f"{newest} was made with {message}" in capsys.readouterr().err
+    facts = checkpoint.facts_of(newest)
+    del facts["init"]  # as before it was one
+    (newest / checkpoint.MANIFEST).write_text(checkpoint.manifest_of(facts))
+    assert rehearsed(*two).endswith("# finished already at step 2\n")
     damage(newest / "model" / "model.safetensors")
     assert rehearsed(*two).endswith(f"# goes on from {before} at step 1\n")
 

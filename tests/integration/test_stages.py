@@ -58,6 +58,20 @@ def test_stage_processes_accumulation_and_checkpointing_change_no_loss(
     assert max(differences.values()) < 2e-5, differences
 
 
+def test_more_processes_than_held_out_lanes_measure_the_same(words, tmp_path):
+    cases = {f"stage{stage}": {STAGE: stage} for stage in (1, 3)}
+    settings = {"eval__lanes": 1, "train__steps": 2, "eval__every": 2}
+    several([words("one", **settings)])
+    several([words(name, **settings, **case) for name, case in cases.items()], processes=2)
+    keys = ("held_out_loss", "held_out_unigram", "held_out_accuracy", "held_out_bits_per_byte")
+    one, *others = (
+        [line[key] for line in read_metrics(tmp_path / name) if "held_out_loss" in line for key in keys]
+        for name in ("one", *cases)
+    )
+    assert len(one) == 2 * len(keys)
+    assert all(found == pytest.approx(one, rel=1e-5) for found in others)  # float32
+
+
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_stopped_run_goes_on_to_the_same_numbers_on_every_stage(words, tmp_path, processes):
     cases = {f"stage{stage}": {STAGE: stage} for stage in range(4)}

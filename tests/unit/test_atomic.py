@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from xlpre.atomic import exclusive, new_file, new_folder
+from xlpre.atomic import exclusive, linked_copy, new_file, new_folder
 
 
 def test_a_file_or_folder_appears_only_when_it_is_whole(tmp_path):
@@ -55,3 +55,26 @@ def test_a_folder_is_put_back_when_its_writer_died_between_the_two_renames(tmp_p
         assert (tmp_path / "store" / "a").read_text() == "old"
         raise RuntimeError
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+def test_a_linked_copy_shares_its_weights_which_nobody_may_write_and_nothing_else(tmp_path):
+    (tmp_path / "from").mkdir()
+    for name in ("model.safetensors", "config.json"):
+        (tmp_path / "from" / name).write_text("old")
+    for _ in range(2):  # it is replaced
+        linked_copy(tmp_path / "from", tmp_path / "to")
+    (tmp_path / "to" / "config.json").write_text("edited")
+    assert (tmp_path / "from" / "config.json").read_text() == "old"
+    weights = tmp_path / "to" / "model.safetensors"
+    assert weights.samefile(tmp_path / "from" / "model.safetensors") and not weights.stat().st_mode & 0o222
+
+
+def test_without_hard_links_a_linked_copy_is_a_copy(tmp_path, monkeypatch):
+    def refused(*_):
+        raise OSError
+
+    monkeypatch.setattr(os, "link", refused)
+    (tmp_path / "from").mkdir()
+    (tmp_path / "from" / "model.safetensors").write_text("old")
+    linked_copy(tmp_path / "from", tmp_path / "to")
+    assert (tmp_path / "to" / "model.safetensors").read_text() == "old"

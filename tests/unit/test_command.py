@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from xlpre.command import run_command
+from xlpre.training.distributed import use_device
 
 
 def ended(main, capsys):
@@ -51,9 +52,27 @@ def test_a_port_that_is_taken_is_said_with_the_way_out(capsys, monkeypatch):
     assert status == 2 and said.splitlines()[-1].startswith(f"error: port {port} of this machine is taken")
 
 
-def test_another_process_that_is_gone_is_status_3(capsys):
-    status, said = ended(raising(RuntimeError("[gloo] Connection closed by peer")), capsys)
+@pytest.mark.parametrize(
+    "message",
+    [
+        "[gloo] Connection closed by peer",
+        "NCCL error: remote process exited or there was a network error, NCCL version 2.27.5\nncclRemoteError: A call failed",
+        "socketProgress: Connection closed by remote peer node2<41234>",
+        "NCCL communicator was aborted on rank 0.",
+    ],
+)
+def test_another_process_that_is_gone_is_status_3(capsys, message):
+    status, said = ended(raising(torch.distributed.DistBackendError(message)), capsys)
     assert status == 3 and "lost another" in said
+
+
+def test_a_process_without_a_gpu_says_so_itself(capsys, monkeypatch):
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    status, said = ended(use_device, capsys)
+    assert status == 2 and said.startswith("error: LOCAL_RANK (1) must be below the number of GPUs that process")
 
 
 def test_a_mistake_of_the_program_is_a_traceback():

@@ -8,7 +8,7 @@ from finetune.config import FinetuneConfig, recipe_of
 from finetune.tasks import NAMES
 from pretrain.config import PretrainConfig
 from tests.conftest import REPOSITORY
-from xlpre.config import dump, load, with_flags
+from xlpre.config import Given, dump, given_keys, load, with_flags
 
 PRESETS = sorted((REPOSITORY / "configs" / "pretrain").rglob("*.yaml"))
 FINETUNE_PRESETS = sorted((REPOSITORY / "configs" / "finetune").rglob("*.yaml"))
@@ -27,6 +27,13 @@ def test_words_win_over_the_file_and_the_file_over_what_it_extends(tmp_path):
     (tmp_path / "top.yaml").write_text("extends: base.yaml\noptim: {lr: 2e-5}\n")
     config = load(PretrainConfig, tmp_path / "top.yaml", ["model.n_layer=5", "text.source=*.txt"])
     assert (config.optim.lr, config.optim.eps, config.model.n_layer, config.text.source) == (2e-5, 1e-6, 5, "*.txt")
+
+
+def test_what_was_given_is_what_a_word_or_a_file_or_what_it_extends_says(tmp_path):
+    (tmp_path / "base.yaml").write_text("model: {n_layer: 12}\n")
+    (tmp_path / "top.yaml").write_text("extends: base.yaml\noptim: {lr: 2e-5}\n")
+    given = given_keys({"look": ""}, ["--config", str(tmp_path / "top.yaml"), "--look", "seed=1"])
+    assert given == Given(frozenset({"seed"}), frozenset({"model.n_layer", "optim.lr"}))
 
 
 @pytest.mark.parametrize("path", FINETUNE_PRESETS, ids=lambda path: path.stem)

@@ -30,6 +30,7 @@ class CheckpointWriter:
         keep_last: older checkpoints beyond so many are removed,
         keep_every: but those of steps divisible by it.
         publish: called with each checkpoint when it is one; on process 0, in the background.
+        resumed: the checkpoint that training goes on from; if it is not said, the newest that is whole.
     """
 
     def __init__(
@@ -39,12 +40,14 @@ class CheckpointWriter:
         keep_last: int,
         keep_every: int | None = None,
         publish: Callable[[Path], None] = lambda saved: None,
+        resumed: Path | None = None,
     ) -> None:
         self._folder, self._talk, self._publish = folder, talk, publish
         self._keep_last, self._keep_every = keep_last, keep_every
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._work: Future[dict[str, tuple[int, int]]] | None = None
         self._target, self._facts = folder, {}  # type: Path, dict[str, Any]
+        self._good = resumed or next(reversed(complete(folder)), None)
         if is_main():
             self._remove_unfinished()
 
@@ -96,11 +99,9 @@ class CheckpointWriter:
         spoilt = self._talk.from_main(next((name for name, weight in weights.items() if not all_finite(weight)), ""))
         if spoilt:
             self.finish()
-            good = complete(self._folder)
+            good = self._good
             way_out = (
-                f"with a lower optim.lr the run goes on from {good[-1].name}, which is good"
-                if good
-                else "lower optim.lr"
+                f"with a lower optim.lr the run goes on from {good.name}, which is good" if good else "lower optim.lr"
             )
             raise ValueError(
                 f"the weights are not finite after step {step:,} ({spoilt} is the first of them), and were not saved; {way_out}, or begin "
@@ -137,9 +138,10 @@ class CheckpointWriter:
         if failures := [failure for _, failure in everywhere if failure]:
             self._fail(failures[0])
         found = {name: numbers for files, _ in everywhere for name, numbers in files.items()}
-        if found:
-            work = partial(self._complete, found) if is_main() else dict
-            self._work = self._thread.submit(work)
+        if not found:
+            self._good = self._target
+            return
+        self._work = self._thread.submit(partial(self._complete, found) if is_main() else dict)
 
     def finish(self) -> None:
         """Wait until what was begun is a checkpoint; every process must call it."""
@@ -151,10 +153,10 @@ class CheckpointWriter:
         if is_main() and not (self._target / MANIFEST).exists():
             shutil.rmtree(self._target, ignore_errors=True)
         self._talk.barrier()
-        good = complete(self._folder)
+        good = self._target if (self._target / MANIFEST).exists() else self._good
         raise ValueError(
             f"{self._target} could not be written ({failure}); "
-            + (f"{good[-1].name} is good: " if good else "there is no other: ")
+            + (f"{good.name} is good: " if good else "there is no other: ")
             + "make room, and the same command goes on from there"
         )
 
@@ -163,6 +165,7 @@ class CheckpointWriter:
         self._facts["files"] = {name: {"bytes": size, "crc32c": found} for name, (size, found) in files.items()}
         with new_file(self._target / MANIFEST) as partial_manifest:
             partial_manifest.write_text(manifest_of(self._facts))
+        self._remove_undone()
         self._remove_old()
         self._publish(self._target)
         return {}
@@ -191,12 +194,17 @@ class CheckpointWriter:
             sync(target / name)
         return {name: ((target / name).stat().st_size, checksum(target / name)) for name in names}
 
+    def _remove_undone(self) -> None:
+        """What is later than the checkpoint that training went on from: damaged, and its steps were made again."""
+        since = min(self._good or self._target, self._target)
+        for left in self._folder.glob("step_*"):
+            if left > since and left != self._target:
+                _remove(left)
+
     def _remove_old(self) -> None:
         for old in complete(self._folder)[: -self._keep_last]:
-            if self._keep_every and facts_of(old)["step"] % self._keep_every == 0:
-                continue
-            (old / MANIFEST).unlink()  # first of all, so that a half-removed one is no checkpoint
-            shutil.rmtree(old)
+            if not (self._keep_every and facts_of(old)["step"] % self._keep_every == 0):
+                _remove(old)
         self._remove_unfinished()
 
     def _remove_unfinished(self) -> None:
@@ -205,3 +213,8 @@ class CheckpointWriter:
             for left in self._folder.glob("step_*"):
                 if left.name < newest.name and not (left / MANIFEST).exists():
                     shutil.rmtree(left)
+
+
+def _remove(checkpoint: Path) -> None:
+    (checkpoint / MANIFEST).unlink(missing_ok=True)  # first of all, so that a half-removed one is no checkpoint
+    shutil.rmtree(checkpoint)

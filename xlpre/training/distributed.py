@@ -67,9 +67,18 @@ def use_device() -> torch.device:
     """The device of this process; on a CPU, also share the cores out among the processes of this machine.
 
     DeepSpeed's own word for "not the GPU", DS_ACCELERATOR=cpu, is obeyed, and so is OMP_NUM_THREADS, as the most threads of a process.
+
+    Raises:
+        OSError: this process sees fewer GPUs than its number on this machine takes.
     """
     if torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        number, n_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        if number >= n_gpus:
+            raise OSError(
+                f"LOCAL_RANK ({number}) must be below the number of GPUs that process {process()} sees ({n_gpus}); start a process for "
+                "each of them, or set LOCAL_RANK=0 where each sees one of its own"
+            )
+        device = torch.device("cuda", number)
         torch.cuda.set_device(device)
         # cuDNN's attention refuses masks that need a gradient, so that it would run at evaluation only, and its masks have had faults
         torch.backends.cuda.enable_cudnn_sdp(False)

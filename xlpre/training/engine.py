@@ -197,19 +197,22 @@ def precision_on(device: torch.device, wanted: str) -> str:
     Raises:
         ValueError: the device does not have it.
     """
+    on_gpu = device.type == "cuda"
     if wanted == "auto":
-        return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+        return "bf16" if on_gpu and _has_bf16(device) else "fp32"
     if wanted == "bf16" and not _has_bf16(device):
-        raise ValueError(
-            "train.precision=bf16 on a processor without instructions for it (AVX512-BF16, AMX) is many times slower than fp32; "
-            "leave train.precision=auto"
-        )
+        where = "a processor without instructions for it (AVX512-BF16, AMX)"
+        if on_gpu:
+            where = f"{torch.cuda.get_device_name(device)}, which is older than compute capability 8 and emulates it,"
+        raise ValueError(f"train.precision=bf16 on {where} is many times slower than fp32; leave train.precision=auto")
     if wanted == "fp16" and not _deepspeed(device).accelerator.get_accelerator().is_fp16_supported():
         raise ValueError(f"train.precision=fp16 is not to be had on this {device.type}; leave train.precision=auto")
     return wanted
 
 
 def _has_bf16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
     if device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64"):
         return True
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

@@ -15,8 +15,11 @@ import pytest
 import torch
 
 from xlpre.model.kernels import trial
+from xlpre.model.kernels.backend import settled
 
 GPU = torch.device("cuda:1")
+RIGHT = {"taken": True, "off_by": {"out": 0.001}}
+WRONG = {"taken": False, "off_by": {"out": 1.0}, "why": "they are wrong"}
 
 
 @pytest.fixture
@@ -50,7 +53,7 @@ def says(verdict):
 
 
 def test_what_is_found_right_is_taken_and_not_tried_again(on_a_gpu, tmp_path, caplog):
-    on_a_gpu(says({"taken": True}))
+    on_a_gpu(says(RIGHT))
     assert trial.trusted(GPU, torch.bfloat16, 64)
     assert (tmp_path / "tried").read_text() == "-m xlpre.model.kernels.trial cuda:1 bfloat16 64\n"
     on_a_gpu("exit 1")
@@ -62,7 +65,7 @@ def test_what_is_found_right_is_taken_and_not_tried_again(on_a_gpu, tmp_path, ca
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        (says({"taken": False, "why": "they are wrong"}), "they are wrong"),
+        (says(WRONG), "they are wrong"),
         ("echo Segmentation fault >&2; exit 139", "they failed .Segmentation fault."),
         ("kill -9 $$", "they failed .status -9."),
         ("echo {", "they failed .status 0."),
@@ -77,28 +80,49 @@ def test_whatever_else_happens_torchs_are_and_it_is_said_why(on_a_gpu, monkeypat
     assert re.search(why, caplog.text), caplog.text
 
 
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [("echo CUDA out of memory >&2; exit 1", True), ("exec sleep 60", True), (says(WRONG), False)],
+    ids=["memory", "time", "numbers"],
+)
+def test_only_what_was_found_of_numbers_and_speed_is_kept(on_a_gpu, monkeypatch, first, then):
+    monkeypatch.setattr(trial.tried, "__defaults__", (1.0,))
+    on_a_gpu(first)
+    assert not trial.trusted(GPU, torch.bfloat16, 64)
+    on_a_gpu(says(RIGHT))
+    assert trial.trusted(GPU, torch.bfloat16, 64) == then
+
+
+def test_auto_comes_to_one_name_on_a_gpu_that_all_processes_can_take(on_a_gpu):
+    on_a_gpu(says(RIGHT))
+    assert settled("auto", GPU, torch.bfloat16, 64) == "triton"
+    assert settled("auto", GPU, torch.float64, 64) == "sdpa"
+    assert settled("reference", GPU, torch.bfloat16, 64) == "reference"
+    assert settled("auto", torch.device("cpu"), torch.float32, 64) == "auto"
+
+
 def test_without_a_place_for_verdicts_it_is_tried_each_time(on_a_gpu, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     for _ in range(2):
-        on_a_gpu(says({"taken": True}))
+        on_a_gpu(says(RIGHT))
         assert trial.trusted(GPU, torch.bfloat16, 64)
     assert len((tmp_path / "tried").read_text().splitlines()) == 2
 
 
 def test_a_damaged_verdict_is_found_anew(on_a_gpu, tmp_path):
-    on_a_gpu(says({"taken": True}))
+    on_a_gpu(says(RIGHT))
     assert trial.trusted(GPU, torch.bfloat16, 64)
     (file,) = (tmp_path / "cache" / "xlpre").iterdir()
     os.truncate(file, 5)
     forget()
     assert trial.trusted(GPU, torch.bfloat16, 64)
-    assert json.loads(file.read_text()) == {"taken": True}
+    assert json.loads(file.read_text()) == RIGHT
 
 
 @pytest.mark.parametrize(("dtype", "width"), [(torch.float64, 64), (torch.bfloat16, 512)])
 def test_what_the_kernels_cannot_do_is_not_tried(on_a_gpu, tmp_path, dtype, width):
-    on_a_gpu(says({"taken": True}))
+    on_a_gpu(says(RIGHT))
     assert not trial.trusted(GPU, dtype, width)
     assert not (tmp_path / "tried").exists()
 

@@ -60,6 +60,7 @@ def test_what_was_made_with_other_settings_is_not_shown_as_what_the_row_says_now
         (["optim.lr=1e-3"], "runs/some/high/seed_1 was made with optim.lr=0.001, row high says 0.01 now"),
         (["optim.lr=1e-2", "schedule.decay=constant"], "schedule.decay=constant, row high says"),
         (["optim.lr=1e-2", "eval.windows=3"], "eval.windows=3, row high says"),
+        (["optim.lr=1e-2", "init=other"], "was made with init=other, row high says  now"),
     ):
         dump(load(PretrainConfig, "base.yaml", words), folder / "config.yaml")
         if message is None:

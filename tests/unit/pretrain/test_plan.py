@@ -504,6 +504,13 @@ def test_tokens_are_those_of_the_batches_as_they_warm_up():
     assert all(plan.largest(stage) <= plan.rows // 2 for stage in range(4))
 
 
+def test_the_last_table_leaves_out_gpus_that_could_not_share_a_batch_that_warms_up(capsys):
+    words = ["train.batch_size=64", "train.accumulation=4", "train.batch_warmup_steps=8", "model.n_layer=2"]
+    main(["--config", CONFIG, "--gpus", "8", *words])
+    table = capsys.readouterr().out.partition("REACH")[2].splitlines()[2:]
+    assert [int(line.split()[0]) for line in table if line.strip()[:1].isdigit()] == [1, 8]
+
+
 def test_a_plan_of_fp16_is_that_of_bf16_but_for_what_stage_1_keeps():
     half, other = plan_of("train.precision=bf16"), plan_of("train.precision=fp16")
     assert (half.precision, other.precision) == ("bf16", "fp16")

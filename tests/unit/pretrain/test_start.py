@@ -9,7 +9,7 @@ from pretrain.config import PretrainConfig
 from pretrain.foundation import Foundation
 from tests.conftest import TINY
 from tests.integration.conftest import tiny_words
-from xlpre.config import load
+from xlpre.config import Given, load
 from xlpre.exchange.folder import ModelFolder, save_folder, save_huggingface
 from xlpre.model.language_model import LanguageModel
 
@@ -22,7 +22,7 @@ def test_the_head_of_next_sentence_prediction_goes_on_where_the_folder_has_it(st
     folder = ModelFolder(shape, weights, tokenizer, "permutation", {}, "xlpre")
     (save_folder if kind == "ours" else save_huggingface)(tmp_path / kind, folder)
     words = tiny_words(store, tmp_path, init=tmp_path / kind, objective__next_sentence=str(wanted).lower())
-    start = Foundation(load(PretrainConfig, None, words), ()).start
+    start = Foundation(load(PretrainConfig, None, words), Given()).start
     model = LanguageModel(start.shape, True, wanted)
     begun = {name: parameter.clone() for name, parameter in model.named_parameters()}
     start.put_weights(model)
@@ -30,3 +30,14 @@ def test_the_head_of_next_sentence_prediction_goes_on_where_the_folder_has_it(st
         anew = kind == "huggingface" and name.startswith("auxiliary.")
         assert torch.equal(parameter, (begun if anew else weights)[name])
     assert ("starts anew" in start.about) == (kind == "huggingface" and wanted)
+
+
+def test_a_setting_in_a_file_counts_also_where_it_is_the_usual_one(store, tokenizer, tmp_path):
+    shape = dataclasses.replace(TINY, vocab_size=len(tokenizer), mem_len=8, clamp_len=6, dropout=0.3)
+    weights = {name: p.detach() for name, p in LanguageModel(shape, True).named_parameters()}
+    save_folder(tmp_path / "model", ModelFolder(shape, weights, tokenizer, "permutation", {}, "xlpre"))
+    words = [word for word in tiny_words(store, tmp_path, init=tmp_path / "model") if not word.startswith("model.")]
+    given = Given(file=frozenset({"model.mem_len", "model.n_layer", "model.clamp_len"}))
+    start = Foundation(load(PretrainConfig, None, words), given).start
+    assert start.shape == dataclasses.replace(shape, mem_len=384, clamp_len=-1)
+    assert start.about.endswith(f"not as configured: n_layer={shape.n_layer} (12)")

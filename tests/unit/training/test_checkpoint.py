@@ -30,6 +30,12 @@ def write_model(path, weights):
     torch.save(weights, path / "weights")
 
 
+def full(path, weights):
+    path.mkdir()
+    (path / "half").write_text("")
+    raise OSError(28, "No space left on device")
+
+
 def memories(seed=0):
     torch.manual_seed(seed)
     lanes = [range(2), range(2, 3)]
@@ -130,18 +136,37 @@ def test_a_run_whose_every_checkpoint_is_damaged_does_not_begin_anew(save):
         checkpoint.newest(folder, Talk())
 
 
+@pytest.mark.parametrize("step", [9, 12])
+def test_what_was_passed_over_as_damaged_goes_when_its_steps_were_made_again(save, step):
+    for before in (8, 10):
+        folder = save(before)
+    damage(folder / "step_00000010/lanes_000.safetensors")
+    found = checkpoint.newest(folder, Talk())
+    published = []
+    writer = CheckpointWriter(folder, Talk(), 1, publish=published.append, resumed=found)
+    writer.begin(step, Engine(0), memories(), {}, write_model)
+    assert {found, folder / "step_00000010"} < set(folder.iterdir()), "nothing goes before there is something new"
+    writer.close()
+    assert names(folder) == [f"step_{step:08d}"] == [path.name for path in published]
+
+
+def test_a_full_disk_names_the_checkpoint_that_was_read_not_a_damaged_one(save):
+    for step in (8, 10):
+        folder = save(step)
+    damage(folder / "step_00000010/lanes_000.safetensors")
+    writer = CheckpointWriter(folder, Talk(), 1, resumed=checkpoint.newest(folder, Talk()))
+    writer.begin(9, Engine(0), memories(), {}, full)
+    with pytest.raises(ValueError, match="step_00000008 is good"):
+        writer.finish()
+
+
 def test_every_so_many_are_kept_for_good(save):
     for step in range(10, 80, 10):
         folder = save(step, keep_last=1, keep_every=30)
     assert names(folder) == ["step_00000030", "step_00000060", "step_00000070"]
 
 
-def test_a_disk_that_is_full_leaves_the_checkpoint_before_and_nothing_else(save, tmp_path):
-    def full(path, weights):
-        path.mkdir()
-        (path / "half").write_text("")
-        raise OSError(28, "No space left on device")
-
+def test_a_disk_that_is_full_leaves_the_checkpoint_before_and_nothing_else(save):
     folder = save(1)
     writer = CheckpointWriter(folder, Talk(), 2)
     writer.begin(2, Engine(0), memories(), {}, full)

@@ -1,6 +1,9 @@
+import types
+
+import pytest
 import torch
 
-from xlpre.training.engine import _deepspeed, _merged
+from xlpre.training.engine import _deepspeed, _merged, precision_on
 
 
 def test_overrides_keep_what_they_do_not_name():
@@ -17,3 +20,20 @@ def test_deepspeeds_list_of_operators_still_has_the_one_that_is_switched_off():
     assert "deepspeed_shm_comm" in deepspeed.ops.__compatible_ops__
     _deepspeed(torch.device("cpu"))
     assert deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] is False
+
+
+@pytest.mark.parametrize(("major", "taken"), [(7, "fp32"), (8, "bf16")])
+def test_auto_takes_bf16_where_a_gpu_computes_it_and_does_not_emulate_it(monkeypatch, major, taken):
+    gpu = torch.device("cuda:0")
+    for name, answer in {
+        "is_available": True,
+        "current_device": 0,
+        "get_device_name": "Tesla V100",
+        "get_device_properties": types.SimpleNamespace(major=major),
+        "_check_bf16_tensor_supported": True,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+    assert precision_on(gpu, "auto") == taken
+    if major < 8:
+        with pytest.raises(ValueError, match="train.precision=bf16 on Tesla V100, .* leave train.precision=auto"):
+            precision_on(gpu, "bf16")

@@ -61,6 +61,13 @@ def fastest(device: torch.device, dtype: torch.dtype, width: int) -> Backend:
     return with_triton() if trusted(device, dtype, width) else Sdpa()
 
 
+def settled(name: str, device: torch.device, dtype: torch.dtype, width: int) -> str:
+    """What `auto` comes to on a GPU, so that one process can tell the others and none finds otherwise; any other `name` as it is."""
+    if name != "auto" or device.type == "cpu":
+        return name
+    return "triton" if trusted(device, dtype, width) else "sdpa"
+
+
 def with_triton() -> Backend:
     """Attention by kernels/triton.py, imported here because triton comes with torch's builds for GPUs only."""
     if find_spec("triton") is None:

@@ -1,0 +1,41 @@
+import pytest
+import torch
+
+from xlpre.side_by_side import Errand, run_all
+
+CODE = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
+
+
+@pytest.fixture
+def seen(tmp_path, monkeypatch):
+    """What each of so many commands sees, on a machine whose CUDA_VISIBLE_DEVICES is `listed`."""
+
+    def run(listed, n_gpus, jobs, processes):
+        monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if listed:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: n_gpus)
+        errands = [Errand(tmp_path / str(job), ["python", "-c", CODE], lambda: False) for job in range(2)]
+        run_all(errands, jobs, processes)
+        return {(errand.folder / "log.txt").read_text().strip() for errand in errands}
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("listed", "n_gpus", "processes", "expected"),
+    [
+        ("", 2, 1, {"0", "1"}),
+        ("4,5,6,7", 4, 2, {"4,5", "6,7"}),
+        ("GPU-8f1c,MIG-77ab,GPU-9", 3, 1, {"GPU-8f1c", "MIG-77ab"}),
+        ("3,2,-1,5", 2, 1, {"3", "2"}),  # CUDA sees what stands before what there is not
+    ],
+)
+def test_each_command_has_its_own_of_the_gpus_that_this_process_may_use(seen, listed, n_gpus, processes, expected):
+    assert seen(listed, n_gpus, 2, processes) == expected
+
+
+def test_more_processes_than_gpus_are_refused(seen):
+    with pytest.raises(ValueError, match=r"--jobs \(2\) times 2 process\(es\) each .* number of GPUs \(3\)"):
+        seen("0,1,2", 3, 2, 2)
