@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from xlpre.data.building import write_store
-from xlpre.data.store import TokenStore
+from xlpre.data.store import FORMAT, TokenStore
 from xlpre.text import symbols
 from xlpre.text.tokenizer import Tokenizer, TokenizerConfig, train
 
@@ -89,7 +89,7 @@ def test_a_store_of_another_format_is_refused(store, tmp_path):
     older = shutil.copytree(store.path, tmp_path / "older")
     meta = json.loads((older / "meta.json").read_text())
     (older / "meta.json").write_text(json.dumps({**meta, "format": 1}))
-    with pytest.raises(ValueError, match="format 1 is not 2; the store is of another version"):
+    with pytest.raises(ValueError, match=f"format 1 is not {FORMAT}; the store is of another version"):
         TokenStore(older)
 
 
