@@ -218,13 +218,16 @@ def outcomes(ablation: Ablation) -> dict[str, list[Outcome]]:
 
 
 def table(ablation: Ablation) -> list[dict[str, str]]:
-    """A line for each row that was measured. It is set against the first row at the end of both, and after as many tokens: the last
-    number of them that all their runs were measured at.
+    """A line for each row that was measured. It is set against the first of them at the end of both, and after as many tokens: the
+    last number of them that all their runs were measured at.
     """
     found = outcomes(ablation)
     if not found:
         raise ValueError(f"{ablation.folder} holds no measured run; start it with --run")
-    first = next(iter(found.values()))
+    (baseline, first), *_ = found.items()
+    against = "against " + (
+        "the first" if baseline == next(iter(ablation.rows)) else baseline
+    )  # the first was not measured yet
     targets = first[0].last["held_out_unigram"]
     lines = []
     for row, several in found.items():
@@ -243,7 +246,7 @@ def table(ablation: Ablation) -> list[dict[str, str]]:
                 "minutes": f"{median(x['seconds'] for x in lasts) / 60:.1f}",
                 "held-out loss": f"{median(losses):.3f}",
                 "lowest to highest": f"{losses[0]:.3f} to {losses[-1]:.3f}" if len(losses) > 1 else "",
-                "against the first": f"{at_the_end:+.3f}" if same else "other targets",
+                against: f"{at_the_end:+.3f}" if same else "other targets",
                 "after as many tokens": f"{ours - theirs:+.3f} ({then / 1e6:.2f} M)" if same else "",
                 "word frequencies": f"{lasts[0]['held_out_unigram']:.3f}",
                 "below them from, M": _span([x for x in left if x < math.inf], len(left)),

@@ -226,7 +226,8 @@ class Job:
 
     def _opening(self, saved: Path | None) -> str:
         config, shape = self.config, self.shape
-        n_parameters = sum(p.numel() for p in self.engine.module.parameters())
+        # ZeRO-3 leaves an empty tensor of each
+        n_parameters = sum(getattr(p, "ds_numel", p.numel()) for p in self.engine.module.parameters())
         steps = f"{config.train.steps:,} steps" + (f" or {config.train.hours} hours" if config.train.hours else "")
         start = self._foundation.start.about
         if saved:

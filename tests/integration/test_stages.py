@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 
 import pytest
 
@@ -18,6 +19,7 @@ DROPOUT = {"model__dropout": 0.1, "model__dropatt": 0.1}
 def several(jobs, processes=1):
     done = run_together(processes, "tests/integration/several_runs.py", json.dumps(jobs))
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+    return done.stdout
 
 
 def numbers(run_dir):
@@ -62,7 +64,9 @@ def test_more_processes_than_held_out_lanes_measure_the_same(words, tmp_path):
     cases = {f"stage{stage}": {STAGE: stage} for stage in (1, 3)}
     settings = {"eval__lanes": 1, "train__steps": 2, "eval__every": 2}
     several([words("one", **settings)])
-    several([words(name, **settings, **case) for name, case in cases.items()], processes=2)
+    said = several([words(name, **settings, **case) for name, case in cases.items()], processes=2)
+    n_parameters = re.findall(r"permutation, ([\d,]+) parameters", said)
+    assert len(n_parameters) == 2 and len({*n_parameters}) == 1, "ZeRO-3 leaves an empty tensor of each"
     keys = ("held_out_loss", "held_out_unigram", "held_out_accuracy", "held_out_bits_per_byte")
     one, *others = (
         [line[key] for line in read_metrics(tmp_path / name) if "held_out_loss" in line for key in keys]

@@ -24,7 +24,7 @@ from xlpre.exchange import hf, hf_heads, passport
 from xlpre.exchange.folder import ModelFolder, as_readable_as_the_rest, load_folder, write_files
 from xlpre.exchange.hf_tokenizer import write_tokenizer
 from xlpre.model.config import ModelConfig
-from xlpre.tensors import write_tensors
+from xlpre.tensors import check_finite, write_tensors
 
 HEAD, TASK = "head.safetensors", "task.json"
 
@@ -95,6 +95,7 @@ def load_fine_tuned(path: str | Path) -> FineTuned:
         head = safetensors.torch.load_file(path / HEAD)
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise ValueError(f"{path}: {HEAD} or {TASK} cannot be read: {str(error).splitlines()[0]}") from None
+    check_finite(path / HEAD, head)
     return FineTuned(folder, head, task)
 
 

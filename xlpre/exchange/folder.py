@@ -30,7 +30,7 @@ from xlpre.exchange.hf_tokenizer import read_preprocess, read_vocabulary, write_
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel, without_data
 from xlpre.objectives.build import OBJECTIVES
-from xlpre.tensors import write_tensors
+from xlpre.tensors import check_finite, write_tensors
 from xlpre.text.preprocess import Preprocess
 from xlpre.text.tokenizer import Tokenizer
 
@@ -174,6 +174,7 @@ def _ours(path: Path, settings: dict[str, Any]) -> ModelFolder:
         weights = safetensors.torch.load_file(file)
     except (OSError, safetensors.SafetensorError) as error:
         raise ValueError(f"{file}: cannot be read: {str(error).splitlines()[0]}") from None
+    check_finite(file, weights)
     return ModelFolder(config, weights, tokenizer, objective, facts, "xlpre")
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from xlpre.exchange.layouts import FROM_HEADS, LONE_ROW, TO_HEADS, Weight, to_ours, to_theirs
 from xlpre.model.config import ModelConfig
-from xlpre.tensors import write_tensors
+from xlpre.tensors import check_finite, write_tensors
 
 # what their model can be; a setting of another value has no place in it
 EXPRESSIBLE: dict[str, tuple[Any, ...]] = {
@@ -144,11 +144,7 @@ def read_model(path: Path, settings: Mapping[str, Any]) -> tuple[ModelConfig, di
         found["lm_loss.bias"] = torch.zeros(config.vocab_size)
     if missing := {entry.theirs for entry in table} - found.keys():
         raise ValueError(f"{origin}: the weight {sorted(missing)[0]} of an XLNet is not in it")
-    for name, tensor in found.items():
-        if not tensor.isfinite().all():
-            raise ValueError(
-                f"{origin}: the weight {name} has values that are not finite, so that no model can be made of it"
-            )
+    check_finite(origin, found)
     embedding = found["transformer.word_embedding.weight"]
     if not torch.equal(found.get("lm_loss.weight", embedding), embedding):
         raise ValueError(f"{origin}: lm_loss.weight is not the word embedding; an XLNet shares them")
@@ -222,4 +218,8 @@ def _tensors(path: Path) -> tuple[dict[str, Tensor], Path]:
         raise ValueError(
             f"{path}: its weights cannot be read ({type(error).__name__}: {str(error).splitlines()[0][:200]}); nothing was loaded"
         ) from None
+    if (path / f"{pickled.name}.index.json").exists():
+        raise ValueError(
+            f"{path}: shards of {pickled.name} are not read; write the model as safetensors, with its save_pretrained of transformers"
+        )
     raise ValueError(f"{path}: there is no model.safetensors and no pytorch_model.bin in it")

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from xlpre.atomic import new_file, sync
-from xlpre.tensors import write_tensors
+from xlpre.tensors import all_finite, write_tensors
 from xlpre.training.checkpoint import MANIFEST, MODEL, checksum, complete, facts_of, manifest_of
 from xlpre.training.distributed import Talk, is_main, n_processes, process
-from xlpre.training.state import all_finite, counters_of, moments_of, weights_of
+from xlpre.training.state import counters_of, moments_of, weights_of
 
 LaneMemory = tuple[Sequence[int], Tensor, Tensor]  # lanes, hidden (L, B, M, D), valid (B,)
 

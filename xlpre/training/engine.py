@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from xlpre.training.optim import OptimConfig, build_optimizer
@@ -103,8 +104,8 @@ def check_compiled(train: TrainConfig, attention: str) -> None:
 
 
 def start_processes(device: torch.device) -> None:
-    """Join the other processes of the job."""
-    _deepspeed(device).init_distributed(verbose=False)
+    """Join the other processes of the job, for as long as `limit_waiting` says: DeepSpeed would give them ten minutes."""
+    _deepspeed(device).init_distributed(verbose=False, timeout=dist.distributed_c10d.default_pg_timeout)
 
 
 def settings_for(

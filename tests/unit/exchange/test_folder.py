@@ -275,6 +275,23 @@ def test_odd_weights_are_one_sentence(content, tokenizer, tmp_path):
         load_folder(tmp_path / "model")
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_that_are_not_finite_are_refused_by_name(kind, tokenizer, tmp_path):
+    folder = make(tokenizer)
+    folder.weights["backbone.embedding.weight"][3, 1] = torch.nan
+    KINDS[kind](tmp_path / "model", folder)
+    with pytest.raises(ValueError, match=r"the weight \S*embedding.weight has values that are not finite"):
+        load_folder(tmp_path / "model")
+
+
+def test_shards_of_an_old_bin_are_refused_with_a_way_out(tokenizer, tmp_path):
+    save_huggingface(tmp_path / "model", make(tokenizer))
+    (tmp_path / "model" / "model.safetensors").rename(tmp_path / "model" / "pytorch_model-00001-of-00001.bin")
+    (tmp_path / "model" / "pytorch_model.bin.index.json").write_text("{}")
+    with pytest.raises(ValueError, match="shards of pytorch_model.bin are not read; write the model as safetensors"):
+        load_folder(tmp_path / "model")
+
+
 def test_a_shard_outside_of_the_folder_is_refused(tokenizer, tmp_path):
     save_huggingface(tmp_path / "model", make(tokenizer))
     (tmp_path / "model" / "model.safetensors").rename(tmp_path / "outside.safetensors")

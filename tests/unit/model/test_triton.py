@@ -8,6 +8,7 @@ GPU: python -m pytest --noconftest tests/unit/model/test_triton.py
 import os
 import subprocess
 import sys
+import types
 from dataclasses import replace
 from pathlib import Path
 
@@ -321,6 +322,13 @@ def test_heads_too_wide_are_refused_with_a_way_out():
     tensors = random_tensors(geometry, np.random.default_rng(0), 1, 257, torch.float32, ("place_offsets",))
     with pytest.raises(ValueError, match="model.attention=sdpa"):
         attended(with_triton(), geometry, tensors)
+
+
+@runs_kernels
+def test_windows_of_more_scores_than_32_bits_count_are_refused_with_a_way_out():
+    geometry = types.SimpleNamespace(query_rank=torch.empty(1, 50_000), n_keys=50_000)
+    with pytest.raises(ValueError, match="50,000 rows that see 50,000 keys .* model.attention=sdpa"):
+        with_triton().prepare(geometry, None)
 
 
 @runs_kernels

@@ -107,6 +107,16 @@ def test_the_rows_of_every_file_are_good_and_each_changes_something_else(path):
     assert len(shapes) == len(ablation.rows)
 
 
+def test_a_table_whose_first_row_is_not_there_yet_says_what_the_others_are_set_against(written):
+    ablation = Ablation(written({"plain": [], "low": ["optim.lr=1e-3"], "high": ["optim.lr=1"]}))
+    measure("low", 1, [9.0, 5.5])
+    measure("high", 1, [9.0, 6.0])
+    low, high = table(ablation)
+    assert (low["against low"], high["against low"]) == ("+0.000", "+0.500")
+    measure("plain", 1, [9.0, 5.0])
+    assert [line["against the first"] for line in table(ablation)] == ["+0.000", "+0.500", "+1.000"]
+
+
 def test_the_table_has_medians_over_seeds_and_where_a_run_left_word_frequencies(written):
     ablation = Ablation(
         written(

@@ -3,7 +3,8 @@ import types
 import pytest
 import torch
 
-from xlpre.training.engine import _deepspeed, _merged, precision_on
+from xlpre.training.distributed import limit_waiting
+from xlpre.training.engine import _deepspeed, _merged, precision_on, start_processes
 
 
 def test_overrides_keep_what_they_do_not_name():
@@ -20,6 +21,18 @@ def test_deepspeeds_list_of_operators_still_has_the_one_that_is_switched_off():
     assert "deepspeed_shm_comm" in deepspeed.ops.__compatible_ops__
     _deepspeed(torch.device("cpu"))
     assert deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] is False
+
+
+def test_deepspeeds_processes_wait_as_long_as_ours(monkeypatch):
+    import deepspeed
+
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):  # to be put back
+        monkeypatch.setattr(torch.distributed.distributed_c10d, name, getattr(torch.distributed.distributed_c10d, name))
+    monkeypatch.setattr(deepspeed, "init_distributed", lambda **given: asked.update(given))
+    asked = {}
+    limit_waiting(0.5)
+    start_processes(torch.device("cpu"))
+    assert asked["timeout"].total_seconds() == 30
 
 
 @pytest.mark.parametrize(("major", "taken"), [(7, "fp32"), (8, "bf16")])

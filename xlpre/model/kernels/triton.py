@@ -64,6 +64,11 @@ class Triton:
     def prepare(self, geometry: Geometry, like: Tensor) -> Prepared:
         """Ranks, places and segments as integers; nothing of size N x K is kept."""
         N, K = geometry.query_rank.size(1), geometry.n_keys
+        if N * (K + GRANULE) >= 2**31:
+            raise ValueError(
+                f"model.attention=triton counts the scores of a head in 32 bits, and {N:,} rows that see {K:,} keys have more; set "
+                "model.attention=sdpa, or a smaller data.window or model.mem_len"
+            )
         column = geometry.positions + (K - geometry.n_tokens)
         own = torch.where(torch.arange(N, device=column.device) < geometry.n_own, column, -1)
         seen = geometry.visible()
