@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from xlpre.text.json_objects import parse_object
 from xlpre.text.preprocess import Preprocess
 from xlpre.text.tokenizer import Tokenizer
 
@@ -143,14 +144,13 @@ class TokenStore:
             raise ValueError(f"data.store={self.path} is not a token store; {hint}")
         path = self.path / META
         try:
-            meta = json.loads(path.read_text())
+            meta = parse_object(path.read_text(), str(path))
         except (ValueError, OSError) as error:
             raise ValueError(f"{path}: cannot be read ({error}); {MAKE_AGAIN}") from None
-        if not isinstance(meta, dict) or meta.get("format") != FORMAT:
-            found = meta.get("format") if isinstance(meta, dict) else meta
+        if meta.get("format") != FORMAT:
             raise ValueError(
-                f"data.store={self.path}: format {found} is not {FORMAT}; the store is of another version of xlpre, make it again "
-                "with pretrain/prepare.py, under another name or in its place"
+                f"data.store={self.path}: format {meta.get('format')} is not {FORMAT}; the store is of another version of xlpre, "
+                "make it again with pretrain/prepare.py, under another name or in its place"
             )
         return meta
 
