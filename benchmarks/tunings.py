@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from finetune.conclusion import RESULT, finished_seeds
+from finetune.config import FinetuneConfig, recipe_of
+from finetune.foundation import Foundation
 from finetune.results import Result
+from xlpre.config import load
 from xlpre.side_by_side import Errand
 
 REPOSITORY = Path(__file__).parents[1]
@@ -29,7 +34,17 @@ class Tuning:
     @property
     def is_made(self) -> bool:
         """Whether there is a result."""
-        return (self.seed_folder / "result.json").exists()
+        return (self.seed_folder / RESULT).exists()
+
+    def is_made_of(self, config: str, words: Sequence[str]) -> bool:
+        """Whether there is a result of these settings, this text and these weights.
+
+        Raises:
+            ValueError: there is one of others.
+        """
+        if not self.is_made:
+            return False
+        return self.seed in finished_seeds(Foundation(load(FinetuneConfig, config, words, recipe_of)))
 
     @property
     def result(self) -> Result:
@@ -40,10 +55,12 @@ class Tuning:
         """
         if not self.is_made:
             raise ValueError(f"{self.folder} has no result: it was stopped; the same command goes on")
-        return Result.read(self.seed_folder / "result.json")
+        return Result.read(self.seed_folder / RESULT)
 
     def errand(self, config: str, words: Sequence[str]) -> Errand:
         """What makes it: finetune/run.py with a file of settings and more of them."""
-        ours = [f"seed={self.seed}", f"name={self.folder.name}", f"run_dir={self.folder}"]
+        words = [f"seed={self.seed}", f"name={self.folder.name}", f"run_dir={self.folder}", *words]
         script = os.path.relpath(REPOSITORY / "finetune/run.py")
-        return Errand(self.folder, ["python", script, "--config", config, *ours, *words], lambda: self.is_made)
+        return Errand(
+            self.folder, ["python", script, "--config", config, *words], partial(self.is_made_of, config, words)
+        )

@@ -9,16 +9,16 @@ Stopped at any time, the same command goes on from the last checkpoint. docs/fin
 
 from __future__ import annotations
 
-from finetune.config import FinetuneConfig, recipe_of
+from finetune.config import FinetuneConfig, recipe_of, typed_wins
 from finetune.loop import finetune
 from xlpre.command import run_command
-from xlpre.config import with_flags
+from xlpre.config import given_keys, with_flags
 
 
 def main() -> None:
     """The command."""
     config, _ = with_flags(FinetuneConfig, __doc__ or "", {}, recipe=recipe_of)
-    finetune(config)
+    finetune(typed_wins(config, given_keys({}).words))
 
 
 if __name__ == "__main__":

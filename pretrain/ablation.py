@@ -250,7 +250,7 @@ def table(ablation: Ablation) -> list[dict[str, str]]:
                 "after as many tokens": f"{ours - theirs:+.3f} ({then / 1e6:.2f} M)" if same else "",
                 "word frequencies": f"{lasts[0]['held_out_unigram']:.3f}",
                 "below them from, M": _span([x for x in left if x < math.inf], len(left)),
-                "bits a byte": f"{median(x['held_out_bits_per_byte'] for x in lasts):.3f}",
+                "bits a byte": f"{median(_number(x['held_out_bits_per_byte']) for x in lasts):.3f}",
                 "targets right": f"{median(x['held_out_accuracy'] for x in lasts):.1%}",
             }
         )

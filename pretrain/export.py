@@ -20,6 +20,7 @@ from xlpre.command import run_command
 from xlpre.exchange.folder import ModelFolder, load_folder, save_folder, save_huggingface
 from xlpre.text.preprocess import Preprocess
 from xlpre.text.tokenizer import Tokenizer
+from xlpre.training import checkpoint
 
 
 def find_model(source: Path) -> ModelFolder:
@@ -28,9 +29,13 @@ def find_model(source: Path) -> ModelFolder:
     Raises:
         ValueError: there is none, or it cannot be read.
     """
-    if (source / "checkpoints").is_dir() and not (source / "model").is_dir():
-        raise ValueError(f"{source}: the run has no checkpoint yet, and so no model")
-    return load_folder(source / "model" if (source / "model").is_dir() else source)
+    folder = source / "model"
+    if (source / "checkpoints").is_dir() and not folder.is_dir():
+        saved = next(filter(checkpoint.is_intact, reversed(checkpoint.complete(source / "checkpoints"))), None)
+        if saved is None:
+            raise ValueError(f"{source}: the run has no whole checkpoint yet, and so no model")
+        folder = saved / checkpoint.MODEL
+    return load_folder(folder if folder.is_dir() else source)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

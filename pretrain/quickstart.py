@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -25,6 +25,7 @@ from pretrain.samples import read_samples
 from pretrain.train_tokenizer import make_tokenizer
 from xlpre.command import run_command
 from xlpre.config import from_command_line, given_keys
+from xlpre.side_by_side import asked_to_stop
 from xlpre.training.distributed import launcher
 
 
@@ -41,22 +42,26 @@ def train(config: PretrainConfig, words: list[str]) -> None:
     environment = {**os.environ, "PYTHONWARNINGS": "ignore::FutureWarning"}
     if not torch.cuda.is_available():
         environment["DS_ACCELERATOR"] = "cpu"
-    child = subprocess.Popen(command, env=environment, start_new_session=True)
-    before = [signal.signal(number, lambda *_: _stop(child.pid)) for number in (signal.SIGINT, signal.SIGTERM)]
-    status = child.wait()
-    for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
-        signal.signal(number, handler)
-    if status:
+    told: set[int] = set()
+    with asked_to_stop() as asked:
+        child = subprocess.Popen(command, env=environment, start_new_session=True)
+        while child.poll() is None:
+            if asked:
+                _stop(child.pid, told)
+            time.sleep(0.2)
+    if child.returncode and not asked:
         raise ValueError(
-            f"the training above ended with status {status}; the same command goes on from its last checkpoint"
+            f"the training above ended with status {child.returncode}; the same command goes on from its last checkpoint"
         )
 
 
-def _stop(launcher: int) -> None:
-    """Ask the training processes to save and stop; the launcher, asked itself, would leave or kill them."""
-    for process in psutil.Process(launcher).children(recursive=True):
-        if any(word.startswith("--local_rank") for word in process.cmdline()):
-            process.terminate()
+def _stop(launcher: int, told: set[int]) -> None:
+    """Ask each training process once to save and stop, as soon as it is there; the launcher, asked itself, would leave or kill them."""
+    with suppress(psutil.NoSuchProcess):
+        for process in psutil.Process(launcher).children(recursive=True):
+            if process.pid not in told and any(word.startswith("--local_rank") for word in process.cmdline()):
+                told.add(process.pid)
+                process.terminate()
 
 
 def show_samples(config: PretrainConfig) -> None:
@@ -69,7 +74,13 @@ def show_samples(config: PretrainConfig) -> None:
     print(f"\nblanks in held-out text, as filled in at step {samples[-1]['step']:,}:\n")
     for one in filled:
         print(show(Filled(**one)))
-    print(f"\nTry: python pretrain/fill.py {config.run_dir}/model {shlex.quote(filled[0]['text'])}")
+    command = [
+        "python",
+        os.path.relpath(Path(__file__).with_name("fill.py")),
+        f"{config.run_dir}/model",
+        filled[0]["text"],
+    ]
+    print(f"\nTry: {shlex.join(command)}")
 
 
 def main() -> None:

@@ -53,8 +53,8 @@ def write_report(run_dir: Path, against: Sequence[Path] = ()) -> Path:
         ValueError: a folder that holds no metrics, or a run measured on other targets.
     """
     trained, measured = _metrics(run_dir)
-    others = {other.name: _metrics(other)[1] for other in against}
-    for name, lines in others.items():
+    others = [(_name_of(other), _metrics(other)[1]) for other in against]
+    for name, lines in others:
         if abs(lines[-1]["held_out_unigram"] - measured[-1]["held_out_unigram"]) > 1e-6:
             raise ValueError(f"{name} was measured on other targets than {run_dir.name}: their losses do not compare")
     config = load(PretrainConfig, run_dir / "config.yaml")
@@ -66,6 +66,12 @@ def write_report(run_dir: Path, against: Sequence[Path] = ()) -> Path:
         settings = (run_dir / "config.yaml").read_text()
         partial.write_text(_page(config, _svg(figure), trained, measured, read_samples(run_dir), settings))
     return path
+
+
+def _name_of(run_dir: Path) -> str:
+    """The run's own; folders of many have the same."""
+    written = run_dir / "config.yaml"
+    return load(PretrainConfig, written).name if written.exists() else str(run_dir)
 
 
 def _metrics(run_dir: Path) -> tuple[list[Line], list[Line]]:
@@ -92,7 +98,7 @@ def _page(
             f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(config.name)}</title><style>{STYLE}</style>",
             f"<h1>{escape(config.name)}</h1><p class=lead>{escape(config.objective.name)} language model, {model.n_layer} layers, ",
             f"d {model.d_model}, vocabulary {model.vocab_size:,}, windows of {config.data.window} tokens, memory {model.mem_len}; ",
-            f"text: {escape(config.text.source)}</p><ul class=facts>",
+            f"text: {escape(' '.join(config.text.sources))}</p><ul class=facts>",
             *(f"<li>{escape(name)}<b>{escape(value)}</b></li>" for name, value in facts.items()),
             "</ul><h2>Loss</h2>",
             picture,
@@ -107,14 +113,14 @@ def _page(
     )
 
 
-def _loss_plot(name: str, trained: list[Line], measured: list[Line], others: dict[str, list[Line]]) -> Any:
+def _loss_plot(name: str, trained: list[Line], measured: list[Line], others: Sequence[tuple[str, list[Line]]]) -> Any:
     figure, axes = _axes(9, 4)
     losses = [x["loss"] for x in trained]
     axes.plot(_millions(trained), losses, _line(losses), color="#9db4d6", linewidth=1, markersize=4, label="training")
     styles = itertools.cycle(OTHERS)
     for lines, label, color in [
         (measured, name, "#1f4e9c"),
-        *((lines, other, next(styles)) for other, lines in others.items()),
+        *((lines, other, next(styles)) for other, lines in others),
     ]:
         losses = [x["held_out_loss"] for x in lines]
         axes.plot(_millions(lines), losses, "o-", color=color, markersize=4, label=f"{label}, held out")

@@ -54,7 +54,7 @@ def run_all(errands: Sequence[Errand], jobs: int | None = None, processes: int =
     going: dict[int, tuple[Errand, subprocess.Popen[bytes], float]] = {}
     failed: list[Path] = []
     told = False
-    with _asked_to_stop() as asked:
+    with asked_to_stop() as asked:
         while going or (waiting and not asked):
             for place in range(jobs):
                 if waiting and place not in going and not asked:
@@ -72,8 +72,11 @@ def run_all(errands: Sequence[Errand], jobs: int | None = None, processes: int =
             for place, (errand, child, since) in list(going.items()):
                 if child.poll() is not None:
                     del going[place]
-                    failed += [errand.folder] if child.returncode else []
-                    ending = _ending(errand, child.returncode)
+                    status = (
+                        0 if told and child.returncode == -signal.SIGTERM else child.returncode
+                    )  # before it could save
+                    failed += [errand.folder] if status else []
+                    ending = _ending(errand, status)
                     print(f"{errand.folder}: {ending}, {time.monotonic() - since:.0f} s", flush=True)
     if failed:
         logs = ", ".join(str(folder / "log.txt") for folder in failed)
@@ -109,7 +112,7 @@ def _ending(errand: Errand, status: int) -> str:
 
 
 @contextmanager
-def _asked_to_stop() -> Iterator[list[int]]:
+def asked_to_stop() -> Iterator[list[int]]:
     """A list that is not empty once SIGINT or SIGTERM came."""
     came: list[int] = []
     signals = (signal.SIGINT, signal.SIGTERM)

@@ -13,7 +13,8 @@ from xlpre.atomic import new_file
 
 def as_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     """A line for each row, under the keys of the first."""
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(map(str, row.values())) for row in rows)]
+    cells = [[str(cell).replace("|", "\\|") for cell in line] for line in (rows[0], *(row.values() for row in rows))]
+    lines = [cells[0], ["---"] * len(rows[0]), *cells[1:]]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 

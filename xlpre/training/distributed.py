@@ -45,7 +45,12 @@ def launcher(processes: int) -> list[str]:
     """The command `deepspeed` of this Python, for so many processes on this machine; what they run goes after it."""
     beside = Path(sys.executable).with_name("deepspeed")
     program = [str(beside)] if beside.exists() else [sys.executable, "-m", "deepspeed.launcher.runner"]
-    return [*program, "-q", "--num_gpus", str(processes), "--master_port", str(free_port())]
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if torch.cuda.is_available() else []
+    if listed and all(number.isdigit() for number in listed):  # which it would forget beside --num_gpus
+        chosen = ["--include", f"localhost:{','.join(listed[:processes])}"]
+    else:
+        chosen = ["--num_gpus", str(processes)]
+    return [*program, "-q", *chosen, "--master_port", str(free_port())]
 
 
 def process() -> int:

@@ -13,6 +13,7 @@ import psutil
 import torch
 
 from xlpre.atomic import new_file
+from xlpre.text.json_objects import parse_object
 from xlpre.training.distributed import is_main
 
 
@@ -63,11 +64,16 @@ class MetricsLog:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics.jsonl, None for a number that is not finite; a last line cut short by a kill is left out."""
+    """The lines of a run's metrics.jsonl, None for a number that is not finite; a last line cut short by a kill is left out.
+
+    Raises:
+        ValueError: another line is damaged.
+    """
     path = folder / "metrics.jsonl"
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+    lines = enumerate(path.read_text().split("\n")[:-1], 1)
+    return [parse_object(line, f"{path}, line {number} (take the line out)") for number, line in lines]
 
 
 def duration(seconds: float) -> str:
