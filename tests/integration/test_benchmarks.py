@@ -176,6 +176,8 @@ def test_a_pretrained_model_is_compared_with_new_weights_and_what_is_done_is_not
     assert "| glue/sst-2 | 6 | dev/accuracy |" in done.stdout
     assert (tmp_path / "compared/scores.png").read_bytes().startswith(b"\x89PNG")
     assert "4 runs, 4 of them finished already" in run(*words, cwd=tmp_path).stdout
+    other = run(*words, "optim.weight_decay=0.5", cwd=tmp_path)
+    assert other.returncode == 2 and "optim.weight_decay" in other.stderr
 
 
 @pytest.mark.long

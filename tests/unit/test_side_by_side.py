@@ -1,3 +1,5 @@
+import os
+
 import pytest
 import torch
 
@@ -39,3 +41,9 @@ def test_each_command_has_its_own_of_the_gpus_that_this_process_may_use(seen, li
 def test_more_processes_than_gpus_are_refused(seen):
     with pytest.raises(ValueError, match=r"--jobs \(2\) times 2 process\(es\) each .* number of GPUs \(3\)"):
         seen("0,1,2", 3, 2, 2)
+
+
+def test_a_command_that_had_not_begun_when_it_was_asked_to_stop_did_not_fail(tmp_path, capsys):
+    code = f"import os, signal, time; os.kill({os.getpid()}, signal.SIGTERM); time.sleep(60)"
+    run_all([Errand(tmp_path / "one", ["python", "-c", code], lambda: False)], 1)
+    assert "one: stopped" in capsys.readouterr().out

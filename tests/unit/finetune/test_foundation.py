@@ -1,6 +1,8 @@
+import dataclasses
+
 import pytest
 
-from finetune.config import FinetuneConfig, TaskModelConfig, TaskTrainConfig
+from finetune.config import FinetuneConfig, TaskModelConfig, TaskTrainConfig, typed_wins
 from finetune.foundation import Foundation
 from tests.conftest import write_folder
 from xlpre.config import load
@@ -23,6 +25,14 @@ def test_epochs_and_the_share_of_warm_up_become_updates(founded):
     config = founded("epochs=3", "warmup_share=0.25").config
     assert (config.train.steps, config.schedule.warmup_steps) == (8, 2)  # 60 examples in batches of 8
     assert (config.epochs, config.warmup_share) == (None, None)
+
+
+def test_a_number_that_was_typed_wins_over_a_files_share():
+    config = FinetuneConfig(epochs=3, warmup_share=0.1)
+    assert typed_wins(config, {"train.steps"}) == dataclasses.replace(config, epochs=None)
+    assert typed_wins(config, {"epochs", "optim.lr"}) == config
+    with pytest.raises(ValueError, match="warmup_share and schedule.warmup_steps say the same"):
+        typed_wins(config, {"warmup_share", "schedule.warmup_steps"})
 
 
 def test_what_was_resolved_resolves_to_itself(founded, tmp_path):

@@ -53,3 +53,7 @@ def test_a_damaged_result_is_named_with_what_to_do(tmp_path, content):
     (tmp_path / "result.json").write_text(content)
     with pytest.raises(ValueError, match=r"result.json: cannot be read as a result .*; remove it"):
         Result.read(tmp_path / "result.json")
+
+
+def test_a_bar_in_a_cell_moves_no_column():
+    assert as_markdown([{"row": "pre | norm", "loss": 1.5}]).splitlines()[2] == r"| pre \| norm | 1.5 |"

@@ -32,9 +32,16 @@ def written(tmp_path, monkeypatch):
 def measure(run: str, seed: int, losses: list, unigram: float = 6.0) -> None:
     folder = Path("runs/some") / run / f"seed_{seed}"
     folder.mkdir(parents=True)
-    about = {"held_out_unigram": unigram, "held_out_accuracy": 0.25, "held_out_bits_per_byte": 2.0}
+    about = {"held_out_unigram": unigram, "held_out_accuracy": 0.25}
     lines = [
-        {"step": k, "tokens": k * 500_000, "seconds": k * 60.0, "held_out_loss": loss, **about}
+        {
+            "step": k,
+            "tokens": k * 500_000,
+            "seconds": k * 60.0,
+            "held_out_loss": loss,
+            "held_out_bits_per_byte": loss,
+            **about,
+        }
         for k, loss in enumerate(losses)
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -1,9 +1,29 @@
+from contextlib import closing
+
 import pytest
 
 from pretrain.config import PretrainConfig
 from pretrain.report import _loss_plot, write_report
 from xlpre.config import dump
+from xlpre.text.corpus import TextConfig
 from xlpre.training.metrics import MetricsLog
+
+
+def write_run(folder, name, **text):
+    dump(PretrainConfig(name=name, text=TextConfig(**text)), folder / "config.yaml")
+    with closing(MetricsLog(folder, 0)) as log:
+        log.write(1, loss=7.0, lr=0.1, tokens_per_second=10.0, tokens=5, seconds=1.0)
+        log.write(1, held_out_loss=7.0, held_out_unigram=6.0, held_out_accuracy=0.0, tokens=5, seconds=1.0)
+
+
+def test_runs_are_told_apart_by_their_names_and_text_is_that_of_the_mixture(tmp_path):
+    folders = [tmp_path / row / "seed_1" for row in ("plain", "other", "third")]
+    for folder, name in zip(folders, ("plain_1", "other_1", "third_1"), strict=True):
+        folder.mkdir(parents=True)
+        write_run(folder, name, mixture={"mine/*.txt": 2.0})
+    page = write_report(folders[0], folders[1:]).read_text()
+    assert all(f"{name}, held out" in page for name in ("plain_1", "other_1", "third_1"))
+    assert "text: mine/*.txt" in page
 
 
 def test_a_page_can_be_made_of_a_run_whose_losses_were_not_all_finite(tmp_path):
@@ -20,5 +40,5 @@ def test_a_page_can_be_made_of_a_run_whose_losses_were_not_all_finite(tmp_path):
 def test_a_single_point_of_training_is_seen(n_points):
     trained = [{"tokens": k, "loss": 7.0} for k in range(n_points)]
     measured = [{"tokens": 0, "held_out_loss": 7.0, "held_out_unigram": 6.0}]
-    line = _loss_plot("mine", trained, measured, {}).axes[0].lines[0]
+    line = _loss_plot("mine", trained, measured, []).axes[0].lines[0]
     assert line.get_label() == "training" and line.get_marker() == ("o" if n_points == 1 else "None")

@@ -104,3 +104,11 @@ def test_a_missing_library_is_one_sentence_on_every_process(tmp_path, monkeypatc
     with pytest.raises(ValueError, match="train.wandb=mine needs .* `pip install wandb`, or leave train.wandb empty"):
         check_wandb("mine")
     sys.modules.pop("wandb", None)
+
+
+def test_a_damaged_line_is_named_and_a_last_one_that_was_cut_is_left_out(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"st')
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2]
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n')
+    with pytest.raises(ValueError, match=r"metrics.jsonl, line 2 \(take the line out\): not JSON"):
+        read_metrics(tmp_path)
