@@ -119,7 +119,7 @@ def read(folder: Path) -> tuple[ModelFolder, list[Share]]:
             raise ValueError(
                 f"{share.path}: of another update than {first.path}; both must be from one stop of one run"
             )
-    return load_folder(folder / "model"), shares
+    return load_folder(folder / "model", spoilt=True), shares
 
 
 def _share(path: Path) -> Share:

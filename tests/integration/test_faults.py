@@ -9,7 +9,6 @@ import subprocess
 import psutil
 import pytest
 import safetensors.torch
-import torch
 
 from tests.conftest import has_bf16
 from tests.integration.conftest import REPOSITORY, deepspeed_launcher, environment, launch, run
@@ -67,11 +66,11 @@ def test_a_process_that_hangs_or_dies_ends_the_job_in_bounded_time(words, tmp_pa
     assert "# goes on from" in again.stdout, again.stdout + again.stderr
 
 
-def test_weights_that_are_not_numbers_stop_the_run_with_what_it_met_and_how_to_replay_it(words, tmp_path):
+def test_weights_too_large_for_numbers_stop_the_run_with_what_it_met_and_how_to_replay_it(words, tmp_path):
     assert run(SCRIPT, *words("first", train__steps=2)).returncode == 0
     file = tmp_path / "first" / "model" / "model.safetensors"
     weights = safetensors.torch.load_file(file)
-    weights["backbone.embedding.weight"][100:] = torch.nan
+    weights["backbone.embedding.weight"][100:] = 3e38
     safetensors.torch.save_file(weights, file)
     done = run(SCRIPT, *words("second", init=tmp_path / "first" / "model", train__max_skipped=5))
     assert done.returncode == 2 and "5 updates in a row, to step 5, were not finite" in done.stderr, done.stderr
@@ -81,7 +80,7 @@ def test_weights_that_are_not_numbers_stop_the_run_with_what_it_met_and_how_to_r
     dump = tmp_path / "second" / "not_finite" / "step_00000004"
     assert f"`python pretrain/replay.py {dump}`" in done.stderr
     again = run("pretrain/replay.py", dump)
-    assert again.returncode == 0 and "backbone.embedding.weight" in again.stdout.splitlines()[-1], again.stdout
+    assert again.returncode == 0 and "the output of backbone.layers.0.attention" in again.stdout.splitlines()[-1]
 
 
 def test_weights_that_became_infinite_end_all_processes_and_are_not_saved(words, tmp_path):

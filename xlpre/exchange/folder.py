@@ -110,16 +110,23 @@ def save_huggingface(path: str | Path, folder: ModelFolder) -> None:
         as_readable_as_the_rest(partial / "model.safetensors")
 
 
-def load_folder(path: str | Path) -> ModelFolder:
+def load_folder(path: str | Path, spoilt: bool = False) -> ModelFolder:
     """Read a folder of any of the three kinds.
 
+    Args:
+        path: the folder.
+        spoilt: weights that are not finite are what is looked for: one of ours that has them is read, too.
+
     Raises:
-        ValueError: none of the three, a file missing or damaged, weights of another shape, another vocabulary than it was
-            saved with.
+        ValueError: none of the three, a file missing or damaged, weights that are not finite or of another shape, another
+            vocabulary than it was saved with.
     """
     path = Path(path)
     try:
-        return _checked(path, _read(path))
+        folder = _checked(path, _read(path))
+        if not spoilt:
+            check_finite(path, folder.weights)
+        return folder
     except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
         raise ValueError(
             f"{path}: its files do not fit together ({type(error).__name__}: {str(error).splitlines()[0]}); nothing was loaded"
@@ -174,7 +181,6 @@ def _ours(path: Path, settings: dict[str, Any]) -> ModelFolder:
         weights = safetensors.torch.load_file(file)
     except (OSError, safetensors.SafetensorError) as error:
         raise ValueError(f"{file}: cannot be read: {str(error).splitlines()[0]}") from None
-    check_finite(file, weights)
     return ModelFolder(config, weights, tokenizer, objective, facts, "xlpre")
 
 

@@ -17,7 +17,6 @@ from torch import Tensor
 from xlpre.exchange.layouts import FROM_HEADS, LONE_ROW, TO_HEADS, TRANSPOSED, Weight, to_ours
 from xlpre.exchange.tensor_bundle import read_bundle
 from xlpre.model.config import ModelConfig
-from xlpre.tensors import check_finite
 
 CONFIG = "xlnet_config.json"
 CHECKPOINT = "xlnet_model.ckpt"
@@ -96,9 +95,7 @@ def read_release(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
                 f"{path / CHECKPOINT}.index: {entry.theirs} has {len(arrays[entry.theirs])} rows, {CONFIG} says "
                 f"{config.n_layer} layers"
             )
-    weights = from_arrays(config, arrays)
-    check_finite(path / CHECKPOINT, weights)
-    return config, weights
+    return config, from_arrays(config, arrays)
 
 
 def _config(path: Path) -> ModelConfig:
