@@ -5,8 +5,9 @@ python benchmarks/gpu.py --out report.json [--minutes 8] [--only "attention bf16
 Each part is a process of its own with a time of its own, so that one that fails, hangs or breaks the GPU's context takes nothing with
 it; its lines are in the file as soon as they are printed, with the end of what it said if it failed. A part for which too little of
 --minutes is left is not begun: run it by another command with --only. Data are random; no file is read. At the end stands a summary, line
-by line. Needs torch, triton, transformers, pytest-xdist and what this project needs. On a machine without a network, bring what it lacks
-as wheels: where there is one, with the GPU machine's version of Python,
+by line. A part whose packages are not installed is left out, and says which: attention and tiles need torch and triton alone, steps also
+transformers and omegaconf, the pretraining all that this project needs. On a machine without a network, bring what it lacks as wheels:
+where there is one, with the GPU machine's version of Python,
 
     python -m pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux2014_x86_64 -d wheels \
         annotated-types google-crc32c hjson omegaconf pydantic==2.14.3 pydantic-core==2.50.4 typing-inspection
@@ -33,7 +34,6 @@ import tempfile
 import threading
 import time
 from collections import deque
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,6 @@ from gpu_summary import summary
 
 PATIENCE = 40.0  # seconds for a part to end by itself when it is asked to, in the middle of compiling perhaps
 HERE = Path(__file__).parent
-NEEDED = ("datasets", "deepspeed", "omegaconf", "safetensors", "sentencepiece", "transformers", "xdist")
 
 
 class Report:
@@ -173,8 +172,6 @@ def main() -> None:
     if given.ceilings:
         ceilings()
         return
-    if missing := [name for name in NEEDED if find_spec(name) is None]:
-        raise SystemExit(f"not installed: {', '.join(missing)}; see the beginning of {Path(__file__).name}")
     until, report = time.monotonic() + 60 * given.minutes, Report(given.out)
     with tempfile.TemporaryDirectory() as name:
         all_parts = (tiny_parts if given.tiny else parts)(Path(name))
@@ -185,14 +182,14 @@ def main() -> None:
         wanted = [
             part for part in all_parts if part.name not in given.skip and (not given.only or part.name in given.only)
         ]
-        pretraining = [part.words for part in wanted if part.name == "pretraining"]
+        pretraining = [part.words for part in wanted if part.name == "pretraining" and not part.left_out]
         preparing = (
             begin([*pretraining[0], "--prepare"], subprocess.DEVNULL) if pretraining else None
         )  # on the CPU, meanwhile
         for part in wanted:
             left = until - time.monotonic()
-            if part.without or left < min(part.seconds, 30):
-                report.write(part.name, left_out=part.without or f"{max(left, 0):.0f} s of --minutes were left")
+            if part.left_out or left < min(part.seconds, 30):
+                report.write(part.name, left_out=part.left_out or f"{max(left, 0):.0f} s of --minutes were left")
                 continue
             print(f"{time.strftime('%H:%M:%S')} {part.name} ...", flush=True)
             if part.name == "pretraining" and preparing:
