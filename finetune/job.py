@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from finetune.evaluation import answer, device_pass_tokens, measure
 from finetune.foundation import Foundation
 from finetune.model import TaskModel
 from xlpre.exchange.fine_tuned import load_fine_tuned, save_fine_tuned
+from xlpre.model.kernels.backend import settled
 from xlpre.training import checkpoint
 from xlpre.training.checkpoint_writer import CheckpointWriter
 from xlpre.training.course import Course
@@ -52,12 +54,12 @@ class Job:
         self.pass_tokens = device_pass_tokens(config.data.pass_tokens, device)
         side = foundation.task.padding
         self._dealer = Dealer(foundation.train.items, side, process(), n_processes(), self.pass_tokens)
-        dtype = PRECISIONS[precision_on(device, config.train.precision)]
-        self._facts = {**foundation.facts(seed), "precision": str(dtype)}
+        self._dtype = PRECISIONS[precision_on(device, config.train.precision)]
+        self._facts = {**foundation.facts(seed), "precision": str(self._dtype)}
         checkpoints, train = folder / "checkpoints", config.train
         saved = checkpoint.newest(checkpoints, talk)
         was = checkpoint.facts_of(saved, self._facts) if saved else {}
-        self._writer = CheckpointWriter(checkpoints, talk, train.keep_last, train.keep_every)
+        self._writer = CheckpointWriter(checkpoints, talk, train.keep_last, train.keep_every, resumed=saved)
         self.best: tuple[float, int] | None = was.get("best") and tuple(was["best"])
         self._without_better: int = was.get("without_better", 0)
         self._start(saved, was)
@@ -126,7 +128,10 @@ class Job:
         """Build model and engine, at the start or as the checkpoint `saved` has them; `was` is what it says."""
         config = self.config
         seed_everything(self.seed)  # the same starting values on every process
-        model = TaskModel(self.foundation.shape, self.foundation.task)
+        shape = self.foundation.shape
+        found = settled(shape.attention, self.device, self._dtype, shape.head_width) if is_main() else ""
+        attention: Any = self.talk.from_main(found)  # what process 0 finds fastest
+        model = TaskModel(dataclasses.replace(shape, attention=attention), self.foundation.task)
         if config.train.activation_checkpointing:
             model.backbone.recompute_layers()
         weights = load_fine_tuned(saved / checkpoint.MODEL).weights if saved else self.foundation.folder.weights
