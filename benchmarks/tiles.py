@@ -33,7 +33,7 @@ from xlpre.model.kernels.triton_tiles import TILES, Tile, column_of
 
 WRITTEN = {"score_places": ("bias",), "attend": ("out", "log_total"), "differentiate_keys": ("d_key", "d_value")}
 WRITTEN |= {"differentiate_rows": ("d_query", "d_step"), "differentiate_place_queries": ("d_query",)}
-WRITTEN |= {"differentiate_place_keys": ("d_place_keys",)}
+WRITTEN |= {"differentiate_place_keys": ("d_place_keys",), "draw": ("dropped",)}
 NEAR = 1e-2  # the norm of a difference over the norm; sums in another order
 recorded: dict[str, Recorded] = {}  # of this process
 
@@ -53,10 +53,10 @@ class Recorded:
             self._launch.call(*self._words)
 
     def written(self, tile: Tile) -> list[Tensor]:
-        """What it writes; nan where it writes nothing."""
+        """What it writes; nan, or 0 of integers, where it writes nothing."""
         of = [self.named[name] for name in WRITTEN[self._kernel] if self.named[name] is not None]
         for tensor in of:
-            tensor.fill_(torch.nan)
+            tensor.fill_(torch.nan if tensor.is_floating_point() else 0)
         self._restore()
         self.run(tile)
         return [tensor.clone() for tensor in of]
@@ -107,7 +107,7 @@ def record(given: argparse.Namespace) -> None:
 
 def cuts(kernel: str) -> list[Tile]:
     """Tiles worth a try: larger ones spill (triton_aot.py)."""
-    sizes = [(64, 64, 4), (64, 32, 4), (128, 64, 8), (128, 32, 8), (64, 64, 8)]
+    sizes = [(64, 64, 4), (64, 32, 4), (128, 32, 4), (128, 64, 8), (128, 32, 8), (64, 64, 8)]
     if kernel in ("differentiate_keys", "differentiate_place_keys"):  # which keep keys and go over rows
         sizes = [(rows, keys, warps) for keys, rows, warps in sizes]
     return [Tile(*size, stages) for size, stages in itertools.product(sizes, (2, 3, 4))]
@@ -183,7 +183,8 @@ def main() -> None:
     parser.add_argument("--most", type=int, help="tiles of a kernel, the first; else all")
     given = parser.parse_args()
     record(given)
-    for kernel, tiles in compiled(given.kernels, given).items():
+    kernels = [kernel for kernel in given.kernels if kernel in recorded]  # without dropout nothing is drawn
+    for kernel, tiles in compiled(kernels, given).items():
         print(json.dumps({**line_of(kernel, tiles, given), "shape": vars(given)}), flush=True)
 
 

@@ -2,8 +2,9 @@
 
 python benchmarks/triton_aot.py [--width 64 128] [--dtype bf16] [--kernel attend] [--tile 128,64,8,2 ...] [--no-dropout] [--same-length]
 
-Prints a line for each kernel and tile: registers of a thread, bytes it spills, shared memory of a program, and ends with status 1 if
-any spills. Needs the package triton, with the assembler that it brings. Not to be run under TRITON_INTERPRET=1.
+Prints a line for each kernel and tile: registers of a thread, bytes it spills, shared memory of a program, products of a warp group, and
+instructions that threads take for a pair of row and key (or distance) in the kernel's loop; ends with status 1 if any spills. Needs the
+package triton, with the assembler that it brings. Not to be run under TRITON_INTERPRET=1.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from xlpre.model.kernels.triton_kernels import SIZES
 from xlpre.model.kernels.triton_tiles import TILES, Tile, tile_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-INTEGERS = ("row_facts", "key_facts", "direction")
+INTEGERS = ("row_facts", "key_facts", "direction", "dropped")
 SINGLE = ("log_total", "delta", "d_place_keys", "d_offsets")  # fp32 whatever the rest is
 ALIGNED = ("n_pitch", "k_pitch")  # multiples of 16; of other sizes the kernels are not told
 FLAGS = {"PLACES": True, "SEGMENTS": True, "OFFSETS": False}
@@ -40,12 +41,14 @@ class Cost(NamedTuple):
         spilled: bytes of a thread that registers had no room for.
         shared: bytes of shared memory of a program.
         wgmma: products of a warp group in the code.
+        instructions: of all threads in one turn of the longest loop, for each pair of row and key of a tile.
     """
 
     registers: int
     spilled: int
     shared: int
     wgmma: int
+    instructions: float
 
 
 def cost(name: str, width: int, dtype: str, tile: Tile, dropout: bool, limited: bool, capability: int) -> Cost:
@@ -53,7 +56,7 @@ def cost(name: str, width: int, dtype: str, tile: Tile, dropout: bool, limited: 
     kernel = getattr(triton_kernels, name)
     constants = {**FLAGS, "DROPOUT": dropout, "LIMITED": limited, "E": width, "ROWS": tile.rows, "KEYS": tile.keys}
     constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
-    absent = [key for key in kernel.arg_names if key in ("offsets", "d_offsets") or (key == "seed" and not dropout)]
+    absent = [key for key in kernel.arg_names if key in ("offsets", "d_offsets") or (key == "dropped" and not dropout)]
     constants |= dict.fromkeys(absent)
     signature = {key: "constexpr" if key in constants else _type(key, dtype) for key in kernel.arg_names}
     aligned = {
@@ -64,10 +67,12 @@ def cost(name: str, width: int, dtype: str, tile: Tile, dropout: bool, limited: 
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
     options = {"num_warps": tile.warps, "num_stages": tile.stages}
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    said = _assemble(compiled.asm["ptx"], capability)
+    said, code = _assemble(compiled.asm["ptx"])
     registers = max(int(n) for n in re.findall(r"Used (\d+) registers", said))
     spilled = sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", said))
-    return Cost(registers, spilled, compiled.metadata.shared, compiled.asm["ptx"].count("wgmma.mma_async"))
+    wgmma = compiled.asm["ptx"].count("wgmma.mma_async")
+    a_pair = _longest_loop(code) * 32 * tile.warps / (tile.rows * tile.keys)
+    return Cost(registers, spilled, compiled.metadata.shared, wgmma, a_pair)
 
 
 def _type(name: str, dtype: str) -> str:
@@ -77,21 +82,38 @@ def _type(name: str, dtype: str) -> str:
         return "*i64"
     if name in SINGLE:
         return "*fp32"
-    if name == "kept_scale":
+    if name == "share":
         return "fp32"
     return "i32" if name in (*ALIGNED, *SIZES, "reach", "threshold") else f"*{dtype}"
 
 
-def _assemble(ptx: str, capability: int) -> str:
-    """What the assembler says of it."""
-    assembler = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+def _assemble(ptx: str) -> tuple[str, str]:
+    """What the assembler says of it, and the machine's code."""
+    tools = Path(triton.__file__).parent / "backends/nvidia/bin"
     target = re.search(r"\.target (\w+)", ptx)
     assert target is not None
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ptx"
         path.write_text(ptx)
-        command = [assembler, "-v", f"-arch={target[1]}", path, "-o", Path(folder) / "kernel.cubin"]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        code = path.with_suffix(".cubin")
+        assembled, shown = (
+            [tools / "ptxas", "-v", f"-arch={target[1]}", path, "-o", code],
+            [tools / "cuobjdump", "-sass", code],
+        )
+        said, sass = (subprocess.run(x, capture_output=True, text=True, check=True) for x in (assembled, shown))
+        return said.stderr, sass.stdout
+
+
+def _longest_loop(code: str) -> int:
+    """Of a kernel's code, so many instructions between a branch back and where it goes."""
+    found = re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?);", code, re.MULTILINE)
+    places = [int(place, 16) for place, _ in found]
+    back = [
+        (int(to[1], 16), place)
+        for place, (_, text) in zip(places, found, strict=True)
+        if (to := re.search(r"BRA.* (0x[0-9a-f]+)", text))
+    ]
+    return max((sum(begin <= x <= end for x in places) for begin, end in back if begin < end), default=0)
 
 
 def main() -> None:
@@ -106,10 +128,11 @@ def main() -> None:
     parser.add_argument("--capability", type=int, default=90)
     given = parser.parse_args()
     print(
-        f"{'kernel':28}{'E':>4} {'rows x keys':>11} {'warps':>5} {'stages':>6} {'registers':>9} {'spilled':>7} {'shared':>7} wgmma"
+        f"{'kernel':28}{'E':>4} {'rows x keys':>11} {'warps':>5} {'stages':>6} {'registers':>9} {'spilled':>7} {'shared':>7} "
+        "wgmma instructions"
     )
     bad = False
-    for name in given.kernel:
+    for name in given.kernel if not given.no_dropout else [x for x in given.kernel if x != "draw"]:
         for width in given.width:
             chosen = [tile_of(name, width, DTYPES[given.dtype])]
             for tile in [Tile(*map(int, text.split(","))) for text in given.tile] if given.tile else chosen:
@@ -118,7 +141,7 @@ def main() -> None:
                 cut = f"{tile.rows:>5} x {tile.keys:<3}"
                 print(
                     f"{name:28}{width:>4} {cut:>11} {tile.warps:>5} {tile.stages:>6} {found.registers:>9} {found.spilled:>7}"
-                    f" {found.shared:>7} {found.wgmma:>5}",
+                    f" {found.shared:>7} {found.wgmma:>5} {found.instructions:>12.1f}",
                     flush=True,
                 )
     sys.exit(bad)

@@ -5,10 +5,11 @@ their distance. `score_places` computes bias by distance and stores each number 
 for rows at any place alike, so that the kernels that follow read whole tiles of it. `attend` then goes over tiles of keys, keeps
 the largest score m of each row and the sum of 2^(s - m) so far (Dao et al. 2022, FlashAttention), and no probability is ever in memory.
 
-The backward pass has the row's log2 of that sum, L, so that P = 2^(s - L) can be computed again, tile by tile (s in units of log 2). With
-o = P' value, P' being P after dropout, and `delta` = sum(do * o), which is the sum of dP * P over a row's keys:
+The backward pass has the row's log2 of that sum, L, so that P = 2^(s - L) can be computed again, tile by tile (s in units of log 2). Where
+dropout keeps a share of P, it divides what it keeps by that share: log2(share) is added to L, so that P is divided from the start, and
 
-    d value = P'^T do        dP = (do value^T) where kept, times 1/(1 - dropout)        ds = P * (dP - delta)
+    o = P' value             P' = P where kept, else 0
+    d value = P'^T do        ds = P' * (do value^T) - P * delta         delta = share * sum(do * o)
     d key = ds^T c           dc = ds key           d step = sum of ds where different
     dp = ds' place_keys      d place_keys = ds'^T p          ds': ds moved back from keys to distances
 
@@ -16,8 +17,9 @@ Sums over rows and sums over keys are taken by programs of their own, `different
 nobody adds into another's result, so gradients are the same bits each time. The bias (B, H, N, K) lives only during a layer's forward
 pass and again, computed anew, during its backward pass, where ds is stored in its place.
 
-Dropout draws its seed from torch's generator, and 16 bits for each probability by Philox, from seed, head, row and key alone: the backward
-pass draws them again.
+Dropout takes its seed from torch's generator. By seed, head, row and key alone a kernel of its own, `draw`, draws a bit for each
+probability, which the three kernels that need it read: to draw is more work than the rest of what they do. Like the bias
+the bits live only during a pass, and the backward pass draws them again.
 
 Forward and backward pass are an operator of torch each: torch.compile takes them as a node of its graph and fuses what is around them.
 """
@@ -123,7 +125,7 @@ def relative_attention(*given: Any) -> tuple[Tensor, Tensor]:
     """The output (B, N, H, E) for what is Given, and log2 of the sum of each row's exponentials (B, H, N) float32."""
     launch = Launch(Given(*given))
     out, log_total = _outputs(*given)
-    launch.attend(launch.bias(), out, log_total)
+    launch.attend(launch.bias(), launch.dropped(), out, log_total)
     return out, log_total
 
 
@@ -136,7 +138,7 @@ def relative_attention_backward(d_out: Tensor, delta: Tensor, log_total: Tensor,
     """Gradients of what is Given, of those tensors of its first seven that there are."""
     launch = Launch(Given(*given))
     bias = launch.bias()
-    read = (bias, log_total, d_out.contiguous(), delta.contiguous())
+    read = (bias, launch.dropped(), log_total, d_out.contiguous(), delta.contiguous())
     d_key, d_value = launch.differentiate_keys(*read)
     d_query, d_step = launch.differentiate_rows(*read)
     d_places = launch.differentiate_places(bias)  # in place of the bias there is its gradient now
@@ -164,7 +166,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _backward(ctx: Any, d_out: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     *tensors, out, log_total = ctx.saved_tensors
     given = Given(*tensors, *ctx.settings)
-    delta = (d_out.float() * out.float()).sum(-1).transpose(1, 2)
+    delta = (d_out.float() * out.float()).sum(-1).transpose(1, 2) * given.share
     found = iter(relative_attention_backward(d_out, delta, log_total, *given))
     gradients = [None if x is None else next(found) for x in given.differentiable]
     return (*gradients, *[None] * (len(given) - len(gradients)))

@@ -49,14 +49,51 @@ def _sees(query_rank, own, column, key_rank, key, reach, LIMITED: tl.constexpr):
 
 
 @triton.jit
-def _kept(seed, head, row, first_key, threshold, ROWS: tl.constexpr, KEYS: tl.constexpr):
-    """What dropout keeps of a tile (ROWS, KEYS): 16 bits an element, eight to a draw, by seed, head, row and key alone."""
-    group = first_key // 8 + tl.arange(0, KEYS // 8)
-    zeros = tl.zeros([ROWS, KEYS // 8], tl.int32)
-    a, b, c, d = tl.philox(seed, zeros + row[:, None], zeros + group[None, :], zeros + head, zeros, RANDOM_ROUNDS)
-    four = tl.join(tl.join(a, b), tl.join(c, d))
-    eight = tl.join(four & 0xFFFF, four >> 16)
-    return tl.reshape(eight, [ROWS, KEYS]) >= threshold
+def _undropped(
+    probability, dropped, row, first_key, n_pitch, TURNED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr
+):
+    """What dropout leaves of a tile (ROWS, KEYS), or (KEYS, ROWS) if TURNED.
+
+    A bit that `draw` drew becomes a sign, and what is negative 0: a choice by conditions would take more instructions, as there are few
+    registers for conditions.
+    """
+    word, sign = first_key // 32 + tl.arange(0, KEYS // 32), 31 - tl.arange(0, 32)
+    if TURNED:
+        words = tl.load(dropped + word[:, None] * n_pitch + row[None, :])
+        signs = tl.reshape(words[:, None, :] << sign[None, :, None], [KEYS, ROWS])
+    else:
+        words = tl.load(dropped + word[None, :] * n_pitch + row[:, None])
+        signs = tl.reshape(words[:, :, None] << sign[None, None, :], [ROWS, KEYS])
+    signed = probability.to(tl.int32, bitcast=True) ^ (signs & -(2**31))
+    return tl.maximum(signed.to(tl.float32, bitcast=True), 0.0)
+
+
+@triton.jit
+def _thinned(bits, random, chosen):
+    """Of `bits` a half, and where the last bit of `chosen` is 1, a half of the others too."""
+    return (bits & random) | ((bits | random) & (0 - (chosen & 1)).to(tl.uint32))
+
+
+@triton.jit(do_not_specialize=(*SIZES, "threshold"))
+def draw(seed, row_facts, dropped, threshold, H, n_pitch, k_pitch, ROWS: tl.constexpr, KEYS: tl.constexpr):
+    """What dropout drops of a tile of rows, a bit a key, by seed, head, row and key alone; threshold / 2^16 of all.
+
+    All 32 bits of a word are drawn at once: it is thinned 16 times, by 16 random words and the threshold's bits, from the last.
+    """
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    _, _, _, _, first, last = _facts(row_facts, tl.program_id(1) // H, row, n_pitch)
+    into = dropped + tl.program_id(1).to(tl.int64) * n_pitch * (k_pitch // 32) + row[:, None]
+    zeros, drawn = tl.zeros([ROWS, KEYS // 32], tl.int32), tl.load(seed)
+    for begin in range(first // KEYS * KEYS, last, KEYS):
+        word = begin // 32 + tl.arange(0, KEYS // 32)[None, :]
+        bits = zeros.to(tl.uint32)
+        for four in tl.static_range(4):
+            a, b, c, d = tl.philox(
+                drawn, zeros + row[:, None], zeros + word, zeros + tl.program_id(1), zeros + four, RANDOM_ROUNDS
+            )
+            bits = _thinned(_thinned(bits, a, threshold >> (4 * four)), b, threshold >> (4 * four + 1))
+            bits = _thinned(_thinned(bits, c, threshold >> (4 * four + 2)), d, threshold >> (4 * four + 3))
+        tl.store(into + word * n_pitch, bits.to(tl.int32, bitcast=True))
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -86,12 +123,12 @@ def score_places(
 
 @triton.jit(do_not_specialize=SIZES)
 def attend(
-    query, key, value, bias, step, row_facts, key_facts, seed, out, log_total,
-    N, K, H, n_pitch, k_pitch, reach, threshold, kept_scale,
+    query, key, value, bias, step, row_facts, key_facts, dropped, out, log_total,
+    N, K, H, n_pitch, k_pitch, reach, share,
     PLACES: tl.constexpr, SEGMENTS: tl.constexpr, LIMITED: tl.constexpr, DROPOUT: tl.constexpr,
     E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """The output of a tile of rows, and log2 of the sum of their exponentials."""
+    """The output of a tile of rows, and log2 of the sum of their exponentials times the share that dropout keeps."""
     batch, head = tl.program_id(1) // H, tl.program_id(1) % H
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = row < N
@@ -105,7 +142,7 @@ def attend(
     if SEGMENTS:
         score_step = tl.load(step + lines + row, mask=inside, other=0.0).to(tl.float32)
     if DROPOUT:
-        drawn = tl.load(seed)
+        dropped += tl.program_id(1).to(tl.int64) * n_pitch * (k_pitch // 32)
     largest = tl.full([ROWS], -float("inf"), tl.float32)
     total, mean = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, E], tl.float32)
     for begin in range(first // KEYS * KEYS, last, KEYS):
@@ -129,11 +166,11 @@ def attend(
         probability = tl.exp2(score * LOG2E - origin[:, None])  # one fused multiply-add
         total = total * shrunk + tl.sum(probability, 1)
         if DROPOUT:
-            kept = _kept(drawn, tl.program_id(1), row, begin, threshold, ROWS, KEYS)
-            probability = tl.where(kept, probability * kept_scale, 0.0)
+            probability = _undropped(probability, dropped, row, begin, n_pitch, False, ROWS, KEYS)
         values = tl.load(_tile(value, batch, head, at, K, H, E), mask=at[:, None] < K, other=0.0)
         mean = mean * shrunk[:, None] + tl.dot(probability.to(values.dtype), values, input_precision="ieee")
         largest = larger
+    total *= share  # so that what dropout left grows by 1 / share
     sees = total > 0
     mean = mean / tl.where(sees, total, 1.0)[:, None]
     tl.store(_tile(out, batch, head, row, N, H, E), mean.to(out.dtype.element_ty), mask=inside[:, None])
@@ -142,8 +179,8 @@ def attend(
 
 @triton.jit(do_not_specialize=SIZES)
 def differentiate_keys(
-    query, key, value, bias, step, row_facts, key_facts, seed, log_total, d_out, delta, d_key, d_value,
-    N, K, H, n_pitch, k_pitch, reach, threshold, kept_scale,
+    query, key, value, bias, step, row_facts, key_facts, dropped, log_total, d_out, delta, d_key, d_value,
+    N, K, H, n_pitch, k_pitch, reach,
     PLACES: tl.constexpr, SEGMENTS: tl.constexpr, LIMITED: tl.constexpr, DROPOUT: tl.constexpr,
     E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
@@ -162,7 +199,7 @@ def differentiate_keys(
         following = first // ROWS * ROWS + tl.arange(0, ROWS)[None, :]
         ahead = tl.load(of_bias + following * k_pitch, mask=(following < N) & (following < last), other=0.0)
     if DROPOUT:
-        drawn = tl.load(seed)
+        dropped += tl.program_id(1).to(tl.int64) * n_pitch * (k_pitch // 32)
     sum_key, sum_value = tl.zeros([KEYS, E], tl.float32), tl.zeros([KEYS, E], tl.float32)
     for begin in range(first // ROWS * ROWS, last, ROWS):
         begin = tl.multiple_of(begin, ROWS)
@@ -186,11 +223,9 @@ def differentiate_keys(
         d_probability = tl.dot(values, tl.trans(gradient), input_precision="ieee")
         used = probability
         if DROPOUT:
-            kept = tl.trans(_kept(drawn, tl.program_id(1), row, tl.program_id(0) * KEYS, threshold, ROWS, KEYS))
-            used = tl.where(kept, probability * kept_scale, 0.0)
-            d_probability = tl.where(kept, d_probability * kept_scale, 0.0)
+            used = _undropped(probability, dropped, row, tl.program_id(0) * KEYS, n_pitch, True, ROWS, KEYS)
         sum_value += tl.dot(used.to(gradient.dtype), gradient, input_precision="ieee")
-        d_score = probability * (d_probability - tl.load(delta + lines + row, mask=inside, other=0.0)[None, :])
+        d_score = used * d_probability - probability * tl.load(delta + lines + row, mask=inside, other=0.0)[None, :]
         sum_key += tl.dot(d_score.to(theirs.dtype), theirs, input_precision="ieee")
     tl.store(_tile(d_key, batch, head, at, K, H, E), sum_key.to(d_key.dtype.element_ty), mask=at[:, None] < K)
     tl.store(_tile(d_value, batch, head, at, K, H, E), sum_value.to(d_value.dtype.element_ty), mask=at[:, None] < K)
@@ -198,8 +233,8 @@ def differentiate_keys(
 
 @triton.jit(do_not_specialize=SIZES)
 def differentiate_rows(
-    query, key, value, bias, step, row_facts, key_facts, seed, log_total, d_out, delta, d_query, d_step,
-    N, K, H, n_pitch, k_pitch, reach, threshold, kept_scale,
+    query, key, value, bias, step, row_facts, key_facts, dropped, log_total, d_out, delta, d_query, d_step,
+    N, K, H, n_pitch, k_pitch, reach,
     PLACES: tl.constexpr, SEGMENTS: tl.constexpr, LIMITED: tl.constexpr, DROPOUT: tl.constexpr,
     E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
@@ -220,7 +255,7 @@ def differentiate_rows(
     if SEGMENTS:
         score_step = tl.load(step + lines + row, mask=inside, other=0.0).to(tl.float32)
     if DROPOUT:
-        drawn = tl.load(seed)
+        dropped += tl.program_id(1).to(tl.int64) * n_pitch * (k_pitch // 32)
     sum_step, sum_query = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, E], tl.float32)
     for begin in range(first // KEYS * KEYS, last, KEYS):
         begin = tl.multiple_of(begin, KEYS)
@@ -239,10 +274,10 @@ def differentiate_rows(
         probability = tl.where(seen, tl.exp2(score * LOG2E - log_sum[:, None]), 0.0)
         values = tl.load(_tile(value, batch, head, at, K, H, E), mask=at[:, None] < K, other=0.0)
         d_probability = tl.dot(gradient, tl.trans(values), input_precision="ieee")
+        used = probability
         if DROPOUT:
-            kept = _kept(drawn, tl.program_id(1), row, begin, threshold, ROWS, KEYS)
-            d_probability = tl.where(kept, d_probability * kept_scale, 0.0)
-        d_score = probability * (d_probability - shared[:, None])
+            used = _undropped(probability, dropped, row, begin, n_pitch, False, ROWS, KEYS)
+        d_score = used * d_probability - probability * shared[:, None]
         if SEGMENTS:
             sum_step += tl.sum(tl.where(different, d_score, 0.0), 1)
         rounded = d_score.to(theirs.dtype)
@@ -267,11 +302,11 @@ def differentiate_place_queries(
     shift = K - column
     way = tl.load(direction + batch)
     source = d_bias + (tl.program_id(1).to(tl.int64) * N * k_pitch) + row[:, None] * k_pitch - shift[:, None]
+    near, far = shift + first, tl.where(row < N, shift + last, 0)  # of a row: the distances written
     sum_query = tl.zeros([ROWS, E], tl.float32)
     for begin in range(first + tl.min(shift), last + tl.max(shift), KEYS):
         distance = begin + tl.arange(0, KEYS)
-        key = distance[None, :] - shift[:, None]
-        written = (row[:, None] < N) & (key >= first) & (key < last)
+        written = (distance[None, :] >= near[:, None]) & (distance[None, :] < far[:, None])
         d_score = tl.load(source + distance[None, :], mask=written, other=0.0)
         theirs = tl.load(_tile(place_keys, way, head, distance, R, H, E), mask=distance[:, None] < R, other=0.0)
         sum_query += tl.dot(d_score, theirs, input_precision="ieee")
@@ -292,10 +327,12 @@ def differentiate_place_keys(
     sum_keys, sum_offsets = tl.zeros([KEYS, E], tl.float32), tl.zeros([KEYS], tl.float32)
     for begin in range(0, N, ROWS):
         row = begin + tl.arange(0, ROWS)
-        facts = row_facts + batch * 6 * n_pitch + row
-        key = distance[:, None] - (K - tl.load(facts + 2 * n_pitch)[None, :])
-        written = (key >= tl.load(facts + 4 * n_pitch)[None, :]) & (key < tl.load(facts + 5 * n_pitch)[None, :])
-        d_score = tl.load(lines + row[None, :] * k_pitch + key, mask=written & (row[None, :] < N), other=0.0)
+        facts = row_facts + batch * 6 * n_pitch
+        first, last = tl.load(facts + 4 * n_pitch + begin), tl.load(facts + 5 * n_pitch + begin)
+        shift = K - tl.load(facts + 2 * n_pitch + row)  # of a row: distance index - key
+        n_written = tl.where(row < N, last - first, 0).to(tl.uint32)
+        written = (distance[:, None] - (shift + first)[None, :]).to(tl.uint32) < n_written[None, :]
+        d_score = tl.load(lines + (row * k_pitch - shift)[None, :] + distance[:, None], mask=written, other=0.0)
         theirs = tl.load(_tile(query, batch, head, row, N, H, E), mask=row[:, None] < N, other=0.0)
         sum_keys += tl.dot(d_score, theirs, input_precision="ieee")
         if OFFSETS:

@@ -47,6 +47,16 @@ class Given(NamedTuple):
     dropout: float
 
     @property
+    def threshold(self) -> int:
+        """So many of 2^16 probabilities dropout drops."""
+        return min(round(self.dropout * 2**16), 2**16 - 1)
+
+    @property
+    def share(self) -> float:
+        """Which share of probabilities it keeps."""
+        return 1 - self.threshold / 2**16
+
+    @property
     def differentiable(self) -> tuple[Tensor | None, ...]:
         """Those that have a gradient."""
         return self[:7]
@@ -72,13 +82,8 @@ class Launch:
         self._groups, self._lines = B * H, (B, H, N)
         self._length = {"rows": N, "keys": K, "distances": given.n_distances}
         self._pitches = (given.row_facts.size(2), given.key_facts.size(2))
-        threshold = round(given.dropout * 2**16)  # of 16 random bits
-        self._rule = (
-            *(N, K, H),
-            *self._pitches,
-            *(given.reach or 0, threshold, 2**16 / max(2**16 - threshold, 1)),
-            *(given.place is not None, given.step is not None, given.reach is not None, given.dropout > 0),
-        )
+        self._seen = (N, K, H, *self._pitches, given.reach or 0)
+        self._terms = (given.place is not None, given.step is not None, given.reach is not None, given.dropout > 0)
         self._sizes = (N, K, given.n_distances, H, *self._pitches)
 
     def bias(self) -> Tensor | None:
@@ -91,21 +96,39 @@ class Launch:
         self.call("rows", "score_places", *read, bias, *self._sizes, given.offsets is not None)
         return bias
 
-    def attend(self, bias: Tensor | None, out: Tensor, log_total: Tensor) -> None:
-        """Write the output and log2 of the sum of exponentials."""
-        self.call("rows", "attend", *self._scored(bias), out, log_total, *self._rule)
+    def dropped(self) -> Tensor | None:
+        """What dropout drops, (B, H, K padded / 32, N padded) int32, a bit a key, between the first and last key that rows see."""
+        given = self._given
+        if given.seed is None:
+            return None
+        n_pitch, k_pitch = self._pitches
+        dropped = given.row_facts.new_empty(*self._lines[:2], k_pitch // 32, n_pitch)
+        self.call(
+            "rows", "draw", given.seed, given.row_facts, dropped, given.threshold, self._lines[1], n_pitch, k_pitch
+        )
+        return dropped
 
-    def differentiate_keys(self, bias: Tensor | None, *found: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of keys and values; `found`: log_total, d_out, delta."""
+    def attend(self, bias: Tensor | None, dropped: Tensor | None, out: Tensor, log_total: Tensor) -> None:
+        """Write the output and log2 of the sum of exponentials times the share that dropout keeps."""
+        self.call(
+            "rows", "attend", *self._scored(bias, dropped), out, log_total, *self._seen, self._given.share, *self._terms
+        )
+
+    def differentiate_keys(self, *read: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Gradients of keys and values; `read`: bias, dropped, log_total, d_out, delta."""
         gradients = torch.empty_like(self._given.key), torch.empty_like(self._given.value)
-        self.call("keys", "differentiate_keys", *self._scored(bias), *found, *gradients, *self._rule)
+        self.call(
+            "keys", "differentiate_keys", *self._scored(*read[:2]), *read[2:], *gradients, *self._seen, *self._terms
+        )
         return gradients
 
-    def differentiate_rows(self, bias: Tensor | None, *found: Tensor) -> tuple[Tensor, Tensor | None]:
+    def differentiate_rows(self, *read: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Gradients of content queries and steps, and that of the bias in its place."""
         step = self._given.step
         gradients = torch.empty_like(self._given.query), None if step is None else torch.empty_like(step)
-        self.call("rows", "differentiate_rows", *self._scored(bias), *found, *gradients, *self._rule)
+        self.call(
+            "rows", "differentiate_rows", *self._scored(*read[:2]), *read[2:], *gradients, *self._seen, *self._terms
+        )
         return gradients
 
     def differentiate_places(self, d_bias: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -135,10 +158,11 @@ class Launch:
         tile = tile_of(kernel, E, dtype)
         size = tile.rows if over == "rows" else tile.keys
         grid = (-(-self._length[over] // size), self._groups)
-        launched = getattr(triton_kernels, kernel)[grid]
-        launched(*given, E, tile.rows, tile.keys, num_warps=tile.warps, num_stages=tile.stages)
+        launched = getattr(triton_kernels, kernel)
+        width = {"E": E} if "E" in launched.arg_names else {}
+        launched[grid](*given, **width, ROWS=tile.rows, KEYS=tile.keys, num_warps=tile.warps, num_stages=tile.stages)
 
-    def _scored(self, bias: Tensor | None) -> tuple[Tensor | None, ...]:
-        """What scores are made of, as the kernels take it."""
+    def _scored(self, bias: Tensor | None, dropped: Tensor | None) -> tuple[Tensor | None, ...]:
+        """What probabilities are made of, as the kernels take it."""
         given = self._given
-        return given.query, given.key, given.value, bias, given.step, given.row_facts, given.key_facts, given.seed
+        return given.query, given.key, given.value, bias, given.step, given.row_facts, given.key_facts, dropped

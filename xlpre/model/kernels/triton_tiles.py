@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-GRANULE = 128  # rows and keys are padded to a multiple of it; every tile divides it
+GRANULE = 128  # rows and keys are padded to a multiple of it; every tile divides it, those of keys in whole words of 32
 WIDEST = 256
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -32,12 +32,13 @@ class Tile(NamedTuple):
 # fp32, whose products run outside tensor cores, spill some bytes (benchmarks/triton_aot.py). One program of 8 warps then fills a
 # multiprocessor's registers.
 TILES: dict[str, tuple[Tile, ...]] = {
+    "draw": (Tile(64, 64, 4, 1),) * 4,
     "score_places": (Tile(128, 64, 8, 3), Tile(128, 64, 8, 2), Tile(32, 32, 4, 1), Tile(32, 32, 8, 1)),
     "attend": (Tile(128, 64, 8, 3), Tile(128, 32, 8, 2), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
-    "differentiate_keys": (Tile(64, 128, 8, 2), Tile(32, 64, 8, 2), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
-    "differentiate_rows": (Tile(128, 64, 8, 3), Tile(64, 32, 8, 2), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
+    "differentiate_keys": (Tile(64, 128, 8, 2), Tile(32, 64, 4, 1), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
+    "differentiate_rows": (Tile(128, 64, 8, 3), Tile(64, 32, 4, 2), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
     "differentiate_place_queries": (Tile(128, 64, 8, 3), Tile(64, 64, 4, 3), Tile(32, 32, 4, 1), Tile(32, 32, 8, 1)),
-    "differentiate_place_keys": (Tile(64, 128, 8, 3), Tile(64, 64, 4, 3), Tile(32, 32, 4, 1), Tile(32, 32, 8, 1)),
+    "differentiate_place_keys": (Tile(32, 128, 4, 3), Tile(64, 64, 4, 3), Tile(32, 32, 4, 1), Tile(32, 32, 8, 1)),
 }
 
 
