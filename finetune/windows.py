@@ -53,13 +53,13 @@ def stretches(n_tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
 def most_context(found: Sequence[tuple[int, int]]) -> list[np.ndarray]:
     """Of each window (n,) bool, whether it is the one that has most context of each of its tokens.
 
-    A token has as much context as there are tokens on its shorter side; of equals it is the first window, which is also the longer one
-    where that is the tie-breaker of the original.
+    A token has as much context as there are tokens on its shorter side, and a hundredth of the window's length more, as in the
+    original; of equals it is the first window.
     """
-    context = np.full((len(found), found[-1][0] + found[-1][1]), -1)
+    context = np.full((len(found), found[-1][0] + found[-1][1]), -1.0)
     for number, (first, length) in enumerate(found):
         left = np.arange(length)
-        context[number, first : first + length] = np.minimum(left, left[::-1])
+        context[number, first : first + length] = np.minimum(left, left[::-1]) + 0.01 * length
     best = context.argmax(0)
     return [best[first : first + length] == number for number, (first, length) in enumerate(found)]
 

@@ -1,15 +1,17 @@
 """Learning rates and the choice of what decays equal the original's (zihangdai/xlnet model_utils.py)."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 import torch
 
 from tests.parity.goldens import GOLDENS, files
+from xlpre.exchange.tf import weights_of
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
-from xlpre.training.optim import OptimConfig, build_optimizer, decays
+from xlpre.training.optim import LayerwiseOptimConfig, OptimConfig, build_optimizer, decays
 from xlpre.training.schedule import ScheduleConfig, learning_rate
 
 
@@ -28,6 +30,17 @@ def test_the_learning_rate_follows_the_originals_table(path):
             for step in arrays[f"{name}/steps"]
         ]
         np.testing.assert_allclose(ours, arrays[f"{name}/lr"], rtol=2e-6, atol=1e-9, err_msg=name)
+
+
+def test_gradients_are_scaled_of_what_the_original_holds_in_its_layers():
+    shape = ModelConfig(vocab_size=50, n_layer=3, d_model=8, n_head=2, d_inner=8)
+    model = LanguageModel(shape, two_streams=True)
+    optimizer = build_optimizer(model, LayerwiseOptimConfig(layer_decay=0.5, layer_decay_mode="grad_scale"))
+    scales = {p: group["grad_scale"] for group in optimizer.param_groups for p in group["params"]}
+    for weight in weights_of(shape):
+        layer = re.match(r"model/transformer/layer_(\d+)/", weight.theirs)
+        expected = 0.5 ** (2 - int(layer[1])) if layer else 1.0
+        assert scales[model.get_parameter(weight.ours)] == expected, weight.ours
 
 
 def test_norms_and_layer_biases_do_not_decay_and_score_biases_do():

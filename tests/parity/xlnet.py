@@ -20,6 +20,11 @@ def part_of(arrays, prefix: str) -> dict[str, np.ndarray]:
     return {name.removeprefix(f"{prefix}/"): a for name, a in arrays.items() if name.startswith(f"{prefix}/")}
 
 
+def same_length(config) -> bool:
+    """Whether every query looks back equally far, which the original heeds in causal models only."""
+    return bool(config.get("same_length")) and config["attn_type"] == "uni"
+
+
 def shape_of(arrays, config) -> ModelConfig:
     return ModelConfig(
         vocab_size=config["n_token"],
@@ -30,11 +35,11 @@ def shape_of(arrays, config) -> ModelConfig:
         d_inner=config["d_inner"],
         feed_forward=config["ff_activation"],
         # the original's same_length counts the columns that are there
-        mem_len=(config.get("mems_given", 0) if config.get("same_length") else config.get("mem_len")) or 0,
+        mem_len=(config.get("mems_given", 0) if same_length(config) else config.get("mem_len")) or 0,
         clamp_len=config.get("clamp_len", -1),
         untie_r=config["untie_r"],
         relative_segments="param/model/transformer/seg_embed" in arrays,
-        attention_length="same_length" if config.get("same_length") and config["attn_type"] == "uni" else "all",
+        attention_length="same_length" if same_length(config) else "all",
         dropout=0.0,
         dropatt=0.0,
     )
@@ -111,11 +116,11 @@ def batch_of(arrays, config, positions: np.ndarray, **targets) -> Batch:
 
 
 def first_memory_of(arrays, config) -> Memory:
-    """The file's memory in the last columns, as many of them valid."""
+    """The file's memory in the last columns, as many of them valid; where queries look back equally far no others, as they count."""
     rows, length = arrays["in/inp_k"].shape[1], config["mem_len"] or 0
     mems = arrays.get("in/mems")
     given = 0 if mems is None else mems.shape[1]
-    columns = given if config["same_length"] else max(length, given)
+    columns = given if same_length(config) else max(length, given)
     hidden = torch.zeros(config["n_layer"], rows, columns, config["d_model"])
     if given:
         hidden[:, :, -given:] = torch.from_numpy(mems).transpose(1, 2)
@@ -161,10 +166,14 @@ def check_window(model, arrays, config, memory) -> tuple[torch.Tensor, Memory]:
     output, losses, new_memory = read(model, arrays, config, memory)
     weights = torch.from_numpy(arrays["in/target_mask"].T.copy()).float()
     loss = (losses * weights).sum() / weights.sum()
-    # a padded target (weight 0) is an all-zero row of the original's target mapping, which reads no place at all
-    real = weights > 0 if "in/target_mapping" in arrays else torch.ones_like(weights) > 0
-    np.testing.assert_allclose(output[real].detach(), arrays["out/output"].swapaxes(0, 1)[real], atol=TOLERANCE)
-    np.testing.assert_allclose(losses[real].detach(), arrays["out/lm_loss"].T[real], atol=TOLERANCE)
+    # a padded target (weight 0) is an all-zero row of the original's target mapping, which reads no place at all; without a mapping its
+    # query stream has a row for padding, too, which does not see itself
+    real = weights > 0
+    if "in/target_mapping" not in arrays:
+        padding = torch.from_numpy(visible_pairs(arrays, config)[1])
+        real = real | ~padding if "in/inp_q" in arrays else torch.ones_like(real)
+    np.testing.assert_allclose(output[real].detach(), arrays["out/output"].swapaxes(0, 1)[real.numpy()], atol=TOLERANCE)
+    np.testing.assert_allclose(losses[real].detach(), arrays["out/lm_loss"].T[real.numpy()], atol=TOLERANCE)
     np.testing.assert_allclose(loss.item(), arrays["out/total_loss"], atol=TOLERANCE)
     if "out/new_mems" in arrays:
         theirs = arrays["out/new_mems"].swapaxes(1, 2)

@@ -17,7 +17,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from xlpre.exchange.layouts import FROM_HEADS, LONE_ROW, TO_HEADS, Weight, to_ours, to_theirs
+from xlpre.exchange.layouts import COPY, FROM_HEADS, LONE_ROW, TO_HEADS, Weight, to_ours, to_theirs
 from xlpre.model.config import ModelConfig
 from xlpre.tensors import check_finite, write_tensors
 
@@ -28,7 +28,6 @@ EXPRESSIBLE: dict[str, tuple[Any, ...]] = {
     "attention_length": ("all",),
     "positions": ("relative",),
     "relative_segments": (True,),
-    "untie_r": (True,),
     "cutoffs": ([],),
     "scale_embedding": (False,),
     "tie_embedding": (True,),
@@ -39,7 +38,7 @@ ATTENTION = {"permutation": "bi", "denoising": "bi", "causal": "uni"}
 
 
 def weights_of(config: ModelConfig) -> list[Weight]:
-    """Every weight of an XLNet and its name in XLNetLMHeadModel."""
+    """Every weight of an XLNet and its name in XLNetLMHeadModel, where biases that layers share are each layer's own."""
     table = [
         Weight("backbone.embedding.weight", "transformer.word_embedding.weight"),
         Weight("backbone.mask_embedding", "transformer.mask_emb", LONE_ROW),
@@ -51,7 +50,8 @@ def weights_of(config: ModelConfig) -> list[Weight]:
             table.append(Weight(f"{ours}.attention.{name}.weight", f"{theirs}.rel_attn.{kernel}", TO_HEADS))
         table.append(Weight(f"{ours}.attention.output.weight", f"{theirs}.rel_attn.o", FROM_HEADS))
         for term, name in (("content", "r_w_bias"), ("position", "r_r_bias"), ("segment", "r_s_bias")):
-            table.append(Weight(f"{ours}.attention.terms.{term}.r_bias", f"{theirs}.rel_attn.{name}"))
+            bias = f"{ours}.attention.terms.{term}.r_bias" if config.untie_r else f"backbone.shared.{term}"
+            table.append(Weight(bias, f"{theirs}.rel_attn.{name}", COPY))
         table.append(Weight(f"{ours}.attention.terms.segment.same_different", f"{theirs}.rel_attn.seg_embed"))
         for part in ("weight", "bias"):
             table.append(Weight(f"{ours}.attention_norm.{part}", f"{theirs}.rel_attn.layer_norm.{part}"))

@@ -100,6 +100,7 @@ def _config(preprocess: Preprocess, padding: str) -> Json:
         "additional_special_tokens": [eod],
         "padding_side": padding,
         "do_lower_case": preprocess == "uncased",
+        "keep_accents": preprocess == "none",  # read_preprocess finds all three in these two
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
     }

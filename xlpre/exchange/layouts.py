@@ -25,6 +25,8 @@ class Layout:
 
 
 SAME = Layout(lambda w: w, lambda w, c: w)
+# what several of their layers have of its own, and a file would not hold twice otherwise
+COPY = Layout(lambda w: w, lambda w, c: w.clone())
 # a dense kernel (in, out) against (out, in)
 TRANSPOSED = Layout(lambda w: w.T, lambda w, c: w.T)
 # a projection to heads (D, H, E) against (H*E, D)

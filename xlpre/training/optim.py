@@ -86,7 +86,8 @@ class LayerwiseOptimConfig(OptimConfig):
     Attributes:
         layer_decay: the layer m of L counts as layer_decay^(L - m), 1.0 treats all alike. Embeddings and heads count as 1.
         layer_decay_mode: what it multiplies. `lr`: the learning rate, as the paper defines it (XLNet, Table 8). `grad_scale`: the
-            clipped gradient, as the published code has it, most of which Adam undoes.
+            clipped gradient, as the published code has it, most of which Adam undoes; there the biases of scores and the segments' vectors,
+            which it holds outside of its layers, count as 1.
     """
 
     layer_decay: float = 1.0
@@ -190,7 +191,8 @@ def _groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
     top = max(layers.values(), default=-1)
     found: dict[tuple[bool, bool, float], dict[str, nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        scale = rate ** (top - layers[name]) if layers[name] >= 0 else 1.0
+        counts_as_1 = layers[name] < 0 or (mode == "grad_scale" and _held_for_all_layers(name))
+        scale = 1.0 if counts_as_1 else rate ** (top - layers[name])
         matrix = config.muon and is_matrix(name, parameter)
         found.setdefault((matrix, decays(name), scale), {})[name] = parameter
     return [
@@ -209,6 +211,11 @@ def _layer_of(name: str) -> int:
     """The layer of the backbone that a parameter belongs to; -1 if to none."""
     found = re.search(r"(?:^|\.)backbone\.layers\.(\d+)\.", name)
     return int(found[1]) if found else -1
+
+
+def _held_for_all_layers(name: str) -> bool:
+    """Whether the published code has a parameter of a layer in one variable of all layers, which is of none."""
+    return re.search(r"\.terms\.\w+\.(r_bias|same_different)$", name) is not None
 
 
 @torch.no_grad()

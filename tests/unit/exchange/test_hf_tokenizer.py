@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xlpre.exchange.hf_characters import HELD, PART, read_charsmap
-from xlpre.exchange.hf_tokenizer import read_vocabulary, write_tokenizer
+from xlpre.exchange.hf_tokenizer import read_preprocess, read_vocabulary, write_tokenizer
 from xlpre.text import symbols
 from xlpre.text.tokenizer import Tokenizer, TokenizerConfig, train
 
@@ -193,6 +193,13 @@ def test_the_character_map_is_read_as_sentencepiece_reads_it(tokenizer):
 def test_the_vocabulary_is_read_back(tokenizer, tmp_path):
     write_tokenizer(tokenizer, tmp_path)
     assert read_vocabulary(tmp_path) == tokenizer.model
+
+
+@pytest.mark.parametrize("preprocess", PREPROCESS)
+def test_how_text_is_prepared_survives_transformers_own_saving(preprocess, tokenizer, tmp_path):
+    ours = Tokenizer(tokenizer.model, preprocess=preprocess)
+    load(ours, tmp_path).save_pretrained(tmp_path / "saved")  # which has no passport
+    assert read_preprocess(tmp_path / "saved") == preprocess
 
 
 def test_a_folder_with_tokenizer_json_only_is_refused(tokenizer, tmp_path):

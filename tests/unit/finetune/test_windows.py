@@ -39,6 +39,11 @@ def test_a_token_belongs_to_the_window_with_most_on_its_shorter_side():
     assert long.tolist() == [True] * 5 + [False] and short.tolist() == [False, True, True]
 
 
+def test_a_much_longer_window_wins_over_one_with_a_little_more_context():
+    long, short = most_context([(0, 350), (128, 232)])  # 0.01 of 118 tokens more is worth one token of context
+    assert long.nonzero()[0].tolist() == [*range(240)] and short.nonzero()[0].tolist() == [*range(240 - 128, 232)]
+
+
 def test_a_row_is_the_text_then_the_question_and_ends_with_cls():
     (window, *_) = windows(3, TEXT, [50, 51], 11, 2, Truth(True, 1, 4))
     assert window.rows[0].ids.tolist() == [*range(20, 26), symbols.SEP, 50, 51, symbols.SEP, symbols.CLS]
