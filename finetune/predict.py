@@ -4,8 +4,8 @@ python finetune/predict.py runs/mrpc/model < pairs.tsv
 python finetune/predict.py runs/mrpc/model questions.jsonl > answers.jsonl
 
 A line is a JSON object with the task's fields (those of its training files; of RACE: article, question, options; of SQuAD: context,
-question), or, where the task reads one text or two, the text, or both with a tab between them. A .csv file, and a .tsv file whose first
-line names the task's columns, are read by their columns.
+question), or, where the task reads one text or two, the text, or both with a tab between them. A .csv or .parquet file, and a .tsv file
+whose first line names the task's columns, are read by their columns.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def entries_of(file: Path | None, columns: Sequence[str]) -> Iterator[tuple[str,
 
 def _has_columns(file: Path, columns: Sequence[str]) -> bool:
     if ".tsv" not in file.suffixes:
-        return ".csv" in file.suffixes
+        return bool({".csv", ".parquet"} & {*file.suffixes})
     _, first = next(read_lines(file, Meter()), (0, ""))
     return bool(columns) and {*columns} <= {*first.rstrip("\r\n").split("\t")}
 
