@@ -48,6 +48,10 @@ def read_rows(path: Path, names: Sequence[str] = (), spare_cut: bool = False) ->
         line, names = next(rows, (1, []))
         if not names:
             raise ValueError(f"{path}: empty; the first line must have the names of the columns")
+        if kind == ".csv" and len(names) == 1 and ";" in names[0]:
+            raise ValueError(
+                f"{path}, line {line}: its columns are apart by ';', as some spreadsheets write them; write it with commas"
+            )
         if twice := [name for name, count in Counter(names).items() if count > 1]:
             raise ValueError(f"{path}, line {line}: two columns are called {twice[0]!r}; rename one")
     for line, values in rows:

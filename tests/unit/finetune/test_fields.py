@@ -54,6 +54,7 @@ def test_a_line_ends_at_its_end_and_at_nothing_else(tmp_path):
         ("a.tsv", b"a\n\xff\n", r"a.tsv, line 2: not UTF-8"),
         ("a.csv", b'a\n"x" y\n', r"a.csv, line 2: not CSV"),
         ("a.csv", b'a\nx\n"y\n', r"a.csv, line 3: not CSV"),
+        ("a.csv", b"text;label\nx, y;1\n", r"a.csv, line 1: its columns are apart by ';'.* write it with commas"),
         ("a.jsonl", b'{"a": 1}\n{"a": \n', r"a.jsonl, line 2: not JSON"),
         ("a.jsonl", b"[1]\n", r"a.jsonl, line 1: a JSON object is needed, not a list"),
         ("a.tsv", b"", r"a.tsv: empty"),
