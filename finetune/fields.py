@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from xlpre.text.corpus import hub_rows
-from xlpre.text.files import LONGEST_LINE, PACKED, Meter, read_lines
+from xlpre.text.files import LONGEST_LINE, PACKED, Meter, parquet_rows, read_lines
 from xlpre.text.json_objects import parse_object
 
 Fields = Mapping[str, Any]
-KINDS = (".tsv", ".csv", ".jsonl")
+KINDS = (".tsv", ".txt", ".csv", ".jsonl", ".parquet")
 LARGEST = 3.4e38  # of a number in 32 bits
 
 
@@ -21,8 +21,8 @@ def read_rows(path: Path, names: Sequence[str] = (), spare_cut: bool = False) ->
     """Place and fields of each row.
 
     Args:
-        path: a .tsv file (a tab between columns, no quotes), a .csv file (quotes as spreadsheets write them) or a .jsonl file;
-            also .gz; or hf:NAME[/CONFIG]:SPLIT, of a dataset that `datasets` finds.
+        path: a .tsv or .txt file (a tab between columns, no quotes), a .csv file (quotes as spreadsheets write them) or a .jsonl file,
+            also .gz; a .parquet file; or hf:NAME[/CONFIG]:SPLIT, of a dataset that `datasets` finds.
         names: of the columns, for a file whose first line is a row; else the first line has them.
         spare_cut: pass over rows with too few columns, which some official files have, instead of refusing them.
 
@@ -36,18 +36,22 @@ def read_rows(path: Path, names: Sequence[str] = (), spare_cut: bool = False) ->
     kind = next((suffix for suffix in reversed(path.suffixes) if suffix not in PACKED), "")
     if kind not in KINDS:
         raise ValueError(
-            f"{path} is of kind {kind or 'unknown'!r}; it must be a .tsv, .csv or .jsonl file (or .gz of one)"
+            f"{path} is of kind {kind or 'unknown'!r}; it must be a .tsv, .txt, .csv, .jsonl or .parquet file (or .gz of one)"
         )
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file{_nearby(path)}")
-    if kind == ".jsonl":
-        yield from _objects(path)
+    if kind in (".jsonl", ".parquet"):
+        yield from _objects(path) if kind == ".jsonl" else parquet_rows(path, Meter(), None, 0, None)
         return
-    rows = _tab_separated(path) if kind == ".tsv" else _comma_separated(path)
+    rows = _comma_separated(path) if kind == ".csv" else _tab_separated(path)
     if not names:
         line, names = next(rows, (1, []))
         if not names:
             raise ValueError(f"{path}: empty; the first line must have the names of the columns")
+        if kind == ".csv" and len(names) == 1 and ";" in names[0]:
+            raise ValueError(
+                f"{path}, line {line}: its columns are apart by ';', as some spreadsheets write them; write it with commas"
+            )
         if twice := [name for name, count in Counter(names).items() if count > 1]:
             raise ValueError(f"{path}, line {line}: two columns are called {twice[0]!r}; rename one")
     for line, values in rows:
@@ -119,7 +123,7 @@ def label_of(fields: Fields, name: str, place: str) -> str:
         ValueError: there is no such column, or no label in it.
     """
     value = value_of(fields, name, place)
-    if value is None or (isinstance(value, str) and not value.strip()):
+    if value is None or value != value or (isinstance(value, str) and not value.strip()):  # tables have NaN for nothing
         raise ValueError(f"{place}: the label in {name!r} is empty; fill it in, or remove the row")
     if not isinstance(value, (str, int, float)):
         raise ValueError(f"{place}: {name!r} is {value!r}, where a label is needed, a word or a number")

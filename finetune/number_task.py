@@ -5,6 +5,7 @@ Source: zihangdai/xlnet function_builder.py (`get_regression_loss`); the scale i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -53,7 +54,7 @@ class NumberTask(OneVectorTask):
     def predictions(self, split: Split, outputs: Outputs) -> list[Prediction]:
         """The number."""
         return [
-            {"id": example.id, "prediction": float(f"{number:.6g}")}
+            {"id": example.id, "prediction": self._rounded(number)}
             for example, number in zip(split.examples, self.answers(self.of_examples(split, outputs)), strict=True)
         ]
 
@@ -61,3 +62,8 @@ class NumberTask(OneVectorTask):
         if example.answer is None:
             return {}
         return {"truth": np.float32((example.answer - self._mean) / self._deviation)}
+
+    def _rounded(self, number: float) -> float:
+        """To six digits of itself, and of what it can differ by where that is less."""
+        beyond = math.log10(max(abs(number) / self._deviation, 1))
+        return float(f"{number:.{6 + int(beyond)}g}")

@@ -5,7 +5,8 @@ Source: zihangdai/xlnet function_builder.py (`get_classification_loss`, `get_reg
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -77,7 +78,7 @@ class OneVectorTask:
         return [
             Item(number, (row,), self._answers(example), self.long.reading)
             for number, example in enumerate(examples)
-            for row in self.long.rows(_read(example, tokenizer), example.place)
+            for row in self.long.rows(_read(example, tokenizer.encode), example.place)
         ]
 
     def positions(self, head: nn.Module, part: Part) -> Tensor:
@@ -171,8 +172,9 @@ class ChoiceTask(OneVectorTask):
 
     def encode(self, examples: Sequence[Example], tokenizer: Tokenizer) -> list[Item]:
         """A row for each option."""
+        encode = lru_cache(16)(tokenizer.encode)  # questions about a text are next to each other
         return [
-            Item(number, tuple(self._options(_read(example, tokenizer))), self._answers(example))
+            Item(number, tuple(self._options(_read(example, encode))), self._answers(example))
             for number, example in enumerate(examples)
         ]
 
@@ -208,13 +210,13 @@ class ChoiceTask(OneVectorTask):
             yield lay_out(about[: max(room, 0)], kept, self.data.max_len)
 
 
-def _read(example: Example, tokenizer: Tokenizer) -> list[list[int]]:
+def _read(example: Example, encode: Callable[[str], list[int]]) -> list[list[int]]:
     """Tokens of its texts.
 
     Raises:
         ValueError: there are none in any, and something is true of them.
     """
-    found = [tokenizer.encode(text) for text in example.texts]
+    found = [encode(text) for text in example.texts]
     if example.answer is not None and not any(found):
         raise ValueError(f"{example.place}: of {' '.join(example.texts)!r} the vocabulary reads nothing; remove it")
     return found

@@ -53,9 +53,9 @@ def draw_curves(path: Path, runs: Sequence[Path], score: str) -> None:
                 for line in lines
                 if line.get(key) is not None and (key != "loss" or "lr" in line)
             ]
-            axes.plot(
-                *zip(*points, strict=True), mark, color=colour, markersize=3, linewidth=1, label=run.name
-            ) if points else None
+            if points:  # of a single one there is no line
+                mark = mark if len(points) > 1 else "o"
+                axes.plot(*zip(*points, strict=True), mark, color=colour, markersize=3, linewidth=1, label=run.name)
     left.set(xlabel="update", ylabel="training loss")
     right.set(xlabel="update", ylabel=score)
     right.legend(frameon=False, fontsize=8)

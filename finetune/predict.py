@@ -4,8 +4,8 @@ python finetune/predict.py runs/mrpc/model < pairs.tsv
 python finetune/predict.py runs/mrpc/model questions.jsonl > answers.jsonl
 
 A line is a JSON object with the task's fields (those of its training files; of RACE: article, question, options; of SQuAD: context,
-question), or, where the task reads one text or two, the text, or both with a tab between them. A .csv file, and a .tsv file whose first
-line names the task's columns, are read by their columns.
+question), or, where the task reads one text or two, the text, or both with a tab between them. A .csv or .parquet file, and a .tsv file
+whose first line names the task's columns, are read by their columns; of SQuAD a .json file, as distributed, question by question.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from finetune.examples import Example, Item, Split
 from finetune.fields import Fields, read_rows
 from finetune.model import TaskModel
 from finetune.saved import open_fine_tuned
+from finetune.span import SpanTask
+from finetune.squad_files import questions_in
 from finetune.task import Prediction, Task
 from xlpre.command import run_command
 from xlpre.exchange.fine_tuned import FineTuned
@@ -92,18 +94,22 @@ def _example(task: Task, line: str | Fields, place: str) -> Example:
     return task.example({"id": place.rpartition(" ")[2], **fields}, place)
 
 
-def entries_of(file: Path | None, columns: Sequence[str]) -> Iterator[tuple[str, str | Fields]]:
+def entries_of(file: Path | None, columns: Sequence[str], squad: bool = False) -> Iterator[tuple[str, str | Fields]]:
     """Places and lines of a file, or of what comes in, or fields where there are columns; empty lines are passed over.
 
     Args:
         file: None: what comes in.
         columns: of the task's texts.
+        squad: a .json file is one of SQuAD as distributed.
 
     Raises:
         ValueError: it cannot be read.
     """
     if file is not None and not file.is_file():
         raise ValueError(f"{file}: {'is a folder' if file.is_dir() else 'there is no such file'}; name a file of lines")
+    if file is not None and squad and ".json" in file.suffixes:
+        yield from questions_in(file)
+        return
     if file is not None and _has_columns(file, columns):
         yield from read_rows(file)
         return
@@ -115,7 +121,7 @@ def entries_of(file: Path | None, columns: Sequence[str]) -> Iterator[tuple[str,
 
 def _has_columns(file: Path, columns: Sequence[str]) -> bool:
     if ".tsv" not in file.suffixes:
-        return ".csv" in file.suffixes
+        return bool({".csv", ".parquet"} & {*file.suffixes})
     _, first = next(read_lines(file, Meter()), (0, ""))
     return bool(columns) and {*columns} <= {*first.rstrip("\r\n").split("\t")}
 
@@ -130,7 +136,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if words.rows < 1:
         raise ValueError(f"--rows {words.rows} must be at least 1")
     model, task = open_fine_tuned(words.model)
-    for one in predict(model, task, entries_of(words.file, task.columns), words.rows):
+    entries = entries_of(words.file, task.columns, isinstance(task, SpanTask))
+    for one in predict(model, task, entries, words.rows):
         print(json.dumps(one, ensure_ascii=False))
 
 

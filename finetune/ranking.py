@@ -21,7 +21,7 @@ from finetune.examples import Example, Split
 from finetune.fields import Fields, text_of
 from finetune.long import check_whole
 from finetune.one_vector import OneVectorTask
-from finetune.scores import expected_reciprocal_rank, ndcg, reciprocal_rank
+from finetune.scores import expected_reciprocal_rank, ndcg, ndcg_by_lot, reciprocal_rank
 from finetune.sources import TRAIN, by_split, file_in
 from finetune.task import Outputs, Prediction, Task
 from finetune.trec import Grades, in_order, read_candidates, read_qrels, read_texts, write_run
@@ -30,7 +30,6 @@ from xlpre.model.heads import RegressionHead
 from xlpre.model.summary import Summary
 
 CUT = 20  # of NDCG and ERR
-N_SHUFFLES = 100
 
 
 class RankingSource:
@@ -129,10 +128,15 @@ class RankingTask(OneVectorTask):
         return self._means(split, self.answers(outputs))
 
     def level_of_chance(self, split: Split) -> float:
-        """The mean score of orders drawn by lot, and two of their standard deviations."""
-        rng = np.random.default_rng(0)
-        drawn = [self._means(split, rng.random(len(split.examples)))[self.score] for _ in range(N_SHUFFLES)]
-        return min(float(np.mean(drawn) + 2 * np.std(drawn)), 1.0)
+        """The mean NDCG of orders drawn by lot, and two of their standard deviations."""
+        candidates: dict[str, list[int]] = {}
+        for example in split.examples:
+            candidates.setdefault(example.group, []).append(example.answer)
+        by_lot = [
+            ndcg_by_lot(grades, [*self.source.grades[query].values()], CUT) for query, grades in candidates.items()
+        ]
+        means, variances = zip(*by_lot, strict=True)
+        return min(float(np.mean(means) + 2 * np.sqrt(np.sum(variances)) / len(by_lot)), 1.0)
 
     def answers(self, outputs: Outputs) -> np.ndarray:
         """(N,) scores, as they are written."""

@@ -86,8 +86,21 @@ def ndcg(grades: Sequence[int], judged: Sequence[int], cut: int) -> float:
         judged: grades of all that were judged for it, which decide what is best.
         cut: documents that count.
     """
-    best = sorted(judged, reverse=True)
-    return _ratio(*(float(sum(g / np.log2(i + 2) for i, g in enumerate(order[:cut]))) for order in (grades, best)))
+    return _ratio(_gain(grades, cut), _gain(sorted(judged, reverse=True), cut))
+
+
+def ndcg_by_lot(grades: Sequence[int], judged: Sequence[int], cut: int) -> tuple[float, float]:
+    """Mean and variance of `ndcg` over all orders of the documents.
+
+    A gain is a sum of products, grade times weight of the place; mean and variance over all ways to pair them are known (Hoeffding 1951).
+    """
+    n, best = len(grades), _gain(sorted(judged, reverse=True), cut)
+    if not best:
+        return 0.0, 0.0
+    weights = np.zeros(n)
+    weights[:cut] = 1 / np.log2(np.arange(min(n, cut)) + 2)
+    mean, variance = np.mean(grades) * weights.sum(), np.var(grades) * weights.var() * n**2 / max(n - 1, 1)
+    return float(mean / best), float(variance / best**2)
 
 
 def expected_reciprocal_rank(grades: Sequence[int], cut: int) -> float:
@@ -128,6 +141,10 @@ def _ranks(values: np.ndarray) -> np.ndarray:
     _, group, count = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(count)
     return (last - (count - 1) / 2)[group]
+
+
+def _gain(grades: Sequence[int], cut: int) -> float:
+    return float(sum(grade / np.log2(place + 2) for place, grade in enumerate(grades[:cut])))
 
 
 def _ratio(above: float, below: float) -> float:

@@ -17,7 +17,7 @@ from xlpre.text.files import PACKED
 
 TRAIN, HELD_OUT = "train", "held_out"
 RESERVED = (TRAIN, HELD_OUT, "metrics")  # metrics.jsonl stands beside the answers to dev splits
-ENDINGS = (*PACKED, *KINDS, ".json", ".run", ".txt")
+ENDINGS = (*PACKED, *KINDS, ".json", ".run")
 
 
 class Source(Protocol):
@@ -138,7 +138,12 @@ class TableSource:
     def _says_nothing(self, truth: Any) -> bool:
         """Whether that is how files with examples to predict leave the truth open."""
         labels = self.columns.labels
-        return truth is None or str(truth).strip() == "" or bool(labels and str(truth) == "-1" and "-1" not in labels)
+        return (
+            truth is None
+            or truth != truth
+            or str(truth).strip() == ""
+            or bool(labels and str(truth) == "-1" and "-1" not in labels)
+        )
 
     def _texts(self, fields: Fields, place: str, may_be_empty: bool) -> tuple[str, ...]:
         names = self.columns.texts

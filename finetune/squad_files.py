@@ -23,14 +23,16 @@ def read_squad(path: Path, answerable: bool, labelled: bool) -> list[Example]:
     """The questions of a file; each Example has (context, question) as texts, and a tuple of Answers as answer.
 
     Args:
-        path: a .json file, also .gz; or hf:NAME[/CONFIG]:SPLIT of a dataset that `datasets` finds.
+        path: a .json file, also .gz; or a question a row, in .jsonl, .parquet or hf:NAME[/CONFIG]:SPLIT of a dataset that
+            `datasets` finds.
         answerable: every question has an answer (SQuAD 1.1).
         labelled: the truth is there. Otherwise a list of answers that is empty may hide it: it is true where any question has an answer.
 
     Raises:
         ValueError: what is wrong with it, with file and question.
     """
-    rows = list(read_rows(path) if is_hub(path) else _questions(path))
+    in_rows = is_hub(path) or {".jsonl", ".parquet"} & {*path.suffixes}
+    rows = list(read_rows(path) if in_rows else questions_in(path))
     found = [question_of(fields, place, answerable, labelled) for place, fields in rows]
     if not (labelled or answerable) and any(example.answer for example in found):
         found = [
@@ -74,7 +76,12 @@ def question_of(fields: Fields, place: str, answerable: bool, labelled: bool = F
     return Example(str(name), (context, question), answer, place)
 
 
-def _questions(path: Path) -> Iterator[tuple[str, Fields]]:
+def questions_in(path: Path) -> Iterator[tuple[str, Fields]]:
+    """Place and fields of each question of a .json file, also .gz, as distributed.
+
+    Raises:
+        ValueError: it is none.
+    """
     if not path.is_file():
         raise ValueError(
             f"{path}: there is no such file; data.dir should hold SQuAD's files, or set data.train, data.dev"

@@ -8,6 +8,7 @@ python finetune/table.py runs/cola runs/sst-2 ... --submission submission.zip
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,6 +38,18 @@ def gather(runs: Sequence[Path], target: Path) -> list[str]:
     return sorted(N_ROWS.keys() - found.keys())
 
 
+def finished(runs: Sequence[Path]) -> list[Path]:
+    """Those with a result; of others in the same folder, as `runs/*` names them, a line is said.
+
+    Raises:
+        ValueError: one that is not there, or none has a result.
+    """
+    found = [run for run in runs if not run.exists() or any(run.glob("seed_*/result.json"))]
+    if others := [run for run in runs if run not in found and found]:
+        print(f"left out, as no run of a fine-tuning is finished there: {', '.join(map(str, others))}", file=sys.stderr)
+    return found or list(runs)
+
+
 def _wanted(name: str) -> str:
     return f"a submission has {N_ROWS[name]:,}" if name in N_ROWS else f"a submission has {', '.join(N_ROWS)} only"
 
@@ -48,10 +61,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--csv", action="store_true", help="for a program")
     parser.add_argument("--submission", type=Path, help="a zip to write for gluebenchmark.com, besides")
     words = parser.parse_args(argv)
-    rows = [read_run(run).row() for run in words.runs]
+    runs = finished(words.runs)
+    rows = [read_run(run).row() for run in runs]
     print((as_csv if words.csv else as_markdown)(rows), end="")
     if words.submission:
-        missing = gather(words.runs, words.submission)
+        missing = gather(runs, words.submission)
         print(f"{words.submission}: " + (f"not whole yet, without {', '.join(missing)}" if missing else "whole"))
 
 

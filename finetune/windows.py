@@ -56,12 +56,15 @@ def most_context(found: Sequence[tuple[int, int]]) -> list[np.ndarray]:
     A token has as much context as there are tokens on its shorter side, and a hundredth of the window's length more, as in the
     original; of equals it is the first window.
     """
-    context = np.full((len(found), found[-1][0] + found[-1][1]), -1.0)
+    # what each token has most; a row for each window would grow with the square of a text
+    most = np.full(found[-1][0] + found[-1][1], -1.0)
+    owner = np.zeros(len(most), np.int64)
     for number, (first, length) in enumerate(found):
-        left = np.arange(length)
-        context[number, first : first + length] = np.minimum(left, left[::-1]) + 0.01 * length
-    best = context.argmax(0)
-    return [best[first : first + length] == number for number, (first, length) in enumerate(found)]
+        left, inside = np.arange(length), slice(first, first + length)
+        context = np.minimum(left, left[::-1]) + 0.01 * length
+        owner[inside][context > most[inside]] = number
+        most[inside] = np.maximum(most[inside], context)
+    return [owner[first : first + length] == number for number, (first, length) in enumerate(found)]
 
 
 def windows(

@@ -188,6 +188,20 @@ def test_a_file_with_columns_is_answered_row_by_row_and_other_lines_as_they_are(
     assert [line for _, line in predict.entries_of(tmp_path / "b.tsv", ("text",))] == ["ba\tbe", "bi\tbo"]
 
 
+def test_a_file_of_squad_as_distributed_is_answered_question_by_question(tmp_path):
+    paragraphs = [
+        {"context": word, "qas": [{"id": f"{word} {n}", "question": "fa?"} for n in (1, 2)]} for word in ("ba", "be")
+    ]
+    (tmp_path / "test-v2.0.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}, indent=1))
+    entries = list(predict.entries_of(tmp_path / "test-v2.0.json", (), squad=True))
+    assert [(fields["id"], fields["context"]) for _, fields in entries] == [
+        ("ba 1", "ba"),
+        ("ba 2", "ba"),
+        ("be 1", "be"),
+        ("be 2", "be"),
+    ]
+
+
 def test_what_comes_in_is_read_as_a_file_is(tmp_path, monkeypatch):
     content = b'\xef\xbb\xbf{"text": "ba"}\r\nb\re\n\xff\n'
     (tmp_path / "lines").write_bytes(content)

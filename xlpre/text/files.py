@@ -114,9 +114,9 @@ def row_groups(path: Path) -> list[int]:
 
 
 def parquet_rows(
-    path: Path, meter: Meter, column: str, begin: int, end: int | None
+    path: Path, meter: Meter, column: str | None, begin: int, end: int | None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Rows of the row groups [begin, end), each after its place for messages.
+    """Rows of the row groups [begin, end), with one column or all (None), each after its place for messages.
 
     Raises:
         ValueError: it cannot be read, or has no such column.
@@ -126,13 +126,13 @@ def parquet_rows(
 
     try:
         file = pyarrow.parquet.ParquetFile(path)
-        if column not in file.schema_arrow.names:
+        if column is not None and column not in file.schema_arrow.names:
             raise ValueError(
                 f"{path}: has no column {column!r}; set text.column to one of {', '.join(file.schema_arrow.names)}"
             )
         number = sum(file.metadata.row_group(group).num_rows for group in range(begin))
         for group in range(begin, file.num_row_groups if end is None else end):
-            for batch in file.iter_batches(row_groups=[group], columns=[column], batch_size=1024):
+            for batch in file.iter_batches(row_groups=[group], columns=column and [column], batch_size=1024):
                 for row in batch.to_pylist():
                     number += 1
                     yield f"{path}, row {number}", row

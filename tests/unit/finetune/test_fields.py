@@ -1,5 +1,7 @@
 import gzip
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from finetune.fields import class_of, number_of, read_rows, text_of
@@ -29,6 +31,17 @@ def test_tabs_quotes_and_objects_are_read_with_their_lines(tmp_path):
     assert rows(tmp_path / "b.tsv.gz", names=("a", "b")) == [(f"{tmp_path}/b.tsv.gz, line 1", {"a": "1", "b": "2"})]
 
 
+def test_rows_of_parquet_and_columns_in_a_txt_file_are_read_as_others(tmp_path):
+    columns = {"text": ["x\ty", "z"], "label": [1, None], "answers": [{"text": ["x"]}, {"text": []}]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    assert rows(tmp_path / "a.parquet") == [
+        (f"{tmp_path}/a.parquet, row 1", {"text": "x\ty", "label": 1, "answers": {"text": ["x"]}}),
+        (f"{tmp_path}/a.parquet, row 2", {"text": "z", "label": None, "answers": {"text": []}}),
+    ]
+    (tmp_path / "a.txt").write_bytes('\ufeffQuality\t#1 String\r\n1\tHe said "so .\r\n'.encode())
+    assert rows(tmp_path / "a.txt") == [(f"{tmp_path}/a.txt, line 2", {"Quality": "1", "#1 String": 'He said "so .'})]
+
+
 def test_a_line_ends_at_its_end_and_at_nothing_else(tmp_path):
     (tmp_path / "a.tsv").write_text("a\nx\u2028y\x85z\x0bw\n")
     assert rows(tmp_path / "a.tsv")[0][1] == {"a": "x\u2028y\x85z\x0bw"}
@@ -41,9 +54,11 @@ def test_a_line_ends_at_its_end_and_at_nothing_else(tmp_path):
         ("a.tsv", b"a\n\xff\n", r"a.tsv, line 2: not UTF-8"),
         ("a.csv", b'a\n"x" y\n', r"a.csv, line 2: not CSV"),
         ("a.csv", b'a\nx\n"y\n', r"a.csv, line 3: not CSV"),
+        ("a.csv", b"text;label\nx, y;1\n", r"a.csv, line 1: its columns are apart by ';'.* write it with commas"),
         ("a.jsonl", b'{"a": 1}\n{"a": \n', r"a.jsonl, line 2: not JSON"),
         ("a.jsonl", b"[1]\n", r"a.jsonl, line 1: a JSON object is needed, not a list"),
         ("a.tsv", b"", r"a.tsv: empty"),
+        ("a.parquet", b"PAR1", r"a.parquet: cannot be read as parquet"),
         ("a.xlsx", b"", r"a.xlsx is of kind '.xlsx'; it must be"),
     ],
 )
@@ -73,6 +88,7 @@ def test_what_is_wrong_with_a_field_is_named_with_its_place():
         (lambda: text_of(fields, "sentence", "f, line 2"), r"f, line 2: there is no column 'sentence'; there are text, label"),
         (lambda: text_of({"text": 3}, "text", "f, line 2"), r"f, line 2: 'text' is 3, where a text is needed"),
         (lambda: class_of(fields, "label", ["0", "1"], "f, line 2"), r"the label 'maybe' in 'label' is none of 0, 1"),
+        (lambda: class_of({"label": float("nan")}, "label", ["0", "nan"], "f, line 2"), r"the label in 'label' is empty"),
         (lambda: number_of(fields, "number", "f, line 2"), r"f, line 2: 'many' in 'number' is no number"),
         (lambda: number_of({"number": "nan"}, "number", "f, line 2"), r"no number"),
     ]:  # fmt: skip

@@ -45,6 +45,15 @@ def test_race_is_read_level_by_level_with_options_in_blanks(tmp_path, tokenizer)
     assert task.predictions(Split("dev", [first], []), {"logits": logits[1:2]})[0]["prediction"] == "C"
 
 
+def test_a_passage_is_cut_into_tokens_once_for_all_its_questions(tmp_path, tokenizer, monkeypatch):
+    write_race(tmp_path)
+    task = build("race/middle", tmp_path, max_len=32)
+    encoded, encode = [], tokenizer.encode
+    monkeypatch.setattr(tokenizer, "encode", lambda text: encoded.append(text) or encode(text))
+    assert len(task.encode(task.read("dev"), tokenizer)) == 2
+    assert encoded.count("A passage.") == 1
+
+
 def test_a_long_passage_is_cut_and_the_end_of_an_option_kept(tmp_path, tokenizer):
     write_race(tmp_path)
     task = build("race", tmp_path, max_len=32, max_option_len=8)

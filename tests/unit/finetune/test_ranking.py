@@ -1,11 +1,13 @@
 """Ranking: TREC's files are read and written, scores are those of hand, what is wrong is named with file and line."""
 
+import itertools
+
 import numpy as np
 import pytest
 
 from finetune.config import TaskDataConfig
 from finetune.examples import Split
-from finetune.scores import expected_reciprocal_rank, ndcg, reciprocal_rank
+from finetune.scores import expected_reciprocal_rank, ndcg, ndcg_by_lot, reciprocal_rank
 from finetune.tasks import build_task
 from finetune.trec import read_candidates
 
@@ -40,6 +42,17 @@ def test_ndcg_by_hand():
     assert ndcg([1, 0, 2], [2, 1, 0], 2) == pytest.approx(1 / (2 + 1 / np.log2(3)))
     assert ndcg([2, 1], [2, 1, 1], 20) == pytest.approx((2 + 1 / np.log2(3)) / (2 + 1 / np.log2(3) + 1 / 2))
     assert ndcg([3, 2, 1, 0], [0, 1, 2, 3], 20) == 1 and ndcg([0], [0], 20) == 0
+
+
+def test_ndcg_by_lot_is_that_of_all_orders():
+    for grades, judged, cut in (
+        ([3, 0, 1, 0, 2], [3, 3, 2, 1], 3),
+        ([0, 1], [1], 20),
+        ([2], [2, 1], 20),
+        ([0, 0], [0], 2),
+    ):
+        each = [ndcg(order, judged, cut) for order in itertools.permutations(grades)]
+        assert ndcg_by_lot(grades, judged, cut) == pytest.approx((np.mean(each), np.var(each)))
 
 
 def test_reciprocal_rank_by_hand():

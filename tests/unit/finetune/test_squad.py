@@ -4,6 +4,8 @@ import gzip
 import json
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from finetune.batches import Dealer
@@ -53,6 +55,11 @@ def test_rows_of_a_dataset_have_their_answers_as_lists(tmp_path, monkeypatch):
     monkeypatch.setattr("finetune.fields.hub_rows", lambda name, split: iter(rows[split]))
     task = build_task("squad/2.0", TaskDataConfig(train=["hf:a/b:train"], dev=["hf:a/b:validation"]), "last")
     assert [x.answer for x in task.read("train")] == [((8, "bi"),)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows["validation"]))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows["validation"]), tmp_path / "b.parquet")
+    for file in ("a.jsonl", "b.parquet"):
+        of_file = build(tmp_path, "2.0", dev=[file])
+        assert [x.answer for x in of_file.read(*of_file.dev)] == [((8, "bi"),), ()]
     assert task.dev == ("a-b-validation",) and [x.answer for x in task.read(*task.dev)] == [((8, "bi"),), ()]
 
 

@@ -88,6 +88,17 @@ def test_numbers_are_learned_on_a_scale_of_their_own_and_answered_on_that_of_the
         TaskDataConfig(scale=[1, 0])
 
 
+def test_numbers_far_from_zero_and_close_to_each_other_are_told_apart(tmp_path, tokenizer):
+    seconds = [1_600_000_000 + 100 * number for number in range(4)]
+    (tmp_path / "a.tsv").write_text("text\tlabel\n" + "".join(f"ba\t{one}\n" for one in seconds))
+    task = build("regress", tmp_path, train=["a.tsv"], dev=["a.tsv"], text=["text"])
+    examples = task.read("train")
+    split = Split("train", examples, task.encode(examples, tokenizer))
+    learned = np.array([item.answers["truth"] for item in split.items])
+    answers = [one["prediction"] for one in task.predictions(split, {"logits": learned})]
+    assert answers == pytest.approx(seconds, abs=0.01)
+
+
 def test_a_dataset_is_read_by_name(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
     (tmp_path / "data").mkdir()

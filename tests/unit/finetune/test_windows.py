@@ -1,5 +1,7 @@
 """Windows of a text hold all of it, and each token has one window that knows most about it."""
 
+import tracemalloc
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,6 +44,16 @@ def test_a_token_belongs_to_the_window_with_most_on_its_shorter_side():
 def test_a_much_longer_window_wins_over_one_with_a_little_more_context():
     long, short = most_context([(0, 350), (128, 232)])  # 0.01 of 118 tokens more is worth one token of context
     assert long.nonzero()[0].tolist() == [*range(240)] and short.nonzero()[0].tolist() == [*range(240 - 128, 232)]
+
+
+def test_windows_of_a_text_as_long_as_a_book_take_memory_by_its_length_not_its_square():
+    n = 200_000
+    book = Located("x" * n, [20] * n, np.arange(n), np.arange(1, n + 1))
+    tracemalloc.start()
+    found = windows(0, book, [50], 384, 128, None)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert sum(window.central.sum() for window in found) == n and peak < 50e6
 
 
 def test_a_row_is_the_text_then_the_question_and_ends_with_cls():
