@@ -13,8 +13,8 @@ import psutil
 import torch
 
 from xlpre.atomic import new_file
-from xlpre.text.json_objects import parse_object
 from xlpre.training.distributed import is_main
+from xlpre.training.lines import read_lines, rewrite
 
 
 class MetricsLog:
@@ -36,9 +36,7 @@ class MetricsLog:
         if is_main():
             from torch.utils.tensorboard import SummaryWriter
 
-            kept = [line for line in read_metrics(folder) if line["step"] <= step and step]
-            with new_file(self._path) as partial:
-                partial.write_text("".join(map(_json, kept)))
+            rewrite(self._path, lambda written: step > 0 and written <= step, _json)
             self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
             if project:
                 self._chart = _chart(folder, step, project, name, settings)
@@ -48,7 +46,7 @@ class MetricsLog:
         if self._board is None:
             return
         with open(self._path, "a") as file:
-            file.write(_json({"step": step, **values}))
+            file.write(_json({"step": step, **values}) + "\n")
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
         for name, value in numbers.items():
             self._board.add_scalar(name, value, step)
@@ -69,11 +67,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     Raises:
         ValueError: another line is damaged.
     """
-    path = folder / "metrics.jsonl"
-    if not path.exists():
-        return []
-    lines = enumerate(path.read_text().split("\n")[:-1], 1)
-    return [parse_object(line, f"{path}, line {number} (take the line out)") for number, line in lines]
+    return read_lines(folder / "metrics.jsonl")
 
 
 def duration(seconds: float) -> str:
@@ -121,8 +115,8 @@ def _chart(folder: Path, step: int, project: str, name: str, settings: Mapping[s
 
 
 def _json(values: Mapping[str, Any]) -> str:
-    """A line that any parser of JSON reads: a number that is not finite is null."""
-    return json.dumps({name: _finite(value) for name, value in values.items()}, allow_nan=False) + "\n"
+    """What any parser of JSON reads: a number that is not finite is null."""
+    return json.dumps({name: _finite(value) for name, value in values.items()}, allow_nan=False)
 
 
 def _finite(value: Any) -> Any:
