@@ -12,6 +12,7 @@ A folder without a manifest, or with a file that is not as it says, is not a che
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,18 +24,24 @@ from torch import Tensor
 
 from xlpre.training.distributed import Talk, n_processes, process
 
+NAME = re.compile(r"step_\d{8,}")
 MANIFEST = "manifest.json"
 MODEL = "model"
 
 
+def all_of(folder: Path) -> list[Path]:
+    """What training put into `folder`, whole or not, oldest first; another name, such as that of a copy, is its owner's."""
+    return sorted(path for path in folder.glob("step_*") if NAME.fullmatch(path.name) and path.is_dir())
+
+
 def complete(folder: Path) -> list[Path]:
     """The checkpoints in `folder` whose files are all there with their sizes, oldest first."""
-    return [path for path in sorted(folder.glob("step_*")) if _is_whole(path)]
+    return [path for path in all_of(folder) if _is_whole(path)]
 
 
 def unfinished(folder: Path, newest: Path | None) -> list[Path]:
     """Folders after `newest`, which are cut or damaged."""
-    return [path for path in sorted(folder.glob("step_*")) if newest is None or path.name > newest.name]
+    return [path for path in all_of(folder) if newest is None or path.name > newest.name]
 
 
 def newest(folder: Path, talk: Talk) -> Path | None:
@@ -48,7 +55,7 @@ def newest(folder: Path, talk: Talk) -> Path | None:
         (n_damaged,) = talk.total(_n_damaged(path, process(), n_processes()))
         if not n_damaged:
             return path
-    if damaged := sorted(path.parent.name for path in folder.glob(f"step_*/{MANIFEST}")):
+    if damaged := [path.name for path in all_of(folder) if (path / MANIFEST).exists()]:
         raise ValueError(
             f"{folder}: {', '.join(damaged)} have files that are missing, cut or damaged, and there is no other checkpoint; put them "
             "back, or remove them to begin again at step 0"

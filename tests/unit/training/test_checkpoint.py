@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import pytest
 import torch
@@ -134,6 +135,18 @@ def test_a_run_whose_every_checkpoint_is_damaged_does_not_begin_anew(save):
     damage(folder / "step_00000001" / "lanes_000.safetensors")
     with pytest.raises(ValueError, match="step_00000001 have files .* remove them to begin again"):
         checkpoint.newest(folder, Talk())
+
+
+def test_what_someone_put_beside_them_is_neither_read_nor_counted_nor_removed(save):
+    folder = save(2)
+    theirs = {"step_00000002.good", "step_00000009 (copy)", "step_best"}
+    for name in theirs:
+        shutil.copytree(folder / "step_00000002", folder / name)
+    (folder / "step_00000099").write_text("notes")
+    assert checkpoint.newest(folder, Talk()).name == "step_00000002"
+    for step in (4, 6):
+        save(step, keep_last=2)
+    assert {path.name for path in folder.iterdir()} == theirs | {"step_00000099", "step_00000004", "step_00000006"}
 
 
 @pytest.mark.parametrize("step", [9, 12])
