@@ -130,6 +130,19 @@ def test_one_with_a_changed_byte_is_passed_over(save, name):
     assert [path.name for path in checkpoint.unfinished(folder, found)] == ["step_00000002"]
 
 
+def test_one_with_a_part_that_the_disk_cannot_read_is_passed_over(save, monkeypatch):
+    save(1)
+    folder, whole = save(2), checkpoint.checksum
+
+    def fail(file):
+        if file == folder / "step_00000002/lanes_000.safetensors":
+            raise OSError(5, "Input/output error")
+        return whole(file)
+
+    monkeypatch.setattr(checkpoint, "checksum", fail)
+    assert checkpoint.newest(folder, Talk()).name == "step_00000001"
+
+
 def test_a_run_whose_every_checkpoint_is_damaged_does_not_begin_anew(save):
     folder = save(1)
     damage(folder / "step_00000001" / "lanes_000.safetensors")
