@@ -142,6 +142,26 @@ def test_a_damaged_checkpoint_of_a_finished_run_is_passed_over_for_an_older_one(
     assert weights[0].samefile(weights[1]) and weights[0].read_bytes() == weights[2].read_bytes()
 
 
+def test_a_run_whose_checkpoints_are_gone_does_not_replace_its_model(plain_run, tmp_path):
+    plain, words = plain_run
+    folder = tmp_path / "stripped"
+    shutil.copytree(plain, folder, ignore=shutil.ignore_patterns("checkpoints"))
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    done = run(SCRIPT, *words, f"run_dir={folder}")
+    assert done.returncode == 2 and f"{folder} has the model of step 20, which a run" in done.stderr, done.stderr
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_damaged_model_folder_is_made_again_from_its_checkpoint(plain_run, tmp_path):
+    plain, words = plain_run
+    shutil.copytree(plain, tmp_path / "damaged")
+    (tmp_path / "damaged" / "model" / "passport.json").write_text("")
+    again = run(SCRIPT, *words, f"run_dir={tmp_path / 'damaged'}")
+    assert again.returncode == 0, again.stderr
+    made, was = (load_folder(path / "model") for path in (tmp_path / "damaged", plain))
+    assert made.facts == was.facts and losses(tmp_path / "damaged") == losses(plain)
+
+
 def test_a_run_does_not_go_on_with_another_shape_or_seed(plain_run):
     _, words = plain_run
     for change in ("model.mem_len=8", "seed=9", "train.batch_size=8", "objective.max_span=1", "data.pairs=false"):
