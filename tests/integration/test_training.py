@@ -15,6 +15,7 @@ from tests.integration.conftest import damage, environment, run
 from xlpre.atomic import exclusive
 from xlpre.config import load
 from xlpre.exchange.folder import load_folder
+from xlpre.training import checkpoint
 from xlpre.training.metrics import read_metrics
 
 SCRIPT = "pretrain/run.py"
@@ -160,6 +161,19 @@ def test_a_damaged_model_folder_is_made_again_from_its_checkpoint(plain_run, tmp
     assert again.returncode == 0, again.stderr
     made, was = (load_folder(path / "model") for path in (tmp_path / "damaged", plain))
     assert made.facts == was.facts and losses(tmp_path / "damaged") == losses(plain)
+
+
+def test_the_best_model_is_looked_for_anew_where_another_measure_is_taken(plain_run, tmp_path):
+    plain, words = plain_run
+    for name, change, anew in (("same", "eval.every=11", False), ("other", "eval.lanes=1", True)):
+        folder = shutil.copytree(plain, tmp_path / name)
+        last = sorted((folder / "checkpoints").glob("step_*"))[-1]
+        facts = {**checkpoint.facts_of(last), "best_held_out_loss": 0.0}  # none is as low
+        (last / checkpoint.MANIFEST).write_text(checkpoint.manifest_of(facts))
+        done = run(SCRIPT, *words, f"run_dir={folder}", "train.steps=22", "schedule.decay=constant", change)
+        assert done.returncode == 0 and ("best/ begins anew" in done.stdout) == anew, done.stdout + done.stderr
+        step = json.loads((folder / "best" / "passport.json").read_text())["step"]
+        assert (step == 22) == anew
 
 
 def test_a_run_does_not_go_on_with_another_shape_or_seed(plain_run):
