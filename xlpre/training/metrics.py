@@ -12,9 +12,11 @@ from typing import Any
 import psutil
 import torch
 
-from xlpre.atomic import new_file
+from xlpre.atomic import named, new_file
 from xlpre.training.distributed import is_main
 from xlpre.training.lines import read_lines, rewrite
+
+BOARD = "tensorboard"
 
 
 class MetricsLog:
@@ -37,7 +39,7 @@ class MetricsLog:
             from torch.utils.tensorboard import SummaryWriter
 
             rewrite(self._path, lambda written: step > 0 and written <= step, _json)
-            self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+            self._board = SummaryWriter(str(folder / BOARD), purge_step=step + 1)
             if project:
                 self._chart = _chart(folder, step, project, name, settings)
 
@@ -45,18 +47,20 @@ class MetricsLog:
         """One line; numbers also go to TensorBoard and Weights & Biases, as they are."""
         if self._board is None:
             return
-        with open(self._path, "a") as file:
+        with named(self._path), open(self._path, "a") as file:
             file.write(_json({"step": step, **values}) + "\n")
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
-        for name, value in numbers.items():
-            self._board.add_scalar(name, value, step)
+        with named(self._path.with_name(BOARD)):
+            for name, value in numbers.items():
+                self._board.add_scalar(name, value, step)
         if self._chart is not None:
             self._chart.log(numbers, step=step)
 
     def close(self) -> None:
         """Write out what is not yet written."""
         if self._board is not None:
-            self._board.close()
+            with named(self._path.with_name(BOARD)):
+                self._board.close()
         if self._chart is not None:
             self._chart.finish()
 

@@ -63,6 +63,14 @@ def test_a_number_that_is_not_finite_is_null_for_programs_and_itself_on_tensorbo
     assert math.isnan(board.Scalars("loss")[0].value) and math.isinf(board.Scalars("grad_norm")[0].value)
 
 
+def test_a_full_disk_is_said_with_the_file(tmp_path):
+    log = MetricsLog(tmp_path, 0)
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left on device: '.*/metrics.jsonl'"):
+        log.write(1, loss=2.0)
+
+
 def test_lines_of_before_that_are_kept_are_json_too(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": NaN}\n{"step": 2, "loss": 3.0}\n')
     write(tmp_path, 1)
