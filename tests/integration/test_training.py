@@ -97,7 +97,8 @@ def test_a_checkpoint_holds_no_pickle_and_its_model_is_a_model_folder(plain_run)
     assert (newest / "model" / "model.safetensors").samefile(folder / "model" / "model.safetensors")
 
 
-def test_a_run_asked_to_stop_saves_and_goes_on_to_the_same_numbers(plain_run, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_run_asked_to_stop_saves_and_goes_on_to_the_same_numbers(plain_run, tmp_path, number):
     plain, words = plain_run
     words = [*words, f"run_dir={tmp_path / 'stopped'}", "train.save_every=1000"]
     process = subprocess.Popen(
@@ -105,7 +106,7 @@ def test_a_run_asked_to_stop_saves_and_goes_on_to_the_same_numbers(plain_run, tm
     )
     for line in process.stdout:
         if line.startswith("step 3:"):
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(number)
             break
     rest = process.stdout.read()
     assert process.wait(60) == 0 and "stopped at step" in rest and "the same command goes on" in rest
