@@ -23,6 +23,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from xlpre.training.distributed import Talk, n_processes, process
+from xlpre.training.engine import PRECISIONS
 
 NAME = re.compile(r"step_\d{8,}")
 MANIFEST = "manifest.json"
@@ -112,9 +113,22 @@ def check_facts(saved: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> 
         if isinstance(value, dict):
             name = next(name for name in value if before[name] != value[name])
             key, before, value = f"{key}.{name}", before[name], value[name]
+        key, before, value = _as_set(key, before, value)
         raise ValueError(
             f"{saved} was made with {key}={before}, now it is {value}; put it back, or give the run another name"
         )
+
+
+def _as_set(key: str, before: Any, now: Any) -> tuple[str, Any, Any]:
+    """A fact with the key and the values that a user sets, where it is kept otherwise."""
+    if key == "precision":
+        names = {str(dtype): name for name, dtype in PRECISIONS.items()}
+        return "train.precision", names.get(before, before), names.get(now, now)
+    if key == "optim.muon":
+        if before and now:
+            return "optim.momentum", before["momentum"], now["momentum"]
+        return "optim.name", "muon" if before else "adamw", "muon" if now else "adamw"
+    return key, before, now
 
 
 def checksum(file: Path) -> int:

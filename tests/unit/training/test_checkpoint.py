@@ -232,6 +232,24 @@ def test_a_run_with_other_facts_is_told_which(save):
 
 
 @pytest.mark.parametrize(
+    ("was", "now", "message"),
+    [
+        ({"precision": "torch.float32"}, {"precision": "torch.bfloat16"}, "train.precision=fp32, now it is bf16"),
+        ({"optim": {}}, {"optim": {"muon": {"momentum": 0.9}}}, "optim.name=adamw, now it is muon"),
+        ({"optim": {"muon": {"momentum": 0.9}}}, {"optim": {"muon": False}}, "optim.name=muon, now it is adamw"),
+        (
+            {"optim": {"muon": {"momentum": 0.9}}},
+            {"optim": {"muon": {"momentum": 0.8}}},
+            "optim.momentum=0.9, now it is 0.8",
+        ),
+    ],
+)
+def test_what_must_be_put_back_is_named_as_it_is_set(tmp_path, was, now, message):
+    with pytest.raises(ValueError, match=f"was made with {message}; put it back"):
+        checkpoint.check_facts(tmp_path, {"format": 3, **was}, {"format": 3, **now})
+
+
+@pytest.mark.parametrize(
     ("was", "now"),
     [
         ('"seed": 1', '"seed": 2'),
