@@ -45,6 +45,7 @@ class Foundation:
     def __init__(self, config: PretrainConfig, given: Given) -> None:
         self.config = config
         check_place(config.run_dir)
+        check_begun(config)
         self.store, self.tokenizer = _open(config)
         self.start = Start(config, self.store, self.tokenizer, given)
         self.objective = build_objective(config.objective, config.data, self.tokenizer.starts_word)
@@ -85,9 +86,22 @@ def model_folder(config: PretrainConfig) -> Path:
 
 
 def step_of_model(config: PretrainConfig) -> int:
-    """The step of the model folder; -1 if there is none."""
-    written = passport.read(model_folder(config))
-    return written["step"] if written else -1
+    """The step of the model folder; -1 if there is none, or a damaged one, which its checkpoint can make again."""
+    try:
+        written = passport.read(model_folder(config)) or {}
+    except ValueError:
+        return -1
+    step = written.get("step")
+    return step if isinstance(step, int) else -1
+
+
+def check_begun(config: PretrainConfig) -> None:
+    """Raise ValueError if the checkpoints of a run are gone whose model is there: it would begin anew, and replace that."""
+    if step_of_model(config) > 0 and not checkpoint.all_of(checkpoints_of(config)):
+        raise ValueError(
+            f"{config.run_dir} has the model of step {step_of_model(config):,}, which a run that begins anew would replace, and no "
+            "checkpoint to go on from; put its checkpoints/ back, give the run another name, or remove that folder"
+        )
 
 
 def is_finished(config: PretrainConfig, given: Given) -> bool:

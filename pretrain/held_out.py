@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -91,6 +92,12 @@ class Evaluation:
         return Measure(
             loss / count, unigram / count, right / count, loss / math.log(2) / n_bytes, int(count), auxiliary
         )
+
+
+def way_of_measuring(config: PretrainConfig) -> dict[str, Any]:
+    """The settings that two held-out losses of a run must share to compare."""
+    asked = config.eval
+    return {"lanes": asked.lanes, "windows": asked.windows, "mem_len": asked.mem_len, "partial_k": asked.partial_k}
 
 
 def held_out_lanes(config: PretrainConfig, store: TokenStore) -> tuple[Lanes, int]:

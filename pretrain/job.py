@@ -14,7 +14,7 @@ from torch import Tensor
 from pretrain import not_finite
 from pretrain.config import PretrainConfig
 from pretrain.foundation import Foundation, checkpoints_of, model_folder, step_of_model
-from pretrain.held_out import Evaluation, Measure
+from pretrain.held_out import Evaluation, Measure, way_of_measuring
 from pretrain.samples import Samples
 from xlpre.atomic import exclusive, linked_copy
 from xlpre.batch import Batch
@@ -78,7 +78,7 @@ class Job:
         self.talk = Talk()
         self._settings = settings_for(config.train, config.optim, self.device, n_processes(), config.deepspeed)
         self.dtype = PRECISIONS[precision_on(self.device, config.train.precision)]
-        self._facts = {**self._foundation.facts, "precision": str(self.dtype)}
+        self._facts = {**self._foundation.facts, "precision": str(self.dtype), "eval": way_of_measuring(config)}
         self._evaluation = Evaluation(config, self.store, self.tokenizer, self.talk)
         self._samples = Samples(config, self.store, self.tokenizer)
         if is_main():
@@ -89,7 +89,8 @@ class Job:
         was = self._foundation.facts_of(saved, precision=str(self.dtype)) if saved else {}
         self.writer = CheckpointWriter(folder, self.talk, train.keep_last, train.keep_every, self._publish, saved)
         self.tokens: int = was.get("tokens", 0)
-        self._best_loss: float | None = was.get("best_held_out_loss")
+        self._measured_anew = was.get("eval", self._facts["eval"]) != self._facts["eval"]  # older ones do not say
+        self._best_loss: float | None = None if self._measured_anew else was.get("best_held_out_loss")
         self.memories: list[Memory] = []
         self._met: list[tuple[Batch, Memory]] = []
         self._start(saved, was)
@@ -234,6 +235,8 @@ class Job:
             start = f"goes on from {saved} at step {self.course.step:,}"
         if unfinished := checkpoint.unfinished(checkpoints_of(config), saved):
             start += f" (passed over, because a file is missing, cut or damaged: {', '.join(path.name for path in unfinished)})"
+        if self._measured_anew:
+            start += "; eval is not as it was, so that held-out losses do not compare with those before, and best/ begins anew"
         return (
             f"{config.name}: {config.objective.name}, {n_parameters:,} parameters ({shape.n_layer} layers, d {shape.d_model}), "
             f"memory {shape.mem_len}\n"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from functools import partial
 from pathlib import Path
 
 from pretrain.config import PretrainConfig
 from pretrain.fill import Filled, fill, held_out_puzzles, solve
-from xlpre.atomic import new_file
 from xlpre.data.store import TokenStore
 from xlpre.model.language_model import LanguageModel
 from xlpre.objectives.blanks import blanks_batch
 from xlpre.text.tokenizer import Tokenizer
+from xlpre.training.lines import read_lines, rewrite
 
 COUNT = 6  # held-out sentences, where the user gives none
 
@@ -45,13 +46,14 @@ class Samples:
 
     def write(self, step: int, filled: list[Filled]) -> None:
         """Keep what was filled in at `step`, in place of anything of that step or later."""
-        kept = [line for line in read_samples(self._path.parent) if line["step"] < step]
-        kept.append({"step": step, "filled": [dataclasses.asdict(one) for one in filled]})
-        with new_file(self._path) as partial:
-            partial.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
+        line = {"step": step, "filled": [dataclasses.asdict(one) for one in filled]}
+        rewrite(self._path, lambda written: written < step, partial(json.dumps, ensure_ascii=False), line)
 
 
 def read_samples(run_dir: Path) -> list[dict]:
-    """The lines of a run's samples.jsonl: step and what was filled in."""
-    path = run_dir / "samples.jsonl"
-    return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+    """The lines of a run's samples.jsonl: step and what was filled in.
+
+    Raises:
+        ValueError: one is damaged.
+    """
+    return read_lines(run_dir / "samples.jsonl")

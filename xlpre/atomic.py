@@ -29,15 +29,27 @@ def cache_folder() -> Path:
 
 
 @contextmanager
+def named(path: Path) -> Iterator[None]:
+    """What the operating system refuses meanwhile without a name, as it does when a disk is full, has that of `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
 def new_file(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success it becomes `path`, on an error it is removed."""
     path = Path(path)
     partial = _partial(path)
     try:
-        yield partial
-        sync(partial)
-        os.replace(partial, path)
-        sync(path.parent)
+        with named(path):
+            yield partial
+            sync(partial)
+            os.replace(partial, path)
+            sync(path.parent)
     finally:
         partial.unlink(missing_ok=True)
 
@@ -49,14 +61,15 @@ def new_folder(path: str | Path) -> Iterator[Path]:
     partial = _partial(path)
     partial.mkdir()
     try:
-        yield partial
-        for file in sorted(partial.rglob("*")):
-            sync(file)
-        replaced = path.with_name(f".{path.name}.replaced-{os.getpid()}")
-        if path.exists():
-            os.replace(path, replaced)
-        os.replace(partial, path)
-        sync(path.parent)
+        with named(path):
+            yield partial
+            for file in sorted(partial.rglob("*")):
+                sync(file)
+            replaced = path.with_name(f".{path.name}.replaced-{os.getpid()}")
+            if path.exists():
+                os.replace(path, replaced)
+            os.replace(partial, path)
+            sync(path.parent)
         shutil.rmtree(replaced, ignore_errors=True)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -98,7 +111,7 @@ def sync(path: Path) -> None:
 def _linked(file: Path, name: Path) -> bool:
     """Whether `file`, read-only from now on, could be given another name; some file systems have no hard links."""
     try:
-        file.chmod(0o444)
+        file.chmod(file.stat().st_mode & 0o555)
         os.link(file, name)
     except OSError:
         return False

@@ -2,9 +2,11 @@
 
 import json
 import os
+import pty
 import shutil
 import signal
 import subprocess
+import sys
 
 import psutil
 import pytest
@@ -64,6 +66,28 @@ def test_a_process_that_hangs_or_dies_ends_the_job_in_bounded_time(words, tmp_pa
         assert "lost another" in "".join(said), "".join(said)[-2000:]
     again = run(SCRIPT, *run_words, "--dry-run")
     assert "# goes on from" in again.stdout, again.stdout + again.stderr
+
+
+def until(word, descriptor):
+    """Read what is printed until `word`; then nobody reads any more."""
+    said = b""
+    while word not in said:
+        said += os.read(descriptor, 4096)
+    os.close(descriptor)
+
+
+def test_a_training_whose_terminal_is_closed_saves(words, tmp_path):
+    process, terminal = pty.fork()
+    if not process:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        command = [sys.executable, str(REPOSITORY / SCRIPT), *words("closed", train__steps=100000)]
+        os.execve(command[0], command, environment())
+    until(b"step 3:", terminal)
+    assert os.waitpid(process, 0)[1] == 0
+    step = max(line["step"] for line in read_metrics(tmp_path / "closed"))
+    assert [checkpoint.facts_of(path)["step"] for path in checkpoint.complete(tmp_path / "closed" / "checkpoints")] == [
+        step
+    ]
 
 
 def test_weights_too_large_for_numbers_stop_the_run_with_what_it_met_and_how_to_replay_it(words, tmp_path):

@@ -10,11 +10,12 @@ import torch
 
 from pretrain.config import PretrainConfig
 from pretrain.cost import batch_shape, flops_per_step
-from tests.conftest import REPOSITORY, has_bf16
+from tests.conftest import REPOSITORY
 from tests.integration.conftest import damage, environment, run
 from xlpre.atomic import exclusive
 from xlpre.config import load
 from xlpre.exchange.folder import load_folder
+from xlpre.training import checkpoint
 from xlpre.training.metrics import read_metrics
 
 SCRIPT = "pretrain/run.py"
@@ -96,7 +97,8 @@ def test_a_checkpoint_holds_no_pickle_and_its_model_is_a_model_folder(plain_run)
     assert (newest / "model" / "model.safetensors").samefile(folder / "model" / "model.safetensors")
 
 
-def test_a_run_asked_to_stop_saves_and_goes_on_to_the_same_numbers(plain_run, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_run_asked_to_stop_saves_and_goes_on_to_the_same_numbers(plain_run, tmp_path, number):
     plain, words = plain_run
     words = [*words, f"run_dir={tmp_path / 'stopped'}", "train.save_every=1000"]
     process = subprocess.Popen(
@@ -104,7 +106,7 @@ def test_a_run_asked_to_stop_saves_and_goes_on_to_the_same_numbers(plain_run, tm
     )
     for line in process.stdout:
         if line.startswith("step 3:"):
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(number)
             break
     rest = process.stdout.read()
     assert process.wait(60) == 0 and "stopped at step" in rest and "the same command goes on" in rest
@@ -142,6 +144,39 @@ def test_a_damaged_checkpoint_of_a_finished_run_is_passed_over_for_an_older_one(
     assert weights[0].samefile(weights[1]) and weights[0].read_bytes() == weights[2].read_bytes()
 
 
+def test_a_run_whose_checkpoints_are_gone_does_not_replace_its_model(plain_run, tmp_path):
+    plain, words = plain_run
+    folder = tmp_path / "stripped"
+    shutil.copytree(plain, folder, ignore=shutil.ignore_patterns("checkpoints"))
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    done = run(SCRIPT, *words, f"run_dir={folder}")
+    assert done.returncode == 2 and f"{folder} has the model of step 20, which a run" in done.stderr, done.stderr
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_damaged_model_folder_is_made_again_from_its_checkpoint(plain_run, tmp_path):
+    plain, words = plain_run
+    shutil.copytree(plain, tmp_path / "damaged")
+    (tmp_path / "damaged" / "model" / "passport.json").write_text("")
+    again = run(SCRIPT, *words, f"run_dir={tmp_path / 'damaged'}")
+    assert again.returncode == 0, again.stderr
+    made, was = (load_folder(path / "model") for path in (tmp_path / "damaged", plain))
+    assert made.facts == was.facts and losses(tmp_path / "damaged") == losses(plain)
+
+
+def test_the_best_model_is_looked_for_anew_where_another_measure_is_taken(plain_run, tmp_path):
+    plain, words = plain_run
+    for name, change, anew in (("same", "eval.every=11", False), ("other", "eval.lanes=1", True)):
+        folder = shutil.copytree(plain, tmp_path / name)
+        last = sorted((folder / "checkpoints").glob("step_*"))[-1]
+        facts = {**checkpoint.facts_of(last), "best_held_out_loss": 0.0}  # none is as low
+        (last / checkpoint.MANIFEST).write_text(checkpoint.manifest_of(facts))
+        done = run(SCRIPT, *words, f"run_dir={folder}", "train.steps=22", "schedule.decay=constant", change)
+        assert done.returncode == 0 and ("best/ begins anew" in done.stdout) == anew, done.stdout + done.stderr
+        step = json.loads((folder / "best" / "passport.json").read_text())["step"]
+        assert (step == 22) == anew
+
+
 def test_a_run_does_not_go_on_with_another_shape_or_seed(plain_run):
     _, words = plain_run
     for change in ("model.mem_len=8", "seed=9", "train.batch_size=8", "objective.max_span=1", "data.pairs=false"):
@@ -150,52 +185,6 @@ def test_a_run_does_not_go_on_with_another_shape_or_seed(plain_run):
         assert done.returncode == 2 and f"was made with {key}=" in done.stderr, done.stderr
     done = run(SCRIPT, *words, "train.steps=30", "optim.beta2=0.5")  # it is to go on
     assert done.returncode == 2 and "was made with optim.beta2=0.999, now it is 0.5" in done.stderr, done.stderr
-
-
-ABLATIONS = [
-    {"model__mem_len": 0},
-    {"objective__max_span": 1},
-    {"objective__span_ends": "as_released"},
-    {"data__bidirectional": "false"},
-    {"data__pairs": "false"},
-    {"objective__name": "denoising"},
-    {"objective__name": "causal", "data__reuse_len": 32},
-    {"model__relative_segments": "false"},
-    {"model__untie_r": "false"},
-    {"model__positions": "shaw", "model__n_positions": 24},
-    {"model__positions": "sinusoidal"},
-    {"model__positions": "learned", "model__n_positions": 48},
-    {"model__norm": "pre"},
-    {"model__feed_forward": "swiglu"},
-    {"model__attention_length": "same_length"},
-    {"model__cutoffs": "[60,150]", "model__div_value": 2},
-    {"model__cutoffs": "[60,150]", "model__div_value": 2, "deepspeed.zero_optimization.stage": 3},
-    {"model__tie_embedding": "false", "deepspeed.zero_optimization.stage": 3},
-    {"model__d_embed": 12, "deepspeed.zero_optimization.stage": 3},
-    {"memory__initial": "zeros"},
-    *([{"train__precision": "bf16"}] if has_bf16() else []),
-    {"train__hours": 0.0001},
-    {"objective__next_sentence": "true"},
-    {"objective__next_sentence": "true", "deepspeed.zero_optimization.stage": 3},
-    {"deepspeed.zero_optimization.stage": 2},
-    {"deepspeed.zero_optimization.stage": 3},
-]
-
-
-def test_an_ablation_is_one_word(words, tmp_path):
-    jobs = [words(f"run{i}", train__steps=3, **changes) for i, changes in enumerate(ABLATIONS)]
-    done = run("tests/integration/several_runs.py", json.dumps(jobs))
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    final = {}
-    for number, changes in enumerate(ABLATIONS):
-        load_folder(tmp_path / f"run{number}" / "model")
-        final[str(changes)] = list(losses(tmp_path / f"run{number}").values())[-1][0]
-    # every word changes what is learned, except memory that starts as zeros or not, which changes one window, and the stages of ZeRO
-    assert len(set(final.values())) >= len(ABLATIONS) - 5, final
-    assert abs(final[str(ABLATIONS[-1])] - final[str(ABLATIONS[-2])]) < 1e-5
-    for word in ("cutoffs", "next_sentence"):
-        one, other = (loss for changes, loss in final.items() if word in changes)
-        assert abs(one - other) < 1e-5
 
 
 def test_quickstart_interrupted_saves_says_so_and_finishes_when_called_again(words, store, tmp_path):

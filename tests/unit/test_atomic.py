@@ -17,6 +17,14 @@ def test_a_file_or_folder_appears_only_when_it_is_whole(tmp_path):
         assert list(tmp_path.iterdir()) == []
 
 
+def test_a_full_disk_is_said_with_what_was_to_be_written(tmp_path):
+    for create in (new_file, new_folder):
+        target = tmp_path / create.__name__
+        with pytest.raises(OSError) as refusal, create(target), open("/dev/full", "w") as full:
+            full.write("more than there is room for")
+        assert str(refusal.value) == f"[Errno 28] No space left on device: '{target}'"
+
+
 def test_an_older_one_stays_until_the_new_one_is_whole(tmp_path):
     (tmp_path / "a").write_text("old")
     with pytest.raises(RuntimeError), new_file(tmp_path / "a") as partial:
@@ -67,6 +75,14 @@ def test_a_linked_copy_shares_its_weights_which_nobody_may_write_and_nothing_els
     assert (tmp_path / "from" / "config.json").read_text() == "old"
     weights = tmp_path / "to" / "model.safetensors"
     assert weights.samefile(tmp_path / "from" / "model.safetensors") and not weights.stat().st_mode & 0o222
+
+
+def test_a_linked_copy_makes_nothing_readable_that_was_not(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "w.safetensors").write_text("weights")
+    (tmp_path / "a" / "w.safetensors").chmod(0o640)
+    linked_copy(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "b" / "w.safetensors").stat().st_mode & 0o777 == 0o440
 
 
 def test_without_hard_links_a_linked_copy_is_a_copy(tmp_path, monkeypatch):

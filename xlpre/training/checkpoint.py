@@ -12,6 +12,7 @@ A folder without a manifest, or with a file that is not as it says, is not a che
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,19 +23,26 @@ from safetensors import safe_open
 from torch import Tensor
 
 from xlpre.training.distributed import Talk, n_processes, process
+from xlpre.training.engine import PRECISIONS
 
+NAME = re.compile(r"step_\d{8,}")
 MANIFEST = "manifest.json"
 MODEL = "model"
 
 
+def all_of(folder: Path) -> list[Path]:
+    """What training put into `folder`, whole or not, oldest first; another name, such as that of a copy, is its owner's."""
+    return sorted(path for path in folder.glob("step_*") if NAME.fullmatch(path.name) and path.is_dir())
+
+
 def complete(folder: Path) -> list[Path]:
     """The checkpoints in `folder` whose files are all there with their sizes, oldest first."""
-    return [path for path in sorted(folder.glob("step_*")) if _is_whole(path)]
+    return [path for path in all_of(folder) if _is_whole(path)]
 
 
 def unfinished(folder: Path, newest: Path | None) -> list[Path]:
     """Folders after `newest`, which are cut or damaged."""
-    return [path for path in sorted(folder.glob("step_*")) if newest is None or path.name > newest.name]
+    return [path for path in all_of(folder) if newest is None or path.name > newest.name]
 
 
 def newest(folder: Path, talk: Talk) -> Path | None:
@@ -48,7 +56,7 @@ def newest(folder: Path, talk: Talk) -> Path | None:
         (n_damaged,) = talk.total(_n_damaged(path, process(), n_processes()))
         if not n_damaged:
             return path
-    if damaged := sorted(path.parent.name for path in folder.glob(f"step_*/{MANIFEST}")):
+    if damaged := [path.name for path in all_of(folder) if (path / MANIFEST).exists()]:
         raise ValueError(
             f"{folder}: {', '.join(damaged)} have files that are missing, cut or damaged, and there is no other checkpoint; put them "
             "back, or remove them to begin again at step 0"
@@ -105,9 +113,22 @@ def check_facts(saved: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> 
         if isinstance(value, dict):
             name = next(name for name in value if before[name] != value[name])
             key, before, value = f"{key}.{name}", before[name], value[name]
+        key, before, value = _as_set(key, before, value)
         raise ValueError(
             f"{saved} was made with {key}={before}, now it is {value}; put it back, or give the run another name"
         )
+
+
+def _as_set(key: str, before: Any, now: Any) -> tuple[str, Any, Any]:
+    """A fact with the key and the values that a user sets, where it is kept otherwise."""
+    if key == "precision":
+        names = {str(dtype): name for name, dtype in PRECISIONS.items()}
+        return "train.precision", names.get(before, before), names.get(now, now)
+    if key == "optim.muon":
+        if before and now:
+            return "optim.momentum", before["momentum"], now["momentum"]
+        return "optim.name", "muon" if before else "adamw", "muon" if now else "adamw"
+    return key, before, now
 
 
 def checksum(file: Path) -> int:
@@ -153,7 +174,14 @@ def memory_of(checkpoint: Path, lanes: Sequence[int]) -> tuple[Tensor, Tensor]:
 def _n_damaged(path: Path, share: int, n_shares: int) -> int:
     """How many files of one of the equal shares of a checkpoint are not as they were written."""
     files = facts_of(path)["files"]
-    return sum(checksum(path / name) != files[name]["crc32c"] for name in sorted(files)[share::n_shares])
+    return sum(not _is_as_written(path / name, files[name]["crc32c"]) for name in sorted(files)[share::n_shares])
+
+
+def _is_as_written(file: Path, crc32c: int) -> bool:
+    try:
+        return checksum(file) == crc32c
+    except OSError:  # what a disk says of a part that it cannot read any more
+        return False
 
 
 def _is_whole(path: Path) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from xlpre.atomic import new_file, sync
 from xlpre.tensors import all_finite, write_tensors
-from xlpre.training.checkpoint import MANIFEST, MODEL, checksum, complete, facts_of, manifest_of
+from xlpre.training.checkpoint import MANIFEST, MODEL, all_of, checksum, complete, facts_of, manifest_of
 from xlpre.training.distributed import Talk, is_main, n_processes, process
 from xlpre.training.state import counters_of, moments_of, weights_of
 
@@ -197,7 +197,7 @@ class CheckpointWriter:
     def _remove_undone(self) -> None:
         """What is later than the checkpoint that training went on from: damaged, and its steps were made again."""
         since = min(self._good or self._target, self._target)
-        for left in self._folder.glob("step_*"):
+        for left in all_of(self._folder):
             if left > since and left != self._target:
                 _remove(left)
 
@@ -210,7 +210,7 @@ class CheckpointWriter:
     def _remove_unfinished(self) -> None:
         """What a kill cut short, while it was written or removed, and a newer checkpoint has made useless."""
         for newest in complete(self._folder)[-1:]:
-            for left in self._folder.glob("step_*"):
+            for left in all_of(self._folder):
                 if left.name < newest.name and not (left / MANIFEST).exists():
                     shutil.rmtree(left)
 

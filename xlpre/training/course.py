@@ -41,7 +41,7 @@ class Course:
         writer: CheckpointWriter,
         was: Mapping[str, Any],
     ) -> None:
-        self.train, self.engine, self.talk, self._stopping, self._writer = train, engine, talk, stopping, writer
+        self.train, self.engine, self.talk, self.stopping, self._writer = train, engine, talk, stopping, writer
         self.step, self.seconds, self.skipped, self.skipped_in_a_row = 0, 0.0, 0, 0
         if was:
             self.step, self.seconds, self.skipped = was["step"], was["seconds"], was["counters"]["skipped"]
@@ -83,7 +83,7 @@ class Course:
                 f"made; {hint}lower optim.lr, or look at the weights that init= gave"
             )
         asked, self.seconds, writing = self.talk.largest(
-            float(self._stopping.asked), time.monotonic() - self._started, float(self._writer.writing)
+            float(self.stopping.asked), time.monotonic() - self._started, float(self._writer.writing)
         )
         if self._writer.begun and not writing:
             self._writer.advance()

@@ -12,9 +12,11 @@ from typing import Any
 import psutil
 import torch
 
-from xlpre.atomic import new_file
-from xlpre.text.json_objects import parse_object
+from xlpre.atomic import named, new_file
 from xlpre.training.distributed import is_main
+from xlpre.training.lines import read_lines, rewrite
+
+BOARD = "tensorboard"
 
 
 class MetricsLog:
@@ -36,10 +38,8 @@ class MetricsLog:
         if is_main():
             from torch.utils.tensorboard import SummaryWriter
 
-            kept = [line for line in read_metrics(folder) if line["step"] <= step and step]
-            with new_file(self._path) as partial:
-                partial.write_text("".join(map(_json, kept)))
-            self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+            rewrite(self._path, lambda written: step > 0 and written <= step, _json)
+            self._board = SummaryWriter(str(folder / BOARD), purge_step=step + 1)
             if project:
                 self._chart = _chart(folder, step, project, name, settings)
 
@@ -47,18 +47,20 @@ class MetricsLog:
         """One line; numbers also go to TensorBoard and Weights & Biases, as they are."""
         if self._board is None:
             return
-        with open(self._path, "a") as file:
-            file.write(_json({"step": step, **values}))
+        with named(self._path), open(self._path, "a") as file:
+            file.write(_json({"step": step, **values}) + "\n")
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
-        for name, value in numbers.items():
-            self._board.add_scalar(name, value, step)
+        with named(self._path.with_name(BOARD)):
+            for name, value in numbers.items():
+                self._board.add_scalar(name, value, step)
         if self._chart is not None:
             self._chart.log(numbers, step=step)
 
     def close(self) -> None:
         """Write out what is not yet written."""
         if self._board is not None:
-            self._board.close()
+            with named(self._path.with_name(BOARD)):
+                self._board.close()
         if self._chart is not None:
             self._chart.finish()
 
@@ -69,11 +71,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     Raises:
         ValueError: another line is damaged.
     """
-    path = folder / "metrics.jsonl"
-    if not path.exists():
-        return []
-    lines = enumerate(path.read_text().split("\n")[:-1], 1)
-    return [parse_object(line, f"{path}, line {number} (take the line out)") for number, line in lines]
+    return read_lines(folder / "metrics.jsonl")
 
 
 def duration(seconds: float) -> str:
@@ -121,8 +119,8 @@ def _chart(folder: Path, step: int, project: str, name: str, settings: Mapping[s
 
 
 def _json(values: Mapping[str, Any]) -> str:
-    """A line that any parser of JSON reads: a number that is not finite is null."""
-    return json.dumps({name: _finite(value) for name, value in values.items()}, allow_nan=False) + "\n"
+    """What any parser of JSON reads: a number that is not finite is null."""
+    return json.dumps({name: _finite(value) for name, value in values.items()}, allow_nan=False)
 
 
 def _finite(value: Any) -> Any:

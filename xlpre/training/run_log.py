@@ -87,7 +87,10 @@ class RunLog(ABC):
         """A line for a person and `numbers` for programs."""
         self._file.write(self._course.step, **numbers)
         if is_main():
-            tqdm.write(f"{self._title} {self._course.step:,}: {text}")
+            try:
+                tqdm.write(f"{self._title} {self._course.step:,}: {text}")
+            except OSError as error:  # a closed terminal, a pipe that nobody reads
+                self._course.stopping.nobody_reads(error)
 
     @contextmanager
     def paused(self) -> Iterator[None]:

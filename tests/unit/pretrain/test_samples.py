@@ -1,6 +1,10 @@
 import json
 
-from pretrain.samples import read_samples
+import pytest
+
+from pretrain.config import PretrainConfig
+from pretrain.samples import Samples, read_samples
+from xlpre.config import load
 
 
 def test_a_sentence_may_hold_what_some_take_for_the_end_of_a_line(tmp_path):
@@ -8,3 +12,11 @@ def test_a_sentence_may_hold_what_some_take_for_the_end_of_a_line(tmp_path):
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     (tmp_path / "samples.jsonl").write_text(text)
     assert read_samples(tmp_path) == lines
+
+
+def test_a_damaged_line_is_named_and_does_not_end_a_run(tmp_path, store, tokenizer):
+    (tmp_path / "samples.jsonl").write_text('{"step": 1, "filled": []}\n{"st\n')
+    with pytest.raises(ValueError, match=r"samples.jsonl, line 2 \(take the line out\): not JSON"):
+        read_samples(tmp_path)
+    Samples(load(PretrainConfig, None, [f"run_dir={tmp_path}"]), store, tokenizer).write(3, [])
+    assert [line["step"] for line in read_samples(tmp_path)] == [1, 3]

@@ -63,6 +63,14 @@ def test_a_number_that_is_not_finite_is_null_for_programs_and_itself_on_tensorbo
     assert math.isnan(board.Scalars("loss")[0].value) and math.isinf(board.Scalars("grad_norm")[0].value)
 
 
+def test_a_full_disk_is_said_with_the_file(tmp_path):
+    log = MetricsLog(tmp_path, 0)
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left on device: '.*/metrics.jsonl'"):
+        log.write(1, loss=2.0)
+
+
 def test_lines_of_before_that_are_kept_are_json_too(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": NaN}\n{"step": 2, "loss": 3.0}\n')
     write(tmp_path, 1)
@@ -106,9 +114,19 @@ def test_a_missing_library_is_one_sentence_on_every_process(tmp_path, monkeypatc
     sys.modules.pop("wandb", None)
 
 
-def test_a_damaged_line_is_named_and_a_last_one_that_was_cut_is_left_out(tmp_path):
+def test_a_last_line_that_was_cut_is_left_out(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"st')
     assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2]
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n')
-    with pytest.raises(ValueError, match=r"metrics.jsonl, line 2 \(take the line out\): not JSON"):
+
+
+@pytest.mark.parametrize("damage", [b'{"st', b"\0" * 9, b'{"step": 2\xff}', b'{"loss": 3}', b'{"step": null}'])
+def test_a_run_goes_on_without_a_damaged_line_which_is_kept_apart_and_said(tmp_path, capsys, damage):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + damage + b'\n{"step": 3}\n')
+    with pytest.raises(ValueError, match=r"metrics.jsonl, line 2 \(take the line out\): "):
         read_metrics(tmp_path)
+    write(tmp_path, 5, (6, {}))
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 3, 6]
+    assert (tmp_path / "metrics.jsonl.damaged").read_bytes() == damage + b"\n"
+    (said,) = capsys.readouterr().out.splitlines()
+    assert said.startswith(f"warning: {path}, line 2: ") and said.endswith("and the run goes on without it")
