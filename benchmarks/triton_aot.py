@@ -89,7 +89,7 @@ def _assemble(ptx: str, capability: int) -> str:
     assert target is not None
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ptx"
-        path.write_text(ptx)
+        path.write_text(ptx, encoding="utf-8")
         command = [assembler, "-v", f"-arch={target[1]}", path, "-o", Path(folder) / "kernel.cubin"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stderr
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -131,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ValueError(f"--rows {words.rows} must be at least 1")
     model, task = open_fine_tuned(words.model)
     for one in predict(model, task, entries_of(words.file, task.columns), words.rows):
-        print(json.dumps(one, ensure_ascii=False))
+        print(json.dumps(one, ensure_ascii=not str(sys.stdout.encoding).lower().startswith("utf")))
 
 
 if __name__ == "__main__":

@@ -63,8 +63,10 @@ def write_report(run_dir: Path, against: Sequence[Path] = ()) -> Path:
         figure.savefig(partial, format="png", dpi=150)
     path = run_dir / "report.html"
     with new_file(path) as partial:
-        settings = (run_dir / "config.yaml").read_text()
-        partial.write_text(_page(config, _svg(figure), trained, measured, read_samples(run_dir), settings))
+        settings = (run_dir / "config.yaml").read_text("utf-8")
+        partial.write_text(
+            _page(config, _svg(figure), trained, measured, read_samples(run_dir), settings), encoding="utf-8"
+        )
     return path
 
 

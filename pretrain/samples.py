@@ -48,10 +48,10 @@ class Samples:
         kept = [line for line in read_samples(self._path.parent) if line["step"] < step]
         kept.append({"step": step, "filled": [dataclasses.asdict(one) for one in filled]})
         with new_file(self._path) as partial:
-            partial.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept))
+            partial.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in kept), encoding="utf-8")
 
 
 def read_samples(run_dir: Path) -> list[dict]:
     """The lines of a run's samples.jsonl: step and what was filled in."""
     path = run_dir / "samples.jsonl"
-    return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+    return [json.loads(line) for line in path.read_text("utf-8").split("\n")[:-1]] if path.exists() else []

@@ -118,7 +118,7 @@ def from_mapping(schema: type[Schema], settings: Mapping[str, Any], origin: str)
 def dump(config: Any, path: str | Path) -> None:
     """Write the resolved settings as YAML that `load` reads back to an equal object."""
     with new_file(path) as partial:
-        partial.write_text(as_yaml(config))
+        partial.write_text(as_yaml(config), encoding="utf-8")
 
 
 def as_yaml(config: Any) -> str:

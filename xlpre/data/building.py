@@ -276,7 +276,7 @@ def _assemble(path: Path, tasks: list[Task], tokenizer: Tokenizer, config: TextC
             "bytes": {name: (partial / name).stat().st_size for name in checksums},
             "sha256": checksums,
         }
-        (partial / "meta.json").write_text(json.dumps(meta, indent=1))
+        (partial / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
 
 
 def _chosen(tasks: list[Task], config: TextConfig, dtype: np.dtype) -> Iterator[tuple[str, Piece]]:

@@ -88,7 +88,7 @@ def write_files(path: Path, folder: ModelFolder) -> None:
     tokenizer = folder.vocabulary("the folder that the model was read from")
     write_tensors(path / "model.safetensors", folder.weights)
     content = {"format": FORMAT, "model": dataclasses.asdict(folder.config), "objective": folder.objective}
-    (path / "config.json").write_text(json.dumps(content, indent=1))
+    (path / "config.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
     tokenizer.save(path / "spiece.model")
     passport.write(path, tokenizer, folder.facts)
     as_readable_as_the_rest(path / "model.safetensors")
@@ -240,7 +240,7 @@ def _settings(path: Path) -> dict[str, Any]:
         )
         raise ValueError(f"{path}: not a model folder; {hint}")
     try:
-        settings = json.loads(file.read_text())
+        settings = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{file}: cannot be read: {error}") from None
     if not isinstance(settings, dict):

@@ -38,7 +38,7 @@ class MetricsLog:
 
             kept = [line for line in read_metrics(folder) if line["step"] <= step and step]
             with new_file(self._path) as partial:
-                partial.write_text("".join(map(_json, kept)))
+                partial.write_text("".join(map(_json, kept)), encoding="utf-8")
             self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
             if project:
                 self._chart = _chart(folder, step, project, name, settings)
@@ -47,7 +47,7 @@ class MetricsLog:
         """One line; numbers also go to TensorBoard and Weights & Biases, as they are."""
         if self._board is None:
             return
-        with open(self._path, "a") as file:
+        with open(self._path, "a", encoding="utf-8") as file:
             file.write(_json({"step": step, **values}))
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
         for name, value in numbers.items():
@@ -72,7 +72,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     path = folder / "metrics.jsonl"
     if not path.exists():
         return []
-    lines = enumerate(path.read_text().split("\n")[:-1], 1)
+    lines = enumerate(path.read_text("utf-8").split("\n")[:-1], 1)
     return [parse_object(line, f"{path}, line {number} (take the line out)") for number, line in lines]
 
 
@@ -114,9 +114,14 @@ def _chart(folder: Path, step: int, project: str, name: str, settings: Mapping[s
     kept = folder / "wandb_id"
     if not (step and kept.exists()):
         with new_file(kept) as partial:
-            partial.write_text(uuid.uuid4().hex)
+            partial.write_text(uuid.uuid4().hex, encoding="utf-8")
     return wandb.init(
-        project=project, name=name, id=kept.read_text(), resume="allow", dir=str(folder.absolute()), config=settings
+        project=project,
+        name=name,
+        id=kept.read_text("utf-8"),
+        resume="allow",
+        dir=str(folder.absolute()),
+        config=settings,
     )
 
 
