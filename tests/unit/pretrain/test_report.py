@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -79,6 +80,15 @@ def test_files_of_a_run_are_utf_8_in_any_locale(tmp_path):
     assert done.stdout.split("\n")[0] == r"report.html \u4eca\u5929 ____"  # what the terminal has no letters for
     page = (tmp_path / "report.html").read_text("utf-8")
     assert "größe" in page and "text: 中/*.txt" in page and "今天 ____" in page
+
+
+def test_what_is_written_from_right_to_left_is_shown_so(tmp_path):
+    write_run(tmp_path, "mine")
+    line = {"text": "الولد ____ كتاب.", "blanks": [[["قرأ", 0.5], ["كان", 0.1]]], "truth": ["قرأ"]}
+    (tmp_path / "samples.jsonl").write_text(json.dumps({"step": 0, "filled": [line]}) + "\n")
+    page = write_report(tmp_path).read_text("utf-8")
+    assert "<td colspan=2 dir=auto>الولد ____ كتاب. <b>(<bdi>قرأ</bdi>)</b>" in page
+    assert "<bdi>قرأ</bdi> <span class=p>50.0%</span>" in page  # else its neighbours' numbers change places
 
 
 @pytest.mark.parametrize("n_points", [1, 2])

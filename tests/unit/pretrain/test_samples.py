@@ -1,5 +1,8 @@
 import json
 
+import pytest
+
+from pretrain.fill import plain
 from pretrain.samples import read_samples
 
 
@@ -8,3 +11,20 @@ def test_a_sentence_may_hold_what_some_take_for_the_end_of_a_line(tmp_path):
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     (tmp_path / "samples.jsonl").write_text(text)
     assert read_samples(tmp_path) == lines
+
+
+@pytest.mark.parametrize(
+    ("piece", "shown"),
+    [
+        ("▁house", "house"),
+        ("ing", "-ing"),
+        ("▁", "␣"),
+        (".", "."),
+        ("▁中国", "中国"),
+        ("中国", "中国"),
+        ("です", "です"),
+    ]
+    + [("ี่", "◌ี่"), ("लड़", "-लड़"), ("ी", "-◌ी"), ("الكتاب", "-الكتاب"), ("2", "-2")],
+)
+def test_a_hyphen_says_that_a_piece_goes_on_a_word_where_words_are_written_with_spaces(piece, shown):
+    assert plain(piece) == shown
