@@ -200,7 +200,7 @@ def _on_disk(source: str) -> list[Path]:
 
 
 def _matching(pattern: str) -> list[Path]:
-    paths = sorted(Path(name) for name in glob.glob(pattern, recursive=True))
+    paths = [Path(pattern)] if Path(pattern).is_file() else sorted(map(Path, glob.glob(pattern, recursive=True)))
     if not paths:
         raise ValueError(
             f"text.source={pattern!r} matches no file; give a glob such as 'wiki/*.txt.gz', 'docstrings', or hf:NAME/CONFIG"

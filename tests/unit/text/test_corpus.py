@@ -100,6 +100,13 @@ def test_parquet_counts_rows_from_the_files_first_and_may_be_empty(tmp_path):
     assert list(documents(TextConfig(mixture=mixture, limit_mb=1))) == [["one"]]
 
 
+def test_a_file_may_have_the_name_of_a_glob(tmp_path):
+    (tmp_path / "a[1].txt").write_text("one")
+    (tmp_path / "a1.txt").write_text("two")
+    assert list(documents(TextConfig(source=f"{tmp_path}/a[1].txt"))) == [["one"]]
+    assert list(documents(TextConfig(source=f"{tmp_path}/*[1].txt"))) == [["two"]]
+
+
 def test_a_folder_is_refused(tmp_path):
     with pytest.raises(ValueError, match="is a folder"):
         read(tmp_path)
