@@ -58,6 +58,7 @@ def test_docstrings_are_always_there_and_read_as_prose():
 BAD = {
     "nothing.txt": (None, "matches no file"),
     "bytes.txt": (b"fine\n\xff\xfe broken\n", "bytes.txt, line 2: not UTF-8"),
+    "wide.txt": ("fine\n".encode("utf-16"), "wide.txt, line 1: UTF-16, .* convert it: iconv"),
     "cut.txt.gz": (gzip.compress(b"some text\n" * 9999)[:60], "cut.txt.gz, after line"),
     "flipped.txt.gz": (gzip.compress(b"some text %d\n" * 99)[:12] + b"\xff" * 40, "flipped.txt.gz, after line"),
     "noise.txt.gz": (b"no gzip at all", "noise.txt.gz, after line 0: cannot be read"),
