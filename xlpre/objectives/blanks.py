@@ -13,7 +13,7 @@ from xlpre.text import symbols
 from xlpre.text.tokenizer import Tokenizer
 
 BLANK = "____"
-ANY_BLANK = "_{2,}"
+ANY_BLANK = "_{3,}"  # two are part of a name in many a program, as in __init__
 MAX_TOKENS = 2048  # attention takes memory by the square of it
 
 
@@ -26,7 +26,7 @@ def blanks_batch(text: str, tokenizer: Tokenizer) -> Batch:
     """One row `[text <sep> <cls>]` with a target at each blank, one piece wide.
 
     Args:
-        text: with one or more blanks of two or more underscores.
+        text: with one or more blanks of three or more underscores.
         tokenizer: its vocabulary.
 
     Returns:
