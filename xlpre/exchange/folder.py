@@ -27,6 +27,7 @@ from xlpre.atomic import new_folder
 from xlpre.config import from_mapping
 from xlpre.exchange import hf, passport, tf
 from xlpre.exchange.hf_tokenizer import read_preprocess, read_vocabulary, write_tokenizer
+from xlpre.model.backbone import Backbone
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel, without_data
 from xlpre.objectives.build import OBJECTIVES
@@ -69,6 +70,12 @@ class ModelFolder:
         model = LanguageModel(self.config, OBJECTIVES[self.objective].two_streams, self.next_sentence)
         put_weights(self.weights, model)
         return model.eval()
+
+    def reader(self) -> Backbone:
+        """The backbone as fine-tuning reads with it, ready to evaluate: its hidden states are those of the content stream."""
+        model = LanguageModel(self.config, two_streams=False)
+        put_weights(self.weights, model)
+        return model.eval().backbone
 
     def vocabulary(self, origin: object) -> Tokenizer:
         """The vocabulary; ValueError naming `origin`, the folder, if it has none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -56,6 +57,14 @@ def blanks_batch(text: str, tokenizer: Tokenizer) -> Batch:
 def hide(tokens: np.ndarray, positions: np.ndarray) -> Batch:
     """The same for token ids (T,) of a text, hidden at `positions` (P,)."""
     return batch_of(np.concatenate([tokens, [symbols.SEP, symbols.CLS]]), positions)
+
+
+def whole(tokens: np.ndarray) -> Batch:
+    """The same with nothing hidden: each of the T + 2 tokens is read out and sees all; for a model that reads from its content stream."""
+    batch = hide(tokens, np.arange(0))
+    positions = torch.arange(batch.input_ids.size(1))[None]
+    weights = torch.ones(positions.shape)
+    return replace(batch, target_positions=positions, targets=batch.input_ids, target_weights=weights)
 
 
 def batch_of(tokens: np.ndarray, positions: np.ndarray) -> Batch:
