@@ -223,7 +223,7 @@ def weights_of(theirs: nn.Module) -> dict[str, Tensor]:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs.save_pretrained(folder)  # type: ignore[operator]
-        settings = json.loads((Path(folder) / "config.json").read_text())
+        settings = json.loads((Path(folder) / "config.json").read_text("utf-8"))
         return dict(hf.read_model(Path(folder), settings)[1])
 
 

@@ -214,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     lines = lines_of(make(said))
     said.out.mkdir(parents=True, exist_ok=True)
     with new_file(said.out / "results.jsonl") as partly:
-        partly.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        partly.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     rows = table(lines)
     write_table(beside(rows), said.out)
     draw(rows, said.out / "scores.png")

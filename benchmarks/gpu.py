@@ -55,7 +55,7 @@ class Report:
         """What is known of a part now."""
         self.parts.setdefault(name, {}).update(news)
         partial = self._path.with_suffix(".partial")
-        partial.write_text(json.dumps({"made_by": " ".join(sys.argv), "parts": self.parts}, indent=1))
+        partial.write_text(json.dumps({"made_by": " ".join(sys.argv), "parts": self.parts}, indent=1), encoding="utf-8")
         partial.replace(self._path)
 
 

@@ -87,4 +87,4 @@ def _pretraining(line: dict[str, Any], ceiling: float | None) -> str:
 
 
 if __name__ == "__main__":
-    print("\n".join(summary(json.loads(Path(sys.argv[1]).read_text())["parts"])))
+    print("\n".join(summary(json.loads(Path(sys.argv[1]).read_text("utf-8"))["parts"])))

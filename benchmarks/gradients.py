@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     said = parser.parse_intermixed_args(argv)
     lines = watch(load(PretrainConfig, said.config, said.words), said.steps)
     said.out.parent.mkdir(parents=True, exist_ok=True)
-    said.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    said.out.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
 if __name__ == "__main__":

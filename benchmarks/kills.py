@@ -167,7 +167,7 @@ def start(words: Sequence[str], fault: dict, folder: Path) -> Started:
             hung = True
             process.kill()
             process.wait()
-    text, complaints = "".join(said), errors.read_text()
+    text, complaints = "".join(said), errors.read_text("utf-8")
     opened = re.search(r"goes on from \S+ at step ([\d,]+)", text)
     went_on_from = int(opened[1].replace(",", "")) if opened else 0 if "parameters (" in text else None
     killed = re.search(r"^fault: \S+ in \S+ at step (\d+)", complaints, re.MULTILINE)

@@ -51,7 +51,7 @@ def articles(race: Path, split: str, limit: int) -> list[dict[str, str]]:
                 f"--race {race} has no {split}/{level}/*.txt; it is the folder that holds train, dev and test"
             )
         for path in found:
-            text = json.loads(path.read_text())["article"]
+            text = json.loads(path.read_text("utf-8"))["article"]
             by_length[level].setdefault(len(text.split()) // SHORT, []).append(text)
     rng, pairs = random.Random(split), []
     for length in sorted(by_length["middle"].keys() & by_length["high"].keys()):
@@ -67,7 +67,9 @@ def write_articles(said: argparse.Namespace) -> None:
     """train.jsonl and dev.jsonl, in the runs' folder."""
     for split, limit in (("train", said.train), ("dev", said.dev)):
         with new_file(said.runs / f"{split}.jsonl") as partly:
-            partly.write_text("".join(json.dumps(one) + "\n" for one in articles(said.race, split, limit // 2)))
+            partly.write_text(
+                "".join(json.dumps(one) + "\n" for one in articles(said.race, split, limit // 2)), encoding="utf-8"
+            )
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Tuned(Tuning):
     def line(self, truths: Sequence[str], lengths: Sequence[int], max_len: int) -> dict[str, Any]:
         """What is kept of it: accuracy, also of articles that fit into a window and of those that do not."""
         result = self.result
-        told = map(json.loads, (self.seed_folder / "dev.jsonl").read_text().split("\n")[:-1])
+        told = map(json.loads, (self.seed_folder / "dev.jsonl").read_text("utf-8").split("\n")[:-1])
         right = [one["prediction"] == truth for one, truth in zip(told, truths, strict=True)]
         return {
             "way": self.way,
@@ -137,12 +139,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         for way in WAYS
     ]
     run_all([one.errand(said.config, one.words(said)) for one in tuned], said.jobs)
-    dev = [json.loads(line) for line in (said.runs / "dev.jsonl").read_text().split("\n")[:-1]]
+    dev = [json.loads(line) for line in (said.runs / "dev.jsonl").read_text("utf-8").split("\n")[:-1]]
     tokenizer = load_folder(said.model).tokenizer
     lengths = [len(tokenizer.encode(one["text"])) + 2 for one in dev]
     lines = [one.line([each["label"] for each in dev], lengths, said.max_len) for one in tuned]
     with new_file(said.out / "results.jsonl") as partly:
-        partly.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        partly.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     rows = list(rows_of(lines))
     write_table(rows, said.out)
     print(

@@ -48,12 +48,12 @@ def make(path: Path, n_tokens: int) -> None:
     np.ones(VOCABULARY, np.int64).tofile(path / "unigram.bin")
     sizes["unigram.bin"] = 8 * VOCABULARY
     meta = {"format": FORMAT, "dtype": "uint16", "vocab_size": VOCABULARY, "bytes": sizes, "sha256": checksums}
-    (path / "meta.json").write_text(json.dumps(meta))
+    (path / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
 
 
 def own_megabytes() -> float:
     """RssAnon of this process."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text("utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1e3
 
 

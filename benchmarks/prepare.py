@@ -79,7 +79,7 @@ def memory(vocabulary: str, sources: list[Path], times: int, workers: int) -> di
             time.sleep(0.05)
         seconds = time.monotonic() - since
         assert process.returncode == 0
-        meta = json.loads((Path(folder) / "store" / "meta.json").read_text())
+        meta = json.loads((Path(folder) / "store" / "meta.json").read_text("utf-8"))
     return {
         "what": "preparing",
         "text_mb": round(size / 1e6, 1),

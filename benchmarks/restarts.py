@@ -256,7 +256,7 @@ def main() -> None:
         whole = summary(training, lines, time.time() - since, run_dir, words.save_every)
     print(json.dumps(whole))
     if words.out:
-        words.out.write_text("".join(json.dumps(line) + "\n" for line in [*lines, whole]))
+        words.out.write_text("".join(json.dumps(line) + "\n" for line in [*lines, whole]), encoding="utf-8")
     print(f"\n{whole['share_that_trains']:.1%} of {whole['wall_seconds']:,.0f} s trained, with {whole['kills']} kills")
     sys.exit(whole["share_that_trains"] < words.goal)
 

@@ -100,7 +100,7 @@ def main() -> None:
             print(json.dumps(lines[-1]), flush=True)
     if words.out:
         words.out.parent.mkdir(parents=True, exist_ok=True)
-        words.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        words.out.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -113,13 +113,13 @@ def memory_of(point: Point) -> dict[str, float]:
     """Megabytes of a step above what stood before."""
 
     def resident(what: str) -> int:
-        return int(re.findall(rf"{what}:\s+(\d+) kB", Path("/proc/self/status").read_text())[0])
+        return int(re.findall(rf"{what}:\s+(\d+) kB", Path("/proc/self/status").read_text("utf-8"))[0])
 
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 65536)  # larger tensors are handed back when they are gone
     step = Step(point)
     step()
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak begins anew
     before = resident("VmRSS")
     step()
     return {"step_mb": round((resident("VmHWM") - before) / 1024, 2)}

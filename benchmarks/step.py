@@ -216,7 +216,7 @@ def main() -> None:
     parser.add_argument("--rss", action="store_true")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     words = parser.parse_args()
-    given = words.config if words.config.lstrip().startswith("{") else Path(words.config).read_text()
+    given = words.config if words.config.lstrip().startswith("{") else Path(words.config).read_text("utf-8")
     c = {**DEFAULT, **json.loads(given)}
     if words.alone:
         print(json.dumps(memory_of_a_step(words.impl, c)))

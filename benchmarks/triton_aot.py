@@ -94,7 +94,7 @@ def _assemble(ptx: str) -> tuple[str, str]:
     assert target is not None
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ptx"
-        path.write_text(ptx)
+        path.write_text(ptx, encoding="utf-8")
         code = path.with_suffix(".cubin")
         assembled, shown = (
             [tools / "ptxas", "-v", f"-arch={target[1]}", path, "-o", code],

@@ -154,7 +154,7 @@ def _write_tests(
             found |= {f"{split.name}/{name}": score for name, score in measure(task, split, outputs).items()}
     if found:
         with new_file(folder / "test_scores.json") as partial:
-            partial.write_text(json.dumps(found, indent=1))
+            partial.write_text(json.dumps(found, indent=1), encoding="utf-8")
     return predictions, found
 
 
@@ -180,7 +180,7 @@ def _answer(foundation: Foundation, model: TaskModel, split: Split, talk: Talk) 
 
 def _write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
     with new_file(path) as partial:
-        partial.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in predictions))
+        partial.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in predictions), encoding="utf-8")
 
 
 def _say(summary: Summary, tested: dict[str, float], written: Sequence[Path], best: Result, run_dir: Path) -> None:

@@ -151,7 +151,7 @@ class GlueSource(TableSource):
             path = folder / self._submitted.get(split, f"{split}.tsv")
             rows = (f"{one['id']}\t{one['prediction']}\n" for one in predictions[split])
             with new_file(path) as partial:
-                partial.write_text("".join(["index\tprediction\n", *rows]))
+                partial.write_text("".join(["index\tprediction\n", *rows]), encoding="utf-8")
             written.append(path)
         if written:
             zip_files(written, folder / "submission.zip")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -138,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     model, task = open_fine_tuned(words.model)
     entries = entries_of(words.file, task.columns, isinstance(task, SpanTask))
     for one in predict(model, task, entries, words.rows):
-        print(json.dumps(one, ensure_ascii=False))
+        print(json.dumps(one, ensure_ascii=not str(sys.stdout.encoding).lower().startswith("utf")))
 
 
 if __name__ == "__main__":

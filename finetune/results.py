@@ -54,7 +54,7 @@ class Result:
     def write(self, path: Path, facts: Mapping[str, Any]) -> None:
         """Write it, and the facts that it is a result of."""
         with new_file(path) as partial:
-            partial.write_text(json.dumps({**dataclasses.asdict(self), "facts": facts}, indent=1))
+            partial.write_text(json.dumps({**dataclasses.asdict(self), "facts": facts}, indent=1), encoding="utf-8")
 
     @classmethod
     def read(cls, path: Path) -> Result:
@@ -64,7 +64,7 @@ class Result:
             ValueError: it is not that.
         """
         try:
-            content = json.loads(path.read_text())
+            content = json.loads(path.read_text("utf-8"))
             return cls(**{field.name: content[field.name] for field in dataclasses.fields(cls)})
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(
@@ -74,7 +74,7 @@ class Result:
     @staticmethod
     def facts(path: Path) -> dict[str, Any]:
         """What `write` was given as facts; nothing, if it has none."""
-        found: dict[str, Any] = json.loads(path.read_text()).get("facts", {})
+        found: dict[str, Any] = json.loads(path.read_text("utf-8")).get("facts", {})
         return found
 
 

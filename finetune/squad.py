@@ -71,7 +71,7 @@ class SquadTask(SpanTask):
         for name, content in contents.items():
             written.append(folder / f"{split}.{name}.json")
             with new_file(written[-1]) as partial:
-                partial.write_text(json.dumps(content, ensure_ascii=False))
+                partial.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
         return written
 
 

@@ -28,7 +28,7 @@ def gather(runs: Sequence[Path], target: Path) -> list[str]:
     for path in (path for run in runs for path in sorted((run / "predictions").glob("*.tsv"))):
         if path.name in found:
             raise ValueError(f"{path} and {found[path.name]} are of the same task; name one of the runs")
-        n_rows = path.read_text().count("\n") - 1
+        n_rows = path.read_text("utf-8").count("\n") - 1
         if n_rows != N_ROWS.get(path.name):
             raise ValueError(f"{path} has {n_rows:,} answers; {_wanted(path.name)}")
         found[path.name] = path

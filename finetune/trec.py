@@ -81,7 +81,8 @@ def write_run(path: Path, answers: Iterable[tuple[str, str, float]]) -> None:
                 f"{query} Q0 {document} {place} {score:.6f} {TAG}\n"
                 for query, scored in by_query.items()
                 for place, (document, score) in enumerate(in_order(scored), 1)
-            )
+            ),
+            encoding="utf-8",
         )
 
 

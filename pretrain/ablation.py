@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 from collections.abc import Sequence
@@ -12,19 +11,11 @@ from statistics import median
 from typing import Any
 
 from pretrain.config import PretrainConfig
+from pretrain.foundation import other_settings
 from xlpre.config import Given, given_keys, load
 from xlpre.training.metrics import read_metrics
 
 OURS = ("name", "run_dir", "seed")  # of a run, decided by its row
-# the settings that what is reached depends on, and those among them on which it does not, which a run finds in its text, or, being how
-# long it is, which stand in the table
-GROUPS = ("data", "objective", "model", "memory", "optim", "schedule", "train", "eval")
-FREE = {
-    "data": "store workers",
-    "model": "vocab_size attention",
-    "train": "steps hours compile activation_checkpointing log_every save_every keep_last keep_every max_skipped patience_minutes wandb",
-    "eval": "every sentences",
-}
 BELOW = 0.1  # nats by which a model must beat word frequencies to have learned from context
 
 
@@ -87,28 +78,11 @@ class Run:
 
     def check_made(self) -> None:
         """Raise ValueError if what is in the folder was made with other settings than the row says now."""
-        written = self.folder / "config.yaml"
-        if not written.exists():
-            return
-        before, now = _compared(load(PretrainConfig, written)), _compared(self.config)
-        for key in now:
-            if before[key] != now[key]:
-                raise ValueError(
-                    f"{self.folder} was made with {key}={before[key]}, row {self.row} says {now[key]} now; put it back, "
-                    "rename the row, or remove that folder"
-                )
-
-
-def _compared(config: PretrainConfig) -> dict[str, Any]:
-    """What two runs of a row must have the same, by key."""
-    found: dict[str, Any] = {"init": config.init}
-    for group in GROUPS:
-        if group == "model" and config.init:  # the folder that a run begins with says its shape
-            continue
-        settings = dataclasses.asdict(getattr(config, group))
-        free = FREE.get(group, "").split()
-        found |= {f"{group}.{key}": value for key, value in settings.items() if key not in free}
-    return found
+        for key, (before, now) in other_settings(self.config).items():
+            raise ValueError(
+                f"{self.folder} was made with {key}={before}, row {self.row} says {now} now; put it back, "
+                "rename the row, or remove that folder"
+            )
 
 
 class Ablation:

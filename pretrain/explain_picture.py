@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ def _label(axes: Any, it: Explanation, rows: np.ndarray, targets: np.ndarray, si
     if size < SMALLEST_LETTERS:
         axes.set(xticks=[], yticks=[])
         return
-    font = {"size": size, "family": _families("".join([*it.pieces, *it.read]))}
+    font = {"size": size, "family": _families(_characters(it))[0]}
     places = ["" if place is None else f"  {place}" for place in it.places]
     columns = [piece + place for piece, place in zip(it.read, places, strict=True)]
     some = np.flatnonzero(rows)
@@ -83,8 +84,12 @@ def _label(axes: Any, it: Explanation, rows: np.ndarray, targets: np.ndarray, si
         label.set(color=TARGET if targets[position] else INK, weight="bold" if targets[position] else "normal")
 
 
-def _families(characters: str) -> list[str]:
-    """Fonts for `characters`: DejaVu Sans, then installed ones that have what it lacks."""
+def _characters(it: Explanation) -> str:
+    return "".join([*it.pieces, *it.read])
+
+
+def _families(characters: str) -> tuple[list[str], str]:
+    """Fonts for `characters`: DejaVu Sans, then installed ones that have what it lacks; and characters that none has."""
     from matplotlib.font_manager import findfont, fontManager
     from matplotlib.ft2font import FT2Font
 
@@ -94,10 +99,7 @@ def _families(characters: str) -> list[str]:
         if found := missing & set(FT2Font(font.fname).get_charmap()):
             families.append(font.name)
             missing -= found
-    if missing:
-        lacking = "".join(map(chr, sorted(missing)[:5]))
-        warnings.warn(f"no installed font has {lacking}; install one that has, such as Noto Sans CJK", stacklevel=1)
-    return families
+    return families, "".join(map(chr, sorted(missing)))
 
 
 def save_picture(it: Explanation, path: Path) -> None:
@@ -108,6 +110,11 @@ def save_picture(it: Explanation, path: Path) -> None:
     """
     if path.suffix not in PICTURES:
         raise ValueError(f"--picture {path}: the name must end with {' or '.join(PICTURES)}")
+    if lacking := _families(_characters(it))[1]:
+        print(
+            f"warning: no installed font has {lacking[:5]}; install one that has, one of Noto Sans for instance",
+            file=sys.stderr,
+        )
     with new_file(path) as partial, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # said in one sentence by _families
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # said above in one sentence
         draw(it).savefig(partial, format=path.suffix[1:], dpi=130)

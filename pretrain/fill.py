@@ -21,7 +21,7 @@ from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import first_memory
 from xlpre.objectives.blanks import BLANK, blanks_batch, hide
 from xlpre.text import symbols
-from xlpre.text.boundaries import written_without_spaces
+from xlpre.text.boundaries import starts_word, written_without_spaces
 from xlpre.text.tokenizer import Tokenizer
 
 TOP = 5
@@ -49,7 +49,7 @@ def likeliest(model: LanguageModel, batch: Batch, tokenizer: Tokenizer) -> list[
     probabilities[:, : symbols.EOP + 1] = 0  # a symbol is no answer
     best = probabilities.topk(TOP)
     return [
-        [(_plain(tokenizer.pieces[i]), p) for p, i in zip(*row, strict=True)]
+        [(plain(tokenizer.pieces[i]), p) for p, i in zip(*row, strict=True)]
         for row in zip(best.values.tolist(), best.indices.tolist(), strict=True)
     ]
 
@@ -93,7 +93,7 @@ def solve(model: LanguageModel, tokenizer: Tokenizer, puzzle: tuple[np.ndarray, 
     if len(after) and tokenizer.pieces[tokens[position + 1]].startswith(symbols.SPACE):
         after = f" {after}"
     guesses = likeliest(model, hide(tokens, np.array([position])), tokenizer)
-    return Filled(f"{before} {BLANK}{after}", guesses, [_plain(tokenizer.pieces[tokens[position]])])
+    return Filled(f"{before} {BLANK}{after}", guesses, [plain(tokenizer.pieces[tokens[position]])])
 
 
 def show(filled: Filled) -> str:
@@ -105,10 +105,13 @@ def show(filled: Filled) -> str:
     return "\n".join(lines)
 
 
-def _plain(piece: str) -> str:
-    """A piece as a person reads it: one that goes on a word opens with a hyphen."""
+def plain(piece: str) -> str:
+    """A piece as a person reads it: one that goes on a word opens with a hyphen, a mark has a circle to stand on."""
     bare = piece.removeprefix(symbols.SPACE)
-    return f"-{piece}" if bare == piece and piece[:1].isalnum() else bare or "␣"
+    if not bare:
+        return "␣"
+    shown = f"◌{bare}" if unicodedata.category(bare[0])[0] == "M" else bare
+    return shown if starts_word(piece) or unicodedata.category(bare[0])[0] not in "LMN" else f"-{shown}"
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pretrain.config import PretrainConfig
 from pretrain.start import Start
-from xlpre.config import Given
+from xlpre.config import Given, load
 from xlpre.data.lanes import Lanes
 from xlpre.data.store import TokenStore
 from xlpre.exchange import passport
@@ -20,6 +20,15 @@ from xlpre.training import checkpoint
 from xlpre.training.identity import check_place
 
 FORMAT = 3  # of a checkpoint: names of parameters, what a batch of a step is
+# the settings that what is reached depends on, and those among them on which it does not, which a run finds in its text, or, being how
+# long it is, which stand in the table
+GROUPS = ("data", "objective", "model", "memory", "optim", "schedule", "train", "eval")
+FREE = {
+    "data": "store workers",
+    "model": "vocab_size attention",
+    "train": "steps hours compile activation_checkpointing log_every save_every keep_last keep_every max_skipped patience_minutes wandb",
+    "eval": "every sentences",
+}
 
 
 class Foundation:
@@ -122,6 +131,33 @@ def is_finished(config: PretrainConfig, given: Given) -> bool:
         return False
     Foundation(config, given).facts_of(done[-1])
     return checkpoint.is_intact(done[-1])
+
+
+def other_settings(config: PretrainConfig) -> dict[str, tuple[Any, Any]]:
+    """The settings on which depends what is reached and which differ from those of the run that is there: by key, before and now."""
+    written = Path(config.run_dir) / "config.yaml"
+    if not written.exists():
+        return {}
+    before, now = _compared(load(PretrainConfig, written)), _compared(config)
+    return {key: (before[key], now[key]) for key in before if key in now and before[key] != now[key]}
+
+
+def finished(config: PretrainConfig) -> str:
+    """What is said of a run that is finished, also that its settings were others."""
+    others = [f"{key}={before} (now {now})" for key, (before, now) in other_settings(config).items()]
+    return f"{config.run_dir}: finished already" + (f"; it was made with {', '.join(others)}" if others else "")
+
+
+def _compared(config: PretrainConfig) -> dict[str, Any]:
+    """What two runs of a row must have the same, by key."""
+    found: dict[str, Any] = {"init": config.init}
+    for group in GROUPS:
+        if group == "model" and config.init:  # the folder that a run begins with says its shape
+            continue
+        settings = dataclasses.asdict(getattr(config, group))
+        free = FREE.get(group, "").split()
+        found |= {f"{group}.{key}": value for key, value in settings.items() if key not in free}
+    return found
 
 
 def _facts(config: PretrainConfig, store: TokenStore, shape: ModelConfig) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import torch
 
 from pretrain.config import PretrainConfig
 from pretrain.fill import Filled, show
-from pretrain.foundation import is_finished
+from pretrain.foundation import finished, is_finished
 from pretrain.prepare import make_store
 from pretrain.report import write_report
 from pretrain.samples import read_samples
@@ -32,7 +32,7 @@ from xlpre.training.distributed import launcher
 def train(config: PretrainConfig, words: list[str]) -> None:
     """Start `deepspeed pretrain/run.py` with the same words, on all GPUs or two CPU processes."""
     if is_finished(config, given_keys({}, words)):
-        print(f"{config.run_dir}: finished already")
+        print(f"{finished(config)}; give the run another name to begin anew")
         return
     available = torch.cuda.device_count() or min(2, os.cpu_count() or 1)
     rows = config.train.batch_size // config.train.accumulation

@@ -63,8 +63,10 @@ def write_report(run_dir: Path, against: Sequence[Path] = ()) -> Path:
         figure.savefig(partial, format="png", dpi=150)
     path = run_dir / "report.html"
     with new_file(path) as partial:
-        settings = (run_dir / "config.yaml").read_text()
-        partial.write_text(_page(config, _svg(figure), trained, measured, read_samples(run_dir), settings))
+        settings = (run_dir / "config.yaml").read_text("utf-8")
+        partial.write_text(
+            _page(config, _svg(figure), trained, measured, read_samples(run_dir), settings), encoding="utf-8"
+        )
     return path
 
 
@@ -183,8 +185,9 @@ def _samples(samples: list[Line]) -> str:
     shown = [samples[0], samples[-1]] if len(samples) > 1 else samples
     rows = []
     for filled in shown[-1]["filled"]:
-        rows.append(f"<tr class=sentence><td colspan=2>{escape(filled['text'])}")
-        rows.append(f" <b>({escape(', '.join(filled['truth']))})</b></td></tr>" if filled["truth"] else "</td></tr>")
+        rows.append(f"<tr class=sentence><td colspan=2 dir=auto>{escape(filled['text'])}")
+        truth = ", ".join(f"<bdi>{escape(one)}</bdi>" for one in filled["truth"])
+        rows.append(f" <b>({truth})</b></td></tr>" if truth else "</td></tr>")
         for moment in shown:
             for answer in (one for one in moment["filled"] if one["text"] == filled["text"]):
                 truths = answer["truth"] or [None] * len(answer["blanks"])
@@ -196,7 +199,7 @@ def _samples(samples: list[Line]) -> str:
 
 def _guess(piece: str, probability: float, right: bool) -> str:
     mark = " right" if right else ""
-    return f"<span class='guess{mark}'>{escape(piece)} <span class=p>{probability:.1%}</span></span>"
+    return f"<span class='guess{mark}'><bdi>{escape(piece)}</bdi> <span class=p>{probability:.1%}</span></span>"
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -13,7 +13,7 @@ import os
 
 from pretrain.config import PretrainConfig
 from pretrain.dry_run import dry_run
-from pretrain.foundation import is_finished
+from pretrain.foundation import finished, is_finished
 from pretrain.loop import pretrain
 from xlpre.command import run_command
 from xlpre.config import given_keys, with_flags
@@ -32,9 +32,7 @@ def main() -> None:
     elif not is_finished(config, given):
         pretrain(config, given)
     elif is_main():
-        print(
-            f"{config.run_dir}: finished already; raise train.steps (and train.hours) to go on, or give the run another name"
-        )
+        print(f"{finished(config)}; raise train.steps (and train.hours) to go on, or give the run another name")
 
 
 def _warn_of_restarts() -> None:

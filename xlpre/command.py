@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
@@ -33,8 +34,11 @@ PORT_TAKEN = "EADDRINUSE"
 def run_command(main: Callable[[], None]) -> None:
     """Call `main`; a ValueError of ours, or a lack of disk or rights, is printed as one line by one process of each machine.
 
-    What a process lacks, memory or a device or a port or another process, is said by that one.
+    What a process lacks, memory or a device or a port or another process, is said by that one. A character that the terminal's encoding
+    lacks is printed by its number.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         main()
     except BrokenPipeError:  # who reads what is printed has enough

@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import inspect
 import math
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -118,7 +119,7 @@ def from_mapping(schema: type[Schema], settings: Mapping[str, Any], origin: str)
 def dump(config: Any, path: str | Path) -> None:
     """Write the resolved settings as YAML that `load` reads back to an equal object."""
     with new_file(path) as partial:
-        partial.write_text(as_yaml(config))
+        partial.write_text(as_yaml(config), encoding="utf-8")
 
 
 def as_yaml(config: Any) -> str:
@@ -175,6 +176,7 @@ def _attributes(docstring: str) -> dict[str, str]:
 def _filled(empty: DictConfig, layers: Sequence[tuple[str, DictConfig]], named: str) -> object:
     for origin, layer in layers:
         _check_keys(empty, layer, origin)
+        _go_home(layer)
     try:
         merged = OmegaConf.merge(empty, *(layer for _, layer in layers))
     except OmegaConfBaseException:
@@ -184,6 +186,18 @@ def _filled(empty: DictConfig, layers: Sequence[tuple[str, DictConfig]], named: 
         return OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         raise ValueError(f"{named}: {_one_line(error)}") from None
+
+
+def _go_home(node: Any) -> None:
+    """Put the home folder where a path begins with `~/`, which a shell does not do behind the dotted key of a word."""
+    for key in list(range(len(node)) if isinstance(node, ListConfig) else node):
+        value = node._get_node(key)
+        if isinstance(value, DictConfig | ListConfig) and not (value._is_none() or value._is_interpolation()):
+            _go_home(value)
+        elif isinstance(value._value(), str) and value._value().startswith("~/"):
+            node[key] = os.path.expanduser(value._value())
+        elif str(key).startswith("~/"):
+            node[os.path.expanduser(key)] = node.pop(key)
 
 
 def _merged_in_turn(merged: Any, layers: Sequence[tuple[str, DictConfig]]) -> Any:

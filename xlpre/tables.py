@@ -31,4 +31,4 @@ def write_table(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
     """table.md and table.csv."""
     for name, content in (("table.md", as_markdown(rows)), ("table.csv", as_csv(rows))):
         with new_file(folder / name) as partly:
-            partly.write_text(content)
+            partly.write_text(content, encoding="utf-8")

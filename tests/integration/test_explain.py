@@ -1,5 +1,6 @@
 """What `pretrain/explain.py` shows is what the model is given."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from pretrain.config import PretrainConfig
 from pretrain.explain import main, sentence, show
-from pretrain.explain_picture import draw
+from pretrain.explain_picture import draw, save_picture
 from pretrain.explanation import explain
 from tests.conftest import REPOSITORY
 from tests.integration.conftest import run
@@ -167,6 +168,13 @@ def test_the_command_draws_a_picture(words, tmp_path):
     assert done.stderr == ""
     assert "query stream: predicts" in done.stdout
     assert (tmp_path / "it.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_letters_that_no_font_has_are_told_once(text, tokenizer, tmp_path, capsys):
+    it = explain(short(text), tokenizer, settings())
+    save_picture(dataclasses.replace(it, pieces=["\U0010fffd"] * len(it.pieces)), tmp_path / "it.png")
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and said[0].startswith("warning: no installed font has \U0010fffd; install one")
 
 
 def test_the_stores_vocabulary_serves_where_there_is_no_other(words, capsys):

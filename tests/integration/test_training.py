@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -127,7 +128,11 @@ def test_a_second_training_in_the_same_folder_is_refused(plain_run, tmp_path):
 def test_a_finished_run_says_so(plain_run):
     folder, words = plain_run
     again = run(SCRIPT, *words)
-    assert again.returncode == 0 and "finished already" in again.stdout
+    assert again.returncode == 0 and "finished already; raise train.steps" in again.stdout
+    other = run(SCRIPT, *words, "optim.lr=0.25", "eval.every=99")
+    assert re.search(
+        r"finished already; it was made with optim.lr=[\d.]+ \(now 0.25\); raise train.steps", other.stdout
+    )
 
 
 def test_a_damaged_checkpoint_of_a_finished_run_is_passed_over_for_an_older_one(plain_run, tmp_path):

@@ -255,8 +255,8 @@ def _assemble(path: Path, tasks: list[Task], tokenizer: Tokenizer, config: TextC
         for part, writer in writers.items():
             if not writer.n_documents:
                 raise ValueError(
-                    f"text.held_out={config.held_out} left no document in the {part} part of {n_documents} "
-                    "documents; change text.held_out, or give more documents (an empty line ends one)"
+                    f"text.held_out={config.held_out} left no document in the {part} part of {n_documents} documents; "
+                    f"{_way_out(tasks, dtype)}"
                 )
         unigram.tofile(partial / "unigram.bin")
         tokenizer.save(partial / "vocabulary.model")
@@ -276,7 +276,17 @@ def _assemble(path: Path, tasks: list[Task], tokenizer: Tokenizer, config: TextC
             "bytes": {name: (partial / name).stat().st_size for name in checksums},
             "sha256": checksums,
         }
-        (partial / "meta.json").write_text(json.dumps(meta, indent=1))
+        (partial / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
+
+
+def _way_out(tasks: list[Task], dtype: np.dtype) -> str:
+    """The least text.held_out, of three digits, by which there is a document in either part, if there is one that may be set."""
+    found = [(task, pieces.read(shard / part, dtype)) for task in tasks for shard in task.shards() for part in PARTS]
+    shares = np.concatenate([piece.share()[_taken(piece.hashes, task.weight)] for task, piece in found])
+    least = float(np.floor(shares.min() * 1000) + 1) / 1000
+    if least <= shares.max() and least < 0.5:
+        return f"set text.held_out={least:g}, the least that holds one out, or give more documents"
+    return "give more documents: an empty line ends one, and so does a file"
 
 
 def _chosen(tasks: list[Task], config: TextConfig, dtype: np.dtype) -> Iterator[tuple[str, Piece]]:

@@ -59,7 +59,7 @@ def is_nothing(path: Path) -> bool:
 def is_store(path: Path) -> bool:
     """Whether a folder has anything of a store in it, damaged or not."""
     try:
-        meta = json.loads((path / META).read_text())
+        meta = json.loads((path / META).read_text("utf-8"))
     except (OSError, ValueError):
         meta = None
     return (isinstance(meta, dict) and "fingerprint" in meta) or any((path / name).exists() for name in SIGNS)
@@ -144,7 +144,7 @@ class TokenStore:
             raise ValueError(f"data.store={self.path} is not a token store; {hint}")
         path = self.path / META
         try:
-            meta = parse_object(path.read_text(), str(path))
+            meta = parse_object(path.read_text("utf-8"), str(path))
         except (ValueError, OSError) as error:
             raise ValueError(f"{path}: cannot be read ({error}); {MAKE_AGAIN}") from None
         if meta.get("format") != FORMAT:

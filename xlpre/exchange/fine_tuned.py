@@ -71,7 +71,7 @@ def save_fine_tuned(path: str | Path, model: FineTuned) -> None:
         write_files(partial, model.folder)
         write_tensors(partial / HEAD, model.head)
         as_readable_as_the_rest(partial / HEAD)
-        (partial / TASK).write_text(json.dumps(model.task, indent=1, ensure_ascii=False))
+        (partial / TASK).write_text(json.dumps(model.task, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
 def load_fine_tuned(path: str | Path) -> FineTuned:
@@ -87,7 +87,7 @@ def load_fine_tuned(path: str | Path) -> FineTuned:
     if not (path / TASK).exists():
         raise ValueError(f"{path}: has no {TASK}; it is a model that was not fine-tuned, which finetune/run.py does")
     try:
-        task = json.loads((path / TASK).read_text())
+        task = json.loads((path / TASK).read_text("utf-8"))
         if not isinstance(task, dict) or not isinstance(task.get("data"), dict):
             raise ValueError(f"{TASK} must hold an object, and so must `data` in it")
         if missing := {"task", "summary", "labels"} - {*task}:

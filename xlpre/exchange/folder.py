@@ -27,6 +27,7 @@ from xlpre.atomic import new_folder
 from xlpre.config import from_mapping
 from xlpre.exchange import hf, passport, tf
 from xlpre.exchange.hf_tokenizer import read_preprocess, read_vocabulary, write_tokenizer
+from xlpre.model.backbone import Backbone
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel, without_data
 from xlpre.objectives.build import OBJECTIVES
@@ -70,6 +71,12 @@ class ModelFolder:
         put_weights(self.weights, model)
         return model.eval()
 
+    def reader(self) -> Backbone:
+        """The backbone as fine-tuning reads with it, ready to evaluate: its hidden states are those of the content stream."""
+        model = LanguageModel(self.config, two_streams=False)
+        put_weights(self.weights, model)
+        return model.eval().backbone
+
     def vocabulary(self, origin: object) -> Tokenizer:
         """The vocabulary; ValueError naming `origin`, the folder, if it has none."""
         if self.tokenizer is None:
@@ -88,7 +95,7 @@ def write_files(path: Path, folder: ModelFolder) -> None:
     tokenizer = folder.vocabulary("the folder that the model was read from")
     write_tensors(path / "model.safetensors", folder.weights)
     content = {"format": FORMAT, "model": dataclasses.asdict(folder.config), "objective": folder.objective}
-    (path / "config.json").write_text(json.dumps(content, indent=1))
+    (path / "config.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
     tokenizer.save(path / "spiece.model")
     passport.write(path, tokenizer, folder.facts)
     as_readable_as_the_rest(path / "model.safetensors")
@@ -240,7 +247,7 @@ def _settings(path: Path) -> dict[str, Any]:
         )
         raise ValueError(f"{path}: not a model folder; {hint}")
     try:
-        settings = json.loads(file.read_text())
+        settings = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{file}: cannot be read: {error}") from None
     if not isinstance(settings, dict):

@@ -125,7 +125,7 @@ def write_model(
         "dtype": "float32",
         **(more or {}),
     }
-    (path / "config.json").write_text(json.dumps(settings, indent=1))
+    (path / "config.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
 
 
 def read_model(path: Path, settings: Mapping[str, Any]) -> tuple[ModelConfig, dict[str, Tensor], str]:
@@ -198,7 +198,7 @@ def _tensors(path: Path) -> tuple[dict[str, Tensor], Path]:
         if single.exists():
             return safetensors.torch.load_file(single), single
         if index.exists():
-            shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            shards = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
             if outside := [shard for shard in shards if Path(shard).name != shard]:
                 raise ValueError(f"{outside[0]} lies outside of the folder")
             found: dict[str, Tensor] = {}

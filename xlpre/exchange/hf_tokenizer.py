@@ -50,7 +50,9 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, padding: Literal["left",
     content = json.dumps(_tokenizer(tokenizer), ensure_ascii=False, indent=1)
     tokenizer.save(folder / "spiece.model")
     (folder / "tokenizer.json").write_text(content, encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text(json.dumps(_config(tokenizer.preprocess, padding), indent=1))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(_config(tokenizer.preprocess, padding), indent=1), encoding="utf-8"
+    )
 
 
 def read_vocabulary(folder: Path) -> bytes:
@@ -80,7 +82,7 @@ def read_preprocess(folder: Path) -> Preprocess:
     """
     path = folder / "tokenizer_config.json"
     try:
-        settings = json.loads(path.read_text()) if path.exists() else {}
+        settings = json.loads(path.read_text("utf-8")) if path.exists() else {}
         return "uncased" if settings.get("do_lower_case") else "none" if settings.get("keep_accents") else "cased"
     except (OSError, ValueError, AttributeError) as error:
         raise ValueError(f"{path}: cannot be read: {error}") from None

@@ -29,7 +29,7 @@ def write(path: Path, tokenizer: Tokenizer, facts: Mapping[str, Any]) -> None:
         "revision": revision(),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
     }
-    (path / FILE).write_text(json.dumps(content, indent=1))
+    (path / FILE).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
 def read(path: Path) -> dict[str, Any] | None:
@@ -39,7 +39,7 @@ def read(path: Path) -> dict[str, Any] | None:
         ValueError: one that cannot be read.
     """
     try:
-        content = json.loads((path / FILE).read_text())
+        content = json.loads((path / FILE).read_text("utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -100,7 +100,7 @@ def read_release(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
 
 def _config(path: Path) -> ModelConfig:
     try:
-        given = json.loads(path.read_text())
+        given = json.loads(path.read_text("utf-8"))
         settings = {ours: given[theirs] for theirs, ours in SETTINGS.items()}
     except (OSError, json.JSONDecodeError, TypeError) as error:
         raise ValueError(f"{path}: cannot be read: {error}") from None

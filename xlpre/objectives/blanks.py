@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from xlpre.text import symbols
 from xlpre.text.tokenizer import Tokenizer
 
 BLANK = "____"
-ANY_BLANK = "_{2,}"
+ANY_BLANK = "_{3,}"  # two are part of a name in many a program, as in __init__
 MAX_TOKENS = 2048  # attention takes memory by the square of it
 
 
@@ -26,7 +27,7 @@ def blanks_batch(text: str, tokenizer: Tokenizer) -> Batch:
     """One row `[text <sep> <cls>]` with a target at each blank, one piece wide.
 
     Args:
-        text: with one or more blanks of two or more underscores.
+        text: with one or more blanks of three or more underscores.
         tokenizer: its vocabulary.
 
     Returns:
@@ -56,6 +57,14 @@ def blanks_batch(text: str, tokenizer: Tokenizer) -> Batch:
 def hide(tokens: np.ndarray, positions: np.ndarray) -> Batch:
     """The same for token ids (T,) of a text, hidden at `positions` (P,)."""
     return batch_of(np.concatenate([tokens, [symbols.SEP, symbols.CLS]]), positions)
+
+
+def whole(tokens: np.ndarray) -> Batch:
+    """The same with nothing hidden: each of the T + 2 tokens is read out and sees all; for a model that reads from its content stream."""
+    batch = hide(tokens, np.arange(0))
+    positions = torch.arange(batch.input_ids.size(1))[None]
+    weights = torch.ones(positions.shape)
+    return replace(batch, target_positions=positions, targets=batch.input_ids, target_weights=weights)
 
 
 def batch_of(tokens: np.ndarray, positions: np.ndarray) -> Batch:

@@ -20,6 +20,8 @@ Document = list[str]
 Lines = Literal["paragraphs", "sentences"]
 LONGEST_DOCUMENT = 16_000_000  # characters; what is longer is cut
 UNIT_BYTES = 64 << 20
+SMALL_BYTES = 1 << 18  # units below it are read TOGETHER by one worker: each shard costs syncs of the disk
+TOGETHER = 100
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class Unit:
 
 
 def units_of(config: TextConfig) -> list[list[Unit]]:
-    """What can be read side by side: each unit alone, or, where a limit counts through them, all units of a source.
+    """What can be read side by side: each unit alone, small ones together, or, where a limit counts through them, all of a source.
 
     Their order depends on nothing but the text and `config`.
 
@@ -102,7 +104,23 @@ def units_of(config: TextConfig) -> list[list[Unit]]:
         ValueError: a glob that matches nothing, a file of an unknown kind, a dataset that cannot be loaded.
     """
     found = [units for item in config.sources.items() if (units := _units_of_source(*item, config))]
-    return found if config.limit_mb is not None else [[unit] for units in found for unit in units]
+    return found if config.limit_mb is not None else [group for units in found for group in _small_ones_together(units)]
+
+
+def _small_ones_together(units: list[Unit]) -> Iterator[list[Unit]]:
+    """Neighbours that are small in groups, by their number, so that a file that grows moves no other into another group."""
+    group: list[Unit] = []
+    for unit in units:
+        small = unit.n_bytes < SMALL_BYTES and not unit.source.startswith("hf:")  # whose size may be unknown
+        if group and (not small or len(group) == TOGETHER):
+            yield group
+            group = []
+        group.append(unit)
+        if not small:
+            yield group
+            group = []
+    if group:
+        yield group
 
 
 def _units_of_source(source: str, weight: float, config: TextConfig) -> list[Unit]:
@@ -182,7 +200,7 @@ def _on_disk(source: str) -> list[Path]:
 
 
 def _matching(pattern: str) -> list[Path]:
-    paths = sorted(Path(name) for name in glob.glob(pattern, recursive=True))
+    paths = [Path(pattern)] if Path(pattern).is_file() else sorted(map(Path, glob.glob(pattern, recursive=True)))
     if not paths:
         raise ValueError(
             f"text.source={pattern!r} matches no file; give a glob such as 'wiki/*.txt.gz', 'docstrings', or hf:NAME/CONFIG"

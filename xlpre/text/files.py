@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import zlib
@@ -66,6 +67,8 @@ def read_lines(path: Path, meter: Meter, begin: int = 0) -> Iterator[tuple[int, 
                 number += 1
                 if len(raw) > LONGEST_LINE:
                     raise ValueError(f"longer than {LONGEST_LINE >> 20} MB; put a paragraph on a line")
+                if offset == 0 and raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                    raise ValueError("UTF-16, as Windows writes it, not UTF-8; convert it: iconv -f UTF-16 -t UTF-8")
                 if b"\0" in raw:
                     raise ValueError(f"a zero byte at byte {raw.index(0)} of the line; is it a text file?")
                 yield offset, raw.decode("utf-8-sig" if offset == 0 else "utf-8")  # some editors put a mark first

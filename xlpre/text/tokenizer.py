@@ -8,8 +8,11 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+import signal
+import threading
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -251,17 +254,18 @@ def train(documents: Iterable[Document], config: TokenizerConfig) -> Tokenizer:
         raise ValueError("the text has no characters that can be seen; a vocabulary has nothing to learn from it")
     model = io.BytesIO()
     try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=(part for line in lines for part in _cut(line)),
-            model_writer=model,
-            model_type="unigram",
-            vocab_size=config.vocab_size,
-            character_coverage=config.character_coverage,
-            control_symbols=list(symbols.CONTROL),
-            user_defined_symbols=list(symbols.USER_DEFINED),
-            max_sentence_length=LONGEST_SENTENCE,
-            minloglevel=2,
-        )
+        with _interruptible():
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=(part for line in lines for part in _cut(line)),
+                model_writer=model,
+                model_type="unigram",
+                vocab_size=config.vocab_size,
+                character_coverage=config.character_coverage,
+                control_symbols=list(symbols.CONTROL),
+                user_defined_symbols=list(symbols.USER_DEFINED),
+                max_sentence_length=LONGEST_SENTENCE,
+                minloglevel=2,
+            )
     except RuntimeError as error:
         allowed = re.search(r"value <= (\d+)", str(error))
         if allowed:
@@ -278,6 +282,20 @@ def train(documents: Iterable[Document], config: TokenizerConfig) -> Tokenizer:
             f"tokenizer.vocab_size={config.vocab_size}: SentencePiece could not learn it: {error}"
         ) from None
     return Tokenizer(model.getvalue(), preprocess=config.preprocess)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C ends the process at once; Python would hear of it when SentencePiece is done, in minutes, and throw away what was learned."""
+    as_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not as_usual or threading.current_thread() is not threading.main_thread():  # others decide, or may
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _cut(line: str) -> Iterator[str]:

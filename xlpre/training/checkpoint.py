@@ -87,7 +87,7 @@ def manifest_of(facts: Mapping[str, Any]) -> str:
 
 
 def _read_manifest(checkpoint: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((checkpoint / MANIFEST).read_text())
+    found: dict[str, Any] = json.loads((checkpoint / MANIFEST).read_text("utf-8"))
     said = found.pop("checksum", None)  # there was none at first
     if said is not None and said != _checksum_of(found):
         raise ValueError(f"{checkpoint / MANIFEST} is not as it was written")

@@ -164,7 +164,7 @@ class CheckpointWriter:
         """Make what is written a checkpoint."""
         self._facts["files"] = {name: {"bytes": size, "crc32c": found} for name, (size, found) in files.items()}
         with new_file(self._target / MANIFEST) as partial_manifest:
-            partial_manifest.write_text(manifest_of(self._facts))
+            partial_manifest.write_text(manifest_of(self._facts), encoding="utf-8")
         self._remove_undone()
         self._remove_old()
         self._publish(self._target)

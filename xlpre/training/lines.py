@@ -39,7 +39,7 @@ def rewrite(path: Path, keep: Callable[[int], bool], as_text: Callable[[Mapping[
         if keep(read["step"]):
             kept.append(read)
     with new_file(path) as partial:
-        partial.write_text("".join(as_text(line) + "\n" for line in [*kept, *more]))
+        partial.write_text("".join(as_text(line) + "\n" for line in [*kept, *more]), encoding="utf-8")
 
 
 def _placed(path: Path) -> list[tuple[str, bytes]]:

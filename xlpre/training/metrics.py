@@ -47,7 +47,7 @@ class MetricsLog:
         """One line; numbers also go to TensorBoard and Weights & Biases, as they are."""
         if self._board is None:
             return
-        with named(self._path), open(self._path, "a") as file:
+        with named(self._path), open(self._path, "a", encoding="utf-8") as file:
             file.write(_json({"step": step, **values}) + "\n")
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
         with named(self._path.with_name(BOARD)):
@@ -112,9 +112,14 @@ def _chart(folder: Path, step: int, project: str, name: str, settings: Mapping[s
     kept = folder / "wandb_id"
     if not (step and kept.exists()):
         with new_file(kept) as partial:
-            partial.write_text(uuid.uuid4().hex)
+            partial.write_text(uuid.uuid4().hex, encoding="utf-8")
     return wandb.init(
-        project=project, name=name, id=kept.read_text(), resume="allow", dir=str(folder.absolute()), config=settings
+        project=project,
+        name=name,
+        id=kept.read_text("utf-8"),
+        resume="allow",
+        dir=str(folder.absolute()),
+        config=settings,
     )
 
 

@@ -30,6 +30,7 @@ from xlpre.text.tokenizer import Tokenizer, TokenizerConfig, train
 def small(monkeypatch):
     """Units, shards and batches so small that a little text makes many."""
     monkeypatch.setattr(corpus, "UNIT_BYTES", 3000)
+    monkeypatch.setattr(corpus, "SMALL_BYTES", 0)
     monkeypatch.setattr(building, "SHARD_CHARACTERS", 2000)
     monkeypatch.setattr(building, "BATCH_CHARACTERS", 500)
 
@@ -137,13 +138,29 @@ def test_a_file_that_changed_is_read_again_and_the_others_are_not(small, files, 
     assert seen == [["Ba be."], ["Bi bo."]]
 
 
+def test_many_small_files_are_few_shards_and_their_documents_stay_apart(tmp_path, tokenizer, monkeypatch):
+    (tmp_path / "text").mkdir()
+    words = [f"b{a} b{b} b{c}" for a in "aeiou" for b in "aeiou" for c in "aeiou"]
+    for number, text in enumerate(words):
+        (tmp_path / "text" / f"{number:03d}.txt").write_text(text)
+    (tmp_path / "text" / "050.txt").write_text("ba be\n\n" * 60_000)  # large
+    config = TextConfig(source=f"{tmp_path}/text/*.txt", held_out=0.1, workers=1)
+    assert [len(group) for group in units_of(config)] == [50, 1, 74]
+    made, encode = [], building._Job.encode
+    monkeypatch.setattr(building._Job, "encode", lambda *given: made.append(encode(*given)))
+    store = build_store(tmp_path / "store", config, tokenizer)
+    assert len(made) == 3
+    assert store.meta["train_n_documents"] + store.meta["held_out_n_documents"] == len(words) - 1 + 60_000
+
+
 SCRIPT = """
 import sys
 from xlpre.data import building
 from xlpre.text import corpus
 from xlpre.text.corpus import TextConfig
 from xlpre.text.tokenizer import Tokenizer
-corpus.UNIT_BYTES, building.SHARD_CHARACTERS, building.BATCH_CHARACTERS = 20_000, 4000, 1000
+corpus.UNIT_BYTES, corpus.SMALL_BYTES = 20_000, 0
+building.SHARD_CHARACTERS, building.BATCH_CHARACTERS = 4000, 1000
 source, target, vocabulary, workers = sys.argv[1:]
 building.build_store(target, TextConfig(source=source, held_out=0.1, workers=int(workers)), Tokenizer.load(vocabulary))
 """

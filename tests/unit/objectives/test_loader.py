@@ -115,6 +115,7 @@ def test_a_blank_is_hidden_and_sees_the_text_but_no_other_blank(tokenizer):
     [
         ("Ba di.", "has no blank; mark one with ____"),
         ("", "has no blank"),
+        ("def __init__(self): di.", "has no blank"),
         ("ba " * 3000 + "____", "at most 2,048"),
         ("<eop> ____ di.", "has <eop>, which is no text"),
     ],

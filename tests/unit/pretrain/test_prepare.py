@@ -7,7 +7,7 @@ from pretrain.config import PretrainConfig
 from pretrain.prepare import make_store
 from pretrain.train_tokenizer import make_tokenizer
 from xlpre.data.layout import DataConfig
-from xlpre.text import symbols
+from xlpre.text import corpus, symbols
 from xlpre.text.corpus import TextConfig
 from xlpre.text.tokenizer import TokenizerConfig
 
@@ -55,7 +55,8 @@ def test_a_text_with_too_few_documents_leaves_nothing(config, tmp_path):
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_what_is_kept_of_a_text_that_cannot_be_read_is_said(config, text_file, tmp_path):
+def test_what_is_kept_of_a_text_that_cannot_be_read_is_said(config, text_file, tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus, "SMALL_BYTES", 0)  # each file by itself
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_bytes(text_file.read_bytes())
     (tmp_path / "texts" / "b.txt").write_bytes(b"Ba be.\n\xff")

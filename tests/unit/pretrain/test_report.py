@@ -1,10 +1,18 @@
+import json
+import os
+import subprocess
+import sys
 from contextlib import closing
 
 import pytest
 
-from pretrain.config import PretrainConfig
+from pretrain.config import EvalConfig, PretrainConfig
+from pretrain.fill import Filled
 from pretrain.report import _loss_plot, write_report
+from pretrain.samples import Samples
+from tests.conftest import REPOSITORY
 from xlpre.config import dump
+from xlpre.text import symbols
 from xlpre.text.corpus import TextConfig
 from xlpre.training.metrics import MetricsLog
 
@@ -34,6 +42,53 @@ def test_a_page_can_be_made_of_a_run_whose_losses_were_not_all_finite(tmp_path):
         log.write(step, held_out_loss=loss, held_out_unigram=6.0, held_out_accuracy=0.0, tokens=step, seconds=1.0)
     log.close()
     assert "held-out loss<b>nan nats" in write_report(tmp_path).read_text()
+
+
+IN_ANY_LOCALE = """
+import sys
+from pathlib import Path
+from pretrain.report import write_report
+from pretrain.samples import read_samples
+from tests.unit.pretrain.test_report import write_run, write_samples
+from xlpre.command import run_command
+folder = Path(sys.argv[1])
+write_run(folder, "gr\\u00f6\\u00dfe", source="\\u4e2d/*.txt")
+write_samples(folder, "\\u4eca\\u5929 ____")
+run_command(lambda: print(write_report(folder).name, read_samples(folder)[0]["filled"][0]["text"]))
+"""
+
+
+def write_samples(folder, text):
+    samples = Samples(PretrainConfig(run_dir=str(folder), eval=EvalConfig(sentences=[text])), None, Words())
+    samples.write(0, [Filled(text, [[(text, 1.0)]], [])])
+
+
+class Words:
+    """A vocabulary of which nothing is wanted."""
+
+    pieces = ()
+
+    def encode(self, text):
+        return [symbols.EOP]
+
+
+def test_files_of_a_run_are_utf_8_in_any_locale(tmp_path):
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-c", IN_ANY_LOCALE, str(tmp_path)]
+    done = subprocess.run(command, env={**os.environ, **ascii_only}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[0] == r"report.html \u4eca\u5929 ____"  # what the terminal has no letters for
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert "größe" in page and "text: 中/*.txt" in page and "今天 ____" in page
+
+
+def test_what_is_written_from_right_to_left_is_shown_so(tmp_path):
+    write_run(tmp_path, "mine")
+    line = {"text": "الولد ____ كتاب.", "blanks": [[["قرأ", 0.5], ["كان", 0.1]]], "truth": ["قرأ"]}
+    (tmp_path / "samples.jsonl").write_text(json.dumps({"step": 0, "filled": [line]}) + "\n")
+    page = write_report(tmp_path).read_text("utf-8")
+    assert "<td colspan=2 dir=auto>الولد ____ كتاب. <b>(<bdi>قرأ</bdi>)</b>" in page
+    assert "<bdi>قرأ</bdi> <span class=p>50.0%</span>" in page  # else its neighbours' numbers change places
 
 
 @pytest.mark.parametrize("n_points", [1, 2])

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from pretrain.config import PretrainConfig
+from pretrain.fill import plain
 from pretrain.samples import Samples, read_samples
 from xlpre.config import load
 
@@ -20,3 +21,20 @@ def test_a_damaged_line_is_named_and_does_not_end_a_run(tmp_path, store, tokeniz
         read_samples(tmp_path)
     Samples(load(PretrainConfig, None, [f"run_dir={tmp_path}"]), store, tokenizer).write(3, [])
     assert [line["step"] for line in read_samples(tmp_path)] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("piece", "shown"),
+    [
+        ("▁house", "house"),
+        ("ing", "-ing"),
+        ("▁", "␣"),
+        (".", "."),
+        ("▁中国", "中国"),
+        ("中国", "中国"),
+        ("です", "です"),
+    ]
+    + [("ี่", "◌ี่"), ("लड़", "-लड़"), ("ी", "-◌ी"), ("الكتاب", "-الكتاب"), ("2", "-2")],
+)
+def test_a_hyphen_says_that_a_piece_goes_on_a_word_where_words_are_written_with_spaces(piece, shown):
+    assert plain(piece) == shown

@@ -58,6 +58,7 @@ def test_docstrings_are_always_there_and_read_as_prose():
 BAD = {
     "nothing.txt": (None, "matches no file"),
     "bytes.txt": (b"fine\n\xff\xfe broken\n", "bytes.txt, line 2: not UTF-8"),
+    "wide.txt": ("fine\n".encode("utf-16"), "wide.txt, line 1: UTF-16, .* convert it: iconv"),
     "cut.txt.gz": (gzip.compress(b"some text\n" * 9999)[:60], "cut.txt.gz, after line"),
     "flipped.txt.gz": (gzip.compress(b"some text %d\n" * 99)[:12] + b"\xff" * 40, "flipped.txt.gz, after line"),
     "noise.txt.gz": (b"no gzip at all", "noise.txt.gz, after line 0: cannot be read"),
@@ -98,6 +99,13 @@ def test_parquet_counts_rows_from_the_files_first_and_may_be_empty(tmp_path):
         read(tmp_path / "none.parquet")
     mixture = {f"{tmp_path}/none.parquet": 1.0, f"{tmp_path}/a.txt": 1.0}
     assert list(documents(TextConfig(mixture=mixture, limit_mb=1))) == [["one"]]
+
+
+def test_a_file_may_have_the_name_of_a_glob(tmp_path):
+    (tmp_path / "a[1].txt").write_text("one")
+    (tmp_path / "a1.txt").write_text("two")
+    assert list(documents(TextConfig(source=f"{tmp_path}/a[1].txt"))) == [["one"]]
+    assert list(documents(TextConfig(source=f"{tmp_path}/*[1].txt"))) == [["two"]]
 
 
 def test_a_folder_is_refused(tmp_path):

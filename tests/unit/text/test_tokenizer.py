@@ -1,6 +1,12 @@
+import signal
+import subprocess
+import sys
+import time
+
 import numpy as np
 import pytest
 
+from tests.conftest import REPOSITORY
 from xlpre.text import symbols
 from xlpre.text.tokenizer import LONGEST_SENTENCE, Tokenizer, TokenizerConfig, _cut, train
 
@@ -132,3 +138,25 @@ def test_a_line_too_long_for_sentencepiece_is_learned_from_in_parts(space):
     assert "".join(parts) == line and all(len(part.encode()) <= LONGEST_SENTENCE for part in parts)
     if space:
         assert all(part.startswith(" ") for part in parts[1:])
+
+
+LEARNS_FOR_MINUTES = """
+import random
+from xlpre.text.tokenizer import TokenizerConfig, train
+draw = random.Random(1)
+words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=8)) for _ in range(200_000)]
+def documents():
+    yield [" ".join(words)]
+    print("read", flush=True)
+train(documents(), TokenizerConfig(vocab_size=8000))
+"""
+
+
+def test_ctrl_c_is_heard_while_a_vocabulary_is_learned():
+    learning = subprocess.Popen([sys.executable, "-c", LEARNS_FOR_MINUTES], stdout=subprocess.PIPE, cwd=REPOSITORY)
+    assert learning.stdout.readline() == b"read\n"
+    time.sleep(1.5)
+    learning.send_signal(signal.SIGINT)
+    begun = time.monotonic()
+    assert learning.wait(60) == -signal.SIGINT
+    assert time.monotonic() - begun < 3

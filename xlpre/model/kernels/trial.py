@@ -65,13 +65,13 @@ def _verdict(device: torch.device, dtype: torch.dtype, width: int) -> bool:
     about = (torch.cuda.get_device_name(device), str(dtype), width, torch.__version__, version("triton"), kernels)
     name = f"trial-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}.json"
     try:
-        found = json.loads((cache_folder() / name).read_text())
+        found = json.loads((cache_folder() / name).read_text("utf-8"))
     except (OSError, RuntimeError, ValueError):
         _say("trying the GPU kernels of attention on this machine, once; that takes a minute or so")
         found = tried(str(device), dtype, width)
         if "off_by" in found:
             with suppress(OSError, RuntimeError), new_file(cache_folder() / name) as partial:
-                partial.write_text(json.dumps(found, indent=1))
+                partial.write_text(json.dumps(found, indent=1), encoding="utf-8")
     if not found["taken"]:
         again = f"without {name} in ~/.cache/xlpre" if "off_by" in found else "at the next start"
         _say(f"attention takes torch's, not the GPU kernels of this project: {found['why']} (tried again {again})")
