@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from xlpre.atomic import new_folder
@@ -25,6 +24,7 @@ from xlpre.exchange import hf, ours, passport, tf
 from xlpre.exchange.hf_tokenizer import read_preprocess, read_vocabulary, write_tokenizer
 from xlpre.model.backbone import Backbone
 from xlpre.model.config import ModelConfig
+from xlpre.model.initialization import made_with
 from xlpre.model.language_model import LanguageModel, without_data
 from xlpre.objectives.build import OBJECTIVES
 from xlpre.tensors import check_finite
@@ -62,15 +62,12 @@ class ModelFolder:
 
     def model(self) -> LanguageModel:
         """The language model, ready to evaluate."""
-        model = LanguageModel(self.config, OBJECTIVES[self.objective].two_streams, self.next_sentence)
-        put_weights(self.weights, model)
-        return model.eval()
+        two_streams = OBJECTIVES[self.objective].two_streams
+        return made_with(self.weights, lambda: LanguageModel(self.config, two_streams, self.next_sentence)).eval()
 
     def reader(self) -> Backbone:
         """The backbone as fine-tuning reads with it, ready to evaluate: its hidden states are those of the content stream."""
-        model = LanguageModel(self.config, two_streams=False)
-        put_weights(self.weights, model)
-        return model.eval().backbone
+        return made_with(self.weights, lambda: LanguageModel(self.config, two_streams=False)).eval().backbone
 
     def vocabulary(self, origin: object) -> Tokenizer:
         """The vocabulary; ValueError naming `origin`, the folder, if it has none."""
@@ -169,13 +166,6 @@ def _read(path: Path) -> ModelFolder:
     raise ValueError(
         f"{path}/config.json: neither format {ours.FORMAT!r} nor model_type 'xlnet' in it; what can be read is {KINDS}"
     )
-
-
-@torch.no_grad()
-def put_weights(weights: Mapping[str, Tensor], model: LanguageModel) -> None:
-    """Copy `weights` into `model`, whose shape they have; a parameter that layers share has one name."""
-    for name, parameter in model.named_parameters():
-        parameter.copy_(weights[name])
 
 
 def _ours(path: Path, settings: dict[str, Any]) -> ModelFolder:
