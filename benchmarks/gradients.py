@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,8 @@ def watch(config: PretrainConfig, steps: Sequence[int]) -> list[dict[str, Any]]:
     """Train up to the last of `steps`, and look at each of them."""
     foundation = Foundation(config, ())
     seed_everything(config.seed)
-    model = LanguageModel(foundation.start.shape, foundation.objective.two_streams, config.objective.next_sentence)
-    foundation.start.put_weights(model)
+    shape, two_streams = foundation.start.shape, foundation.objective.two_streams
+    model = foundation.start.model(partial(LanguageModel, shape, two_streams, config.objective.next_sentence))
     optimizer = build_optimizer(model, config.optim, guarded=True)
     rows = range(config.train.batch_size)
     memory: Any = first_memory(foundation.start.shape, len(rows), device=torch.device("cpu"), dtype=torch.float32)

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -29,6 +30,7 @@ from finetune.task import Outputs, Prediction, Task
 from finetune.tasks import build_task
 from xlpre.atomic import linked_copy, new_file
 from xlpre.exchange.fine_tuned import FineTuned, load_fine_tuned, save_fine_tuned
+from xlpre.model.initialization import made_with
 from xlpre.tables import write_table
 from xlpre.training.checkpoint import check_facts
 from xlpre.training.distributed import Talk, is_main
@@ -162,8 +164,7 @@ def _kept(foundation: Foundation, folder: Path, device: torch.device) -> tuple[T
     """The model that a run kept, in fp32, and what its folder holds."""
     saved = load_fine_tuned(folder / KEPT)
     check_head(folder / KEPT, saved.head, foundation.task, foundation.shape)
-    model = TaskModel(foundation.shape, foundation.task)
-    model.put(saved.weights)
+    model = made_with(saved.weights, partial(TaskModel, foundation.shape, foundation.task))
     return model.to(device).eval(), saved
 
 

@@ -16,6 +16,7 @@ from finetune.evaluation import answer, device_pass_tokens, measure
 from finetune.foundation import Foundation
 from finetune.model import TaskModel
 from xlpre.exchange.fine_tuned import load_fine_tuned, save_fine_tuned
+from xlpre.model.initialization import made_with
 from xlpre.model.kernels.backend import settled
 from xlpre.training import checkpoint
 from xlpre.training.checkpoint_writer import CheckpointWriter
@@ -131,12 +132,13 @@ class Job:
         shape = self.foundation.shape
         found = settled(shape.attention, self.device, self._dtype, shape.head_width) if is_main() else ""
         attention: Any = self.talk.from_main(found)  # what process 0 finds fastest
-        model = TaskModel(dataclasses.replace(shape, attention=attention), self.foundation.task)
+        build = partial(TaskModel, dataclasses.replace(shape, attention=attention), self.foundation.task)
+        weights = load_fine_tuned(saved / checkpoint.MODEL).weights if saved else {}
+        model = made_with(weights, build) if saved else build()
+        if not saved and not config.from_scratch:  # the head keeps the values that it begins with
+            model.put(self.foundation.folder.weights)
         if config.train.activation_checkpointing:
             model.backbone.recompute_layers()
-        weights = load_fine_tuned(saved / checkpoint.MODEL).weights if saved else self.foundation.folder.weights
-        if saved or not config.from_scratch:
-            model.put(weights)
         settings = settings_for(config.train, config.optim, self.device, n_processes(), config.deepspeed)
         self.engine = build_engine(model, settings, config.train, config.optim, self.device)
         if saved:

@@ -15,6 +15,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from finetune.squad_files import questions_in
 from finetune.task import Prediction, Task
 from xlpre.command import run_command
 from xlpre.exchange.fine_tuned import FineTuned
+from xlpre.model.initialization import made_with
 from xlpre.text.files import STDIN, Meter, read_lines
 from xlpre.text.json_objects import parse_object
 from xlpre.text.tokenizer import Tokenizer
@@ -50,9 +52,7 @@ def predict(
     Raises:
         ValueError: a line that is not as the task wants it, once those before it are answered.
     """
-    network = TaskModel(model.folder.config, task)
-    network.put(model.weights)
-    network.to(use_device())
+    network = made_with(model.weights, partial(TaskModel, model.folder.config, task)).to(use_device())
     tokenizer, pass_tokens = model.folder.vocabulary("the folder"), device_pass_tokens(None, network.device)
     rest, talk = iter(lines), Talk()
     fault = None

@@ -2,10 +2,12 @@
 
 python pretrain/export.py runs/quickstart exported/quickstart
 python pretrain/export.py runs/quickstart exported/quickstart_hf --hf
+python pretrain/export.py runs/quickstart exported/quickstart_tf --tf
 python pretrain/export.py downloads/xlnet_cased_L-12_H-768_A-12 exported/xlnet_base
 
 The source is a run folder, finished or not (its newest checkpoint is meant), or a folder of a model: ours, of Hugging Face's XLNet, or
-of the original TensorFlow release. With --hf, `XLNetLMHeadModel.from_pretrained` and `AutoTokenizer.from_pretrained` open the result.
+of the original TensorFlow release. With --hf, `XLNetLMHeadModel.from_pretrained` and `AutoTokenizer.from_pretrained` open the result. With
+--tf, it is laid out as that release is, and the original's code goes on from it.
 """
 
 from __future__ import annotations
@@ -17,10 +19,16 @@ from pathlib import Path
 from typing import get_args
 
 from xlpre.command import run_command
-from xlpre.exchange.folder import ModelFolder, load_folder, save_folder, save_huggingface
+from xlpre.exchange.folder import ModelFolder, load_folder, save_folder, save_huggingface, save_release
 from xlpre.text.preprocess import Preprocess
 from xlpre.text.tokenizer import Tokenizer
 from xlpre.training import checkpoint
+
+KINDS = {
+    "ours": (save_folder, ""),
+    "hf": (save_huggingface, " for Hugging Face's transformers"),
+    "tf": (save_release, " for the original's TensorFlow code"),
+}
 
 
 def find_model(source: Path) -> ModelFolder:
@@ -43,7 +51,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, help="a run folder such as runs/quickstart, or a model's folder")
     parser.add_argument("target", type=Path, help="the folder to write; one that is there is never overwritten")
-    parser.add_argument("--hf", action="store_true", help="for Hugging Face's transformers")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.set_defaults(kind="ours")
+    kinds.add_argument("--hf", dest="kind", action="store_const", const="hf", help="for Hugging Face's transformers")
+    kinds.add_argument("--tf", dest="kind", action="store_const", const="tf", help="for the original's TensorFlow code")
     parser.add_argument(
         "--preprocess",
         choices=get_args(Preprocess),
@@ -60,11 +71,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             )
         tokenizer = Tokenizer(folder.tokenizer.model, str(words.source), words.preprocess)
         folder = dataclasses.replace(folder, tokenizer=tokenizer)
-    (save_huggingface if words.hf else save_folder)(words.target, folder)
+    save, reader = KINDS[words.kind]
+    save(words.target, folder)
     step = f" at step {folder.facts['step']:,}" if "step" in folder.facts else ""
     if folder.tokenizer and not folder.facts and not words.preprocess:
         print(f"{words.source} does not say how its text was prepared: taken as cased; --preprocess says otherwise")
-    print(f"{words.source}{step}: written to {words.target}" + (" for Hugging Face's transformers" if words.hf else ""))
+    print(f"{words.source}{step}: written to {words.target}{reader}")
 
 
 if __name__ == "__main__":

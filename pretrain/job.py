@@ -19,7 +19,8 @@ from pretrain.samples import Samples
 from xlpre.atomic import exclusive, linked_copy
 from xlpre.batch import Batch
 from xlpre.config import NOTHING, Given, dump
-from xlpre.exchange.folder import ModelFolder, load_folder, put_weights, save_folder
+from xlpre.exchange.folder import ModelFolder, load_folder, save_folder
+from xlpre.model.initialization import made_with
 from xlpre.model.kernels.backend import settled
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import Memory, first_memory
@@ -196,14 +197,12 @@ class Job:
         config = self.config
         seed_everything(config.seed)  # the same starting values on every process
         shape = dataclasses.replace(self.shape, attention=self._attention())
-        model = LanguageModel(shape, self._foundation.objective.two_streams, config.objective.next_sentence)
+        two_streams, next_sentence = self._foundation.objective.two_streams, config.objective.next_sentence
+        build = partial(LanguageModel, shape, two_streams, next_sentence)
+        weights = load_folder(saved / checkpoint.MODEL).weights if saved else {}
+        model = made_with(weights, build) if saved else self._foundation.start.model(build)
         if config.train.activation_checkpointing:
             model.backbone.recompute_layers()
-        weights = load_folder(saved / checkpoint.MODEL).weights if saved else {}
-        if saved:
-            put_weights(weights, model)
-        else:
-            self._foundation.start.put_weights(model)
         self.engine = build_engine(model, self._settings, config.train, config.optim, self.device)
         if not saved:
             self.memories = [

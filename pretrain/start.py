@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from pretrain.config import PretrainConfig
 from xlpre.config import Given
 from xlpre.data.store import TokenStore
-from xlpre.exchange.folder import ModelFolder, load_init, put_weights
+from xlpre.exchange.folder import ModelFolder, load_init
 from xlpre.model.config import ModelConfig
+from xlpre.model.initialization import made_with, put_weights
 from xlpre.model.language_model import LanguageModel
 from xlpre.text.corpus import TextConfig
 from xlpre.text.tokenizer import Tokenizer
@@ -77,12 +79,16 @@ class Start:
         text = TextConfig(**self.store.meta["source"])
         return dataclasses.replace(self._config, model=self.shape, text=text, tokenizer=vocabulary)
 
-    def put_weights(self, model: LanguageModel) -> None:
-        """Give `model` the folder's weights, if there is one."""
-        if self._folder:
-            # a head that the folder has not keeps the values it begins with
-            begun = dict(model.auxiliary.named_parameters(prefix="auxiliary"))
-            put_weights({**begun, **self._folder.weights}, model)
+    def model(self, build: Callable[[], LanguageModel]) -> LanguageModel:
+        """What `build` makes, with the folder's weights, if there is one."""
+        if not self._folder:
+            return build()
+        weights = self._folder.weights
+        if self._folder.next_sentence or not self._config.objective.next_sentence:
+            return made_with(weights, build)
+        model = build()  # the head keeps the values it begins with
+        put_weights({**weights, **dict(model.auxiliary.named_parameters(prefix="auxiliary"))}, model)
+        return model
 
 
 def _merged(model: ModelConfig, has: ModelConfig, given: Given, init: str) -> tuple[ModelConfig, list[str]]:

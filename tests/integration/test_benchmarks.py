@@ -62,6 +62,14 @@ def test_batches_are_timed():
     assert rates["permutation"] > 0 and "permutation with dense masks" in rates
 
 
+def test_opening_a_model_folder_is_timed():
+    done = run("benchmarks/opening.py", "--config", '{"n_layer": 1, "d_model": 16, "n_head": 2}', "--rounds", 2)
+    assert done.returncode == 0, done.stderr
+    line = json.loads(done.stdout)
+    assert all(len(line[way][clock]) == 2 for way in ("model", "reader") for clock in ("cpu_s", "wall_s"))
+    assert line["n_parameters"] > 32000 * 16
+
+
 @pytest.fixture
 def benchmark(monkeypatch):
     """A script of `benchmarks/` as a module."""

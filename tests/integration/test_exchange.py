@@ -34,11 +34,12 @@ def trained(finished, tmp_path):
 
 def test_training_goes_on_from_any_kind_of_folder(trained, words, tmp_path):
     ours = trained / "model"
-    done = run("pretrain/export.py", trained, tmp_path / "hf", "--hf")
-    assert done.returncode == 0 and "step 10" in done.stdout, done.stderr
+    for kind in ("hf", "tf"):
+        done = run("pretrain/export.py", trained, tmp_path / kind, f"--{kind}")
+        assert done.returncode == 0 and "step 10" in done.stdout, done.stderr
     jobs = [
         words(f"from{number}", train__steps=2, schedule__warmup_steps=2, init=source)
-        for number, source in enumerate((ours, tmp_path / "hf"))
+        for number, source in enumerate((ours, tmp_path / "hf", tmp_path / "tf"))
     ]
     done = run("tests/integration/several_runs.py", json.dumps(jobs))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

@@ -21,8 +21,9 @@ from torch import Tensor
 
 from xlpre.atomic import new_folder
 from xlpre.exchange import hf, hf_heads, passport
-from xlpre.exchange.folder import ModelFolder, as_readable_as_the_rest, load_folder, write_files
+from xlpre.exchange.folder import ModelFolder, load_folder, unsaid, write_files
 from xlpre.exchange.hf_tokenizer import write_tokenizer
+from xlpre.exchange.ours import as_readable_as_the_rest
 from xlpre.model.config import ModelConfig
 from xlpre.tensors import check_finite, write_tensors
 
@@ -127,6 +128,5 @@ def save_huggingface_fine_tuned(
     with new_folder(path) as partial:
         hf.write_model(partial, folder.config, folder.weights, "permutation", settings, weights)
         write_tokenizer(tokenizer, partial, padding)
-        unsaid = {"model": dataclasses.asdict(folder.config), "objective": folder.objective}
-        passport.write(partial, tokenizer, {**folder.facts, **unsaid, "task": model.task})
+        passport.write(partial, tokenizer, {**folder.facts, **unsaid(folder), "task": model.task})
         as_readable_as_the_rest(partial / "model.safetensors")

@@ -5,37 +5,32 @@ config.json         `model`: ModelConfig, `objective`: its name
 spiece.model        the SentencePiece vocabulary
 passport.json       vocabulary hash, special ids, data fingerprint, step, revision, versions
 
-`load_folder` also reads a folder of Hugging Face's XLNet and one of the original TensorFlow release, told apart on sight.
+`load_folder` also reads a folder of Hugging Face's XLNet and one of the original TensorFlow release, told apart on sight;
+`save_huggingface` and `save_release` write them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors
-import safetensors.torch
-import torch
 from torch import Tensor
 
 from xlpre.atomic import new_folder
-from xlpre.config import from_mapping
-from xlpre.exchange import hf, passport, tf
+from xlpre.exchange import hf, ours, passport, tf
 from xlpre.exchange.hf_tokenizer import read_preprocess, read_vocabulary, write_tokenizer
 from xlpre.model.backbone import Backbone
 from xlpre.model.config import ModelConfig
+from xlpre.model.initialization import made_with
 from xlpre.model.language_model import LanguageModel, without_data
 from xlpre.objectives.build import OBJECTIVES
-from xlpre.tensors import check_finite, write_tensors
+from xlpre.tensors import check_finite
 from xlpre.text.preprocess import Preprocess
 from xlpre.text.tokenizer import Tokenizer
 
-FORMAT = "xlpre"
 KINDS = f"a model folder of xlpre (config.json), a folder of Hugging Face's XLNet (config.json), or a TensorFlow release ({tf.CONFIG})"
 
 
@@ -67,15 +62,12 @@ class ModelFolder:
 
     def model(self) -> LanguageModel:
         """The language model, ready to evaluate."""
-        model = LanguageModel(self.config, OBJECTIVES[self.objective].two_streams, self.next_sentence)
-        put_weights(self.weights, model)
-        return model.eval()
+        two_streams = OBJECTIVES[self.objective].two_streams
+        return made_with(self.weights, lambda: LanguageModel(self.config, two_streams, self.next_sentence)).eval()
 
     def reader(self) -> Backbone:
         """The backbone as fine-tuning reads with it, ready to evaluate: its hidden states are those of the content stream."""
-        model = LanguageModel(self.config, two_streams=False)
-        put_weights(self.weights, model)
-        return model.eval().backbone
+        return made_with(self.weights, lambda: LanguageModel(self.config, two_streams=False)).eval().backbone
 
     def vocabulary(self, origin: object) -> Tokenizer:
         """The vocabulary; ValueError naming `origin`, the folder, if it has none."""
@@ -93,12 +85,9 @@ def save_folder(path: str | Path, folder: ModelFolder) -> None:
 def write_files(path: Path, folder: ModelFolder) -> None:
     """Write the files of our own model folder into `path`, an empty one."""
     tokenizer = folder.vocabulary("the folder that the model was read from")
-    write_tensors(path / "model.safetensors", folder.weights)
-    content = {"format": FORMAT, "model": dataclasses.asdict(folder.config), "objective": folder.objective}
-    (path / "config.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+    ours.write_model(path, folder.config, folder.weights, folder.objective)
     tokenizer.save(path / "spiece.model")
     passport.write(path, tokenizer, folder.facts)
-    as_readable_as_the_rest(path / "model.safetensors")
 
 
 def save_huggingface(path: str | Path, folder: ModelFolder) -> None:
@@ -112,9 +101,27 @@ def save_huggingface(path: str | Path, folder: ModelFolder) -> None:
     with new_folder(path) as partial:
         hf.write_model(partial, folder.config, folder.weights, folder.objective)
         write_tokenizer(tokenizer, partial)
-        unsaid = {"model": dataclasses.asdict(folder.config), "objective": folder.objective}
-        passport.write(partial, tokenizer, {**folder.facts, **unsaid})
-        as_readable_as_the_rest(partial / "model.safetensors")
+        passport.write(partial, tokenizer, {**folder.facts, **unsaid(folder)})
+        ours.as_readable_as_the_rest(partial / "model.safetensors")
+
+
+def save_release(path: str | Path, folder: ModelFolder) -> None:
+    """Write a folder as the original's TensorFlow release is laid out, whole or not at all.
+
+    Raises:
+        ValueError: something that the original cannot express, by the name of its key.
+    """
+    tf.check_expressible(folder.config)
+    tokenizer = folder.vocabulary("the folder that the model was read from")
+    with new_folder(path) as partial:
+        tf.write_release(partial, folder.config, folder.weights)
+        tokenizer.save(partial / "spiece.model")
+        passport.write(partial, tokenizer, {**folder.facts, **unsaid(folder)})
+
+
+def unsaid(folder: ModelFolder) -> dict[str, Any]:
+    """What the passport says for a format that has no word for all of it."""
+    return {"model": dataclasses.asdict(folder.config), "objective": folder.objective}
 
 
 def load_folder(path: str | Path, spoilt: bool = False) -> ModelFolder:
@@ -150,58 +157,58 @@ def load_init(path: str) -> ModelFolder:
 
 def _read(path: Path) -> ModelFolder:
     if tf.is_release(path):
-        config, weights = tf.read_release(path)
-        model = path / "spiece.model"
-        tokenizer = Tokenizer.load(model, "cased") if model.exists() else None
-        return ModelFolder(config, weights, tokenizer, "permutation", {}, "tensorflow")
-    settings = _settings(path)
-    if settings.get("format") == FORMAT:
+        return _release(path)
+    settings = ours.read_settings(path, KINDS)
+    if settings.get("format") == ours.FORMAT:
         return _ours(path, settings)
     if settings.get("model_type") == "xlnet":
         return _huggingface(path, settings)
     raise ValueError(
-        f"{path}/config.json: neither format {FORMAT!r} nor model_type 'xlnet' in it; what can be read is {KINDS}"
+        f"{path}/config.json: neither format {ours.FORMAT!r} nor model_type 'xlnet' in it; what can be read is {KINDS}"
     )
-
-
-@torch.no_grad()
-def put_weights(weights: Mapping[str, Tensor], model: LanguageModel) -> None:
-    """Copy `weights` into `model`, whose shape they have; a parameter that layers share has one name."""
-    for name, parameter in model.named_parameters():
-        parameter.copy_(weights[name])
 
 
 def _ours(path: Path, settings: dict[str, Any]) -> ModelFolder:
     facts = passport.read(path)
     if facts is None:
         raise ValueError(f"{path}: {passport.FILE} is missing; copy the whole folder")
-    tokenizer = Tokenizer(read_vocabulary(path), str(path / "spiece.model"), facts["preprocess"])
-    passport.check_vocabulary(path, facts, tokenizer)
-    file, described = path / "model.safetensors", path / "config.json"
-    shape, objective = settings.get("model"), settings.get("objective")
-    if not isinstance(shape, dict) or not isinstance(objective, str):
-        raise ValueError(
-            f"{described}: not of this version of xlpre: it must hold `model`, an object, and `objective`, a name"
-        )
-    config = from_mapping(ModelConfig, shape, str(described))
-    try:
-        weights = safetensors.torch.load_file(file)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise ValueError(f"{file}: cannot be read: {str(error).splitlines()[0]}") from None
+    tokenizer = _vocabulary(path, facts, facts["preprocess"])
+    config, weights, objective = ours.read_model(path, settings)
     return ModelFolder(config, weights, tokenizer, objective, facts, "xlpre")
 
 
 def _huggingface(path: Path, settings: dict[str, Any]) -> ModelFolder:
     facts = passport.read(path) or {}
     config, weights, objective = hf.read_model(path, settings)
-    if was := facts.get("model"):  # ours once: what Hugging Face has no word for
-        config = dataclasses.replace(config, **{key: was[key] for key in ("dropatt", "mem_len", "init")})
-        objective = facts["objective"]
-    preprocess: Preprocess = facts["preprocess"] if facts else read_preprocess(path)
+    config, objective = _said(facts, config, objective, hf.UNSAID)
+    tokenizer = _vocabulary(path, facts, facts["preprocess"] if facts else read_preprocess(path))
+    return ModelFolder(config, weights, tokenizer, objective, facts, "huggingface")
+
+
+def _release(path: Path) -> ModelFolder:
+    facts = passport.read(path) or {}
+    config, weights = tf.read_release(path)
+    config, objective = _said(facts, config, "permutation", tf.UNSAID)
+    known = facts or (path / "spiece.model").exists()
+    tokenizer = _vocabulary(path, facts, facts.get("preprocess", "cased")) if known else None
+    return ModelFolder(config, weights, tokenizer, objective, facts, "tensorflow")
+
+
+def _said(
+    facts: Mapping[str, Any], config: ModelConfig, objective: str, unsaid: Sequence[str]
+) -> tuple[ModelConfig, str]:
+    """Shape and objective of a model in another's format, with what a passport of ours says where the format has no word (`unsaid`)."""
+    if not (was := facts.get("model")):
+        return config, objective
+    return dataclasses.replace(config, **{key: was[key] for key in unsaid}), facts["objective"]
+
+
+def _vocabulary(path: Path, facts: Mapping[str, Any], preprocess: Preprocess) -> Tokenizer:
+    """That of the folder `path`, which must be the one its passport knows, if it has one."""
     tokenizer = Tokenizer(read_vocabulary(path), str(path / "spiece.model"), preprocess)
     if facts:
         passport.check_vocabulary(path, facts, tokenizer)
-    return ModelFolder(config, weights, tokenizer, objective, facts, "huggingface")
+    return tokenizer
 
 
 def _checked(path: Path, folder: ModelFolder) -> ModelFolder:
@@ -226,35 +233,3 @@ def _checked(path: Path, folder: ModelFolder) -> ModelFolder:
             f"{path}: spiece.model has {len(folder.tokenizer)} pieces, the model {folder.config.vocab_size}; put the model's own there"
         )
     return folder
-
-
-def _settings(path: Path) -> dict[str, Any]:
-    file = path / "config.json"
-    if not path.is_dir():
-        missing = "there is no such folder" if not path.exists() else "not a folder"
-        raise ValueError(
-            f"{path}: {missing}; what can be read is {KINDS}, on this machine (a model of a hub must be fetched first)"
-        )
-    if not file.exists():
-        inside = path / "model"
-        run = next((parent for parent in path.parents if (parent / "model" / "config.json").exists()), None)
-        hint = (
-            f"did you mean {inside}?"
-            if inside.is_dir()
-            else f"did you mean {run}/model?"
-            if run
-            else f"what can be read is {KINDS}"
-        )
-        raise ValueError(f"{path}: not a model folder; {hint}")
-    try:
-        settings = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{file}: cannot be read: {error}") from None
-    if not isinstance(settings, dict):
-        raise ValueError(f"{file}: must hold an object, not a {type(settings).__name__}")
-    return settings
-
-
-def as_readable_as_the_rest(weights: Path) -> None:
-    """The safetensors library lets only the owner read its files."""
-    shutil.copymode(weights.with_name("config.json"), weights)

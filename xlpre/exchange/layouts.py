@@ -1,9 +1,13 @@
-"""How the same weight is laid out here and elsewhere, and under which name: pure tables, one entry a weight."""
+"""How the same weight is laid out here and elsewhere, and under which name: pure tables, one entry a weight.
+
+And which models have a place elsewhere at all.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,3 +79,31 @@ def to_theirs(table: list[Weight], ours: Mapping[str, Tensor], config: ModelConf
         else:
             stacked.setdefault(entry.theirs, []).append(array)  # rows are listed in order
     return found | {name: torch.stack(rows) for name, rows in stacked.items()}
+
+
+def check_expressible(config: ModelConfig, place: str, only: Mapping[str, Sequence[Any]]) -> None:
+    """Raise ValueError, by the name of the key, for a model that is no XLNet as published.
+
+    Args:
+        config: the model.
+        place: where it has no place then, for the message.
+        only: values that further keys may have there.
+    """
+    allowed: dict[str, Sequence[Any]] = {
+        "feed_forward": ("gelu", "relu"),
+        "norm": ("post",),
+        "attention_length": ("all",),
+        "positions": ("relative",),
+        "cutoffs": ([],),
+        "d_embed": (config.d_model,),
+        "scale_embedding": (False,),
+        "tie_embedding": (True,),
+        **only,
+    }
+    values = {**asdict(config), "d_head": config.head_width, "d_embed": config.embedding_width}
+    for key, known in allowed.items():
+        if values[key] not in known:
+            raise ValueError(
+                f"model.{key}={values[key]} has no place in {place}, where it is {' or '.join(map(str, known))}; "
+                "only a folder of ours holds such a model"
+            )

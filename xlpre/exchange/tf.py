@@ -1,6 +1,7 @@
-"""The original's TensorFlow release: xlnet_config.json, xlnet_model.ckpt.*, spiece.model; read without TensorFlow.
+"""The original's TensorFlow release: xlnet_config.json, xlnet_model.ckpt.*, spiece.model; read and written without TensorFlow.
 
-Source of names and shapes: zihangdai/xlnet modeling.py; of the files: its README, "Released Models".
+Source of names and shapes: zihangdai/xlnet modeling.py; of the settings: its xlnet.py, XLNetConfig; of the files: its README, "Released
+Models". The release's xlnet_model.ckpt.meta, a graph, is not written: neither tf.train.load_checkpoint nor init_from_checkpoint opens it.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xlpre.exchange.layouts import FROM_HEADS, LONE_ROW, TO_HEADS, TRANSPOSED, Weight, to_ours
-from xlpre.exchange.tensor_bundle import read_bundle
+from xlpre.exchange import layouts
+from xlpre.exchange.layouts import FROM_HEADS, LONE_ROW, TO_HEADS, TRANSPOSED, Weight, to_ours, to_theirs
+from xlpre.exchange.tensor_bundle import read_bundle, write_bundle
 from xlpre.model.config import ModelConfig
 
 CONFIG = "xlnet_config.json"
@@ -31,6 +33,10 @@ SETTINGS = {
     "untie_r": "untie_r",
     "ff_activation": "feed_forward",
 }
+# settings that it has no word for: flags of the original's commands, and where it started
+UNSAID = ("mem_len", "clamp_len", "dropout", "dropatt", "init", "init_std")
+NORM_EPS = 1e-12  # of tf.contrib.layers.layer_norm
+SEGMENTS = ("model/transformer/seg_embed", "model/transformer/r_s_bias")  # variables of the relative segment encoding
 
 
 def weights_of(config: ModelConfig) -> list[Weight]:
@@ -72,6 +78,19 @@ def from_arrays(config: ModelConfig, arrays: Mapping[str, np.ndarray]) -> dict[s
     return to_ours(weights_of(config), {name: torch.from_numpy(np.asarray(a)) for name, a in arrays.items()})
 
 
+def check_expressible(config: ModelConfig) -> None:
+    """Raise ValueError, by the name of the key, for a model that the original cannot be."""
+    layouts.check_expressible(config, "the original's TensorFlow code", {"norm_eps": (NORM_EPS,)})
+
+
+def write_release(path: Path, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
+    """Write config and checkpoint of a model that `check_expressible` has passed into the folder `path`."""
+    arrays = to_theirs(weights_of(config), weights, config)
+    write_bundle(path / CHECKPOINT, {name: array.numpy() for name, array in arrays.items()})
+    settings = {theirs: getattr(config, ours) for theirs, ours in SETTINGS.items()} | {"d_head": config.head_width}
+    (path / CONFIG).write_text(json.dumps(settings, indent=4, sort_keys=True), encoding="utf-8")
+
+
 def is_release(path: Path) -> bool:
     """Whether `path` is a folder of the TensorFlow release."""
     return (path / CONFIG).is_file()
@@ -84,9 +103,12 @@ def read_release(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
         ValueError: a file that is missing, cut or damaged, a setting that is not known, a variable that is not there.
     """
     config = _config(path / CONFIG)
+    wanted = {entry.theirs for entry in weights_of(config)}
+    arrays = read_bundle(path / CHECKPOINT, lambda name: name in wanted)
+    if not arrays.keys() & set(SEGMENTS):
+        config = dataclasses.replace(config, relative_segments=False)
     table = weights_of(config)
     wanted = {entry.theirs for entry in table}
-    arrays = read_bundle(path / CHECKPOINT, lambda name: name in wanted)
     if missing := sorted(wanted - arrays.keys()):
         raise ValueError(f"{path / CHECKPOINT}.index: the variable {missing[0]} of an XLNet is not in it")
     for entry in table:

@@ -6,14 +6,19 @@ Glorot uniform (zihangdai/xlnet modeling.py).
 `local`: as published, and then each head's position score is raised for the keys around one distance (1, -1, 2, -2, 3, ... head by
 head; a positive distance looks back). The model is unchanged and can unlearn it. Small models with published values sit at the unigram
 entropy for long, because their first position scores are all but flat; reports/first-pretraining shows both.
+
+A model whose weights are there already is built by `made_with`, which draws none.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from xlpre.model.config import ModelConfig
 from xlpre.model.positions import PositionTerm, distance_table
@@ -21,6 +26,9 @@ from xlpre.model.positions import PositionTerm, distance_table
 PEAK = 4.0  # nats by which the favoured distance starts above the far ones
 REACH = 64  # distances that the starting score is fitted on
 RIDGE = 1e-2  # keeps the fitted weights small
+DRAWS = (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)  # what ours and torch's layers begin with
+
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 def initialize(backbone: nn.Module, config: ModelConfig) -> None:
@@ -37,8 +45,8 @@ def initialize(backbone: nn.Module, config: ModelConfig) -> None:
             nn.init.normal_(parameter, std=config.init_std)
     if config.init == "local":
         terms = [module for module in backbone.modules() if isinstance(module, PositionTerm)]
-        for term in terms:
-            _look_at_neighbours(term, config)
+        if terms:
+            _look_at_neighbours(terms, config)
         for bias in {id(term.r_bias): term.r_bias for term in terms}.values():  # one, where all layers share it
             bias.data += bias.size(1) ** -0.5
 
@@ -49,17 +57,57 @@ def initialize_linear(linear: nn.Module, config: ModelConfig) -> None:
         nn.init.zeros_(parameter) if name == "bias" else nn.init.normal_(parameter, std=config.init_std)
 
 
+def made_with(weights: Mapping[str, Tensor], build: Callable[[], AnyModule]) -> AnyModule:
+    """The module that `build` makes, with `weights`; no starting values are drawn, and torch's generator stays as it is.
+
+    Raises:
+        ValueError: see put_weights.
+    """
+    with _Undrawn():
+        module = build()
+    put_weights(weights, module)
+    return module
+
+
 @torch.no_grad()
-def _look_at_neighbours(term: PositionTerm, config: ModelConfig) -> None:
-    """Add v w^T to a head's position-key matrix; with v added to its bias, v . W_r R[d] is the wanted score of distance d."""
+def put_weights(weights: Mapping[str, Tensor], module: nn.Module) -> None:
+    """Copy `weights` into every parameter of `module`, by its name; one that is shared has one name.
+
+    Raises:
+        ValueError: a parameter without weights, or with some of another shape.
+    """
+    for name, parameter in module.named_parameters():
+        if name not in weights or weights[name].shape != parameter.shape:
+            has = tuple(weights[name].shape) if name in weights else "not there"
+            raise ValueError(f"the weights of {name} are {has}, the model needs {tuple(parameter.shape)}")
+        parameter.copy_(weights[name])
+
+
+class _Undrawn(TorchFunctionMode):
+    """Parameters keep what is in their memory."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function in DRAWS:
+            return args[0] if args else kwargs["tensor"]
+        return function(*args, **kwargs)
+
+
+@torch.no_grad()
+def _look_at_neighbours(terms: list[PositionTerm], config: ModelConfig) -> None:
+    """Add v w^T to each head's position-key matrix; with v added to its bias, v . W_r R[d] is the wanted score of distance d."""
     table = distance_table(REACH, REACH, config.d_model, -1, device=torch.device("cpu"), dtype=torch.float32)[0]
     distance = torch.arange(REACH, -REACH, -1.0)
-    weights = term.key.weight.view(term.n_head, term.d_head, config.d_model)
-    for head in range(term.n_head):
+    n_head, d_head = terms[0].n_head, terms[0].d_head
+    direction = torch.full((d_head,), d_head**-0.5)
+    for head in range(n_head):
         favourite = (head // 2 + 1) * (1 if head % 2 == 0 else -1)
         wanted = PEAK * torch.exp(-0.5 * (distance - favourite) ** 2 / max(1.0, abs(favourite) / 2) ** 2)
-        direction = torch.full((term.d_head,), term.d_head**-0.5)
-        weights[head] += torch.outer(direction, _ridge(table, wanted)) * term.d_head**0.5  # scaled() divides by sqrt(E)
+        raised = torch.outer(direction, _ridge(table, wanted)) * d_head**0.5  # scaled() divides by sqrt(E)
+        for term in terms:
+            term.key.weight.view(n_head, d_head, config.d_model)[head] += raised
 
 
 def _ridge(table: Tensor, wanted: Tensor) -> Tensor:

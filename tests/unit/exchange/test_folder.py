@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 
 from xlpre.exchange import tf
-from xlpre.exchange.folder import ModelFolder, load_folder, save_folder, save_huggingface
+from xlpre.exchange.folder import ModelFolder, load_folder, save_folder, save_huggingface, save_release
 from xlpre.exchange.layouts import to_theirs
 from xlpre.exchange.tensor_bundle import write_bundle
 from xlpre.model.config import ModelConfig
@@ -87,10 +87,11 @@ def test_the_head_of_next_sentence_prediction_stays_in_our_own_folder_alone(toke
     assert back.next_sentence and back.weights.keys() == folder.weights.keys()
     head = back.model().auxiliary["next_sentence"]
     assert torch.equal(head.dense.weight, folder.weights["auxiliary.next_sentence.dense.weight"])
-    save_huggingface(tmp_path / "theirs", folder)
-    left = load_folder(tmp_path / "theirs")
-    assert not left.next_sentence and not left.model().auxiliary
-    assert left.weights.keys() == {name for name in folder.weights if not name.startswith("auxiliary.")}
+    for save in (save_huggingface, save_release):
+        save(tmp_path / "theirs", folder)
+        left = load_folder(tmp_path / "theirs")
+        assert not left.next_sentence and not left.model().auxiliary
+        assert left.weights.keys() == {name for name in folder.weights if not name.startswith("auxiliary.")}
     fewer = {name: weight for name, weight in folder.weights.items() if not name.endswith("dense.bias")}
     save_folder(tmp_path / "cut", dataclasses.replace(folder, weights=fewer))
     with pytest.raises(ValueError, match=r"auxiliary.next_sentence.dense.bias is missing from the weights"):

@@ -1,7 +1,10 @@
+from functools import partial
+
 import pytest
 import torch
 
 from xlpre.model.config import ModelConfig
+from xlpre.model.initialization import made_with, put_weights
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.positions import distance_table
 
@@ -37,3 +40,26 @@ def test_a_local_start_makes_each_head_prefer_one_distance():
 def test_shapes_that_cannot_be_are_refused_by_their_key(settings):
     with pytest.raises(ValueError, match="model"):
         ModelConfig(**{**SHAPE, **settings})
+
+
+@pytest.mark.parametrize("settings", [{}, {"init": "local", "untie_r": False}, {"cutoffs": [50], "div_value": 2}])
+def test_a_model_made_with_weights_has_all_of_them_and_draws_nothing(settings):
+    build = partial(LanguageModel, ModelConfig(**SHAPE, **settings), True, next_sentence=True)
+    first = build()
+    before = torch.get_rng_state()
+    second = made_with(dict(first.named_parameters()), build)
+    assert torch.equal(torch.get_rng_state(), before)
+    for (name, ours), theirs in zip(second.named_parameters(), first.parameters(), strict=True):
+        assert torch.equal(ours, theirs) and ours.requires_grad and ours is not theirs, name
+    drawn = {name: not torch.equal(p, dict(first.named_parameters())[name]) for name, p in build().named_parameters()}
+    assert drawn["backbone.mask_embedding"] and drawn["auxiliary.next_sentence.logits.weight"]  # afterwards as ever
+
+
+def test_no_parameter_is_left_without_weights_or_given_others_than_it_needs():
+    build = partial(LanguageModel, ModelConfig(**SHAPE), True)
+    weights = dict(build().named_parameters())
+    fewer = {name: weight for name, weight in weights.items() if name != "output.bias"}
+    with pytest.raises(ValueError, match=r"the weights of output.bias are not there, the model needs \(500,\)"):
+        made_with(fewer, build)
+    with pytest.raises(ValueError, match=r"the weights of output.bias are \(1,\), the model needs \(500,\)"):
+        put_weights({**weights, "output.bias": torch.zeros(1)}, build())

@@ -1,6 +1,7 @@
 """What a pretraining starts from, without a process."""
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
@@ -23,9 +24,10 @@ def test_the_head_of_next_sentence_prediction_goes_on_where_the_folder_has_it(st
     (save_folder if kind == "ours" else save_huggingface)(tmp_path / kind, folder)
     words = tiny_words(store, tmp_path, init=tmp_path / kind, objective__next_sentence=str(wanted).lower())
     start = Foundation(load(PretrainConfig, None, words), Given()).start
-    model = LanguageModel(start.shape, True, wanted)
-    begun = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    start.put_weights(model)
+    torch.manual_seed(1)
+    begun = dict(LanguageModel(start.shape, True, wanted).named_parameters())
+    torch.manual_seed(1)
+    model = start.model(partial(LanguageModel, start.shape, True, wanted))
     for name, parameter in model.named_parameters():
         anew = kind == "huggingface" and name.startswith("auxiliary.")
         assert torch.equal(parameter, (begun if anew else weights)[name])
