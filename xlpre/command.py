@@ -8,6 +8,8 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
 
 OURS = ("xlpre", "pretrain", "finetune", "__main__")
 # what gloo and NCCL say of a process that is gone or silent
@@ -63,6 +65,20 @@ def run_command(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print("interrupted; the same command begins again with what is not done", file=sys.stderr)
         sys.exit(130)
+
+
+def hear_interrupts(commands: Path) -> None:
+    """Say Ctrl-C in a sentence while a command, a file in the folder `commands`, loads its libraries; `run_command` hears it later."""
+    program = getattr(sys.modules["__main__"], "__file__", None)
+    if program and Path(program).resolve().parent == commands.resolve():
+        sys.excepthook = _uncaught
+
+
+def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        print("interrupted before it began", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 def _lack(error: RuntimeError | MemoryError) -> tuple[int, str] | None:
