@@ -16,11 +16,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from pretrain.config import PretrainConfig
+from pretrain.config import PretrainConfig, settings_of_run
 from pretrain.samples import read_samples
 from xlpre.atomic import new_file
 from xlpre.command import run_command
-from xlpre.config import load
 from xlpre.training.metrics import read_metrics
 
 Line = dict[str, Any]
@@ -57,7 +56,7 @@ def write_report(run_dir: Path, against: Sequence[Path] = ()) -> Path:
     for name, lines in others:
         if abs(lines[-1]["held_out_unigram"] - measured[-1]["held_out_unigram"]) > 1e-6:
             raise ValueError(f"{name} was measured on other targets than {run_dir.name}: their losses do not compare")
-    config = load(PretrainConfig, run_dir / "config.yaml")
+    config = settings_of_run(run_dir)
     figure = _loss_plot(config.name, trained, measured, others)
     with new_file(run_dir / "loss.png") as partial:
         figure.savefig(partial, format="png", dpi=150)
@@ -72,8 +71,7 @@ def write_report(run_dir: Path, against: Sequence[Path] = ()) -> Path:
 
 def _name_of(run_dir: Path) -> str:
     """The run's own; folders of many have the same."""
-    written = run_dir / "config.yaml"
-    return load(PretrainConfig, written).name if written.exists() else str(run_dir)
+    return settings_of_run(run_dir).name if (run_dir / "config.yaml").exists() else str(run_dir)
 
 
 def _metrics(run_dir: Path) -> tuple[list[Line], list[Line]]:
