@@ -53,7 +53,7 @@ class Foundation:
 
     def __init__(self, config: PretrainConfig, given: Given) -> None:
         self.config = config
-        check_place(config.run_dir)
+        check_place(config.run_dir, checkpoints_of(config).name)
         check_begun(config)
         self.store, self.tokenizer = _open(config)
         self.start = Start(config, self.store, self.tokenizer, given)

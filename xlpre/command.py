@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -30,6 +31,11 @@ LOST = (
 UNITS = ("bytes", "K", "M", "G", "T", "P")  # powers of 1024
 # what torch says where there is too little memory, on a processor and on a GPU, or a tensor is larger than any
 OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
+# what to do where the operating system refuses
+WAYS_OUT = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "; make room there, and give the same command again"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "; name another place, or get the right to this one"),
+}
 PORT_TAKEN = "EADDRINUSE"
 
 
@@ -54,7 +60,8 @@ def run_command(main: Callable[[], None]) -> None:
             error, OSError
         ):  # what a user wrote is the same for all
             sys.stdout.flush()
-            print(f"error: {error}", file=sys.stderr, flush=True)
+            way_out = WAYS_OUT.get(error.errno or 0, "") if isinstance(error, OSError) else ""
+            print(f"error: {error}{way_out}", file=sys.stderr, flush=True)
         sys.exit(2)
     except (RuntimeError, MemoryError) as error:
         if (lack := _lack(error)) is None:
