@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import glob
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -320,7 +321,11 @@ def _column(rows: Iterable[tuple[str, dict[str, Any]]], column: str) -> Iterator
         if column not in row:
             raise ValueError(f"{place}: has no field {column!r}; set text.column to one of {', '.join(row)}")
         if not isinstance(row[column], str):
-            raise ValueError(f"{place}: {column!r} is a {type(row[column]).__name__}, text is needed")
+            others = ", ".join(key for key in row if key != column)
+            raise ValueError(
+                f"{place}: {column!r} is {json.dumps(row[column], default=str)[:60]}, where text is needed; remove the row"
+                + (f", or set text.column to one of {others}" if others else "")
+            )
         yield row[column]
 
 
