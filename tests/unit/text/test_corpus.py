@@ -44,6 +44,18 @@ def test_a_dataset_is_read_by_name_through_datasets(tmp_path, monkeypatch):
     assert read(f"hf:{tmp_path / 'set'}") == [["one"], ["two"]]
 
 
+def test_a_dataset_that_was_saved_to_disk_is_read_split_by_split(tmp_path):
+    import datasets
+
+    rows = datasets.Dataset.from_dict({"text": [str(number) for number in range(9)]})
+    rows.save_to_disk(tmp_path / "one", num_shards=2)
+    datasets.DatasetDict({"train": rows, "other": rows.select([3])}).save_to_disk(tmp_path / "several")
+    assert read(f"hf:{tmp_path / 'one'}") == read(f"hf:{tmp_path / 'several'}") == [[str(n)] for n in range(9)]
+    assert read(f"hf:{tmp_path / 'several'}", split="other") == [["3"]]
+    with pytest.raises(ValueError, match=r"could not be loaded: Bad split: none. .*'train', 'other'"):
+        read(f"hf:{tmp_path / 'several'}", split="none")
+
+
 def test_a_limit_stops_after_the_document_that_reaches_it(tmp_path):
     (tmp_path / "a.txt").write_text("\n\n".join(["x" * 100] * 50))
     assert len(read(tmp_path / "a.txt", limit_mb=0.001)) == 10
