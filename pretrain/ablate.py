@@ -23,6 +23,7 @@ from pretrain.foundation import Foundation, is_finished
 from xlpre.atomic import new_file
 from xlpre.command import run_command
 from xlpre.objectives.loader import lanes_of
+from xlpre.pictures import in_legend, new_figure, save
 from xlpre.side_by_side import Errand, run_all
 from xlpre.tables import as_markdown, write_table
 
@@ -68,17 +69,13 @@ def compare(ablation: Ablation) -> None:
     rows = table(ablation)
     write_table(rows, ablation.folder)
     with new_file(ablation.folder / "curves.png") as partly:
-        _curves(ablation).savefig(partly, format="png", dpi=150)
+        save(_curves(ablation), partly)
     print(as_markdown(rows), end="")
 
 
 def _curves(ablation: Ablation) -> Any:
     """Held-out loss against tokens, a colour for each row, a line for each run."""
-    import matplotlib
-    from matplotlib.figure import Figure  # no pyplot: no window
-
-    matplotlib.rcParams["text.parse_math"] = False  # names may hold any character
-    figure = Figure(figsize=(9, 5), layout="constrained")
+    figure = new_figure(9, 5)
     axes = figure.subplots()
     found = outcomes(ablation)
     for (row, several), colour in zip(found.items(), itertools.cycle(COLOURS), strict=False):
@@ -89,7 +86,7 @@ def _curves(ablation: Ablation) -> Any:
                 [x["held_out_loss"] for x in told],
                 color=colour,
                 linewidth=1.3,
-                label=row if outcome is several[0] else None,
+                label=in_legend(row) if outcome is several[0] else None,
             )
     levels = {round(outcome.last["held_out_unigram"], 4) for several in found.values() for outcome in several}
     for number, level in enumerate(sorted(levels)):

@@ -12,7 +12,7 @@ def test_a_test_file_with_the_truth_in_some_rows_is_said_to_be_unmeasured(tmp_pa
     task = build_task("classify", TaskDataConfig(text=["text"], labels=["a", "b"]), "last")
     examples = [Example(str(number), ("ba",), truth, "here") for number, truth in enumerate(truths)]
     items = [Item(number, ()) for number in range(3)]
-    outputs = {"logits": np.eye(2, dtype=np.float32)[[0, 1, 1]]}
+    outputs = {"logits": np.eye(2, dtype=np.float32)[[0, 1, 1]], "loss": np.ones(3)}
     predictions, scores = _write_tests(task, tmp_path / "predictions", [Split("mine", examples, items)], [outputs])
     said = capsys.readouterr().out
     assert len(predictions["mine"]) == 3 and bool(scores) == (None not in truths)
