@@ -4,7 +4,8 @@ python pretrain/ablate.py configs/ablations/FILE.yaml --print      the commands,
 python pretrain/ablate.py configs/ablations/FILE.yaml --run        all of them, several side by side; what is done is not done again
 python pretrain/ablate.py configs/ablations/FILE.yaml --table      what was reached, in runs/FILE: table.md, table.csv, curves.png
 
-`key=value` words change every row. Stopped at any time, the same command goes on.
+With `--rows a,b` the files of these are some_table.md and so on. `key=value` words change every row. Stopped at any time, the same
+command goes on.
 """
 
 from __future__ import annotations
@@ -64,11 +65,11 @@ def _check_shares(run: Run, processes: int) -> None:
         raise ValueError(f"row {run.row} with --processes {processes}: {error}") from None
 
 
-def compare(ablation: Ablation) -> None:
-    """Write table.md, table.csv and curves.png into the ablation's folder, and print the table."""
-    rows = table(ablation)
-    write_table(rows, ablation.folder)
-    with new_file(ablation.folder / "curves.png") as partly:
+def compare(ablation: Ablation, some: bool = False) -> None:
+    """Write table.md, table.csv and curves.png into the ablation's folder, and print the table; of `some` rows beside those of all."""
+    rows, kind = table(ablation), "some_" * some
+    write_table(rows, ablation.folder, f"{kind}table")
+    with new_file(ablation.folder / f"{kind}curves.png") as partly:
         save(_curves(ablation), partly)
     print(as_markdown(rows), end="")
 
@@ -132,9 +133,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             run_all(errands, said.jobs, said.processes)
         finally:  # what others reached counts, too
             if outcomes(ablation):
-                compare(ablation)
+                compare(ablation, bool(said.rows))
     elif said.table:
-        compare(ablation)
+        compare(ablation, bool(said.rows))
 
 
 if __name__ == "__main__":
