@@ -117,6 +117,10 @@ def describe(
     lines += [
         f"{name:24}" + "".join(f"{getattr(facts[part], key):>16{form}}" for part in PARTS) for name, key, form in rows
     ]
+    if any(part.unknown for part in facts.values()):
+        lines += [
+            "an unknown token is one unknown character or many in a row; pretrain/prepare.py counts the characters"
+        ]
     lines += ["", "longest documents to train on (tokens, begins)"]
     for length, number in facts["train"].longest:
         begin = int(store.train.document_ends[number]) - length
