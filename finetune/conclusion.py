@@ -154,6 +154,12 @@ def _write_tests(
         _write_predictions(folder / f"{split.name}.jsonl", predictions[split.name])
         if split.labelled:
             found |= {f"{split.name}/{name}": score for name, score in measure(task, split, outputs).items()}
+        elif known := sum(example.answer is not None for example in split.examples):
+            print(
+                f"warning: {split.name} is answered and not measured: the truth of {known:,} of its {len(split.examples):,} examples is "
+                "known; fill in that of the others, or give those that have it a file of their own",
+                flush=True,
+            )
     if found:
         with new_file(folder / "test_scores.json") as partial:
             partial.write_text(json.dumps(found, indent=1), encoding="utf-8")

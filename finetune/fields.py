@@ -34,6 +34,10 @@ def read_rows(path: Path, names: Sequence[str] = (), spare_cut: bool = False) ->
         yield from ((f"{path}, row {number}", row) for number, row in enumerate(hub_rows(name, split), 1))
         return
     kind = next((suffix for suffix in reversed(path.suffixes) if suffix not in PACKED), "")
+    if path.is_dir():
+        raise ValueError(
+            f"{path} is a folder; name a file in it, or hf:{path}:SPLIT for a dataset that `datasets` saved there"
+        )
     if kind not in KINDS:
         raise ValueError(
             f"{path} is of kind {kind or 'unknown'!r}; it must be a .tsv, .txt, .csv, .jsonl or .parquet file (or .gz of one)"

@@ -15,6 +15,7 @@ from finetune.one_vector import ClassTask, softmax, truth_of
 from finetune.scores import BINS, calibration, confusion
 from finetune.task import Outputs, Task
 from xlpre.atomic import new_file
+from xlpre.pictures import in_legend, new_figure, save
 from xlpre.training.metrics import read_metrics
 
 COLOURS = ("#1f4e9c", "#8a6d1f", "#5b3f8c", "#2f7d6d", "#99516f", "#4c5866", "#b0542c")
@@ -55,7 +56,9 @@ def draw_curves(path: Path, runs: Sequence[Path], score: str) -> None:
             ]
             if points:  # of a single one there is no line
                 mark = mark if len(points) > 1 else "o"
-                axes.plot(*zip(*points, strict=True), mark, color=colour, markersize=3, linewidth=1, label=run.name)
+                axes.plot(
+                    *zip(*points, strict=True), mark, color=colour, markersize=3, linewidth=1, label=in_legend(run.name)
+                )
     left.set(xlabel="update", ylabel="training loss")
     right.set(xlabel="update", ylabel=score)
     right.legend(frameon=False, fontsize=8)
@@ -103,13 +106,7 @@ def draw_numbers(path: Path, truth: np.ndarray, answers: np.ndarray) -> None:
 
 
 def _axes(width: float, height: float, count: int) -> tuple[Any, Any]:
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    matplotlib.rcParams["text.parse_math"] = False  # labels may hold any character
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(width, height)
     axes = figure.subplots(1, count, squeeze=False)[0]
     for one in axes:
         one.spines[["top", "right"]].set_visible(False)
@@ -118,4 +115,4 @@ def _axes(width: float, height: float, count: int) -> tuple[Any, Any]:
 
 def _save(figure: Any, path: Path) -> None:
     with new_file(path) as partial:
-        figure.savefig(partial, format="png", dpi=150)
+        save(figure, partial)

@@ -4,16 +4,19 @@ python finetune/predict.py runs/mrpc/model < pairs.tsv
 python finetune/predict.py runs/mrpc/model questions.jsonl > answers.jsonl
 
 A line is a JSON object with the task's fields (those of its training files; of RACE: article, question, options; of SQuAD: context,
-question), or, where the task reads one text or two, the text, or both with a tab between them. A .csv or .parquet file, and a .tsv file
-whose first line names the task's columns, are read by their columns; of SQuAD a .json file, as distributed, question by question.
+question), or, where the task reads one text or two, the text, or both with a tab between them or as a JSON list. A .csv or .parquet
+file, and a .tsv file whose first line names the task's columns, are read by their columns; of SQuAD a .json file, as distributed,
+question by question.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -35,11 +38,11 @@ from xlpre.text.json_objects import parse_object
 from xlpre.text.tokenizer import Tokenizer
 from xlpre.training.distributed import Talk, use_device
 
-CHUNK = 1024  # lines that are answered together
+CHUNK = 1024  # lines that are answered together, in rows of like lengths
 
 
 def predict(
-    model: FineTuned, task: Task, lines: Iterable[tuple[str, str | Fields]], rows: int = 32
+    model: FineTuned, task: Task, lines: Iterable[tuple[str, str | Fields]], rows: int = 32, chunk: int = CHUNK
 ) -> Iterator[Prediction]:
     """Answers to lines, or to fields, given with their places, in their order.
 
@@ -48,6 +51,7 @@ def predict(
         task: that it is of.
         lines: what `entries_of` reads, for example.
         rows: in one forward pass.
+        chunk: lines that are read before the first of them is answered.
 
     Raises:
         ValueError: a line that is not as the task wants it, once those before it are answered.
@@ -57,7 +61,7 @@ def predict(
     rest, talk = iter(lines), Talk()
     fault = None
     while not fault:
-        split, fault = _next_split(task, islice(rest, CHUNK), tokenizer)
+        split, fault = _next_split(task, islice(rest, chunk), tokenizer)
         if split.examples:
             yield from task.predictions(split, answer(network, split, rows, pass_tokens, talk))
         elif not fault:
@@ -85,14 +89,30 @@ def _example(task: Task, line: str | Fields, place: str) -> Example:
     if not isinstance(line, str):
         fields = line
     elif line.lstrip().startswith("{"):
-        fields = parse_object(line, place)
+        try:
+            fields = parse_object(line, place)
+        except ValueError as error:
+            way_out = f'; a text that begins so is given as {{"{task.columns[0]}": "{{..."}}' if task.columns else ""
+            raise ValueError(f"{error}{way_out}") from None
     else:
-        columns, texts = task.columns, line.split("\t")
+        columns, texts = task.columns, _texts_in(line)
         if len(columns) != len(texts):
             wanted = " and ".join(columns) if columns else "a JSON object"
-            raise ValueError(f"{place}: {task.name} reads {wanted}; the line has {len(texts)} text(s), apart by tabs")
+            raise ValueError(
+                f"{place}: {task.name} reads {wanted}; the line has {len(texts)} text(s), apart by tabs or in a list"
+            )
         fields = dict(zip(columns, texts, strict=True))
     return task.example({"id": place.rpartition(" ")[2], **fields}, place)
+
+
+def _texts_in(line: str) -> list[str]:
+    """Texts apart by tabs, or as a JSON list of them."""
+    if line.lstrip().startswith("["):
+        with suppress(ValueError, RecursionError):
+            found = json.loads(line)
+            if isinstance(found, list) and found and all(isinstance(text, str) for text in found):
+                return found
+    return line.split("\t")
 
 
 def entries_of(file: Path | None, columns: Sequence[str], squad: bool = False) -> Iterator[tuple[str, str | Fields]]:
@@ -138,7 +158,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ValueError(f"--rows {words.rows} must be at least 1")
     model, task = open_fine_tuned(words.model)
     entries = entries_of(words.file, task.columns, isinstance(task, SpanTask))
-    for one in predict(model, task, entries, words.rows):
+    chunk = 1 if words.file is None and os.isatty(0) else CHUNK  # who types a line waits for its answer
+    for one in predict(model, task, entries, words.rows, chunk):
         print(json.dumps(one, ensure_ascii=not str(sys.stdout.encoding).lower().startswith("utf")))
 
 

@@ -1,3 +1,7 @@
 """Commands: train_tokenizer, prepare, run, fill, report, quickstart. Each takes `--config FILE key=value ...`."""
 
-import xlpre  # noqa: F401  before torch, whose threads it has a word for
+from pathlib import Path
+
+from xlpre.command import hear_interrupts  # before torch, for whose threads xlpre has a word
+
+hear_interrupts(Path(__file__).parent)

@@ -4,7 +4,8 @@ python pretrain/ablate.py configs/ablations/FILE.yaml --print      the commands,
 python pretrain/ablate.py configs/ablations/FILE.yaml --run        all of them, several side by side; what is done is not done again
 python pretrain/ablate.py configs/ablations/FILE.yaml --table      what was reached, in runs/FILE: table.md, table.csv, curves.png
 
-`key=value` words change every row. Stopped at any time, the same command goes on.
+With `--rows a,b` the files of these are some_table.md and so on. `key=value` words change every row. Stopped at any time, the same
+command goes on.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pretrain.foundation import Foundation, is_finished
 from xlpre.atomic import new_file
 from xlpre.command import run_command
 from xlpre.objectives.loader import lanes_of
+from xlpre.pictures import in_legend, new_figure, save
 from xlpre.side_by_side import Errand, run_all
 from xlpre.tables import as_markdown, write_table
 
@@ -63,22 +65,18 @@ def _check_shares(run: Run, processes: int) -> None:
         raise ValueError(f"row {run.row} with --processes {processes}: {error}") from None
 
 
-def compare(ablation: Ablation) -> None:
-    """Write table.md, table.csv and curves.png into the ablation's folder, and print the table."""
-    rows = table(ablation)
-    write_table(rows, ablation.folder)
-    with new_file(ablation.folder / "curves.png") as partly:
-        _curves(ablation).savefig(partly, format="png", dpi=150)
+def compare(ablation: Ablation, some: bool = False) -> None:
+    """Write table.md, table.csv and curves.png into the ablation's folder, and print the table; of `some` rows beside those of all."""
+    rows, kind = table(ablation), "some_" * some
+    write_table(rows, ablation.folder, f"{kind}table")
+    with new_file(ablation.folder / f"{kind}curves.png") as partly:
+        save(_curves(ablation), partly)
     print(as_markdown(rows), end="")
 
 
 def _curves(ablation: Ablation) -> Any:
     """Held-out loss against tokens, a colour for each row, a line for each run."""
-    import matplotlib
-    from matplotlib.figure import Figure  # no pyplot: no window
-
-    matplotlib.rcParams["text.parse_math"] = False  # names may hold any character
-    figure = Figure(figsize=(9, 5), layout="constrained")
+    figure = new_figure(9, 5)
     axes = figure.subplots()
     found = outcomes(ablation)
     for (row, several), colour in zip(found.items(), itertools.cycle(COLOURS), strict=False):
@@ -89,7 +87,7 @@ def _curves(ablation: Ablation) -> Any:
                 [x["held_out_loss"] for x in told],
                 color=colour,
                 linewidth=1.3,
-                label=row if outcome is several[0] else None,
+                label=in_legend(row) if outcome is several[0] else None,
             )
     levels = {round(outcome.last["held_out_unigram"], 4) for several in found.values() for outcome in several}
     for number, level in enumerate(sorted(levels)):
@@ -135,9 +133,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             run_all(errands, said.jobs, said.processes)
         finally:  # what others reached counts, too
             if outcomes(ablation):
-                compare(ablation)
+                compare(ablation, bool(said.rows))
     elif said.table:
-        compare(ablation)
+        compare(ablation, bool(said.rows))
 
 
 if __name__ == "__main__":

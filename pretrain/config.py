@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from xlpre.config import load
 from xlpre.data.layout import DataConfig
 from xlpre.model.config import ModelConfig
 from xlpre.model.memory import MemoryConfig
@@ -89,3 +91,15 @@ class PretrainConfig:
         check_overrides(self.deepspeed)
         if self.optim.muon:
             check_whole_matrices(self.deepspeed)
+
+
+def settings_of_run(run_dir: Path) -> PretrainConfig:
+    """What a run was made with, by the config.yaml that it wrote.
+
+    Raises:
+        ValueError: that is not there, empty, or cannot be read.
+    """
+    written = run_dir / "config.yaml"
+    if written.exists() and not written.read_bytes().strip():
+        raise ValueError(f"{written} is empty; it held the settings that the run was made with: put it back")
+    return load(PretrainConfig, written)

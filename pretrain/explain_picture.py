@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import numpy as np
 
 from pretrain.explanation import ITSELF, SEEN, Explanation
 from xlpre.atomic import new_file
+from xlpre.pictures import new_figure, save
 
 OWN = "seen only as its own"
 COLORS = {"not seen": "#eceff3", "seen": "#6d93c8", "seen, a target": "#ee9a3a", OWN: "#c7b2de"}
@@ -21,17 +20,12 @@ PICTURES = (".png", ".svg", ".pdf")
 
 def draw(it: Explanation) -> Any:
     """The masks as a matplotlib figure; targets are coloured and have their place in the order."""
-    import matplotlib
-    from matplotlib.figure import Figure  # no pyplot: no window
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.patches import Patch
 
-    matplotlib.rcParams["text.parse_math"] = False  # pieces may hold any character
     length, streams = len(it.pieces), it.streams
     side = min(max(0.32 * length, 5), 14)  # inches of a panel
-    figure = Figure(
-        figsize=(len(streams) * (side + 1.4), side + 2.7), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12)
-    )
+    figure = new_figure(len(streams) * (side + 1.4), side + 2.7, ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
     panels = figure.subplots(1, len(streams), squeeze=False)[0]
     targets = it.is_target & (len(it.wanted) < length)  # causal: no colour
     for axes, (name, mask) in zip(panels, streams.items(), strict=True):
@@ -71,35 +65,16 @@ def _label(axes: Any, it: Explanation, rows: np.ndarray, targets: np.ndarray, si
     if size < SMALLEST_LETTERS:
         axes.set(xticks=[], yticks=[])
         return
-    font = {"size": size, "family": _families(_characters(it))[0]}
     places = ["" if place is None else f"  {place}" for place in it.places]
     columns = [piece + place for piece, place in zip(it.read, places, strict=True)]
     some = np.flatnonzero(rows)
-    axes.set_xticks(np.arange(len(columns)) + 0.5, columns, rotation=90, **font)
-    axes.set_yticks(some + 0.5, [it.pieces[i] + places[i] for i in some], **font)
+    axes.set_xticks(np.arange(len(columns)) + 0.5, columns, rotation=90, size=size)
+    axes.set_yticks(some + 0.5, [it.pieces[i] + places[i] for i in some], size=size)
     if len(some) < len(columns):
         axes.yaxis.tick_right()
     labels = [*enumerate(axes.get_xticklabels()), *zip(some, axes.get_yticklabels(), strict=True)]
     for position, label in labels:
         label.set(color=TARGET if targets[position] else INK, weight="bold" if targets[position] else "normal")
-
-
-def _characters(it: Explanation) -> str:
-    return "".join([*it.pieces, *it.read])
-
-
-def _families(characters: str) -> tuple[list[str], str]:
-    """Fonts for `characters`: DejaVu Sans, then installed ones that have what it lacks; and characters that none has."""
-    from matplotlib.font_manager import findfont, fontManager
-    from matplotlib.ft2font import FT2Font
-
-    families = ["DejaVu Sans"]
-    missing = set(map(ord, characters)) - set(FT2Font(findfont(families[0])).get_charmap())
-    for font in fontManager.ttflist if missing else []:
-        if found := missing & set(FT2Font(font.fname).get_charmap()):
-            families.append(font.name)
-            missing -= found
-    return families, "".join(map(chr, sorted(missing)))
 
 
 def save_picture(it: Explanation, path: Path) -> None:
@@ -110,11 +85,5 @@ def save_picture(it: Explanation, path: Path) -> None:
     """
     if path.suffix not in PICTURES:
         raise ValueError(f"--picture {path}: the name must end with {' or '.join(PICTURES)}")
-    if lacking := _families(_characters(it))[1]:
-        print(
-            f"warning: no installed font has {lacking[:5]}; install one that has, one of Noto Sans for instance",
-            file=sys.stderr,
-        )
-    with new_file(path) as partial, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # said above in one sentence
-        draw(it).savefig(partial, format=path.suffix[1:], dpi=130)
+    with new_file(path) as partial:
+        save(draw(it), partial, path.suffix[1:], dpi=130)

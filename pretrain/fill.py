@@ -10,6 +10,9 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pretrain  # noqa: F401  before torch
+
+# isort: split
 import numpy as np
 import torch
 

@@ -6,9 +6,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from pretrain.config import PretrainConfig
+from pretrain.config import PretrainConfig, settings_of_run
 from pretrain.start import Start
-from xlpre.config import Given, load
+from xlpre.config import Given
 from xlpre.data.lanes import Lanes
 from xlpre.data.store import TokenStore
 from xlpre.exchange import passport
@@ -53,7 +53,7 @@ class Foundation:
 
     def __init__(self, config: PretrainConfig, given: Given) -> None:
         self.config = config
-        check_place(config.run_dir)
+        check_place(config.run_dir, checkpoints_of(config).name)
         check_begun(config)
         self.store, self.tokenizer = _open(config)
         self.start = Start(config, self.store, self.tokenizer, given)
@@ -134,17 +134,24 @@ def is_finished(config: PretrainConfig, given: Given) -> bool:
 
 
 def other_settings(config: PretrainConfig) -> dict[str, tuple[Any, Any]]:
-    """The settings on which depends what is reached and which differ from those of the run that is there: by key, before and now."""
-    written = Path(config.run_dir) / "config.yaml"
-    if not written.exists():
+    """The settings on which depends what is reached and which differ from those of the run that is there: by key, before and now.
+
+    Raises:
+        ValueError: what the run wrote as its settings cannot be read.
+    """
+    run_dir = Path(config.run_dir)
+    if not (run_dir / "config.yaml").exists():
         return {}
-    before, now = _compared(load(PretrainConfig, written)), _compared(config)
+    before, now = _compared(settings_of_run(run_dir)), _compared(config)
     return {key: (before[key], now[key]) for key in before if key in now and before[key] != now[key]}
 
 
 def finished(config: PretrainConfig) -> str:
     """What is said of a run that is finished, also that its settings were others."""
-    others = [f"{key}={before} (now {now})" for key, (before, now) in other_settings(config).items()]
+    try:
+        others = [f"{key}={before} (now {now})" for key, (before, now) in other_settings(config).items()]
+    except ValueError as error:
+        others = [f"settings that are not known any more: {error}"]
     return f"{config.run_dir}: finished already" + (f"; it was made with {', '.join(others)}" if others else "")
 
 

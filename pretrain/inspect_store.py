@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from xlpre.atomic import new_file
 from xlpre.command import run_command
 from xlpre.data.lanes import Lanes
 from xlpre.data.layout import DataConfig
@@ -20,6 +21,7 @@ from xlpre.data.store import PARTS, Part, TokenStore
 from xlpre.objectives.build import build_objective
 from xlpre.objectives.loader import Loader
 from xlpre.objectives.objective import ObjectiveConfig
+from xlpre.pictures import new_figure, save
 from xlpre.text import symbols
 from xlpre.text.tokenizer import Tokenizer
 
@@ -115,6 +117,10 @@ def describe(
     lines += [
         f"{name:24}" + "".join(f"{getattr(facts[part], key):>16{form}}" for part in PARTS) for name, key, form in rows
     ]
+    if any(part.unknown for part in facts.values()):
+        lines += [
+            "an unknown token is one unknown character or many in a row; pretrain/prepare.py counts the characters"
+        ]
     lines += ["", "longest documents to train on (tokens, begins)"]
     for length, number in facts["train"].longest:
         begin = int(store.train.document_ends[number]) - length
@@ -137,12 +143,8 @@ def describe(
 
 def draw(path: Path, facts: dict[str, PartFacts], counts: np.ndarray | None) -> None:
     """A picture: lengths of documents; lengths of spans against 1/n."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    figure = new_figure(10, 3.6)
+    left, right = figure.subplots(1, 2)
     lengths = facts["train"].document_lengths
     edges = np.geomspace(1, lengths.max() + 1, 40)
     left.hist(lengths, bins=edges, color="#4878a8")
@@ -156,8 +158,8 @@ def draw(path: Path, facts: dict[str, PartFacts], counts: np.ndarray | None) -> 
         right.plot(np.arange(1, len(expected)), expected[1:], "o--", color="#c05020", label="1/n")
         right.set(xlabel="words of a span", ylabel="share", title=f"spans of {WINDOWS} windows")
         right.legend()
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    with new_file(path) as partial:
+        save(figure, partial, dpi=110)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

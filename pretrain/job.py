@@ -179,7 +179,10 @@ class Job:
         about = {"seed": self.config.seed, "step": step, "n_processes": n_processes(), "precision": str(self.dtype)}
         not_finite.write(dump, process(), self._met, self._model(step, weights) if is_main() else None, about)
         self.talk.barrier()
-        return f"`python pretrain/replay.py {dump}` makes the last one again and looks for where it begins; the checkpoints are good: "
+        return (
+            f"`python pretrain/replay.py {dump}` makes the last one again and looks for where it begins; the weights in the "
+            "checkpoints are finite, and good if the last held-out losses were: "
+        )
 
     def _write_model(self, step: int, path: Path, weights: dict[str, Tensor]) -> None:
         save_folder(path, self._model(step, weights))

@@ -13,6 +13,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import pretrain  # noqa: F401  before torch
+
+# isort: split
 import psutil
 import torch
 

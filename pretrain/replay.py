@@ -14,6 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pretrain  # noqa: F401  before torch
+
+# isort: split
 import torch
 
 from pretrain import not_finite

@@ -16,11 +16,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from pretrain.config import PretrainConfig
+from pretrain.config import PretrainConfig, settings_of_run
 from pretrain.samples import read_samples
 from xlpre.atomic import new_file
 from xlpre.command import run_command
-from xlpre.config import load
+from xlpre.pictures import in_legend, new_figure, save
 from xlpre.training.metrics import read_metrics
 
 Line = dict[str, Any]
@@ -57,10 +57,10 @@ def write_report(run_dir: Path, against: Sequence[Path] = ()) -> Path:
     for name, lines in others:
         if abs(lines[-1]["held_out_unigram"] - measured[-1]["held_out_unigram"]) > 1e-6:
             raise ValueError(f"{name} was measured on other targets than {run_dir.name}: their losses do not compare")
-    config = load(PretrainConfig, run_dir / "config.yaml")
+    config = settings_of_run(run_dir)
     figure = _loss_plot(config.name, trained, measured, others)
     with new_file(run_dir / "loss.png") as partial:
-        figure.savefig(partial, format="png", dpi=150)
+        save(figure, partial)
     path = run_dir / "report.html"
     with new_file(path) as partial:
         settings = (run_dir / "config.yaml").read_text("utf-8")
@@ -72,8 +72,7 @@ def write_report(run_dir: Path, against: Sequence[Path] = ()) -> Path:
 
 def _name_of(run_dir: Path) -> str:
     """The run's own; folders of many have the same."""
-    written = run_dir / "config.yaml"
-    return load(PretrainConfig, written).name if written.exists() else str(run_dir)
+    return settings_of_run(run_dir).name if (run_dir / "config.yaml").exists() else str(run_dir)
 
 
 def _metrics(run_dir: Path) -> tuple[list[Line], list[Line]]:
@@ -125,7 +124,7 @@ def _loss_plot(name: str, trained: list[Line], measured: list[Line], others: Seq
         *((lines, other, next(styles)) for other, lines in others),
     ]:
         losses = [x["held_out_loss"] for x in lines]
-        axes.plot(_millions(lines), losses, "o-", color=color, markersize=4, label=f"{label}, held out")
+        axes.plot(_millions(lines), losses, "o-", color=color, markersize=4, label=in_legend(f"{label}, held out"))
     unigram = measured[-1]["held_out_unigram"]
     axes.axhline(
         unigram,
@@ -156,12 +155,7 @@ def _line(points: Sequence[Any]) -> str:
 
 
 def _axes(width: float, height: float) -> tuple[Any, Any]:
-    import matplotlib
-    from matplotlib.figure import Figure  # no pyplot: no window
-
-    matplotlib.rcParams["text.parse_math"] = False  # names may hold any character
-
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = new_figure(width, height)
     axes = figure.subplots()
     axes.set_xlabel("window tokens read, millions")
     axes.spines[["top", "right"]].set_visible(False)
@@ -175,7 +169,7 @@ def _millions(lines: list[Line]) -> list[float]:
 
 def _svg(figure: Any) -> str:
     stream = io.StringIO()
-    figure.savefig(stream, format="svg")
+    save(figure, stream, "svg")
     return re.sub(r"^.*?(?=<svg)", "", stream.getvalue(), flags=re.DOTALL)
 
 

@@ -87,10 +87,13 @@ def exclusive(folder: Path, refusal: str) -> IO[str]:
     """Hold `folder` for this process, until it ends, however it ends, or the returned file is closed.
 
     Raises:
-        ValueError: another process holds it; the message ends with `refusal`.
+        ValueError: it cannot be made or written in; another process holds it, where the message ends with `refusal`.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = open(folder / ".lock", "w")  # noqa: SIM115 - it is the open file that holds the folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / ".lock", "w")  # noqa: SIM115 - it is the open file that holds the folder
+    except OSError as error:
+        raise ValueError(f"{folder}: nothing can be written there ({error.strerror}); name another place") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

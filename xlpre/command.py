@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
 
 OURS = ("xlpre", "pretrain", "finetune", "__main__")
 # what gloo and NCCL say of a process that is gone or silent
@@ -28,6 +31,11 @@ LOST = (
 UNITS = ("bytes", "K", "M", "G", "T", "P")  # powers of 1024
 # what torch says where there is too little memory, on a processor and on a GPU, or a tensor is larger than any
 OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
+# what to do where the operating system refuses
+WAYS_OUT = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "; make room there, and give the same command again"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "; name another place, or get the right to this one"),
+}
 PORT_TAKEN = "EADDRINUSE"
 
 
@@ -52,7 +60,8 @@ def run_command(main: Callable[[], None]) -> None:
             error, OSError
         ):  # what a user wrote is the same for all
             sys.stdout.flush()
-            print(f"error: {error}", file=sys.stderr, flush=True)
+            way_out = WAYS_OUT.get(error.errno or 0, "") if isinstance(error, OSError) else ""
+            print(f"error: {error}{way_out}", file=sys.stderr, flush=True)
         sys.exit(2)
     except (RuntimeError, MemoryError) as error:
         if (lack := _lack(error)) is None:
@@ -63,6 +72,20 @@ def run_command(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print("interrupted; the same command begins again with what is not done", file=sys.stderr)
         sys.exit(130)
+
+
+def hear_interrupts(commands: Path) -> None:
+    """Say Ctrl-C in a sentence while a command, a file in the folder `commands`, loads its libraries; `run_command` hears it later."""
+    program = getattr(sys.modules["__main__"], "__file__", None)
+    if program and Path(program).resolve().parent == commands.resolve():
+        sys.excepthook = _uncaught
+
+
+def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        print("interrupted before it began", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 def _lack(error: RuntimeError | MemoryError) -> tuple[int, str] | None:

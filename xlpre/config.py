@@ -194,10 +194,16 @@ def _go_home(node: Any) -> None:
         value = node._get_node(key)
         if isinstance(value, DictConfig | ListConfig) and not (value._is_none() or value._is_interpolation()):
             _go_home(value)
-        elif isinstance(value._value(), str) and value._value().startswith("~/"):
-            node[key] = os.path.expanduser(value._value())
-        elif str(key).startswith("~/"):
-            node[os.path.expanduser(key)] = node.pop(key)
+        elif isinstance(value._value(), str) and value._value() != _at_home(value._value()):
+            node[key] = _at_home(value._value())
+        elif str(key) != _at_home(str(key)):
+            node[_at_home(str(key))] = node.pop(key)
+
+
+def _at_home(path: str) -> str:
+    """A path, or `hf:` and the path of a dataset on disk."""
+    kind, home, rest = path.partition("~/")
+    return kind + os.path.expanduser(home) + rest if kind in ("", "hf:") else path
 
 
 def _merged_in_turn(merged: Any, layers: Sequence[tuple[str, DictConfig]]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,9 @@ class Errand:
 
 
 def run_all(errands: Sequence[Errand], jobs: int | None = None, processes: int = 1) -> None:
-    """Run what is not finished. Asked to stop (SIGINT, SIGTERM), it asks the commands, which save, and waits for them.
+    """Run what is not finished. Asked to stop (see asked_to_stop), it asks the commands, which save, and waits for them.
+
+    However this process ends, killed or because nobody reads what it prints, the commands are asked to stop.
 
     Args:
         errands: all of them.
@@ -98,11 +103,18 @@ def _start(errand: Errand, place: int, jobs: int, gpus: Sequence[str]) -> subpro
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     with open(errand.folder / "log.txt", "ab") as log:
-        child = subprocess.Popen([path, *words], env=environment, stdout=log, stderr=log, start_new_session=True)
+        child = subprocess.Popen(
+            [path, *words], env=environment, stdout=log, stderr=log, start_new_session=True, preexec_fn=_end_with_us
+        )
     cores = sorted(os.sched_getaffinity(0))
     if share := len(cores) // jobs:
         os.sched_setaffinity(child.pid, cores[place * share : (place + 1) * share])
     return child
+
+
+def _end_with_us() -> None:
+    """Have the operating system ask this process to stop when the one that started it is gone."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _ending(errand: Errand, status: int) -> str:
@@ -113,9 +125,11 @@ def _ending(errand: Errand, status: int) -> str:
 
 @contextmanager
 def asked_to_stop() -> Iterator[list[int]]:
-    """A list that is not empty once SIGINT or SIGTERM came."""
+    """A list that is not empty once SIGINT or SIGTERM came, or SIGHUP, as a closed terminal sends it, unless it is ignored (nohup)."""
     came: list[int] = []
-    signals = (signal.SIGINT, signal.SIGTERM)
+    signals = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signals.append(signal.SIGHUP)
     before = [signal.signal(number, lambda *got: came.append(got[0])) for number in signals]
     try:
         yield came

@@ -27,8 +27,8 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     return text.getvalue()
 
 
-def write_table(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
-    """table.md and table.csv."""
-    for name, content in (("table.md", as_markdown(rows)), ("table.csv", as_csv(rows))):
-        with new_file(folder / name) as partly:
+def write_table(rows: Sequence[Mapping[str, Any]], folder: Path, name: str = "table") -> None:
+    """`name`.md and `name`.csv."""
+    for file, content in ((f"{name}.md", as_markdown(rows)), (f"{name}.csv", as_csv(rows))):
+        with new_file(folder / file) as partly:
             partly.write_text(content, encoding="utf-8")

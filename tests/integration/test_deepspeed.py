@@ -108,7 +108,7 @@ def test_weights_that_are_not_finite_are_not_saved(precision, stage, tmp_path):
     set_lr(engine.optimizer, 3e38)
     update(engine, 1)
     with pytest.raises(
-        ValueError, match=r"not finite after step 2 \(\S+ is the first .* from step_00000001, which is good"
+        ValueError, match=r"not finite after step 2 \(\S+ is the first .* from step_00000001, whose weights are finite"
     ):
         writer.begin(2, engine, [], {}, lambda path, weights: path.mkdir())
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"] == [x.name for x in complete(tmp_path)]

@@ -171,11 +171,31 @@ def test_a_line_that_the_task_cannot_read_is_named_once_those_before_it_are_answ
         ('{"one": "ba"}', r"line 2: there is no column 'two'; there are id, one"),
         ('{"one": "ba", "two": 3}', r"line 2: 'two' is 3, where a text is needed"),
         ('{"one": ', r"line 2: not JSON"),
+        ("{sic} ba", r'line 2: not JSON .*; a text that begins so is given as \{"one": '),
+        ('["ba"]', r"line 2: classify reads one and two; the line has 1 text"),
     ]:
         (tmp_path / "lines").write_text(f"{json.dumps({'one': 'ba', 'two': ''})}\n{line}\n")
         with pytest.raises(ValueError, match=message):
             predict.main([str(tmp_path / "model"), str(tmp_path / "lines")])
         assert json.loads(capsys.readouterr().out)["prediction"] in settings["labels"]
+
+
+def test_both_texts_may_stand_in_a_list_and_a_line_that_is_waited_for_is_answered_before_the_next_is_read(tokenizer):
+    from finetune.config import TaskDataConfig
+    from finetune.tasks import build_task
+    from tests.parity.test_huggingface_heads import make
+
+    task = build_task("classify", TaskDataConfig(text=["one", "two"], labels=["good", "bad"]), "last")
+    n_read, model = 0, make(tokenizer, task, "last")
+
+    def typed():
+        nonlocal n_read
+        for n_read, line in enumerate(("ba\tbe", '["ba", "be"]', "[ba]\tbe"), 1):
+            yield f"line {n_read}", line
+
+    answers = [(n_read, one["probabilities"]) for one in predict.predict(model, task, typed(), chunk=1)]
+    assert [number for number, _ in answers] == [1, 2, 3]
+    assert answers[0][1] == answers[1][1] != answers[2][1]
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv"])

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from pretrain.inspect_store import facts_of, main, theory
+from xlpre.data.building import build_store
+from xlpre.text.corpus import TextConfig
 
 
 def test_counts_and_rates_are_those_of_the_store(store, tokenizer, capsys, tmp_path):
@@ -18,6 +20,13 @@ def test_counts_and_rates_are_those_of_the_store(store, tokenizer, capsys, tmp_p
     assert facts.document_lengths.sum() == len(store.train)
     longest, number = facts.longest[0]
     assert longest == facts.document_lengths.max() == facts.document_lengths[number]
+
+
+def test_unknown_tokens_are_said_to_be_one_for_many_characters(tokenizer, tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("".join(f"Ba be {n}\u4e2d\u6587\u5b57.\n\n" for n in range(40)))
+    build_store(tmp_path / "store", TextConfig(source=str(tmp_path / "a.txt"), held_out=0.2, workers=1), tokenizer)
+    main([str(tmp_path / "store")])
+    assert "an unknown token is one unknown character or many in a row" in capsys.readouterr().out
 
 
 def test_the_theory_of_span_lengths_is_one_over_n():

@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +55,11 @@ def test_a_folder_is_held_by_one_process_until_it_ends(tmp_path):
     assert other.returncode != 0 and "run: wait for it" in other.stderr
     held.close()
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=False).returncode == 0
+
+
+def test_where_nothing_can_be_written_another_place_is_asked_for():
+    with pytest.raises(ValueError, match="/proc/here: nothing can be written there .*; name another place"):
+        exclusive(Path("/proc/here"), "wait for it")
 
 
 def test_a_folder_is_put_back_when_its_writer_died_between_the_two_renames(tmp_path):

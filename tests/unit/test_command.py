@@ -42,6 +42,12 @@ def test_too_little_memory_is_said_in_a_sentence(main, amount, capsys):
     )
 
 
+@pytest.mark.parametrize(("number", "way_out"), [(28, "make room there"), (13, "get the right"), (30, "another place")])
+def test_what_the_system_refuses_is_said_with_a_way_out(number, way_out, capsys):
+    status, said = ended(raising(OSError(number, "refused", "somewhere")), capsys)
+    assert status == 2 and said.startswith(f"error: [Errno {number}] refused: 'somewhere'; ") and way_out in said
+
+
 def test_a_port_that_is_taken_is_said_with_the_way_out(capsys, monkeypatch):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

@@ -56,10 +56,13 @@ def test_a_string_stays_what_was_typed(name):
 
 def test_a_path_may_begin_at_home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
-    (tmp_path / "a.yaml").write_text("run_dir: ~/runs/${name}\ntext: {mixture: {~/wiki/*.txt: 2, b: 1}}")
+    (tmp_path / "a.yaml").write_text(
+        "run_dir: ~/runs/${name}\ntext: {mixture: {~/wiki/*.txt: 2, 'hf:~/news': 1, b: 1}}"
+    )
     config = load(PretrainConfig, tmp_path / "a.yaml", ["data.store=~/stores/mine", "name=a"])
     assert (config.run_dir, config.data.store) == ("/home/me/runs/a", "/home/me/stores/mine")
-    assert config.text.mixture == {"/home/me/wiki/*.txt": 2, "b": 1}
+    assert config.text.mixture == {"/home/me/wiki/*.txt": 2, "hf:/home/me/news": 1, "b": 1}
+    assert load(PretrainConfig, None, ["text.source=hf:~/news"]).text.source == "hf:/home/me/news"
     assert config.init == "" and load(PretrainConfig, None, ["init=a~/b"]).init == "a~/b"
 
 

@@ -1,8 +1,14 @@
 import os
+import signal
+import subprocess
+import sys
+import time
 
+import psutil
 import pytest
 import torch
 
+from tests.conftest import REPOSITORY
 from xlpre.side_by_side import Errand, run_all
 
 CODE = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
@@ -47,3 +53,36 @@ def test_a_command_that_had_not_begun_when_it_was_asked_to_stop_did_not_fail(tmp
     code = f"import os, signal, time; os.kill({os.getpid()}, signal.SIGTERM); time.sleep(60)"
     run_all([Errand(tmp_path / "one", ["python", "-c", code], lambda: False)], 1)
     assert "one: stopped" in capsys.readouterr().out
+
+
+SLEEPERS = """
+import sys
+from pathlib import Path
+from xlpre.side_by_side import Errand, run_all
+code = "import time; print('here', flush=True); time.sleep(60)"
+folder = Path(sys.argv[1])
+short = Errand(folder / "short", ["python", "-c", "import time; time.sleep(1)"], lambda: False)
+run_all([short, *(Errand(folder / str(n), ["python", "-c", code], lambda: False) for n in range(2))], 3)
+"""
+
+
+@pytest.mark.parametrize("fault", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, "nobody reads"])
+def test_however_it_ends_it_leaves_no_command_behind(tmp_path, fault):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", SLEEPERS, str(tmp_path)], cwd=REPOSITORY,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ, "DS_ACCELERATOR": "cpu"},
+    )  # fmt: skip
+    logs, deadline = [tmp_path / str(n) / "log.txt" for n in range(2)], time.monotonic() + 60
+    assert b"3 runs" in parent.stdout.readline()
+    if fault == "nobody reads":
+        parent.stdout.close()
+    while not all(log.exists() and log.stat().st_size for log in logs) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    children = psutil.Process(parent.pid).children()
+    if fault != "nobody reads":
+        parent.send_signal(fault)
+    parent.wait(30)
+    _, left = psutil.wait_procs(children, 10)
+    for child in left:
+        child.kill()
+    assert children and not left

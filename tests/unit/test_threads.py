@@ -1,6 +1,7 @@
 """How threads wait is said before torch, which reads it once, is loaded; how many there are is the user's word, if there is one."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -21,18 +22,38 @@ sys.meta_path.insert(0, Watch)
 """
 
 
+COMMANDS = [str(file.relative_to(REPOSITORY)) for folder in ("pretrain", "finetune")
+            for file in sorted((REPOSITORY / folder).glob("*.py")) if "run_command(main)" in file.read_text()]  # fmt: skip
+INTERRUPTED = """
+import runpy, sys
+class Interrupt:
+    def find_spec(name, *_):
+        if name == "torch":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt)
+runpy.run_path("pretrain/fill.py", run_name="__main__")
+"""
+
+
 def said(module, **environment):
+    """What is said when `module` loads torch; a path is run as a command."""
     kept = {key: value for key, value in os.environ.items() if key not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    load = f"import runpy; runpy.run_path({module!r}, run_name='__main__')" if "/" in module else f"import {module}"
     done = subprocess.run(
-        [sys.executable, "-c", f"{WATCH}import {module}"],
+        [sys.executable, "-c", WATCH + load],
         env=kept | environment, cwd=REPOSITORY, capture_output=True, text=True, check=True,
     )  # fmt: skip
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("module", ["pretrain.run", "finetune.run", "finetune.predict", "xlpre.training.engine"])
+@pytest.mark.parametrize("module", ["pretrain.run", "finetune.run", "xlpre.training.engine", *COMMANDS])
 def test_commands_say_how_often_a_thread_looks_before_it_sleeps(module):
     assert said(module) == "10000"
+
+
+def test_an_interrupt_while_a_command_loads_torch_is_a_sentence():
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.stderr == "interrupted before it began\n" and done.returncode == -signal.SIGINT
 
 
 def test_the_users_word_wins():

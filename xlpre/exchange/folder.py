@@ -229,7 +229,12 @@ def _checked(path: Path, folder: ModelFolder) -> ModelFolder:
                 f"{path}: {name} is {tuple(folder.weights[name].shape)}, the config says {tuple(parameter.shape)}"
             )
     if folder.tokenizer and len(folder.tokenizer) != folder.config.vocab_size:
+        n_pieces, n_rows = len(folder.tokenizer), folder.config.vocab_size
         raise ValueError(
-            f"{path}: spiece.model has {len(folder.tokenizer)} pieces, the model {folder.config.vocab_size}; put the model's own there"
+            f"{path}: spiece.model has {n_pieces} pieces, the model {n_rows}; put the model's own there"
+            + (
+                f", or, if tokens were added to the model, take them out: resize_token_embeddings({n_pieces})"
+                * (n_rows > n_pieces)
+            )
         )
     return folder

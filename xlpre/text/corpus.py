@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import glob
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ LONGEST_DOCUMENT = 16_000_000  # characters; what is longer is cut
 UNIT_BYTES = 64 << 20
 SMALL_BYTES = 1 << 18  # units below it are read TOGETHER by one worker: each shard costs syncs of the disk
 TOGETHER = 100
+SAVED = ("dataset_dict.json", "state.json")  # what `datasets` puts beside what it saves to disk
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class TextConfig:
 
     Attributes:
         source: `docstrings`; a glob of .txt, .jsonl or .parquet files (.txt and .jsonl also .gz or .zst); or `hf:NAME[/CONFIG]`
-            for a dataset of the Hugging Face hub, `hf:./FOLDER` for one on disk.
+            for a dataset of the Hugging Face hub, `hf:./FOLDER` for one on disk, files or what `save_to_disk` wrote.
         mixture: several sources instead, each with how often its documents are taken for training: 2 is twice, 0.5 every
             second one, as `{"wiki/*.txt.gz": 2, "hf:owner/data": 0.5}`.
         column: the field of a jsonl, parquet or hub row that holds the text.
@@ -280,6 +282,8 @@ def _hub(source: str, split: str, key: str = "text.source=") -> Any:
     name = source.removeprefix("hf:")
     head, _, tail = name.rpartition("/")
     try:
+        if any((Path(name) / file).is_file() for file in SAVED):
+            return _saved(name, split)
         try:
             return datasets.load_dataset(name, None, split=split, streaming=True)
         except datasets.exceptions.DatasetNotFoundError:
@@ -288,6 +292,18 @@ def _hub(source: str, split: str, key: str = "text.source=") -> Any:
             return datasets.load_dataset(head, tail, split=split, streaming=True)  # "owner/data", "data/config"
     except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
         raise ValueError(f"{key}{source!r} could not be loaded: {' '.join(str(error).split())}") from None
+
+
+def _saved(folder: str, split: str) -> Any:
+    """The split, or all if there are none, of what `save_to_disk` wrote."""
+    import datasets
+
+    found = datasets.load_from_disk(folder)
+    if isinstance(found, dict):
+        if split not in found:
+            raise ValueError(f"Bad split: {split}. Available splits: {list(found)}")
+        found = found[split]
+    return found.to_iterable_dataset(num_shards=max(1, len(found.cache_files)))
 
 
 def _hub_rows(share: Any, origin: str) -> Iterator[dict[str, Any]]:
@@ -320,7 +336,11 @@ def _column(rows: Iterable[tuple[str, dict[str, Any]]], column: str) -> Iterator
         if column not in row:
             raise ValueError(f"{place}: has no field {column!r}; set text.column to one of {', '.join(row)}")
         if not isinstance(row[column], str):
-            raise ValueError(f"{place}: {column!r} is a {type(row[column]).__name__}, text is needed")
+            others = ", ".join(key for key in row if key != column)
+            raise ValueError(
+                f"{place}: {column!r} is {json.dumps(row[column], default=str)[:60]}, where text is needed; remove the row"
+                + (f", or set text.column to one of {others}" if others else "")
+            )
         yield row[column]
 
 

@@ -65,6 +65,10 @@ def read_lines(path: Path, meter: Meter, begin: int = 0) -> Iterator[tuple[int, 
                 offset = _next_line(lines, begin)
             while raw := lines.readline(LONGEST_LINE + 1):
                 number += 1
+                if offset == 0 and b"\n" not in raw and b"\r" in raw:
+                    raise ValueError(
+                        "lines end with \\r, as old Macs wrote them; convert it: tr '\\r' '\\n' < FILE > NEW"
+                    )
                 if len(raw) > LONGEST_LINE:
                     raise ValueError(f"longer than {LONGEST_LINE >> 20} MB; put a paragraph on a line")
                 if offset == 0 and raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):

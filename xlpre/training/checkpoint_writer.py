@@ -101,7 +101,9 @@ class CheckpointWriter:
             self.finish()
             good = self._good
             way_out = (
-                f"with a lower optim.lr the run goes on from {good.name}, which is good" if good else "lower optim.lr"
+                f"with a lower optim.lr the run goes on from {good.name}, whose weights are finite"
+                if good
+                else "lower optim.lr"
             )
             raise ValueError(
                 f"the weights are not finite after step {step:,} ({spoilt} is the first of them), and were not saved; {way_out}, or begin "

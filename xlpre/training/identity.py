@@ -25,11 +25,15 @@ def check_identity(name: str, run_dir: str, seed: int, seeds: int = 1) -> None:
         raise ValueError(f"seed ({last}) must be at most {MAX_SEED}")
 
 
-def check_place(run_dir: str) -> None:
-    """Raise ValueError if `run_dir` is no folder and none can be made there, as far as can be told without making it."""
-    place = Path(run_dir)
+def check_place(run_dir: str, folder: str = "") -> None:
+    """Raise ValueError if `run_dir`, or a `folder` in it, is no folder and none can be made there, as far as can be told without it."""
+    place = Path(run_dir) / folder
     while not (place.exists() or place.is_symlink()) and place != place.parent:
         place = place.parent
+    if place.is_symlink() and not place.exists():
+        raise ValueError(
+            f"run_dir={run_dir}: {place} is a link to {os.readlink(place)}, which is not there; put that back, or remove the link"
+        )
     if not place.is_dir():
         raise ValueError(f"run_dir={run_dir}: {place} is there already and is no folder; set another run_dir, or name")
     if not os.access(place, os.W_OK | os.X_OK):

@@ -184,14 +184,23 @@ def shards(work):
     return list(work.glob("*/[0-9]*"))
 
 
+def wait_until(condition, process):
+    """Until it holds or the process has done its work, for a hundred seconds at most."""
+    until = time.monotonic() + 100
+    while not condition() and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.002)
+    if not condition() and process.poll() != 0:
+        process.kill()
+        raise AssertionError(process.communicate()[1])
+
+
 def test_kill_9_at_any_time_loses_no_finished_shard(larger, tmp_path):
     path, vocabulary = larger
     assert start(path, tmp_path / "whole", vocabulary, 1).wait(100) == 0
     work = tmp_path / ".store.unfinished"
     for wanted in (3, 12, 25):
         process = start(path, tmp_path / "store", vocabulary, 2)
-        while len(shards(work)) < wanted and process.poll() is None:
-            time.sleep(0.002)
+        wait_until(lambda: len(shards(work)) >= wanted, process)  # noqa: B023 - it is asked here
         process.send_signal(signal.SIGKILL)
         process.wait()
         time.sleep(0.3)  # its workers notice that nobody waits for them
@@ -204,8 +213,7 @@ def test_kill_9_at_any_time_loses_no_finished_shard(larger, tmp_path):
 def test_a_killed_worker_ends_the_command_with_a_sentence(larger, tmp_path):
     path, vocabulary = larger
     process = start(path, tmp_path / "store", vocabulary, 2)
-    while not shards(tmp_path / ".store.unfinished"):
-        time.sleep(0.002)
+    wait_until(lambda: shards(tmp_path / ".store.unfinished"), process)
     children = subprocess.run(
         ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True, check=False
     )
@@ -216,8 +224,8 @@ def test_a_killed_worker_ends_the_command_with_a_sentence(larger, tmp_path):
 def test_two_commands_do_not_prepare_one_store(larger, tmp_path, tokenizer):
     path, vocabulary = larger
     process = start(path, tmp_path / "store", vocabulary, 2)
-    while len(list((tmp_path / ".store.unfinished").glob("*"))) < 2:  # the lock, which is held once there is more
-        time.sleep(0.002)
+    # the lock, which is held once there is more
+    wait_until(lambda: len(list((tmp_path / ".store.unfinished").glob("*"))) >= 2, process)
     with pytest.raises(ValueError, match="another command prepares this store"):
         build_store(tmp_path / "store", TextConfig(source=str(path)), tokenizer)
     assert process.wait(100) == 0

@@ -47,6 +47,11 @@ def test_a_line_ends_at_its_end_and_at_nothing_else(tmp_path):
     assert rows(tmp_path / "a.tsv")[0][1] == {"a": "x\u2028y\x85z\x0bw"}
 
 
+def test_a_folder_is_refused_with_how_a_dataset_saved_there_is_named(tmp_path):
+    with pytest.raises(ValueError, match=f"{tmp_path} is a folder; name a file in it, or hf:{tmp_path}:SPLIT"):
+        rows(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

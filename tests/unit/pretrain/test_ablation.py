@@ -168,6 +168,16 @@ def test_table_and_picture_can_be_made_of_runs_that_are_still_going(written, cap
     assert {file.name for file in Path("runs/some").iterdir()} == {"other", "table.md", "table.csv", "curves.png"}
 
 
+def test_a_table_of_some_rows_stands_beside_that_of_all(written):
+    measure("base", 1, [9.0, 5.0])
+    measure("other", 1, [9.0, 4.0])
+    file = written({"base": [], "other": []})
+    main([str(file), "--table"])
+    main([str(file), "--table", "--rows", "other"])
+    rows = {name: Path(f"runs/some/{name}.md").read_text().count("\n") - 2 for name in ("table", "some_table")}
+    assert rows == {"table": 2, "some_table": 1} and Path("runs/some/some_curves.png").exists()
+
+
 def test_each_command_can_be_typed(written, capsys):
     path = written({"plain": [], "other": ["eval.sentences=[a ____ b]"]})
     main([str(path), "--print", "optim.lr=0.25", "--processes", "2"])

@@ -8,6 +8,7 @@ import pytest
 
 from pretrain.config import EvalConfig, PretrainConfig
 from pretrain.fill import Filled
+from pretrain.foundation import finished
 from pretrain.report import _loss_plot, write_report
 from pretrain.samples import Samples
 from tests.conftest import REPOSITORY
@@ -70,6 +71,16 @@ class Words:
 
     def encode(self, text):
         return [symbols.EOP]
+
+
+def test_of_settings_that_a_run_lost_no_default_is_told(tmp_path):
+    write_run(tmp_path, "lost")
+    (tmp_path / "config.yaml").write_text("\n")
+    with pytest.raises(ValueError, match=r"config.yaml is empty; .*: put it back"):
+        write_report(tmp_path)
+    assert finished(PretrainConfig(run_dir=str(tmp_path))).startswith(
+        f"{tmp_path}: finished already; it was made with settings that are not known any more: {tmp_path}/config.yaml is empty"
+    )
 
 
 def test_files_of_a_run_are_utf_8_in_any_locale(tmp_path):

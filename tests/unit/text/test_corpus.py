@@ -44,6 +44,18 @@ def test_a_dataset_is_read_by_name_through_datasets(tmp_path, monkeypatch):
     assert read(f"hf:{tmp_path / 'set'}") == [["one"], ["two"]]
 
 
+def test_a_dataset_that_was_saved_to_disk_is_read_split_by_split(tmp_path):
+    import datasets
+
+    rows = datasets.Dataset.from_dict({"text": [str(number) for number in range(9)]})
+    rows.save_to_disk(tmp_path / "one", num_shards=2)
+    datasets.DatasetDict({"train": rows, "other": rows.select([3])}).save_to_disk(tmp_path / "several")
+    assert read(f"hf:{tmp_path / 'one'}") == read(f"hf:{tmp_path / 'several'}") == [[str(n)] for n in range(9)]
+    assert read(f"hf:{tmp_path / 'several'}", split="other") == [["3"]]
+    with pytest.raises(ValueError, match=r"could not be loaded: Bad split: none. .*'train', 'other'"):
+        read(f"hf:{tmp_path / 'several'}", split="none")
+
+
 def test_a_limit_stops_after_the_document_that_reaches_it(tmp_path):
     (tmp_path / "a.txt").write_text("\n\n".join(["x" * 100] * 50))
     assert len(read(tmp_path / "a.txt", limit_mb=0.001)) == 10
@@ -68,7 +80,16 @@ BAD = {
     "long.jsonl": (b'{"text": "one"}\n{"text": ' + b"9" * 5000 + b"}", "long.jsonl, line 2: not JSON that can be read"),
     "list.jsonl": (b"[1]\n", "list.jsonl, line 1: a JSON object is needed"),
     "field.jsonl": (b'{"body": "one"}\n', "set text.column to one of body"),
-    "blank.jsonl": (b'{"text": "one"}\n\n\n{"text": 4}\n', "blank.jsonl, line 4: 'text' is a int"),
+    "blank.jsonl": (
+        b'{"text": "one"}\n\n\n{"text": 4}\n',
+        "blank.jsonl, line 4: 'text' is 4, where text is needed; remove",
+    ),
+    "null.jsonl": (b'{"id": 1, "text": null}\n', "'text' is null, .*; remove the row, or set text.column to one of id"),
+    "array.jsonl": (b'[\n  {"text": "one"}\n]\n', r"line 1: not JSON .*; one JSON document .*: jq -c '\.\[\]' FILE"),
+    "rows.jsonl": (b'[{"text": "one"},\n{"text": "two"}]\n', r"line 1: not JSON .*; one JSON document .*: jq -c"),
+    "indented.jsonl": (b'{\n  "text": "one"\n}\n', r"line 1: not JSON .*; one JSON document .*: jq -c \. FILE"),
+    "whole.jsonl": (b'[{"text": "one"}, {"text": "two"}]\n', r"line 1: a JSON object .*; one JSON document .*: jq -c"),
+    "mac.txt": (b"one\rtwo\r\rthree\r", r"mac.txt, line 1: lines end with \\r, .*; convert it: tr"),
     "noise.parquet": (b"no parquet", "noise.parquet: cannot be read as parquet"),
     "picture.png": (b"x", "must be a .txt, .jsonl or .parquet file"),
     "empty.txt": (b"\n \n\n", "holds no text at all"),
@@ -87,7 +108,7 @@ def test_what_cannot_be_read_is_named_with_its_line(name, tmp_path):
 def test_parquet_counts_rows_from_the_files_first_and_may_be_empty(tmp_path):
     table = pyarrow.table({"text": ["one"] * 50 + [None]})
     pyarrow.parquet.write_table(table, tmp_path / "null.parquet", row_group_size=20)
-    with pytest.raises(ValueError, match="null.parquet, row 51: 'text' is a NoneType"):
+    with pytest.raises(ValueError, match="null.parquet, row 51: 'text' is null, where text is needed; remove the row$"):
         read(tmp_path / "null.parquet")
     broken = pyarrow.Array.from_buffers(pyarrow.string(), 1, pyarrow.array([b"\xff"]).buffers())
     pyarrow.parquet.write_table(pyarrow.table({"text": broken}), tmp_path / "bytes.parquet")
