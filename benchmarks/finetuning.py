@@ -6,10 +6,10 @@ python benchmarks/finetuning.py --task squad/1.1 --data squad --vocabulary spiec
 
 `xlpre` is what finetune/run.py does in an update: deal, pad, forward, backward, DeepSpeed's engine, clip, AdamW. `hf` is the loop of
 Hugging Face's examples with their class for the task, each batch padded to its longest row; `hf-max` pads to --max-len, as
-run_glue.py and run_qa_beam_search.py do if nothing else is said. All read the same batches of random order and start from the same
-weights; none is timed unless the loss of the first batch, without dropout, is that of the others. They take turns in one process.
-Ratios are medians of pairs of processor time, which neighbours disturb least. One JSON line each. Without --data, rows are random tokens
-with lengths as MRPC's or SQuAD's have them: normal, with their mean and deviation.
+run_glue.py and run_qa_beam_search.py do if nothing else is said. With --stage, `xlpre-stage-N` is xlpre under that ZeRO stage. All read
+the same batches of random order and start from the same weights; none is timed unless the loss of the first batch, without dropout, is
+that of the others. They take turns in one process. Ratios are medians of pairs of processor time, which neighbours disturb least. One
+JSON line each. Without --data, rows are random tokens with lengths as MRPC's or SQuAD's have them: normal, with their mean and deviation.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import os
 import statistics
 import sys
 import time
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,10 @@ def random_items(task: str, c: dict[str, Any], count: int, max_len: int) -> list
 
 
 def race(contenders: dict[str, Any], tokens: list[int]) -> list[dict[str, Any]]:
-    """A line for each, after an update that is not counted; they take turns."""
+    """A line for each, after an update that is not counted; they take turns, every other time in the opposite order."""
     took: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
     for step in range(len(tokens)):
-        for name, one in contenders.items():
+        for name, one in list(contenders.items())[:: -1 if step % 2 else 1]:
             wall, cpu = time.perf_counter(), time.process_time()
             one.update(step)
             took[name].append((time.perf_counter() - wall, time.process_time() - cpu))
@@ -93,6 +94,7 @@ def main() -> None:
     parser.add_argument("--max-len", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--stage", type=int, choices=range(4), help="a ZeRO stage to time xlpre under, too")
     words = parser.parse_args()
     if bool(words.data) != bool(words.vocabulary):
         parser.error("--data and --vocabulary go together")
@@ -105,9 +107,13 @@ def main() -> None:
         items = random_items(words.task, c, max(256, (words.rounds + 1) * words.rows), words.max_len)
     dealer = Dealer(items, task.padding, 0, 1, device_pass_tokens(None, torch.device("cpu")))
     ours, theirs = both(c, task)
+    beside = {}
+    if words.stage is not None:
+        beside[f"xlpre-stage-{words.stage}"] = Xlpre(deepcopy(ours), dealer, words.rows, words.stage)
     of_hf = (task, items, dealer, words.rows)
     contenders = {
         "xlpre": Xlpre(ours, dealer, words.rows),
+        **beside,
         "hf": HuggingFace(theirs[0], *of_hf, None),
         "hf-max": HuggingFace(theirs[1], *of_hf, words.max_len),
     }

@@ -32,13 +32,14 @@ def shape_of(c: dict[str, Any]) -> ModelConfig:
 
 
 class Xlpre:
-    """This project's."""
+    """This project's, as set or under a ZeRO `stage`."""
 
-    def __init__(self, model: TaskModel, dealer: Dealer, rows: int) -> None:
+    def __init__(self, model: TaskModel, dealer: Dealer, rows: int, stage: int | None = None) -> None:
         self._dealer, self._rows = dealer, rows
         device, train = use_device(), TaskTrainConfig(batch_size=rows, precision="fp32")
         start_processes(device)
-        self._engine = build_engine(model, settings_for(train, OPTIM, device, 1, {}), train, OPTIM, device)
+        asked = {} if stage is None else {"zero_optimization": {"stage": stage}}
+        self._engine = build_engine(model, settings_for(train, OPTIM, device, 1, asked), train, OPTIM, device)
 
     def loss(self) -> float:
         """Of the first batch, without dropout."""

@@ -43,14 +43,14 @@ def finetune(config: FinetuneConfig) -> None:
     device = use_device()
     limit_waiting(config.train.patience_minutes)
     start_processes(device)
-    settings_for(
+    settings = settings_for(
         config.train, config.optim, device, n_processes(), config.deepspeed
     )  # refused before anything is written
     talk, stopping = Talk(), Stopping()
     lock = exclusive(run_dir, "another fine-tuning goes on in it; wait for it, or stop it") if is_main() else None
     check_shared(run_dir, talk)
     if is_main():
-        print(_opening(foundation, device, len(todo)), flush=True)
+        print(_opening(foundation, device, settings["zero_optimization"]["stage"], len(todo)), flush=True)
     answers: dict[int, Outputs] = {}
     for seed in todo:
         answered = _run(foundation, seed, talk, device, stopping)
@@ -98,7 +98,7 @@ def _run(foundation: Foundation, seed: int, talk: Talk, device: torch.device, st
     return conclude_run(foundation, seed, course.step, course.seconds, talk, device) if job.finished else None
 
 
-def _opening(foundation: Foundation, device: torch.device, n_runs: int) -> str:
+def _opening(foundation: Foundation, device: torch.device, stage: int, n_runs: int) -> str:
     config, shape = foundation.config, foundation.shape
     dev = ", ".join(f"{len(split.examples):,} {split.name}" for split in foundation.dev)
     start = "new weights of the shape of" if config.from_scratch else "the weights of"
@@ -107,5 +107,6 @@ def _opening(foundation: Foundation, device: torch.device, n_runs: int) -> str:
         f"{config.name}: {config.task}, {len(foundation.train.examples):,} train, {dev} examples\n"
         f"{start} {config.init} ({foundation.folder.kind}; {shape.n_layer} layers, d {shape.d_model})\n"
         f"{n_runs} run(s) to do of {config.seeds}: {config.train.steps:,} updates of {config.train.batch_size} examples "
-        f"({epochs:.1f} epochs), lr {config.optim.lr:g}, {n_processes()} process(es) on {device.type}; everything goes to {config.run_dir}"
+        f"({epochs:.1f} epochs), lr {config.optim.lr:g}, {n_processes()} process(es) on {device.type}, ZeRO stage {stage}; "
+        f"everything goes to {config.run_dir}"
     )

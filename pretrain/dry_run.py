@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from pretrain.config import PretrainConfig
 from pretrain.cost import batch_shape, parameters
 from pretrain.foundation import Foundation, checkpoints_of, is_finished
@@ -10,8 +12,10 @@ from pretrain.samples import Samples
 from xlpre.config import Given, as_yaml
 from xlpre.objectives.loader import lanes_of
 from xlpre.training import checkpoint
-from xlpre.training.distributed import is_main, n_processes, process
+from xlpre.training.distributed import is_main, kind_of_device, n_processes, process
+from xlpre.training.engine import precision_on
 from xlpre.training.metrics import check_wandb
+from xlpre.training.overrides import stage_of
 
 
 def dry_run(config: PretrainConfig, given: Given) -> None:
@@ -32,9 +36,8 @@ def dry_run(config: PretrainConfig, given: Given) -> None:
         step = foundation.facts_of(saved)["step"]
         about = f"finished already at step {step:,}" if over else f"goes on from {saved} at step {step:,}"
     if is_main():
-        print(
-            as_yaml(start.resolved()) + _sizes(start.resolved(), len(foundation.store.train)) + f"# {about}", flush=True
-        )
+        sizes = _sizes(start.resolved(), len(foundation.store.train))
+        print(as_yaml(start.resolved()) + sizes + _processes(config) + f"# {about}", flush=True)
 
 
 def _sizes(config: PretrainConfig, text_tokens: int) -> str:
@@ -47,3 +50,11 @@ def _sizes(config: PretrainConfig, text_tokens: int) -> str:
         f"# an update: {shape.rows:,} rows, {shape.rows * shape.window:,} window tokens, {shape.rows * shape.targets:,} targets\n"
         f"# {train.steps:,} updates{within}: {read:,} tokens of text read, {read / text_tokens:.2f} times the training text\n"
     )
+
+
+def _processes(config: PretrainConfig) -> str:
+    """What they compute on and in, as far as this machine, which need not be the one that trains, can tell."""
+    kind, wanted = kind_of_device(), config.train.precision
+    precision = precision_on(torch.device(kind), wanted) if wanted == "auto" else wanted
+    stage = stage_of(config.deepspeed, precision, n_processes())
+    return f"# here {n_processes()} process(es) on {kind}, {precision}, ZeRO stage {stage}\n"

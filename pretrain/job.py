@@ -243,6 +243,6 @@ class Job:
             f"{config.name}: {config.objective.name}, {n_parameters:,} parameters ({shape.n_layer} layers, d {shape.d_model}), "
             f"memory {shape.mem_len}\n"
             f"{len(self.store.train):,} training tokens, {config.train.batch_size} rows of {config.data.window} tokens a step, {steps}, "
-            f"{n_processes()} process(es) on {self.device.type}, {self.dtype}\n"
+            f"{n_processes()} process(es) on {self.device.type}, {self.dtype}, ZeRO stage {self._settings['zero_optimization']['stage']}\n"
             f"{start}; everything goes to {self.run_dir}"
         )

@@ -86,7 +86,7 @@ def _memory(plan: Plan, stage: int, micro: int) -> list[str]:
     )
     return [
         *lines,
-        "  Stage 0 is for fp32; training refuses it in bf16 and fp16."
+        "  Stage 0 is for fp32, and what one process alone takes; training refuses it in bf16 and fp16."
         + " Stage 3 is not for optim.name=muon." * plan.config.optim.muon,
     ]
 
@@ -111,7 +111,8 @@ def _operations(plan: Plan, micro: int) -> list[str]:
 
 
 def _time(plan: Plan, stage: int, micro: int, tokens: int | None) -> list[str]:
-    train, rate, optimizer = plan.config.train, plan.tokens_per_second(micro), plan.state(stage).optimizer
+    train, rate, state = plan.config.train, plan.tokens_per_second(micro), plan.state(stage)
+    optimizer = state.optimizer + (0 if stage else state.weights)  # which without ZeRO are updated themselves
     steps = plan.steps(tokens) if tokens else train.steps
     in_all = plan.tokens(steps)
     updating = (2 + 1 / 3) * optimizer / plan.device.bandwidth  # reads and writes its share, reads as many gradients
@@ -148,8 +149,8 @@ def _communication(plan: Plan, micro: int) -> list[str]:
 
 def _reach(plan: Plan, stage: int, micro: int) -> list[str]:
     lines = [
-        f"REACH on paper with the same train.batch_size, stage {stage} (prediction: {plan.mfu:.0%} MFU, communication all hidden or not)",
-        f"  {'GPUs':>8}{'rows each':>12}{'micro-batch':>12}{'k tokens/s hidden':>20}{'not hidden':>14}{'days':>18}{'fits':>6}",
+        f"REACH on paper with the same train.batch_size (prediction: {plan.mfu:.0%} MFU, communication all hidden or not)",
+        f"  {'GPUs':>8}{'stage':>8}{'rows each':>12}{'micro-batch':>12}{'k tokens/s hidden':>20}{'not hidden':>14}{'days':>18}{'fits':>6}",
     ]
     for gpus in sorted({plan.gpus, *REACH}):
         nodes = math.ceil(gpus / plan.device.per_node)
@@ -158,13 +159,14 @@ def _reach(plan: Plan, stage: int, micro: int) -> list[str]:
         except ValueError:  # so many cannot share the rows
             continue
         size = math.gcd(micro, there.rows)
+        taken = there.stage if stage == plan.stage else stage  # a lone process may take another than several
         hidden = there.tokens_per_second(size)
-        compute, sent = plan.tokens_per_step / hidden, there.communication(stage, size)[1]
-        answer = "yes" if there.lasting(stage) + plan.activations(size).all <= plan.usable else "no"
+        compute, sent = plan.tokens_per_step / hidden, there.communication(taken, size)[1]
+        answer = "yes" if there.lasting(taken) + plan.activations(size).all <= plan.usable else "no"
         rates = plan.tokens_per_step / max(compute, sent), plan.tokens_per_step / (compute + sent)
         days = [plan.tokens(plan.config.train.steps) / rate / SECONDS_A_DAY for rate in rates]
         lines.append(
-            f"  {gpus:>8,}{there.rows:>12,}{size:>12}{rates[0] / 1e3:>20,.0f}{rates[1] / 1e3:>14,.0f}"
+            f"  {gpus:>8,}{taken:>8}{there.rows:>12,}{size:>12}{rates[0] / 1e3:>20,.0f}{rates[1] / 1e3:>14,.0f}"
             f"{f'{days[0]:.2f} - {days[1]:.2f}':>18}{answer:>6}"
         )
     return lines

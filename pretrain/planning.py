@@ -16,7 +16,7 @@ from pretrain.cost import BatchShape, batch_shape, flops_per_step, matrix_elemen
 from xlpre.model.config import ModelConfig
 from xlpre.training.devices import Device, State, state_of, traffic_of
 from xlpre.training.engine import bucket_of
-from xlpre.training.overrides import offloads
+from xlpre.training.overrides import offloads, stage_of
 
 USABLE = 0.92  # of the memory: the rest is the driver's, libraries' and lost between tensors (an assumption)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -171,10 +171,15 @@ class Plan:
         n_fitting = bisect_left(sizes, True, key=lambda size: not self.fits(stage, size))
         return sizes[n_fitting - 1] if n_fitting else 0
 
+    @property
+    def stage(self) -> int:
+        """The ZeRO stage that training takes with these settings."""
+        return stage_of(self.config.deepspeed, self.precision, self.gpus)
+
     @functools.cached_property
     def choice(self) -> tuple[int, int]:
-        """The lowest stage from 1 on, and its largest micro-batch, that fit; the last one and one row if none does."""
-        stages = (1, 2) if self.config.optim.muon else (1, 2, 3)
+        """The lowest stage from that of training on, and its largest micro-batch, that fit; the last one and one row if none does."""
+        stages = range(max(self.stage, int(self.half)), 3 if self.config.optim.muon else 4)
         return next(((stage, size) for stage in stages if (size := self.largest(stage))), (stages[-1], 1))
 
     def operations(self, micro: int) -> tuple[dict[str, float], dict[str, float]]:

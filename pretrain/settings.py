@@ -17,6 +17,9 @@ with the weights.
 `deepspeed` is handed to DeepSpeed as it is (`deepspeed.zero_optimization.stage=2`), except for what other keys decide: batch sizes,
 accumulation, clipping, precision, optimizer, schedule. A key that DeepSpeed does not ask for is refused.
 
+`deepspeed.zero_optimization.stage` is obeyed. If nothing of ZeRO is set, the stage is 1, or 0 for a process alone in fp32, which has
+nothing to share out. A run may go on under another stage; `--dry-run` says which it would be.
+
 This page is made by `python pretrain/settings.py`; the defaults are XLNet-Base.
 
 """

@@ -12,6 +12,7 @@ from pretrain.config import PretrainConfig
 from xlpre.command import run_command
 from xlpre.config import from_command_line
 from xlpre.text.corpus import documents
+from xlpre.text.learned import check_learned, write_learned
 from xlpre.text.tokenizer import Tokenizer, train
 
 
@@ -19,7 +20,8 @@ def make_tokenizer(config: PretrainConfig) -> Tokenizer:
     """The vocabulary of `config`: the one that is there, or a new one.
 
     Raises:
-        ValueError: the one that is there has another size, or covers another share of characters, than the config asks for.
+        ValueError: the one that is there has another size, covers another share of characters, or says that it was learned from another
+            text than the config asks for.
     """
     path, size = Path(config.tokenizer.path), config.tokenizer.vocab_size
     if path.exists():
@@ -30,12 +32,14 @@ def make_tokenizer(config: PretrainConfig) -> Tokenizer:
                     f"{path} was learned with tokenizer.{key}={found}, not {wanted}; set tokenizer.{key}={found}, "
                     "or another tokenizer.path, or delete the file"
                 )
+        check_learned(path, tokenizer, config.text, config.tokenizer)
         print(f"{path}: there already, {size} pieces")
         return tokenizer
     started = time.monotonic()
     print(f"{path}: learning {size} pieces from {' '.join(config.text.sources)} ...", flush=True)
     tokenizer = train(documents(config.text), config.tokenizer)
     tokenizer.save(path)
+    write_learned(path, tokenizer, config.text, config.tokenizer)
     print(f"{path}: {len(tokenizer)} pieces in {time.monotonic() - started:.0f} s")
     return tokenizer
 

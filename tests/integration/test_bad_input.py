@@ -162,9 +162,13 @@ def test_preparing_tells_what_is_wrong_and_leaves_nothing(text_file, tmp_path):
         run(tokenizer, *paths, "tokenizer.vocab_size=300", "tokenizer.character_coverage=0.99"),
         "with tokenizer.character_coverage=0.99995, not 0.99",
     )
+    refused(
+        run(tokenizer, *paths, "tokenizer.vocab_size=300", "text.source=docstrings"),
+        f"v.model was learned from another text than text.source=docstrings, one with {text_file.name} (",
+    )
     (tmp_path / "empty" / "b.txt").write_bytes(text_file.read_bytes() + b"\n\xff")
     refused(run(prepare, *paths, f"text.source={tmp_path / 'empty'}/b.txt"), "b.txt, line")
-    assert {path.name for path in tmp_path.iterdir()} == {"empty", "v.model"}
+    assert {path.name for path in tmp_path.iterdir()} == {"empty", "v.model", "v.model.json"}
     assert run(prepare, *paths).returncode == 0
     refused(
         run(prepare, *paths, "text.limit_mb=1"), "was made with text.limit_mb=null, not 1.0; set text.limit_mb=null"

@@ -150,6 +150,39 @@ def test_it_clips_as_torch_does(stage):
         torch.testing.assert_close(weight, net.state_dict()[name], rtol=1e-5, atol=1e-6)
 
 
+class WithIdle(Net):
+    """A matrix of it has no part in the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.idle = nn.Linear(3, 3)
+
+
+def test_what_has_no_part_in_the_loss_decays_and_is_saved_alike_on_every_stage():
+    weights, moments = {}, {}
+    for stage in range(4):
+        engine = built("fp32", stage, WithIdle())
+        update(engine, 0)
+        weights[stage], moments[stage], _ = everything(engine)
+    start = WithIdle().idle.weight
+    for stage in range(4):
+        torch.testing.assert_close(weights[stage]["idle.weight"], start * (1 - 0.01 * 0.01), rtol=1e-6, atol=0)
+        assert moments[stage].keys() == moments[1].keys()
+        assert not moments[stage]["idle.weight/exp_avg"].any()
+
+
+def test_a_process_alone_sends_itself_no_gradients_without_zero(monkeypatch):
+    import deepspeed.comm
+
+    engine, sent = built("fp32", 0), []
+    monkeypatch.setattr(deepspeed.comm, "all_reduce", lambda *args, **kwargs: sent.append(args))
+    update(engine, 0)
+    assert not sent
+    engine.enable_backward_allreduce = True  # as DeepSpeed would
+    update(engine, 1)
+    assert sent
+
+
 # what is read from it and put back
 
 
@@ -169,6 +202,25 @@ def test_what_is_read_and_put_into_another_engine_goes_on_bit_for_bit(precision,
     assert counters["updates"] == 5 - len(not_finite) and len(moments) == 2 * len(weights)
     assert [update(engine, number) for number in range(5, 8)] == [update(other, number) for number in range(5, 8)]
     assert equal(everything(engine)[0], everything(other)[0])
+
+
+@pytest.mark.parametrize(("one", "other"), [(0, 1), (1, 0), (0, 3), (3, 0)])
+def test_another_stage_is_given_the_same_bits_and_makes_the_same_updates(one, other):
+    """To rounding: an update of many parameters in one row rounds some of them otherwise, and so does clipping."""
+    before = built("fp32", one)
+    for number in range(5):
+        update(before, number, math.inf if number == 2 else 1.0)
+    weights, moments, counters = everything(before)
+    net = Net()
+    net.load_state_dict(weights)
+    after = built("fp32", other, net)
+    state.put_state(after, weights, moments, counters)
+    got = everything(after)
+    assert equal(got[0], weights) and equal(got[1], moments)
+    assert (got[2]["updates"], got[2]["skipped"]) == (counters["updates"], counters["skipped"]) == (4, 1)
+    for number in range(5, 8):
+        assert update(after, number) == pytest.approx(update(before, number), rel=1e-5)
+    torch.testing.assert_close(everything(after)[0], everything(before)[0], rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,22 @@ def test_a_dry_run_prints_settings_that_load_and_sizes_and_writes_nothing(words,
         f"# {n_parameters:,} parameters\n"
         "# an update: 4 rows, 128 window tokens, 20 targets\n"
         f"# 20 updates, or what 2 hours allow: 1,280 tokens of text read, {share:.2f} times the training text\n"
+        "# here 1 process(es) on cpu, fp32, ZeRO stage 0\n"
         "# starts at step 0\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("word", "stage"),
+    [
+        ("deepspeed.zero_optimization.stage=1", 1),
+        ("deepspeed.zero_optimization.stage=3", 3),
+        ("deepspeed.zero_optimization.offload_optimizer.device=cpu", 1),
+        ("train.precision=bf16", 1),
+    ],
+)
+def test_a_dry_run_says_the_stage_that_a_start_would_take(words, rehearsed, word, stage):
+    assert f"ZeRO stage {stage}\n" in rehearsed(*words(), word)
 
 
 def test_a_dry_run_says_where_the_start_would_come_from(words, tmp_path, documents, tokenizer, rehearsed, capsys):

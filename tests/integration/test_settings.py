@@ -25,7 +25,7 @@ pytestmark = pytest.mark.long
 # one backend for all precisions, because each draws its dropout in its own way
 DROPOUT = {"model__dropout": 0.1, "model__dropatt": 0.1, "model__attention": "reference"}
 
-SAME = {  # as fp32 on stage 1
+SAME = {  # as fp32 without any of it
     "recomputed": {"train__activation_checkpointing": "true"},
     **{f"optimizer_{stage}": {STAGE: stage, OPTIMIZER: "cpu"} for stage in (1, 2, 3)},
     "weights": {STAGE: 3, WEIGHTS: "cpu"},

@@ -116,6 +116,32 @@ def test_a_run_goes_on_with_another_number_of_processes_stage_and_accumulation(w
         assert checkpoint.facts_of(first)["n_processes"] != checkpoint.facts_of(last)["n_processes"]
 
 
+def test_a_run_of_a_process_alone_goes_on_without_zero_and_with_it(words, tmp_path):
+    """What it takes if nothing is said, after and before a stage that was asked for."""
+    settings = {**QUIET, **DROPOUT, "train__accumulation": 2, "optim__clip": 0.1}
+    kinds = {"adamw": {}, "muon": {"optim__name": "muon", "optim__matrix_lr": 0.02}}
+    jobs = []
+    for kind, more in kinds.items():
+        both = {**settings, **more}
+        jobs += [words(f"{kind}_whole", **both, train__steps=8)]
+        jobs += [
+            words(f"{kind}_1_to_0", **both, **{STAGE: 1}, train__steps=4),
+            words(f"{kind}_1_to_0", **both, train__steps=8),
+        ]
+        jobs += [
+            words(f"{kind}_0_to_1", **both, train__steps=4),
+            words(f"{kind}_0_to_1", **both, **{STAGE: 1}, train__steps=8),
+        ]
+    said = several(jobs)
+    stages = [int(stage) for stage in re.findall(r"ZeRO stage (\d)", said)]
+    assert stages == [0, 1, 0, 0, 1] * len(kinds)
+    for kind in kinds:
+        whole = numbers(tmp_path / f"{kind}_whole")
+        assert all(norm > 0.1 for _, norm, *_ in whole.values())  # it clips
+        for name in (f"{kind}_1_to_0", f"{kind}_0_to_1"):
+            assert largest_difference(numbers(tmp_path / name), whole) < 2e-5, name
+
+
 def test_muon_makes_the_same_updates_on_every_stage_that_has_whole_matrices(words, tmp_path):
     """Two processes put matrices together from their shares, share the work, and go on after a stop; so does one alone."""
     muon = {**QUIET, "optim__name": "muon", "optim__matrix_lr": 0.02}

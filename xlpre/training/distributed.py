@@ -68,15 +68,20 @@ def is_main() -> bool:
     return process() == 0
 
 
+def kind_of_device() -> str:
+    """What is computed on here, `cuda` or `cpu`. DeepSpeed's own word for "not the GPU", DS_ACCELERATOR=cpu, is obeyed."""
+    return "cuda" if torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu" else "cpu"
+
+
 def use_device() -> torch.device:
     """The device of this process; on a CPU, also share the cores out among the processes of this machine.
 
-    DeepSpeed's own word for "not the GPU", DS_ACCELERATOR=cpu, is obeyed, and so is OMP_NUM_THREADS, as the most threads of a process.
+    OMP_NUM_THREADS is obeyed, as the most threads of a process.
 
     Raises:
         OSError: this process sees fewer GPUs than its number on this machine takes.
     """
-    if torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu":
+    if kind_of_device() == "cuda":
         number, n_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
         if number >= n_gpus:
             raise OSError(

@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from xlpre.training.distributed import n_processes
 from xlpre.training.optim import OptimConfig, build_optimizer
-from xlpre.training.overrides import Asked, check_known
+from xlpre.training.overrides import Asked, check_known, stage_of
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -109,7 +110,7 @@ def start_processes(device: torch.device) -> None:
 
 
 def settings_for(
-    train: TrainConfig, optim: OptimConfig, device: torch.device, n_processes: int, overrides: dict[str, Any]
+    train: TrainConfig, optim: OptimConfig, device: torch.device, processes: int, overrides: dict[str, Any]
 ) -> dict[str, Any]:
     """What DeepSpeed is told, once the processes are joined.
 
@@ -117,26 +118,27 @@ def settings_for(
         train: batch size, accumulation, precision.
         optim: clipping.
         device: of this process.
-        n_processes: of the job.
+        processes: of the job.
         overrides: settings for DeepSpeed, handed on untouched; `check_overrides` has passed them.
 
     Raises:
         ValueError: a precision that the device does not have or the stage gets wrong, a key that DeepSpeed does not have.
     """
-    precision, stage = precision_on(device, train.precision), stage_of(overrides)
+    precision = precision_on(device, train.precision)
+    stage = stage_of(overrides, precision, processes)
     if stage == 0 and precision != "fp32":
         raise ValueError(
             f"deepspeed.zero_optimization.stage=0 with {precision} (train.precision={train.precision}) is computed wrongly by DeepSpeed; "
             "leave the stage out, or set 1, 2, 3, or train.precision=fp32"
         )
     ours = {
-        "train_micro_batch_size_per_gpu": train.batch_size // (n_processes * train.accumulation),
+        "train_micro_batch_size_per_gpu": train.batch_size // (processes * train.accumulation),
         "gradient_accumulation_steps": train.accumulation,
         "gradient_clipping": optim.clip if stage else 0.0,  # without ZeRO the optimizer clips
         "bf16": {"enabled": precision == "bf16", "check_grad_overflow": True},
         "fp16": {"enabled": precision == "fp16"},
         "data_types": {"grad_accum_dtype": "fp32"},
-        "zero_optimization": {"stage": 1},
+        "zero_optimization": {"stage": stage},
         "zero_force_ds_cpu_optimizer": False,  # torch's AdamW under offload, too: it needs no compiler
         "zero_allow_untested_optimizer": optim.muon,
         "steps_per_print": 2**31,
@@ -170,16 +172,15 @@ def build_engine(
     settings = _merged(settings, {"zero_optimization": {"reduce_bucket_size": bucket}})
     optimizer = build_optimizer(model, optim, guarded)
     engine, *_ = _deepspeed(device).initialize(model=model, optimizer=optimizer, config=settings)
+    if guarded and n_processes() == 1:
+        engine.enable_backward_allreduce = (
+            False  # which copies all gradients twice, though there is nobody to add them to
+        )
     if train.compile:
         # how many tokens are in a cluster of the adaptive softmax is known by then only; else the graph would end there
         torch._dynamo.config.capture_dynamic_output_shape_ops = True
         engine.compile()
     return engine
-
-
-def stage_of(overrides: dict[str, Any]) -> int:
-    """The ZeRO stage that settings for DeepSpeed ask for, or ours."""
-    return overrides.get("zero_optimization", {}).get("stage", 1)
 
 
 def bucket_of(zero: dict[str, Any], parameters: int) -> int:

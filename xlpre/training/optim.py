@@ -129,7 +129,10 @@ class _Guard(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One update, or none."""
-        parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        for parameter in parameters:
+            if parameter.grad is None:  # it had no part in the loss, and yet decays, as under ZeRO
+                parameter.grad = torch.zeros_like(parameter)
         norm = nn.utils.get_total_norm([p.grad for p in parameters])
         self._global_grad_norm = norm.item()
         self.overflow = not math.isfinite(self._global_grad_norm)

@@ -19,6 +19,8 @@ OWNED = {
     "fp16": "train.precision",
 }
 GROUPS = ("offload_optimizer", "offload_param")  # of zero_optimization, which the project reads, too
+# groups of settings that without ZeRO would mean nothing, or something else
+OF_ZERO = {"zero_optimization", "data_types", "torch_autocast", "compile"}
 
 
 class Asked(dict[str, Any]):
@@ -54,6 +56,19 @@ def check_overrides(overrides: Mapping[str, Any]) -> None:
     stage = zero.get("stage", 1)
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
         raise ValueError(f"deepspeed.zero_optimization.stage ({stage}) must be 0, 1, 2 or 3")
+
+
+def stage_of(overrides: Mapping[str, Any], precision: str, processes: int) -> int:
+    """The ZeRO stage: as asked for, else 1, but 0 where there is nothing to share out and no 16 bits to keep fp32 beside.
+
+    Args:
+        overrides: settings for DeepSpeed, which `check_overrides` has passed. Whoever sets something of ZeRO's without a stage gets 1.
+        precision: that the model computes in: fp32, bf16 or fp16.
+        processes: of the job.
+    """
+    alone = processes == 1 and precision == "fp32" and not OF_ZERO & overrides.keys()
+    stage: int = overrides.get("zero_optimization", {}).get("stage", 0 if alone else 1)
+    return stage
 
 
 def offloads(overrides: Mapping[str, Any]) -> dict[str, bool]:

@@ -57,8 +57,9 @@ def put_state(
     The weights that the model computes with are those it had when the engine was built: build it around a model that has `weights`.
     """
     engine.skipped_steps, n_updates = counters["skipped"], counters["updates"]
-    for name, value in counters["loss_scale"].items():
-        setattr(engine.optimizer.loss_scaler, name, value)
+    scaler = getattr(engine.optimizer, "loss_scaler", None)  # ZeRO has one in fp32, too, which does nothing
+    for name, value in counters["loss_scale"].items() if scaler else ():
+        setattr(scaler, name, value)
     if n_updates:
         for tensor, keys in _partitions(engine):
             step = torch.tensor(float(n_updates), device=tensor.device)

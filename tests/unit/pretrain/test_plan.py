@@ -447,6 +447,36 @@ def test_a_higher_stage_is_taken_where_a_lower_one_does_not_fit():
     assert plan_on(plan, 1e6).largest(3) == 0
 
 
+@pytest.mark.parametrize(
+    ("stage", "gpus", "words"),
+    [
+        (0, 1, ["train.precision=fp32"]),
+        (1, 1, ["train.precision=bf16"]),
+        (1, 1, ["train.precision=bf16", "deepspeed.zero_optimization.stage=0"]),  # which training refuses
+        (1, 1, ["train.precision=fp32", "deepspeed.zero_optimization.stage=1"]),
+        (1, 1, ["train.precision=fp32", "deepspeed.zero_optimization.offload_optimizer.device=cpu"]),
+        (1, 8, ["train.precision=fp32"]),
+        (2, 8, ["deepspeed.zero_optimization.stage=2"]),
+        (0, 8, ["train.precision=fp32", "deepspeed.zero_optimization.stage=0"]),
+    ],
+)
+def test_the_stage_that_is_advised_is_the_one_that_training_takes(stage, gpus, words):
+    assert plan_of(*words, gpus=gpus).choice[0] == stage
+
+
+def test_the_memory_that_a_process_alone_in_fp32_is_told_has_one_copy_of_the_weights(capsys):
+    plan = plan_of("train.precision=fp32", "train.batch_size=8", gpus=1)
+    assert plan.state(0).on_device == 16 * plan.n_parameters  # weights, gradients, two moments
+    assert plan.state(1).on_device == 24 * plan.n_parameters  # and master weights, and a buffer
+    main(["--config", CONFIG, "model.n_layer=2", "train.precision=fp32", "train.batch_size=8"])
+    shown = capsys.readouterr().out
+    assert "Take stage 0 and" in shown
+    bytes_of_update = 28 * plan.n_parameters  # reads weights, gradients and moments, writes all but the gradients
+    assert f"of it, optimizer at least {bytes_of_update / plan.device.bandwidth:>22,.4f}" in shown
+    reach = shown.partition("REACH")[2].splitlines()[2:]
+    assert [line.split()[:2] for line in reach] == [["1", "0"], ["8", "1"]]  # GPUs, stage
+
+
 def plan_on(plan: Plan, memory: float) -> Plan:
     return dataclasses.replace(plan, device=dataclasses.replace(plan.device, memory=memory))
 

@@ -34,6 +34,24 @@ def test_what_a_line_is_and_how_text_is_preprocessed_reach_the_store(config):
     assert store.tokenizer().preprocess == "cased" and store.meta["source"]["lines"] == "sentences"
 
 
+def test_a_vocabulary_is_learned_once_for_a_text_and_not_taken_for_another_but_prepares_any(
+    config, text_file, tmp_path
+):
+    config = change(config, "tokenizer", path=str(tmp_path / "learned.model"))
+    learned = make_tokenizer(config)
+    assert make_tokenizer(config).sha256 == learned.sha256
+    other = tmp_path / "other.txt"
+    other.write_text(text_file.read_text() + "\n\none more")
+    config = change(config, "text", source=str(other))
+    with pytest.raises(
+        ValueError, match=r"learned.model was learned from another text .* delete \S*learned.model.json to take it"
+    ):
+        make_tokenizer(config)
+    assert make_store(config).tokenizer().sha256 == learned.sha256
+    (tmp_path / "learned.model.json").unlink()
+    assert make_tokenizer(config).sha256 == learned.sha256
+
+
 def test_a_vocabulary_of_another_text_is_told(config, text_file, capsys):
     text_file.write_text(text_file.read_text() + "\n\nБа бе Ди до 中文字" * 2000)
     make_store(config)

@@ -5,6 +5,7 @@ import torch
 
 from xlpre.training.distributed import limit_waiting
 from xlpre.training.engine import _deepspeed, _merged, precision_on, start_processes
+from xlpre.training.overrides import stage_of
 
 
 def test_overrides_keep_what_they_do_not_name():
@@ -13,6 +14,27 @@ def test_overrides_keep_what_they_do_not_name():
         "zero_optimization": {"stage": 1, "overlap_comm": True},
         "bf16": {"enabled": False},
     }
+
+
+@pytest.mark.parametrize(
+    ("stage", "overrides", "precision", "processes"),
+    [
+        (0, {}, "fp32", 1),
+        (0, {"wall_clock_breakdown": True}, "fp32", 1),
+        (1, {}, "fp32", 2),
+        (1, {}, "bf16", 1),
+        (1, {}, "fp16", 1),
+        (1, {"zero_optimization": {"stage": 1}}, "fp32", 1),
+        (3, {"zero_optimization": {"stage": 3}}, "fp32", 1),
+        (0, {"zero_optimization": {"stage": 0}}, "fp32", 2),
+        (1, {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, "fp32", 1),
+        (1, {"torch_autocast": {"enabled": True}}, "fp32", 1),
+    ],
+)
+def test_zero_is_left_out_by_a_process_alone_in_fp32_that_was_told_nothing_of_it(
+    stage, overrides, precision, processes
+):
+    assert stage_of(overrides, precision, processes) == stage
 
 
 def test_deepspeeds_list_of_operators_still_has_the_one_that_is_switched_off():
