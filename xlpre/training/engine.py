@@ -173,9 +173,8 @@ def build_engine(
     optimizer = build_optimizer(model, optim, guarded)
     engine, *_ = _deepspeed(device).initialize(model=model, optimizer=optimizer, config=settings)
     if guarded and n_processes() == 1:
-        engine.enable_backward_allreduce = (
-            False  # which copies all gradients twice, though there is nobody to add them to
-        )
+        # it would copy all gradients twice, though there is nobody to add them to
+        engine.enable_backward_allreduce = False
     if train.compile:
         # how many tokens are in a cluster of the adaptive softmax is known by then only; else the graph would end there
         torch._dynamo.config.capture_dynamic_output_shape_ops = True
