@@ -20,6 +20,7 @@ from xlpre.batch import Batch
 from xlpre.data.draws import Draws
 from xlpre.data.layout import DataConfig, Windows
 from xlpre.exchange import hf
+from xlpre.exchange.layouts import to_ours
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import Memory
@@ -84,11 +85,8 @@ def shape_of(c: dict[str, Any]) -> ModelConfig:
 
 def needed_flops(c: dict[str, Any]) -> float:
     """Of a step, as MFU is counted (pretrain/cost.py)."""
-    data, objective = (
-        DataConfig(window=c["window"], reuse_len=c["reuse_len"]),
-        ObjectiveConfig(partial_k=c["partial_k"]),
-    )
-    config = PretrainConfig(data=data, objective=objective, model=shape_of(c))
+    data = DataConfig(window=c["window"], reuse_len=c["reuse_len"])
+    config = PretrainConfig(data=data, objective=ObjectiveConfig(partial_k=c["partial_k"]), model=shape_of(c))
     return flops_per_step(config.model, batch_shape(config, c["rows"]))
 
 
@@ -112,6 +110,10 @@ class Contender:
     def loss(self) -> Tensor:
         """The mean over the batch's targets."""
         raise NotImplementedError
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Of the parameters that have one, by the names of ours."""
+        return {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
 
     def compile(self, how: str) -> None:
         """`whole`, one graph; `layers`, one graph for all layers, what is around them eager; or a mode of torch.compile."""
@@ -153,6 +155,7 @@ class HuggingFace(Contender):
                 if name.endswith(("r_w_bias", "r_r_bias", "r_s_bias", "seg_embed")):
                     parameter.normal_(0, 0.2)  # so that every term counts
         super().__init__(model, c)
+        self._shape = shape_of(c)
 
     def feed(self, c: dict[str, Any], batch: Batch, hidden: Tensor) -> None:
         """See Contender."""
@@ -177,6 +180,10 @@ class HuggingFace(Contender):
     def loss(self) -> Tensor:
         """See Contender."""
         return self._run(**self._inputs).loss
+
+    def gradients(self) -> dict[str, Tensor]:
+        """See Contender."""
+        return to_ours(hf.weights_of(self._shape), super().gradients())
 
 
 class Xlpre(Contender):

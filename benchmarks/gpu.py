@@ -17,7 +17,8 @@ where there is one, with the GPU machine's version of Python,
 
     python -m pip install --no-index --no-deps --target site wheels/*.whl && export PYTHONPATH=$PWD/site
 
---tiny does the same on a processor with tiny shapes, in a minute or two, and leaves out what needs a GPU, saying so.
+--tiny does the same on a processor with tiny shapes, in a minute or two, five where torch compiles anew, and leaves out what needs a
+GPU, saying so.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def tiny_parts(folder: Path) -> list[Part]:
             step({**TINY, "n_layer": 1}, [2], "xlpre:sdpa:layers", "xlpre:sdpa", turns=(2, 1)),
             needs=MODELS,
         ),
-        Part("tiles", 60, ["tiles.py", *shape, "--workers", "0", "--most", "2"], without),
+        Part("tiles", 240, ["tiles.py", *shape, "--workers", "0", "--most", "2"], without),
         Part(
             "pretraining", 200, ["pretraining.py", "--folder", str(folder), "--config", debug, *small], needs=TRAINING
         ),

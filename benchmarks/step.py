@@ -7,9 +7,9 @@ python benchmarks/step.py --impl xlpre:triton:layers --vs xlpre:triton xlpre:sdp
       "vocab_size": 32000, "window": 512, "mem_len": 384, "reuse_len": 256, "dropout": 0.1}'
 
 A contender is `hf`, `hf-compile`, or `xlpre[:attention[:compile]]`, compile being `whole`, `layers` or a mode of torch.compile. Those of
-one command take turns in one process, on the same weights and the same batch. None is timed whose loss and norm of all gradients, in fp32,
-without dropout and before anything is compiled, are not those of the last one; and on a GPU, without dropout, none whose gradient in
-`dtype`, compiled, is not that of the first. One JSON line for each contender and number of rows; one that fails says why
+one command take turns in one process, on the same weights and the same batch. None is timed whose loss and gradient of any parameter, in
+fp32, without dropout and before anything is compiled, are not those of the last one; and on a GPU, without dropout, none whose norm of
+all gradients in `dtype`, compiled, is not that of the first. One JSON line for each contender and number of rows; one that fails says why
 in its line, and the others go on; then the status is 1. Ratios are medians of pairs, of `cpu_ms`, processor time, which neighbours
 disturb least, or on a GPU of wall time. `mfu` is of the maker's peak, by the formula of pretrain/cost.py. `step_mb` is the peak of a step
 above what stood before it: of tensors on a GPU; with `--rss`, of a process of its own on a CPU. `activation_mb` is what a row leaves for
@@ -28,7 +28,6 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +35,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin slow ea
 
 import psutil
 import torch
-from contenders import DEFAULT, DTYPES, Contender, contenders, data_of, needed_flops, settings_of
+from agreement import agreeing, why
+from contenders import DEFAULT, DTYPES, Contender, data_of, needed_flops, settings_of
 
 from xlpre.training.devices import device_named
 
-AGREE = 1e-4  # nats; and of the norm of gradients, a share
-NEAR = 1e-2  # the same share in the precision that is timed
+NEAR_NORM = 1e-2  # of all gradients, in the precision that is timed
 
 
 class Clock:
@@ -65,38 +64,12 @@ class Clock:
         return 1e3 * (time.perf_counter() - begun) / steps, 1e3 * (time.process_time() - used) / steps
 
 
-def agreeing(names: list[str], c: dict[str, Any]) -> tuple[dict[str, Contender], dict[str, str]]:
-    """Contenders whose losses agree with that of the last, which is asked first; and why others are out."""
-    found, failed, met = contenders(names, c), {}, {}  # type: dict[str, Contender], dict[str, str], dict[str, tuple[float, float]]
-    for name in reversed(names):
-        try:
-            met[name] = loss_and_norm(found[name])
-        except Exception:
-            failed[name] = why()
-        else:
-            (loss, norm), (last, of_last) = met[name], next(iter(met.values()))
-            if not (abs(loss - last) <= AGREE and abs(norm - of_last) <= AGREE * of_last):  # nan neither
-                failed[name] = f"losses and norms of gradients do not agree: {met}"
-    for name in failed:
-        del found[name]
-    for name, one in found.items():
-        one.compile(settings_of(name, c)["compile"])
-        one.train(DTYPES[c["dtype"]])
-    return found, failed
-
-
-def loss_and_norm(one: Contender) -> tuple[float, float]:
-    """The loss, and the norm of all gradients, which are not kept."""
-    loss = one.loss()
-    loss.backward()
+def norm_of_gradients(one: Contender) -> float:
+    """Of all; they are not kept."""
+    one.loss().backward()
     norm = torch.nn.utils.get_total_norm([p.grad for p in one.model.parameters() if p.grad is not None]).item()
     one.model.zero_grad(set_to_none=True)
-    return loss.item(), norm
-
-
-def why() -> str:
-    """The end of the traceback."""
-    return traceback.format_exc(limit=-4)[-3000:]
+    return norm
 
 
 def begin(one: Contender, c: dict[str, Any]) -> dict[str, Any]:
@@ -116,7 +89,7 @@ def begin(one: Contender, c: dict[str, Any]) -> dict[str, Any]:
     loss = one.loss()
     line["activation_mb"] = round((torch.cuda.memory_allocated() - stood) / 2**20 / c["rows"], 1)
     del loss
-    line["gradient_norm"] = round(loss_and_norm(one)[1], 6)
+    line["gradient_norm"] = round(norm_of_gradients(one), 6)
     return line
 
 
@@ -156,7 +129,7 @@ def race(found: dict[str, Contender], c: dict[str, Any], rounds: int, steps: int
 def check_gradients(lines: dict[str, dict[str, Any]], name: str, c: dict[str, Any]) -> None:
     """Raise ValueError if the gradient of one is not that of the first; nothing is known of it where dropout is drawn, or on a CPU."""
     norms = [line["gradient_norm"] for line in (*lines.values(), lines[name]) if "gradient_norm" in line]
-    if norms and not c["dropout"] and not abs(norms[-1] - norms[0]) <= NEAR * norms[0]:
+    if norms and not c["dropout"] and not abs(norms[-1] - norms[0]) <= NEAR_NORM * norms[0]:
         raise ValueError(f"the norm of its gradients is {norms[-1]}, and that of the first {norms[0]}")
 
 

@@ -15,8 +15,8 @@ TINY = shlex.split(
 )
 
 
-def commands():
-    blocks = re.findall(r"```bash\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)
+def commands(page="README.md"):
+    blocks = re.findall(r"```bash\n(.*?)```", (REPOSITORY / page).read_text(), re.DOTALL)
     return [line for block in blocks for line in block.splitlines() if line.strip()]
 
 
@@ -62,3 +62,10 @@ def test_every_command_of_the_readme_works(tmp_path, text_file):
 def test_the_makefile_runs_the_command_that_stands_in_for_it():
     recipe = (REPOSITORY / "Makefile").read_text()
     assert "pretrain/quickstart.py --config configs/pretrain/quickstart.yaml $(ARGS)" in recipe
+
+
+def test_every_plan_of_the_page_about_plans_can_be_made():
+    for line in commands("docs/plan.md"):
+        done = run(*shlex.split(line)[1:])
+        assert done.returncode == 0, f"{line}\n{done.stderr}"
+        assert "Nothing was measured" in done.stdout

@@ -17,6 +17,8 @@ from xlpre.model.heads import ChoiceHead, ClassificationHead, RegressionHead, Sp
 from xlpre.model.memory import first_memory
 from xlpre.model.visibility import HIDDEN
 
+pytestmark = pytest.mark.usefixtures("by_each_backend")
+
 
 def dense(ours: str, theirs: str) -> list[Weight]:
     return [Weight(f"{ours}.weight", f"{theirs}/kernel", TRANSPOSED), Weight(f"{ours}.bias", f"{theirs}/bias")]

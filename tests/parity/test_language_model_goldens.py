@@ -19,6 +19,8 @@ from tests.parity.xlnet import (
 from xlpre.exchange.tf import from_arrays
 from xlpre.model.language_model import LanguageModel
 
+pytestmark = pytest.mark.usefixtures("by_each_backend")
+
 
 @pytest.mark.parametrize("path", files("xlnet_pretrain_*.npz") + files("xlnet_single_*.npz"))
 def test_outputs_memory_losses_and_gradients_equal_the_originals(path):

@@ -17,6 +17,8 @@ from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import first_memory
 
+pytestmark = pytest.mark.usefixtures("by_each_backend")
+
 POSITIONS = ["relative", "shaw", "sinusoidal", "learned"]  # attn_type 0 to 3
 
 
