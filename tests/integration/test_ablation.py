@@ -29,7 +29,7 @@ def ablation(store, tmp_path):
 
 
 def test_what_failed_is_named_the_rest_is_made_and_what_is_done_is_not_done_again(ablation, tmp_path, monkeypatch):
-    blocked = tmp_path / "runs/tiny/no_memory/seed_1/checkpoints"
+    blocked = tmp_path / "runs/tiny/no_memory/seed_1/tensorboard"
     blocked.parent.mkdir(parents=True)
     blocked.write_text("in the way")
     command = (SCRIPT, ablation, "--run", "--jobs", "2", "train.steps=10")
