@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from finetune.by_name import InDataset, is_dataset, part_in
 from finetune.config import TaskDataConfig
 from finetune.examples import Example
-from finetune.fields import HUB, Fields, in_hub, text_of
+from finetune.fields import Fields, text_of
 from finetune.one_vector import ClassTask
 from finetune.sources import HELD_OUT, TRAIN, Columns, TableSource, check_folder, find_folder, part_of
 from finetune.task import Task
@@ -56,8 +57,8 @@ class CorpusSource(TableSource):
         self._name, self._corpus, folder = name, corpus, find_folder(data, corpus.folder)
         names = ("label", *corpus.texts)
         labels = [str(number + 1) for number in range(corpus.n_classes)]
-        aliases = dict.fromkeys(("text", "content"), corpus.texts[-1])  # in datasets, which count classes from 0
-        columns = Columns(corpus.texts, "label", labels, names, aliases, numbered=labels)
+        dataset = InDataset(dict.fromkeys(("text", "content"), corpus.texts[-1]), labels)
+        columns = Columns(corpus.texts, "label", labels, names, dataset=dataset)
         super().__init__(columns, *_parts(data, folder / "train.csv", folder / "test.csv"), data)
 
     def read(self, split: str) -> list[Example]:
@@ -83,7 +84,7 @@ class ImdbSource(TableSource):
 
     def __init__(self, data: TaskDataConfig) -> None:
         self._folder = find_folder(data, "aclImdb")
-        columns = Columns(("text",), "label", SENTIMENTS, numbered=SENTIMENTS)
+        columns = Columns(("text",), "label", SENTIMENTS, dataset=InDataset(labels=SENTIMENTS))
         super().__init__(columns, *_parts(data, self._folder / "train", self._folder / "test"), data)
 
     def _texts(self, fields: Fields, place: str, may_be_empty: bool) -> tuple[str, ...]:
@@ -93,7 +94,7 @@ class ImdbSource(TableSource):
     def read(self, split: str) -> list[Example]:
         """See TableSource."""
         check_folder(self._data, "imdb", "aclImdb/train/pos")
-        if self._data.dir.startswith(HUB):
+        if is_dataset(self._data.dir):
             return super().read(split)
         part = split if split in self.test else TRAIN
         found = []
@@ -111,8 +112,8 @@ class ImdbSource(TableSource):
 
 def _parts(data: TaskDataConfig, train: Path, test: Path) -> tuple[list[Path], dict[str, Path], dict[str, Path]]:
     """Training, dev and test files; of a dataset its splits."""
-    if data.dir.startswith(HUB):
-        return [in_hub(data.dir, "", TRAIN)], {}, {"test": in_hub(data.dir, "", "test")}
+    if is_dataset(data.dir):
+        return [part_in(data.dir, TRAIN)], {}, {"test": part_in(data.dir, "test")}
     return [train], {}, {"test": test} if test.exists() else {}
 
 

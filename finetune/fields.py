@@ -14,7 +14,6 @@ from xlpre.text.json_objects import parse_object
 
 Fields = Mapping[str, Any]
 KINDS = (".tsv", ".txt", ".csv", ".jsonl", ".parquet")
-HUB = "hf:"  # before the name of a dataset
 LARGEST = 3.4e38  # of a number in 32 bits
 
 
@@ -75,16 +74,11 @@ def is_hub(path: Path | str) -> bool:
     Raises:
         ValueError: it is, and names no split.
     """
-    if not str(path).startswith(HUB):
+    if not str(path).startswith("hf:"):
         return False
     if str(path).count(":") < 2:
         raise ValueError(f"{path}: name its split, as in {path}:train")
     return True
-
-
-def in_hub(folder: str, config: str, split: str) -> Path:
-    """A split in the dataset `folder`, hf:NAME."""
-    return Path(f"{folder}/{config}:{split}" if config else f"{folder}:{split}")
 
 
 def text_of(fields: Fields, name: str, place: str, may_be_empty: bool = False) -> str:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from finetune.by_name import InDataset, is_dataset, part_in
 from finetune.config import TaskDataConfig
-from finetune.fields import HUB, in_hub
 from finetune.number_task import NumberTask
 from finetune.one_vector import ClassTask
 from finetune.sources import TRAIN, Columns, TableSource, by_split, check_folder, file_in, find_folder, split_name
@@ -56,23 +56,25 @@ def _layout(
     label: str,
     labels: tuple[str, ...],
     *scores: str,
-    dataset: tuple[str, ...] = (),
+    named: tuple[str, ...] = (),
     **more: Any,
 ) -> Layout:
-    """Of a task whose texts the `dataset` calls otherwise, if it is given."""
-    aliases = {**dict(zip(dataset, texts, strict=False)), "label": label, "idx": "index"}
-    columns = Columns(texts, label, labels, aliases=aliases, numbered=labels, **more)
+    """Of a task whose texts are `named` otherwise in the dataset, if that is given."""
+    dataset = InDataset({**dict(zip(named, texts, strict=False)), "label": label, "idx": "index"}, labels)
+    columns = Columns(texts, label, labels, dataset=dataset, **more)
     config = folder.replace("-", "").lower()
     return Layout(folder, columns, scores or ("accuracy",), test={"test.tsv": f"{folder}.tsv"}, config=config)
 
 
 # the script that downloads GLUE calls its folder `diagnostic`
 DIAGNOSTIC = {"../AX/diagnostic.tsv": "AX.tsv", "../diagnostic/diagnostic.tsv": "AX.tsv"}
-OF_NLI = {"premise": "sentence1", "hypothesis": "sentence2", "label": "gold_label", "idx": "index"}  # in the dataset
-NUMBERED_NLI = ("entailment", "neutral", "contradiction")
+NLI_DATASET = InDataset(
+    {"premise": "sentence1", "hypothesis": "sentence2", "label": "gold_label", "idx": "index"},
+    ("entailment", "neutral", "contradiction"),
+)
 MNLI = Layout(
     "MNLI",
-    Columns(PAIR, "gold_label", NLI, aliases=OF_NLI, numbered=NUMBERED_NLI),
+    Columns(PAIR, "gold_label", NLI, dataset=NLI_DATASET),
     dev=("dev_matched.tsv", "dev_mismatched.tsv"),
     test={"test_matched.tsv": "MNLI-m.tsv", "test_mismatched.tsv": "MNLI-mm.tsv", **DIAGNOSTIC},
     config="mnli",
@@ -83,7 +85,7 @@ LAYOUTS = {
         "CoLA", ("sentence",), "label", BINARY, "matthews", names=("source", "label", "star", "sentence")
     ),
     "glue/sst-2": _layout("SST-2", ("sentence",), "label", BINARY),
-    "glue/mrpc": _layout("MRPC", ("#1 String", "#2 String"), "Quality", BINARY, "accuracy", "f1", dataset=PAIR),
+    "glue/mrpc": _layout("MRPC", ("#1 String", "#2 String"), "Quality", BINARY, "accuracy", "f1", named=PAIR),
     "glue/qqp": _layout("QQP", ("question1", "question2"), "is_duplicate", BINARY, "accuracy", "f1", damaged=True),
     "glue/sts-b": _layout("STS-B", PAIR, "score", (), "pearson", "spearman"),
     "glue/mnli": MNLI,
@@ -92,7 +94,7 @@ LAYOUTS = {
     "glue/wnli": _layout("WNLI", PAIR, "label", BINARY),
     "glue/ax": dataclasses.replace(  # trained on MNLI
         MNLI,
-        columns=dataclasses.replace(MNLI.columns, aliases={**OF_NLI, **FULL_DIAGNOSTIC}),
+        columns=dataclasses.replace(MNLI.columns, aliases=FULL_DIAGNOSTIC),
         scores=("matthews", "accuracy"),
         dev=("dev_matched.tsv",),
         test=DIAGNOSTIC,
@@ -123,7 +125,7 @@ class GlueSource(TableSource):
 
     def __init__(self, name: str, data: TaskDataConfig) -> None:
         layout = LAYOUTS[name]
-        self._name, by_name = name, data.dir.startswith(HUB)
+        self._name, by_name = name, is_dataset(data.dir)
         folder = Path() if by_name else find_folder(data, layout.folder)
         there: dict[str, str] = {}  # by their name in a submission: one has two places
         for file, submitted in layout.test.items():
@@ -134,7 +136,7 @@ class GlueSource(TableSource):
         dev = by_split(folder, data.dev or layout.dev)
         test = by_split(folder, data.test or list(there.values()), dev)
         if by_name:
-            train = train if data.train else [in_hub(data.dir, layout.config, TRAIN)]
+            train = train if data.train else [part_in(data.dir, TRAIN, layout.config)]
             dev = dev if data.dev else {split: _named(data.dir, layout, split) for split in dev}
             test = test if data.test else {split: _named(data.dir, layout, split) for split in test}
         super().__init__(layout.columns, train, dev, test, data)
@@ -175,9 +177,7 @@ class GlueSource(TableSource):
 
 def _named(dataset: str, layout: Layout, split: str) -> Path:
     """A split of GLUE's in the dataset."""
-    if split == "diagnostic":
-        return in_hub(dataset, "ax", "test")
-    return in_hub(dataset, layout.config, split.replace("dev", "validation"))
+    return part_in(dataset, "test", "ax") if split == "diagnostic" else part_in(dataset, split, layout.config)
 
 
 def zip_files(files: list[Path], path: Path) -> None:

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from finetune.by_name import is_dataset, part_in
 from finetune.config import TaskDataConfig
 from finetune.examples import Example
-from finetune.fields import HUB, Fields, in_hub, read_rows, value_of
+from finetune.fields import Fields, read_rows, value_of
 from finetune.one_vector import ChoiceTask
 from finetune.sources import check_folder, find_folder
 from finetune.task import Prediction, Task
@@ -39,7 +40,7 @@ class RaceSource:
 
     def __init__(self, name: str, data: TaskDataConfig) -> None:
         self._name, self._data = name, data
-        self._folder, self._by_name = find_folder(data, "RACE"), data.dir.startswith(HUB)
+        self._folder, self._by_name = find_folder(data, "RACE"), is_dataset(data.dir)
         self.test: tuple[str, ...] = ("test",) if self._by_name or (self._folder / "test").is_dir() else ()
 
     def settings(self) -> dict[str, Any]:
@@ -77,7 +78,7 @@ class RaceSource:
     def _rows(self, split: str, level: str) -> Iterator[Example]:
         """The questions of a split of the dataset, which has one a row and calls the files by level and number."""
         numbers: Counter[str] = Counter()
-        for place, fields in read_rows(in_hub(self._data.dir, level, {"dev": "validation"}.get(split, split))):
+        for place, fields in read_rows(part_in(self._data.dir, split, level)):
             file = Path(str(value_of(fields, "example_id", place))).stem.removeprefix(level)
             article, question, options, answer = (
                 value_of(fields, name, place) for name in ("article", "question", "options", "answer")

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from finetune.by_name import InDataset, is_dataset
 from finetune.config import TaskDataConfig
 from finetune.examples import Example
-from finetune.fields import HUB, KINDS, Fields, class_of, is_hub, number_of, read_rows, text_of
+from finetune.fields import KINDS, Fields, class_of, is_hub, number_of, read_rows, text_of
 from finetune.task import Prediction
 from xlpre.text.files import PACKED
 
@@ -50,8 +51,8 @@ class Columns:
         labels: what it can be; empty: a number.
         names: of the columns of training and dev files that have no line of names.
         aliases: other names that a column has in some files.
-        numbered: the labels in the order in which the dataset of this name numbers them; empty: it has them as they are.
         damaged: rows that are cut are passed over where the truth is known, and one of two texts may be empty.
+        dataset: how rows are read by name.
     """
 
     texts: tuple[str, ...]
@@ -59,8 +60,8 @@ class Columns:
     labels: Sequence[str] = ()
     names: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
-    numbered: Sequence[str] = ()
     damaged: bool = False
+    dataset: InDataset = InDataset()
 
 
 class TableSource:
@@ -125,7 +126,7 @@ class TableSource:
             ValueError: a field is missing, empty or unknown.
         """
         columns = self.columns
-        fields = self._aliased(fields)
+        fields = {columns.aliases.get(name, name): value for name, value in fields.items()}
         answer: int | float | None = None
         if labelled or not self._says_nothing(fields.get(columns.label)):
             of = (fields, columns.label)
@@ -154,25 +155,10 @@ class TableSource:
 
     def _rows(self, path: Path, labelled: bool) -> Iterator[Example]:
         names = self.columns.names if labelled else ()
-        numbered = self.columns.numbered if is_hub(path) else ()
-        for number, (place, fields) in enumerate(read_rows(path, names, self.columns.damaged and labelled)):
-            yield self.example(self._named(fields, numbered, place), place, labelled, number)
-
-    def _aliased(self, fields: Fields) -> dict[str, Any]:
-        return {self.columns.aliases.get(name, name): value for name, value in fields.items()}
-
-    def _named(self, fields: Fields, numbered: Sequence[str], place: str) -> Fields:
-        """With the label that the number of one stands for; -1 is how truth is hidden."""
-        found, label = self._aliased(fields), self.columns.label
-        number = found.get(label)
-        if not numbered or not isinstance(number, int) or number == -1:
-            return fields
-        if not 0 <= number < len(numbered):
-            raise ValueError(
-                f"{place}: the label {number} is none of 0 to {len(numbered) - 1}, which stand for {', '.join(numbered)}; "
-                "name a dataset that numbers labels so"
-            )
-        return {**found, label: numbered[number]}
+        of = self.columns
+        for number, (place, fields) in enumerate(read_rows(path, names, of.damaged and labelled)):
+            row = of.dataset.as_in_files(fields, of.label, place) if is_hub(path) else fields
+            yield self.example(row, place, labelled, number)
 
 
 def part_of(examples: Sequence[Example], share: float, split: str, origin: str) -> list[Example]:
@@ -201,7 +187,7 @@ def check_folder(data: TaskDataConfig, task: str, contains: str) -> None:
     """Raise ValueError if there is no `data.dir`, which may be a dataset's name; `contains` says what it should hold."""
     if not data.dir:
         raise ValueError(f"task={task} is read from its folder: set data.dir to the one that holds {contains}")
-    if not (data.dir.startswith(HUB) or Path(data.dir).is_dir()):
+    if not (is_dataset(data.dir) or Path(data.dir).is_dir()):
         raise ValueError(f"data.dir={data.dir}: there is no such folder; it should hold {contains}")
 
 

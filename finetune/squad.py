@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from finetune.by_name import is_dataset, part_in
 from finetune.config import TaskDataConfig
 from finetune.examples import Example
-from finetune.fields import HUB, in_hub
 from finetune.long import check_whole
 from finetune.sources import TRAIN, by_split, check_folder, file_in
 from finetune.span import SpanTask
@@ -37,7 +37,7 @@ class SquadTask(SpanTask):
     def __init__(self, name: str, data: TaskDataConfig) -> None:
         check_whole(data, name)
         super().__init__(name, data, answerable=name == "squad/1.1")
-        folder = Path() if data.dir.startswith(HUB) else Path(data.dir)
+        folder = Path() if is_dataset(data.dir) else Path(data.dir)
         self._train = [file_in(folder, file) for file in data.train] or [_official(data.dir, "train", name)]
         dev = by_split(folder, data.dev) or {f"dev-{VERSIONS[name]}": _official(data.dir, "dev", name)}
         test = by_split(folder, data.test, dev)
@@ -83,8 +83,8 @@ def build_squad(name: str, data: TaskDataConfig, summary: Summary) -> Task:
 
 def _official(folder: str, part: str, name: str) -> Path:
     """The file as distributed, packed if only that is there; or the split of a dataset."""
-    if folder.startswith(HUB):
-        return in_hub(folder, "", {"dev": "validation"}.get(part, part))
+    if is_dataset(folder):
+        return part_in(folder, part)
     path = Path(folder) / f"{part}-{VERSIONS[name]}.json"
     packed = path.with_name(f"{path.name}.gz")
     return packed if packed.is_file() and not path.is_file() else path

@@ -115,3 +115,9 @@ def test_a_dataset_that_numbers_labels_otherwise_is_refused(read):
         ValueError, match="hf:y:test, row 2: the label 5 is none of 0 to 4, which stand for 1, 2, 3, 4, 5"
     ):
         read("yelp-5", "hf:y", {"hf:y:test": [{"text": "x", "label": label} for label in (1, 5)]}, "test")
+
+
+def test_files_of_one_task_are_not_taken_for_those_of_another_that_has_the_columns_of_a_dataset(tmp_path):
+    (tmp_path / "train.tsv").write_text("index\tsentence1\tsentence2\tlabel\n0\ta\tb\t1\n")
+    with pytest.raises(ValueError, match="there is no column 'Quality'; there are index, sentence1, sentence2, label"):
+        build_task("glue/mrpc", TaskDataConfig(dir=str(tmp_path)), "last").read("train")
