@@ -7,9 +7,10 @@ python benchmarks/finetuning.py --task squad/1.1 --data squad --vocabulary spiec
 `xlpre` is what finetune/run.py does in an update: deal, pad, forward, backward, DeepSpeed's engine, clip, AdamW. `hf` is the loop of
 Hugging Face's examples with their class for the task, each batch padded to its longest row; `hf-max` pads to --max-len, as
 run_glue.py and run_qa_beam_search.py do if nothing else is said. With --stage, `xlpre-stage-N` is xlpre under that ZeRO stage. All read
-the same batches of random order and start from the same weights; none is timed unless the loss of the first batch, without dropout, is
-that of the others. They take turns in one process. Ratios are medians of pairs of processor time, which neighbours disturb least. One
-JSON line each. Without --data, rows are random tokens with lengths as MRPC's or SQuAD's have them: normal, with their mean and deviation.
+the same batches of random order and start from the same weights; none is timed unless loss and gradients of the first batch, parameter by
+parameter, without dropout, are those of `hf`. They take turns in one process. Ratios are medians of pairs of processor time, which
+neighbours disturb least. One JSON line each. Without --data, rows are random tokens with lengths as MRPC's or SQuAD's have them: normal,
+with their mean and deviation.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 import numpy as np
 import torch
+from agreement import apart
 from finetuning_contenders import HuggingFace, Xlpre, both, numbers_of
 
 from finetune.batches import Dealer
@@ -43,7 +45,6 @@ from xlpre.training.distributed import set_defaults
 DEFAULT = {"vocab_size": 32000, "d_model": 768, "n_layer": 12, "n_head": 12, "d_inner": 3072, "dropout": 0.1}
 # tokens of the training rows, mean and deviation, in a vocabulary of 32,000 pieces (--data says them)
 LENGTHS = {"glue/mrpc": (53.1, 12.2), "squad/1.1": (189.1, 75.5)}
-AGREE = 1e-4  # nats
 
 
 def random_items(task: str, c: dict[str, Any], count: int, max_len: int) -> list[Item]:
@@ -110,7 +111,7 @@ def main() -> None:
     beside = {}
     if words.stage is not None:
         beside[f"xlpre-stage-{words.stage}"] = Xlpre(deepcopy(ours), dealer, words.rows, words.stage)
-    of_hf = (task, items, dealer, words.rows)
+    of_hf = (ours.shape, task, items, dealer, words.rows)
     contenders = {
         "xlpre": Xlpre(ours, dealer, words.rows),
         **beside,
@@ -118,9 +119,13 @@ def main() -> None:
         "hf-max": HuggingFace(theirs[1], *of_hf, words.max_len),
     }
     torch.set_num_threads(words.threads)  # starting DeepSpeed has set them to all
-    losses = {name: one.loss() for name, one in contenders.items()}
-    if not max(losses.values()) - min(losses.values()) <= AGREE:
-        sys.exit(f"losses do not agree: {losses}")
+    expected, losses = contenders["hf"].met(), {}
+    for name, one in contenders.items():
+        met = one.met()
+        losses[name] = met[0]
+        if reason := apart(met, expected):
+            sys.exit(f"{name} beside hf: {reason}")
+    del expected, met  # as much memory as two models
     lengths = np.array([item.length for item in items])
     tokens = [int(lengths[numbers_of(dealer, step, words.rows)].sum()) for step in range(words.rounds + 1)]
     of_all = {

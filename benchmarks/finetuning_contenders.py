@@ -16,7 +16,8 @@ from finetune.inputs import Inputs, pad
 from finetune.model import TaskModel
 from finetune.task import Task
 from xlpre.data.layout import SEGMENT_A, SEGMENT_CLS
-from xlpre.exchange import hf_heads
+from xlpre.exchange import hf, hf_heads
+from xlpre.exchange.layouts import to_ours
 from xlpre.model.config import ModelConfig
 from xlpre.text import symbols
 from xlpre.training.distributed import use_device
@@ -24,6 +25,9 @@ from xlpre.training.engine import build_engine, settings_for, start_processes
 from xlpre.training.optim import OptimConfig
 
 OPTIM = OptimConfig(lr=2e-5)
+Met = tuple[float, dict[str, Tensor]]  # a loss, and its gradients by parameter
+# theirs reads it, in training, from the true start, the published code from the expected one
+APART = "head.no_answer_outer.weight"
 
 
 def shape_of(c: dict[str, Any]) -> ModelConfig:
@@ -41,13 +45,12 @@ class Xlpre:
         asked = {} if stage is None else {"zero_optimization": {"stage": stage}}
         self._engine = build_engine(model, settings_for(train, OPTIM, device, 1, asked), train, OPTIM, device)
 
-    def loss(self) -> float:
-        """Of the first batch, without dropout."""
-        with torch.no_grad():
-            self._engine.eval()
-            loss = self._engine(self._read(0))
-            self._engine.train()
-        return float(loss)
+    def met(self) -> Met:
+        """Loss and gradients of the first batch, without dropout."""
+        self._engine.eval()
+        found = met_of(self._engine.module, self._engine.module(self._read(0)))
+        self._engine.train()
+        return found
 
     def update(self, step: int) -> None:
         """Train on a batch."""
@@ -62,20 +65,28 @@ class HuggingFace:
     """Theirs; every batch is padded to `length`, or to its longest row."""
 
     def __init__(
-        self, model: torch.nn.Module, task: Task, items: list[Item], dealer: Dealer, rows: int, length: int | None
+        self,
+        model: torch.nn.Module,
+        shape: ModelConfig,
+        task: Task,
+        items: list[Item],
+        dealer: Dealer,
+        rows: int,
+        length: int | None,
     ) -> None:
-        self._model, self._task, self._items = model, task, items
+        self._model, self._shape, self._task, self._items = model, shape, task, items
         self._dealer, self._rows, self._length = dealer, rows, length
         settings = {"lr": OPTIM.lr, "eps": OPTIM.eps, "weight_decay": OPTIM.weight_decay}
         self._optimizer = torch.optim.AdamW(self._model.parameters(), **settings, fused=True)
 
-    def loss(self) -> float:
-        """See Xlpre."""
-        with torch.no_grad():
-            self._model.eval()
-            loss = self._model(**self._read(0)).loss
-            self._model.train()
-        return float(loss)
+    def met(self) -> Met:
+        """See Xlpre; by the names of ours."""
+        self._model.eval()
+        loss, gradients = met_of(self._model, self._model(**self._read(0)).loss)
+        self._model.train()
+        head = to_ours(hf_heads.KINDS[self._task.head_kind].weights, gradients)
+        backbone = to_ours(hf.weights_of(self._shape), gradients)
+        return loss, backbone | {f"head.{name}": g for name, g in head.items() if f"head.{name}" != APART}
 
     def update(self, step: int) -> None:
         """See Xlpre."""
@@ -94,6 +105,13 @@ class HuggingFace:
             "use_mems": False,
             **ANSWERS[self._task.head_kind](items, inputs),
         }
+
+
+def met_of(model: torch.nn.Module, loss: Tensor) -> Met:
+    """A loss, and the gradients of the model's parameters that it has any of."""
+    parameters = {name: p for name, p in model.named_parameters() if name != APART}
+    gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    return loss.item(), {name: g for name, g in zip(parameters, gradients, strict=True) if g is not None}
 
 
 def _labels(items: list[Item], inputs: Inputs) -> dict[str, Tensor]:
@@ -134,8 +152,8 @@ def both(c: dict[str, Any], task: Task) -> tuple[TaskModel, list[torch.nn.Module
             if name.endswith(("r_w_bias", "r_r_bias", "r_s_bias", "seg_embed")):
                 parameter.normal_(0, 0.2)
         for name, parameter in ours.head.named_parameters():
-            if name == "no_answer_outer.weight":
-                parameter.zero_()  # theirs reads it, in training, from the true start, the published code from the expected one
+            if f"head.{name}" == APART:
+                parameter.zero_()
             elif parameter.ndim == 2:
                 parameter.normal_(0, 0.05)  # so that a loss is not that of an even guess
     ours.put(weights_of(theirs[0]))

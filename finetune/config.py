@@ -19,7 +19,7 @@ class TaskDataConfig:
     """The examples of a task. docs/finetuning.md has the layout of each.
 
     Attributes:
-        dir: the folder that the task is distributed as, or the one that holds it; files are looked for in it.
+        dir: the folder that the task is distributed as, or the one that holds it; or hf:NAME, of a dataset of the same content.
         train: files of training examples, or hf:NAME[/CONFIG]:SPLIT of a dataset; empty: as distributed.
         dev: files to measure on; empty: as distributed, or a part of the training examples where there are none.
         test: files to predict; empty: as distributed, where they are there.

@@ -1,4 +1,5 @@
-"""Official corpora of text classification: IMDB's folders, and the CSV files of Zhang, Zhao and LeCun (2015).
+"""Official corpora of text classification: IMDB's folders, and the CSV files of Zhang, Zhao and LeCun (2015); or the
+datasets of the same content, where `data.dir` is hf: and a name.
 
 None has examples to measure on: a part of the training examples is held out (`data.held_out`), and the test examples, whose labels are
 there, are measured once, at the end.
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from finetune.by_name import InDataset, is_dataset, part_in
 from finetune.config import TaskDataConfig
 from finetune.examples import Example
 from finetune.fields import Fields, text_of
@@ -53,10 +55,11 @@ class CorpusSource(TableSource):
     def __init__(self, name: str, data: TaskDataConfig) -> None:
         corpus = CORPORA[name]
         self._name, self._corpus, folder = name, corpus, find_folder(data, corpus.folder)
-        columns = ("label", *corpus.texts)
+        names = ("label", *corpus.texts)
         labels = [str(number + 1) for number in range(corpus.n_classes)]
-        test = {"test": folder / "test.csv"} if (folder / "test.csv").exists() else {}
-        super().__init__(Columns(corpus.texts, "label", labels, columns), [folder / "train.csv"], {}, test, data)
+        dataset = InDataset(dict.fromkeys(("text", "content"), corpus.texts[-1]), labels)
+        columns = Columns(corpus.texts, "label", labels, names, dataset=dataset)
+        super().__init__(columns, *_parts(data, folder / "train.csv", folder / "test.csv"), data)
 
     def read(self, split: str) -> list[Example]:
         """See TableSource."""
@@ -66,6 +69,7 @@ class CorpusSource(TableSource):
     def _texts(self, fields: Fields, place: str, may_be_empty: bool) -> tuple[str, ...]:
         """One text; a title may be empty, all of them only where nothing is known of them."""
         *titles, text = self._corpus.texts
+        fields = {**dict.fromkeys(titles, ""), **fields}  # datasets have some title in the text
         found = [text_of(fields, name, place, may_be_empty=True) for name in (*titles, text)]
         if not (any(found) or may_be_empty):
             raise ValueError(f"{place}: all of {', '.join(self._corpus.texts)} are empty; remove the row")
@@ -80,8 +84,8 @@ class ImdbSource(TableSource):
 
     def __init__(self, data: TaskDataConfig) -> None:
         self._folder = find_folder(data, "aclImdb")
-        test = {"test": self._folder / "test"} if (self._folder / "test").is_dir() else {}
-        super().__init__(Columns(("text",), "label", SENTIMENTS), [self._folder / "train"], {}, test, data)
+        columns = Columns(("text",), "label", SENTIMENTS, dataset=InDataset(labels=SENTIMENTS))
+        super().__init__(columns, *_parts(data, self._folder / "train", self._folder / "test"), data)
 
     def _texts(self, fields: Fields, place: str, may_be_empty: bool) -> tuple[str, ...]:
         """The text, without marks of line ends."""
@@ -90,6 +94,8 @@ class ImdbSource(TableSource):
     def read(self, split: str) -> list[Example]:
         """See TableSource."""
         check_folder(self._data, "imdb", "aclImdb/train/pos")
+        if is_dataset(self._data.dir):
+            return super().read(split)
         part = split if split in self.test else TRAIN
         found = []
         for label in SENTIMENTS:
@@ -102,6 +108,13 @@ class ImdbSource(TableSource):
                 fields = {"id": path.stem, "text": _review(path), "label": label}
                 found.append(self.example(fields, str(path), labelled=True))
         return part_of(found, self._data.held_out, split, str(self._folder)) if split in (TRAIN, HELD_OUT) else found
+
+
+def _parts(data: TaskDataConfig, train: Path, test: Path) -> tuple[list[Path], dict[str, Path], dict[str, Path]]:
+    """Training, dev and test files; of a dataset its splits."""
+    if is_dataset(data.dir):
+        return [part_in(data.dir, TRAIN)], {}, {"test": part_in(data.dir, "test")}
+    return [train], {}, {"test": test} if test.exists() else {}
 
 
 def _review(path: Path) -> str:

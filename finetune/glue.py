@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from finetune.by_name import InDataset, is_dataset, part_in
 from finetune.config import TaskDataConfig
-from finetune.fields import is_hub
 from finetune.number_task import NumberTask
 from finetune.one_vector import ClassTask
-from finetune.sources import Columns, TableSource, by_split, check_folder, find_folder, split_name
+from finetune.sources import TRAIN, Columns, TableSource, by_split, check_folder, file_in, find_folder, split_name
 from finetune.task import Prediction, Task
 from xlpre.atomic import new_file
 from xlpre.model.summary import Summary
@@ -39,6 +39,7 @@ class Layout:
         scores: the official ones; the first decides.
         dev: files to measure on.
         test: files to predict, and their names in a submission.
+        config: its name in the dataset nyu-mll/glue, whose splits are called as the files are, but `validation` for `dev`.
     """
 
     folder: str
@@ -46,22 +47,37 @@ class Layout:
     scores: tuple[str, ...] = ("accuracy",)
     dev: tuple[str, ...] = ("dev.tsv",)
     test: Mapping[str, str] = field(default_factory=dict)
+    config: str = ""
 
 
 def _layout(
-    folder: str, texts: tuple[str, ...], label: str, labels: tuple[str, ...], *scores: str, **more: Any
+    folder: str,
+    texts: tuple[str, ...],
+    label: str,
+    labels: tuple[str, ...],
+    *scores: str,
+    named: tuple[str, ...] = (),
+    **more: Any,
 ) -> Layout:
-    columns = Columns(texts, label, labels, **more)
-    return Layout(folder, columns, scores or ("accuracy",), test={"test.tsv": f"{folder}.tsv"})
+    """Of a task whose texts are `named` otherwise in the dataset, if that is given."""
+    dataset = InDataset({**dict(zip(named, texts, strict=False)), "label": label, "idx": "index"}, labels)
+    columns = Columns(texts, label, labels, dataset=dataset, **more)
+    config = folder.replace("-", "").lower()
+    return Layout(folder, columns, scores or ("accuracy",), test={"test.tsv": f"{folder}.tsv"}, config=config)
 
 
 # the script that downloads GLUE calls its folder `diagnostic`
 DIAGNOSTIC = {"../AX/diagnostic.tsv": "AX.tsv", "../diagnostic/diagnostic.tsv": "AX.tsv"}
+NLI_DATASET = InDataset(
+    {"premise": "sentence1", "hypothesis": "sentence2", "label": "gold_label", "idx": "index"},
+    ("entailment", "neutral", "contradiction"),
+)
 MNLI = Layout(
     "MNLI",
-    Columns(PAIR, "gold_label", NLI),
+    Columns(PAIR, "gold_label", NLI, dataset=NLI_DATASET),
     dev=("dev_matched.tsv", "dev_mismatched.tsv"),
     test={"test_matched.tsv": "MNLI-m.tsv", "test_mismatched.tsv": "MNLI-mm.tsv", **DIAGNOSTIC},
+    config="mnli",
 )
 FULL_DIAGNOSTIC = {"Premise": "sentence1", "Hypothesis": "sentence2", "Label": "gold_label"}
 LAYOUTS = {
@@ -69,7 +85,7 @@ LAYOUTS = {
         "CoLA", ("sentence",), "label", BINARY, "matthews", names=("source", "label", "star", "sentence")
     ),
     "glue/sst-2": _layout("SST-2", ("sentence",), "label", BINARY),
-    "glue/mrpc": _layout("MRPC", ("#1 String", "#2 String"), "Quality", BINARY, "accuracy", "f1"),
+    "glue/mrpc": _layout("MRPC", ("#1 String", "#2 String"), "Quality", BINARY, "accuracy", "f1", named=PAIR),
     "glue/qqp": _layout("QQP", ("question1", "question2"), "is_duplicate", BINARY, "accuracy", "f1", damaged=True),
     "glue/sts-b": _layout("STS-B", PAIR, "score", (), "pearson", "spearman"),
     "glue/mnli": MNLI,
@@ -78,7 +94,7 @@ LAYOUTS = {
     "glue/wnli": _layout("WNLI", PAIR, "label", BINARY),
     "glue/ax": dataclasses.replace(  # trained on MNLI
         MNLI,
-        columns=Columns(PAIR, "gold_label", NLI, aliases=FULL_DIAGNOSTIC),
+        columns=dataclasses.replace(MNLI.columns, aliases=FULL_DIAGNOSTIC),
         scores=("matthews", "accuracy"),
         dev=("dev_matched.tsv",),
         test=DIAGNOSTIC,
@@ -100,7 +116,7 @@ N_ROWS = {  # of the test files, and so of a submission
 
 
 class GlueSource(TableSource):
-    """The files of a task.
+    """The files of a task, or the splits of nyu-mll/glue, where `data.dir` is hf: and its name, or that of a copy.
 
     Args:
         name: of the task.
@@ -108,21 +124,21 @@ class GlueSource(TableSource):
     """
 
     def __init__(self, name: str, data: TaskDataConfig) -> None:
-        if hub := [file for file in (*data.train, *data.dev, *data.test) if is_hub(file)]:
-            raise ValueError(
-                f"{hub[0]}: task={name} is read from GLUE's own files, as datasets order columns and labels otherwise; "
-                "put them in data.dir, or set task=classify (regress), data.text and data.label"
-            )
         layout = LAYOUTS[name]
-        self._name, folder = name, find_folder(data, layout.folder)
+        self._name, by_name = name, is_dataset(data.dir)
+        folder = Path() if by_name else find_folder(data, layout.folder)
         there: dict[str, str] = {}  # by their name in a submission: one has two places
         for file, submitted in layout.test.items():
-            if (folder / file).exists():
+            if by_name or (folder / file).exists():
                 there.setdefault(submitted, file)
         self._submitted = {split_name(file): submitted for file, submitted in layout.test.items()}
-        train = [folder / file for file in data.train or ["train.tsv"]]
+        train = [file_in(folder, file) for file in data.train or ["train.tsv"]]
         dev = by_split(folder, data.dev or layout.dev)
         test = by_split(folder, data.test or list(there.values()), dev)
+        if by_name:
+            train = train if data.train else [part_in(data.dir, TRAIN, layout.config)]
+            dev = dev if data.dev else {split: _named(data.dir, layout, split) for split in dev}
+            test = test if data.test else {split: _named(data.dir, layout, split) for split in test}
         super().__init__(layout.columns, train, dev, test, data)
 
     def read(self, split: str) -> Any:
@@ -157,6 +173,11 @@ class GlueSource(TableSource):
             zip_files(written, folder / "submission.zip")
             written.append(folder / "submission.zip")
         return written
+
+
+def _named(dataset: str, layout: Layout, split: str) -> Path:
+    """A split of GLUE's in the dataset."""
+    return part_in(dataset, "test", "ax") if split == "diagnostic" else part_in(dataset, split, layout.config)
 
 
 def zip_files(files: list[Path], path: Path) -> None:

@@ -7,13 +7,15 @@ Source of the layout of rows: zihangdai/xlnet run_race.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from finetune.by_name import is_dataset, part_in
 from finetune.config import TaskDataConfig
 from finetune.examples import Example
-from finetune.fields import Fields, value_of
+from finetune.fields import Fields, read_rows, value_of
 from finetune.one_vector import ChoiceTask
 from finetune.sources import check_folder, find_folder
 from finetune.task import Prediction, Task
@@ -26,7 +28,7 @@ LEVELS = {"race": ("middle", "high"), "race/middle": ("middle",), "race/high": (
 
 
 class RaceSource:
-    """Passages with their questions.
+    """Passages with their questions, from the folder, or the dataset ehovy/race, where `data.dir` is hf: and its name, or a copy's.
 
     Args:
         name: of the task, which says which levels are read.
@@ -38,8 +40,8 @@ class RaceSource:
 
     def __init__(self, name: str, data: TaskDataConfig) -> None:
         self._name, self._data = name, data
-        self._folder = find_folder(data, "RACE")
-        self.test: tuple[str, ...] = ("test",) if (self._folder / "test").is_dir() else ()
+        self._folder, self._by_name = find_folder(data, "RACE"), is_dataset(data.dir)
+        self.test: tuple[str, ...] = ("test",) if self._by_name or (self._folder / "test").is_dir() else ()
 
     def settings(self) -> dict[str, Any]:
         """What reading a question needs."""
@@ -48,8 +50,11 @@ class RaceSource:
     def read(self, split: str) -> list[Example]:
         """The questions of a split, level by level, in the order of the numbers of their files."""
         check_folder(self._data, self._name, "RACE/train/middle (unpack RACE.tar.gz there)")
-        found = []
+        found: list[Example] = []
         for level in LEVELS[self._name]:
+            if self._by_name:
+                found += self._rows(split, level)
+                continue
             files = sorted((self._folder / split / level).glob("*.txt"), key=_number)
             if not files:
                 raise ValueError(
@@ -69,6 +74,17 @@ class RaceSource:
     def submit(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
         """There is no official format: the answers are in the files."""
         return []
+
+    def _rows(self, split: str, level: str) -> Iterator[Example]:
+        """The questions of a split of the dataset, which has one a row and calls the files by level and number."""
+        numbers: Counter[str] = Counter()
+        for place, fields in read_rows(part_in(self._data.dir, split, level)):
+            file = Path(str(value_of(fields, "example_id", place))).stem.removeprefix(level)
+            article, question, options, answer = (
+                value_of(fields, name, place) for name in ("article", "question", "options", "answer")
+            )
+            yield _example(f"{level}/{file}/{numbers[file]}", article, question, options, answer, place, level)
+            numbers[file] += 1
 
     def _questions(self, path: Path, level: str) -> list[Example]:
         fields = parse_object("".join(line for _, line in read_lines(path, Meter())), str(path))

@@ -35,6 +35,8 @@ def matthews(truth: np.ndarray, answers: np.ndarray) -> float:
 
 def pearson(truth: np.ndarray, answers: np.ndarray) -> float:
     """Correlation of the values, in float64."""
+    if not (np.ptp(truth) and np.ptp(answers)):  # the mean of equal values is rounded, and the rest would correlate
+        return 0.0
     x, y = (values - values.mean() for values in (truth.astype(float), answers.astype(float)))
     return _ratio(float(x @ y), float(np.sqrt((x @ x) * (y @ y))))
 

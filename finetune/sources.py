@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from finetune.by_name import InDataset, is_dataset
 from finetune.config import TaskDataConfig
 from finetune.examples import Example
 from finetune.fields import KINDS, Fields, class_of, is_hub, number_of, read_rows, text_of
@@ -51,6 +52,7 @@ class Columns:
         names: of the columns of training and dev files that have no line of names.
         aliases: other names that a column has in some files.
         damaged: rows that are cut are passed over where the truth is known, and one of two texts may be empty.
+        dataset: how rows are read by name.
     """
 
     texts: tuple[str, ...]
@@ -59,6 +61,7 @@ class Columns:
     names: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
     damaged: bool = False
+    dataset: InDataset = InDataset()
 
 
 class TableSource:
@@ -152,8 +155,10 @@ class TableSource:
 
     def _rows(self, path: Path, labelled: bool) -> Iterator[Example]:
         names = self.columns.names if labelled else ()
-        for number, (place, fields) in enumerate(read_rows(path, names, self.columns.damaged and labelled)):
-            yield self.example(fields, place, labelled, number)
+        of = self.columns
+        for number, (place, fields) in enumerate(read_rows(path, names, of.damaged and labelled)):
+            row = of.dataset.as_in_files(fields, of.label, place) if is_hub(path) else fields
+            yield self.example(row, place, labelled, number)
 
 
 def part_of(examples: Sequence[Example], share: float, split: str, origin: str) -> list[Example]:
@@ -179,10 +184,10 @@ def find_folder(data: TaskDataConfig, name: str) -> Path:
 
 
 def check_folder(data: TaskDataConfig, task: str, contains: str) -> None:
-    """Raise ValueError if there is no `data.dir`; `contains` says what it should hold."""
+    """Raise ValueError if there is no `data.dir`, which may be a dataset's name; `contains` says what it should hold."""
     if not data.dir:
         raise ValueError(f"task={task} is read from its folder: set data.dir to the one that holds {contains}")
-    if not Path(data.dir).is_dir():
+    if not (is_dataset(data.dir) or Path(data.dir).is_dir()):
         raise ValueError(f"data.dir={data.dir}: there is no such folder; it should hold {contains}")
 
 

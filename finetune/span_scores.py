@@ -60,13 +60,15 @@ def best_threshold(
         odds: (N,) of there being none; in any unit that rises with them.
 
     Returns:
-        The mean score, and the threshold: in the middle between the highest odds at which an answer is given and the next, so that rounding
-        decides nothing (the official one is the former, and 0 where giving no answer at all is best, as its odds are probabilities).
+        The mean score, as the official scorer has it, who also cuts between questions of equal odds; and the best threshold: in the
+        middle between the highest odds at which an answer is given and the next, so that rounding decides nothing (the official one is
+        the former, and 0 where giving no answer at all is best, as its odds are probabilities).
     """
     order = np.argsort(odds, kind="stable")
     gains = np.where(answerable, scores, -answered.astype(float))[order]
     totals = np.concatenate([[0.0], np.cumsum(gains)]) + (~answerable).sum()
-    best = int(totals.argmax())
     rising = odds[order]
+    between = np.concatenate([[True], np.diff(rising) > 0, [True]])  # a threshold cannot stand between equal odds
+    best = int(np.where(between, totals, -np.inf).argmax())
     edges = np.concatenate([[rising[0] - 2], rising, [rising[-1] + 2]])
-    return float(totals[best] / len(scores)), float(edges[best : best + 2].mean())
+    return float(totals.max() / len(scores)), float(edges[best : best + 2].mean())

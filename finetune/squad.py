@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from finetune.by_name import is_dataset, part_in
 from finetune.config import TaskDataConfig
 from finetune.examples import Example
 from finetune.long import check_whole
@@ -36,9 +37,9 @@ class SquadTask(SpanTask):
     def __init__(self, name: str, data: TaskDataConfig) -> None:
         check_whole(data, name)
         super().__init__(name, data, answerable=name == "squad/1.1")
-        folder = Path(data.dir)
-        self._train = [file_in(folder, file) for file in data.train] or [_official(folder, "train", name)]
-        dev = by_split(folder, data.dev) or {f"dev-{VERSIONS[name]}": _official(folder, "dev", name)}
+        folder = Path() if is_dataset(data.dir) else Path(data.dir)
+        self._train = [file_in(folder, file) for file in data.train] or [_official(data.dir, "train", name)]
+        dev = by_split(folder, data.dev) or {f"dev-{VERSIONS[name]}": _official(data.dir, "dev", name)}
         test = by_split(folder, data.test, dev)
         self._files, self.dev, self.test = {**dev, **test}, tuple(dev), tuple(test)
 
@@ -80,8 +81,10 @@ def build_squad(name: str, data: TaskDataConfig, summary: Summary) -> Task:
     return SquadTask(name, data)
 
 
-def _official(folder: Path, part: str, name: str) -> Path:
-    """The file as distributed, packed if only that is there."""
-    path = folder / f"{part}-{VERSIONS[name]}.json"
+def _official(folder: str, part: str, name: str) -> Path:
+    """The file as distributed, packed if only that is there; or the split of a dataset."""
+    if is_dataset(folder):
+        return part_in(folder, part)
+    path = Path(folder) / f"{part}-{VERSIONS[name]}.json"
     packed = path.with_name(f"{path.name}.gz")
     return packed if packed.is_file() and not path.is_file() else path

@@ -1,8 +1,11 @@
-"""No speed without agreement: which models benchmarks/step.py refuses to time."""
+"""No speed without agreement: which models benchmarks/step.py and finetuning.py refuse to time."""
 
 import pytest
 import torch
 
+from finetune.batches import Dealer
+from finetune.config import TaskDataConfig
+from finetune.tasks import build_task
 from tests.conftest import REPOSITORY
 
 SHAPE = {
@@ -52,3 +55,25 @@ def test_another_loss_keeps_a_model_out(step, monkeypatch):
     monkeypatch.setattr(contenders.Xlpre, "loss", lambda one: loss(one) + 0.001)
     _, failed = agreement.agreeing(["xlpre", "hf"], {**contenders.DEFAULT, **SHAPE})
     assert "losses do not agree" in failed["xlpre"]
+
+
+@pytest.mark.parametrize("task", ["glue/mrpc", "squad/1.1"])
+def test_a_fine_tuning_has_the_gradients_of_hugging_faces_and_a_wrong_one_among_them_is_named(step, task):
+    import finetuning
+    import finetuning_contenders as contenders
+
+    shape = {"n_layer": 2, "d_model": 32, "n_head": 2, "d_inner": 64, "vocab_size": 100}
+    c = {**finetuning.DEFAULT, **shape, "dropout": 0.0}
+    of = build_task(task, TaskDataConfig(), "last")
+    items = finetuning.random_items(task, c, 8, 128)
+    dealer = Dealer(items, of.padding, 0, 1, 128)
+    ours, (theirs, _) = contenders.both(c, of)
+    expected = contenders.met_of(ours, ours(dealer.update(1, 0, 4, 1)[0]))
+    of_hf = contenders.HuggingFace(theirs, ours.shape, of, items, dealer, 4, None)
+    assert expected[1].keys() == {name for name, _ in ours.named_parameters()} - {
+        "backbone.mask_embedding",
+        contenders.APART,
+    }
+    assert step[0].apart(of_hf.met(), expected) == ""
+    theirs.get_parameter("transformer.layer.1.rel_attn.r").register_hook(torch.neg)
+    assert "those of backbone.layers.1.attention.terms.position.key.weight are" in step[0].apart(of_hf.met(), expected)

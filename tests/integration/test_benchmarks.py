@@ -33,7 +33,7 @@ def test_hugging_faces_steps_in_bf16_too():
     assert abs(ours["loss"] - theirs["loss"]) < 0.05
 
 
-def test_a_step_is_timed_against_hugging_faces_once_their_losses_agree():
+def test_a_step_is_timed_against_hugging_faces_once_losses_and_gradients_agree():
     # a smaller step fits into what the allocator holds already
     shape = {**TINY, "rows": 16, "window": 128, "reuse_len": 64}
     done = run("benchmarks/step.py", "--config", json.dumps(shape), "--vs", "hf", "--rounds", 2, "--rss")
@@ -109,7 +109,7 @@ def test_the_report_of_a_gpu_goes_all_its_ways_on_a_processor(tmp_path):
     assert parts["pretraining"]["lines"][-1]["passed"]
 
 
-def test_reading_with_a_cache_is_timed_against_a_sliding_window_once_their_losses_agree():
+def test_reading_with_a_cache_is_timed_against_a_sliding_window_once_losses_and_gradients_agree():
     sizes = ("--lengths", 8, 20, "--window", 8, "--layers", 2, "--width", 32, "--rounds", 3)
     done = run("benchmarks/evaluation.py", *sizes)
     assert done.returncode == 0, done.stderr
@@ -140,7 +140,7 @@ def test_long_windows_are_measured_with_any_attention():
 
 
 @pytest.mark.parametrize("task", ["glue/mrpc", "squad/1.1"])
-def test_a_fine_tuning_is_timed_against_hugging_faces_once_their_losses_agree(task):
+def test_a_fine_tuning_is_timed_against_hugging_faces_once_losses_and_gradients_agree(task):
     shape = {"n_layer": 2, "d_model": 32, "n_head": 2, "d_inner": 64, "vocab_size": 100}
     words = ["--task", task, "--config", json.dumps(shape), "--rows", 4, "--rounds", 1, "--stage", 1]
     done = run("benchmarks/finetuning.py", *words)

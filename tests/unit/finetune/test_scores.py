@@ -55,6 +55,13 @@ def test_answers_that_are_all_the_same_score_nothing(score):
     assert score(np.array([0, 1, 0, 1]), np.zeros(4, int)) == 0
 
 
+@pytest.mark.parametrize("n", [1, 10, 37, 64, 1500])
+def test_of_numbers_that_are_all_the_same_nothing_correlates(n):
+    for truth, answers in itertools.product((0.1, 0.3, 2.4, 1e6 + 0.1), (0.1, 0.3, 1 / 3)):
+        assert pearson(np.full(n, truth), np.full(n, answers)) == 0  # though their means are rounded
+        assert spearman(np.full(n, truth), np.full(n, answers)) == 0
+
+
 def test_confusion_counts_pairs():
     truth, answers = np.array([0, 0, 1, 2]), np.array([0, 2, 1, 1])
     assert confusion(truth, answers).tolist() == [[1, 0, 1], [0, 1, 0], [0, 1, 0]]

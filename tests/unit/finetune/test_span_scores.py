@@ -70,3 +70,10 @@ def test_the_best_threshold_is_that_of_trying_all():
 
         best, threshold = best_threshold(scores, said, exists, odds)
         assert best == pytest.approx(max(map(score, [*odds, odds.min() - 1]))) == pytest.approx(score(threshold))
+
+
+def test_of_equal_odds_all_are_answered_or_none():
+    scores, answerable = np.array([1.0, 0.0, 0.0, 0.0]), np.array([True, False, False, False])
+    score, threshold = best_threshold(scores, np.full(4, True), answerable, np.full(4, 0.5))
+    assert score == 1.0  # the official one: the first is answered, the others not
+    assert threshold < 0.5

@@ -115,8 +115,6 @@ def test_a_dataset_is_read_by_name(tmp_path, monkeypatch):
     assert task.read(dev)[1].place == f"{source}:test, row 2"
     again = build("classify", tmp_path, train=[f"{source}:train"], dev=[f"{source}:test"], text=["text"])
     assert len(again.read("train")) == 4 and len(again.read(dev)) == 2  # data.dir is for other files
-    with pytest.raises(ValueError, match="hf:a/b:dev: task=glue/mnli is read from GLUE's own files"):
-        build("glue/mnli", tmp_path, dev=["hf:a/b:dev"])
     with pytest.raises(ValueError, match="name its split"):
         build_task("classify", TaskDataConfig(train=[source], text=["text"]), "last")
 
