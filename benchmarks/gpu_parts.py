@@ -80,14 +80,14 @@ def parts(folder: Path) -> list[Part]:
     layers, whole = "xlpre:triton:layers", "xlpre:triton:whole"
     return [
         Part("ceilings", 60, ["gpu.py", "--ceilings"]),
-        Part("tests", 90, tests, needs=("pytest", "hypothesis")),
+        Part("tests", 120, tests, needs=("pytest", "hypothesis")),
         Part("attention bf16", 60, ["kernels.py", "--dropout", "0.1"]),
         Part("step large layers", 90, step(LARGE, [32], layers, turns=(4, 3)), needs=MODELS),
         Part("step base layers", 60, step(BASE, [64], layers, turns=(4, 3)), needs=MODELS),
         Part("trial", 90, ["-m", "xlpre.model.kernels.trial", "cuda", "bfloat16", "64"]),
         Part("step large", 100, step(LARGE, [16], "xlpre:triton", "xlpre:sdpa", "hf"), needs=MODELS),
         Part("step base", 90, step(BASE, [32], "xlpre:triton", "xlpre:sdpa", "hf"), needs=MODELS),
-        Part("windows", 40, ["windows.py"]),
+        Part("windows", 60, ["windows.py"]),
         Part("tiles", 100, ["tiles.py", "--seconds", "30"]),
         Part("pretraining", 200, train, needs=TRAINING),
         Part("attention fp32", 60, ["kernels.py", "--dropout", "0.1", "--dtype", "fp32", "--rows", "2", "--repeats", "3"]),

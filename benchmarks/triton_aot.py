@@ -35,7 +35,7 @@ ALIGNED = ("n_pitch", "k_pitch")  # multiples of 16; of other sizes the kernels 
 REGISTERS = {
     "draw": (32, 32),
     "score_places": (240, 224),
-    "attend": (208, 232),
+    "attend": (208, 240),
     "differentiate_keys": (224, 255),
     "differentiate_rows": (255, 255),
     "differentiate_place_queries": (128, 255),

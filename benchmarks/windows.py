@@ -2,9 +2,9 @@
 
 python benchmarks/windows.py [--windows 512 1024 2048 4096 8192] [--rows 4] [--dropout 0.1]
 
-Heads of XLNet-Large, two streams; memory and targets grow with the window. One JSON line for each window and backend: milliseconds, the last of
-three turns, and the peak memory of a turn in MiB (of a GPU; a processor does not tell). Where a window needs more memory than there is, the
-line says that it failed. No numbers are compared (kernels.py does).
+Heads of XLNet-Large, two streams; memory and targets grow with the window. One JSON line for each window and backend: milliseconds, the
+last of three turns, and the peak memory of a turn in MiB (of a GPU; a processor does not tell). A window that needs more memory than there is
+has none of them. No numbers are compared (kernels.py does).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def line_of(backend: str, window: int, given: argparse.Namespace) -> dict[str, o
 
 def main() -> None:
     """See the module."""
-    on_gpu = torch.cuda.is_available()
+    has_gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--windows", type=int, nargs="+", default=[512, 1024, 2048, 4096, 8192])
     parser.add_argument("--backends", nargs="+", default=["triton", "sdpa"])
@@ -43,15 +43,15 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=16)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--dropout", type=float, default=0.1)
-    parser.add_argument("--device", default="cuda" if on_gpu else "cpu")
-    parser.add_argument("--dtype", choices=DTYPES, default="bf16" if on_gpu else "fp32")
+    parser.add_argument("--device", default="cuda" if has_gpu else "cpu")
+    parser.add_argument("--dtype", choices=DTYPES, default="bf16" if has_gpu else "fp32")
     given = parser.parse_args()
     for backend in given.backends:
         for window in given.windows:
             try:
                 line = line_of(backend, window, given)
-            except torch.OutOfMemoryError as error:
-                line = {"failed": f"out of memory: {error}"[:300]}
+            except torch.cuda.OutOfMemoryError:
+                line = {"out_of_memory": True}
             print(json.dumps({"attention": backend, "window": window, "rows": given.rows, **line}), flush=True)
 
 

@@ -180,14 +180,15 @@ relative_attention.register_autograd(_backward, setup_context=_keep)
 def _hulls(geometry: Geometry) -> tuple[list[Tensor], list[Tensor]]:
     """For each row the first and one after the last key that its granule sees, (B, N); for each key those of rows that see its, (B, K)."""
     (B, N), K = geometry.query_rank.shape, geometry.n_keys
-    firsts, lasts, seen_by = [], [], []  # type: list[Tensor], list[Tensor], list[Tensor]
+    firsts, lasts, seen_by = [], [], None  # type: list[Tensor], list[Tensor], tuple[Tensor, Tensor] | None
     for begin, end in cuts(N, B * K * SEEN_BYTES):
         seen = geometry.some_rows(begin, end).visible()
         first, last = _ends(seen, 0, K)
         firsts.append(first)
         lasts.append(last)
         first, last = _ends(seen.transpose(1, 2), begin, N)
-        seen_by = [seen_by[0].minimum(first), seen_by[1].maximum(last)] if seen_by else [first, last]
+        seen_by = (first, last) if seen_by is None else (seen_by[0].minimum(first), seen_by[1].maximum(last))
+    assert seen_by is not None
     return _of_each(joined(firsts, 1), joined(lasts, 1), N), _of_each(*seen_by, K)
 
 
