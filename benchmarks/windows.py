@@ -3,8 +3,8 @@
 python benchmarks/windows.py [--windows 512 1024 2048 4096 8192] [--rows 4] [--dropout 0.1]
 
 Heads of XLNet-Large, two streams; memory and targets grow with the window. One JSON line for each window and backend: milliseconds, the
-last of three turns, and the peak memory of a turn in MiB (of a GPU; a processor does not tell). A window that needs more memory than there is
-has none of them. No numbers are compared (kernels.py does).
+last of three turns, and the peak memory of a turn in MiB (of a GPU; a processor does not tell); none of them where that does not fit.
+No numbers are compared (kernels.py does).
 """
 
 from __future__ import annotations

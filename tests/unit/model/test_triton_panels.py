@@ -132,6 +132,18 @@ def test_what_granules_see_is_found_panel_by_panel_too(name, in_panels):
     assert torch.equal(found.key_facts, whole.key_facts)
 
 
+def test_the_operator_is_in_panels_what_it_told_torch_that_it_is(in_panels, monkeypatch):
+    from xlpre.model.kernels import triton
+
+    (geometry, tensors), caught, operator = case("last layer"), [], triton.relative_attention
+    monkeypatch.setattr(triton, "relative_attention", lambda *given: caught.append(given) or operator(*given))
+    worked_on = in_panels()
+    attended(with_triton(), geometry, tensors, dropout=0.1)
+    assert len(worked_on) == 2
+    given = [x.detach().requires_grad_(x.is_floating_point()) if torch.is_tensor(x) else x for x in caught[0]]
+    torch.library.opcheck(operator, tuple(given))
+
+
 def test_sums_over_panels_are_rounded_once():
     """One and eight times a quarter of its last place, each of which alone would be rounded away."""
     from xlpre.model.kernels.triton_panels import together
@@ -159,23 +171,20 @@ def test_memory_grows_with_the_window_not_its_square(monkeypatch):
     """Of tensors without data: the most bytes at any moment of a layer's forward and backward and of `prepare`."""
     from xlpre.model.kernels.triton import relative_attention, relative_attention_backward
     from xlpre.model.kernels.triton_launch import Launch
-    from xlpre.model.kernels.triton_panels import PANEL_BYTES, panels
 
     monkeypatch.setattr(Launch, "call", lambda *given: None)
     peaks = []
     for window in (8192, 16384, 32768):
         given, preparing = without_data(rows=2, window=window)
-        assert len(list(panels(given))) > 1
         with Tensors([*given.tensors]) as forward:
             out, log_total = relative_attention._init_fn(*given)
         with Tensors([*given.tensors, out, log_total]) as backward:
             relative_attention_backward._init_fn(out, log_total, log_total, *given)
-        assert min(forward.peak, backward.peak) > 0.6 * PANEL_BYTES
         peaks.append((preparing, forward.peak, backward.peak))
     for first, second, third in zip(
         *peaks, strict=True
     ):  # twice the window adds twice as much again; its square would add four times
-        assert third - second < 2.2 * max(second - first, 0) + 0.1 * PANEL_BYTES
+        assert third - second < 2.2 * max(second - first, 0) + 2**27
 
 
 def without_data(rows, window):

@@ -2,7 +2,8 @@
 
 A program takes one tile of rows (or of keys, or of distances) of one head of one batch row. Tensors of rows are (B, N, H, E), of keys
 (B, K, H, E), numbers of rows (B, H, N); what is (B, H, N, K) has lines of k_pitch numbers. `row_facts` (B, 6, n_pitch) and `key_facts`
-(B, 4, k_pitch) are what Prepared says they are, of the N rows of a panel. No kernel adds into what another program writes: the same input gives the same output.
+(B, 4, k_pitch) are what Prepared says they are, of the N rows of a panel. No kernel adds into what another program writes: the same
+input gives the same output.
 
 The bias of the tile after is loaded while a tile is computed (`ahead`): Triton itself loads ahead only what goes into a product, and
 waited for the bias at the top of each turn.
