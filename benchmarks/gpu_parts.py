@@ -25,7 +25,8 @@ TINY |= {"reuse_len": 16, "dropout": 0.1, "optimizer": True}
 MODELS = ("omegaconf", "safetensors", "sentencepiece", "transformers")
 TRAINING = (*MODELS, "datasets", "deepspeed", "google_crc32c", "hjson", "pydantic")
 ON_ALL_CORES = ["-n", "12"] if find_spec("xdist") else []
-KERNEL_TESTS = "tests/unit/model/test_triton.py"
+KERNEL_TESTS = ("tests/unit/model/test_triton.py", "tests/unit/model/test_triton_panels.py")
+WINDOWS_TINY = ["--rows", "1", "--heads", "2", "--width", "16"]
 ONE_LAYER = {"rows": 1, "heads": 2, "width": 16, "window": 32, "memory": 16, "targets": 5}
 
 
@@ -74,18 +75,19 @@ def parts(folder: Path) -> list[Part]:
         "-p",
         "no:cacheprovider",
         *ON_ALL_CORES,
-        KERNEL_TESTS,
+        *KERNEL_TESTS,
     ]
     layers, whole = "xlpre:triton:layers", "xlpre:triton:whole"
     return [
         Part("ceilings", 60, ["gpu.py", "--ceilings"]),
-        Part("tests", 90, tests, needs=("pytest", "hypothesis")),
+        Part("tests", 120, tests, needs=("pytest", "hypothesis")),
         Part("attention bf16", 60, ["kernels.py", "--dropout", "0.1"]),
         Part("step large layers", 90, step(LARGE, [32], layers, turns=(4, 3)), needs=MODELS),
         Part("step base layers", 60, step(BASE, [64], layers, turns=(4, 3)), needs=MODELS),
         Part("trial", 90, ["-m", "xlpre.model.kernels.trial", "cuda", "bfloat16", "64"]),
         Part("step large", 100, step(LARGE, [16], "xlpre:triton", "xlpre:sdpa", "hf"), needs=MODELS),
         Part("step base", 90, step(BASE, [32], "xlpre:triton", "xlpre:sdpa", "hf"), needs=MODELS),
+        Part("windows", 60, ["windows.py"]),
         Part("tiles", 100, ["tiles.py", "--seconds", "30"]),
         Part("pretraining", 200, train, needs=TRAINING),
         Part("attention fp32", 60, ["kernels.py", "--dropout", "0.1", "--dtype", "fp32", "--rows", "2", "--repeats", "3"]),
@@ -115,6 +117,7 @@ def tiny_parts(folder: Path) -> list[Part]:
         Part("ceilings", 60, ["gpu.py", "--ceilings"]),
         Part("attention", 60, ["kernels.py", "--dropout", "0.1", *shape]),
         Part("attention by triton", 60, ["kernels.py", "--dropout", "0.1", *shape, "--backends", "triton"], without),
+        Part("windows", 60, ["windows.py", "--windows", "16", "32", "--backends", "sdpa", *WINDOWS_TINY]),
         Part("step", 60, step(TINY, [2, 4], "xlpre:cpu", "xlpre:sdpa", "hf", turns=(2, 1)), needs=MODELS),
         Part(
             "step compiled",

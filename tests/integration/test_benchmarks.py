@@ -93,10 +93,13 @@ def test_a_part_of_the_report_that_fails_or_hangs_is_recorded_and_takes_nothing_
 
 
 def test_the_report_of_a_gpu_is_made_on_a_processor(tmp_path):
-    done = run("benchmarks/gpu.py", "--tiny", "--only", "attention", "step", "--out", tmp_path / "report.json")
+    done = run(
+        "benchmarks/gpu.py", "--tiny", "--only", "attention", "windows", "step", "--out", tmp_path / "report.json"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     parts = json.loads((tmp_path / "report.json").read_text())["parts"]
     assert {line["impl"] for line in parts["step"]["lines"]} == {"xlpre:cpu", "xlpre:sdpa", "hf"}
+    assert [line["window"] for line in parts["windows"]["lines"] if line["backward_ms"]] == [16, 32]
     assert "agrees" in done.stdout and "DOES NOT AGREE" not in done.stdout and " x hf" in done.stdout
 
 

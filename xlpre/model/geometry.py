@@ -7,7 +7,7 @@ or the rows that are read out).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -80,6 +80,16 @@ class Geometry:
     def own_key(self) -> Tensor:
         """Which of the keys stands at the place of each row, (B, N)."""
         return self.positions + (self.n_keys - self.n_tokens)
+
+    def some_rows(self, first: int, last: int) -> Geometry:
+        """Of rows `first` to `last` alone, for what asks about ranks, places and segments."""
+        if (first, last) == (0, self.query_rank.size(1)):
+            return self
+        ranks, segments, positions = (x[:, first:last] for x in (self.query_rank, self.row_segments, self.positions))
+        n_content, n_own = (min(max(n - first, 0), last - first) for n in (self.n_content, self.n_own))
+        return replace(
+            self, query_rank=ranks, row_segments=segments, positions=positions, n_content=n_content, n_own=n_own
+        )
 
     def different(self) -> Tensor:
         """Where the segments of row and key differ, (B, N, K) bool."""

@@ -38,21 +38,33 @@ def small_tiles(monkeypatch):
     """So that tiny shapes have several of them, of sizes that divide nothing."""
     if not (INTERPRETED or ON_GPU):
         return
-    from xlpre.model.kernels import triton, triton_tiles
+    from xlpre.model.kernels import triton, triton_panels, triton_tiles
 
-    monkeypatch.setattr(triton, "GRANULE", 32)
+    for module in (triton, triton_panels):
+        monkeypatch.setattr(module, "GRANULE", 32)
     by_distance = dict.fromkeys(("score_places", "differentiate_place_queries"), (16, 16))
     tiles = {name: (triton_tiles.Tile(*by_distance.get(name, (16, 32)), 4, 1),) * 4 for name in triton_tiles.TILES}
     monkeypatch.setattr(triton_tiles, "TILES", tiles)
 
 
 @pytest.mark.skipif(INTERPRETED or ON_GPU, reason="the others run in this process")
-def test_all_of_this_in_the_interpreter():
+@pytest.mark.parametrize("name", ["test_triton.py", "test_triton_panels.py"])
+def test_all_of_this_in_the_interpreter(name):
     pytest.importorskip("triton", reason="triton is installed with the tests on Linux (x86-64)")
     if np.lib.NumpyVersion(np.__version__) >= "2.4.0":
         pytest.skip("triton 3.6's interpreter needs numpy < 2.4")
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", __file__]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        str(Path(__file__).with_name(name)),
+    ]
     folder = Path(__file__).parents[3]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
@@ -330,10 +342,11 @@ def test_heads_too_wide_are_refused_with_a_way_out():
 
 
 @runs_kernels
-def test_windows_of_more_scores_than_32_bits_count_are_refused_with_a_way_out():
-    geometry = types.SimpleNamespace(query_rank=torch.empty(1, 50_000), n_keys=50_000)
-    with pytest.raises(ValueError, match="50,000 rows that see 50,000 keys .* model.attention=sdpa"):
-        with_triton().prepare(geometry, None)
+def test_windows_of_more_numbers_than_32_bits_count_are_refused_with_a_way_out():
+    key = torch.empty(1, 1, 1, 1).expand(1, 2**20, 16, 64)
+    geometry = types.SimpleNamespace(prepared=types.SimpleNamespace(n_distances=2**21))
+    with pytest.raises(ValueError, match="1 x 1,048,576 rows at 2,097,152 distances .* model.attention=sdpa"):
+        with_triton().attend(Scores(key, 0.125), key, key, geometry, 0.0)
 
 
 @runs_kernels

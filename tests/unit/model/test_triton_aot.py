@@ -1,4 +1,4 @@
-"""The GPU kernels of attention, compiled and assembled for sm_90 without a GPU: no register spills."""
+"""The GPU kernels of attention, compiled and assembled for sm_90 without a GPU: none spills, or has more registers than its budget."""
 
 import os
 import subprocess
@@ -10,14 +10,24 @@ import pytest
 REPOSITORY = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("variant", [[], ["--no-dropout"], ["--same-length"]], ids=["dropout", "no dropout", "limited"])
-def test_no_kernel_spills_registers_at_head_widths_64_and_128(variant):
-    """In a process of its own: this one may have imported triton's interpreter."""
+def benchmark(*words, before="pass"):
+    """What benchmarks/triton_aot.py does, in a process of its own, as this one may have imported triton's interpreter."""
     pytest.importorskip("triton", reason="triton is installed with the tests on Linux (x86-64)")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = str(REPOSITORY)
-    command = [sys.executable, REPOSITORY / "benchmarks" / "triton_aot.py", "--width", "64", "128", *variant]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    environment["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "benchmarks")])
+    command = [sys.executable, "-c", f"import triton_aot; {before}; triton_aot.main()", *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("variant", [[], ["--no-dropout"], ["--same-length"]], ids=["dropout", "no dropout", "limited"])
+def test_no_kernel_spills_or_has_too_many_registers_at_head_widths_64_and_128(variant):
+    done = benchmark("--width", "64", "128", *variant)
     assert done.returncode == 0, done.stdout + done.stderr
     n_kernels = 6 if "--no-dropout" in variant else 7
     assert len(done.stdout.splitlines()) == 1 + n_kernels * 2, done.stdout
+
+
+@pytest.mark.parametrize(("registers", "status"), [(32, 0), (24, 1)])
+def test_a_kernel_of_more_registers_than_its_budget_fails(registers, status):
+    before = f"triton_aot.REGISTERS['draw'] = ({registers}, {registers})"
+    assert benchmark("--width", "64", "--kernel", "draw", before=before).returncode == status

@@ -15,7 +15,8 @@ dropout keeps a share of P, it divides what it keeps by that share: log2(share) 
 
 Sums over rows and sums over keys are taken by programs of their own, `differentiate_keys` and `differentiate_rows`: twice the scores, but
 nobody adds into another's result, so gradients are the same bits each time. The bias (B, H, N, K) lives only during a layer's forward
-pass and again, computed anew, during its backward pass, where ds is stored in its place.
+pass and again, computed anew, during its backward pass, where ds is stored in its place; where it would be large, a panel of rows at a
+time (kernels/triton_panels.py).
 
 Dropout takes its seed from torch's generator. By seed, head, row and key alone a kernel of its own, `draw`, draws a bit for each
 probability, which the three kernels that need it read: to draw is more work than the rest of what they do. Like the bias
@@ -35,9 +36,12 @@ from torch.nn import functional as F
 
 from xlpre.model.geometry import Geometry
 from xlpre.model.kernels.triton_launch import Given, Launch
+from xlpre.model.kernels.triton_panels import cuts, joined, panels, together
 from xlpre.model.kernels.triton_tiles import GRANULE, WIDEST, computes
 from xlpre.model.terms import Scores
 from xlpre.model.visibility import HIDDEN
+
+SEEN_BYTES = 16  # that Geometry.visible and what is made of it take for a row and key, at the most
 
 
 @dataclass(frozen=True)
@@ -64,18 +68,13 @@ class Triton:
     """See the module."""
 
     def prepare(self, geometry: Geometry, like: Tensor) -> Prepared:
-        """Ranks, places and segments as integers; nothing of size N x K is kept."""
+        """Ranks, places and segments as integers; nothing of size N x K is kept, or made of more than some rows at a time."""
         N, K = geometry.query_rank.size(1), geometry.n_keys
-        if N * (K + GRANULE) >= 2**31:
-            raise ValueError(
-                f"model.attention=triton counts the scores of a head in 32 bits, and {N:,} rows that see {K:,} keys have more; set "
-                "model.attention=sdpa, or a smaller data.window or model.mem_len"
-            )
         column = geometry.positions + (K - geometry.n_tokens)
         own = torch.where(torch.arange(N, device=column.device) < geometry.n_own, column, -1)
-        seen = geometry.visible()
-        of_rows = (geometry.query_rank, own, column, geometry.row_segments, *_hulls(seen))
-        of_keys = (geometry.key_rank, geometry.key_segments, *_hulls(seen.transpose(1, 2)))
+        keys_seen, seen_by = _hulls(geometry)
+        of_rows = (geometry.query_rank, own, column, geometry.row_segments, *keys_seen)
+        of_keys = (geometry.key_rank, geometry.key_segments, *seen_by)
         row_facts, key_facts = torch.stack([x.int() for x in of_rows], 1), torch.stack([x.int() for x in of_keys], 1)
         row_facts = torch.cat([row_facts, row_facts[:, :, -1:].expand(-1, -1, -N % GRANULE)], 2)
         key_facts = F.pad(key_facts, (0, -K % GRANULE), value=HIDDEN)
@@ -96,6 +95,12 @@ class Triton:
                 f"set model.attention=sdpa"
             )
         width = max(16, 1 << (E - 1).bit_length())
+        (B, N, H, _), ready = scores.query.shape, geometry.prepared
+        if (max(N, ready.n_distances) + GRANULE) * max(H * width, GRANULE, B * H, B * 6) >= 2**31:
+            raise ValueError(
+                f"model.attention=triton counts in 32 bits, and {B:,} x {N:,} rows at {ready.n_distances:,} distances from their keys "
+                f"have more numbers in {H} heads of {width}; set model.attention=sdpa, or a smaller data.window or model.mem_len"
+            )
         place = place_keys = step = offsets = None
         if scores.place_keys is not None:
             place = _padded(scores.with_bias(scores.place_bias), width)
@@ -107,7 +112,7 @@ class Triton:
         content = _padded(scores.with_bias(scores.content_bias), width)
         keys, values = _padded(key, width), _padded(value, width)
         seed = torch.randint(2**62, (1,), device=key.device) if dropout else None
-        given, ready = (content, place, place_keys, offsets, step, keys, values), geometry.prepared
+        given = (content, place, place_keys, offsets, step, keys, values)
         facts = (ready.row_facts, ready.key_facts, ready.direction, seed, ready.n_distances, ready.reach)
         out, _ = relative_attention(*given, *facts, dropout)
         return out[..., :E]
@@ -123,10 +128,8 @@ GIVEN = (
 @torch.library.custom_op("xlpre::relative_attention", mutates_args=(), schema=f"({GIVEN}) -> (Tensor, Tensor)")
 def relative_attention(*given: Any) -> tuple[Tensor, Tensor]:
     """The output (B, N, H, E) for what is Given, and log2 of the sum of each row's exponentials (B, H, N) float32."""
-    launch = Launch(Given(*given))
-    out, log_total = _outputs(*given)
-    launch.attend(launch.bias(), launch.dropped(), out, log_total)
-    return out, log_total
+    outs, log_totals = zip(*(Launch(*panel).attend() for panel in panels(Given(*given))), strict=True)
+    return joined(outs, 1), joined(log_totals, 2)
 
 
 @torch.library.custom_op(
@@ -136,13 +139,12 @@ def relative_attention(*given: Any) -> tuple[Tensor, Tensor]:
 )
 def relative_attention_backward(d_out: Tensor, delta: Tensor, log_total: Tensor, *given: Any) -> list[Tensor]:
     """Gradients of what is Given, of those tensors of its first seven that there are."""
-    launch = Launch(Given(*given))
-    bias = launch.bias()
-    read = (bias, launch.dropped(), log_total, d_out.contiguous(), delta.contiguous())
-    d_key, d_value = launch.differentiate_keys(*read)
-    d_query, d_step = launch.differentiate_rows(*read)
-    d_places = launch.differentiate_places(bias)  # in place of the bias there is its gradient now
-    return [x for x in (d_query, *d_places, d_step, d_key, d_value) if x is not None]
+    whole = Given(*given)
+    of_panels = (
+        Launch(*panel).differentiate(d_out[:, panel.rows], delta[:, :, panel.rows], log_total[:, :, panel.rows])
+        for panel in panels(whole)
+    )
+    return together(of_panels, whole)
 
 
 @relative_attention.register_fake
@@ -175,14 +177,32 @@ def _backward(ctx: Any, d_out: Tensor, _: Tensor | None) -> tuple[Tensor | None,
 relative_attention.register_autograd(_backward, setup_context=_keep)
 
 
-def _hulls(seen: Tensor) -> tuple[Tensor, Tensor]:
-    """For each of L rows the first and one after the last of X keys that its granule sees, (B, L); (B, L, X) bool given."""
+def _hulls(geometry: Geometry) -> tuple[list[Tensor], list[Tensor]]:
+    """For each row the first and one after the last key that its granule sees, (B, N); for each key those of rows that see its, (B, K)."""
+    (B, N), K = geometry.query_rank.shape, geometry.n_keys
+    firsts, lasts, seen_by = [], [], None  # type: list[Tensor], list[Tensor], tuple[Tensor, Tensor] | None
+    for begin, end in cuts(N, B * K * SEEN_BYTES):
+        seen = geometry.some_rows(begin, end).visible()
+        first, last = _ends(seen, 0, K)
+        firsts.append(first)
+        lasts.append(last)
+        first, last = _ends(seen.transpose(1, 2), begin, N)
+        seen_by = (first, last) if seen_by is None else (seen_by[0].minimum(first), seen_by[1].maximum(last))
+    assert seen_by is not None
+    return _of_each(joined(firsts, 1), joined(lasts, 1), N), _of_each(*seen_by, K)
+
+
+def _ends(seen: Tensor, before: int, none: int) -> tuple[Tensor, Tensor]:
+    """The first and one after the last of X that granules of L see, counted from `before`; `none` and 0 if nothing; (B, L, X) given."""
     B, L, X = seen.shape
-    together = F.pad(seen, (0, 0, 0, -L % GRANULE)).view(B, -1, GRANULE, X).any(2)
-    number = torch.arange(X, device=seen.device)
-    last = torch.where(together, number + 1, 0).amax(-1)
-    first = torch.where(together, number, X).amin(-1).minimum(last)
-    return first.repeat_interleave(GRANULE, 1)[:, :L], last.repeat_interleave(GRANULE, 1)[:, :L]
+    any_of_it = F.pad(seen, (0, 0, 0, -L % GRANULE)).view(B, -1, GRANULE, X).any(2)
+    number = torch.arange(before, before + X, device=seen.device)
+    return torch.where(any_of_it, number, none).amin(-1), torch.where(any_of_it, number + 1, 0).amax(-1)
+
+
+def _of_each(first: Tensor, last: Tensor, length: int) -> list[Tensor]:
+    """From granules to each of `length`; nothing is from 0 to 0."""
+    return [x.repeat_interleave(GRANULE, 1)[:, :length] for x in (first.minimum(last), last)]
 
 
 def _padded(x: Tensor, width: int) -> Tensor:

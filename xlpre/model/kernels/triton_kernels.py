@@ -2,7 +2,8 @@
 
 A program takes one tile of rows (or of keys, or of distances) of one head of one batch row. Tensors of rows are (B, N, H, E), of keys
 (B, K, H, E), numbers of rows (B, H, N); what is (B, H, N, K) has lines of k_pitch numbers. `row_facts` (B, 6, n_pitch) and `key_facts`
-(B, 4, k_pitch) are what Prepared says they are. No kernel adds into what another program writes: the same input gives the same output.
+(B, 4, k_pitch) are what Prepared says they are, of the N rows of a panel. No kernel adds into what another program writes: the same
+input gives the same output.
 
 The bias of the tile after is loaded while a tile is computed (`ahead`): Triton itself loads ahead only what goes into a product, and
 waited for the bias at the top of each turn.
@@ -74,22 +75,25 @@ def _thinned(bits, random, chosen):
     return (bits & random) | ((bits | random) & (0 - (chosen & 1)).to(tl.uint32))
 
 
-@triton.jit(do_not_specialize=(*SIZES, "threshold"))
-def draw(seed, row_facts, dropped, threshold, H, n_pitch, k_pitch, ROWS: tl.constexpr, KEYS: tl.constexpr):
+@triton.jit(do_not_specialize=(*SIZES, "first_row", "threshold"))
+def draw(seed, row_facts, dropped, first_row, threshold, H, n_pitch, k_pitch, ROWS: tl.constexpr, KEYS: tl.constexpr):
     """What dropout drops of a tile of rows, a bit a key, by seed, head, row and key alone; threshold / 2^16 of all.
+
+    Rows are those from `first_row` on of all that there are.
 
     All 32 bits of a word are drawn at once: it is thinned 16 times, by 16 random words and the threshold's bits, from the last.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     _, _, _, _, first, last = _facts(row_facts, tl.program_id(1) // H, row, n_pitch)
     into = dropped + tl.program_id(1).to(tl.int64) * n_pitch * (k_pitch // 32) + row[:, None]
+    counted = first_row + row[:, None]
     zeros, drawn = tl.zeros([ROWS, KEYS // 32], tl.int32), tl.load(seed)
     for begin in range(first // KEYS * KEYS, last, KEYS):
         word = begin // 32 + tl.arange(0, KEYS // 32)[None, :]
         bits = zeros.to(tl.uint32)
         for four in tl.static_range(4):
             a, b, c, d = tl.philox(
-                drawn, zeros + row[:, None], zeros + word, zeros + tl.program_id(1), zeros + four, RANDOM_ROUNDS
+                drawn, zeros + counted, zeros + word, zeros + tl.program_id(1), zeros + four, RANDOM_ROUNDS
             )
             bits = _thinned(_thinned(bits, a, threshold >> (4 * four)), b, threshold >> (4 * four + 1))
             bits = _thinned(_thinned(bits, c, threshold >> (4 * four + 2)), d, threshold >> (4 * four + 3))

@@ -71,13 +71,24 @@ class Given(NamedTuple):
         """What is no tensor."""
         return self[11:]
 
+    def contiguous(self) -> Given:
+        """In memory as the kernels read it."""
+        tensors: list[Any] = [None if x is None else x.contiguous() for x in self.tensors]
+        return Given(*tensors, *self.settings)
+
 
 class Launch:
-    """The kernels on one layer."""
+    """The kernels on a panel of one layer's rows (kernels/triton_panels.py), perhaps of all.
 
-    def __init__(self, given: Given) -> None:
-        contiguous: list[Any] = [None if x is None else x.contiguous() for x in given.tensors]
-        self._given = given = Given(*contiguous, *given.settings)
+    Args:
+        given: what is of these rows.
+        first_row: which of all rows is the first of them.
+        sums: in which precision gradients of keys and values are wanted.
+    """
+
+    def __init__(self, given: Given, first_row: int, sums: torch.dtype) -> None:
+        self._given, self._first_row, self._sums = given.contiguous(), first_row, sums
+        given = self._given
         (B, N, H, _), K = given.query.shape, given.key.size(1)
         self._groups, self._lines = B * H, (B, H, N)
         self._length = {"rows": N, "keys": K, "distances": given.n_distances}
@@ -103,20 +114,31 @@ class Launch:
             return None
         n_pitch, k_pitch = self._pitches
         dropped = given.row_facts.new_empty(*self._lines[:2], k_pitch // 32, n_pitch)
-        self.call(
-            "rows", "draw", given.seed, given.row_facts, dropped, given.threshold, self._lines[1], n_pitch, k_pitch
-        )
+        drawn = (given.seed, given.row_facts, dropped, self._first_row, given.threshold)
+        self.call("rows", "draw", *drawn, self._lines[1], n_pitch, k_pitch)
         return dropped
 
-    def attend(self, bias: Tensor | None, dropped: Tensor | None, out: Tensor, log_total: Tensor) -> None:
-        """Write the output and log2 of the sum of exponentials times the share that dropout keeps."""
-        self.call(
-            "rows", "attend", *self._scored(bias, dropped), out, log_total, *self._seen, self._given.share, *self._terms
-        )
+    def attend(self) -> tuple[Tensor, Tensor]:
+        """The output (B, N, H, E), and log2 of the sum of exponentials times the share that dropout keeps, (B, H, N) float32."""
+        query = self._given.query
+        out, log_total = torch.empty_like(query), query.new_empty(self._lines, dtype=torch.float32)
+        read = self._scored(self.bias(), self.dropped())
+        self.call("rows", "attend", *read, out, log_total, *self._seen, self._given.share, *self._terms)
+        return out, log_total
+
+    def differentiate(self, d_out: Tensor, delta: Tensor, log_total: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of what is Given, None of what is not."""
+        bias = self.bias()
+        read = (bias, self.dropped(), log_total.contiguous(), d_out.contiguous(), delta.contiguous())
+        d_key, d_value = self.differentiate_keys(*read)
+        d_query, d_step = self.differentiate_rows(*read)
+        d_places = self.differentiate_places(bias)  # in place of the bias there is its gradient now
+        return d_query, *d_places, d_step, d_key, d_value
 
     def differentiate_keys(self, *read: Tensor | None) -> tuple[Tensor, Tensor]:
         """Gradients of keys and values; `read`: bias, dropped, log_total, d_out, delta."""
-        gradients = torch.empty_like(self._given.key), torch.empty_like(self._given.value)
+        key, value = self._given.key, self._given.value
+        gradients = torch.empty_like(key, dtype=self._sums), torch.empty_like(value, dtype=self._sums)
         self.call(
             "keys", "differentiate_keys", *self._scored(*read[:2]), *read[2:], *gradients, *self._seen, *self._terms
         )
@@ -132,7 +154,7 @@ class Launch:
         return gradients
 
     def differentiate_places(self, d_bias: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Gradients of place queries, place keys and offsets."""
+        """Gradients of place queries, and float32 of place keys and offsets."""
         place, place_keys, offsets = self._given.place, self._given.place_keys, self._given.offsets
         if place is None or place_keys is None:
             return None, None, None
@@ -147,10 +169,10 @@ class Launch:
         self.call("distances", "differentiate_place_keys", *written, *self._sizes, offsets is not None)
         # a product, because index_add would add in any order
         member = (direction == torch.arange(2, device=direction.device)[:, None]).float()
-        d_place_keys = (member @ of_each.flatten(1)).view(place_keys.shape).to(place_keys.dtype)
+        d_place_keys = (member @ of_each.flatten(1)).view(place_keys.shape)
         if offsets is None or offset_of_each is None:
             return d_place, d_place_keys, None
-        return d_place, d_place_keys, (member @ offset_of_each.flatten(1)).view(offsets.shape).to(offsets.dtype)
+        return d_place, d_place_keys, (member @ offset_of_each.flatten(1)).view(offsets.shape)
 
     def call(self, over: str, kernel: str, *given: Any) -> None:
         """Run one kernel: a program for each tile of `rows`, `keys` or `distances`, and each head of each batch row."""
