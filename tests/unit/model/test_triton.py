@@ -203,7 +203,9 @@ def test_a_compiler_of_torch_takes_a_model_as_one_graph_of_the_same_numbers():
 def test_the_operators_are_what_they_told_torch_that_they_are():
     from xlpre.model.kernels.triton import relative_attention
 
-    geometry, tensors = small_case()
+    rng = np.random.default_rng(5)
+    geometry = random_geometry(rng, n_tokens=6, n_memory=3, n_others=2, content=True, reach=None)
+    tensors = random_tensors(geometry, rng, 1, 8, torch.float32, ("place_offsets",))
     backend, caught = with_triton(), []
     prepared = replace(geometry, prepared=backend.prepare(geometry, tensors["query"]))
 
@@ -277,7 +279,7 @@ def test_rows_need_only_the_tiles_that_they_see():
 
 
 @runs_kernels
-@pytest.mark.parametrize("dropout", [0.1, 0.25, 0.7])
+@pytest.mark.parametrize("dropout", [0.1, 0.7])
 def test_dropout_takes_its_share_grows_the_rest_and_is_seeded(dropout):
     """Equal scores and values of one: outputs are the shares kept, over 1 - dropout."""
     geometry, tensors = small_case()
@@ -350,9 +352,9 @@ def test_a_trial_finds_what_is_wrong_with_them(monkeypatch, fault):
         return attend(self, scores, key, value, geometry, dropout) * of
 
     monkeypatch.setattr(Triton, "attend", faulty)
-    shape = {"rows": 2, "window": 32, "memory": 16, "targets": 5}
+    shape = {"rows": 1, "window": 16, "memory": 8, "targets": 3}
     monkeypatch.setattr(trial, "TIMED_SECONDS", 0.01)
-    found = trial.verdict(torch.device(DEVICE), torch.float32, 16, shape, heads=2, rows=3)
+    found = trial.verdict(torch.device(DEVICE), torch.float32, 8, shape, heads=1, rows=2)
     why = {None: "slower", "wrong": "not those of reference", "not the same twice": "same finite numbers twice"}[fault]
     assert found["taken"] or why in found["why"]
     assert not (found["taken"] and fault)
