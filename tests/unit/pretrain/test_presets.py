@@ -1,0 +1,29 @@
+"""Every preset loads, and says what it is for."""
+
+import dataclasses
+import re
+
+import pytest
+
+from pretrain.config import PretrainConfig
+from pretrain.cost import batch_shape, parameters
+from tests.conftest import REPOSITORY
+from xlpre.config import load
+
+PRESETS = sorted((REPOSITORY / "configs/pretrain").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+def test_a_preset_loads_and_its_model_can_be_built(path):
+    config = load(PretrainConfig, path)
+    model = dataclasses.replace(config.model, vocab_size=config.tokenizer.vocab_size)
+    assert config.name == path.stem
+    assert sum(parameters(model, batch_shape(config, 1).two_streams).values()) > 0
+    assert config.train.batch_size % config.train.accumulation == 0
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+def test_a_preset_opens_with_how_to_run_it_and_where_it_is_from(path):
+    head = path.read_text().split("\n\n")[0]
+    for heading in ("how to run", "reaches", "source"):
+        assert re.search(rf"^# {heading}: +\S", head, re.MULTILINE), f"{path.name} lacks {heading}"
