@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.integration.forking import run_forked
+from tests.integration.forking import Forked
 from xlpre.training.distributed import free_port
 
 SHAPE = {
@@ -56,32 +56,44 @@ def run(*words: object, cwd: Path = REPOSITORY, timeout: int = 300, fault: dict 
     """Run a script of the repository to its end; `tests/integration/faulty.py` with a `fault`. It reads what is `given`."""
     script, *rest = map(str, words)
     variables = environment() | {"FAULT": json.dumps(fault or {})}
-    return run_forked([str(REPOSITORY / script), *rest], cwd, [variables], timeout, given)
+    return Forked([str(REPOSITORY / script), *rest], cwd, [variables], given).end(timeout)
 
 
-def run_together(processes: int, *words: object, timeout: int = 600):
+def begin(*words: object) -> Forked:
+    """A script of the repository that goes on."""
+    script, *rest = map(str, words)
+    return Forked([str(REPOSITORY / script), *rest], REPOSITORY, [environment()])
+
+
+def run_with_forks(*words: object, cwd: Path = REPOSITORY):
+    """Run a script of the repository to its end, whose own Python processes are forked too."""
+    script, *rest = words
+    return run("tests/integration/forks.py", REPOSITORY / str(script), *rest, cwd=cwd)
+
+
+def run_together(processes: int, *words: object, timeout: int = 600, fault: dict | None = None):
     """Run a script of the repository in processes that train together, as a launcher starts them."""
     script, *rest = map(str, words)
     shared = environment() | {
+        "FAULT": json.dumps(fault or {}),
         "WORLD_SIZE": str(processes),
         "LOCAL_WORLD_SIZE": str(processes),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
     }
     each = [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
-    return run_forked(
-        [str(REPOSITORY / script), *rest], REPOSITORY, each if processes > 1 else [environment()], timeout
+    return Forked([str(REPOSITORY / script), *rest], REPOSITORY, each if processes > 1 else [environment()]).end(
+        timeout
     )
 
 
-def launch(
-    *words: object, launcher: tuple[str, ...], cwd: Path = REPOSITORY, timeout: int = 300, fault: dict | None = None
-):
-    """Run a script of the repository to its end by a launcher; `tests/integration/faulty.py` with a `fault`."""
+def launch(*words: object, launcher: tuple[str, ...], cwd: Path = REPOSITORY, timeout: int = 300):
+    """Run a script of the repository to its end by a launcher."""
     script, *rest = map(str, words)
     command = [*launcher, str(REPOSITORY / script), *rest]
-    variables = environment() | {"FAULT": json.dumps(fault or {})}
-    return subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=timeout, check=False)
+    return subprocess.run(
+        command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=timeout, check=False
+    )
 
 
 def damage(file: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from pretrain.ablation import Ablation, outcomes
 from tests.conftest import REPOSITORY
-from tests.integration.conftest import environment, run, tiny_words
+from tests.integration.conftest import environment, run, run_with_forks, tiny_words
 from xlpre.training.metrics import read_metrics
 
 SCRIPT = "pretrain/ablate.py"
@@ -29,18 +29,17 @@ def ablation(store, tmp_path):
 
 
 def test_what_failed_is_named_the_rest_is_made_and_what_is_done_is_not_done_again(ablation, tmp_path, monkeypatch):
-    blocked = tmp_path / "runs/tiny/no_memory/seed_1/checkpoints"
-    blocked.parent.mkdir(parents=True)
-    blocked.write_text("in the way")
+    blocked = tmp_path / "runs/tiny/no_memory/seed_1/.lock"
+    blocked.mkdir(parents=True)
     command = (SCRIPT, ablation, "--run", "--jobs", "2", "train.steps=10")
-    done = run(*command, cwd=tmp_path)
+    done = run_with_forks(*command, cwd=tmp_path)
     assert done.returncode == 2
     assert "1 of 2 runs failed, see runs/tiny/no_memory/seed_1/log.txt" in done.stderr
     assert (blocked.parent / "log.txt").read_text()
     assert "| all | none | 1 |" in done.stdout
-    blocked.unlink()
+    blocked.rmdir()
     made = (tmp_path / "runs/tiny/all/seed_1/metrics.jsonl").stat().st_mtime_ns
-    done = run(*command, cwd=tmp_path)
+    done = run_with_forks(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "2 runs, 1 of them finished already" in done.stdout
     assert (tmp_path / "runs/tiny/all/seed_1/metrics.jsonl").stat().st_mtime_ns == made

@@ -2,27 +2,17 @@
 
 import importlib
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
 import yaml
 
 from tests.conftest import REPOSITORY, write_folder
-from tests.integration.conftest import environment, run
+from tests.integration.conftest import run, run_with_forks
 from xlpre.exchange.folder import load_folder
 
-TINY = {
-    "n_layer": 2,
-    "d_model": 32,
-    "window": 32,
-    "mem_len": 16,
-    "reuse_len": 16,
-    "rows": 2,
-    "vocab_size": 100,
-    "d_inner": 64,
-}
+TINY = {"n_layer": 2, "d_model": 32, "d_inner": 64, "vocab_size": 100}
+TINY |= {"window": 32, "mem_len": 16, "reuse_len": 16, "rows": 2}
 
 
 def test_hugging_faces_steps_in_bf16_too():
@@ -125,10 +115,7 @@ def test_the_cost_of_a_step_is_measured_as_one_size_grows_and_drawn(tmp_path):
     (line,) = map(json.loads, done.stdout.splitlines())
     assert 3 < line["gflop_of_base"] < 4  # keys of distances are the same for all rows
     assert min(line[name] for name in ("cpu_ms", "times_base", "step_mb", "planned_mb")) > 0
-    (tmp_path / "lines.jsonl").write_text(done.stdout)
-    with (tmp_path / "lines.jsonl").open() as lines:
-        command = [sys.executable, "benchmarks/scale.py", "--plot", tmp_path / "scale.png"]
-        subprocess.run(command, stdin=lines, cwd=REPOSITORY, env=environment(), check=True)
+    assert run("benchmarks/scale.py", "--plot", tmp_path / "scale.png", given=done.stdout).returncode == 0
     assert (tmp_path / "scale.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -183,7 +170,7 @@ def test_a_pretrained_model_is_compared_with_new_weights_and_what_is_done_is_not
     words = ["benchmarks/downstream.py", "--models", f"ours={model}", "--glue", tmp_path, "--tasks", "glue/sst-2"]
     words += ["--rates", "1e-3,1e-2", "--examples", 6, "--seeds", 2, "--jobs", 2, "--out", "compared"]
     words += ["train.steps=2", "eval.every=2", "train.batch_size=4"]
-    done = run(*words, cwd=tmp_path)
+    done = run_with_forks(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in (tmp_path / "compared/results.jsonl").read_text().splitlines()]
     assert len(lines) == 2 * 2 + 2 and {line["seed"] for line in lines} == {1, 2}

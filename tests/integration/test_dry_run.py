@@ -7,7 +7,7 @@ import pytest
 
 from pretrain.config import PretrainConfig
 from pretrain.run import main
-from tests.integration.conftest import damage, deepspeed_launcher, launch, run
+from tests.integration.conftest import damage, run, run_together
 from xlpre.command import run_command
 from xlpre.config import load
 from xlpre.data.building import write_store
@@ -108,6 +108,6 @@ def test_a_dry_run_refuses_what_a_start_would(words, tmp_path, monkeypatch, caps
 
 
 def test_only_one_of_several_processes_prints(words, tmp_path):
-    done = launch(SCRIPT, "--dry-run", *words(), launcher=deepspeed_launcher(2))
+    done = run_together(2, SCRIPT, "--dry-run", *words())
     assert done.returncode == 0 and done.stdout.count("# starts at step 0") == 1, done.stdout + done.stderr
     assert not list(tmp_path.iterdir())

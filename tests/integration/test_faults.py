@@ -13,7 +13,7 @@ import pytest
 import safetensors.torch
 
 from tests.conftest import has_bf16
-from tests.integration.conftest import REPOSITORY, deepspeed_launcher, environment, launch, run
+from tests.integration.conftest import REPOSITORY, deepspeed_launcher, environment, run, run_together
 from xlpre.training import checkpoint
 from xlpre.training.metrics import read_metrics
 
@@ -109,7 +109,7 @@ def test_weights_too_large_for_numbers_stop_the_run_with_what_it_met_and_how_to_
 
 def test_weights_that_became_infinite_end_all_processes_and_are_not_saved(words, tmp_path):
     run_words = words("spoilt", optim__lr=3e38, schedule__decay="constant", train__save_every=1, **{STAGE: 3})
-    done = launch(SCRIPT, *run_words, launcher=deepspeed_launcher(2))
+    done = run_together(2, SCRIPT, *run_words)
     assert done.returncode == 2 and done.stderr.count("error: ") == 1, done.stderr
     assert "the weights are not finite after step 1 (" in done.stderr and "lower optim.lr" in done.stderr
     assert not [path.name for path in (tmp_path / "spoilt").iterdir() if path.name in ("model", "best", "checkpoints")]
@@ -130,7 +130,7 @@ def test_what_is_not_finite_on_one_process_is_skipped_by_all_and_counted_on_ever
     jobs = [words(name, **case, train__steps=10, train__accumulation=2) for name, case in NOT_FINITE.items()]
     kinds = [name.partition("_")[2] for name in NOT_FINITE]
     fault = {"phase": "loss", "steps": [3, 4], "process": 1, "each": kinds}
-    done = launch(FAULTY, json.dumps(jobs), launcher=deepspeed_launcher(2), fault=fault)
+    done = run_together(2, FAULTY, json.dumps(jobs), fault=fault)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
     for name in NOT_FINITE:
         lines = [line for line in read_metrics(tmp_path / name) if "skipped" in line]
@@ -145,7 +145,7 @@ def test_what_is_not_finite_on_one_process_is_skipped_by_all_and_counted_on_ever
 def test_a_full_disk_while_saving_is_named_and_the_checkpoint_before_is_good(words, tmp_path):
     run_words = words("full", train__save_every=4, train__steps=12, schedule__decay="constant")
     fault = {"phase": "writing", "do": "full", "steps": [6, 99], "process": 1}
-    done = launch(FAULTY, *run_words, launcher=deepspeed_launcher(2), fault=fault)
+    done = run_together(2, FAULTY, *run_words, fault=fault)
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     assert "step_00000008 could not be written (process 1: [Errno 28] No space left on device)" in done.stderr
     assert "step_00000004 is good: make room" in done.stderr

@@ -2,10 +2,9 @@
 
 import re
 import shlex
-import subprocess
 
 from tests.conftest import REPOSITORY
-from tests.integration.conftest import environment, run
+from tests.integration.conftest import launch, run, run_with_forks
 from xlpre.training.distributed import free_port
 
 TINY = shlex.split(
@@ -35,15 +34,11 @@ def test_every_command_of_the_readme_works(tmp_path, text_file):
         )
         if "--config" in words:
             words += TINY if "pretrain/explain.py" not in words else []
-        if words[0] == "python" and "pretrain/quickstart.py" not in words:
-            result = run(*words[1:], cwd=tmp_path)
+        if words[0] == "deepspeed":
+            launcher = ("deepspeed", "--master_port", str(free_port()), *words[1:4])
+            result = launch(*words[4:], launcher=launcher, cwd=tmp_path)
         else:
-            launched = (
-                ["deepspeed", "--master_port", str(free_port()), *words[1:]] if words[0] == "deepspeed" else words
-            )
-            result = subprocess.run(
-                launched, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300, check=False
-            )
+            result = run_with_forks(*words[1:], cwd=tmp_path)  # quickstart.py calls the launcher too
         assert result.returncode == 0, f"{line}\n{result.stdout[-2000:]}\n{result.stderr[-2000:]}"
         done.append(line)
     assert len(done) >= 8

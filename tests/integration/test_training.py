@@ -4,7 +4,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ import torch
 from pretrain.config import PretrainConfig
 from pretrain.cost import batch_shape, flops_per_step
 from tests.conftest import REPOSITORY
-from tests.integration.conftest import damage, environment, run
+from tests.integration.conftest import begin, damage, environment, run, run_with_forks
 from xlpre.atomic import exclusive
 from xlpre.config import load
 from xlpre.exchange.folder import load_folder
@@ -71,17 +70,9 @@ def test_its_metrics_say_speed_use_memory_and_time_left(plain_run):
 def test_a_run_killed_without_warning_goes_on_to_the_same_numbers(plain_run, tmp_path):
     plain, words = plain_run
     words = [*words, f"run_dir={tmp_path / 'killed'}"]
-    process = subprocess.Popen(
-        [sys.executable, str(REPOSITORY / SCRIPT), *words],
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + 120
-    while max(losses(tmp_path / "killed"), default=0) < 10 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.kill()
-    process.wait()
+    fault = {"phase": "backward", "steps": [10, 99], "process": 0}
+    assert run("tests/integration/faulty.py", *words, fault=fault).returncode == -signal.SIGKILL
+    assert max(losses(tmp_path / "killed")) == 10
     again = run(SCRIPT, *words)
     assert again.returncode == 0 and "goes on from" in again.stdout, again.stdout + again.stderr
     assert losses(tmp_path / "killed") == losses(plain)
@@ -102,15 +93,11 @@ def test_a_checkpoint_holds_no_pickle_and_its_model_is_a_model_folder(plain_run)
 def test_a_run_asked_to_stop_saves_and_goes_on_to_the_same_numbers(plain_run, tmp_path, number):
     plain, words = plain_run
     words = [*words, f"run_dir={tmp_path / 'stopped'}", "train.save_every=1000"]
-    process = subprocess.Popen(
-        [sys.executable, str(REPOSITORY / SCRIPT), *words], env=environment(), stdout=subprocess.PIPE, text=True
-    )
-    for line in process.stdout:
-        if line.startswith("step 3:"):
-            process.send_signal(number)
-            break
-    rest = process.stdout.read()
-    assert process.wait(60) == 0 and "stopped at step" in rest and "the same command goes on" in rest
+    going = begin(SCRIPT, *words)
+    going.wait_for(lambda: "\nstep 3:" in going.said())
+    going.send_signal(number)
+    done = going.end(60)
+    assert done.returncode == 0 and "stopped at step" in done.stdout and "the same command goes on" in done.stdout
     assert run(SCRIPT, *words).returncode == 0
     assert losses(tmp_path / "stopped") == losses(plain)
 
@@ -215,7 +202,7 @@ def test_quickstart_interrupted_saves_says_so_and_finishes_when_called_again(wor
             break
     rest = process.stdout.read()
     assert process.wait(60) == 0 and "stopped; the same command goes on from there" in rest, rest
-    again = run("pretrain/quickstart.py", *changed)
+    again = run_with_forks("pretrain/quickstart.py", *changed)
     assert again.returncode == 0 and "goes on from" in again.stdout and "there already" in again.stdout, (
         again.stdout + again.stderr
     )
