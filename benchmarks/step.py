@@ -38,6 +38,7 @@ import torch
 from agreement import agreeing, why
 from contenders import DEFAULT, DTYPES, Contender, data_of, needed_flops, settings_of
 
+from xlpre.data.layout import DataConfig
 from xlpre.training.devices import device_named
 
 NEAR_NORM = 1e-2  # of all gradients, in the precision that is timed
@@ -176,6 +177,19 @@ def memory_alone(name: str, c: dict[str, Any]) -> float:
     return round(json.loads(alone.stdout.splitlines()[-1]), 1)
 
 
+def configuration(given: str) -> dict[str, Any]:
+    """That of JSON, or of a file of it."""
+    named = json.loads(given if given.lstrip().startswith("{") else Path(given).read_text("utf-8"))
+    if unknown := named.keys() - DEFAULT.keys():
+        raise SystemExit(f"--config: {', '.join(sorted(unknown))}: no such key; there are {', '.join(DEFAULT)}")
+    c = {**DEFAULT, **named}
+    try:
+        DataConfig(window=c["window"], reuse_len=c["reuse_len"])
+    except ValueError as error:
+        raise SystemExit(f"--config: {error}") from None
+    return c
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -189,8 +203,7 @@ def main() -> None:
     parser.add_argument("--rss", action="store_true")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     words = parser.parse_args()
-    given = words.config if words.config.lstrip().startswith("{") else Path(words.config).read_text("utf-8")
-    c = {**DEFAULT, **json.loads(given)}
+    c = configuration(words.config)
     if words.alone:
         print(json.dumps(memory_of_a_step(words.impl, c)))
         return
