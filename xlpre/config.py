@@ -113,7 +113,10 @@ def from_mapping(schema: type[Schema], settings: Mapping[str, Any], origin: str)
         given = OmegaConf.create(dict(settings))
     except OmegaConfBaseException as error:  # a text that starts what only a YAML file may have, as in ${
         raise ValueError(f"{origin}: {_one_line(error)}") from None
-    return _filled(OmegaConf.structured(schema), [(origin, given)], origin)  # type: ignore[return-value]
+    try:
+        return _filled(OmegaConf.structured(schema), [(origin, given)], origin)  # type: ignore[return-value]
+    except ValueError as error:  # a schema knows no file
+        raise ValueError(str(error) if origin in str(error) else f"{origin}: {error}") from None
 
 
 def dump(config: Any, path: str | Path) -> None:

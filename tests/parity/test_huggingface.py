@@ -132,6 +132,26 @@ def test_a_huggingface_model_here_gives_the_same_numbers(folder, tokenizer, tmp_
     compare(read.model(), theirs, tokenizer)
 
 
+ALIKE = [
+    {"clamp_len": 0},
+    {"clamp_len": -3},
+    {"ff_activation": "gelu_pytorch_tanh"},
+    {"ff_activation": "gelu_fast"},
+    {"vocab_size": None, "n_token": 300, "n_layer": None, "num_hidden_layers": 3, "d_model": None, "hidden_size": 32},
+]
+
+
+@pytest.mark.parametrize("changes", ALIKE)
+def test_other_words_of_theirs_for_the_same_model_are_understood(folder, tokenizer, tmp_path, changes):
+    save_huggingface(tmp_path / "hf", folder)
+    (tmp_path / "hf" / "passport.json").unlink()
+    file = tmp_path / "hf" / "config.json"
+    settings = {**json.loads(file.read_text()), **changes}
+    file.write_text(json.dumps({key: value for key, value in settings.items() if value is not None}))
+    theirs = transformers.XLNetLMHeadModel.from_pretrained(tmp_path / "hf", reuse_len=T // 2).eval()
+    compare(load_folder(tmp_path / "hf").model(), theirs, tokenizer)
+
+
 def test_weights_that_are_not_finite_are_named(folder, tmp_path):
     spoilt = dict(folder.weights)
     name = next(name for name in spoilt if name.endswith("embedding.weight"))

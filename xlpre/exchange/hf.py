@@ -18,6 +18,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from xlpre.config import from_mapping
 from xlpre.exchange import layouts
 from xlpre.exchange.layouts import COPY, FROM_HEADS, LONE_ROW, TO_HEADS, Weight, to_ours, to_theirs
 from xlpre.model.config import ModelConfig
@@ -26,6 +27,15 @@ from xlpre.tensors import check_finite, write_tensors
 UNSAID = ("dropatt", "mem_len", "init")  # settings that their config.json has no word for, or another one
 # their "gelu" is erf's, which no XLNet was trained with
 ACTIVATIONS = {"gelu": "gelu_new", "relu": "relu"}
+# how they write the same function: the one they have had for longest, and two of later years
+TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
+# names that older files have, and any file may
+ALIASES = {
+    "n_token": "vocab_size",
+    "hidden_size": "d_model",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+}
 ATTENTION = {"permutation": "bi", "denoising": "bi", "causal": "uni"}
 
 
@@ -136,9 +146,10 @@ def read_model(path: Path, settings: Mapping[str, Any]) -> tuple[ModelConfig, di
     return config, weights, next(name for name, kind in ATTENTION.items() if kind == settings.get("attn_type", "bi"))
 
 
-def _config(path: Path, settings: Mapping[str, Any]) -> ModelConfig:
+def _config(path: Path, given: Mapping[str, Any]) -> ModelConfig:
+    settings = {ALIASES.get(key, key): value for key, value in given.items()}
     activation = settings.get("ff_activation", "gelu")
-    if activation not in ("gelu", "gelu_new", "relu"):
+    if activation not in ("gelu", *TANH_GELU, "relu"):
         raise ValueError(f"{path}: ff_activation ({activation!r}) must be gelu_new, gelu or relu")
     if settings.get("attn_type", "bi") not in ATTENTION.values():
         raise ValueError(f"{path}: attn_type ({settings['attn_type']!r}) must be bi or uni")
@@ -149,23 +160,25 @@ def _config(path: Path, settings: Mapping[str, Any]) -> ModelConfig:
             f"{path}: ff_activation=gelu is taken as gelu_new, the tanh approximation that XLNet was trained with",
             stacklevel=2,
         )
+    clamp_len = settings.get("clamp_len", -1)
     try:
-        return ModelConfig(
-            vocab_size=settings["vocab_size"],
-            d_model=settings["d_model"],
-            n_layer=settings["n_layer"],
-            n_head=settings["n_head"],
-            d_inner=settings["d_inner"],
-            feed_forward="relu" if activation == "relu" else "gelu",
-            norm_eps=settings.get("layer_norm_eps", 1e-12),
-            mem_len=settings.get("mem_len") or ModelConfig.mem_len,
-            clamp_len=settings.get("clamp_len", -1),
-            dropout=settings.get("dropout", 0.1),
-            dropatt=settings.get("dropout", 0.1),
-            init_std=settings.get("initializer_range", 0.02),
-        )
+        found = {
+            "vocab_size": settings["vocab_size"],
+            "d_model": settings["d_model"],
+            "n_layer": settings["n_layer"],
+            "n_head": settings["n_head"],
+            "d_inner": settings["d_inner"],
+            "feed_forward": "relu" if activation == "relu" else "gelu",
+            "norm_eps": settings.get("layer_norm_eps", 1e-12),
+            "mem_len": settings.get("mem_len") or ModelConfig.mem_len,
+            "clamp_len": -1 if isinstance(clamp_len, int) and clamp_len <= 0 else clamp_len,
+            "dropout": settings.get("dropout", 0.1),
+            "dropatt": settings.get("dropout", 0.1),
+            "init_std": settings.get("initializer_range", 0.02),
+        }
     except KeyError as error:
         raise ValueError(f"{path}: has no key {error}; is it the config.json of an XLNet?") from None
+    return from_mapping(ModelConfig, found, str(path))
 
 
 def _tensors(path: Path) -> tuple[dict[str, Tensor], Path]:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from xlpre.config import from_mapping
 from xlpre.exchange import layouts
 from xlpre.exchange.layouts import FROM_HEADS, LONE_ROW, TO_HEADS, TRANSPOSED, Weight, to_ours, to_theirs
 from xlpre.exchange.tensor_bundle import read_bundle, write_bundle
@@ -130,4 +131,4 @@ def _config(path: Path) -> ModelConfig:
         raise ValueError(f"{path}: has no key {error}; is it the xlnet_config.json of a release?") from None
     if settings["feed_forward"] not in ("gelu", "relu"):
         raise ValueError(f"{path}: ff_activation ({settings['feed_forward']!r}) must be gelu or relu")
-    return dataclasses.replace(ModelConfig(), **settings)
+    return from_mapping(ModelConfig, settings, str(path))

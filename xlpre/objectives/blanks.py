@@ -55,7 +55,15 @@ def blanks_batch(text: str, tokenizer: Tokenizer) -> Batch:
 
 
 def hide(tokens: np.ndarray, positions: np.ndarray) -> Batch:
-    """The same for token ids (T,) of a text, hidden at `positions` (P,)."""
+    """The same for token ids (T,) of a text, hidden at `positions` (P,).
+
+    Raises:
+        ValueError: a position that is none of the text's, or one twice.
+    """
+    if len(np.unique(positions)) < len(positions) or not all(0 <= place < len(tokens) for place in positions):
+        raise ValueError(
+            f"positions ({positions.tolist()}) must be places in the text, 0 to {len(tokens) - 1}, none of them twice"
+        )
     return batch_of(np.concatenate([tokens, [symbols.SEP, symbols.CLS]]), positions)
 
 

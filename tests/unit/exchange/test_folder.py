@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import pickle
+import re
 import shutil
 from pathlib import Path
 
@@ -220,7 +221,7 @@ ODD = {
     "huggingface": [
         ("config.json", {"attn_type": "both"}),
         ("config.json", {"attn_type": "uni", "same_length": True}),
-        ("config.json", {"d_model": "16"}),
+        ("config.json", {"d_model": "wide"}),
         ("config.json", {"n_layer": None}),
         ("config.json", {"dropout": None}),
         ("config.json", {"ff_activation": "silu"}),
@@ -238,7 +239,7 @@ ODD = {
         ("config.json", {"model": 7}),
         ("passport.json", {"preprocess": None}),
     ],
-    "tensorflow": [("xlnet_config.json", {"d_model": "16"}), ("xlnet_config.json", {"n_layer": 3})],
+    "tensorflow": [("xlnet_config.json", {"d_model": "wide"}), ("xlnet_config.json", {"n_layer": 3})],
 }
 
 
@@ -254,6 +255,29 @@ def test_odd_contents_are_one_sentence(kind, file, changes, tokenizer, tmp_path)
         )
     )
     with pytest.raises(ValueError, match=str(tmp_path)) as caught:
+        load_folder(tmp_path / "model")
+    assert "\n" not in str(caught.value)
+
+
+WRONG = {
+    "config.json": [
+        ("dropout", None),
+        ("clamp_len", None),
+        ("n_layer", 2.5),
+        ("n_head", True),
+        ("n_head", 3),
+        ("mem_len", -1),
+    ],
+    "xlnet_config.json": [("n_layer", None), ("d_inner", 0), ("n_head", "two")],
+}
+
+
+@pytest.mark.parametrize(("file", "key", "value"), [(file, *wrong) for file, cases in WRONG.items() for wrong in cases])
+def test_a_setting_that_no_model_can_have_is_named_with_its_file(file, key, value, tokenizer, tmp_path):
+    KINDS["huggingface" if file == "config.json" else "tensorflow"](tmp_path / "model", make(tokenizer))
+    path = tmp_path / "model" / file
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(path))}: .*{key}") as caught:
         load_folder(tmp_path / "model")
     assert "\n" not in str(caught.value)
 
