@@ -44,8 +44,9 @@ class Part:
 
     def to(self, device: torch.device) -> Part:
         """The same on another device."""
-        moved = {name: getattr(self, name).to(device) for name in ("ids", "segments", "padding")}
-        answers = {name: answer.to(device) for name, answer in self.answers.items()}
+        given = {name: getattr(self, name) for name in ("ids", "segments", "padding")}
+        moved = {name: x.to(device, non_blocking=True) for name, x in given.items()}
+        answers = {name: answer.to(device, non_blocking=True) for name, answer in self.answers.items()}
         return dataclasses.replace(self, answers=answers, **moved)
 
     def windows(self) -> list[Part]:
@@ -74,7 +75,7 @@ class Part:
             input_ids=self.ids,
             segment_ids=self.segments,
             query_rank=torch.ones_like(self.ids, dtype=torch.int32),
-            key_rank=self.padding * torch.tensor(HIDDEN, dtype=torch.int32, device=self.ids.device),
+            key_rank=self.padding.int() * HIDDEN,
             target_positions=positions,
             targets=torch.zeros_like(positions),
             target_weights=torch.ones_like(positions, dtype=torch.float32),

@@ -100,6 +100,17 @@ def test_an_update_that_is_not_finite_is_not_made_and_is_counted(precision, stag
 
 
 @every_engine
+def test_no_update_waits_for_the_device_so_that_deepspeed_can_time_it(precision, stage, monkeypatch):
+    from deepspeed.accelerator import get_accelerator
+
+    waited, engine = [], built(precision, stage)
+    monkeypatch.setattr(type(get_accelerator()), "synchronize", lambda self, *given: waited.append(given))
+    for number in range(4):  # it times from the third on
+        update(engine, number)
+    assert not waited
+
+
+@every_engine
 def test_weights_that_are_not_finite_are_not_saved(precision, stage, tmp_path):
     engine = built(precision, stage)
     writer = CheckpointWriter(tmp_path, Talk(), 2)
