@@ -173,8 +173,11 @@ def build_engine(
     settings = _merged(settings, {"zero_optimization": {"reduce_bucket_size": bucket}})
     optimizer = build_optimizer(model, optim, guarded)
     engine, *_ = _deepspeed(device).initialize(model=model, optimizer=optimizer, config=settings)
-    if guarded and n_processes() == 1:
-        # it would copy all gradients twice, though there is nobody to add them to
+    in_one_piece = guarded or hasattr(
+        engine.optimizer, "get_grads_for_reduction"
+    )  # which DeepSpeed's optimizer of stage 1 in bf16 has
+    if in_one_piece and n_processes() == 1:
+        # it would copy all gradients twice, though there is nobody to add them to, and in bf16 round what was accumulated in fp32
         engine.enable_backward_allreduce = False
     if train.compile:
         # how many tokens are in a cluster of the adaptive softmax is known by then only; else the graph would end there
