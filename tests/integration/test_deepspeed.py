@@ -100,6 +100,12 @@ def test_an_update_that_is_not_finite_is_not_made_and_is_counted(precision, stag
 
 
 @every_engine
+def test_an_engine_is_built_without_a_word(precision, stage, capsys):
+    built(precision, stage)
+    assert capsys.readouterr().out == ""
+
+
+@every_engine
 def test_no_update_waits_for_the_device_so_that_deepspeed_can_time_it(precision, stage, monkeypatch):
     from deepspeed.accelerator import get_accelerator
 

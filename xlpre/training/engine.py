@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import platform
 import warnings
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -169,10 +171,10 @@ def build_engine(
     """DeepSpeed's engine around `model`, which it calls as one would by hand, with `settings_for` it."""
     zero = settings["zero_optimization"]
     guarded = zero["stage"] == 0
-    bucket = bucket_of(zero, sum(parameter.numel() for parameter in model.parameters()))
-    settings = _merged(settings, {"zero_optimization": {"reduce_bucket_size": bucket}})
-    optimizer = build_optimizer(model, optim, guarded)
-    engine, *_ = _deepspeed(device).initialize(model=model, optimizer=optimizer, config=settings)
+    bucket = {"reduce_bucket_size": bucket_of(zero, sum(parameter.numel() for parameter in model.parameters()))}
+    settings, optimizer = _merged(settings, {"zero_optimization": bucket}), build_optimizer(model, optim, guarded)
+    with redirect_stdout(io.StringIO()):  # in bf16 it prints many lines of the memory at hand
+        engine, *_ = _deepspeed(device).initialize(model=model, optimizer=optimizer, config=settings)
     in_one_piece = guarded or hasattr(
         engine.optimizer, "get_grads_for_reduction"
     )  # which DeepSpeed's optimizer of stage 1 in bf16 has
