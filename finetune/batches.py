@@ -44,9 +44,9 @@ class Part:
 
     def to(self, device: torch.device) -> Part:
         """The same on another device."""
-        moved = {name: getattr(self, name).to(device) for name in ("ids", "segments", "padding")}
-        answers = {name: answer.to(device) for name, answer in self.answers.items()}
-        return dataclasses.replace(self, answers=answers, **moved)
+        ids, segments, padding = (_moved(x, device) for x in (self.ids, self.segments, self.padding))
+        answers = {name: _moved(answer, device) for name, answer in self.answers.items()}
+        return dataclasses.replace(self, ids=ids, segments=segments, padding=padding, answers=answers)
 
     def windows(self) -> list[Part]:
         """What is read at once, in its order: cut from the right, so that the first may be narrower and holds all padding."""
@@ -74,7 +74,7 @@ class Part:
             input_ids=self.ids,
             segment_ids=self.segments,
             query_rank=torch.ones_like(self.ids, dtype=torch.int32),
-            key_rank=self.padding * torch.tensor(HIDDEN, dtype=torch.int32, device=self.ids.device),
+            key_rank=self.padding.int() * HIDDEN,
             target_positions=positions,
             targets=torch.zeros_like(positions),
             target_weights=torch.ones_like(positions, dtype=torch.float32),
@@ -161,6 +161,11 @@ class Dealer:
         answers = {name: torch.from_numpy(np.stack([item.answers[name] for item in items])) for name in known}
         ids, segments, padding = map(torch.from_numpy, (inputs.ids, inputs.segments, inputs.padding))
         return Part(ids, segments, padding, answers, numbers, items[0].reading)
+
+
+def _moved(x: Tensor, device: torch.device) -> Tensor:
+    """To a GPU from page-locked memory, so that nobody waits for the copy."""
+    return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
 
 
 def cut(lengths: np.ndarray, overhead: int) -> list[int]:

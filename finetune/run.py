@@ -13,12 +13,14 @@ from finetune.config import FinetuneConfig, recipe_of, typed_wins
 from finetune.loop import finetune
 from xlpre.command import run_command
 from xlpre.config import given_keys, with_flags
+from xlpre.training.distributed import leave
 
 
 def main() -> None:
     """The command."""
     config, _ = with_flags(FinetuneConfig, __doc__ or "", {}, recipe=recipe_of)
     finetune(typed_wins(config, given_keys({}).words))
+    leave()
 
 
 if __name__ == "__main__":

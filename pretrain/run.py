@@ -17,7 +17,7 @@ from pretrain.foundation import finished, is_finished
 from pretrain.loop import pretrain
 from xlpre.command import run_command
 from xlpre.config import given_keys, with_flags
-from xlpre.training.distributed import is_main
+from xlpre.training.distributed import is_main, leave
 
 FLAGS = {"dry-run": "print what the run would be, and write nothing"}
 
@@ -31,6 +31,7 @@ def main() -> None:
         dry_run(config, given)
     elif not is_finished(config, given):
         pretrain(config, given)
+        leave()
     elif is_main():
         print(f"{finished(config)}; raise train.steps (and train.hours) to go on, or give the run another name")
 

@@ -35,8 +35,8 @@ class SequenceSummary(nn.Module):
 
     def positions(self, n_rows: int, length: int, device: torch.device | str = "cpu") -> Tensor:
         """Places that must be read out for it, (B, P) int64: one for `last` and `first`, else all of the `length` tokens."""
-        places = {"last": [length - 1], "first": [0]}.get(self.kind, list(range(length)))
-        return torch.tensor(places, device=device).expand(n_rows, -1)
+        begin, end = {"last": (length - 1, length), "first": (0, 1)}.get(self.kind, (0, length))
+        return torch.arange(begin, end, device=device).expand(n_rows, -1)
 
     def forward(self, hidden: Tensor, padding: Tensor) -> Tensor:
         """(B, P, D) hidden states, all or those at `positions`; padding (B, T) bool. Returns (B, D)."""

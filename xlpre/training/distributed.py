@@ -34,6 +34,12 @@ def limit_waiting(minutes: float) -> None:
     dist.distributed_c10d.default_pg_nccl_timeout = timedelta(minutes=minutes)
 
 
+def leave() -> None:
+    """Let go of the other processes, at the end of all; NCCL complains if that is left to the end of the program."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 def free_port() -> int:
     """A port of this machine that nobody listens on."""
     with socket.socket() as free:

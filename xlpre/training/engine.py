@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import platform
 import warnings
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -142,6 +144,7 @@ def settings_for(
         "zero_force_ds_cpu_optimizer": False,  # torch's AdamW under offload, too: it needs no compiler
         "zero_allow_untested_optimizer": optim.muon,
         "steps_per_print": 2**31,
+        "timers": {"throughput": {"enabled": False}},  # which waits for the device twice in every micro-step
     }
     settings = _merged(ours, overrides)
     asked = Asked(settings)
@@ -168,12 +171,15 @@ def build_engine(
     """DeepSpeed's engine around `model`, which it calls as one would by hand, with `settings_for` it."""
     zero = settings["zero_optimization"]
     guarded = zero["stage"] == 0
-    bucket = bucket_of(zero, sum(parameter.numel() for parameter in model.parameters()))
-    settings = _merged(settings, {"zero_optimization": {"reduce_bucket_size": bucket}})
-    optimizer = build_optimizer(model, optim, guarded)
-    engine, *_ = _deepspeed(device).initialize(model=model, optimizer=optimizer, config=settings)
-    if guarded and n_processes() == 1:
-        # it would copy all gradients twice, though there is nobody to add them to
+    bucket = {"reduce_bucket_size": bucket_of(zero, sum(parameter.numel() for parameter in model.parameters()))}
+    settings, optimizer = _merged(settings, {"zero_optimization": bucket}), build_optimizer(model, optim, guarded)
+    with redirect_stdout(io.StringIO()):  # in bf16 it prints many lines of the memory at hand
+        engine, *_ = _deepspeed(device).initialize(model=model, optimizer=optimizer, config=settings)
+    in_one_piece = guarded or hasattr(
+        engine.optimizer, "get_grads_for_reduction"
+    )  # which DeepSpeed's optimizer of stage 1 in bf16 has
+    if in_one_piece and n_processes() == 1:
+        # it would copy all gradients twice, though there is nobody to add them to, and in bf16 round what was accumulated in fp32
         engine.enable_backward_allreduce = False
     if train.compile:
         # how many tokens are in a cluster of the adaptive softmax is known by then only; else the graph would end there

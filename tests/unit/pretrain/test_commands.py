@@ -29,6 +29,20 @@ def test_the_launchers_local_rank_may_come_before_the_users_words():
     assert (config.window, config.store) == (64, "x")
 
 
+def test_a_training_that_is_over_leaves_the_other_processes(monkeypatch, tmp_path):
+    from torch import distributed
+
+    from pretrain import run
+
+    joined = {"backend": "gloo", "store": distributed.HashStore(), "rank": 0, "world_size": 1}
+    monkeypatch.setattr(run, "pretrain", lambda *given: distributed.init_process_group(**joined))
+    monkeypatch.setattr(
+        sys, "argv", ["run.py", "--config", f"{REPOSITORY}/configs/pretrain/debug.yaml", f"run_dir={tmp_path}"]
+    )
+    run.main()
+    assert not distributed.is_initialized()
+
+
 def test_puzzles_hide_a_whole_word_of_held_out_text(store, tokenizer):
     puzzles = held_out_puzzles(store.held_out, tokenizer, 6, seed=0)
     assert len(puzzles) == 6

@@ -41,6 +41,10 @@ from xlpre.model.kernels.triton_tiles import GRANULE, WIDEST, computes
 from xlpre.model.terms import Scores
 from xlpre.model.visibility import HIDDEN
 
+SEEDS = (
+    2**31 - 1
+)  # torch.compile's code for GPUs has such a bound in 32 bits (torch 2.11), in which a larger one may be 0
+MOST_GROUPS = 2**16 - 1  # heads of batch rows that a grid has room for beside tiles
 SEEN_BYTES = 16  # that Geometry.visible and what is made of it take for a row and key, at the most
 
 
@@ -96,6 +100,11 @@ class Triton:
             )
         width = max(16, 1 << (E - 1).bit_length())
         (B, N, H, _), ready = scores.query.shape, geometry.prepared
+        if B * H > MOST_GROUPS:
+            raise ValueError(
+                f"model.attention=triton computes up to {MOST_GROUPS:,} heads of rows at once, not {B:,} rows of {H} heads; read fewer "
+                "rows at once (train.batch_size, train.accumulation), or set model.attention=sdpa"
+            )
         if (max(N, ready.n_distances) + GRANULE) * max(H * width, GRANULE, B * H, B * 6) >= 2**31:
             raise ValueError(
                 f"model.attention=triton counts in 32 bits, and {B:,} x {N:,} rows at {ready.n_distances:,} distances from their keys "
@@ -111,7 +120,7 @@ class Triton:
             step = torch.einsum("bnhe,he->bhn", scores.with_bias(scores.step_bias), scores.step)
         content = _padded(scores.with_bias(scores.content_bias), width)
         keys, values = _padded(key, width), _padded(value, width)
-        seed = torch.randint(2**62, (1,), device=key.device) if dropout else None
+        seed = torch.randint(SEEDS, (1,), device=key.device) if dropout else None
         given = (content, place, place_keys, offsets, step, keys, values)
         facts = (ready.row_facts, ready.key_facts, ready.direction, seed, ready.n_distances, ready.reach)
         out, _ = relative_attention(*given, *facts, dropout)
