@@ -29,7 +29,7 @@ class Sdpa:
         if scores.step is not None:
             step = (scores.with_bias(scores.step_bias) * scores.step).sum(-1).transpose(1, 2)
             bias = bias + step[..., None] * different
-        bias = bias.masked_fill(~visible, torch.finfo(bias.dtype).min)
+        bias = bias.masked_fill(~visible, torch.finfo(bias.dtype).min / 2)  # kernels for GPUs multiply it by log2(e)
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))
         seen = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout, scale=1.0)
         return seen.transpose(1, 2) * sees
