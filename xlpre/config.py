@@ -222,16 +222,16 @@ def _read(path: Path, seen: tuple[Path, ...]) -> DictConfig:
     try:
         settings = OmegaConf.load(path)
     except FileNotFoundError:
-        raise ValueError(f"--config {path}: no such file; see configs/ for those that exist") from None
+        raise ValueError(f"{path}: no such file; see configs/ for those that exist") from None
     except (yaml.YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--config {path}: cannot be read as YAML: {' '.join(str(error).split())}") from None
+        raise ValueError(f"{path}: cannot be read as YAML: {' '.join(str(error).split())}") from None
     if not isinstance(settings, DictConfig):
-        raise ValueError(f"--config {path}: must hold `key: value` lines, not a {type(settings).__name__}")
+        raise ValueError(f"{path}: must hold `key: value` lines, not a {type(settings).__name__}")
     base = settings.pop("extends", None)
     if base is None:
         return settings
     if not isinstance(base, str):
-        raise ValueError(f"--config {path}: extends ({base}) must be the path of another file, beside this one")
+        raise ValueError(f"{path}: extends ({base}) must be the path of another file, beside this one")
     return OmegaConf.merge(_read(path.parent / base, (*seen, path.resolve())), settings)  # type: ignore[return-value]
 
 
