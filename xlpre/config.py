@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
 import yaml
-from omegaconf import DictConfig, ListConfig, OmegaConf, StringNode
+from omegaconf import BooleanNode, DictConfig, ListConfig, OmegaConf, StringNode
 from omegaconf.errors import OmegaConfBaseException
 
 from xlpre.atomic import new_file
@@ -296,6 +296,8 @@ def _check_kind(wanted: Any, value: Any, origin: str) -> None:
     for kind, what in ((ListConfig, "a list, as [a, b]"), (DictConfig, "a mapping, as {a: 1, b: 2}")):
         if isinstance(wanted, kind) and not isinstance(value, kind) and not value._is_interpolation():
             raise ValueError(f"{origin} ({value._value()}) must be {what}")
+    if isinstance(wanted, BooleanNode) and type(value._value()) is int and value._value() not in (0, 1):
+        raise ValueError(f"{origin} ({value._value()}) must be true or false")
     if isinstance(value, DictConfig):
         for key in value:
             inside: Any = value._get_node(key)
