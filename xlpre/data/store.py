@@ -178,11 +178,13 @@ def fingerprint_of(vocabulary_sha256: str, preprocess: str, sha256: Mapping[str,
 
 def _not_as_written(meta: Mapping[str, Any]) -> str | None:
     """The first key of a meta.json that does not go with the others; None where all do."""
-    kinds: dict[str, tuple[type, type | None]] = dict.fromkeys(COUNTS, (int, None)) | dict.fromkeys(TEXTS, (str, None))
-    kinds |= {"source": (dict, None), "files": (dict, int), "bytes": (dict, int), "sha256": (dict, str)}
-    for key, (kind, inside) in kinds.items():
-        value: Any = meta.get(key)
-        if type(value) is not kind or (inside and any(type(one) is not inside for one in value.values())):
+    inside = {"files": int, "bytes": int, "sha256": str}
+    kinds = dict.fromkeys(COUNTS, int) | dict.fromkeys(TEXTS, str) | dict.fromkeys(("source", *inside), dict)
+    for key, kind in kinds.items():
+        if not isinstance(meta.get(key), kind):
+            return key
+    for key, of_values in inside.items():
+        if not all(isinstance(value, of_values) for value in meta[key].values()):
             return key
     if meta["dtype"] not in ("uint16", "uint32"):
         return "dtype"
