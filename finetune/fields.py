@@ -113,6 +113,8 @@ def class_of(fields: Fields, name: str, labels: Sequence[str], place: str) -> in
         ValueError: there is no such column, or a label that is none of `labels`.
     """
     label = label_of(fields, name, place)
+    if label not in labels and (as_written := str(fields[name])) in labels:  # 1.0 in data.labels
+        label = as_written
     if label not in labels:
         shown = ", ".join(labels[:20]) + (", ..." if len(labels) > 20 else "")
         quotes = "; YAML reads yes and no without quotes as True and False" if {"True", "False"} & {*labels} else ""
@@ -121,7 +123,7 @@ def class_of(fields: Fields, name: str, labels: Sequence[str], place: str) -> in
 
 
 def label_of(fields: Fields, name: str, place: str) -> str:
-    """The label in a column, without spaces around it.
+    """The label in a column: a text without spaces around it, or a number, of which 1.0 is 1.
 
     Raises:
         ValueError: there is no such column, or no label in it.
@@ -131,7 +133,8 @@ def label_of(fields: Fields, name: str, place: str) -> str:
         raise ValueError(f"{place}: the label in {name!r} is empty; fill it in, or remove the row")
     if not isinstance(value, (str, int, float)):
         raise ValueError(f"{place}: {name!r} is {value!r}, where a label is needed, a word or a number")
-    return str(value).strip()
+    whole = isinstance(value, float) and value.is_integer()
+    return str(int(value) if whole else value).strip()
 
 
 def number_of(fields: Fields, name: str, place: str) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -65,7 +65,8 @@ def activations(
     with torch.device("meta"):
         batch = _batch(shape)
         memory = first_memory(model, shape.rows, mem_len=shape.mem_len, device="meta", dtype=dtype)
-    with Tensors([*language_model.parameters(), memory.hidden, *vars(batch).values()]) as tensors:
+    given = [*language_model.parameters(), memory.hidden, *vars(batch).values()]
+    with Tensors(given, _inside_of(model.attention)) as tensors:
         with _FoundIn(shares):
             hidden, new_memory = language_model.backbone(batch, memory)
         kept = tensors.live - new_memory.hidden.nbytes - new_memory.valid.nbytes
@@ -79,15 +80,23 @@ def activations(
 
 
 class Tensors(TorchDispatchMode):
-    """Counts the bytes of tensors that come and go, besides those `given`."""
+    """Counts the bytes of tensors that come and go, besides those `given`.
 
-    def __init__(self, given: list[Any]) -> None:
+    Args:
+        given: they are not counted.
+        inside: what operators of one's own compute, by their names, so that what comes and goes in them is counted too.
+    """
+
+    def __init__(self, given: list[Any], inside: Mapping[str, Callable[..., Any]] | None = None) -> None:
         super().__init__()
-        self._known = storages_of(given)
+        self._known, self._inside = storages_of(given), inside or {}
         self.live = self.peak = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run `func` and count what it makes."""
+        if inside := self._inside.get(func.name()):
+            with self:
+                return inside(*args)
         out = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(out):
             if not isinstance(tensor, Tensor) or tensor.is_sparse:  # which is made of others
@@ -123,6 +132,14 @@ class _FoundIn(TorchFunctionMode):
             n = args[0].numel()
             return args[0].new_zeros(round(self._found * n) - round(before * n), args[0].dim(), dtype=torch.long)
         return func(*args, **(kwargs or {}))
+
+
+def _inside_of(attention: str) -> Mapping[str, Callable[..., Any]]:
+    if attention != "triton":
+        return {}
+    from xlpre.model.kernels.triton import INSIDE  # which the model has found by now
+
+    return INSIDE
 
 
 def _as_on_gpus(model: nn.Module) -> None:

@@ -100,6 +100,7 @@ def settings_of_run(run_dir: Path) -> PretrainConfig:
         ValueError: that is not there, empty, or cannot be read.
     """
     written = run_dir / "config.yaml"
-    if written.exists() and not written.read_bytes().strip():
-        raise ValueError(f"{written} is empty; it held the settings that the run was made with: put it back")
+    if not written.exists() or not written.read_bytes().strip():
+        state = "empty" if written.exists() else "not there"
+        raise ValueError(f"{written} is {state}; it held the settings that the run was made with: put it back")
     return load(PretrainConfig, written)

@@ -92,10 +92,10 @@ def tensor_sizes(model: ModelConfig, next_sentence: bool = False) -> list[int]:
     ]
 
 
-def matrix_elements(model: ModelConfig) -> int:
-    """Elements of the matrices of layers, which Muon moves."""
+def matrix_shapes(model: ModelConfig) -> list[tuple[int, ...]]:
+    """Those of the matrices of layers, which Muon moves."""
     named = without_data(model, two_streams=True).named_parameters()
-    return sum(parameter.numel() for name, parameter in named if is_matrix(name, parameter))
+    return [tuple(parameter.shape) for name, parameter in named if is_matrix(name, parameter)]
 
 
 def flops_per_step(model: ModelConfig, shape: BatchShape) -> float:

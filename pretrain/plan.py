@@ -68,6 +68,8 @@ def _memory(plan: Plan, stage: int, micro: int) -> list[str]:
         name: [getattr(state, name) for state in states] for name in ("weights", "gradients", "optimizer", "buffers")
     }
     rows |= {name: [n] * 4 for name, n in same.items()}
+    if plan.config.optim.muon:
+        rows["working space of the update, after"] = [plan.updating(number) for number in range(4)]
     rows["all"] = [plan.bytes(number, micro) for number in range(4)]
     if any(plan.offloads.values()):
         rows["besides, in the memory of a node"] = [plan.host(number) for number in range(4)]
@@ -162,7 +164,7 @@ def _reach(plan: Plan, stage: int, micro: int) -> list[str]:
         taken = there.stage if stage == plan.stage else stage  # a lone process may take another than several
         hidden = there.tokens_per_second(size)
         compute, sent = plan.tokens_per_step / hidden, there.communication(taken, size)[1]
-        answer = "yes" if there.lasting(taken) + plan.activations(size).all <= plan.usable else "no"
+        answer = "yes" if there.bytes(taken, size) <= plan.usable else "no"
         rates = plan.tokens_per_step / max(compute, sent), plan.tokens_per_step / (compute + sent)
         days = [plan.tokens(plan.config.train.steps) / rate / SECONDS_A_DAY for rate in rates]
         lines.append(

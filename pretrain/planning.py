@@ -12,10 +12,11 @@ import torch
 
 from pretrain.activations import Activations, activations
 from pretrain.config import PretrainConfig
-from pretrain.cost import BatchShape, batch_shape, flops_per_step, matrix_elements, operations, parameters, tensor_sizes
+from pretrain.cost import BatchShape, batch_shape, flops_per_step, matrix_shapes, operations, parameters, tensor_sizes
 from xlpre.model.config import ModelConfig
 from xlpre.training.devices import Device, State, state_of, traffic_of
 from xlpre.training.engine import bucket_of
+from xlpre.training.muon import working_bytes
 from xlpre.training.overrides import offloads, stage_of
 
 USABLE = 0.92  # of the memory: the rest is the driver's, libraries' and lost between tensors (an assumption)
@@ -118,6 +119,10 @@ class Plan:
     def _sizes(self) -> list[int]:
         return tensor_sizes(self.model, self.config.objective.next_sentence)
 
+    @functools.cached_property
+    def _matrices(self) -> list[tuple[int, ...]]:
+        return matrix_shapes(self.model) if self.config.optim.muon else []
+
     @property
     def offloads(self) -> dict[str, bool]:
         """What is kept in the machine's memory."""
@@ -127,7 +132,7 @@ class Plan:
         """Bytes of a device that do not depend on the batch."""
         zero = self.config.deepspeed.get("zero_optimization", {})
         bucket, unsplit = bucket_of(zero, sum(self._sizes)), zero.get("stage3_param_persistence_threshold", 100_000)
-        single = matrix_elements(self.model) if self.config.optim.muon else 0
+        single = sum(map(math.prod, self._matrices))
         return state_of(self._sizes, stage, self.gpus, self.precision, bucket, unsplit, **self.offloads, single=single)
 
     def host(self, stage: int) -> float:
@@ -151,9 +156,15 @@ class Plan:
         """Bytes of a device that do not come and go with a micro-batch."""
         return self.state(stage).on_device + self.recurrent_memory
 
+    def updating(self, stage: int) -> int:
+        """Bytes that come and go with an update: Muon's, of which stage 3 has none."""
+        if not self._matrices or stage == 3:
+            return 0
+        return working_bytes(self._matrices, self.gpus, flat=stage > 0, gpu=self.device.bf16)
+
     def bytes(self, stage: int, micro: int) -> float:
-        """Of a device in all."""
-        return self.lasting(stage) + self.activations(micro).all
+        """Of a device in all, when it has most: in a micro-batch, or in an update, before which activations are gone."""
+        return self.lasting(stage) + max(self.activations(micro).all, self.updating(stage))
 
     @property
     def usable(self) -> float:

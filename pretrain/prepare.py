@@ -13,9 +13,9 @@ from tqdm import tqdm
 
 from pretrain.config import PretrainConfig
 from xlpre.command import run_command
-from xlpre.config import from_command_line
+from xlpre.config import from_command_line, from_mapping
 from xlpre.data.building import build_store
-from xlpre.data.store import TokenStore, is_nothing, is_store
+from xlpre.data.store import META, TokenStore, is_nothing, is_store
 from xlpre.text.corpus import TextConfig, files, sample_of
 from xlpre.text.tokenizer import Tokenizer
 
@@ -64,7 +64,7 @@ def _warn_of_unknown(config: PretrainConfig, tokenizer: Tokenizer) -> None:
 
 def _check_source(store: TokenStore, text: TextConfig) -> None:
     way_out = "name another data.store, or delete the folder"
-    made = dataclasses.asdict(TextConfig()) | store.meta["source"]
+    made = dataclasses.asdict(from_mapping(TextConfig, store.meta["source"], str(store.path / META)))
     for key, wanted in dataclasses.asdict(text).items():
         if key != "workers" and (was := made[key]) != wanted:
             was, wanted = ("null" if value is None else value for value in (was, wanted))

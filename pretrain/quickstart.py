@@ -30,6 +30,7 @@ from xlpre.command import run_command
 from xlpre.config import from_command_line, given_keys
 from xlpre.side_by_side import asked_to_stop
 from xlpre.training.distributed import launcher
+from xlpre.training.stopping import STARTED_BY
 
 
 def train(config: PretrainConfig, words: list[str]) -> None:
@@ -42,7 +43,7 @@ def train(config: PretrainConfig, words: list[str]) -> None:
     processes = max(n for n in range(1, available + 1) if rows % n == 0)
     command = [*launcher(processes), os.path.relpath(Path(__file__).with_name("run.py")), *words]
     print("+", shlex.join(command), flush=True)
-    environment = {**os.environ, "PYTHONWARNINGS": "ignore::FutureWarning"}
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore::FutureWarning", STARTED_BY: str(os.getpid())}
     if not torch.cuda.is_available():
         environment["DS_ACCELERATOR"] = "cpu"
     told: set[int] = set()

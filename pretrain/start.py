@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.config import PretrainConfig
-from xlpre.config import Given
-from xlpre.data.store import TokenStore
+from xlpre.config import Given, from_mapping
+from xlpre.data.store import META, TokenStore
 from xlpre.exchange.folder import ModelFolder, load_init
 from xlpre.model.config import ModelConfig
 from xlpre.model.initialization import made_with, put_weights
@@ -76,7 +76,7 @@ class Start:
             vocab_size=self.store.vocab_size,
             preprocess=self._tokenizer.preprocess,
         )
-        text = TextConfig(**self.store.meta["source"])
+        text = from_mapping(TextConfig, self.store.meta["source"], str(self.store.path / META))
         return dataclasses.replace(self._config, model=self.shape, text=text, tokenizer=vocabulary)
 
     def model(self, build: Callable[[], LanguageModel]) -> LanguageModel:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
 import yaml
-from omegaconf import DictConfig, ListConfig, OmegaConf, StringNode
+from omegaconf import BooleanNode, DictConfig, ListConfig, OmegaConf, StringNode
 from omegaconf.errors import OmegaConfBaseException
 
 from xlpre.atomic import new_file
@@ -225,16 +225,16 @@ def _read(path: Path, seen: tuple[Path, ...]) -> DictConfig:
     try:
         settings = OmegaConf.load(path)
     except FileNotFoundError:
-        raise ValueError(f"--config {path}: no such file; see configs/ for those that exist") from None
+        raise ValueError(f"{path}: no such file; see configs/ for those that exist") from None
     except (yaml.YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--config {path}: cannot be read as YAML: {' '.join(str(error).split())}") from None
+        raise ValueError(f"{path}: cannot be read as YAML: {' '.join(str(error).split())}") from None
     if not isinstance(settings, DictConfig):
-        raise ValueError(f"--config {path}: must hold `key: value` lines, not a {type(settings).__name__}")
+        raise ValueError(f"{path}: must hold `key: value` lines, not a {type(settings).__name__}")
     base = settings.pop("extends", None)
     if base is None:
         return settings
     if not isinstance(base, str):
-        raise ValueError(f"--config {path}: extends ({base}) must be the path of another file, beside this one")
+        raise ValueError(f"{path}: extends ({base}) must be the path of another file, beside this one")
     return OmegaConf.merge(_read(path.parent / base, (*seen, path.resolve())), settings)  # type: ignore[return-value]
 
 
@@ -299,6 +299,8 @@ def _check_kind(wanted: Any, value: Any, origin: str) -> None:
     for kind, what in ((ListConfig, "a list, as [a, b]"), (DictConfig, "a mapping, as {a: 1, b: 2}")):
         if isinstance(wanted, kind) and not isinstance(value, kind) and not value._is_interpolation():
             raise ValueError(f"{origin} ({value._value()}) must be {what}")
+    if isinstance(wanted, BooleanNode) and type(value._value()) is int and value._value() not in (0, 1):
+        raise ValueError(f"{origin} ({value._value()}) must be true or false")
     if isinstance(value, DictConfig):
         for key in value:
             inside: Any = value._get_node(key)

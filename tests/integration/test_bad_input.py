@@ -48,6 +48,7 @@ def check_sentence(stderr, message):
         ("model.norm_eps=-1", "model.norm_eps (-1.0) must be positive"),
         ("model.init_std=0", "model.init_std (0.0) must be positive"),
         ("modle.n_layer=2", "there is no setting 'modle.n_layer'; did you mean 'model.n_layer'?"),
+        ("data.pairs=3", "data.pairs (3) must be true or false"),
         ("model.cutoffs=5", "model.cutoffs (5) must be a list, as [a, b]"),
         ("text.mixture=[a]", "text.mixture (['a']) must be a mapping"),
         ("text.mixture={a:1}", "text.mixture: 'a:1' has no value; put a space after its colon"),

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 import torch
 
@@ -179,30 +180,49 @@ def test_a_run_does_not_go_on_with_another_shape_or_seed(plain_run):
     assert done.returncode == 2 and "was made with optim.beta2=0.999, now it is 0.5" in done.stderr, done.stderr
 
 
-def test_quickstart_interrupted_saves_says_so_and_finishes_when_called_again(words, store, tmp_path):
+@pytest.fixture
+def quickstart(words, store, tmp_path):
+    """Words of a quickstart whose vocabulary and store are there."""
     import dataclasses
 
     from xlpre.text.corpus import TextConfig
 
     shutil.copytree(store.path, tmp_path / "store")
-    changed = [
-        word
-        for word in words("quick", train__steps=60, tokenizer__vocab_size=300)
-        if not word.startswith("data.store=")
-    ]
-    changed.append(f"data.store={tmp_path / 'store'}")
     meta = tmp_path / "store" / "meta.json"
     content = json.loads(meta.read_text())
     meta.write_text(json.dumps({**content, "source": dataclasses.asdict(TextConfig())}))
-    command = [sys.executable, str(REPOSITORY / "pretrain/quickstart.py"), *changed]
+    kept = words("quick", train__steps=60, tokenizer__vocab_size=300)
+    return [*(word for word in kept if not word.startswith("data.store=")), f"data.store={tmp_path / 'store'}"]
+
+
+def begun(words):
+    """A quickstart at its third step."""
+    command = [sys.executable, str(REPOSITORY / "pretrain/quickstart.py"), *words]
     process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    for line in process.stdout:
-        if line.startswith("step 3:"):
-            process.send_signal(signal.SIGINT)
-            break
+    assert any(line.startswith("step 3:") for line in process.stdout)
+    return process
+
+
+@pytest.mark.long
+def test_a_quickstart_that_is_killed_leaves_no_training_behind(quickstart, tmp_path):
+    process = begun([*quickstart, "train.steps=1000000"])
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    _, left = psutil.wait_procs(children, 60)
+    for child in left:
+        child.kill()
+    assert len(children) >= 3 and not left
+    assert len(checkpoint.complete(tmp_path / "quick" / "checkpoints")) == 1
+    process.stdout.close()
+    process.wait()
+
+
+def test_quickstart_interrupted_saves_says_so_and_finishes_when_called_again(quickstart, tmp_path):
+    process = begun(quickstart)
+    process.send_signal(signal.SIGINT)
     rest = process.stdout.read()
     assert process.wait(60) == 0 and "stopped; the same command goes on from there" in rest, rest
-    again = run_with_forks("pretrain/quickstart.py", *changed)
+    again = run_with_forks("pretrain/quickstart.py", *quickstart)
     assert again.returncode == 0 and "goes on from" in again.stdout and "there already" in again.stdout, (
         again.stdout + again.stderr
     )

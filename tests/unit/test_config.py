@@ -96,6 +96,14 @@ def test_a_file_that_extends_itself_is_refused(tmp_path):
         load(PretrainConfig, tmp_path / "a.yaml")
 
 
+@pytest.mark.parametrize("content", ["seed: [1,", "- seed", "extends: [1]", "\tseed: 1"])
+def test_what_is_wrong_with_a_file_is_said_with_its_name_alone(tmp_path, content):
+    (tmp_path / "config.yaml").write_text(content)
+    with pytest.raises(ValueError) as raised:
+        load(PretrainConfig, tmp_path / "config.yaml")
+    assert str(raised.value).startswith(f"{tmp_path}/config.yaml: ")
+
+
 def test_what_a_file_extends_is_a_path(tmp_path):
     (tmp_path / "a.yaml").write_text("extends: 5\n")
     with pytest.raises(ValueError, match=r"a.yaml: extends \(5\) must be the path of another file"):

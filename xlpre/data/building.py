@@ -28,7 +28,7 @@ import numpy as np
 from xlpre.atomic import exclusive, new_folder
 from xlpre.data import pieces
 from xlpre.data.pieces import Piece
-from xlpre.data.store import FORMAT, PARTS, TokenStore
+from xlpre.data.store import FORMAT, PARTS, TokenStore, fingerprint_of
 from xlpre.text.corpus import Document, Lines, Meter, TextConfig, Unit, documents_of, files, no_text, units_of
 from xlpre.text.tokenizer import Tokenizer
 
@@ -263,7 +263,6 @@ def _assemble(path: Path, tasks: list[Task], tokenizer: Tokenizer, config: TextC
         checksums = {f"{part}/{name}.bin": digest for part in PARTS for name, digest in writers[part].checksums.items()}
         for name in ("unigram.bin", "vocabulary.model"):
             checksums[name] = hashlib.sha256((partial / name).read_bytes()).hexdigest()
-        known = [tokenizer.sha256, tokenizer.preprocess, *(checksums[f"{part}/tokens.bin"] for part in PARTS)]
         meta = {
             "format": FORMAT,
             **origin,
@@ -271,7 +270,7 @@ def _assemble(path: Path, tasks: list[Task], tokenizer: Tokenizer, config: TextC
             "vocab_size": len(tokenizer),
             "vocabulary_sha256": tokenizer.sha256,
             "preprocess": tokenizer.preprocess,
-            "fingerprint": hashlib.sha256(json.dumps(known).encode()).hexdigest(),
+            "fingerprint": fingerprint_of(tokenizer.sha256, tokenizer.preprocess, checksums),
             **{f"{part}_{name}": value for part, writer in writers.items() for name, value in writer.counts.items()},
             "bytes": {name: (partial / name).stat().st_size for name in checksums},
             "sha256": checksums,

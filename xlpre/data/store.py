@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ FORMAT = 3
 PARTS = ("train", "held_out")
 CHECKED_AT_OPENING = 256 << 20  # bytes; a larger store is read through by TokenStore.verify alone
 META = "meta.json"
+ARRAYS = tuple(f"{part}/{name}.bin" for part in PARTS for name in ("tokens", "sentences", "documents"))
+COUNTS = ("vocab_size", *(f"{part}_n_{what}" for part in PARTS for what in ("documents", "tokens", "sentences")))
+TEXTS = ("dtype", "vocabulary_sha256", "preprocess", "fingerprint")
 SIGNS = ("unigram.bin", *(f"{part}/tokens.bin" for part in PARTS))  # by which a store is known that lost its meta.json
 MAKE_AGAIN = "the store is damaged, delete the folder and make it again with pretrain/prepare.py"
 
@@ -152,6 +156,8 @@ class TokenStore:
                 f"data.store={self.path}: format {meta.get('format')} is not {FORMAT}; the store is of another version of xlpre, "
                 "make it again with pretrain/prepare.py, under another name or in its place"
             )
+        if (key := _not_as_written(meta)) is not None:
+            raise ValueError(f"{path}: {key} is not as it was written; {MAKE_AGAIN}")
         return meta
 
     def _map(self, name: str, dtype: str) -> np.ndarray:
@@ -162,3 +168,34 @@ class TokenStore:
         found = f"{path.stat().st_size} bytes" if path.exists() else "no file"
         if found != f"{expected} bytes":
             raise ValueError(f"{path}: {found} where {expected} bytes were written; {MAKE_AGAIN}")
+
+
+def fingerprint_of(vocabulary_sha256: str, preprocess: str, sha256: Mapping[str, str]) -> str:
+    """A hash of the vocabulary and every token, from hashes of the files."""
+    known = [vocabulary_sha256, preprocess, *(sha256[f"{part}/tokens.bin"] for part in PARTS)]
+    return hashlib.sha256(json.dumps(known).encode()).hexdigest()
+
+
+def _not_as_written(meta: Mapping[str, Any]) -> str | None:
+    """The first key of a meta.json that does not go with the others; None where all do."""
+    inside = {"files": int, "bytes": int, "sha256": str}
+    kinds = dict.fromkeys(COUNTS, int) | dict.fromkeys(TEXTS, str) | dict.fromkeys(("source", *inside), dict)
+    for key, kind in kinds.items():
+        if not isinstance(meta.get(key), kind):
+            return key
+    for key, of_values in inside.items():
+        if not all(isinstance(value, of_values) for value in meta[key].values()):
+            return key
+    if meta["dtype"] not in ("uint16", "uint32"):
+        return "dtype"
+    for key in ("bytes", "sha256"):
+        if {*meta[key]} != {*ARRAYS, "unigram.bin", "vocabulary.model"}:
+            return key
+    width = {name: np.dtype(meta["dtype"]).itemsize if "tokens" in name else 8 for name in ARRAYS}
+    counted = {name: meta["_n_".join(name.removesuffix(".bin").split("/"))] for name in ARRAYS}
+    if any(meta["bytes"][name] != counted[name] * width[name] for name in ARRAYS):
+        return "bytes"
+    if meta["bytes"]["unigram.bin"] != 8 * meta["vocab_size"]:
+        return "vocab_size"
+    made = fingerprint_of(meta["vocabulary_sha256"], meta["preprocess"], meta["sha256"])
+    return "fingerprint" if made != meta["fingerprint"] else None

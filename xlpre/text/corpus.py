@@ -207,6 +207,8 @@ def _matching(pattern: str) -> list[Path]:
         raise ValueError(
             f"text.source={pattern!r} matches no file; give a glob such as 'wiki/*.txt.gz', 'docstrings', or hf:NAME/CONFIG"
         )
+    for path in paths:
+        kind_of(path)
     return paths
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import io
+import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,10 +32,16 @@ def kind_of(path: Path) -> str:
     """`.txt`, `.jsonl` or `.parquet`.
 
     Raises:
-        ValueError: a folder, or a file of another kind.
+        ValueError: a folder, what is no file, or a file of another kind.
     """
     if path.is_dir():
         raise ValueError(f"text.source: {path} is a folder; name the files in it, as '{path}/*.txt'")
+    if path.is_symlink() and not path.is_file():
+        raise ValueError(
+            f"text.source: {path} is a link to {path.readlink()}, where there is no file; mend or remove it"
+        )
+    if path.exists() and not path.is_file():
+        raise ValueError(f"text.source: {path} is a pipe or a device; write what it holds to a file")
     kind = next((suffix for suffix in reversed(path.suffixes) if suffix not in PACKED), "")
     if kind not in KINDS or (kind == ".parquet" and path.suffix != kind):
         raise ValueError(
@@ -87,7 +94,8 @@ def read_lines(path: Path, meter: Meter, begin: int = 0) -> Iterator[tuple[int, 
         raise ValueError(f"{_where(path, number, offset, begin)}: {error}") from None
     except FAULTS as error:
         where = f"after line {number}" if not begin else f"after byte {offset}"
-        raise ValueError(f"{path}, {where}: cannot be read: {error or type(error).__name__}") from None
+        way_out = "" if getattr(error, "errno", None) else "; get it anew"  # what is packed there is damaged
+        raise ValueError(f"{path}, {where}: cannot be read: {error or type(error).__name__}{way_out}") from None
 
 
 def json_rows(path: Path, meter: Meter, begin: int, end: int | None) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -153,6 +161,8 @@ def parquet_rows(
 
 
 def _unpacked(file: IO[bytes], path: Path) -> IO[bytes]:
+    if path.suffix in PACKED and not os.fstat(file.fileno()).st_size:
+        raise EOFError("it has 0 bytes, and what is packed has some")
     if path.suffix == ".gz":
         return cast(IO[bytes], gzip.open(file))
     if path.suffix == ".zst":

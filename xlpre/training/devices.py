@@ -106,7 +106,7 @@ def state_of(
         unsplit: stage 3 does not split parameters of fewer elements.
         offload_optimizer: stages 1 to 3 keep the optimizer, and the gradients it reads, in the machine's memory, and update there.
         offload_param: stage 3 keeps weights there that are not in use.
-        single: elements that have one moment only, those of Muon's matrices; what its update needs for a moment is not counted.
+        single: elements that have one moment only, those of Muon's matrices.
     """
     n, share, half = sum(sizes), 1 / processes, precision != "fp32"
     width = 2 if half else 4

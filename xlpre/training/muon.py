@@ -8,6 +8,7 @@ iteration); Liu et al., 2025, arXiv:2502.16982 (how long a step is).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,6 +37,27 @@ def orthogonalized(matrices: Tensor) -> Tensor:
         square = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
     return (x.mT if matrices.size(1) > matrices.size(2) else x).to(matrices.dtype)
+
+
+def working_bytes(shapes: Sequence[tuple[int, ...]], processes: int, flat: bool, gpu: bool) -> int:
+    """What an update takes besides parameters, gradients and moments at its fullest moment, on the first process.
+
+    Args:
+        shapes: of all matrices.
+        processes: that share the work.
+        flat: whether each has a flat share of the matrices, as under ZeRO, or all of them.
+        gpu: where products are in bf16.
+    """
+    n, width = sum(math.prod(shape) for shape in shapes), 2 if gpu else 4
+    own = -(-n // processes) if flat else n
+    made = 0
+    for (rows, columns), n_alike in Counter(shapes).items():
+        mine = -(-n_alike // processes)
+        stacked, square = mine * rows * columns, mine * min(rows, columns) ** 2
+        rounding, iterating = (4 + 4 + 2 * gpu) * stacked, 4 * stacked + 2 * width * (stacked + square)
+        made = max(made, rounding, iterating)
+    gathered = own * processes * (flat and processes > 1)
+    return max(8 * own, 4 * (own + gathered) + made)
 
 
 class Muon(torch.optim.AdamW):
@@ -102,9 +124,13 @@ def _gathered(share: Tensor) -> Tensor:
 def _make_steps(matrices: Sequence[Tensor]) -> None:
     """Turn those that fall to this process into steps, and the others into zeros."""
     for shape in {matrix.shape for matrix in matrices}:
-        alike = [matrix for matrix in matrices if matrix.shape == shape]
-        mine = alike[process() :: n_processes()]
-        made = torch.stack(mine) if mine else matrices[0].new_empty(0, *shape)
-        torch._foreach_zero_(alike)
-        for matrix, step in zip(mine, orthogonalized(made), strict=True):
-            matrix.copy_(step).mul_(STEP * math.sqrt(max(shape)))
+        _make_alike([matrix for matrix in matrices if matrix.shape == shape])
+
+
+def _make_alike(matrices: list[Tensor]) -> None:
+    """The same for matrices of one shape, of which nothing is left in memory for the next."""
+    mine = matrices[process() :: n_processes()]
+    made = torch.stack(mine) if mine else matrices[0].new_empty(0, *matrices[0].shape)
+    torch._foreach_zero_(matrices)
+    for matrix, step in zip(mine, orthogonalized(made), strict=True):
+        matrix.copy_(step).mul_(STEP * math.sqrt(max(matrix.shape)))

@@ -55,7 +55,7 @@ def check_overrides(overrides: Mapping[str, Any]) -> None:
         _check_group(f"deepspeed.zero_optimization.{name}", zero.get(name, {}), "device: cpu")
     stage = zero.get("stage", 1)
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
-        raise ValueError(f"deepspeed.zero_optimization.stage ({stage}) must be 0, 1, 2 or 3")
+        raise ValueError(f"deepspeed.zero_optimization.stage ({stage!r}) must be 0, 1, 2 or 3")
 
 
 def stage_of(overrides: Mapping[str, Any], precision: str, processes: int) -> int:

@@ -5,12 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
+import time
 from contextlib import suppress
 from typing import Any
+
+import psutil
+
+STARTED_BY = "XLPRE_STARTED_BY"
 
 
 class Stopping:
     """Hears SIGTERM and SIGINT from now on, and SIGHUP, which a closed terminal sends, unless it is ignored as under nohup.
+
+    Where the environment's XLPRE_STARTED_BY is the number of a process, its end is heard, too: a launcher, which stands between that and
+    this one, would live on.
 
     Attributes:
         asked: whether one came.
@@ -21,6 +30,8 @@ class Stopping:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._hear)
+        if starter := os.environ.get(STARTED_BY):
+            threading.Thread(target=self._outlive, args=(int(starter),), daemon=True).start()
 
     def nobody_reads(self, error: OSError) -> None:
         """What is printed cannot be written, because the terminal or the pipe's reader is gone: stop, and print nothing more."""
@@ -34,4 +45,11 @@ class Stopping:
         os.close(nowhere)
 
     def _hear(self, number: int, frame: Any) -> None:
+        self.asked = True
+
+    def _outlive(self, starter: int) -> None:
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(starter)
+            while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(1)
         self.asked = True

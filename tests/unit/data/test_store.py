@@ -118,6 +118,22 @@ def test_a_store_whose_meta_json_is_gone_or_cut_is_damaged(store, tmp_path, cont
         TokenStore(broken)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *[(key, value) for key in ("source", "files", "bytes", "sha256") for value in (None, "x", [])],
+        *[("bytes", {}), ("sha256", {}), ("files", {"a.txt": [1]}), ("vocab_size", 1e30), ("train_n_tokens", -1)],
+        *[("held_out_n_sentences", 1), ("dtype", "int64"), ("preprocess", "uncased"), ("fingerprint", "x")],
+    ],
+)
+def test_a_meta_json_that_does_not_go_with_itself_is_damaged(store, tmp_path, key, value):
+    broken = shutil.copytree(store.path, tmp_path / "broken")
+    meta = json.loads((broken / "meta.json").read_text())
+    (broken / "meta.json").write_text(json.dumps({**meta, key: value}))
+    with pytest.raises(ValueError, match=r"meta.json: .* is not as it was written; the store is damaged"):
+        TokenStore(broken)
+
+
 def test_a_store_of_sentences_has_one_a_line(documents, tokenizer, tmp_path):
     made = write_store(tmp_path / "store", documents, tokenizer, 0.1, {}, {}, lines="sentences")
     n_lines = sum(map(len, documents))

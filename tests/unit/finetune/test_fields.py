@@ -4,6 +4,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from finetune.classify import labels_in
 from finetune.fields import class_of, number_of, read_rows, text_of
 
 
@@ -100,3 +101,14 @@ def test_what_is_wrong_with_a_field_is_named_with_its_place():
         with pytest.raises(ValueError, match=message):
             call()
     assert class_of({"label": 1}, "label", ["0", "1"], "") == 1 and number_of({"n": "2.5"}, "n", "") == 2.5
+
+
+def test_a_label_that_is_a_number_is_the_same_with_a_point_and_one_that_is_a_text_is_as_it_stands(tmp_path):
+    (tmp_path / "a.jsonl").write_text(
+        "\n".join(f'{{"label": {label}}}' for label in ("1", "1.0", '"1"', "2", "-0.0", "0"))
+    )
+    assert labels_in([tmp_path / "a.jsonl"], "label") == ["0", "1", "2"]
+    (tmp_path / "a.csv").write_text("label\n1\n1.0\n")
+    assert labels_in([tmp_path / "a.csv"], "label") == ["1", "1.0"]
+    assert [class_of({"label": 1.0}, "label", labels, "") for labels in (["0", "1"], ["0.0", "1.0"])] == [1, 1]
+    assert class_of({"label": 0.5}, "label", ["0.5", "1"], "") == 0

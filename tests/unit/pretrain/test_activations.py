@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from pretrain.activations import Tensors, activations, storages_of
+from pretrain.activations import Activations, Tensors, activations, storages_of
 from pretrain.cost import BatchShape
 from tests.unit.pretrain.planned import alike, batch_of, built, shares_of
 from xlpre.model.config import ModelConfig
@@ -112,3 +112,28 @@ def test_layers_that_are_computed_again_keep_their_input_and_what_they_share():
         activations(shape_of, shape, torch.bfloat16, gpu=True, recomputed=True).kept for shape_of in (less, model)
     )
     assert of_40_layers - of_20_layers == 20 * 2 * (64 + 10) * width * 2  # layers x rows x (T + P) x D x bytes
+
+
+def of_triton(shape: BatchShape, dropatt: float = 0.0) -> Activations:
+    model = ModelConfig(vocab_size=500, n_layer=1, d_model=256, n_head=16, d_inner=32, attention="triton", dropout=0.0)
+    return activations(dataclasses.replace(model, dropatt=dropatt), shape, torch.bfloat16, gpu=True)
+
+
+def test_triton_works_with_the_scores_of_a_layer_and_the_bits_of_dropout_and_keeps_neither():
+    pytest.importorskip("triton", reason="triton is installed with the tests on Linux (x86-64)")
+    shape = BatchShape(3, 1024, 512, 1024, 512, two_streams=False)
+    plain, dropping = of_triton(shape), of_triton(shape, dropatt=0.1)
+    pairs = 3 * 16 * 1024 * (1024 + 512)  # rows, heads, rows of scores, keys
+    assert plain.kept + plain.logits < 2 * pairs < plain.working < 3 * pairs
+    assert dropping.working - plain.working == pytest.approx(pairs / 8, abs=64)
+    assert dropping.kept == pytest.approx(plain.kept, abs=64)
+
+
+def test_triton_works_with_no_more_than_a_panel_of_scores():
+    pytest.importorskip("triton", reason="triton is installed with the tests on Linux (x86-64)")
+    from xlpre.model.kernels.triton_panels import PANEL_BYTES
+
+    window, twice = (of_triton(BatchShape(1, T, 0, T, T // 2, two_streams=False)) for T in (2**15, 2**16))
+    assert 20 * PANEL_BYTES < 2 * 16 * 2**30  # of all scores
+    assert PANEL_BYTES < window.working < 1.5 * PANEL_BYTES
+    assert twice.working - window.working < PANEL_BYTES / 2

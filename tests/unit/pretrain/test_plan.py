@@ -59,6 +59,23 @@ def test_muon_keeps_one_moment_of_the_matrices_and_is_not_given_stage_3():
     assert plan_on(muon, 1e6).choice == (2, 1)
 
 
+def test_an_update_of_muon_needs_room_where_activations_need_less():
+    short = (
+        "train.batch_size=64",
+        "optim.name=muon",
+        "data.window=64",
+        "data.reuse_len=32",
+        "model.mem_len=32",
+        "model.vocab_size=2000",
+    )
+    few, many = plan_of(*short), plan_of("train.batch_size=64", "optim.name=muon")
+    assert few.activations(1).all < few.updating(1) < many.activations(1).all
+    assert few.bytes(1, 1) == few.lasting(1) + few.updating(1)
+    assert many.bytes(1, 1) == many.lasting(1) + many.activations(1).all
+    assert few.updating(1) > 4 * 2 * (5 * 1024 * 1024 + 2 * 1024 * 4096)  # all matrices, gathered
+    assert plan_of("train.batch_size=8").updating(1) == 0
+
+
 def test_offloaded_weights_leave_what_is_in_use_on_the_gpu():
     plan = plan_of("deepspeed.zero_optimization.offload_param.device=cpu")
     assert plan.state(3).weights == 2 * plan.n_parameters  # fewer than stage 3 may hold at once

@@ -75,6 +75,9 @@ class Words:
 
 def test_of_settings_that_a_run_lost_no_default_is_told(tmp_path):
     write_run(tmp_path, "lost")
+    (tmp_path / "config.yaml").unlink()
+    with pytest.raises(ValueError, match=r"config.yaml is not there; .*: put it back"):
+        write_report(tmp_path)
     (tmp_path / "config.yaml").write_text("\n")
     with pytest.raises(ValueError, match=r"config.yaml is empty; .*: put it back"):
         write_report(tmp_path)

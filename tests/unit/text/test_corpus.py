@@ -1,12 +1,13 @@
 import gzip
 import itertools
 import json
+import os
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 
-from xlpre.text.corpus import TextConfig, documents
+from xlpre.text.corpus import TextConfig, documents, files
 
 
 def read(source, **settings):
@@ -73,7 +74,9 @@ BAD = {
     "wide.txt": ("fine\n".encode("utf-16"), "wide.txt, line 1: UTF-16, .* convert it: iconv"),
     "cut.txt.gz": (gzip.compress(b"some text\n" * 9999)[:60], "cut.txt.gz, after line"),
     "flipped.txt.gz": (gzip.compress(b"some text %d\n" * 99)[:12] + b"\xff" * 40, "flipped.txt.gz, after line"),
-    "noise.txt.gz": (b"no gzip at all", "noise.txt.gz, after line 0: cannot be read"),
+    "noise.txt.gz": (b"no gzip at all", "noise.txt.gz, after line 0: cannot be read: .*; get it anew"),
+    "empty.txt.gz": (b"", "empty.txt.gz, after line 0: cannot be read: it has 0 bytes, and what is packed has some"),
+    "empty.jsonl.zst": (b"", "empty.jsonl.zst, after line 0: cannot be read: it has 0 bytes"),
     "broken.jsonl": (b'{"text": "one"}\n{"text": \n', "broken.jsonl, line 2: not JSON"),
     "half.jsonl": (rb'{"text": "one \ud83d"}', r"half.jsonl, line 1: \\ud83d is half a character"),
     "deep.jsonl": (b'{"text": ' + b"[" * 99999, "deep.jsonl, line 1: not JSON that can be read"),
@@ -138,3 +141,17 @@ def test_a_folder_is_refused(tmp_path):
 def test_senseless_settings_are_refused(settings):
     with pytest.raises(ValueError, match=r"text\."):
         TextConfig(**settings)
+
+
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path):
+    (tmp_path / "gone.txt").symlink_to("/nowhere/a.txt")
+    (tmp_path / "circle.txt").symlink_to("circle.txt")
+    os.mkfifo(tmp_path / "pipe.txt")
+    for name, message in (
+        ("gone.txt", "gone.txt is a link to /nowhere/a.txt, where there is no file"),
+        ("circle.txt", "circle.txt is a link to circle.txt, where there is no file"),
+        ("pipe.txt", "pipe.txt is a pipe or a device; write what it holds to a file"),
+    ):
+        for find in (read, lambda source: files(TextConfig(source=str(source)))):
+            with pytest.raises(ValueError, match=message):
+                find(tmp_path / f"{name[:-1]}*")

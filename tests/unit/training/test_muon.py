@@ -1,13 +1,16 @@
 """Muon's steps: orthogonal, as long as AdamW's, the same from whole matrices as from a flat share."""
 
 import copy
+import math
 
 import pytest
 import torch
 
+from pretrain.activations import Tensors
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
-from xlpre.training.muon import Muon, orthogonalized
+from xlpre.training import muon
+from xlpre.training.muon import Muon, orthogonalized, working_bytes
 from xlpre.training.optim import OptimConfig, PretrainOptimConfig, build_optimizer, set_lr
 
 SHAPE = ModelConfig(vocab_size=50, n_layer=2, d_model=16, n_head=2, d_inner=32)
@@ -123,6 +126,26 @@ def test_a_flat_share_moves_as_the_matrices_do():
         for optimizer in optimizers:
             optimizer.step()
     assert torch.equal(flat.detach(), torch.cat([*(weight.detach().flatten() for weight in apart), padding]))
+
+
+@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize("processes", [1, 3])
+@pytest.mark.parametrize("shapes", [[(40, 40)] * 4 + [(20, 80)] * 2, [(30, 90)] * 7, [(64, 16)]], ids=str)
+def test_the_memory_that_an_update_takes_is_foretold(monkeypatch, shapes, processes, flat):
+    monkeypatch.setattr(muon, "n_processes", lambda: processes)
+    monkeypatch.setattr(muon, "_gathered", lambda share: share.new_zeros(processes * share.numel()))
+    monkeypatch.setattr(muon.dist, "all_reduce", lambda tensor: None)
+    named = {f"m{number}": torch.Size(shape) for number, shape in enumerate(shapes)}
+    n = sum(map(math.prod, shapes))
+    sizes = [(-(-n // processes),)] if flat else shapes
+    tensors = [torch.nn.Parameter(torch.randn(size)) for size in sizes]
+    optimizer = Muon([{"params": tensors, "matrices": named, "weight_decay": 0.1}], 0.95, lr=0.1)
+    for tensor in tensors:
+        tensor.grad = torch.randn_like(tensor)
+    optimizer.step()
+    with Tensors([*tensors, *(x for held in optimizer.state.values() for x in held.values())]) as counted:
+        optimizer.step()
+    assert counted.peak == pytest.approx(working_bytes(shapes, processes, flat, gpu=False), rel=0.03)
 
 
 def test_a_gradient_that_is_not_finite_moves_nothing_and_leaves_no_trace():

@@ -27,6 +27,7 @@ Forward and backward pass are an operator of torch each: torch.compile takes the
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,19 +135,13 @@ GIVEN = (
 )
 
 
-@torch.library.custom_op("xlpre::relative_attention", mutates_args=(), schema=f"({GIVEN}) -> (Tensor, Tensor)")
-def relative_attention(*given: Any) -> tuple[Tensor, Tensor]:
+def attended(*given: Any) -> tuple[Tensor, Tensor]:
     """The output (B, N, H, E) for what is Given, and log2 of the sum of each row's exponentials (B, H, N) float32."""
     outs, log_totals = zip(*(Launch(*panel).attend() for panel in panels(Given(*given))), strict=True)
     return joined(outs, 1), joined(log_totals, 2)
 
 
-@torch.library.custom_op(
-    "xlpre::relative_attention_backward",
-    mutates_args=(),
-    schema=f"(Tensor d_out, Tensor delta, Tensor log_total, {GIVEN}) -> Tensor[]",
-)
-def relative_attention_backward(d_out: Tensor, delta: Tensor, log_total: Tensor, *given: Any) -> list[Tensor]:
+def differentiated(d_out: Tensor, delta: Tensor, log_total: Tensor, *given: Any) -> list[Tensor]:
     """Gradients of what is Given, of those tensors of its first seven that there are."""
     whole = Given(*given)
     of_panels = (
@@ -154,6 +149,19 @@ def relative_attention_backward(d_out: Tensor, delta: Tensor, log_total: Tensor,
         for panel in panels(whole)
     )
     return together(of_panels, whole)
+
+
+FORWARD, BACKWARD = "xlpre::relative_attention", "xlpre::relative_attention_backward"
+INSIDE: Mapping[str, Callable[..., Any]] = {FORWARD: attended, BACKWARD: differentiated}
+relative_attention = torch.library.custom_op(
+    FORWARD, attended, mutates_args=(), schema=f"({GIVEN}) -> (Tensor, Tensor)"
+)
+relative_attention_backward = torch.library.custom_op(
+    BACKWARD,
+    differentiated,
+    mutates_args=(),
+    schema=f"(Tensor d_out, Tensor delta, Tensor log_total, {GIVEN}) -> Tensor[]",
+)
 
 
 @relative_attention.register_fake

@@ -175,7 +175,12 @@ class Launch:
         return d_place, d_place_keys, (member @ offset_of_each.flatten(1)).view(offsets.shape)
 
     def call(self, over: str, kernel: str, *given: Any) -> None:
-        """Run one kernel: a program for each tile of `rows`, `keys` or `distances`, and each head of each batch row."""
+        """Run one kernel: a program for each tile of `rows`, `keys` or `distances`, and each head of each batch row.
+
+        On tensors without data (torch's meta device) there is nothing to do.
+        """
+        if self._given.query.is_meta:
+            return
         E, dtype = self._given.query.size(3), self._given.query.dtype
         tile = tile_of(kernel, E, dtype)
         size = tile.rows if over == "rows" else tile.keys
