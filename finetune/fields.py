@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from xlpre.text.corpus import hub_rows
 from xlpre.text.files import LONGEST_LINE, PACKED, Meter, parquet_rows, read_lines
+from xlpre.text.hub import hub_rows
 from xlpre.text.json_objects import parse_object
 
 Fields = Mapping[str, Any]

@@ -29,7 +29,9 @@ from xlpre.atomic import exclusive, new_folder
 from xlpre.data import pieces
 from xlpre.data.pieces import Piece
 from xlpre.data.store import FORMAT, PARTS, TokenStore
-from xlpre.text.corpus import Document, Lines, Meter, TextConfig, Unit, documents_of, files, no_text, units_of
+from xlpre.text.corpus import TextConfig, Unit, documents_of, files, no_text, units_of
+from xlpre.text.document import Document, Lines
+from xlpre.text.files import Meter
 from xlpre.text.tokenizer import Tokenizer
 
 SHARD_CHARACTERS = 16_000_000

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from xlpre.text.corpus import Document, Lines
+from xlpre.text.document import Document, Lines
 from xlpre.text.tokenizer import Tokenizer
 
 FIELDS = {"tokens": None, "sentences": "int64", "documents": "int64", "hashes": "uint64"}  # None: by vocabulary

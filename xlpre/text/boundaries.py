@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from xlpre.text import symbols
-from xlpre.text.corpus import Lines
+from xlpre.text.document import Lines
 from xlpre.text.preprocess import Preprocess
 from xlpre.text.symbols import SPACE
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from xlpre.text.corpus import Document
+from xlpre.text.document import Document
 from xlpre.text.preprocess import Preprocess, prepared
 from xlpre.text.symbols import SPACE
 

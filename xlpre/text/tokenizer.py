@@ -24,7 +24,7 @@ from xlpre.command import interrupts_end_at_once
 from xlpre.text import symbols
 from xlpre.text.alignment import Located, extents_of, located, prepared_and_located
 from xlpre.text.boundaries import joined, kinds_of, starts_word
-from xlpre.text.corpus import Document, Lines
+from xlpre.text.document import Document, Lines
 from xlpre.text.lessons import LONGEST_SENTENCE, lines_to_learn
 from xlpre.text.preprocess import Preprocess, all_split_after_digits, prepared, split_after_digits
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.conftest import REPOSITORY, make_documents
 from xlpre.data import building, pieces
 from xlpre.data.building import build_store, write_store
-from xlpre.text import corpus
+from xlpre.text import corpus, document
 from xlpre.text.corpus import TextConfig, documents, documents_of, units_of
 from xlpre.text.files import Meter
 from xlpre.text.tokenizer import Tokenizer, TokenizerConfig, train
@@ -341,7 +341,7 @@ def test_a_line_without_end_is_refused(tmp_path, tokenizer, monkeypatch):
 
 
 def test_a_document_without_end_is_cut(tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus, "LONGEST_DOCUMENT", 20)
+    monkeypatch.setattr(document, "LONGEST_DOCUMENT", 20)
     (tmp_path / "a.txt").write_text("ten letter\n" * 5)
     assert [len(document) for document in documents(TextConfig(source=f"{tmp_path}/a.txt"))] == [2, 2, 1]
 
@@ -379,14 +379,14 @@ class Hub:
 def test_a_dataset_that_dies_in_the_middle_loses_nothing_finished(small, tokenizer, tmp_path, monkeypatch):
     rows = ["\n".join(document) for document in make_documents(200)]
     config = TextConfig(source="hf:owner/data", held_out=0.1, workers=1)
-    monkeypatch.setattr(corpus, "_hub", lambda source, config: Hub(rows))
+    monkeypatch.setattr(corpus, "streamed", lambda source, split: Hub(rows))
     whole = build_store(tmp_path / "whole", config, tokenizer)
-    monkeypatch.setattr(corpus, "_hub", lambda source, config: Hub(rows, dies_at=50))
+    monkeypatch.setattr(corpus, "streamed", lambda source, split: Hub(rows, dies_at=50))
     with pytest.raises(
         ValueError, match="'hf:owner/data', after row 50: cannot be read: the network is gone; run again"
     ):
         build_store(tmp_path / "store", config, tokenizer)
     kept = len(shards(tmp_path / ".store.unfinished"))
     assert kept > 5 and not (tmp_path / "store").exists()
-    monkeypatch.setattr(corpus, "_hub", lambda source, config: Hub(rows))
+    monkeypatch.setattr(corpus, "streamed", lambda source, split: Hub(rows))
     assert content(build_store(tmp_path / "store", config, tokenizer)) == content(whole)
