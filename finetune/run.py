@@ -12,7 +12,7 @@ from __future__ import annotations
 from finetune.config import FinetuneConfig, recipe_of, typed_wins
 from finetune.loop import finetune
 from xlpre.command import run_command
-from xlpre.config import given_keys, with_flags
+from xlpre.command_line import given_keys, with_flags
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.config import PretrainConfig
-from xlpre.config import Given
+from xlpre.command_line import Given
 from xlpre.data.store import TokenStore
 from xlpre.exchange.folder import ModelFolder, load_init
 from xlpre.model.config import ModelConfig
