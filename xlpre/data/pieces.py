@@ -68,6 +68,11 @@ def encode(documents: Sequence[Document], tokenizer: Tokenizer, lines: Lines, dt
     )
 
 
+def dtype_of(tokenizer: Tokenizer) -> np.dtype:
+    """Of its ids."""
+    return np.dtype("uint16" if len(tokenizer) <= 1 << 16 else "uint32")
+
+
 def append(folder: Path, piece: Piece) -> None:
     """Add a piece to the files in `folder`."""
     for name in FIELDS:
