@@ -4,7 +4,8 @@ import pytest
 
 import finetune.settings
 import pretrain.settings
-from finetune.config import FinetuneConfig, recipe_of
+from finetune.config import FinetuneConfig
+from finetune.recipe import recipe_of
 from finetune.tasks import NAMES
 from pretrain.config import PretrainConfig
 from tests.conftest import REPOSITORY
