@@ -20,11 +20,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from matplotlib.figure import Figure
 from tunings import CONFIG, Tuning
 
 from xlpre.atomic import new_file
 from xlpre.command import run_command
+from xlpre.pictures import new_figure, save
 from xlpre.side_by_side import run_all
 from xlpre.tables import as_markdown, write_table
 
@@ -145,7 +145,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     arms = list(dict.fromkeys(row["arm"] for row in rows))
     places = list(dict.fromkeys((row["task"], row["examples"]) for row in rows))
     colours = {arm: COLOUR_OF_RANDOM if arm == RANDOM else COLOURS[k % len(COLOURS)] for k, arm in enumerate(arms)}
-    figure = Figure(figsize=(3 + 1.5 * len(places), 4), layout="constrained")
+    figure = new_figure(3 + 1.5 * len(places), 4)
     axes = figure.subplots()
     width, named = 0.8 / len(arms), set()
     for row in rows:
@@ -164,8 +164,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     axes.set_ylabel("score, percent")
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside upper center", ncols=len(named) + 1, frameon=False)
-    with new_file(path) as partly:
-        figure.savefig(partly, format="png", dpi=150)
+    save(figure, path)
 
 
 def _key(line: dict[str, Any]) -> tuple[str, str, str]:

@@ -25,7 +25,7 @@ TINY |= {"reuse_len": 16, "dropout": 0.1, "optimizer": True}
 MODELS = ("omegaconf", "safetensors", "sentencepiece", "transformers")
 TRAINING = (*MODELS, "datasets", "deepspeed", "google_crc32c", "hjson", "pydantic")
 ON_ALL_CORES = ["-n", "12"] if find_spec("xdist") else []
-KERNEL_TESTS = ("tests/unit/model/test_triton.py", "tests/unit/model/test_triton_panels.py")
+KERNEL_TESTS = tuple(f"tests/unit/model/test_triton{of}.py" for of in ("", "_dropout", "_panels"))
 WINDOWS_TINY = ["--rows", "1", "--heads", "2", "--width", "16"]
 ONE_LAYER = {"rows": 1, "heads": 2, "width": 16, "window": 32, "memory": 16, "targets": 5}
 

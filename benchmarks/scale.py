@@ -38,6 +38,7 @@ from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import Memory
 from xlpre.objectives.objective import ObjectiveConfig
+from xlpre.pictures import new_figure, save
 
 Point = dict[str, Any]
 SWEEPS: dict[str, tuple[Point, dict[str, list[int]]]] = {  # a base, and what each size becomes
@@ -150,12 +151,10 @@ def alone(work: Callable[..., dict[str, float]], *given: object) -> dict[str, fl
         return pool.apply(work, given)
 
 
-def draw(lines: list[dict[str, Any]], path: str) -> None:
+def draw(lines: list[dict[str, Any]], path: Path) -> None:
     """Time and memory against each size, with what the formulas say."""
-    from matplotlib.figure import Figure  # no pyplot: no window, no global state
-
     sweeps = list(dict.fromkeys((line["size"], line["attention"]) for line in lines))
-    figure = Figure(figsize=(3.2 * len(sweeps) + 1, 6.4), layout="constrained")
+    figure = new_figure(3.2 * len(sweeps) + 1, 6.4)
     axes = figure.subplots(2, len(sweeps), squeeze=False)
     for column, (size, attention) in enumerate(sweeps):
         points = [line for line in lines if (line["size"], line["attention"]) == (size, attention)]
@@ -178,7 +177,7 @@ def draw(lines: list[dict[str, Any]], path: str) -> None:
             axis.yaxis.set_major_formatter("{x:g}")
     axes[0, 0].legend(fontsize="small")
     axes[1, 0].legend(fontsize="small")
-    figure.savefig(path, dpi=110)
+    save(figure, path, dpi=110)
 
 
 def main() -> None:
@@ -189,7 +188,7 @@ def main() -> None:
     parser.add_argument("--base", type=json.loads, default={}, help="JSON: sizes of the base that are others")
     parser.add_argument("--values", type=json.loads, help="JSON: lists of what each size becomes, in place of all")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--plot", help="draw the lines of standard input to this file; nothing is measured")
+    parser.add_argument("--plot", type=Path, help="draw the lines of standard input to this file; nothing is measured")
     words = parser.parse_args()
     if words.plot:
         draw([json.loads(line) for line in sys.stdin], words.plot)

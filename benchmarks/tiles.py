@@ -25,10 +25,9 @@ import torch
 from layer_shapes import DTYPES, add_shape
 from torch import Tensor
 
-from xlpre.model.kernels import triton_kernels
 from xlpre.model.kernels.backend import with_triton
 from xlpre.model.kernels.one_layer import geometry_of, one_layer, tensors_of
-from xlpre.model.kernels.triton_launch import Launch
+from xlpre.model.kernels.triton_launch import KERNELS, Launch
 from xlpre.model.kernels.triton_tiles import TILES, Tile, column_of
 
 WRITTEN = {"score_places": ("bias",), "attend": ("out", "log_total"), "differentiate_keys": ("d_key", "d_value")}
@@ -43,7 +42,7 @@ class Recorded:
 
     def __init__(self, launch: Launch, words: tuple[Any, ...]) -> None:
         self._launch, self._words, self._kernel = launch, words, words[1]
-        names = getattr(triton_kernels, self._kernel).arg_names
+        names = KERNELS[self._kernel].arg_names
         self.named = dict(zip(names, words[2:], strict=False))
         self.original: Tensor | None = None  # what the bias was, where the call overwrites it
 

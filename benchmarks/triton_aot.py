@@ -22,8 +22,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from xlpre.model.kernels import triton_kernels
-from xlpre.model.kernels.triton_kernels import SIZES
+from xlpre.model.kernels.triton_launch import KERNELS
+from xlpre.model.kernels.triton_parts import SIZES
 from xlpre.model.kernels.triton_tiles import TILES, Tile, column_of, tile_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -64,8 +64,8 @@ class Cost(NamedTuple):
 
 
 def cost(name: str, width: int, dtype: str, tile: Tile, dropout: bool, limited: bool, capability: int) -> Cost:
-    """Compile and assemble a kernel of xlpre/model/kernels/triton_kernels.py."""
-    kernel = getattr(triton_kernels, name)
+    """Compile and assemble a kernel of xlpre/model/kernels/triton_forward.py or triton_backward.py."""
+    kernel = KERNELS[name]
     constants = {**FLAGS, "DROPOUT": dropout, "LIMITED": limited, "E": width, "ROWS": tile.rows, "KEYS": tile.keys}
     constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
     absent = [key for key in kernel.arg_names if key in ("offsets", "d_offsets") or (key == "dropped" and not dropout)]

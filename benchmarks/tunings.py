@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 
 from finetune.conclusion import RESULT, finished_seeds
-from finetune.config import FinetuneConfig, recipe_of
+from finetune.config import FinetuneConfig
 from finetune.foundation import Foundation
+from finetune.recipe import recipe_of
 from finetune.results import Result
 from xlpre.config import load
 from xlpre.side_by_side import Errand

@@ -9,11 +9,6 @@ from pathlib import Path
 from finetune.fields import Fields
 
 
-def is_dataset(folder: str) -> bool:
-    """Whether `data.dir` is no folder, but hf:NAME."""
-    return folder.startswith("hf:")
-
-
 def part_in(dataset: str, split: str, config: str = "") -> Path:
     """A split as `read_rows` reads it; `dev` is called `validation` there."""
     name = f"{dataset}/{config}" if config else dataset

@@ -1,9 +1,7 @@
-"""FinetuneConfig: every setting of a fine-tuning, and the recipe of a task that a file of settings may hold."""
+"""FinetuneConfig: every setting of a fine-tuning."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -178,9 +176,6 @@ class TaskTrainConfig(TrainConfig):
             )
 
 
-INSTEAD = {"epochs": "train.steps", "warmup_share": "schedule.warmup_steps"}
-
-
 @dataclass(frozen=True)
 class FinetuneConfig:
     """A fine-tuning.
@@ -229,23 +224,3 @@ class FinetuneConfig:
             )
         check_compiled(self.train, self.model.attention)
         check_overrides(self.deepspeed)
-
-
-def typed_wins(config: FinetuneConfig, typed: Collection[str]) -> FinetuneConfig:
-    """Without a share that a file sets in place of a number which was given as a word.
-
-    Raises:
-        ValueError: both were given as words.
-    """
-    for share, number in INSTEAD.items():
-        if number in typed and getattr(config, share) is not None:
-            if share in typed:
-                raise ValueError(f"{share} and {number} say the same; give one of them")
-            nothing: dict[str, Any] = {share: None}
-            config = dataclasses.replace(config, **nothing)
-    return config
-
-
-def recipe_of(config: FinetuneConfig) -> Sequence[str]:
-    """The words that a file of settings has for the task."""
-    return config.recipes.get(config.task, [])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from finetune.by_name import InDataset, is_dataset, part_in
+from finetune.by_name import InDataset, part_in
 from finetune.config import TaskDataConfig
 from finetune.examples import Example
 from finetune.fields import Fields, text_of
@@ -19,6 +19,7 @@ from finetune.one_vector import ClassTask
 from finetune.sources import HELD_OUT, TRAIN, Columns, TableSource, check_folder, find_folder, part_of
 from finetune.task import Task
 from xlpre.model.summary import Summary
+from xlpre.text.hub import is_dataset
 
 
 @dataclass(frozen=True)

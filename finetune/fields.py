@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from xlpre.text.corpus import hub_rows
 from xlpre.text.files import LONGEST_LINE, PACKED, Meter, parquet_rows, read_lines
+from xlpre.text.hub import hub_rows, is_dataset
 from xlpre.text.json_objects import parse_object
 
 Fields = Mapping[str, Any]
@@ -29,7 +29,7 @@ def read_rows(path: Path, names: Sequence[str] = (), spare_cut: bool = False) ->
     Raises:
         ValueError: no such file, of another kind, or a row that is not as the first line says.
     """
-    if is_hub(path):
+    if is_split(path):
         name, _, split = str(path).rpartition(":")
         yield from ((f"{path}, row {number}", row) for number, row in enumerate(hub_rows(name, split), 1))
         return
@@ -68,13 +68,13 @@ def read_rows(path: Path, names: Sequence[str] = (), spare_cut: bool = False) ->
         yield f"{path}, line {line}", dict(zip(names, values, strict=True))
 
 
-def is_hub(path: Path | str) -> bool:
+def is_split(path: Path | str) -> bool:
     """Whether a file is none, but hf:NAME:SPLIT.
 
     Raises:
         ValueError: it is, and names no split.
     """
-    if not str(path).startswith("hf:"):
+    if not is_dataset(str(path)):
         return False
     if str(path).count(":") < 2:
         raise ValueError(f"{path}: name its split, as in {path}:train")

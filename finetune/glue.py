@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from finetune.by_name import InDataset, is_dataset, part_in
+from finetune.by_name import InDataset, part_in
 from finetune.config import TaskDataConfig
 from finetune.number_task import NumberTask
 from finetune.one_vector import ClassTask
@@ -21,6 +21,7 @@ from finetune.sources import TRAIN, Columns, TableSource, by_split, check_folder
 from finetune.task import Prediction, Task
 from xlpre.atomic import new_file
 from xlpre.model.summary import Summary
+from xlpre.text.hub import is_dataset
 
 NLI = ("contradiction", "entailment", "neutral")
 ENTAILMENT = ("entailment", "not_entailment")

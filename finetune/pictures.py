@@ -14,7 +14,6 @@ from finetune.number_task import NumberTask
 from finetune.one_vector import ClassTask, softmax, truth_of
 from finetune.scores import BINS, calibration, confusion
 from finetune.task import Outputs, Task
-from xlpre.atomic import new_file
 from xlpre.pictures import in_legend, new_figure, save
 from xlpre.training.metrics import read_metrics
 
@@ -62,7 +61,7 @@ def draw_curves(path: Path, runs: Sequence[Path], score: str) -> None:
     left.set(xlabel="update", ylabel="training loss")
     right.set(xlabel="update", ylabel=score)
     right.legend(frameon=False, fontsize=8)
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_confusion(path: Path, truth: np.ndarray, answers: np.ndarray, labels: Sequence[str]) -> None:
@@ -79,7 +78,7 @@ def draw_confusion(path: Path, truth: np.ndarray, answers: np.ndarray, labels: S
     axes.set_xticks(ticks, labels, rotation=45, ha="right", fontsize=8)
     axes.set_yticks(ticks, labels, fontsize=8)
     axes.set(xlabel="answer", ylabel="truth")
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_calibration(path: Path, truth: np.ndarray, probabilities: np.ndarray) -> None:
@@ -93,7 +92,7 @@ def draw_calibration(path: Path, truth: np.ndarray, probabilities: np.ndarray) -
     axes.plot(sure[count > 0], correct[count > 0], "o-", color=COLOURS[0], markersize=4, label="share that is right")
     axes.set(xlabel="confidence", xlim=(0, 1), ylim=(0, 1.02), title=f"expected calibration error {error:.3f}")
     axes.legend(frameon=False, fontsize=8, loc="upper left")
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_numbers(path: Path, truth: np.ndarray, answers: np.ndarray) -> None:
@@ -102,7 +101,7 @@ def draw_numbers(path: Path, truth: np.ndarray, answers: np.ndarray) -> None:
     axes.plot(truth, answers, ".", color=COLOURS[0], markersize=3, alpha=0.5)
     axes.plot([truth.min(), truth.max()], [truth.min(), truth.max()], color="#a5afbd", linewidth=1)
     axes.set(xlabel="truth", ylabel="answer")
-    _save(figure, path)
+    save(figure, path)
 
 
 def _axes(width: float, height: float, count: int) -> tuple[Any, Any]:
@@ -111,8 +110,3 @@ def _axes(width: float, height: float, count: int) -> tuple[Any, Any]:
     for one in axes:
         one.spines[["top", "right"]].set_visible(False)
     return figure, axes
-
-
-def _save(figure: Any, path: Path) -> None:
-    with new_file(path) as partial:
-        save(figure, partial)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from finetune.by_name import is_dataset, part_in
+from finetune.by_name import part_in
 from finetune.config import TaskDataConfig
 from finetune.examples import Example
 from finetune.fields import Fields, read_rows, value_of
@@ -21,6 +21,7 @@ from finetune.sources import check_folder, find_folder
 from finetune.task import Prediction, Task
 from xlpre.model.summary import Summary
 from xlpre.text.files import Meter, read_lines
+from xlpre.text.hub import is_dataset
 from xlpre.text.json_objects import parse_object
 
 OPTIONS = ("A", "B", "C", "D")

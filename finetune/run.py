@@ -9,10 +9,11 @@ Stopped at any time, the same command goes on from the last checkpoint. docs/fin
 
 from __future__ import annotations
 
-from finetune.config import FinetuneConfig, recipe_of, typed_wins
+from finetune.config import FinetuneConfig
 from finetune.loop import finetune
+from finetune.recipe import recipe_of, typed_wins
 from xlpre.command import run_command
-from xlpre.config import given_keys, with_flags
+from xlpre.command_line import given_keys, with_flags
 from xlpre.training.distributed import leave
 
 

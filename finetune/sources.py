@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from finetune.by_name import InDataset, is_dataset
+from finetune.by_name import InDataset
 from finetune.config import TaskDataConfig
 from finetune.examples import Example
-from finetune.fields import KINDS, Fields, class_of, is_hub, number_of, read_rows, text_of
+from finetune.fields import KINDS, Fields, class_of, is_split, number_of, read_rows, text_of
 from finetune.task import Prediction
 from xlpre.text.files import PACKED
+from xlpre.text.hub import PREFIX, is_dataset
 
 TRAIN, HELD_OUT = "train", "held_out"
 RESERVED = (TRAIN, HELD_OUT, "metrics")  # metrics.jsonl stands beside the answers to dev splits
@@ -157,7 +158,7 @@ class TableSource:
         names = self.columns.names if labelled else ()
         of = self.columns
         for number, (place, fields) in enumerate(read_rows(path, names, of.damaged and labelled)):
-            row = of.dataset.as_in_files(fields, of.label, place) if is_hub(path) else fields
+            row = of.dataset.as_in_files(fields, of.label, place) if is_split(path) else fields
             yield self.example(row, place, labelled, number)
 
 
@@ -193,8 +194,8 @@ def check_folder(data: TaskDataConfig, task: str, contains: str) -> None:
 
 def split_name(file: str) -> str:
     """The name of the split in a file: its own, without known endings; of hf:NAME:SPLIT all of it."""
-    if is_hub(file):
-        return re.sub("[/:]+", "-", file.removeprefix("hf:")).strip("-.")
+    if is_split(file):
+        return re.sub("[/:]+", "-", file.removeprefix(PREFIX)).strip("-.")
     path = Path(file)
     while path.suffix in ENDINGS:
         path = path.with_suffix("")
@@ -203,7 +204,7 @@ def split_name(file: str) -> str:
 
 def file_in(folder: str | Path, file: str) -> Path:
     """A file of a folder; hf:NAME:SPLIT is in none."""
-    return Path(file) if is_hub(file) else Path(folder) / file
+    return Path(file) if is_split(file) else Path(folder) / file
 
 
 def by_split(folder: Path, files: Sequence[str], taken: Mapping[str, Path] | None = None) -> dict[str, Path]:

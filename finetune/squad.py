@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from finetune.by_name import is_dataset, part_in
+from finetune.by_name import part_in
 from finetune.config import TaskDataConfig
 from finetune.examples import Example
 from finetune.long import check_whole
@@ -27,6 +27,7 @@ from finetune.squad_files import question_of, read_squad
 from finetune.task import Prediction, Task
 from xlpre.atomic import new_file
 from xlpre.model.summary import Summary
+from xlpre.text.hub import is_dataset
 
 VERSIONS = {"squad/1.1": "v1.1", "squad/2.0": "v2.0"}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from finetune.examples import Example
-from finetune.fields import Fields, is_hub, read_rows, text_of, value_of
+from finetune.fields import Fields, is_split, read_rows, text_of, value_of
 from xlpre.text.files import Meter, read_lines
 from xlpre.text.json_objects import parse_object
 
@@ -31,7 +31,7 @@ def read_squad(path: Path, answerable: bool, labelled: bool) -> list[Example]:
     Raises:
         ValueError: what is wrong with it, with file and question.
     """
-    in_rows = is_hub(path) or {".jsonl", ".parquet"} & {*path.suffixes}
+    in_rows = is_split(path) or {".jsonl", ".parquet"} & {*path.suffixes}
     rows = list(read_rows(path) if in_rows else questions_in(path))
     found = [question_of(fields, place, answerable, labelled) for place, fields in rows]
     if not (labelled or answerable) and any(example.answer for example in found):

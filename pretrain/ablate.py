@@ -21,7 +21,6 @@ from typing import Any
 
 from pretrain.ablation import Ablation, Run, outcomes, table
 from pretrain.foundation import Foundation, is_finished
-from xlpre.atomic import new_file
 from xlpre.command import run_command
 from xlpre.objectives.loader import lanes_of
 from xlpre.pictures import in_legend, new_figure, save
@@ -69,8 +68,7 @@ def compare(ablation: Ablation, some: bool = False) -> None:
     """Write table.md, table.csv and curves.png into the ablation's folder, and print the table; of `some` rows beside those of all."""
     rows, kind = table(ablation), "some_" * some
     write_table(rows, ablation.folder, f"{kind}table")
-    with new_file(ablation.folder / f"{kind}curves.png") as partly:
-        save(_curves(ablation), partly)
+    save(_curves(ablation), ablation.folder / f"{kind}curves.png")
     print(as_markdown(rows), end="")
 
 

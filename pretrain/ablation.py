@@ -12,7 +12,8 @@ from typing import Any
 
 from pretrain.config import PretrainConfig
 from pretrain.foundation import other_settings
-from xlpre.config import Given, given_keys, load
+from xlpre.command_line import Given, given_keys
+from xlpre.config import load
 from xlpre.training.metrics import read_metrics
 
 OURS = ("name", "run_dir", "seed")  # of a run, decided by its row

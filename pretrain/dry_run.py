@@ -9,7 +9,8 @@ from pretrain.cost import batch_shape, parameters
 from pretrain.foundation import Foundation, checkpoints_of, is_finished
 from pretrain.held_out import held_out_lanes
 from pretrain.samples import Samples
-from xlpre.config import Given, as_yaml
+from xlpre.command_line import Given
+from xlpre.config import as_yaml
 from xlpre.objectives.loader import lanes_of
 from xlpre.training import checkpoint
 from xlpre.training.distributed import is_main, kind_of_device, n_processes, process

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from pretrain.explanation import ITSELF, SEEN, Explanation
-from xlpre.atomic import new_file
 from xlpre.pictures import new_figure, save
 
 OWN = "seen only as its own"
@@ -85,5 +84,4 @@ def save_picture(it: Explanation, path: Path) -> None:
     """
     if path.suffix not in PICTURES:
         raise ValueError(f"--picture {path}: the name must end with {' or '.join(PICTURES)}")
-    with new_file(path) as partial:
-        save(draw(it), partial, path.suffix[1:], dpi=130)
+    save(draw(it), path, dpi=130)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pretrain.config import PretrainConfig, settings_of_run
 from pretrain.start import Start
-from xlpre.config import Given
+from xlpre.command_line import Given
 from xlpre.data.lanes import Lanes
 from xlpre.data.store import TokenStore
 from xlpre.exchange import passport

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from xlpre.atomic import new_file
 from xlpre.command import run_command
 from xlpre.data.lanes import Lanes
 from xlpre.data.layout import DataConfig
@@ -158,8 +157,7 @@ def draw(path: Path, facts: dict[str, PartFacts], counts: np.ndarray | None) -> 
         right.plot(np.arange(1, len(expected)), expected[1:], "o--", color="#c05020", label="1/n")
         right.set(xlabel="words of a span", ylabel="share", title=f"spans of {WINDOWS} windows")
         right.legend()
-    with new_file(path) as partial:
-        save(figure, partial, dpi=110)
+    save(figure, path, dpi=110)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -18,7 +18,8 @@ from pretrain.held_out import Evaluation, Measure, way_of_measuring
 from pretrain.samples import Samples
 from xlpre.atomic import exclusive, linked_copy
 from xlpre.batch import Batch
-from xlpre.config import NOTHING, Given, dump
+from xlpre.command_line import NOTHING, Given
+from xlpre.config import dump
 from xlpre.exchange.folder import ModelFolder, load_folder, save_folder
 from xlpre.model.initialization import made_with
 from xlpre.model.kernels.backend import settled

@@ -6,7 +6,7 @@ from pretrain.config import PretrainConfig
 from pretrain.foundation import model_folder
 from pretrain.job import Job
 from pretrain.log import Log
-from xlpre.config import NOTHING, Given
+from xlpre.command_line import NOTHING, Given
 from xlpre.training.distributed import is_main
 from xlpre.training.metrics import check_wandb
 

@@ -13,7 +13,8 @@ from tqdm import tqdm
 
 from pretrain.config import PretrainConfig
 from xlpre.command import run_command
-from xlpre.config import from_command_line, from_mapping
+from xlpre.command_line import from_command_line
+from xlpre.config import from_mapping
 from xlpre.data.building import build_store
 from xlpre.data.store import META, TokenStore, is_nothing, is_store
 from xlpre.text.corpus import TextConfig, files, sample_of

@@ -27,7 +27,7 @@ from pretrain.report import write_report
 from pretrain.samples import read_samples
 from pretrain.train_tokenizer import make_tokenizer
 from xlpre.command import run_command
-from xlpre.config import from_command_line, given_keys
+from xlpre.command_line import from_command_line, given_keys
 from xlpre.side_by_side import asked_to_stop
 from xlpre.training.distributed import launcher
 from xlpre.training.stopping import STARTED_BY

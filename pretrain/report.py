@@ -7,10 +7,8 @@ python pretrain/report.py runs/quickstart --against runs/no_memory
 from __future__ import annotations
 
 import argparse
-import io
 import itertools
 import math
-import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -20,7 +18,7 @@ from pretrain.config import PretrainConfig, settings_of_run
 from pretrain.samples import read_samples
 from xlpre.atomic import new_file
 from xlpre.command import run_command
-from xlpre.pictures import in_legend, new_figure, save
+from xlpre.pictures import as_svg, in_legend, new_figure, save
 from xlpre.training.metrics import read_metrics
 
 Line = dict[str, Any]
@@ -59,13 +57,12 @@ def write_report(run_dir: Path, against: Sequence[Path] = ()) -> Path:
             raise ValueError(f"{name} was measured on other targets than {run_dir.name}: their losses do not compare")
     config = settings_of_run(run_dir)
     figure = _loss_plot(config.name, trained, measured, others)
-    with new_file(run_dir / "loss.png") as partial:
-        save(figure, partial)
+    save(figure, run_dir / "loss.png")
     path = run_dir / "report.html"
     with new_file(path) as partial:
         settings = (run_dir / "config.yaml").read_text("utf-8")
         partial.write_text(
-            _page(config, _svg(figure), trained, measured, read_samples(run_dir), settings), encoding="utf-8"
+            _page(config, as_svg(figure), trained, measured, read_samples(run_dir), settings), encoding="utf-8"
         )
     return path
 
@@ -146,7 +143,7 @@ def _plot(lines: list[Line], key: str, label: str) -> str:
     axes.plot(_millions(lines), [x[key] for x in lines], _line(lines), color="#1f4e9c", linewidth=1.2, markersize=4)
     axes.set_ylim(bottom=0)
     axes.set_ylabel(label)
-    return _svg(figure)
+    return as_svg(figure)
 
 
 def _line(points: Sequence[Any]) -> str:
@@ -165,12 +162,6 @@ def _axes(width: float, height: float) -> tuple[Any, Any]:
 
 def _millions(lines: list[Line]) -> list[float]:
     return [x["tokens"] / 1e6 for x in lines]
-
-
-def _svg(figure: Any) -> str:
-    stream = io.StringIO()
-    save(figure, stream, "svg")
-    return re.sub(r"^.*?(?=<svg)", "", stream.getvalue(), flags=re.DOTALL)
 
 
 def _samples(samples: list[Line]) -> str:

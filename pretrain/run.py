@@ -16,7 +16,7 @@ from pretrain.dry_run import dry_run
 from pretrain.foundation import finished, is_finished
 from pretrain.loop import pretrain
 from xlpre.command import run_command
-from xlpre.config import given_keys, with_flags
+from xlpre.command_line import given_keys, with_flags
 from xlpre.training.distributed import is_main, leave
 
 FLAGS = {"dry-run": "print what the run would be, and write nothing"}

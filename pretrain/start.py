@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.config import PretrainConfig
-from xlpre.config import Given, from_mapping
+from xlpre.command_line import Given
+from xlpre.config import from_mapping
 from xlpre.data.store import META, TokenStore
 from xlpre.exchange.folder import ModelFolder, load_init
 from xlpre.model.config import ModelConfig

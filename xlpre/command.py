@@ -6,9 +6,12 @@ import errno
 import io
 import os
 import re
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -79,6 +82,20 @@ def hear_interrupts(commands: Path) -> None:
     program = getattr(sys.modules["__main__"], "__file__", None)
     if program and Path(program).resolve().parent == commands.resolve():
         sys.excepthook = _uncaught
+
+
+@contextmanager
+def interrupts_end_at_once() -> Iterator[None]:
+    """Ctrl-C ends the process in the middle of a library's work; Python would hear of it when that is done, and throw it away."""
+    as_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not as_usual or threading.current_thread() is not threading.main_thread():  # others decide, or may
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

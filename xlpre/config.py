@@ -1,15 +1,11 @@
 """Configuration: frozen dataclasses are the schema, YAML and `key=value` words fill it. The one door to OmegaConf.
 
-Every command speaks the same grammar: `COMMAND --config FILE.yaml key=value other.key=value`. A YAML file may open with
-`extends: other.yaml` (a path beside it), whose settings it then changes.
+A YAML file may open with `extends: other.yaml` (a path beside it), whose settings it then changes.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import difflib
-import inspect
 import math
 import os
 import re
@@ -22,60 +18,10 @@ from omegaconf import BooleanNode, DictConfig, ListConfig, OmegaConf, StringNode
 from omegaconf.errors import OmegaConfBaseException
 
 from xlpre.atomic import new_file
+from xlpre.settings import keys_of, nearest
 
 Schema = TypeVar("Schema")
 Recipe = Callable[[Any], Sequence[str]]  # from settings to words that they ask for
-
-
-@dataclasses.dataclass(frozen=True)
-class Given:
-    """Keys that somebody set, to whatever value.
-
-    Attributes:
-        words: on the command line.
-        file: in its file, or in one which that extends.
-    """
-
-    words: frozenset[str] = frozenset()
-    file: frozenset[str] = frozenset()
-
-
-NOTHING = Given()
-
-
-def from_command_line(schema: type[Schema], description: str, argv: Sequence[str] | None = None) -> Schema:
-    """Read `--config FILE key=value ...`; `--local_rank`, which the deepspeed launcher puts first, is accepted and unused."""
-    return with_flags(schema, description, {}, argv)[0]
-
-
-def with_flags(
-    schema: type[Schema],
-    description: str,
-    flags: Mapping[str, str],
-    argv: Sequence[str] | None = None,
-    recipe: Recipe | None = None,
-) -> tuple[Schema, set[str]]:
-    """The same for a command that has `flags` besides: what each does, by its name without dashes. Returns those given, too."""
-    words = _command_line(description, flags, argv)
-    return load(schema, words.config, words.overrides, recipe), set(words.flags)
-
-
-def given_keys(flags: Mapping[str, str], argv: Sequence[str] | None = None) -> Given:
-    """Those that the command line of a command with such flags, and its file, set."""
-    words = _command_line("", flags, argv)
-    file = _keys_set(_read(Path(words.config), ())) if words.config else ()
-    return Given(frozenset(word.partition("=")[0] for word in words.overrides), frozenset(file))
-
-
-def _command_line(description: str, flags: Mapping[str, str], argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", help="a YAML file, see configs/")
-    parser.add_argument("--local_rank", help=argparse.SUPPRESS)
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win over the file's")
-    parser.set_defaults(flags=[])
-    for flag, what in flags.items():
-        parser.add_argument(f"--{flag}", action="append_const", const=flag, dest="flags", help=what)
-    return parser.parse_intermixed_args(argv)
 
 
 def load(
@@ -130,50 +76,13 @@ def as_yaml(config: Any) -> str:
     return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
 
 
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """One key of a schema: its dotted name, default as YAML, and what its group's docstring says of it."""
+def keys_in(path: str | Path) -> set[str]:
+    """The keys that a YAML file, or one which it extends, sets, to whatever value.
 
-    key: str
-    default: str
-    about: str
-
-
-def settings_of(schema: type) -> list[Setting]:
-    """Every setting of `schema`, in the order of its fields."""
-    found = []
-    for key, group, name in _leaves(OmegaConf.structured(schema)):
-        default = OmegaConf.to_container(group, resolve=False)[name]  # type: ignore[index, call-overload]
-        text = yaml.safe_dump(default, default_flow_style=True).split("\n...")[0].strip()
-        found.append(Setting(key, text, _about(OmegaConf.get_type(group))[name]))
-    return found
-
-
-def settings_table(schema: type) -> str:
-    """The same in Markdown, a line each."""
-    rows = [f"| `{one.key}` | `{one.default}` | {one.about.replace('|', '/')} |" for one in settings_of(schema)]
-    return "\n".join(["| key | default | |", "| --- | --- | --- |", *rows]) + "\n"
-
-
-def _about(schema: Any) -> dict[str, str]:
-    """What the docstrings of a schema and of those that it extends say of each name."""
-    found: dict[str, str] = {}
-    for one in reversed(schema.__mro__):
-        found |= _attributes(one.__doc__ or "")
-    return found
-
-
-def _attributes(docstring: str) -> dict[str, str]:
-    """What the `Attributes:` of a docstring say of each name."""
-    about: dict[str, str] = {}
-    names: list[str] = []
-    for line in inspect.cleandoc(docstring).partition("Attributes:\n")[2].splitlines():
-        if match := re.match(r" {4}(\w[\w, ]*): (.*)", line):
-            names = match[1].split(", ")
-            about.update(dict.fromkeys(names, match[2]))
-        elif line.startswith(" " * 8):
-            about.update((name, f"{about[name]} {line.strip()}") for name in names)
-    return about
+    Raises:
+        ValueError: as load.
+    """
+    return set(_keys_set(_read(Path(path), ())))
 
 
 def _filled(empty: DictConfig, layers: Sequence[tuple[str, DictConfig]], named: str) -> object:
@@ -277,7 +186,7 @@ def _check_keys(schema: DictConfig, given: DictConfig, origin: str, prefix: str 
         path = f"{prefix}{key}"
         value: Any = given._get_node(key)
         if key not in schema:
-            path, known = _longest(path, value), list(_keys(_root(schema)))
+            path, known = _longest(path, value), list(keys_of(_root(schema)))
             if "." in key and path in known:
                 raise ValueError(
                     f"{origin}: {path!r} is written as a group, `{path.replace('.', ': {')}: ...{'}' * path.count('.')}`"
@@ -285,9 +194,10 @@ def _check_keys(schema: DictConfig, given: DictConfig, origin: str, prefix: str 
             raise ValueError(f"{origin}: there is no setting {path!r}; {nearest(path, known)}")
         inner = schema._get_node(key)
         if _is_group(inner):
+            group: Any = OmegaConf.get_type(inner)
             if not isinstance(value, DictConfig):
                 raise ValueError(
-                    f"{origin}: {path!r} is a group of settings; name one of {', '.join(_keys(inner, path + '.'))}"
+                    f"{origin}: {path!r} is a group of settings; name one of {', '.join(keys_of(group, path + '.'))}"
                 )
             _check_keys(inner, value, origin, path + ".")
         else:
@@ -325,41 +235,15 @@ def _longest(path: str, value: Any) -> str:
     return path
 
 
-def _root(node: DictConfig) -> DictConfig:
+def _root(node: DictConfig) -> Any:
+    """The schema of which a node is a part."""
     while node._get_parent() is not None:
         node = node._get_parent()  # type: ignore[assignment]
-    return node
-
-
-def _keys(schema: DictConfig, prefix: str = "") -> Iterator[str]:
-    return (key for key, _, _ in _leaves(schema, prefix))
-
-
-def _leaves(group: DictConfig, prefix: str = "") -> Iterator[tuple[str, DictConfig, str]]:
-    """Every setting under `group`: its dotted key, the group that holds it, its name there."""
-    for name in map(str, group):
-        inner = group._get_node(name)
-        if _is_group(inner):
-            yield from _leaves(inner, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", group, name
+    return OmegaConf.get_type(node)
 
 
 def _is_group(node: Any) -> TypeGuard[DictConfig]:
     return isinstance(node, DictConfig) and dataclasses.is_dataclass(OmegaConf.get_type(node))
-
-
-def nearest(path: str, known: list[str]) -> str:
-    """A question that names the one of `known` that may have been meant by `path`; all of them where none is near."""
-    last_words = {key.rpartition(".")[2] for key in known}
-    last = difflib.get_close_matches(path.rpartition(".")[2], last_words, n=1, cutoff=0.7)
-    named = [key for key in known if last and key.rpartition(".")[2] == last[0]]
-    found = (
-        difflib.get_close_matches(path, known, n=1, cutoff=0.8)
-        or named
-        or difflib.get_close_matches(path, known, n=1, cutoff=0.6)
-    )
-    return f"did you mean {' or '.join(map(repr, found))}?" if found else f"the settings are {', '.join(known)}"
 
 
 def _one_line(error: OmegaConfBaseException) -> str:

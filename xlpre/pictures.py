@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import re
 import sys
 import warnings
 from pathlib import Path
 from typing import IO, Any
+
+from xlpre.atomic import new_file
 
 SHOWN = 5  # characters that no font has
 
@@ -24,22 +28,40 @@ def in_legend(name: str) -> str:
     return f" {name}" if name.startswith("_") else name
 
 
-def save(figure: Any, target: Path | IO[str], kind: str = "png", dpi: int = 150) -> None:
-    """Write a figure, in fonts that have its characters; those that no installed font has are told in a sentence."""
+def save(figure: Any, path: Path, dpi: int = 150) -> None:
+    """Write a figure, whole or not at all, as the ending of `path` says; characters that no installed font has are told in a sentence."""
+    if lacking := _lacking(figure):
+        print(
+            f"warning: no installed font has {lacking[:SHOWN]}; install one that has, one of Noto Sans for instance",
+            file=sys.stderr,
+        )
+    with new_file(path) as partial:
+        _write(figure, partial, path.suffix[1:], dpi)
+
+
+def as_svg(figure: Any) -> str:
+    """A figure as an element of a page of HTML; of characters it tells nothing."""
+    _lacking(figure)
+    stream = io.StringIO()
+    _write(figure, stream, "svg", 150)
+    return re.sub(r"^.*?(?=<svg)", "", stream.getvalue(), flags=re.DOTALL)
+
+
+def _write(figure: Any, target: Path | IO[str], kind: str, dpi: int) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # `save` says so in one sentence
+        figure.savefig(target, format=kind, dpi=dpi)
+
+
+def _lacking(figure: Any) -> str:
+    """Put a figure's texts in fonts that have their characters; those that no installed font has."""
     from matplotlib.text import Text
 
     texts = figure.findobj(Text)
     families, lacking = _families("".join(text.get_text() for text in texts))
     for text in texts if len(families) > 1 else []:
         text.set_family(families)
-    if lacking:
-        print(
-            f"warning: no installed font has {lacking[:SHOWN]}; install one that has, one of Noto Sans for instance",
-            file=sys.stderr,
-        )
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # said above in one sentence
-        figure.savefig(target, format=kind, dpi=dpi)
+    return lacking
 
 
 def _families(characters: str) -> tuple[list[str], str]:

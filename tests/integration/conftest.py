@@ -134,3 +134,14 @@ def tiny_words(store, folder: Path, name: str = "tiny", **changes: object) -> li
 def words(store, tmp_path):
     """`tiny_words` of a run in `tmp_path`."""
     return partial(tiny_words, store, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(store, tmp_path_factory) -> dict[int, float]:
+    """The losses of a run of clusters.LONGER that nothing happens to."""
+    from tests.integration.clusters import LONGER, SCRIPT, losses  # which is made of this file
+
+    folder = tmp_path_factory.mktemp("whole")
+    done = run_together(2, SCRIPT, *tiny_words(store, folder, "whole", **LONGER))
+    assert done.returncode == 0, done.stderr
+    return losses(folder / "whole")

@@ -10,8 +10,9 @@ import signal
 import sys
 
 import finetune.conclusion
-from finetune.config import FinetuneConfig, recipe_of
+from finetune.config import FinetuneConfig
 from finetune.loop import finetune as run
+from finetune.recipe import recipe_of
 from xlpre.config import load
 from xlpre.training.course import Course
 

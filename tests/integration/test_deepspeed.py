@@ -1,7 +1,4 @@
-"""What DeepSpeed 0.19.8 does that this project relies on or works around; a version that does otherwise is noticed here.
-
-One process, a model of two linear layers whose loss can be made not finite.
-"""
+"""What DeepSpeed 0.19.8 does that this project relies on or works around; a version that does otherwise is noticed here."""
 
 import math
 from pathlib import Path
@@ -10,76 +7,25 @@ import pytest
 import torch
 from torch import nn
 
-from tests.conftest import has_bf16, has_fp16
-from xlpre.training import distributed, state
+from tests.integration.one_engine import (
+    CPU,
+    WIDTH,
+    Net,
+    built,
+    engine_around,
+    equal,
+    every_engine,
+    everything,
+    needs_bf16,
+    one_process,  # noqa: F401  a fixture of these tests
+    update,
+)
+from xlpre.training import state
 from xlpre.training.checkpoint import complete
 from xlpre.training.checkpoint_writer import CheckpointWriter
 from xlpre.training.distributed import Talk
-from xlpre.training.engine import TrainConfig, build_engine, precision_on, settings_for, start_processes
+from xlpre.training.engine import TrainConfig, precision_on
 from xlpre.training.optim import GuardedAdamW, OptimConfig, set_lr
-
-CPU = torch.device("cpu")
-
-
-def engine_around(net, train, optim, overrides):
-    return build_engine(net, settings_for(train, optim, CPU, 1, overrides), train, optim, CPU)
-
-
-WIDTH = 6
-PRECISIONS = ["fp32", *(["bf16"] if has_bf16() else []), *(["fp16"] if has_fp16() else [])]
-ENGINES = [("fp32", 0)] + [(precision, stage) for precision in PRECISIONS for stage in (1, 2, 3)]
-every_engine = pytest.mark.parametrize(("precision", "stage"), ENGINES)
-needs_bf16 = pytest.mark.skipif(not has_bf16(), reason="this processor has no instructions for bf16")
-needs_fp16 = pytest.mark.skipif(not has_fp16(), reason="this processor has no instructions for fp16 (AVX512-FP16)")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_process():
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}.items():
-            patch.setenv(name, value)
-        patch.setenv("MASTER_PORT", str(distributed.free_port()))
-        start_processes(CPU)
-        yield
-        import deepspeed.comm
-
-        deepspeed.comm.destroy_process_group()
-
-
-class Net(nn.Module):
-    """The mean square of what comes out, times a factor; the norm's parameters do not decay, so Adam has two groups."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.inner, self.norm, self.outer = nn.Linear(WIDTH, 5), nn.LayerNorm(5), nn.Linear(5, WIDTH)
-
-    def forward(self, x, factor=1.0):
-        return self.outer(self.norm(self.inner(x.to(self.inner.weight.dtype)))).float().square().mean() * factor
-
-
-def built(precision, stage, net=None, clip=1.0, **zero):
-    train = TrainConfig(batch_size=2, precision=precision)
-    optim = OptimConfig(lr=0.01, clip=clip)
-    return engine_around(net or Net(), train, optim, {"zero_optimization": {"stage": stage, **zero}})
-
-
-def update(engine, number, factor=1.0):
-    torch.manual_seed(number)
-    loss = engine(torch.randn(2, WIDTH), factor)
-    engine.backward(loss)
-    engine.step()
-    return loss.item(), float(engine.get_global_grad_norm())
-
-
-def everything(engine):
-    """Weights, moments, counters, as a checkpoint has them."""
-    return state.weights_of(engine, keep=True), state.moments_of(engine, lambda index: True), state.counters_of(engine)
-
-
-def equal(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
-
 
 # updates that are not finite
 
@@ -200,98 +146,6 @@ def test_a_process_alone_sends_itself_no_gradients_without_zero(monkeypatch):
     assert sent
 
 
-# what is read from it and put back
-
-
-@every_engine
-@pytest.mark.parametrize("not_finite", [(), (2, 3), (0, 1, 4)], ids=["none", "two", "first_and_last"])
-def test_what_is_read_and_put_into_another_engine_goes_on_bit_for_bit(precision, stage, not_finite):
-    engine = built(precision, stage)
-    for number in range(5):
-        update(engine, number, math.inf if number in not_finite else 1.0)
-    weights, moments, counters = everything(engine)
-    net = Net()
-    net.load_state_dict(weights)
-    other = built(precision, stage, net)
-    state.put_state(other, weights, moments, counters)
-    got = everything(other)
-    assert equal(got[0], weights) and equal(got[1], moments) and got[2] == counters
-    assert counters["updates"] == 5 - len(not_finite) and len(moments) == 2 * len(weights)
-    assert [update(engine, number) for number in range(5, 8)] == [update(other, number) for number in range(5, 8)]
-    assert equal(everything(engine)[0], everything(other)[0])
-
-
-@pytest.mark.parametrize(("one", "other"), [(0, 1), (1, 0), (0, 3), (3, 0)])
-def test_another_stage_is_given_the_same_bits_and_makes_the_same_updates(one, other):
-    """To rounding: an update of many parameters in one row rounds some of them otherwise, and so does clipping."""
-    before = built("fp32", one)
-    for number in range(5):
-        update(before, number, math.inf if number == 2 else 1.0)
-    weights, moments, counters = everything(before)
-    net = Net()
-    net.load_state_dict(weights)
-    after = built("fp32", other, net)
-    state.put_state(after, weights, moments, counters)
-    got = everything(after)
-    assert equal(got[0], weights) and equal(got[1], moments)
-    assert (got[2]["updates"], got[2]["skipped"]) == (counters["updates"], counters["skipped"]) == (4, 1)
-    for number in range(5, 8):
-        assert update(after, number) == pytest.approx(update(before, number), rel=1e-5)
-    torch.testing.assert_close(everything(after)[0], everything(before)[0], rtol=1e-5, atol=1e-7)
-
-
-@pytest.mark.parametrize(
-    ("stage", "offloaded"), [*((stage, "offload_optimizer") for stage in (1, 2, 3)), (3, "offload_param")]
-)
-def test_what_is_offloaded_can_be_read_and_put_back(stage, offloaded):
-    engine, other = (built("fp32", stage, **{offloaded: {"device": "cpu"}}) for _ in range(2))
-    update(engine, 0)
-    weights, moments, counters = everything(engine)
-    state.put_state(other, weights, moments, counters)
-    got = everything(other)
-    assert equal(got[0], weights) and equal(got[1], moments) and got[2] == counters
-
-
-@pytest.mark.parametrize("stage", [1, 2])
-def test_deepspeed_links_the_moments_of_the_first_group_alone(stage):
-    from deepspeed.utils import safe_get_full_optimizer_state
-
-    engine = built("fp32", stage)
-    update(engine, 0)
-    decayed, spared = engine.module.inner.weight, engine.module.norm.weight
-    assert safe_get_full_optimizer_state(decayed, "exp_avg") is not None
-    with pytest.raises((ValueError, KeyError, AttributeError)):
-        safe_get_full_optimizer_state(spared, "exp_avg")
-    state._link_moments(engine)
-    assert safe_get_full_optimizer_state(spared, "exp_avg") is not None
-
-
-def test_stage_3_cannot_put_a_tensor_that_the_processes_cannot_share_equally(monkeypatch):
-    """The last of 4 processes has one element of a bias of 5, and its share is as large as the others': 2."""
-    from deepspeed.utils import safe_set_full_fp32_param
-
-    engine = built("fp32", 3)
-    bias = engine.module.inner.bias
-    share = torch.zeros(2)
-    monkeypatch.setattr(engine.optimizer, "_get_fp32_opt_state_partition", lambda *args, **kwargs: (share, 0))
-    monkeypatch.setattr(engine.optimizer, "_get_param_partition_rank", lambda parameter: 2)
-    with pytest.raises(RuntimeError, match="exceeds"):
-        safe_set_full_fp32_param(bias, torch.arange(5.0))
-
-
-@needs_fp16
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_the_scaler_of_fp16_has_the_numbers_that_are_saved_and_they_move(stage):
-    engine = built("fp16", stage)
-    first = state.counters_of(engine)["loss_scale"]
-    assert set(first) == set(state.SCALER)
-    for number in range(3):  # the first is forgiven
-        update(engine, number, math.inf)
-    update(engine, 3)
-    last = state.counters_of(engine)["loss_scale"]
-    assert last["cur_scale"] < first["cur_scale"] and last["cur_iter"] == 4 and last["last_overflow_iter"] == 2
-
-
 class Sum(nn.Module):
     """Every weight has the gradient `factor`."""
 
@@ -375,39 +229,3 @@ def test_nothing_of_deepspeeds_own_checkpoints_is_used():
         for path in (repository / folder).rglob("*.py"):
             code = path.read_text()
             assert not any(f".{name}(" in code for name in ("save_checkpoint", "load_checkpoint")), path
-
-
-# settings
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"wall_clock_breakdwn": True}, r"deepspeed.wall_clock_breakdwn: .*did you mean 'wall_clock_breakdown'\?"),
-        ({"foo": 1}, r"deepspeed.foo: DeepSpeed has no such setting; the settings are .*zero_optimization"),
-        ({"amp": {"enabled": True}}, r"deepspeed: DeepSpeed refuses these settings: .*has been removed"),
-        ({"communication_data_type": "fp33"}, r"deepspeed: DeepSpeed refuses these settings: .*Got: fp33"),
-    ],
-)
-def test_a_setting_that_deepspeed_does_not_know_is_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        settings_for(TrainConfig(), OptimConfig(), CPU, 1, settings)
-
-
-def test_settings_that_deepspeed_knows_are_not_refused():
-    known = {
-        "wall_clock_breakdown": True,
-        "flops_profiler": {"enabled": False},
-        "checkpoint": {},
-        "compile": {},
-        "aio": {},
-    }
-    known |= {
-        "activation_checkpointing": {},
-        "tensorboard": {},
-        "csv_monitor": {},
-        "comms_logger": {},
-        "data_types": {},
-    }
-    known |= {"communication_data_type": "fp32", "zero_allow_untested_optimizer": True, "dump_state": False}
-    settings_for(TrainConfig(), OptimConfig(), CPU, 1, known)

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from tests.integration.conftest import run, tiny_words
-from tests.unit.exchange.test_folder import write_release
+from tests.unit.exchange.folders import write_release
 from xlpre.exchange.folder import load_folder
 from xlpre.training.metrics import read_metrics
 

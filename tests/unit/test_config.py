@@ -4,11 +4,13 @@ import pytest
 
 import finetune.settings
 import pretrain.settings
-from finetune.config import FinetuneConfig, recipe_of
+from finetune.config import FinetuneConfig
+from finetune.recipe import recipe_of
 from finetune.tasks import NAMES
 from pretrain.config import PretrainConfig
 from tests.conftest import REPOSITORY
-from xlpre.config import Given, dump, given_keys, load, with_flags
+from xlpre.command_line import Given, given_keys, with_flags
+from xlpre.config import dump, load
 
 PRESETS = sorted((REPOSITORY / "configs" / "pretrain").rglob("*.yaml"))
 FINETUNE_PRESETS = sorted((REPOSITORY / "configs" / "finetune").rglob("*.yaml"))

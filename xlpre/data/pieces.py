@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from xlpre.text.corpus import Document, Lines
+from xlpre.text.document import Document, Lines
 from xlpre.text.tokenizer import Tokenizer
 
 FIELDS = {"tokens": None, "sentences": "int64", "documents": "int64", "hashes": "uint64"}  # None: by vocabulary
@@ -66,6 +66,11 @@ def encode(documents: Sequence[Document], tokenizer: Tokenizer, lines: Lines, dt
         np.diff(document_ends, prepend=0),
         np.frombuffer(b"".join(hashes), "<u8"),
     )
+
+
+def dtype_of(tokenizer: Tokenizer) -> np.dtype:
+    """Of its ids."""
+    return np.dtype("uint16" if len(tokenizer) <= 1 << 16 else "uint32")
 
 
 def append(folder: Path, piece: Piece) -> None:

@@ -20,8 +20,8 @@ import safetensors.torch
 from torch import Tensor
 
 from xlpre.atomic import new_folder
-from xlpre.exchange import hf, hf_heads, passport
-from xlpre.exchange.folder import ModelFolder, load_folder, unsaid, write_files
+from xlpre.exchange import hf, hf_heads
+from xlpre.exchange.folder import ModelFolder, in_other_words, load_folder, write_files
 from xlpre.exchange.hf_tokenizer import write_tokenizer
 from xlpre.exchange.ours import as_readable_as_the_rest
 from xlpre.model.config import ModelConfig
@@ -124,9 +124,7 @@ def save_huggingface_fine_tuned(
     folder = model.folder
     hf.check_expressible(folder.config)
     settings, weights = hf_heads.to_huggingface(folder.config, model.head, kind, labels, summary)
-    tokenizer = folder.vocabulary("the folder that the model was read from")
-    with new_folder(path) as partial:
+    with in_other_words(path, folder, task=model.task) as (partial, tokenizer):
         hf.write_model(partial, folder.config, folder.weights, "permutation", settings, weights)
         write_tokenizer(tokenizer, partial, padding)
-        passport.write(partial, tokenizer, {**folder.facts, **unsaid(folder), "task": model.task})
         as_readable_as_the_rest(partial / "model.safetensors")

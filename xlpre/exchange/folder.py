@@ -12,7 +12,8 @@ passport.json       vocabulary hash, special ids, data fingerprint, step, revisi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,11 +98,9 @@ def save_huggingface(path: str | Path, folder: ModelFolder) -> None:
         ValueError: something that Hugging Face cannot express, by the name of its key.
     """
     hf.check_expressible(folder.config)
-    tokenizer = folder.vocabulary("the folder that the model was read from")
-    with new_folder(path) as partial:
+    with in_other_words(path, folder) as (partial, tokenizer):
         hf.write_model(partial, folder.config, folder.weights, folder.objective)
         write_tokenizer(tokenizer, partial)
-        passport.write(partial, tokenizer, {**folder.facts, **unsaid(folder)})
         ours.as_readable_as_the_rest(partial / "model.safetensors")
 
 
@@ -112,16 +111,22 @@ def save_release(path: str | Path, folder: ModelFolder) -> None:
         ValueError: something that the original cannot express, by the name of its key.
     """
     tf.check_expressible(folder.config)
-    tokenizer = folder.vocabulary("the folder that the model was read from")
-    with new_folder(path) as partial:
+    with in_other_words(path, folder) as (partial, tokenizer):
         tf.write_release(partial, folder.config, folder.weights)
         tokenizer.save(partial / "spiece.model")
-        passport.write(partial, tokenizer, {**folder.facts, **unsaid(folder)})
 
 
-def unsaid(folder: ModelFolder) -> dict[str, Any]:
-    """What the passport says for a format that has no word for all of it."""
-    return {"model": dataclasses.asdict(folder.config), "objective": folder.objective}
+@contextmanager
+def in_other_words(path: str | Path, folder: ModelFolder, **facts: Any) -> Iterator[tuple[Path, Tokenizer]]:
+    """Yield a folder for a model in another's format, and its vocabulary, both to be written, whole or not at all.
+
+    A passport is put beside them: that of `folder`, `facts`, and what the format has no word for.
+    """
+    tokenizer = folder.vocabulary("the folder that the model was read from")
+    with new_folder(path) as partial:
+        yield partial, tokenizer
+        said = {"model": dataclasses.asdict(folder.config), "objective": folder.objective}
+        passport.write(partial, tokenizer, {**folder.facts, **said, **facts})
 
 
 def load_folder(path: str | Path, spoilt: bool = False) -> ModelFolder:

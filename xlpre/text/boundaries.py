@@ -1,13 +1,15 @@
-"""Where words begin and sentences end, as pieces of a vocabulary show it."""
+"""Where words begin and sentences and documents end, as pieces of a vocabulary show it."""
 
 from __future__ import annotations
 
 import unicodedata
+from array import array
 from collections.abc import Iterable
 
 import numpy as np
 
 from xlpre.text import symbols
+from xlpre.text.document import Lines
 from xlpre.text.preprocess import Preprocess
 from xlpre.text.symbols import SPACE
 
@@ -65,6 +67,37 @@ def sentence_ends(ids: np.ndarray, kinds: np.ndarray) -> np.ndarray:
     breaks = breaks[breaks + 1 < len(ids)]
     breaks = breaks[(ids[breaks] == symbols.EOD) | (ids[breaks + 1] != symbols.EOD)]  # <eop> <eod> is one end
     return np.append(np.union1d(ends, breaks) + 1, len(ids))
+
+
+def joined(
+    documents: Iterable[Iterable[list[int]]], lines: Lines, kinds: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Encoded documents one after another, with the symbols that end their lines and them.
+
+    Args:
+        documents: of each its lines' ids.
+        lines: what a line is, see Tokenizer.encode_documents.
+        kinds: (V,) of the vocabulary, see kinds_of.
+
+    Returns:
+        (N,) int64 ids; (S,) and (documents,) int64 increasing offsets after sentences and documents, the last ones N.
+    """
+    ids, line_ends, document_ends = array("q"), [], []
+    for document in documents:
+        for line in document:
+            ids.fromlist(line)
+            if lines == "paragraphs":
+                ids.append(symbols.EOP)
+            line_ends.append(len(ids))
+        ids.append(symbols.EOD)
+        document_ends.append(len(ids))
+    found = np.asarray(ids)
+    if lines == "paragraphs":
+        return found, sentence_ends(found, kinds), np.array(document_ends)
+    ends = np.array(line_ends, np.int64)
+    ends = ends[(ends > 0) & (found[ends] != symbols.EOD)]  # the last line of a document ends with it
+    ends = np.union1d(ends[found[ends - 1] != symbols.EOD], document_ends)  # a line may hold no token
+    return found, ends, np.array(document_ends)
 
 
 def _kind(piece: str, preprocess: Preprocess) -> int:

@@ -1,29 +1,24 @@
-"""Documents from files, from datasets by name, from docstrings; alone or as a mixture. The one door to `datasets`.
+"""Documents from files, from datasets by name, from docstrings; alone or as a mixture.
 
-A document is a list of lines, a line is text with single spaces: a paragraph or a sentence, as `text.lines` says. What is large is cut
-into units that can be read side by side.
+What is large is cut into units that can be read side by side.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import glob
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
 
 from xlpre.text.docstrings import docstrings
+from xlpre.text.document import Document, Lines, Rows, from_lines, from_rows
 from xlpre.text.files import PACKED, Meter, json_rows, kind_of, parquet_rows, read_lines, row_groups
+from xlpre.text.hub import files_of, is_dataset, rows_of, streamed
 
-Document = list[str]
-Lines = Literal["paragraphs", "sentences"]
-LONGEST_DOCUMENT = 16_000_000  # characters; what is longer is cut
 UNIT_BYTES = 64 << 20
 SMALL_BYTES = 1 << 18  # units below it are read TOGETHER by one worker: each shard costs syncs of the disk
 TOGETHER = 100
-SAVED = ("dataset_dict.json", "state.json")  # what `datasets` puts beside what it saves to disk
 
 
 @dataclass(frozen=True)
@@ -50,7 +45,7 @@ class TextConfig:
     source: str = "docstrings"
     mixture: dict[str, float] = field(default_factory=dict)
     column: str = "text"
-    rows: Literal["documents", "lines"] = "documents"
+    rows: Rows = "documents"
     lines: Lines = "paragraphs"
     split: str = "train"
     limit_mb: float | None = None
@@ -113,7 +108,7 @@ def _small_ones_together(units: list[Unit]) -> Iterator[list[Unit]]:
     """Neighbours that are small in groups, by their number, so that a file that grows moves no other into another group."""
     group: list[Unit] = []
     for unit in units:
-        small = unit.n_bytes < SMALL_BYTES and not unit.source.startswith("hf:")  # whose size may be unknown
+        small = unit.n_bytes < SMALL_BYTES and not is_dataset(unit.source)  # whose size may be unknown
         if group and (not small or len(group) == TOGETHER):
             yield group
             group = []
@@ -128,9 +123,9 @@ def _small_ones_together(units: list[Unit]) -> Iterator[list[Unit]]:
 def _units_of_source(source: str, weight: float, config: TextConfig) -> list[Unit]:
     if source == "docstrings":
         return [Unit(source, weight)]
-    if source.startswith("hf:"):
-        n_shares = _hub(source, config.split).num_shards
-        states = [path.stat() for path in _on_disk(source)]
+    if is_dataset(source):
+        n_shares = streamed(source, config.split).num_shards
+        states = [path.stat() for path in files_of(source)]
         changed = max((state.st_mtime_ns for state in states), default=0)
         n_bytes = sum(state.st_size for state in states) // n_shares
         return [Unit(source, weight, i, n_shares, n_bytes, changed) for i in range(n_shares)]
@@ -140,7 +135,7 @@ def _units_of_source(source: str, weight: float, config: TextConfig) -> list[Uni
 def files(config: TextConfig) -> dict[str, int]:
     """The files that the sources' globs name, and those of datasets on disk, with their bytes."""
     named = [source for source in config.sources if source != "docstrings"]
-    found = [_on_disk(source) if source.startswith("hf:") else _matching(source) for source in named]
+    found = [files_of(source) if is_dataset(source) else _matching(source) for source in named]
     return {str(path): path.stat().st_size for paths in found for path in paths}
 
 
@@ -196,11 +191,6 @@ def no_text(config: TextConfig) -> str:
     return f"text.source={' '.join(config.sources)!r} holds no text at all{thinned}; name one that does"
 
 
-def _on_disk(source: str) -> list[Path]:
-    """The files of the dataset `hf:./FOLDER`; none of one that is not on disk."""
-    return sorted(path for path in Path(source.removeprefix("hf:")).rglob("*") if path.is_file())
-
-
 def _matching(pattern: str) -> list[Path]:
     paths = [Path(pattern)] if Path(pattern).is_file() else sorted(map(Path, glob.glob(pattern, recursive=True)))
     if not paths:
@@ -232,132 +222,16 @@ def _units_of_file(path: Path, weight: float, config: TextConfig) -> Iterator[Un
 def _read(unit: Unit, config: TextConfig, meter: Meter) -> Iterator[Document]:
     if unit.source == "docstrings":
         return docstrings()
-    if unit.source.startswith("hf:"):
-        share = _hub(unit.source, config.split).shard(num_shards=unit.end, index=unit.begin)
-        rows = enumerate(_hub_rows(share, f"text.source={unit.source!r}"), 1)
+    if is_dataset(unit.source):
+        share = streamed(unit.source, config.split).shard(num_shards=unit.end, index=unit.begin)
         share_of = f" of share {unit.begin + 1} of {unit.end}" if unit.end != 1 else ""
-        return _from_rows(((f"{unit.source}, row {number}{share_of}", row) for number, row in rows), config)
+        rows = enumerate(rows_of(share, f"text.source={unit.source!r}"), 1)
+        named = ((f"{unit.source}, row {number}{share_of}", row) for number, row in rows)
+        return from_rows(named, config.column, config.rows)
     path = Path(unit.source)
     kind = kind_of(path)
     if kind == ".txt":
-        return _from_lines(read_lines(path, meter, unit.begin), unit)
+        return from_lines(read_lines(path, meter, unit.begin), unit.begin, unit.end)
     if kind == ".jsonl":
-        return _from_rows(json_rows(path, meter, unit.begin, unit.end), config)
-    return _from_rows(parquet_rows(path, meter, config.column, unit.begin, unit.end), config)
-
-
-def _from_lines(lines: Iterable[tuple[int, str]], unit: Unit) -> Iterator[Document]:
-    """Documents between empty lines. A unit that begins inside a file has those after an empty line of its own stretch."""
-    inside = unit.begin == 0
-    last = float("inf") if unit.end is None else unit.end
-
-    def own() -> Iterator[str]:
-        nonlocal inside
-        for offset, line in lines:
-            if line.strip():
-                if inside:
-                    yield line
-                elif offset >= last:
-                    return
-            else:
-                if offset >= last:
-                    return
-                inside = True
-                yield line
-
-    return _split_at_empty_lines(own())
-
-
-def hub_rows(source: str, split: str) -> Iterator[dict[str, Any]]:
-    """Rows of a split of the dataset `hf:NAME[/CONFIG]`, in their order.
-
-    Raises:
-        ValueError: it cannot be loaded, or not be read to its end.
-    """
-    return _hub_rows(_hub(source, split, ""), repr(source))
-
-
-def _hub(source: str, split: str, key: str = "text.source=") -> Any:
-    """The streamed split that `source` names."""
-    import datasets
-
-    name = source.removeprefix("hf:")
-    head, _, tail = name.rpartition("/")
-    try:
-        if any((Path(name) / file).is_file() for file in SAVED):
-            return _saved(name, split)
-        try:
-            return datasets.load_dataset(name, None, split=split, streaming=True)
-        except datasets.exceptions.DatasetNotFoundError:
-            if not head or name.startswith((".", "/")):
-                raise
-            return datasets.load_dataset(head, tail, split=split, streaming=True)  # "owner/data", "data/config"
-    except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
-        raise ValueError(f"{key}{source!r} could not be loaded: {' '.join(str(error).split())}") from None
-
-
-def _saved(folder: str, split: str) -> Any:
-    """The split, or all if there are none, of what `save_to_disk` wrote."""
-    import datasets
-
-    found = datasets.load_from_disk(folder)
-    if isinstance(found, dict):
-        if split not in found:
-            raise ValueError(f"Bad split: {split}. Available splits: {list(found)}")
-        found = found[split]
-    return found.to_iterable_dataset(num_shards=max(1, len(found.cache_files)))
-
-
-def _hub_rows(share: Any, origin: str) -> Iterator[dict[str, Any]]:
-    number = 0
-    rows = iter(share)
-    while True:
-        try:
-            row = next(rows)
-        except StopIteration:
-            return
-        except Exception as error:  # noqa: BLE001 - whatever a network or a codec makes of it
-            raise ValueError(
-                f"{origin}, after row {number}: cannot be read: {' '.join(str(error).split())}; run again to go on"
-            ) from None
-        number += 1
-        yield row
-
-
-def _from_rows(rows: Iterable[tuple[str, dict[str, Any]]], config: TextConfig) -> Iterator[Document]:
-    texts = _column(rows, config.column)
-    if config.rows == "lines":
-        yield from _split_at_empty_lines(texts)
-        return
-    for text in texts:
-        yield from _split_at_empty_lines(line for line in text.splitlines() if line.strip())
-
-
-def _column(rows: Iterable[tuple[str, dict[str, Any]]], column: str) -> Iterator[str]:
-    for place, row in rows:
-        if column not in row:
-            raise ValueError(f"{place}: has no field {column!r}; set text.column to one of {', '.join(row)}")
-        if not isinstance(row[column], str):
-            others = ", ".join(key for key in row if key != column)
-            raise ValueError(
-                f"{place}: {column!r} is {json.dumps(row[column], default=str)[:60]}, where text is needed; remove the row"
-                + (f", or set text.column to one of {others}" if others else "")
-            )
-        yield row[column]
-
-
-def _split_at_empty_lines(lines: Iterable[str]) -> Iterator[Document]:
-    document: Document = []
-    characters = 0
-    for line in lines:
-        clean = line.strip()
-        if "  " in clean or not clean.isprintable():  # seldom, and several times slower
-            clean = " ".join(clean.split())
-        if clean:
-            document.append(clean)
-            characters += len(clean)
-        if document and (not clean or characters >= LONGEST_DOCUMENT):
-            yield document
-            document, characters = [], 0
-    if document:
-        yield document
+        return from_rows(json_rows(path, meter, unit.begin, unit.end), config.column, config.rows)
+    return from_rows(parquet_rows(path, meter, config.column, unit.begin, unit.end), config.column, config.rows)

@@ -6,7 +6,7 @@ Source: zihangdai/xlnet prepro_utils.py, `preprocess_text` and `encode_pieces`.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 from xlpre.text.symbols import SPACE
@@ -38,6 +38,17 @@ def preprocess_text(text: str, lower: bool = False, remove_space: bool = True, k
     if not keep_accents:
         text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
     return text.lower() if lower else text
+
+
+def all_split_after_digits(pieces: Iterable[str], encode: Callable[[str], list[str]]) -> list[str]:
+    """Pieces as they are read, see split_after_digits."""
+    found: list[str] = []
+    for piece in pieces:
+        if piece[-1:] == ",":  # few: the rest is not worth a call
+            found += split_after_digits(piece, encode)
+        else:
+            found.append(piece)
+    return found
 
 
 def split_after_digits(piece: str, encode: Callable[[str], list[str]]) -> list[str]:

@@ -8,11 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-import signal
-import threading
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -24,13 +20,14 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
 from xlpre.atomic import new_file
+from xlpre.command import interrupts_end_at_once
 from xlpre.text import symbols
 from xlpre.text.alignment import Located, extents_of, located, prepared_and_located
-from xlpre.text.boundaries import kinds_of, sentence_ends, starts_word
-from xlpre.text.corpus import Document, Lines
-from xlpre.text.preprocess import Preprocess, prepared, split_after_digits
+from xlpre.text.boundaries import joined, kinds_of, starts_word
+from xlpre.text.document import Document, Lines
+from xlpre.text.lessons import LONGEST_SENTENCE, lines_to_learn
+from xlpre.text.preprocess import Preprocess, all_split_after_digits, prepared, split_after_digits
 
-LONGEST_SENTENCE = 1 << 16  # bytes; SentencePiece, for which a line is a sentence, passes over longer ones
 LEAST_COVERAGE = 0.98  # of characters; SentencePiece refuses less
 
 
@@ -147,8 +144,7 @@ class Tokenizer:
 
     def encode_document(self, document: Document, lines: Lines = "paragraphs") -> tuple[np.ndarray, np.ndarray]:
         """Token ids (N,) of one document, and the offsets after each of its sentences; see encode_documents."""
-        ids, ends, _ = self.encode_documents([document], lines)
-        return ids, ends
+        return self.encode_documents([document], lines)[:2]
 
     def encode_documents(
         self, documents: Sequence[Document], lines: Lines = "paragraphs", threads: int = 1
@@ -165,22 +161,7 @@ class Tokenizer:
             (N,) int64 ids; (S,) and (documents,) int64 increasing offsets, the last ones N.
         """
         encoded = iter(self._encode([line for document in documents for line in document], threads))
-        ids, line_ends, document_ends = array("q"), [], []
-        for document in documents:
-            for line in islice(encoded, len(document)):
-                ids.fromlist(line)
-                if lines == "paragraphs":
-                    ids.append(symbols.EOP)
-                line_ends.append(len(ids))
-            ids.append(symbols.EOD)
-            document_ends.append(len(ids))
-        found = np.asarray(ids)
-        if lines == "paragraphs":
-            return found, sentence_ends(found, self._kinds), np.array(document_ends)
-        ends = np.array(line_ends, np.int64)
-        ends = ends[(ends > 0) & (found[ends] != symbols.EOD)]  # the last line of a document ends with it
-        ends = np.union1d(ends[found[ends - 1] != symbols.EOD], document_ends)  # a line may hold no token
-        return found, ends, np.array(document_ends)
+        return joined((islice(encoded, len(document)) for document in documents), lines, self._kinds)
 
     def _encode(self, texts: list[str], threads: int = 1) -> list[list[int]]:
         try:
@@ -196,16 +177,8 @@ class Tokenizer:
             return self._pieces.encode(texts, num_threads=threads)
         texts = [prepared(text, self.preprocess) for text in texts]
         encoded = self._pieces.encode(texts, out_type=str, num_threads=threads)
-        return [self._pieces.piece_to_id(self._split(pieces)) for pieces in encoded]
-
-    def _split(self, pieces: list[str]) -> list[str]:
-        found: list[str] = []
-        for piece in pieces:
-            if piece[-1:] == ",":  # few: the rest is not worth a call
-                found += self._parts(piece)
-            else:
-                found.append(piece)
-        return found
+        anew = self._pieces.encode_as_pieces
+        return [self._pieces.piece_to_id(all_split_after_digits(pieces, anew)) for pieces in encoded]
 
     def _parts(self, piece: str) -> list[str]:
         return [piece] if self.preprocess == "none" else split_after_digits(piece, self._pieces.encode_as_pieces)
@@ -244,19 +217,12 @@ def train(documents: Iterable[Document], config: TokenizerConfig) -> Tokenizer:
     Raises:
         ValueError: text of nothing that can be seen, or which does not allow a vocabulary of that size; the message names the largest.
     """
-    lines = [prepared(line, config.preprocess) for line in _evenly(documents, config.train_mb * 1e6)]
-    if all(
-        character == symbols.SPACE or not character.isprintable()
-        for line in lines
-        for character in line
-        if character != " "
-    ):
-        raise ValueError("the text has no characters that can be seen; a vocabulary has nothing to learn from it")
+    lines = lines_to_learn(documents, config.train_mb * 1e6, config.preprocess)
     model = io.BytesIO()
     try:
-        with _interruptible():
+        with interrupts_end_at_once():
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=(part for line in lines for part in _cut(line)),
+                sentence_iterator=lines,
                 model_writer=model,
                 model_type="unigram",
                 vocab_size=config.vocab_size,
@@ -267,8 +233,7 @@ def train(documents: Iterable[Document], config: TokenizerConfig) -> Tokenizer:
                 minloglevel=2,
             )
     except RuntimeError as error:
-        allowed = re.search(r"value <= (\d+)", str(error))
-        if allowed:
+        if allowed := re.search(r"value <= (\d+)", str(error)):
             raise ValueError(
                 f"tokenizer.vocab_size ({config.vocab_size}) is more than this text allows; "
                 f"set tokenizer.vocab_size={allowed[1]} or less, or give more text"
@@ -282,47 +247,3 @@ def train(documents: Iterable[Document], config: TokenizerConfig) -> Tokenizer:
             f"tokenizer.vocab_size={config.vocab_size}: SentencePiece could not learn it: {error}"
         ) from None
     return Tokenizer(model.getvalue(), preprocess=config.preprocess)
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Ctrl-C ends the process at once; Python would hear of it when SentencePiece is done, in minutes, and throw away what was learned."""
-    as_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if not as_usual or threading.current_thread() is not threading.main_thread():  # others decide, or may
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _cut(line: str) -> Iterator[str]:
-    """A line, in parts if it is so long that SentencePiece would pass over it; cut before a space where there is one."""
-    if len(line.encode()) <= LONGEST_SENTENCE:
-        yield line
-        return
-    start, most = 0, LONGEST_SENTENCE // 4  # characters of at most 4 bytes
-    while len(line) - start > most:
-        space = line.rfind(" ", start + 1, start + most)
-        end = space if space > 0 else start + most
-        yield line[start:end]
-        start = end
-    yield line[start:]
-
-
-def _evenly(documents: Iterable[Document], characters: float) -> list[str]:
-    """Lines of every n-th document, with the smallest n (a power of two) that keeps them below `characters`."""
-    kept: list[tuple[int, Document]] = []
-    size, stride = 0, 1
-    for number, document in enumerate(documents):
-        if number % stride:
-            continue
-        kept.append((number, document))
-        size += sum(map(len, document))
-        while size > characters and len(kept) > 1:
-            stride *= 2
-            kept = [(n, d) for n, d in kept if n % stride == 0]
-            size = sum(len(line) for _, d in kept for line in d)
-    return [line for _, document in kept for line in document]

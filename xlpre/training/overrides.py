@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from xlpre.config import nearest
+from xlpre.settings import nearest
 
 # what the project decides from its own settings; the user's `deepspeed:` may not contradict it
 OWNED = {

@@ -9,7 +9,7 @@ import torch
 
 from pretrain.export import main
 from tests.parity.goldens import GOLDENS
-from tests.unit.exchange.test_folder import make
+from tests.unit.exchange.folders import make
 from xlpre.exchange import tf
 from xlpre.exchange.folder import ModelFolder, load_folder, save_folder, save_release
 from xlpre.exchange.tensor_bundle import read_bundle, write_bundle

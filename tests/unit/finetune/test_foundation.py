@@ -2,8 +2,9 @@ import dataclasses
 
 import pytest
 
-from finetune.config import FinetuneConfig, TaskModelConfig, TaskTrainConfig, typed_wins
+from finetune.config import FinetuneConfig, TaskModelConfig, TaskTrainConfig
 from finetune.foundation import Foundation
+from finetune.recipe import typed_wins
 from tests.conftest import write_folder
 from xlpre.config import load
 from xlpre.text.symbols import CLS, SEP

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from tests.unit.model.conftest import make_model, random_batch, random_memory
 from xlpre.model.geometry import Geometry
 from xlpre.model.kernels import cpu
+from xlpre.model.kernels.backend import fastest, with_triton
 from xlpre.model.kernels.cpu import Cpu
+from xlpre.model.kernels.sdpa import Sdpa
 from xlpre.model.terms import Scores
 from xlpre.model.visibility import HIDDEN
 
@@ -207,3 +209,17 @@ def test_a_model_is_imported_without_torchs_compiler():
     """Which takes a second or two, and comes with `torch.compiler.disable`."""
     code = "import sys, xlpre.model.language_model, xlpre.exchange.folder; sys.exit('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_auto_is_what_the_device_serves():
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    assert isinstance(fastest(cpu, torch.float32, 64), Cpu)
+    assert isinstance(fastest(cpu, torch.bfloat16, 64), Sdpa)
+    if not torch.cuda.is_available():
+        assert isinstance(fastest(gpu, torch.bfloat16, 64), Sdpa)
+
+
+def test_without_the_package_the_error_says_what_to_set(monkeypatch):
+    monkeypatch.setattr("xlpre.model.kernels.backend.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="model.attention=auto"):
+        with_triton()

@@ -17,38 +17,28 @@ import pytest
 import torch
 
 from tests.unit.model.conftest import make_model, random_batch, random_memory
-from xlpre.model.geometry import Geometry
-from xlpre.model.kernels.backend import fastest, with_triton
-from xlpre.model.kernels.cpu import Cpu
-from xlpre.model.kernels.reference import Reference
-from xlpre.model.kernels.sdpa import Sdpa
-from xlpre.model.terms import Scores
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-ON_GPU = torch.cuda.is_available()
-DEVICE = "cuda" if ON_GPU and not INTERPRETED else "cpu"
-DTYPES = [torch.float32, torch.float16] if INTERPRETED else [torch.float32, torch.float16, torch.bfloat16]
-runs_kernels = pytest.mark.skipif(
-    not (INTERPRETED or ON_GPU), reason="run by test_all_of_this_in_the_interpreter, under TRITON_INTERPRET=1"
+from tests.unit.model.triton_cases import (
+    DEVICE,
+    DTYPES,
+    INTERPRETED,
+    ON_GPU,
+    PLACE,
+    STEP,
+    attended,
+    outcome,
+    random_geometry,
+    random_tensors,
+    runs_kernels,
+    small_case,
+    small_tiles,  # noqa: F401  a fixture of these tests
 )
-
-
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch):
-    """So that tiny shapes have several of them, of sizes that divide nothing."""
-    if not (INTERPRETED or ON_GPU):
-        return
-    from xlpre.model.kernels import triton, triton_panels, triton_tiles
-
-    for module in (triton, triton_panels):
-        monkeypatch.setattr(module, "GRANULE", 32)
-    by_distance = dict.fromkeys(("score_places", "differentiate_place_queries"), (16, 16))
-    tiles = {name: (triton_tiles.Tile(*by_distance.get(name, (16, 32)), 4, 1),) * 4 for name in triton_tiles.TILES}
-    monkeypatch.setattr(triton_tiles, "TILES", tiles)
+from xlpre.model.kernels.backend import with_triton
+from xlpre.model.kernels.reference import Reference
+from xlpre.model.terms import Scores
 
 
 @pytest.mark.skipif(INTERPRETED or ON_GPU, reason="the others run in this process")
-@pytest.mark.parametrize("name", ["test_triton.py", "test_triton_panels.py"])
+@pytest.mark.parametrize("name", ["test_triton.py", "test_triton_dropout.py", "test_triton_panels.py"])
 def test_all_of_this_in_the_interpreter(name):
     pytest.importorskip("triton", reason="triton is installed with the tests on Linux (x86-64)")
     if np.lib.NumpyVersion(np.__version__) >= "2.4.0":
@@ -70,78 +60,6 @@ def test_all_of_this_in_the_interpreter(name):
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
 
 
-@pytest.mark.skipif(INTERPRETED, reason="asks for the choice without the interpreter")
-def test_auto_is_what_the_device_serves():
-    gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    assert isinstance(fastest(cpu, torch.float32, 64), Cpu)
-    assert isinstance(fastest(cpu, torch.bfloat16, 64), Sdpa)
-    if not ON_GPU:
-        assert isinstance(fastest(gpu, torch.bfloat16, 64), Sdpa)
-
-
-def test_without_the_package_the_error_says_what_to_set(monkeypatch):
-    monkeypatch.setattr("xlpre.model.kernels.backend.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="model.attention=auto"):
-        with_triton()
-
-
-def random_geometry(rng, *, n_tokens, n_memory, n_others, content, reach, n_batch=2):
-    """Rows in their order, if any, and rows at any places; some see nothing."""
-    n_content = n_tokens if content else 0
-    n_rows, n_keys = n_content + n_others, n_memory + n_tokens
-    positions = rng.integers(0, n_tokens, (n_batch, n_rows))
-    positions[:, :n_content] = np.arange(n_content)
-    ranks = rng.integers(0, 8, (n_batch, n_rows))
-    ranks[:, rng.integers(0, n_rows)] = -1
-    key_ranks = rng.integers(0, 8, (n_batch, n_keys))
-    key_ranks[:, n_memory + n_tokens // 2 :] += 4  # so that some tiles are seen by few rows
-    array = torch.from_numpy
-    return Geometry(
-        array(ranks).int().to(DEVICE),
-        array(key_ranks).int().to(DEVICE),
-        array(rng.integers(0, 3, (n_batch, n_rows))).to(DEVICE),
-        array(rng.integers(0, 3, (n_batch, n_keys))).to(DEVICE),
-        array(positions).to(DEVICE),
-        n_content,
-        n_content if rng.random() < 0.5 else 0,
-        reach,
-        torch.tensor([0, 1], device=DEVICE),
-        torch.zeros(2, n_keys + n_tokens, 4, device=DEVICE),
-    )
-
-
-def random_tensors(geometry, rng, n_head, width, dtype, without=()):
-    """What scores are made of, keys and values, by name."""
-    B, N = geometry.query_rank.shape
-    K, R, H, E = geometry.n_keys, geometry.distances.size(1), n_head, width
-    shapes = {
-        "query": (B, N, H, E),
-        **dict.fromkeys(("content_bias", "place_bias", "step_bias", "step"), (H, E)),
-        "place_keys": (2, R, H, E),
-        "place_offsets": (2, R, H),
-        **dict.fromkeys(("key", "value"), (B, K, H, E)),
-    }
-    drawn = {name: torch.from_numpy(rng.standard_normal(shape)) for name, shape in shapes.items()}
-    return {name: x.to(DEVICE, dtype).requires_grad_() for name, x in drawn.items() if name not in without}
-
-
-def attended(backend, geometry, tensors, dropout=0.0):
-    parts = {name: x for name, x in tensors.items() if name not in ("key", "value")}
-    scores = Scores(scale=tensors["key"].size(3) ** -0.5, **parts)
-    prepared = replace(geometry, prepared=backend.prepare(geometry, tensors["query"]))
-    return backend.attend(scores, tensors["key"], tensors["value"], prepared, dropout)
-
-
-def outcome(backend, geometry, tensors):
-    """The output and every gradient."""
-    out = attended(backend, geometry, tensors)
-    weights = torch.linspace(-1, 1, out.numel(), device=out.device).view(out.shape)
-    gradients = torch.autograd.grad((out.float() * weights).sum(), list(tensors.values()))
-    return {"out": out.detach(), **dict(zip(tensors, gradients, strict=True))}
-
-
-PLACE = ("place_bias", "place_keys", "place_offsets")
-STEP = ("step_bias", "step")
 SHAPES = [  # T, M, other rows, content rows, reach, H, E, left out
     (21, 9, 5, True, None, 2, 16, ("place_offsets",)),  # XLNet: two streams
     (33, 31, 17, True, None, 1, 32, ("place_offsets",)),  # more than one granule of each
@@ -232,12 +150,6 @@ def test_the_operators_are_what_they_told_torch_that_they_are():
     torch.library.opcheck(relative_attention, tuple(given))
 
 
-def small_case(dtype=torch.float32):
-    rng = np.random.default_rng(5)
-    geometry = random_geometry(rng, n_tokens=18, n_memory=15, n_others=4, content=True, reach=None)
-    return geometry, random_tensors(geometry, rng, 2, 16, dtype, ("place_offsets",))
-
-
 @runs_kernels
 def test_a_row_that_sees_nothing_gives_zero_and_no_gradient():
     geometry, tensors = small_case()
@@ -288,51 +200,6 @@ def test_rows_need_only_the_tiles_that_they_see():
     assert prepared.row_facts[:, 5].unique().tolist() == [20]
     assert prepared.key_facts[:, 3, 0].unique().tolist() == [18]
     assert prepared.key_facts[:, 3, 32].unique().tolist() == [0]  # nobody sees the second granule
-
-
-@runs_kernels
-@pytest.mark.parametrize("dropout", [0.1, 0.7])
-def test_dropout_takes_its_share_grows_the_rest_and_is_seeded(dropout):
-    """Equal scores and values of one: outputs are the shares kept, over 1 - dropout."""
-    geometry, tensors = small_case()
-    geometry.query_rank[:] = 20
-    even = {name: torch.zeros_like(x) for name, x in tensors.items()} | {"value": torch.ones_like(tensors["value"])}
-    outs = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        outs.append(attended(with_triton(), geometry, even, dropout=dropout))
-    assert torch.equal(outs[0], outs[1])
-    assert not torch.equal(outs[0], outs[2])
-    kept = outs[0][..., 0] * (1 - dropout)
-    torch.testing.assert_close(kept * 33, (kept * 33).round(), rtol=0, atol=5e-3)  # 33 keys
-    of_heads = kept.double().mean((0, 1))
-    assert of_heads[0] != of_heads[1]
-    assert kept.double().mean().item() == pytest.approx(
-        1 - dropout, abs=0.04
-    )  # of 2904 draws: 0.009 at most is one deviation
-    # each key by itself: the share of a row's 33 is spread as that of so many coins
-    assert kept.double().std().item() == pytest.approx((dropout * (1 - dropout) / 33) ** 0.5, rel=0.3)
-
-
-@runs_kernels
-def test_the_backward_pass_is_the_derivative_with_dropout_too():
-    """Along one direction, by differences; the same seed takes the same probabilities in both passes."""
-    geometry, tensors = small_case()
-
-    def loss(moved):
-        torch.manual_seed(3)
-        return attended(with_triton(), geometry, moved, dropout=0.3).double().square().sum()
-
-    gradients = torch.autograd.grad(loss(tensors), list(tensors.values()))
-    torch.manual_seed(4)
-    directions = [torch.randn_like(x) for x in tensors.values()]
-    slope = sum((g.double() * d).sum() for g, d in zip(gradients, directions, strict=True)).item()
-    step, values = 3e-3, []
-    with torch.no_grad():
-        for sign in (1, -1):
-            moved = {name: x + sign * step * d for (name, x), d in zip(tensors.items(), directions, strict=True)}
-            values.append(loss(moved).item())
-    assert slope == pytest.approx((values[0] - values[1]) / (2 * step), rel=2e-3)
 
 
 @runs_kernels

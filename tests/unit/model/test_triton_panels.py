@@ -6,7 +6,7 @@ import torch
 
 from pretrain.activations import Tensors
 from tests.unit.model.conftest import make_model, random_batch, random_memory
-from tests.unit.model.test_triton import (
+from tests.unit.model.triton_cases import (
     DEVICE,
     PLACE,
     STEP,

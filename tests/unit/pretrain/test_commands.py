@@ -9,7 +9,7 @@ from pretrain.config import EvalConfig, PretrainConfig
 from pretrain.fill import held_out_puzzles
 from pretrain.samples import Samples
 from tests.conftest import REPOSITORY
-from xlpre.config import from_command_line
+from xlpre.command_line import from_command_line
 from xlpre.data.layout import DataConfig
 from xlpre.model.config import ModelConfig
 from xlpre.training.engine import TrainConfig

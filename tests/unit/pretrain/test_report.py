@@ -45,6 +45,13 @@ def test_a_page_can_be_made_of_a_run_whose_losses_were_not_all_finite(tmp_path):
     assert "held-out loss<b>nan nats" in write_report(tmp_path).read_text()
 
 
+def test_letters_that_no_font_has_are_told_once(tmp_path, capfd):
+    write_run(tmp_path, "\U0010fffd")
+    write_report(tmp_path)
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 1 and said[0].startswith("warning: no installed font has \U0010fffd; install one")
+
+
 IN_ANY_LOCALE = """
 import sys
 from pathlib import Path

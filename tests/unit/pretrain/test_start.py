@@ -10,7 +10,8 @@ from pretrain.config import PretrainConfig
 from pretrain.foundation import Foundation
 from tests.conftest import TINY
 from tests.integration.conftest import tiny_words
-from xlpre.config import Given, load
+from xlpre.command_line import Given
+from xlpre.config import load
 from xlpre.exchange.folder import ModelFolder, save_folder, save_huggingface
 from xlpre.model.language_model import LanguageModel
 

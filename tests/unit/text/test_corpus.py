@@ -6,8 +6,12 @@ import os
 import pyarrow
 import pyarrow.parquet
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from xlpre.text.corpus import TextConfig, documents, files
+from xlpre.text import corpus, document
+from xlpre.text.corpus import TextConfig, documents, documents_of, files, units_of
+from xlpre.text.files import Meter
 
 
 def read(source, **settings):
@@ -155,3 +159,44 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path):
         for find in (read, lambda source: files(TextConfig(source=str(source)))):
             with pytest.raises(ValueError, match=message):
                 find(tmp_path / f"{name[:-1]}*")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    paragraphs=st.lists(
+        st.sampled_from(["", "", "one", "two words", "a longer line, of some words", " \t "]), max_size=60
+    ),
+    unit=st.integers(1, 50),
+    ending=st.sampled_from(["", "\n", "\r\n"]),
+)
+def test_a_file_cut_into_units_holds_the_same_documents(tmp_path_factory, paragraphs, unit, ending):
+    path = tmp_path_factory.mktemp("cut") / "a.txt"
+    path.write_bytes(("\r\n" if ending == "\r\n" else "\n").join(paragraphs).encode() + ending.encode())
+    config = TextConfig(source=str(path))
+    before, corpus.UNIT_BYTES = corpus.UNIT_BYTES, 1 << 30
+    try:
+        (whole,) = units_of(config)
+        expected = list(documents_of(whole, config, Meter()))
+        corpus.UNIT_BYTES = unit
+        cut = units_of(config)
+    finally:
+        corpus.UNIT_BYTES = before
+    assert [document for units in cut for document in documents_of(units, config, Meter())] == expected
+
+
+def test_a_line_without_end_is_refused(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr("xlpre.text.files.LONGEST_LINE", 1 << 20)
+    path = tmp_path / "a.txt"
+    with open(path, "wb") as file:
+        file.write(b"Ba be.\n\n" + b"bi " * 500_000)
+    with pytest.raises(ValueError, match="a.txt, line 3: longer than 1 MB; put a paragraph on a line"):
+        list(documents(TextConfig(source=str(path))))
+    path.write_bytes(b"Ba\n\x00\x01\x02")
+    with pytest.raises(ValueError, match="a.txt, line 2: a zero byte at byte 0 of the line; is it a text file"):
+        list(documents(TextConfig(source=str(path))))
+
+
+def test_a_document_without_end_is_cut(tmp_path, monkeypatch):
+    monkeypatch.setattr(document, "LONGEST_DOCUMENT", 20)
+    (tmp_path / "a.txt").write_text("ten letter\n" * 5)
+    assert [len(document) for document in documents(TextConfig(source=f"{tmp_path}/a.txt"))] == [2, 2, 1]

@@ -8,7 +8,8 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from xlpre.text import symbols
-from xlpre.text.tokenizer import LONGEST_SENTENCE, Tokenizer, TokenizerConfig, _cut, train
+from xlpre.text.lessons import LONGEST_SENTENCE, parts_of
+from xlpre.text.tokenizer import Tokenizer, TokenizerConfig, train
 
 
 def test_ids_0_to_8_are_xlnets_symbols(tokenizer):
@@ -134,7 +135,7 @@ def test_a_line_too_long_for_sentencepiece_is_learned_from_in_parts(space):
     assert len(line.encode()) > 2 * LONGEST_SENTENCE
     learned = train([[line], ["Ba be di do."]], TokenizerConfig(vocab_size=40))
     assert {"山", "河", "水", "火"} <= set("".join(learned.pieces))
-    parts = list(_cut(line))
+    parts = list(parts_of(line))
     assert "".join(parts) == line and all(len(part.encode()) <= LONGEST_SENTENCE for part in parts)
     if space:
         assert all(part.startswith(" ") for part in parts[1:])

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from xlpre.training.distributed import limit_waiting
-from xlpre.training.engine import _deepspeed, _merged, precision_on, start_processes
+from xlpre.training.engine import TrainConfig, _deepspeed, _merged, precision_on, settings_for, start_processes
+from xlpre.training.optim import OptimConfig
 from xlpre.training.overrides import stage_of
 
 
@@ -72,3 +73,36 @@ def test_auto_takes_bf16_where_a_gpu_computes_it_and_does_not_emulate_it(monkeyp
     if major < 8:
         with pytest.raises(ValueError, match="train.precision=bf16 on Tesla V100, .* leave train.precision=auto"):
             precision_on(gpu, "bf16")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"wall_clock_breakdwn": True}, r"deepspeed.wall_clock_breakdwn: .*did you mean 'wall_clock_breakdown'\?"),
+        ({"foo": 1}, r"deepspeed.foo: DeepSpeed has no such setting; the settings are .*zero_optimization"),
+        ({"amp": {"enabled": True}}, r"deepspeed: DeepSpeed refuses these settings: .*has been removed"),
+        ({"communication_data_type": "fp33"}, r"deepspeed: DeepSpeed refuses these settings: .*Got: fp33"),
+    ],
+)
+def test_a_setting_that_deepspeed_does_not_know_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        settings_for(TrainConfig(), OptimConfig(), torch.device("cpu"), 1, settings)
+
+
+def test_settings_that_deepspeed_knows_are_not_refused():
+    known = {
+        "wall_clock_breakdown": True,
+        "flops_profiler": {"enabled": False},
+        "checkpoint": {},
+        "compile": {},
+        "aio": {},
+    }
+    known |= {
+        "activation_checkpointing": {},
+        "tensorboard": {},
+        "csv_monitor": {},
+        "comms_logger": {},
+        "data_types": {},
+    }
+    known |= {"communication_data_type": "fp32", "zero_allow_untested_optimizer": True, "dump_state": False}
+    settings_for(TrainConfig(), OptimConfig(), torch.device("cpu"), 1, known)

@@ -7,8 +7,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from xlpre.model.kernels import triton_kernels
+from xlpre.model.kernels import triton_backward, triton_forward
 from xlpre.model.kernels.triton_tiles import tile_of
+
+KERNELS = {
+    kernel.__name__: kernel
+    for kernel in (
+        triton_forward.draw,
+        triton_forward.score_places,
+        triton_forward.attend,
+        triton_backward.differentiate_keys,
+        triton_backward.differentiate_rows,
+        triton_backward.differentiate_place_queries,
+        triton_backward.differentiate_place_keys,
+    )
+}
 
 
 class Given(NamedTuple):
@@ -185,7 +198,7 @@ class Launch:
         tile = tile_of(kernel, E, dtype)
         size = tile.rows if over == "rows" else tile.keys
         grid = (-(-self._length[over] // size), self._groups)
-        launched = getattr(triton_kernels, kernel)
+        launched = KERNELS[kernel]
         width = {"E": E} if "E" in launched.arg_names else {}
         launched[grid](*given, **width, ROWS=tile.rows, KEYS=tile.keys, num_warps=tile.warps, num_stages=tile.stages)
 

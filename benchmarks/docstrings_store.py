@@ -1,0 +1,16 @@
+"""A store of text that is always there, for trainings of which only the course matters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from xlpre.data.building import write_store
+from xlpre.text.corpus import TextConfig, documents
+from xlpre.text.tokenizer import TokenizerConfig, train
+
+
+def docstrings_store(path: Path, million_characters: float, vocab_size: int, held_out: float) -> Path:
+    """Make it of installed docstrings, with a vocabulary learned from them."""
+    text = list(documents(TextConfig(limit_mb=million_characters)))
+    vocabulary = train(text, TokenizerConfig(vocab_size=vocab_size))
+    return write_store(path, text, vocabulary, held_out, {"source": "docstrings"}, {}).path

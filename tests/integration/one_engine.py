@@ -1,0 +1,72 @@
+"""DeepSpeed's engine in one process, around a model of two linear layers whose loss can be made not finite."""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.conftest import has_bf16, has_fp16
+from xlpre.training import distributed, state
+from xlpre.training.engine import TrainConfig, build_engine, settings_for, start_processes
+from xlpre.training.optim import OptimConfig
+
+CPU = torch.device("cpu")
+
+
+def engine_around(net, train, optim, overrides):
+    return build_engine(net, settings_for(train, optim, CPU, 1, overrides), train, optim, CPU)
+
+
+WIDTH = 6
+PRECISIONS = ["fp32", *(["bf16"] if has_bf16() else []), *(["fp16"] if has_fp16() else [])]
+ENGINES = [("fp32", 0)] + [(precision, stage) for precision in PRECISIONS for stage in (1, 2, 3)]
+every_engine = pytest.mark.parametrize(("precision", "stage"), ENGINES)
+needs_bf16 = pytest.mark.skipif(not has_bf16(), reason="this processor has no instructions for bf16")
+needs_fp16 = pytest.mark.skipif(not has_fp16(), reason="this processor has no instructions for fp16 (AVX512-FP16)")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_process():
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}.items():
+            patch.setenv(name, value)
+        patch.setenv("MASTER_PORT", str(distributed.free_port()))
+        start_processes(CPU)
+        yield
+        import deepspeed.comm
+
+        deepspeed.comm.destroy_process_group()
+
+
+class Net(nn.Module):
+    """The mean square of what comes out, times a factor; the norm's parameters do not decay, so Adam has two groups."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.norm, self.outer = nn.Linear(WIDTH, 5), nn.LayerNorm(5), nn.Linear(5, WIDTH)
+
+    def forward(self, x, factor=1.0):
+        return self.outer(self.norm(self.inner(x.to(self.inner.weight.dtype)))).float().square().mean() * factor
+
+
+def built(precision, stage, net=None, clip=1.0, **zero):
+    train = TrainConfig(batch_size=2, precision=precision)
+    optim = OptimConfig(lr=0.01, clip=clip)
+    return engine_around(net or Net(), train, optim, {"zero_optimization": {"stage": stage, **zero}})
+
+
+def update(engine, number, factor=1.0):
+    torch.manual_seed(number)
+    loss = engine(torch.randn(2, WIDTH), factor)
+    engine.backward(loss)
+    engine.step()
+    return loss.item(), float(engine.get_global_grad_norm())
+
+
+def everything(engine):
+    """Weights, moments, counters, as a checkpoint has them."""
+    return state.weights_of(engine, keep=True), state.moments_of(engine, lambda index: True), state.counters_of(engine)
+
+
+def equal(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)

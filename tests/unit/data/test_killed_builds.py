@@ -1,0 +1,108 @@
+"""Commands that prepare a store and are killed, lose a worker, the disk or the race to another one."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.conftest import REPOSITORY, make_documents
+from xlpre.data.building import build_store
+from xlpre.text.corpus import TextConfig
+
+SCRIPT = """
+import sys
+from xlpre.data import shards
+from xlpre.data.building import build_store
+from xlpre.text import corpus
+from xlpre.text.corpus import TextConfig
+from xlpre.text.tokenizer import Tokenizer
+corpus.UNIT_BYTES, corpus.SMALL_BYTES = 20_000, 0
+shards.SHARD_CHARACTERS, shards.BATCH_CHARACTERS = 4000, 1000
+source, target, vocabulary, workers = sys.argv[1:]
+build_store(target, TextConfig(source=source, held_out=0.1, workers=int(workers)), Tokenizer.load(vocabulary))
+"""
+
+
+def start(*words, **settings):
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-c", SCRIPT, *map(str, words)]
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, **settings)
+
+
+@pytest.fixture
+def larger(tmp_path, tokenizer):
+    path = tmp_path / "larger.txt"
+    path.write_text("\n\n".join("\n".join(document) for document in make_documents(3000)))
+    tokenizer.save(tmp_path / "v.model")
+    return path, tmp_path / "v.model"
+
+
+def shards(work):
+    return list(work.glob("*/[0-9]*"))
+
+
+def wait_until(condition, process):
+    """Until it holds or the process has done its work, for a hundred seconds at most."""
+    until = time.monotonic() + 100
+    while not condition() and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.002)
+    if not condition() and process.poll() != 0:
+        process.kill()
+        raise AssertionError(process.communicate()[1])
+
+
+def test_kill_9_at_any_time_loses_no_finished_shard(larger, tmp_path):
+    path, vocabulary = larger
+    assert start(path, tmp_path / "whole", vocabulary, 1).wait(100) == 0
+    work = tmp_path / ".store.unfinished"
+    for wanted in (3, 12, 25):
+        process = start(path, tmp_path / "store", vocabulary, 2)
+        wait_until(lambda: len(shards(work)) >= wanted, process)  # noqa: B023 - it is asked here
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        time.sleep(0.3)  # its workers notice that nobody waits for them
+    done = start(path, tmp_path / "store", vocabulary, 2)
+    assert done.wait(100) == 0, done.stderr.read()
+    for name in json.loads((tmp_path / "whole" / "meta.json").read_text())["bytes"]:
+        assert (tmp_path / "store" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+
+
+def test_a_killed_worker_ends_the_command_with_a_sentence(larger, tmp_path):
+    path, vocabulary = larger
+    process = start(path, tmp_path / "store", vocabulary, 2)
+    wait_until(lambda: shards(tmp_path / ".store.unfinished"), process)
+    children = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True, check=False
+    )
+    os.kill(int(children.stdout.split()[0]), signal.SIGKILL)
+    assert process.wait(60) != 0 and "a worker was killed" in process.stderr.read()
+
+
+def test_two_commands_do_not_prepare_one_store(larger, tmp_path, tokenizer):
+    path, vocabulary = larger
+    process = start(path, tmp_path / "store", vocabulary, 2)
+    # the lock, which is held once there is more
+    wait_until(lambda: len(list((tmp_path / ".store.unfinished").glob("*"))) >= 2, process)
+    with pytest.raises(ValueError, match="another command prepares this store"):
+        build_store(tmp_path / "store", TextConfig(source=str(path)), tokenizer)
+    assert process.wait(100) == 0
+
+
+def test_a_full_disk_is_named_and_what_is_finished_stays(larger, tmp_path):
+    path, vocabulary = larger
+
+    def small_files():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    process = start(path, tmp_path / "store", vocabulary, 1, preexec_fn=small_files)  # noqa: PLW1509
+    message = process.communicate(timeout=100)[1]
+    assert process.returncode != 0 and "File too large" in message
+    assert not (tmp_path / "store").exists() and shards(tmp_path / ".store.unfinished")
+    done = start(path, tmp_path / "store", vocabulary, 1)
+    assert done.wait(100) == 0
