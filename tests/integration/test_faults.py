@@ -10,10 +10,10 @@ import sys
 
 import psutil
 import pytest
-import safetensors.torch
 
 from tests.conftest import has_bf16
 from tests.integration.conftest import REPOSITORY, deepspeed_launcher, environment, run, run_together
+from xlpre.exchange.folder import load_folder, save_folder
 from xlpre.training import checkpoint
 from xlpre.training.metrics import read_metrics
 
@@ -92,11 +92,10 @@ def test_a_training_whose_terminal_is_closed_saves(words, tmp_path):
 
 def test_weights_too_large_for_numbers_stop_the_run_with_what_it_met_and_how_to_replay_it(words, tmp_path):
     assert run(SCRIPT, *words("first", train__steps=2)).returncode == 0
-    file = tmp_path / "first" / "model" / "model.safetensors"
-    weights = safetensors.torch.load_file(file)
-    weights["backbone.embedding.weight"][100:] = 3e38
-    safetensors.torch.save_file(weights, file)
-    done = run(SCRIPT, *words("second", init=tmp_path / "first" / "model", train__max_skipped=5))
+    folder = load_folder(tmp_path / "first" / "model")
+    folder.weights["backbone.embedding.weight"][100:] = 3e38
+    save_folder(tmp_path / "large", folder)
+    done = run(SCRIPT, *words("second", init=tmp_path / "large", train__max_skipped=5))
     assert done.returncode == 2 and "5 updates in a row, to step 5, were not finite" in done.stderr, done.stderr
     assert not (tmp_path / "second" / "checkpoints").exists()
     lines = [line for line in read_metrics(tmp_path / "second") if "skipped" in line]

@@ -1,7 +1,7 @@
 """A fine-tuned model's folder: a model folder, from which training can go on like from any other, and two files more.
 
 head.safetensors    fp32 weights of the head by their names in xlpre/model/heads.py
-task.json           what the task is, for those who answer it
+task.json           what the task is, for those who answer it, and a checksum of the head
 
 `save_huggingface_fine_tuned` writes one that transformers opens, with its head.
 """
@@ -19,15 +19,15 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from xlpre.atomic import new_folder
+from xlpre.atomic import checksum, new_folder
 from xlpre.exchange import hf, hf_heads
 from xlpre.exchange.folder import ModelFolder, in_other_words, load_folder, write_files
 from xlpre.exchange.hf_tokenizer import write_tokenizer
-from xlpre.exchange.ours import as_readable_as_the_rest
+from xlpre.exchange.ours import as_readable_as_the_rest, check_whole
 from xlpre.model.config import ModelConfig
 from xlpre.tensors import check_finite, write_tensors
 
-HEAD, TASK = "head.safetensors", "task.json"
+HEAD, TASK, CHECKSUM = "head.safetensors", "task.json", "head_crc32c"
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,8 @@ def save_fine_tuned(path: str | Path, model: FineTuned) -> None:
         write_files(partial, model.folder)
         write_tensors(partial / HEAD, model.head)
         as_readable_as_the_rest(partial / HEAD)
-        (partial / TASK).write_text(json.dumps(model.task, indent=1, ensure_ascii=False), encoding="utf-8")
+        task = {**model.task, CHECKSUM: checksum(partial / HEAD)}
+        (partial / TASK).write_text(json.dumps(task, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
 def load_fine_tuned(path: str | Path) -> FineTuned:
@@ -93,9 +94,11 @@ def load_fine_tuned(path: str | Path) -> FineTuned:
             raise ValueError(f"{TASK} must hold an object, and so must `data` in it")
         if missing := {"task", "summary", "labels"} - {*task}:
             raise ValueError(f"it has no {', '.join(sorted(missing))}")
+        whole = task.pop(CHECKSUM, None)
         head = safetensors.torch.load_file(path / HEAD)
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise ValueError(f"{path}: {HEAD} or {TASK} cannot be read: {str(error).splitlines()[0]}") from None
+    check_whole(path / HEAD, whole, path / TASK, CHECKSUM)
     check_finite(path / HEAD, head)
     return FineTuned(folder, head, task)
 

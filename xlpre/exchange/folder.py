@@ -1,7 +1,7 @@
 """The model folder: weights in safetensors, config, vocabulary, passport. Nothing in it is ever unpickled.
 
 model.safetensors   fp32 weights by their names in xlpre/model; the head of next-sentence prediction among them, if it was learned
-config.json         `model`: ModelConfig, `objective`: its name
+config.json         `model`: ModelConfig, `objective`: its name, and a checksum of the weights
 spiece.model        the SentencePiece vocabulary
 passport.json       vocabulary hash, special ids, data fingerprint, step, revision, versions
 

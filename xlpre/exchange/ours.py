@@ -1,4 +1,4 @@
-"""The model in a folder of ours: model.safetensors, fp32 weights by their names in xlpre/model, and config.json, which says its shape."""
+"""The model in a folder of ours: model.safetensors, fp32 weights by their names in xlpre/model; config.json, its shape and a checksum."""
 
 from __future__ import annotations
 
@@ -13,17 +13,24 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
+from xlpre.atomic import checksum
 from xlpre.config import from_mapping
 from xlpre.model.config import ModelConfig
 from xlpre.tensors import write_tensors
 
 FORMAT = "xlpre"
+CHECKSUM = "weights_crc32c"
 
 
 def write_model(path: Path, config: ModelConfig, weights: Mapping[str, Tensor], objective: str) -> None:
     """Write config.json and model.safetensors into the folder `path`."""
     write_tensors(path / "model.safetensors", weights)
-    content = {"format": FORMAT, "model": dataclasses.asdict(config), "objective": objective}
+    content = {
+        "format": FORMAT,
+        "model": dataclasses.asdict(config),
+        "objective": objective,
+        CHECKSUM: checksum(path / "model.safetensors"),
+    }
     (path / "config.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
     as_readable_as_the_rest(path / "model.safetensors")
 
@@ -64,7 +71,7 @@ def read_model(path: Path, settings: Mapping[str, Any]) -> tuple[ModelConfig, di
     """Shape, weights and objective of a folder whose config.json holds `settings`.
 
     Raises:
-        ValueError: a setting that is not known, a file that cannot be read.
+        ValueError: a setting that is not known, a file that cannot be read, weights that are not those that were written.
     """
     file, described = path / "model.safetensors", path / "config.json"
     shape, objective = settings.get("model"), settings.get("objective")
@@ -74,9 +81,19 @@ def read_model(path: Path, settings: Mapping[str, Any]) -> tuple[ModelConfig, di
         )
     config = from_mapping(ModelConfig, shape, str(described))
     try:
+        check_whole(file, settings.get(CHECKSUM), described, CHECKSUM)
         return config, safetensors.torch.load_file(file), objective
     except (OSError, safetensors.SafetensorError) as error:
         raise ValueError(f"{file}: cannot be read: {str(error).splitlines()[0]}") from None
+
+
+def check_whole(file: Path, expected: int | None, described: Path, key: str) -> None:
+    """Raise ValueError if the checksum of a file is another than `described` says in `key`; one of before says nothing."""
+    if expected is not None and checksum(file) != expected:
+        raise ValueError(
+            f"{file} is not as it was written (its checksum is not {key} of {described}); get it anew, or, if its weights were "
+            f"changed on purpose, remove {key} from there"
+        )
 
 
 def as_readable_as_the_rest(weights: Path) -> None:

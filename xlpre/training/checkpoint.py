@@ -22,6 +22,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from xlpre.atomic import checksum
 from xlpre.training.distributed import Talk, n_processes, process
 from xlpre.training.engine import PRECISIONS
 
@@ -129,15 +130,6 @@ def _as_set(key: str, before: Any, now: Any) -> tuple[str, Any, Any]:
             return "optim.momentum", before["momentum"], now["momentum"]
         return "optim.name", "muon" if before else "adamw", "muon" if now else "adamw"
     return key, before, now
-
-
-def checksum(file: Path) -> int:
-    """CRC-32C, which finds what a disk or a network did, at the speed of reading."""
-    found = 0
-    with open(file, "rb") as content:
-        while block := content.read(1 << 20):
-            found = google_crc32c.extend(found, block)
-    return found
 
 
 class Moments(Mapping[str, Tensor]):

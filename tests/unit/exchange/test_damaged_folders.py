@@ -1,5 +1,6 @@
 """Folders that must be refused, in a sentence, with nothing loaded."""
 
+import dataclasses
 import json
 import os
 import pickle
@@ -7,7 +8,6 @@ import re
 import shutil
 
 import pytest
-import safetensors.torch
 import torch
 
 from tests.unit.exchange.folders import KINDS, make
@@ -25,15 +25,14 @@ def test_weights_of_another_shape_are_refused_by_name(tokenizer, tmp_path):
 
 
 def test_a_weight_too_many_or_too_few_is_named(tokenizer, tmp_path):
-    save_folder(tmp_path / "model", make(tokenizer))
-    file = tmp_path / "model" / "model.safetensors"
-    weights = safetensors.torch.load_file(file)
+    folder = make(tokenizer)
+    weights = folder.weights
     fewer = {name: w for name, w in weights.items() if name != "output.bias"}
     for changed, complaint in (
         (fewer, "output.bias is missing"),
         ({**weights, "extra": torch.zeros(1)}, "extra is not in"),
     ):
-        safetensors.torch.save_file(changed, file)
+        save_folder(tmp_path / "model", dataclasses.replace(folder, weights=changed))
         with pytest.raises(ValueError, match=complaint):
             load_folder(tmp_path / "model")
 
@@ -168,6 +167,20 @@ def test_odd_weights_are_one_sentence(content, tokenizer, tmp_path):
     torch.save(content, tmp_path / "model" / "pytorch_model.bin")
     with pytest.raises(ValueError, match=str(tmp_path)):
         load_folder(tmp_path / "model")
+
+
+def test_weights_that_were_changed_on_the_way_are_refused_unless_on_purpose(tokenizer, tmp_path):
+    save_folder(tmp_path / "model", make(tokenizer))
+    file, described = tmp_path / "model" / "model.safetensors", tmp_path / "model" / "config.json"
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1  # a number that remains a number
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"model.safetensors is not as it was written .* remove weights_crc32c"):
+        load_folder(tmp_path / "model")
+    settings = json.loads(described.read_text())
+    del settings["weights_crc32c"]
+    described.write_text(json.dumps(settings))
+    load_folder(tmp_path / "model")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -44,6 +44,11 @@ def folder(tokenizer, tmp_path):
 def test_a_head_that_is_not_the_tasks_is_refused(folder, name, weight, message):
     head = safetensors.torch.load_file(folder / "head.safetensors") | {name: weight}
     safetensors.torch.save_file({key: x for key, x in head.items() if x is not None}, folder / "head.safetensors")
+    with pytest.raises(ValueError, match="head.safetensors is not as it was written .* remove head_crc32c"):
+        open_fine_tuned(folder)
+    task = json.loads((folder / "task.json").read_text())
+    del task["head_crc32c"]
+    (folder / "task.json").write_text(json.dumps(task))
     with pytest.raises(ValueError, match=message):
         open_fine_tuned(folder)
 

@@ -61,7 +61,7 @@ def test_a_folder_that_is_not_whole_is_refused_in_a_sentence(dump, tmp_path):
     assert f"{file}: not a share of an update" in refusal(path)
     file.write_bytes(whole)
     os.truncate(path / "model" / "model.safetensors", 1000)
-    assert "model.safetensors: cannot be read" in refusal(path)
+    assert "model.safetensors is not as it was written" in refusal(path)
 
 
 def test_the_share_of_every_process_must_be_there_and_of_the_same_update(dump, batch_at, capsys):
