@@ -227,22 +227,6 @@ def test_more_heads_of_rows_than_a_grid_has_room_for_are_refused_with_a_way_out(
 
 
 @runs_kernels
-def test_no_number_that_a_compiler_is_given_needs_more_than_32_bits():
-    """Torch 2.11 writes the bounds of random numbers as 32 bits into what it compiles for GPUs."""
-    model, numbers = make_model(True, attention="triton", n_layer=1, dropatt=0.1).to(DEVICE), []
-    memory = random_memory(model.config, 2, 12)
-    memory = type(memory)(memory.hidden.to(DEVICE), memory.valid.to(DEVICE))
-
-    def look(graph, inputs):
-        numbers.extend(x for node in graph.graph.nodes for x in (*node.args, *node.kwargs.values()))
-        return graph.forward
-
-    torch.compile(model, backend=look, fullgraph=True)(random_batch(20, reuse=10).to(DEVICE), memory)
-    whole = [x for x in numbers if isinstance(x, int)]
-    assert whole and max(map(abs, whole)) < 2**31
-
-
-@runs_kernels
 @pytest.mark.parametrize("fault", [None, "wrong", "not the same twice"])
 def test_a_trial_finds_what_is_wrong_with_them(monkeypatch, fault):
     from xlpre.model.kernels import trial

@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from tests.unit.model.triton_cases import attended, runs_kernels, small_case, small_tiles  # noqa: F401  a fixture
+from tests.unit.model.conftest import make_model, random_batch, random_memory
+from tests.unit.model.triton_cases import (  # noqa: F401  a fixture
+    DEVICE,
+    attended,
+    runs_kernels,
+    small_case,
+    small_tiles,
+)
 from xlpre.model.kernels.backend import with_triton
 
 pytestmark = runs_kernels
@@ -50,3 +57,18 @@ def test_the_backward_pass_is_the_derivative_with_dropout_too():
             moved = {name: x + sign * step * d for (name, x), d in zip(tensors.items(), directions, strict=True)}
             values.append(loss(moved).item())
     assert slope == pytest.approx((values[0] - values[1]) / (2 * step), rel=2e-3)
+
+
+def test_no_number_that_a_compiler_is_given_needs_more_than_32_bits():
+    """Torch 2.11 writes the bounds of random numbers as 32 bits into what it compiles for GPUs."""
+    model, numbers = make_model(True, attention="triton", n_layer=1, dropatt=0.1).to(DEVICE), []
+    memory = random_memory(model.config, 2, 12)
+    memory = type(memory)(memory.hidden.to(DEVICE), memory.valid.to(DEVICE))
+
+    def look(graph, inputs):
+        numbers.extend(x for node in graph.graph.nodes for x in (*node.args, *node.kwargs.values()))
+        return graph.forward
+
+    torch.compile(model, backend=look, fullgraph=True)(random_batch(20, reuse=10).to(DEVICE), memory)
+    whole = [x for x in numbers if isinstance(x, int)]
+    assert whole and max(map(abs, whole)) < 2**31
