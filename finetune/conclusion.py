@@ -20,7 +20,7 @@ from finetune.config import FinetuneConfig
 from finetune.evaluation import answer, device_pass_tokens, measure
 from finetune.examples import Split
 from finetune.foundation import Foundation
-from finetune.job import KEPT
+from finetune.job import KEPT, in_agreement
 from finetune.log import shown
 from finetune.model import TaskModel
 from finetune.pictures import draw
@@ -66,7 +66,7 @@ def conclude_run(
         What they answer to the first dev split.
     """
     folder = seed_folder(foundation.config, seed)
-    model, saved = _kept(foundation, folder, device)
+    model, saved = _kept(foundation, folder, device, talk)
     answers = [_answer(foundation, model, split, talk) for split in foundation.dev]
     if is_main():
         deciding = measure(foundation.task, foundation.dev[0], answers[0])
@@ -125,7 +125,7 @@ def conclude(
     if is_main():
         linked_copy(folder / KEPT, run_dir / "model")
     talk.barrier()
-    model, saved = _kept(foundation, folder, device)
+    model, saved = _kept(foundation, folder, device, talk)
     tests, measured = foundation.test, foundation.dev[0]
     answers = [_answer(foundation, model, split, talk) for split in tests]
     known = answered[best.seed] if best.seed in answered else _answer(foundation, model, measured, talk)
@@ -166,11 +166,12 @@ def _write_tests(
     return predictions, found
 
 
-def _kept(foundation: Foundation, folder: Path, device: torch.device) -> tuple[TaskModel, FineTuned]:
+def _kept(foundation: Foundation, folder: Path, device: torch.device, talk: Talk) -> tuple[TaskModel, FineTuned]:
     """The model that a run kept, in fp32, and what its folder holds."""
     saved = load_fine_tuned(folder / KEPT)
     check_head(folder / KEPT, saved.head, foundation.task, foundation.shape)
-    model = made_with(saved.weights, partial(TaskModel, foundation.shape, foundation.task))
+    shape = in_agreement(foundation.shape, device, torch.float32, talk)
+    model = made_with(saved.weights, partial(TaskModel, shape, foundation.task))
     return model.to(device).eval(), saved
 
 

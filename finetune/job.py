@@ -16,6 +16,7 @@ from finetune.evaluation import answer, device_pass_tokens, measure
 from finetune.foundation import Foundation
 from finetune.model import TaskModel
 from xlpre.exchange.fine_tuned import load_fine_tuned, save_fine_tuned
+from xlpre.model.config import ModelConfig
 from xlpre.model.initialization import made_with
 from xlpre.model.kernels.backend import settled
 from xlpre.training import checkpoint
@@ -129,10 +130,8 @@ class Job:
         """Build model and engine, at the start or as the checkpoint `saved` has them; `was` is what it says."""
         config = self.config
         seed_everything(self.seed)  # the same starting values on every process
-        shape = self.foundation.shape
-        found = settled(shape.attention, self.device, self._dtype, shape.head_width) if is_main() else ""
-        attention: Any = self.talk.from_main(found)  # what process 0 finds fastest
-        build = partial(TaskModel, dataclasses.replace(shape, attention=attention), self.foundation.task)
+        shape = in_agreement(self.foundation.shape, self.device, self._dtype, self.talk)
+        build = partial(TaskModel, shape, self.foundation.task)
         weights = load_fine_tuned(saved / checkpoint.MODEL).weights if saved else {}
         model = made_with(weights, build) if saved else build()
         if not saved and not config.from_scratch:  # the head keeps the values that it begins with
@@ -143,3 +142,10 @@ class Job:
         self.engine = build_engine(model, settings, config.train, config.optim, self.device)
         if saved:
             put_state(self.engine, weights, checkpoint.Moments(saved), was["counters"])
+
+
+def in_agreement(shape: ModelConfig, device: torch.device, dtype: torch.dtype, talk: Talk) -> ModelConfig:
+    """A shape with the attention that process 0 finds fastest on its GPU, which the others take."""
+    found = settled(shape.attention, device, dtype, shape.head_width) if is_main() else ""
+    attention: Any = talk.from_main(found)
+    return dataclasses.replace(shape, attention=attention)
