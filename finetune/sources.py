@@ -146,7 +146,7 @@ class TableSource:
             truth is None
             or truth != truth
             or str(truth).strip() == ""
-            or bool(labels and truth in (-1, "-1") and "-1" not in labels)
+            or bool(labels and truth in (-1, "-1") and not {"-1", str(truth)} & {*labels})
         )
 
     def _texts(self, fields: Fields, place: str, may_be_empty: bool) -> tuple[str, ...]:

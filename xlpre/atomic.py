@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-import google_crc32c
 import psutil
 
 WEIGHTS = ".safetensors"
@@ -146,12 +145,3 @@ def _remove(left: Path) -> None:
         shutil.rmtree(left)
     else:
         left.unlink(missing_ok=True)
-
-
-def checksum(file: Path) -> int:
-    """CRC-32C of what a file holds, which finds what a disk or a network did, at the speed of reading."""
-    found = 0
-    with open(file, "rb") as content:
-        while block := content.read(1 << 20):
-            found = google_crc32c.extend(found, block)
-    return found

@@ -188,24 +188,21 @@ def _check_keys(schema: DictConfig, given: DictConfig, origin: str, prefix: str 
         if key not in schema:
             path, known = _longest(path, value), list(keys_of(_root(schema)))
             if "." in key and path in known:
-                raise ValueError(
-                    f"{origin}: {path!r} is written as a group, `{path.replace('.', ': {')}: ...{'}' * path.count('.')}`"
-                )
+                group = f"`{path.replace('.', ': {')}: ...{'}' * path.count('.')}`"
+                raise ValueError(f"{origin}: {path!r} is written as a group, {group}")
             raise ValueError(f"{origin}: there is no setting {path!r}; {nearest(path, known)}")
         inner = schema._get_node(key)
         if _is_group(inner):
-            group: Any = OmegaConf.get_type(inner)
             if not isinstance(value, DictConfig):
-                raise ValueError(
-                    f"{origin}: {path!r} is a group of settings; name one of {', '.join(keys_of(group, path + '.'))}"
-                )
+                inside = ", ".join(keys_of(OmegaConf.get_type(inner), f"{path}."))  # type: ignore[arg-type]
+                raise ValueError(f"{origin}: {path!r} is a group of settings; name one of {inside}")
             _check_keys(inner, value, origin, path + ".")
         else:
             _check_kind(inner, value, f"{origin}: {path}")
 
 
 def _check_kind(wanted: Any, value: Any, origin: str) -> None:
-    """Raise ValueError if `value` is no list or no mapping where one is wanted."""
+    """Raise ValueError if `value` is no list, no mapping or neither true nor false where one is wanted."""
     for kind, what in ((ListConfig, "a list, as [a, b]"), (DictConfig, "a mapping, as {a: 1, b: 2}")):
         if isinstance(wanted, kind) and not isinstance(value, kind) and not value._is_interpolation():
             raise ValueError(f"{origin} ({value._value()}) must be {what}")

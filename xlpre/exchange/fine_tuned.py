@@ -19,7 +19,8 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from xlpre.atomic import checksum, new_folder
+from xlpre.atomic import new_folder
+from xlpre.checksum import checksum
 from xlpre.exchange import hf, hf_heads
 from xlpre.exchange.folder import ModelFolder, in_other_words, load_folder, write_files
 from xlpre.exchange.hf_tokenizer import write_tokenizer

@@ -13,7 +13,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from xlpre.atomic import checksum
+from xlpre.checksum import checksum
 from xlpre.config import from_mapping
 from xlpre.model.config import ModelConfig
 from xlpre.tensors import write_tensors

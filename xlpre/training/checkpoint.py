@@ -22,7 +22,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from xlpre.atomic import checksum
+from xlpre.checksum import checksum
 from xlpre.training.distributed import Talk, n_processes, process
 from xlpre.training.engine import PRECISIONS
 

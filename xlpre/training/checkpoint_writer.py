@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xlpre.atomic import checksum, new_file, sync
+from xlpre.atomic import new_file, sync
+from xlpre.checksum import checksum
 from xlpre.tensors import all_finite, write_tensors
 from xlpre.training.checkpoint import MANIFEST, MODEL, all_of, complete, facts_of, manifest_of
 from xlpre.training.distributed import Talk, is_main, n_processes, process

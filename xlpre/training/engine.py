@@ -173,12 +173,11 @@ def build_engine(
     guarded = zero["stage"] == 0
     bucket = {"reduce_bucket_size": bucket_of(zero, sum(parameter.numel() for parameter in model.parameters()))}
     settings, optimizer = _merged(settings, {"zero_optimization": bucket}), build_optimizer(model, optim, guarded)
+    deepspeed = _deepspeed(device)  # whose log goes on to what stdout is at its first import
     with redirect_stdout(io.StringIO()):  # in bf16 it prints many lines of the memory at hand
-        engine, *_ = _deepspeed(device).initialize(model=model, optimizer=optimizer, config=settings)
-    in_one_piece = guarded or hasattr(
-        engine.optimizer, "get_grads_for_reduction"
-    )  # which DeepSpeed's optimizer of stage 1 in bf16 has
-    if in_one_piece and n_processes() == 1:
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
+    bf16_of_stage_1 = hasattr(engine.optimizer, "get_grads_for_reduction")
+    if (guarded or bf16_of_stage_1) and n_processes() == 1:
         # it would copy all gradients twice, though there is nobody to add them to, and in bf16 round what was accumulated in fp32
         engine.enable_backward_allreduce = False
     if train.compile:

@@ -5,7 +5,9 @@ import pyarrow.parquet
 import pytest
 
 from finetune.classify import labels_in
+from finetune.config import TaskDataConfig
 from finetune.fields import class_of, number_of, read_rows, text_of
+from finetune.sources import Columns, TableSource
 
 
 def rows(path, **more):
@@ -112,3 +114,18 @@ def test_a_label_that_is_a_number_is_the_same_with_a_point_and_one_that_is_a_tex
     assert labels_in([tmp_path / "a.csv"], "label") == ["1", "1.0"]
     assert [class_of({"label": 1.0}, "label", labels, "") for labels in (["0", "1"], ["0.0", "1.0"])] == [1, 1]
     assert class_of({"label": 0.5}, "label", ["0.5", "1"], "") == 0
+
+
+@pytest.mark.parametrize(
+    ("labels", "truth", "answer"),
+    [
+        (["0", "1"], -1, None),
+        (["0", "1"], -1.0, None),
+        (["0", "1"], "-1", None),
+        (["-1", "1"], -1.0, 0),
+        (["-1.0", "1.0"], -1.0, 0),
+    ],
+)
+def test_minus_1_leaves_the_truth_open_unless_it_is_a_label_however_that_is_written(labels, truth, answer):
+    source = TableSource(Columns(("text",), "label", labels), [], {}, {}, TaskDataConfig())
+    assert source.example({"text": "ba", "label": truth}, "").answer == answer

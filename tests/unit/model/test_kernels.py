@@ -1,6 +1,7 @@
 """Whoever computes attention: the same numbers."""
 
 import dataclasses
+import os
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import REPOSITORY
 from tests.unit.model.conftest import make_model, random_batch, random_memory
 from xlpre.model.geometry import Geometry
 from xlpre.model.kernels import cpu
@@ -209,6 +211,15 @@ def test_a_model_is_imported_without_torchs_compiler():
     """Which takes a second or two, and comes with `torch.compiler.disable`."""
     code = "import sys, xlpre.model.language_model, xlpre.exchange.folder; sys.exit('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_attention_is_tried_and_timed_where_nothing_but_torch_and_psutil_is_installed():
+    absent = ("deepspeed", "google_crc32c", "omegaconf", "safetensors", "sentencepiece", "transformers", "yaml")
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({absent})); import xlpre.model.kernels.trial, kernels, windows"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY / "benchmarks", env=environment).returncode == 0
 
 
 def test_auto_is_what_the_device_serves():

@@ -42,9 +42,8 @@ from xlpre.model.kernels.triton_tiles import GRANULE, WIDEST, computes
 from xlpre.model.terms import Scores
 from xlpre.model.visibility import HIDDEN
 
-SEEDS = (
-    2**31 - 1
-)  # torch.compile's code for GPUs has such a bound in 32 bits (torch 2.11), in which a larger one may be 0
+# torch.compile's code for GPUs has such a bound in 32 bits (torch 2.11), in which a larger one may be 0
+SEEDS = 2**31 - 1
 MOST_GROUPS = 2**16 - 1  # heads of batch rows that a grid has room for beside tiles
 SEEN_BYTES = 16  # that Geometry.visible and what is made of it take for a row and key, at the most
 
