@@ -36,7 +36,7 @@ def kind_of(path: Path) -> str:
     """
     if path.is_dir():
         raise ValueError(f"text.source: {path} is a folder; name the files in it, as '{path}/*.txt'")
-    if path.is_symlink() and not path.is_file():
+    if path.is_symlink() and not path.exists():
         raise ValueError(
             f"text.source: {path} is a link to {path.readlink()}, where there is no file; mend or remove it"
         )

@@ -151,10 +151,12 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path):
     (tmp_path / "gone.txt").symlink_to("/nowhere/a.txt")
     (tmp_path / "circle.txt").symlink_to("circle.txt")
     os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "away.txt").symlink_to("pipe.txt")  # as /dev/stdin may be
     for name, message in (
         ("gone.txt", "gone.txt is a link to /nowhere/a.txt, where there is no file"),
         ("circle.txt", "circle.txt is a link to circle.txt, where there is no file"),
         ("pipe.txt", "pipe.txt is a pipe or a device; write what it holds to a file"),
+        ("away.txt", "away.txt is a pipe or a device; write what it holds to a file"),
     ):
         for find in (read, lambda source: files(TextConfig(source=str(source)))):
             with pytest.raises(ValueError, match=message):
