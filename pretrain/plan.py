@@ -69,7 +69,7 @@ def _memory(plan: Plan, stage: int, micro: int) -> list[str]:
     }
     rows |= {name: [n] * 4 for name, n in same.items()}
     if plan.config.optim.muon:
-        rows["working space of the update, after"] = [plan.updating(number) for number in range(4)]
+        rows["the update, in place of activations"] = [plan.updating(number) for number in range(4)]
     rows["all"] = [plan.bytes(number, micro) for number in range(4)]
     if any(plan.offloads.values()):
         rows["besides, in the memory of a node"] = [plan.host(number) for number in range(4)]
