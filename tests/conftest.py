@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import signal
 from pathlib import Path
 
 os.environ["DS_ACCELERATOR"] = "cpu"
@@ -20,6 +21,8 @@ from xlpre.text.tokenizer import Tokenizer, TokenizerConfig, train
 
 REPOSITORY = Path(__file__).parents[1]
 TINY = ModelConfig(n_layer=2, d_model=16, n_head=2, d_inner=32, mem_len=8, dropout=0.0, dropatt=0.0, init_std=0.1)
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, also by all that tests start
 
 
 def make_documents(n_documents: int, seed: int = 0) -> list[list[str]]:
