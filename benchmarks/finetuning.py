@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from agreement import apart
 from finetuning_contenders import HuggingFace, Xlpre, both, numbers_of
+from json_config import configured
 
 from finetune.batches import Dealer
 from finetune.config import TaskDataConfig
@@ -87,7 +88,9 @@ def race(contenders: dict[str, Any], tokens: list[int]) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", default="{}", help=f"JSON; what is left out is as in {json.dumps(DEFAULT)}")
+    parser.add_argument(
+        "--config", default="{}", help=f"JSON, or a file of it; what is left out is as in {json.dumps(DEFAULT)}"
+    )
     parser.add_argument("--task", choices=LENGTHS, default="glue/mrpc")
     parser.add_argument("--data", help="the folder of the task's files, whose training examples are read")
     parser.add_argument("--vocabulary", type=Path, help="of --data")
@@ -100,7 +103,7 @@ def main() -> None:
     if bool(words.data) != bool(words.vocabulary):
         parser.error("--data and --vocabulary go together")
     set_defaults()
-    c = {**DEFAULT, **json.loads(words.config)}
+    c = configured(words.config, DEFAULT)
     task = build_task(words.task, TaskDataConfig(dir=words.data or "", max_len=words.max_len), "last")
     if words.data:
         items = task.encode(task.read("train"), Tokenizer.load(words.vocabulary))

@@ -28,7 +28,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin slow each other down many times on shared cores
@@ -37,6 +36,7 @@ import psutil
 import torch
 from agreement import agreeing, why
 from contenders import DEFAULT, DTYPES, Contender, data_of, needed_flops, settings_of
+from json_config import configured
 
 from xlpre.data.layout import DataConfig
 from xlpre.training.devices import device_named
@@ -178,11 +178,8 @@ def memory_alone(name: str, c: dict[str, Any]) -> float:
 
 
 def configuration(given: str) -> dict[str, Any]:
-    """That of JSON, or of a file of it."""
-    named = json.loads(given if given.lstrip().startswith("{") else Path(given).read_text("utf-8"))
-    if unknown := named.keys() - DEFAULT.keys():
-        raise SystemExit(f"--config: {', '.join(sorted(unknown))}: no such key; there are {', '.join(DEFAULT)}")
-    c = {**DEFAULT, **named}
+    """That of JSON, or of a file of it, if a training could have it."""
+    c = configured(given, DEFAULT)
     try:
         DataConfig(window=c["window"], reuse_len=c["reuse_len"])
     except ValueError as error:
