@@ -28,7 +28,7 @@ from finetune.results import Result, Summary, summarize
 from finetune.saved import check_head
 from finetune.task import Outputs, Prediction, Task
 from finetune.tasks import build_task
-from xlpre.atomic import linked_copy, new_file
+from xlpre.atomic import linked_copy, write_text
 from xlpre.exchange.fine_tuned import FineTuned, load_fine_tuned, save_fine_tuned
 from xlpre.model.initialization import made_with
 from xlpre.tables import write_table
@@ -161,8 +161,7 @@ def _write_tests(
                 flush=True,
             )
     if found:
-        with new_file(folder / "test_scores.json") as partial:
-            partial.write_text(json.dumps(found, indent=1), encoding="utf-8")
+        write_text(folder / "test_scores.json", json.dumps(found, indent=1))
     return predictions, found
 
 
@@ -187,8 +186,7 @@ def _answer(foundation: Foundation, model: TaskModel, split: Split, talk: Talk) 
 
 
 def _write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
-    with new_file(path) as partial:
-        partial.write_text("".join(json.dumps(one, ensure_ascii=False) + "\n" for one in predictions), encoding="utf-8")
+    write_text(path, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in predictions))
 
 
 def _say(summary: Summary, tested: dict[str, float], written: Sequence[Path], best: Result, run_dir: Path) -> None:

@@ -19,7 +19,7 @@ from finetune.number_task import NumberTask
 from finetune.one_vector import ClassTask
 from finetune.sources import TRAIN, Columns, TableSource, by_split, check_folder, file_in, find_folder, split_name
 from finetune.task import Prediction, Task
-from xlpre.atomic import new_file
+from xlpre.atomic import new_file, write_text
 from xlpre.model.summary import Summary
 from xlpre.text.hub import is_dataset
 
@@ -167,8 +167,7 @@ class GlueSource(TableSource):
         for split in self.test:
             path = folder / self._submitted.get(split, f"{split}.tsv")
             rows = (f"{one['id']}\t{one['prediction']}\n" for one in predictions[split])
-            with new_file(path) as partial:
-                partial.write_text("".join(["index\tprediction\n", *rows]), encoding="utf-8")
+            write_text(path, "".join(["index\tprediction\n", *rows]))
             written.append(path)
         if written:
             zip_files(written, folder / "submission.zip")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from xlpre.atomic import new_file
+from xlpre.atomic import write_text
 from xlpre.training.metrics import duration
 
 
@@ -53,8 +53,7 @@ class Result:
 
     def write(self, path: Path, facts: Mapping[str, Any]) -> None:
         """Write it, and the facts that it is a result of."""
-        with new_file(path) as partial:
-            partial.write_text(json.dumps({**dataclasses.asdict(self), "facts": facts}, indent=1), encoding="utf-8")
+        write_text(path, json.dumps({**dataclasses.asdict(self), "facts": facts}, indent=1))
 
     @classmethod
     def read(cls, path: Path) -> Result:

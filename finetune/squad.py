@@ -25,7 +25,7 @@ from finetune.sources import TRAIN, by_split, check_folder, file_in
 from finetune.span import SpanTask
 from finetune.squad_files import question_of, read_squad
 from finetune.task import Prediction, Task
-from xlpre.atomic import new_file
+from xlpre.atomic import write_text
 from xlpre.model.summary import Summary
 from xlpre.text.hub import is_dataset
 
@@ -72,8 +72,7 @@ class SquadTask(SpanTask):
         written = []
         for name, content in contents.items():
             written.append(folder / f"{split}.{name}.json")
-            with new_file(written[-1]) as partial:
-                partial.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+            write_text(written[-1], json.dumps(content, ensure_ascii=False))
         return written
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from finetune.fields import number_of, read_rows, text_of, value_of
-from xlpre.atomic import new_file
+from xlpre.atomic import write_text
 from xlpre.text.files import Meter, read_lines
 
 Grades = dict[str, dict[str, int]]  # by query, then by document
@@ -75,15 +75,12 @@ def write_run(path: Path, answers: Iterable[tuple[str, str, float]]) -> None:
     by_query: dict[str, list[tuple[str, float]]] = {}
     for query, document, score in answers:
         by_query.setdefault(query, []).append((document, score))
-    with new_file(path) as partial:
-        partial.write_text(
-            "".join(
-                f"{query} Q0 {document} {place} {score:.6f} {TAG}\n"
-                for query, scored in by_query.items()
-                for place, (document, score) in enumerate(in_order(scored), 1)
-            ),
-            encoding="utf-8",
-        )
+    lines = (
+        f"{query} Q0 {document} {place} {score:.6f} {TAG}\n"
+        for query, scored in by_query.items()
+        for place, (document, score) in enumerate(in_order(scored), 1)
+    )
+    write_text(path, "".join(lines))
 
 
 def _lines(files: Sequence[Path], columns: Sequence[str]) -> Iterator[tuple[str, list[str]]]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from pretrain.config import PretrainConfig, settings_of_run
 from pretrain.samples import read_samples
-from xlpre.atomic import new_file
+from xlpre.atomic import write_text
 from xlpre.command import run_command
 from xlpre.pictures import as_svg, in_legend, new_figure, save
 from xlpre.training.metrics import read_metrics
@@ -59,11 +59,8 @@ def write_report(run_dir: Path, against: Sequence[Path] = ()) -> Path:
     figure = _loss_plot(config.name, trained, measured, others)
     save(figure, run_dir / "loss.png")
     path = run_dir / "report.html"
-    with new_file(path) as partial:
-        settings = (run_dir / "config.yaml").read_text("utf-8")
-        partial.write_text(
-            _page(config, as_svg(figure), trained, measured, read_samples(run_dir), settings), encoding="utf-8"
-        )
+    settings = (run_dir / "config.yaml").read_text("utf-8")
+    write_text(path, _page(config, as_svg(figure), trained, measured, read_samples(run_dir), settings))
     return path
 
 

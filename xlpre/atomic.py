@@ -54,6 +54,12 @@ def new_file(path: str | Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+def write_text(path: str | Path, text: str) -> None:
+    """Make `text`, in UTF-8, all that is in the file `path`; see new_file."""
+    with new_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
 @contextmanager
 def new_folder(path: str | Path) -> Iterator[Path]:
     """Yield a temporary folder beside `path`; on success it takes the place of `path`, on an error it is removed."""

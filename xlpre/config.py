@@ -17,7 +17,7 @@ import yaml
 from omegaconf import BooleanNode, DictConfig, ListConfig, OmegaConf, StringNode
 from omegaconf.errors import OmegaConfBaseException
 
-from xlpre.atomic import new_file
+from xlpre.atomic import write_text
 from xlpre.settings import keys_of, nearest
 
 Schema = TypeVar("Schema")
@@ -67,8 +67,7 @@ def from_mapping(schema: type[Schema], settings: Mapping[str, Any], origin: str)
 
 def dump(config: Any, path: str | Path) -> None:
     """Write the resolved settings as YAML that `load` reads back to an equal object."""
-    with new_file(path) as partial:
-        partial.write_text(as_yaml(config), encoding="utf-8")
+    write_text(path, as_yaml(config))
 
 
 def as_yaml(config: Any) -> str:

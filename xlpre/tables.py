@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from xlpre.atomic import new_file
+from xlpre.atomic import write_text
 
 
 def as_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -29,6 +29,5 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def write_table(rows: Sequence[Mapping[str, Any]], folder: Path, name: str = "table") -> None:
     """`name`.md and `name`.csv."""
-    for file, content in ((f"{name}.md", as_markdown(rows)), (f"{name}.csv", as_csv(rows))):
-        with new_file(folder / file) as partly:
-            partly.write_text(content, encoding="utf-8")
+    write_text(folder / f"{name}.md", as_markdown(rows))
+    write_text(folder / f"{name}.csv", as_csv(rows))

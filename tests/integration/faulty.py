@@ -53,7 +53,7 @@ PHASES = {  # before a call of what; of those calls, before which
     "writing": (CheckpointWriter, "_write"),
     "half_written": (checkpoint_writer, "checksum"),  # all is written, or read back
     "model": (Job, "_write_model"),
-    "manifest": (checkpoint_writer, "new_file"),  # all is there but the manifest
+    "manifest": (checkpoint_writer, "write_text"),  # all is there but the manifest
     "removing": (CheckpointWriter, "_remove_old"),  # the manifest is there
     "half_removed": (checkpoint_writer.shutil, "rmtree", only_half_removed),
     "publishing": (pretrain.job, "linked_copy"),

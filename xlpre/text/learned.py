@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from xlpre.atomic import new_file
+from xlpre.atomic import write_text
 from xlpre.text.corpus import TextConfig, files
 from xlpre.text.tokenizer import Tokenizer, TokenizerConfig
 
@@ -27,8 +27,7 @@ def beside(path: Path) -> Path:
 def write_learned(path: Path, vocabulary: Tokenizer, text: TextConfig, config: TokenizerConfig) -> None:
     """Say that `vocabulary`, saved as `path`, was learned from `text`."""
     said = {"sha256": vocabulary.sha256, **_facts(text, config)}
-    with new_file(beside(path)) as partial:
-        partial.write_text(json.dumps(said, indent=1), encoding="utf-8")
+    write_text(beside(path), json.dumps(said, indent=1))
 
 
 def check_learned(path: Path, vocabulary: Tokenizer, text: TextConfig, config: TokenizerConfig) -> None:

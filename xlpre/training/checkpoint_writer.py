@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xlpre.atomic import new_file, sync
+from xlpre.atomic import sync, write_text
 from xlpre.checksum import checksum
 from xlpre.tensors import all_finite, write_tensors
 from xlpre.training.checkpoint import MANIFEST, MODEL, all_of, complete, facts_of, manifest_of
@@ -166,8 +166,7 @@ class CheckpointWriter:
     def _complete(self, files: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
         """Make what is written a checkpoint."""
         self._facts["files"] = {name: {"bytes": size, "crc32c": found} for name, (size, found) in files.items()}
-        with new_file(self._target / MANIFEST) as partial_manifest:
-            partial_manifest.write_text(manifest_of(self._facts), encoding="utf-8")
+        write_text(self._target / MANIFEST, manifest_of(self._facts))
         self._remove_undone()
         self._remove_old()
         self._publish(self._target)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from xlpre.atomic import new_file
+from xlpre.atomic import write_text
 from xlpre.text.json_objects import parse_object
 
 Line = dict[str, Any]
@@ -38,8 +38,7 @@ def rewrite(path: Path, keep: Callable[[int], bool], as_text: Callable[[Mapping[
             continue
         if keep(read["step"]):
             kept.append(read)
-    with new_file(path) as partial:
-        partial.write_text("".join(as_text(line) + "\n" for line in [*kept, *more]), encoding="utf-8")
+    write_text(path, "".join(as_text(line) + "\n" for line in [*kept, *more]))
 
 
 def _placed(path: Path) -> list[tuple[str, bytes]]:

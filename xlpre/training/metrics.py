@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import torch
 
-from xlpre.atomic import named, new_file
+from xlpre.atomic import named, write_text
 from xlpre.training.distributed import is_main
 from xlpre.training.lines import read_lines, rewrite
 
@@ -111,8 +111,7 @@ def _chart(folder: Path, step: int, project: str, name: str, settings: Mapping[s
 
     kept = folder / "wandb_id"
     if not (step and kept.exists()):
-        with new_file(kept) as partial:
-            partial.write_text(uuid.uuid4().hex, encoding="utf-8")
+        write_text(kept, uuid.uuid4().hex)
     return wandb.init(
         project=project,
         name=name,
