@@ -13,7 +13,6 @@ done is not done again; everything else of the runs is in `runs/downstream/OUT/`
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +21,11 @@ from typing import Any
 
 from tunings import CONFIG, Tuning
 
-from xlpre.atomic import new_file
+from xlpre.atomic import write_text
 from xlpre.command import run_command
 from xlpre.pictures import new_figure, save
 from xlpre.side_by_side import run_all
-from xlpre.tables import as_markdown, write_table
+from xlpre.tables import as_json_lines, as_markdown, write_table
 
 TASKS = ("glue/sst-2", "glue/cola", "glue/mrpc", "glue/qnli", "squad/1.1", "race/middle")
 ALL = "all"
@@ -211,9 +210,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise ValueError(f"--tasks {task} needs --{family}, the folder of its files")
     said.runs = Path("runs/downstream") / said.out.name
     lines = lines_of(make(said))
-    said.out.mkdir(parents=True, exist_ok=True)
-    with new_file(said.out / "results.jsonl") as partly:
-        partly.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    write_text(said.out / "results.jsonl", as_json_lines(lines))
     rows = table(lines)
     write_table(beside(rows), said.out)
     draw(rows, said.out / "scores.png")

@@ -16,7 +16,6 @@ Trains in one process, and writes one JSON line for each of the `--steps`:
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -32,6 +31,7 @@ from xlpre.config import load
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import first_memory
 from xlpre.model.positions import PositionTerm, distance_table
+from xlpre.tables import as_json_lines
 from xlpre.training.distributed import seed_everything, seed_step
 from xlpre.training.optim import build_optimizer, set_lr
 from xlpre.training.schedule import learning_rate
@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     said = parser.parse_intermixed_args(argv)
     lines = watch(load(PretrainConfig, said.config, said.words), said.steps)
     said.out.parent.mkdir(parents=True, exist_ok=True)
-    said.out.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    said.out.write_text(as_json_lines(lines), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -21,11 +21,11 @@ from typing import Any
 
 from tunings import CONFIG, Tuning
 
-from xlpre.atomic import new_file
+from xlpre.atomic import write_text
 from xlpre.command import run_command
 from xlpre.exchange.folder import load_folder
 from xlpre.side_by_side import run_all
-from xlpre.tables import as_markdown, write_table
+from xlpre.tables import as_json_lines, as_markdown, write_table
 
 LEVELS = ("middle", "high")
 WAYS = {
@@ -66,10 +66,7 @@ def articles(race: Path, split: str, limit: int) -> list[dict[str, str]]:
 def write_articles(said: argparse.Namespace) -> None:
     """train.jsonl and dev.jsonl, in the runs' folder."""
     for split, limit in (("train", said.train), ("dev", said.dev)):
-        with new_file(said.runs / f"{split}.jsonl") as partly:
-            partly.write_text(
-                "".join(json.dumps(one) + "\n" for one in articles(said.race, split, limit // 2)), encoding="utf-8"
-            )
+        write_text(said.runs / f"{split}.jsonl", as_json_lines(articles(said.race, split, limit // 2)))
 
 
 @dataclass(frozen=True)
@@ -143,8 +140,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     tokenizer = load_folder(said.model).tokenizer
     lengths = [len(tokenizer.encode(one["text"])) + 2 for one in dev]
     lines = [one.line([each["label"] for each in dev], lengths, said.max_len) for one in tuned]
-    with new_file(said.out / "results.jsonl") as partly:
-        partly.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    write_text(said.out / "results.jsonl", as_json_lines(lines))
     rows = list(rows_of(lines))
     write_table(rows, said.out)
     print(

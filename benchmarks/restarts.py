@@ -25,6 +25,7 @@ from pathlib import Path
 from docstrings_store import docstrings_store
 from restarted_training import REPOSITORY, Training, first_update, kill_one
 
+from xlpre.tables import as_json_lines
 from xlpre.training.metrics import read_metrics
 
 LOG_EVERY = 10
@@ -139,7 +140,7 @@ def main() -> None:
         whole = summary(training, lines, time.time() - since, run_dir, words.save_every)
     print(json.dumps(whole))
     if words.out:
-        words.out.write_text("".join(json.dumps(line) + "\n" for line in [*lines, whole]), encoding="utf-8")
+        words.out.write_text(as_json_lines([*lines, whole]), encoding="utf-8")
     print(f"\n{whole['share_that_trains']:.1%} of {whole['wall_seconds']:,.0f} s trained, with {whole['kills']} kills")
     sys.exit(whole["share_that_trains"] < words.goal)
 

@@ -20,6 +20,7 @@ from pretrain.job import Job
 from pretrain.prepare import make_store
 from pretrain.train_tokenizer import make_tokenizer
 from xlpre.config import load
+from xlpre.tables import as_json_lines
 
 WINDOW = ["data.window=128", "data.reuse_len=64", "model.mem_len=96", "train.batch_size=2", "eval.lanes=1"]
 MODELS = {
@@ -100,7 +101,7 @@ def main() -> None:
             print(json.dumps(lines[-1]), flush=True)
     if words.out:
         words.out.parent.mkdir(parents=True, exist_ok=True)
-        words.out.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        words.out.write_text(as_json_lines(lines), encoding="utf-8")
 
 
 if __name__ == "__main__":

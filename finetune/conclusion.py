@@ -31,7 +31,7 @@ from finetune.tasks import build_task
 from xlpre.atomic import linked_copy, write_text
 from xlpre.exchange.fine_tuned import FineTuned, load_fine_tuned, save_fine_tuned
 from xlpre.model.initialization import made_with
-from xlpre.tables import write_table
+from xlpre.tables import as_json_lines, write_table
 from xlpre.training.checkpoint import check_facts
 from xlpre.training.distributed import Talk, is_main
 
@@ -79,7 +79,7 @@ def conclude_run(
         for split, outputs in zip(foundation.dev, answers, strict=True):
             scores = deciding if split is foundation.dev[0] else measure(task, split, outputs)
             found |= {f"{split.name}/{name}": score for name, score in scores.items()}
-            _write_predictions(folder / f"{split.name}.jsonl", task.predictions(split, outputs))
+            write_text(folder / f"{split.name}.jsonl", as_json_lines(task.predictions(split, outputs)))
         _write_result(foundation, seed, saved.folder.facts["step"], steps, seconds, found)
     talk.barrier()
     return answers[0]
@@ -151,7 +151,7 @@ def _write_tests(
     folder.mkdir(parents=True)
     for split, outputs in zip(tests, answers, strict=True):
         predictions[split.name] = task.predictions(split, outputs)
-        _write_predictions(folder / f"{split.name}.jsonl", predictions[split.name])
+        write_text(folder / f"{split.name}.jsonl", as_json_lines(predictions[split.name]))
         if split.labelled:
             found |= {f"{split.name}/{name}": score for name, score in measure(task, split, outputs).items()}
         elif known := sum(example.answer is not None for example in split.examples):
@@ -183,10 +183,6 @@ def _task_of(foundation: Foundation, saved: FineTuned) -> Task:
 def _answer(foundation: Foundation, model: TaskModel, split: Split, talk: Talk) -> Outputs:
     config = foundation.config
     return answer(model, split, config.eval.rows, device_pass_tokens(config.data.pass_tokens, model.device), talk)
-
-
-def _write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
-    write_text(path, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in predictions))
 
 
 def _say(summary: Summary, tested: dict[str, float], written: Sequence[Path], best: Result, run_dir: Path) -> None:

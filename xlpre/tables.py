@@ -1,10 +1,11 @@
-"""Tables for people and for programs: rows, each a mapping with the same keys, as Markdown and as CSV."""
+"""Tables for people and for programs: rows, each a mapping, as Markdown and as CSV, of the same keys, and as lines of JSON."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,11 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
+
+
+def as_json_lines(rows: Iterable[Mapping[str, Any]]) -> str:
+    """A JSON object for each row, in a line of its own."""
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def write_table(rows: Sequence[Mapping[str, Any]], folder: Path, name: str = "table") -> None:
