@@ -24,9 +24,7 @@ GPU, saying so.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
 import queue
 import signal
 import subprocess
@@ -38,9 +36,9 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-import psutil
-from gpu_parts import REPOSITORY, Part, parts, tiny_parts
+from gpu_parts import Part, parts, tiny_parts
 from gpu_summary import summary
+from processes import REPOSITORY, environment, kill
 
 PATIENCE = 40.0  # seconds for a part to end by itself when it is asked to, in the middle of compiling perhaps
 HERE = Path(__file__).parent
@@ -63,24 +61,20 @@ class Report:
 def begin(words: list[str], output: int = subprocess.PIPE) -> subprocess.Popen[str]:
     """A script of this folder, or what `python -...` takes, from the root of the repository."""
     command = words if words[0].startswith("-") else [str(HERE / words[0]), *words[1:]]
-    paths = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
-    environment = {**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
-    pipes = {"stdout": output, "stderr": subprocess.STDOUT}
     return subprocess.Popen(
-        [sys.executable, *command], cwd=REPOSITORY, env=environment, text=True, preexec_fn=_hears_interrupts, **pipes
+        [sys.executable, *command],
+        cwd=REPOSITORY,
+        env=environment(HF_HUB_OFFLINE="1"),
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=_hears_interrupts,
     )
 
 
 def _hears_interrupts() -> None:
     """Also where this command was begun in the background, by a shell that has such commands ignore them."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    """It, and all that it started."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        for one in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
-            one.kill()
 
 
 def run(part: Part, seconds: float, report: Report) -> None:
@@ -100,7 +94,7 @@ def run(part: Part, seconds: float, report: Report) -> None:
         try:
             line = said.get(timeout=max(since + seconds + stopped * PATIENCE - time.monotonic(), 0.01))
         except queue.Empty:  # asked to stop it may say what it has
-            process.send_signal(signal.SIGINT) if not stopped else end(process)
+            process.send_signal(signal.SIGINT) if not stopped else kill(process)
             stopped += 1
             line = "" if stopped < 3 else None  # something that it left behind still holds its output
         if line:
@@ -197,7 +191,7 @@ def main() -> None:
                 preparing.wait()
             run(part, min(part.seconds, left), report)
         if preparing:
-            end(preparing)
+            kill(preparing)
     print("\n".join(summary(report.parts)), flush=True)
     sys.exit(any(part.get("status", 0) != 0 for part in report.parts.values()))
 

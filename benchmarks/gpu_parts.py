@@ -8,7 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-REPOSITORY = Path(__file__).parents[1]
+from processes import REPOSITORY
+
 BASE = {
     "n_layer": 12,
     "d_model": 768,

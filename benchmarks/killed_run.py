@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from processes import ON_A_CPU, REPOSITORY, environment
+
 from xlpre.training import checkpoint
 from xlpre.training.distributed import free_port
 from xlpre.training.metrics import read_metrics
 
-REPOSITORY = Path(__file__).parents[1]
 FAULTY = REPOSITORY / "tests" / "integration" / "faulty.py"
 PATIENCE_SECONDS = 60
 COMPARED = ("loss", "grad_norm", "lr", "skipped", "tokens", "held_out_loss", "held_out_accuracy")
@@ -32,7 +33,6 @@ class Started:
     went_on_from: int | None  # None: it did not come so far
     killed_at: int | None
     first_update_seconds: float | None
-    end_seconds: float
     hung: bool
     said: str
 
@@ -45,9 +45,7 @@ class Started:
 def start(words: Sequence[str], fault: dict, folder: Path) -> Started:
     """Start both processes, as SLURM would, and wait until they have ended."""
     job = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    quiet = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-    paths = {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])}
-    variables = {**os.environ, **job, **quiet, **paths, "PYTHONUNBUFFERED": "1", "FAULT": json.dumps(fault)}
+    variables = environment(**ON_A_CPU, **job, FAULT=json.dumps(fault))
     errors, group, processes = folder / "stderr.txt", 0, []
     since = time.monotonic()
     with open(errors, "w") as stderr:
@@ -88,7 +86,6 @@ def start(words: Sequence[str], fault: dict, folder: Path) -> Started:
         went_on_from,
         int(killed[1]) if killed else None,
         first_update,
-        time.monotonic() - since,
         hung,
         (text + complaints).strip(),
     )

@@ -18,13 +18,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from processes import REPOSITORY
 
 from pretrain.config import PretrainConfig
 from xlpre.command import run_command
 from xlpre.config import load
 from xlpre.training.distributed import launcher
 
-REPOSITORY = Path(__file__).parents[1]
 KEPT = ("config.yaml", "metrics.jsonl", "samples.jsonl", "report.html", "loss.png")
 TASKS = {"glue": ["glue/sst-2", "glue/qnli", "glue/cola", "glue/mrpc"], "race": ["race/middle"], "squad": ["squad/1.1"]}
 

@@ -12,9 +12,7 @@ the checkpoint.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -23,15 +21,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
+from processes import ON_A_CPU, REPOSITORY, environment, kill
 
 from xlpre.training import checkpoint
 from xlpre.training.distributed import launcher
 from xlpre.training.metrics import read_metrics
 
-REPOSITORY = Path(__file__).parents[1]
-ON_GPU = torch.cuda.is_available()
+QUIET = {"PYTHONWARNINGS": "ignore", **({} if torch.cuda.is_available() else ON_A_CPU)}
 SETTINGS = {
     "text.source": "docstrings",
     "text.limit_mb": 12,
@@ -47,32 +44,17 @@ SETTINGS = {
 }
 
 
-def environment() -> dict[str, str]:
-    """Of the commands: this repository's code; without a GPU, DeepSpeed told so and one thread."""
-    paths = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
-    found = {**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore"}
-    return found if ON_GPU else {**found, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-
-
 def prepare(words: list[str]) -> None:
     """Vocabulary and store; what is there already stays."""
     for script in ("train_tokenizer", "prepare"):
         command = [sys.executable, REPOSITORY / "pretrain" / f"{script}.py", *words]
-        subprocess.run(command, env=environment(), stdout=sys.stderr, check=True)
+        subprocess.run(command, env=environment(**QUIET), stdout=sys.stderr, check=True)
 
 
 def start(words: list[str]) -> subprocess.Popen[bytes]:
     """`deepspeed pretrain/run.py`, on one device."""
     command = [*launcher(1), str(REPOSITORY / "pretrain" / "run.py"), *words]
-    return subprocess.Popen(command, env=environment(), stdout=sys.stderr)
-
-
-def kill(process: subprocess.Popen[bytes]) -> None:
-    """It, and all that it started."""
-    for one in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            one.kill()
-    process.wait()
+    return subprocess.Popen(command, env=environment(**QUIET), stdout=sys.stderr)
 
 
 def until_saved(process: subprocess.Popen[bytes], run_dir: Path) -> int:
@@ -126,6 +108,7 @@ def main() -> None:
         try:
             saved = until_saved(process, folder / "run")
             kill(process)
+            process.wait()
             first = summary("until it was killed", read_metrics(folder / "run"), time.monotonic() - since)
             print(json.dumps({**first, "killed_after_checkpoint": saved}), flush=True)
             again, process = time.monotonic(), start(words)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import subprocess
@@ -13,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
+from processes import ON_A_CPU, environment, kill
 
-REPOSITORY = Path(__file__).parents[1]
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 # pretrain/run.py, whose process 0 says when it has come how far
 TRAIN = """
@@ -48,21 +47,13 @@ class Training:
     """A torchrun, and what its process 0 said so far."""
 
     def __init__(self, words: Sequence[str], restarts: int) -> None:
-        quiet = {
-            "OMP_NUM_THREADS": "1",
-            "OMP_WAIT_POLICY": "PASSIVE",
-            "DS_ACCELERATOR": "cpu",
-            "CUDA_VISIBLE_DEVICES": "",
-        }
-        needed = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "PYTHONUNBUFFERED": "1"}
-        paths = {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])}
         launcher = [TORCHRUN, "--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts), "--no-python"]
         self.marks: list[tuple[str, float, float]] = []  # what, when, how many seconds it took
         self.updates: list[tuple[int, float]] = []  # step, when it was done
         self.rest: list[str] = []
         self._process = subprocess.Popen(
             [*launcher, sys.executable, "-c", TRAIN, *words],
-            env={**os.environ, **quiet, **needed, **paths},
+            env=environment(**ON_A_CPU, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -88,9 +79,7 @@ class Training:
     def end(self) -> None:
         """Kill what is left."""
         if not self.ended:
-            for child in psutil.Process(self._process.pid).children(recursive=True):
-                child.kill()
-            self._process.kill()
+            kill(self._process)
 
     def _read(self) -> None:
         assert self._process.stdout is not None

@@ -23,7 +23,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from docstrings_store import docstrings_store
-from restarted_training import REPOSITORY, Training, first_update, kill_one
+from processes import REPOSITORY
+from restarted_training import Training, first_update, kill_one
 
 from xlpre.tables import as_json_lines
 from xlpre.training.metrics import read_metrics

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from processes import REPOSITORY
+
 from finetune.conclusion import RESULT, finished_seeds
 from finetune.config import FinetuneConfig
 from finetune.foundation import Foundation
@@ -16,7 +18,6 @@ from finetune.results import Result
 from xlpre.config import load
 from xlpre.side_by_side import Errand
 
-REPOSITORY = Path(__file__).parents[1]
 CONFIG = str(REPOSITORY / "configs/finetune/small.yaml")
 
 
