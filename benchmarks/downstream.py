@@ -23,7 +23,7 @@ from tunings import CONFIG, Tuning
 
 from xlpre.atomic import write_text
 from xlpre.command import run_command
-from xlpre.pictures import new_figure, save
+from xlpre.pictures import new_panels, save
 from xlpre.side_by_side import run_all
 from xlpre.tables import as_json_lines, as_markdown, write_table
 
@@ -144,8 +144,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     arms = list(dict.fromkeys(row["arm"] for row in rows))
     places = list(dict.fromkeys((row["task"], row["examples"]) for row in rows))
     colours = {arm: COLOUR_OF_RANDOM if arm == RANDOM else COLOURS[k % len(COLOURS)] for k, arm in enumerate(arms)}
-    figure = new_figure(3 + 1.5 * len(places), 4)
-    axes = figure.subplots()
+    figure, (axes,) = new_panels(3 + 1.5 * len(places), 4)
     width, named = 0.8 / len(arms), set()
     for row in rows:
         x = places.index((row["task"], row["examples"])) + width * (arms.index(row["arm"]) - (len(arms) - 1) / 2)
@@ -161,7 +160,6 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     ticks = [f"{task}\n{scores[task]}" + ("" if n == ALL else f"\n{n} examples") for task, n in places]
     axes.set_xticks(range(len(places)), ticks)
     axes.set_ylabel("score, percent")
-    axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside upper center", ncols=len(named) + 1, frameon=False)
     save(figure, path)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,10 +13,9 @@ from finetune.number_task import NumberTask
 from finetune.one_vector import ClassTask, softmax, truth_of
 from finetune.scores import BINS, calibration, confusion
 from finetune.task import Outputs, Task
-from xlpre.pictures import in_legend, new_figure, save
+from xlpre.pictures import COLOURS, in_legend, new_panels, save
 from xlpre.training.metrics import read_metrics
 
-COLOURS = ("#1f4e9c", "#8a6d1f", "#5b3f8c", "#2f7d6d", "#99516f", "#4c5866", "#b0542c")
 MOST_CLASSES = 20  # that a confusion is drawn of
 
 
@@ -44,7 +42,7 @@ def draw(folder: Path, runs: Sequence[Path], task: Task, split: Split, outputs: 
 
 def draw_curves(path: Path, runs: Sequence[Path], score: str) -> None:
     """Training loss and the score by update, a line for each run."""
-    figure, (left, right) = _axes(9, 3.6, 2)
+    figure, (left, right) = new_panels(9, 3.6, 2)
     for run, colour in zip(runs, itertools.cycle(COLOURS), strict=False):
         lines = read_metrics(run)
         for axes, key, mark in ((left, "loss", "-"), (right, score, "o-")):
@@ -69,7 +67,7 @@ def draw_confusion(path: Path, truth: np.ndarray, answers: np.ndarray, labels: S
     counts = confusion(truth, answers, len(labels))
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     side = 2.2 + 0.55 * len(labels)
-    figure, (axes,) = _axes(side, side, 1)
+    figure, (axes,) = new_panels(side, side)
     axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
     for row, column in itertools.product(range(len(labels)), repeat=2):
         colour = "white" if share[row, column] > 0.5 else "#1c2430"
@@ -85,7 +83,7 @@ def draw_calibration(path: Path, truth: np.ndarray, probabilities: np.ndarray) -
     """How often answers are right that the model is so sure of, and how many there are of each."""
     right, confidence = truth == probabilities.argmax(1), probabilities.max(1)
     sure, correct, count, error = calibration(right, confidence)
-    figure, (axes,) = _axes(4.4, 4, 1)
+    figure, (axes,) = new_panels(4.4, 4)
     middle = (np.arange(BINS) + 0.5) / BINS
     axes.bar(middle, count / count.sum(), width=0.9 / BINS, color="#d8e0ec", label="share of answers")
     axes.plot([0, 1], [0, 1], color="#a5afbd", linewidth=1)
@@ -97,16 +95,8 @@ def draw_calibration(path: Path, truth: np.ndarray, probabilities: np.ndarray) -
 
 def draw_numbers(path: Path, truth: np.ndarray, answers: np.ndarray) -> None:
     """A point for each example."""
-    figure, (axes,) = _axes(4.4, 4, 1)
+    figure, (axes,) = new_panels(4.4, 4)
     axes.plot(truth, answers, ".", color=COLOURS[0], markersize=3, alpha=0.5)
     axes.plot([truth.min(), truth.max()], [truth.min(), truth.max()], color="#a5afbd", linewidth=1)
     axes.set(xlabel="truth", ylabel="answer")
     save(figure, path)
-
-
-def _axes(width: float, height: float, count: int) -> tuple[Any, Any]:
-    figure = new_figure(width, height)
-    axes = figure.subplots(1, count, squeeze=False)[0]
-    for one in axes:
-        one.spines[["top", "right"]].set_visible(False)
-    return figure, axes

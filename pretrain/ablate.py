@@ -23,11 +23,9 @@ from pretrain.ablation import Ablation, Run, outcomes, table
 from pretrain.foundation import Foundation, is_finished
 from xlpre.command import run_command
 from xlpre.objectives.loader import lanes_of
-from xlpre.pictures import in_legend, new_figure, save
+from xlpre.pictures import COLOURS, in_legend, new_panels, save
 from xlpre.side_by_side import Errand, run_all
 from xlpre.tables import as_markdown, write_table
-
-COLOURS = ("#1f4e9c", "#8a6d1f", "#5b3f8c", "#2f7d6d", "#99516f", "#4c5866", "#b0542c", "#3b8ea5", "#7a9a32", "#c26fa0")
 
 
 def errand_of(run: Run, processes: int) -> Errand:
@@ -74,8 +72,7 @@ def compare(ablation: Ablation, some: bool = False) -> None:
 
 def _curves(ablation: Ablation) -> Any:
     """Held-out loss against tokens, a colour for each row, a line for each run."""
-    figure = new_figure(9, 5)
-    axes = figure.subplots()
+    figure, (axes,) = new_panels(9, 5)
     found = outcomes(ablation)
     for (row, several), colour in zip(found.items(), itertools.cycle(COLOURS), strict=False):
         for outcome in several:
@@ -94,7 +91,6 @@ def _curves(ablation: Ablation) -> Any:
     lowest = min(outcome.loss for several in found.values() for outcome in several)
     axes.set_ylim(min(lowest, *levels) - 0.1, max(levels) + 0.6)
     axes.set(xlabel="window tokens read, millions", ylabel="held-out loss, nats a target")
-    axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#e3e7ee")
     axes.legend(frameon=False, fontsize=8, ncols=2)
     return figure

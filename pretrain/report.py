@@ -18,11 +18,10 @@ from pretrain.config import PretrainConfig, settings_of_run
 from pretrain.samples import read_samples
 from xlpre.atomic import write_text
 from xlpre.command import run_command
-from xlpre.pictures import as_svg, in_legend, new_figure, save
+from xlpre.pictures import COLOURS, as_svg, in_legend, new_panels, save
 from xlpre.training.metrics import read_metrics
 
 Line = dict[str, Any]
-OTHERS = ("#8a6d1f", "#5b3f8c", "#2f7d6d", "#99516f")  # colours of other runs
 
 STYLE = """
 :root { color-scheme: light; }
@@ -112,11 +111,7 @@ def _loss_plot(name: str, trained: list[Line], measured: list[Line], others: Seq
     figure, axes = _axes(9, 4)
     losses = [x["loss"] for x in trained]
     axes.plot(_millions(trained), losses, _line(losses), color="#9db4d6", linewidth=1, markersize=4, label="training")
-    styles = itertools.cycle(OTHERS)
-    for lines, label, color in [
-        (measured, name, "#1f4e9c"),
-        *((lines, other, next(styles)) for other, lines in others),
-    ]:
+    for (label, lines), color in zip([(name, measured), *others], itertools.cycle(COLOURS), strict=False):
         losses = [x["held_out_loss"] for x in lines]
         axes.plot(_millions(lines), losses, "o-", color=color, markersize=4, label=in_legend(f"{label}, held out"))
     unigram = measured[-1]["held_out_unigram"]
@@ -137,7 +132,7 @@ def _loss_plot(name: str, trained: list[Line], measured: list[Line], others: Seq
 
 def _plot(lines: list[Line], key: str, label: str) -> str:
     figure, axes = _axes(4.5, 2.6)
-    axes.plot(_millions(lines), [x[key] for x in lines], _line(lines), color="#1f4e9c", linewidth=1.2, markersize=4)
+    axes.plot(_millions(lines), [x[key] for x in lines], _line(lines), color=COLOURS[0], linewidth=1.2, markersize=4)
     axes.set_ylim(bottom=0)
     axes.set_ylabel(label)
     return as_svg(figure)
@@ -149,10 +144,8 @@ def _line(points: Sequence[Any]) -> str:
 
 
 def _axes(width: float, height: float) -> tuple[Any, Any]:
-    figure = new_figure(width, height)
-    axes = figure.subplots()
+    figure, (axes,) = new_panels(width, height)
     axes.set_xlabel("window tokens read, millions")
-    axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#e3e7ee")
     return figure, axes
 

@@ -11,6 +11,8 @@ from typing import IO, Any
 
 from xlpre.atomic import new_file
 
+# of curves
+COLOURS = ("#1f4e9c", "#8a6d1f", "#5b3f8c", "#2f7d6d", "#99516f", "#4c5866", "#b0542c", "#3b8ea5", "#7a9a32", "#c26fa0")
 SHOWN = 5  # characters that no font has
 
 
@@ -21,6 +23,15 @@ def new_figure(width: float, height: float, layout: Any = "constrained") -> Any:
 
     matplotlib.rcParams["text.parse_math"] = False  # a dollar is a dollar
     return Figure(figsize=(width, height), layout=layout)
+
+
+def new_panels(width: float, height: float, count: int = 1) -> tuple[Any, Any]:
+    """A figure of so many inches, and its panels side by side, open above and on the right."""
+    figure = new_figure(width, height)
+    panels = figure.subplots(1, count, squeeze=False)[0]
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, panels
 
 
 def in_legend(name: str) -> str:
