@@ -32,7 +32,7 @@ from xlpre.atomic import linked_copy, write_text
 from xlpre.exchange.fine_tuned import FineTuned, load_fine_tuned, save_fine_tuned
 from xlpre.model.initialization import made_with
 from xlpre.tables import as_json_lines, write_table
-from xlpre.training.checkpoint import check_facts
+from xlpre.training import checkpoint
 from xlpre.training.distributed import Talk, is_main
 
 RESULT = "result.json"
@@ -52,7 +52,7 @@ def finished_seeds(foundation: Foundation) -> set[int]:
     found = set()
     for path in sorted(Path(foundation.config.run_dir).glob(f"seed_*/{RESULT}")):
         seed, facts = Result.read(path).seed, Result.facts(path)
-        check_facts(path, facts, json.loads(json.dumps(foundation.facts(seed))))
+        checkpoint.check_facts(path, facts, json.loads(json.dumps(foundation.facts(seed))))
         found.add(seed)
     return found
 
@@ -101,7 +101,7 @@ def _write_result(
         seconds=seconds,
     )
     result.write(folder / RESULT, foundation.facts(seed))
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    shutil.rmtree(folder / checkpoint.FOLDER, ignore_errors=True)
     print(f"seed {seed}: kept the weights of step {kept_step:,}: {shown(found)}", flush=True)
 
 

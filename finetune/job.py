@@ -58,7 +58,7 @@ class Job:
         self._dealer = Dealer(foundation.train.items, side, process(), n_processes(), self.pass_tokens)
         self._dtype = PRECISIONS[precision_on(device, config.train.precision)]
         self._facts = {**foundation.facts(seed), "precision": str(self._dtype)}
-        checkpoints, train = folder / "checkpoints", config.train
+        checkpoints, train = folder / checkpoint.FOLDER, config.train
         saved = checkpoint.newest(checkpoints, talk)
         was = checkpoint.facts_of(saved, self._facts) if saved else {}
         self._writer = CheckpointWriter(checkpoints, talk, train.keep_last, train.keep_every, resumed=saved)

@@ -31,8 +31,8 @@ def dry_run(config: PretrainConfig, given: Given) -> None:
     Samples(config, foundation.store, foundation.tokenizer)
     lanes_of(process(), n_processes(), config.train.batch_size, config.train.accumulation)
     start, about = foundation.start, foundation.start.about
-    done, over = checkpoint.complete(checkpoints_of(config)), is_finished(config, given)
-    saved = done[-1] if over else next(filter(checkpoint.is_intact, reversed(done)), None)
+    folder, over = checkpoints_of(config), is_finished(config, given)
+    saved = checkpoint.complete(folder)[-1] if over else checkpoint.newest_intact(folder)
     if saved:
         step = foundation.facts_of(saved)["step"]
         about = f"finished already at step {step:,}" if over else f"goes on from {saved} at step {step:,}"

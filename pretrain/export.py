@@ -37,9 +37,9 @@ def find_model(source: Path) -> ModelFolder:
     Raises:
         ValueError: there is none, or it cannot be read.
     """
-    folder = source / "model"
-    if (source / "checkpoints").is_dir() and not folder.is_dir():
-        saved = next(filter(checkpoint.is_intact, reversed(checkpoint.complete(source / "checkpoints"))), None)
+    folder, checkpoints = source / "model", source / checkpoint.FOLDER
+    if checkpoints.is_dir() and not folder.is_dir():
+        saved = checkpoint.newest_intact(checkpoints)
         if saved is None:
             raise ValueError(f"{source}: the run has no whole checkpoint yet, and so no model")
         folder = saved / checkpoint.MODEL

@@ -53,7 +53,7 @@ class Foundation:
 
     def __init__(self, config: PretrainConfig, given: Given) -> None:
         self.config = config
-        check_place(config.run_dir, checkpoints_of(config).name)
+        check_place(config.run_dir, checkpoint.FOLDER)
         check_begun(config)
         self.store, self.tokenizer = _open(config)
         self.start = Start(config, self.store, self.tokenizer, given)
@@ -86,7 +86,7 @@ class Foundation:
 
 def checkpoints_of(config: PretrainConfig) -> Path:
     """Where the checkpoints of a run are."""
-    return Path(config.run_dir) / "checkpoints"
+    return Path(config.run_dir) / checkpoint.FOLDER
 
 
 def model_folder(config: PretrainConfig) -> Path:

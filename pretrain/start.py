@@ -54,7 +54,7 @@ class Start:
         self.shape = dataclasses.replace(model, vocab_size=store.vocab_size)
         if not config.init:
             return
-        saved = checkpoint.complete(Path(config.run_dir) / "checkpoints")
+        saved = checkpoint.complete(Path(config.run_dir) / checkpoint.FOLDER)
         if saved:  # the folder was read when the run began, and may be gone
             has = ModelConfig(**checkpoint.facts_of(saved[-1])["model"])
         else:

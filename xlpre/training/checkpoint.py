@@ -26,6 +26,7 @@ from xlpre.checksum import checksum
 from xlpre.training.distributed import Talk, n_processes, process
 from xlpre.training.engine import PRECISIONS
 
+FOLDER = "checkpoints"  # of all of them, in that of a run
 NAME = re.compile(r"step_\d{8,}")
 MANIFEST = "manifest.json"
 MODEL = "model"
@@ -68,6 +69,11 @@ def newest(folder: Path, talk: Talk) -> Path | None:
 def is_intact(checkpoint: Path) -> bool:
     """Whether its every byte is as it was written; this process reads it all."""
     return not _n_damaged(checkpoint, 0, 1)
+
+
+def newest_intact(folder: Path) -> Path | None:
+    """The newest checkpoint whose every byte is as it was written, for a process that is alone; see newest."""
+    return next(filter(is_intact, reversed(complete(folder))), None)
 
 
 def facts_of(checkpoint: Path, expected: Mapping[str, Any] | None = None) -> dict[str, Any]:
