@@ -9,6 +9,7 @@ from finetune.batches import NOBODY, Dealer
 from finetune.examples import Split
 from finetune.model import TaskModel
 from finetune.task import Outputs, Task
+from xlpre.model.dropout import without_dropout
 from xlpre.training.distributed import Talk, n_processes, process
 
 
@@ -25,19 +26,17 @@ def answer(model: TaskModel, split: Split, rows: int, pass_tokens: int, talk: Ta
     Raises:
         ValueError: an answer is not a number.
     """
-    was_training = model.training
-    model.eval()
     dealer = Dealer(split.items, model.task.padding, process(), n_processes(), pass_tokens)
     numbers: list[np.ndarray] = []
     found: list[dict[str, np.ndarray]] = []
-    for part in dealer.once(rows):
-        answers = {name: _array(x) for name, x in model.answer(part.to(model.device)).items()}
-        if not split.labelled:
-            answers.pop("loss", None)  # a part may know all of its answers, another not
-        mine = part.numbers != NOBODY
-        numbers.append(part.numbers[mine])
-        found.append({name: x[mine] for name, x in answers.items()})
-    model.train(was_training)
+    with without_dropout(model):
+        for part in dealer.once(rows):
+            answers = {name: _array(x) for name, x in model.answer(part.to(model.device)).items()}
+            if not split.labelled:
+                answers.pop("loss", None)  # a part may know all of its answers, another not
+            mine = part.numbers != NOBODY
+            numbers.append(part.numbers[mine])
+            found.append({name: x[mine] for name, x in answers.items()})
     outputs = _gathered(numbers, found, len(split.items), talk)
     if any(np.isnan(x).any() for x in outputs.values()):
         raise ValueError(

@@ -20,6 +20,7 @@ from xlpre.batch import Batch
 from xlpre.command import run_command
 from xlpre.data.store import Part
 from xlpre.exchange.folder import load_folder
+from xlpre.model.dropout import without_dropout
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import first_memory
 from xlpre.objectives.blanks import BLANK, blanks_batch, hide
@@ -43,11 +44,9 @@ class Filled:
 def likeliest(model: LanguageModel, batch: Batch, tokenizer: Tokenizer) -> list[list[tuple[str, float]]]:
     """For each target of a one-row batch its TOP pieces and their probabilities."""
     weight = model.backbone.mask_embedding
-    was_training = model.training
-    model.eval()
     memory = first_memory(model.config, 1, mem_len=0, device=weight.device, dtype=weight.dtype)
-    logits, *_ = model.logits(batch.to(weight.device), memory)
-    model.train(was_training)
+    with without_dropout(model):
+        logits, *_ = model.logits(batch.to(weight.device), memory)
     probabilities = logits[0].float().softmax(-1)
     probabilities[:, : symbols.EOP + 1] = 0  # a symbol is no answer
     best = probabilities.topk(TOP)

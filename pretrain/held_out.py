@@ -15,6 +15,7 @@ from pretrain.config import PretrainConfig
 from xlpre.data.lanes import Lanes
 from xlpre.data.store import TokenStore
 from xlpre.model.cache import cached
+from xlpre.model.dropout import without_dropout
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import first_memory
 from xlpre.model.output import target_losses
@@ -68,9 +69,17 @@ class Evaluation:
     @torch.no_grad()
     def __call__(self, model: LanguageModel) -> Measure:
         """Measure `model`; every process must call it."""
+        with without_dropout(model):
+            sums = self._sums(model)
+        loss, unigram, right, n_bytes, count, rows, *others = self._talk.total(*(sums * self._counts))
+        auxiliary = {name: n_right / rows for name, n_right in zip(model.auxiliary, others, strict=True)}
+        return Measure(
+            loss / count, unigram / count, right / count, loss / math.log(2) / n_bytes, int(count), auxiliary
+        )
+
+    def _sums(self, model: LanguageModel) -> np.ndarray:
+        """Of this process: losses, those of word frequencies, targets found, bytes, targets, rows, and rows that heads find right."""
         weight = model.backbone.mask_embedding
-        was_training = model.training
-        model.eval()
         mem_len = self._config.eval.mem_len
         start = first_memory(model.config, len(self._mine), mem_len=mem_len, device=weight.device, dtype=weight.dtype)
         memory = cached(start, model.backbone)
@@ -86,12 +95,7 @@ class Evaluation:
                 *(losses.sum().item(), unigram, n_right, n_bytes, losses.numel(), len(batch.pair_label)),
                 *(_n_right(of_rows, batch.pair_label) for of_rows in scores),
             ]
-        model.train(was_training)
-        loss, unigram, right, n_bytes, count, rows, *others = self._talk.total(*(sums * self._counts))
-        auxiliary = {name: n_right / rows for name, n_right in zip(model.auxiliary, others, strict=True)}
-        return Measure(
-            loss / count, unigram / count, right / count, loss / math.log(2) / n_bytes, int(count), auxiliary
-        )
+        return sums
 
 
 def way_of_measuring(config: PretrainConfig) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,6 +33,17 @@ class Dropout(nn.Module):
     def extra_repr(self) -> str:
         """What it prints of itself."""
         return f"share={self.share}"
+
+
+@contextmanager
+def without_dropout(model: nn.Module) -> Iterator[None]:
+    """`model` is in evaluation mode meanwhile, and then in the mode that it was in."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 class _Dropout(torch.autograd.Function):
