@@ -6,8 +6,10 @@ import traceback
 from typing import Any
 
 import torch
-from contenders import DTYPES, Contender, contenders, settings_of
+from contenders import Contender, contenders, settings_of
 from torch import Tensor
+
+from xlpre.training.engine import PRECISIONS
 
 AGREE = 1e-4  # nats
 NEAR = 1e-3  # the norm of the difference of a parameter's gradients, over the norm; what rounding makes of fp32 is a hundredth of it
@@ -33,7 +35,7 @@ def agreeing(names: list[str], c: dict[str, Any]) -> tuple[dict[str, Contender],
         del found[name]
     for name, one in found.items():
         one.compile(settings_of(name, c)["compile"])
-        one.train(DTYPES[c["dtype"]])
+        one.train(PRECISIONS[c["dtype"]])
     return found, failed
 
 

@@ -49,7 +49,6 @@ DEFAULT: dict[str, Any] = {
     "threads": 1,
     "seed": 0,
 }
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SIZES = ("vocab_size", "d_model", "n_layer", "n_head", "d_inner", "dropout")
 sys.modules["kernels"] = None  # type: ignore[assignment]  # transformers would take kernels.py beside this for a package
 

@@ -35,11 +35,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin slow ea
 import psutil
 import torch
 from agreement import agreeing, why
-from contenders import DEFAULT, DTYPES, Contender, data_of, needed_flops, settings_of
+from contenders import DEFAULT, Contender, data_of, needed_flops, settings_of
 from json_config import configured
 
 from xlpre.data.layout import DataConfig
 from xlpre.training.devices import device_named
+from xlpre.training.engine import PRECISIONS
 
 NEAR_NORM = 1e-2  # of all gradients, in the precision that is timed
 
@@ -75,7 +76,7 @@ def norm_of_gradients(one: Contender) -> float:
 
 def begin(one: Contender, c: dict[str, Any]) -> dict[str, Any]:
     """The loss of a first step, how long it took, being compiled perhaps, and what a step takes of a GPU's memory."""
-    one.feed(c, *data_of(c, DTYPES[c["dtype"]]))
+    one.feed(c, *data_of(c, PRECISIONS[c["dtype"]]))
     since = time.perf_counter()
     line: dict[str, Any] = {"loss": round(one.step().item(), 6)}
     line["first_step_s"] = round(time.perf_counter() - since, 1)

@@ -17,8 +17,8 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 import triton
+from layer_shapes import DTYPES
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -26,7 +26,6 @@ from xlpre.model.kernels.triton_launch import KERNELS
 from xlpre.model.kernels.triton_parts import SIZES
 from xlpre.model.kernels.triton_tiles import TILES, Tile, column_of, tile_of
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 INTEGERS = ("row_facts", "key_facts", "direction", "dropped")
 SINGLE = ("log_total", "delta", "d_place_keys", "d_offsets")  # fp32 whatever the rest is
 ALIGNED = ("n_pitch", "k_pitch")  # multiples of 16; of other sizes the kernels are not told

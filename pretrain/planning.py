@@ -8,19 +8,16 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass
 
-import torch
-
 from pretrain.activations import Activations, activations
 from pretrain.config import PretrainConfig
 from pretrain.cost import BatchShape, batch_shape, flops_per_step, matrix_shapes, operations, parameters, tensor_sizes
 from xlpre.model.config import ModelConfig
 from xlpre.training.devices import Device, State, state_of, traffic_of
-from xlpre.training.engine import bucket_of
+from xlpre.training.engine import PRECISIONS, bucket_of
 from xlpre.training.muon import working_bytes
 from xlpre.training.overrides import offloads, stage_of
 
 USABLE = 0.92  # of the memory: the rest is the driver's, libraries' and lost between tensors (an assumption)
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +146,7 @@ class Plan:
     def activations(self, micro: int) -> Activations:
         """Of a micro-batch."""
         return activations(
-            self.model, self.shape(micro), DTYPES[self.precision], gpu=self.device.bf16, recomputed=self.recomputed
+            self.model, self.shape(micro), PRECISIONS[self.precision], gpu=self.device.bf16, recomputed=self.recomputed
         )
 
     def lasting(self, stage: int) -> float:
