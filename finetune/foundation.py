@@ -83,7 +83,7 @@ class Foundation:
     def facts(self, seed: int) -> dict[str, Any]:
         """What must be the same for a run to go on; settings of speed and memory may change."""
         config = self.config
-        model, schedule = dataclasses.asdict(self.shape), dataclasses.asdict(config.schedule)
+        model = dataclasses.asdict(self.shape)
         del model["attention"]
         return {
             "format": FORMAT,
@@ -96,7 +96,7 @@ class Foundation:
             "measured": {split.name: self._fingerprints[split.name] for split in self.dev},
             "reading": dataclasses.asdict(self.train.items[0].reading),
             "optim": dataclasses.asdict(config.optim),
-            "schedule": schedule,
+            "schedule": dataclasses.asdict(config.schedule),
             "train": {"batch_size": config.train.batch_size, "steps": config.train.steps},
             "eval": {name: getattr(config.eval, name) for name in ("every", "keep", "patience")},
             "seed": seed,

@@ -82,7 +82,7 @@ def _run(foundation: Foundation, seed: int, talk: Talk, device: torch.device, st
             loss = job.engine(batch.to(device))
             job.engine.backward(loss)
             job.engine.step()  # an update at the boundary
-            log.read(loss)
+            log.micro_step(loss)
             log.count(batch)
         stopped = course.end_update()
         log.update()

@@ -175,13 +175,13 @@ class Job:
     def _leave_what_was_met(self) -> str:
         """Leave what the last update met, in every process, for a person to look at; says how."""
         step = self.course.step - 1
-        dump = not_finite.folder_of(self.run_dir, step)
+        folder = not_finite.folder_of(self.run_dir, step)
         weights = weights_of(self.engine, keep=is_main())
         about = {"seed": self.config.seed, "step": step, "n_processes": n_processes(), "precision": str(self.dtype)}
-        not_finite.write(dump, process(), self._met, self._model(step, weights) if is_main() else None, about)
+        not_finite.write(folder, process(), self._met, self._model(step, weights) if is_main() else None, about)
         self.talk.barrier()
         return (
-            f"`python pretrain/replay.py {dump}` makes the last one again and looks for where it begins; the weights in the "
+            f"`python pretrain/replay.py {folder}` makes the last one again and looks for where it begins; the weights in the "
             "checkpoints are finite, and good if the last held-out losses were: "
         )
 

@@ -26,7 +26,7 @@ def pretrain(config: PretrainConfig, given: Given = NOTHING) -> None:
             batch = next(batches).to(job.device)
             loss, memory, *others = job.engine(batch, job.memories[micro])
             job.engine.backward(sum(others, start=loss))
-            log.read(loss, *others)
+            log.micro_step(loss, *others)
             job.engine.step()  # an update at the boundary
             job.carry(micro, batch, memory)
         stopped = job.end_update()

@@ -47,7 +47,8 @@ class CheckpointWriter:
         self._keep_last, self._keep_every = keep_last, keep_every
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._work: Future[dict[str, tuple[int, int]]] | None = None
-        self._target, self._facts = folder, {}  # type: Path, dict[str, Any]
+        self._target = folder
+        self._facts: dict[str, Any] = {}
         self._good = resumed or next(reversed(complete(folder)), None)
         if is_main():
             self._remove_unfinished()

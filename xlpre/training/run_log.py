@@ -52,7 +52,7 @@ class RunLog(ABC):
         )
         self._begin_interval()
 
-    def read(self, *losses: torch.Tensor) -> None:
+    def micro_step(self, *losses: torch.Tensor) -> None:
         """A micro-step is done."""
         self._losses.append([loss.detach() for loss in losses])
 
