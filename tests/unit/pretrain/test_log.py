@@ -1,6 +1,4 @@
-import pytest
-
-from pretrain.log import duration, progress
+from pretrain.log import progress
 
 LINE = {
     "loss": 4.2131,
@@ -43,18 +41,3 @@ def test_a_loss_that_is_no_number_can_be_said():
 def test_a_line_of_a_large_run_fits_120_columns():
     large = {"tokens_per_second": 4e6, "targets_per_second": 6.7e5, "memory_bytes": 1.391e11, "eta_seconds": 1e6}
     assert len("step 400,000: " + progress({**LINE, **large, "loss": 10.4})) <= 120
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [
-        (0.0, "0 s"),
-        (59.4, "59 s"),
-        (59.6, "1 min 0 s"),
-        (7_980, "2 h 13 min"),
-        (86_399.9, "1 d 0 h"),
-        (1.1e7, "127 d 7 h"),
-    ],
-)
-def test_a_duration_has_two_units(seconds, words):
-    assert duration(seconds) == words

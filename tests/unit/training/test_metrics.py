@@ -5,7 +5,7 @@ import sys
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from xlpre.training.metrics import MetricsLog, check_wandb, read_metrics
+from xlpre.training.metrics import MetricsLog, check_wandb, duration, read_metrics
 
 FAKE = """
 import json, pathlib
@@ -130,3 +130,18 @@ def test_a_run_goes_on_without_a_damaged_line_which_is_kept_apart_and_said(tmp_p
     assert (tmp_path / "metrics.jsonl.damaged").read_bytes() == damage + b"\n"
     (said,) = capsys.readouterr().out.splitlines()
     assert said.startswith(f"warning: {path}, line 2: ") and said.endswith("and the run goes on without it")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.0, "0 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 0 s"),
+        (7_980, "2 h 13 min"),
+        (86_399.9, "1 d 0 h"),
+        (1.1e7, "127 d 7 h"),
+    ],
+)
+def test_a_duration_has_two_units(seconds, words):
+    assert duration(seconds) == words
