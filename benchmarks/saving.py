@@ -10,7 +10,6 @@ of a training that saves every `--minutes`: standing still, and slower updates.
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -73,7 +72,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     words = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        common = [f"tokenizer.path={folder}/t.model", f"data.store={folder}/store", "text.limit_mb=2"]
+        common = [f"tokenizer.path={folder}/t.model", f"data.store={folder}/store"]
         size = 300 if words.tiny else 32000
         common += [f"tokenizer.vocab_size={size}", "tokenizer.train_mb=20"]
         source = load(PretrainConfig, None, [*common, f"text.limit_mb={0.3 if words.tiny else 20}"])
@@ -105,4 +104,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
