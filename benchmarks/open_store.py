@@ -3,12 +3,14 @@
 python benchmarks/open_store.py --tokens 1000000 1000000000
 
 The tokens are zeros in sparse files, with a sentence every 20 and a document every 1,000. One JSON line a size, from a process of
-its own: seconds to open, memory (RssAnon: pages of the file that the system keeps do not count) after opening and after the batches.
+its own: seconds to open (a small store is read through), memory (RssAnon: pages of the file that the system keeps do not count) after
+opening and after the batches.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import subprocess
 import sys
@@ -20,7 +22,7 @@ import numpy as np
 
 from xlpre.data.lanes import Lanes
 from xlpre.data.layout import DataConfig
-from xlpre.data.store import FORMAT, PARTS, TokenStore
+from xlpre.data.store import ARRAYS, CHECKED_AT_OPENING, FORMAT, META, PARTS, TokenStore, fingerprint_of
 from xlpre.objectives.build import build_objective
 from xlpre.objectives.loader import Loader
 from xlpre.objectives.objective import ObjectiveConfig
@@ -30,25 +32,35 @@ VOCABULARY = 32_000
 
 def make(path: Path, n_tokens: int) -> None:
     """A store of `n_tokens` zeros in each part."""
-    sizes, checksums = {}, {}
+    lengths = {"tokens": 1, "sentences": 20, "documents": 1000}
     for part in PARTS:
         (path / part).mkdir(parents=True)
         with open(path / part / "tokens.bin", "wb") as file:
             file.truncate(2 * n_tokens)
-        for name, length in (("sentences", 20), ("documents", 1000)):
+        for name in ("sentences", "documents"):
+            length = lengths[name]
             with open(path / part / f"{name}.bin", "wb") as file:
                 for begin in range(length, n_tokens + 1, length << 20):
                     np.arange(begin, min(begin + (length << 20), n_tokens + 1), length).tofile(file)
-        sizes.update(
-            {
-                f"{part}/{name}.bin": (path / part / f"{name}.bin").stat().st_size
-                for name in ("tokens", "sentences", "documents")
-            }
-        )
     np.ones(VOCABULARY, np.int64).tofile(path / "unigram.bin")
-    sizes["unigram.bin"] = 8 * VOCABULARY
-    meta = {"format": FORMAT, "dtype": "uint16", "vocab_size": VOCABULARY, "bytes": sizes, "sha256": checksums}
-    (path / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+    (path / "vocabulary.model").touch()
+    sizes = {name: (path / name).stat().st_size for name in (*ARRAYS, "unigram.bin", "vocabulary.model")}
+    small = sum(sizes.values()) <= CHECKED_AT_OPENING
+    sha256 = {name: hashlib.sha256((path / name).read_bytes()).hexdigest() if small else "" for name in sizes}
+    meta = {
+        "format": FORMAT,
+        "dtype": "uint16",
+        "source": {},
+        "files": {},
+        "bytes": sizes,
+        "sha256": sha256,
+        "vocab_size": VOCABULARY,
+        "vocabulary_sha256": "",
+        "preprocess": "cased",
+        **{f"{part}_n_{name}": n_tokens // length for part in PARTS for name, length in lengths.items()},
+        "fingerprint": fingerprint_of("", "cased", sha256),
+    }
+    (path / META).write_text(json.dumps(meta), encoding="utf-8")
 
 
 def own_megabytes() -> float:
