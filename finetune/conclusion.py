@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -80,29 +81,26 @@ def conclude_run(
             scores = deciding if split is foundation.dev[0] else measure(task, split, outputs)
             found |= {f"{split.name}/{name}": score for name, score in scores.items()}
             write_text(folder / f"{split.name}.jsonl", as_json_lines(task.predictions(split, outputs)))
-        _write_result(foundation, seed, saved.folder.facts["step"], steps, seconds, found)
+        kept_step = saved.folder.facts["step"]
+        result = _result(foundation, seed, found, kept_step=kept_step, steps=steps, seconds=seconds)
+        result.write(folder / RESULT, foundation.facts(seed))
+        shutil.rmtree(folder / checkpoint.FOLDER, ignore_errors=True)
+        print(f"seed {seed}: kept the weights of step {kept_step:,}: {shown(found)}", flush=True)
     talk.barrier()
     return answers[0]
 
 
-def _write_result(
-    foundation: Foundation, seed: int, kept_step: int, steps: int, seconds: float, found: dict[str, float]
-) -> None:
-    folder, task = seed_folder(foundation.config, seed), foundation.task
-    result = Result(
+def _result(foundation: Foundation, seed: int, found: dict[str, float], **course: Any) -> Result:
+    task = foundation.task
+    return Result(
         name=foundation.config.name,
         task=task.name,
         seed=seed,
         score=f"{foundation.dev[0].name}/{task.score}",
         scores=found,
         chance=task.level_of_chance(foundation.dev[0]),
-        kept_step=kept_step,
-        steps=steps,
-        seconds=seconds,
+        **course,
     )
-    result.write(folder / RESULT, foundation.facts(seed))
-    shutil.rmtree(folder / checkpoint.FOLDER, ignore_errors=True)
-    print(f"seed {seed}: kept the weights of step {kept_step:,}: {shown(found)}", flush=True)
 
 
 def conclude(
