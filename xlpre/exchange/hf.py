@@ -67,8 +67,7 @@ def weights_of(config: ModelConfig) -> list[Weight]:
 
 def check_expressible(config: ModelConfig) -> None:
     """Raise ValueError, by the name of the key, for a model that Hugging Face's XLNet cannot be."""
-    only = {"relative_segments": (True,), "d_head": (Fraction(config.d_model, config.n_head),)}
-    layouts.check_expressible(config, "Hugging Face's XLNet", only)
+    layouts.check_expressible(config, "Hugging Face's XLNet", {"d_head": (Fraction(config.d_model, config.n_head),)})
 
 
 def write_model(
