@@ -235,3 +235,8 @@ def test_without_the_package_the_error_says_what_to_set(monkeypatch):
     monkeypatch.setattr("xlpre.model.kernels.backend.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="model.attention=auto"):
         with_triton()
+
+
+def test_offsets_of_distances_without_keys_are_refused():
+    with pytest.raises(AssertionError, match="hands over keys of zeros too"):
+        Scores(torch.ones(1, 1, 1, 1), 1.0, place_offsets=torch.ones(2, 2, 1))
