@@ -18,7 +18,6 @@ from xlpre.model.config import ModelConfig
 from xlpre.model.feedforward import GATED, gated_width
 from xlpre.model.language_model import without_data
 from xlpre.objectives.build import build_objective
-from xlpre.objectives.spans import target_shares
 from xlpre.training.optim import is_matrix
 
 Counting = Literal["executed", "needed"]  # see operations
@@ -67,13 +66,12 @@ class BatchShape:
 def batch_shape(config: PretrainConfig, rows: int) -> BatchShape:
     """The shape of a micro-batch of `rows` windows of a pretraining."""
     data, M = config.data, config.model.mem_len
-    two_streams = build_objective(config.objective, data, np.ones(1, bool)).two_streams  # raises what it cannot read
+    objective = build_objective(config.objective, data, np.ones(1, bool))  # raises what it cannot read
     T, R, K = data.window, data.reuse_len, config.model.mem_len + data.window
-    causal = config.objective.name == "causal"
     # the reused part of a window never sees the rest; a causal model sees a triangle of the window
-    visible = (M + (T + 1) / 2) / K if causal else (R * (M + R) + (T - R) * K) / (T * K)
-    targets = T if causal else sum(target_shares(T, R, config.objective.partial_k))
-    return BatchShape(rows, T, M, targets, R, two_streams, config.objective.next_sentence, visible=visible)
+    visible = (R * (M + R) + (T - R) * K) / (T * K) if objective.sees_ahead else (M + (T + 1) / 2) / K
+    targets, next_sentence = objective.n_targets(T, R), config.objective.next_sentence
+    return BatchShape(rows, T, M, targets, R, objective.two_streams, next_sentence, visible=visible)
 
 
 def parameters(model: ModelConfig, two_streams: bool = True, next_sentence: bool = False) -> dict[str, int]:

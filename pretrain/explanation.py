@@ -16,11 +16,6 @@ from xlpre.data.store import Part, TokenStore
 from xlpre.objectives.build import build_objective
 from xlpre.text.tokenizer import Tokenizer
 
-ABOUT = {
-    "permutation": "Targets are predicted in a random order (place), each from the context and the targets before it.",
-    "denoising": "Targets are hidden in the input; each is predicted from all the rest, none from another.",
-    "causal": "Each token is predicted from those before it.",
-}
 SEGMENTS = {SEGMENT_A: "A", SEGMENT_B: "B", SEGMENT_CLS: "cls"}
 ITSELF, SEEN = 0.5, 1.0  # a token that a row sees only because it is its own; any other that it sees
 
@@ -117,7 +112,7 @@ def explain(
     pieces = tokenizer.pieces
     return Explanation(
         f"{config.objective.name}, {data.window} tokens ({data.reuse_len} reused), {direction}, seed {config.seed}, step {step}",
-        [ABOUT[config.objective.name], *_notes(int(windows.pair_label[0]), data, len(ids) - 1)],
+        [objective.about, *_notes(int(windows.pair_label[0]), data, len(ids) - 1)],
         pieces=[pieces[i] for i in windows.ids[0]],
         read=[pieces[i] for i in row.input_ids[0]],
         segments=[SEGMENTS[i] for i in windows.segments[0]],

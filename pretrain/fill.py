@@ -24,6 +24,7 @@ from xlpre.model.dropout import without_dropout
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import first_memory
 from xlpre.objectives.blanks import BLANK, blanks_batch, hide
+from xlpre.objectives.build import OBJECTIVES
 from xlpre.text import symbols
 from xlpre.text.boundaries import starts_word, written_without_spaces
 from xlpre.text.tokenizer import Tokenizer
@@ -123,8 +124,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("text", nargs="+", help=f"sentences with {BLANK} where a word is missing")
     words = parser.parse_args(argv)
     folder = load_folder(words.model)
-    if folder.objective == "causal":
-        raise ValueError(f"{words.model} holds a causal model, which sees nothing after a blank; it cannot fill one in")
+    if not OBJECTIVES[folder.objective].sees_ahead:
+        raise ValueError(
+            f"{words.model} holds a {folder.objective} model, which sees nothing after a blank; it cannot fill one in"
+        )
     model, tokenizer = folder.model(), folder.vocabulary(words.model)
     for text in words.text:
         print(show(fill(model, tokenizer, text)))

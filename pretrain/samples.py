@@ -12,6 +12,7 @@ from pretrain.fill import Filled, fill, held_out_puzzles, solve
 from xlpre.data.store import TokenStore
 from xlpre.model.language_model import LanguageModel
 from xlpre.objectives.blanks import blanks_batch
+from xlpre.objectives.build import OBJECTIVES
 from xlpre.text.tokenizer import Tokenizer
 from xlpre.training.lines import read_lines, rewrite
 
@@ -29,7 +30,7 @@ class Samples:
         self._path = Path(config.run_dir) / "samples.jsonl"
         self._tokenizer = tokenizer
         self._sentences, self._puzzles = config.eval.sentences, []
-        if config.objective.name == "causal":  # sees nothing after a blank
+        if not OBJECTIVES[config.objective.name].sees_ahead:  # nor what is after a blank
             self._sentences = []
         elif not self._sentences:
             self._puzzles = held_out_puzzles(store.held_out, tokenizer, COUNT, seed=0)

@@ -26,8 +26,10 @@ def settings_of(schema: type) -> list[Setting]:
     found = []
     for key, group, field in _leaves(schema):
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        about = _about(group)
+        assert field.name in about, f"the docstring of {group.__name__} has no {field.name} among its Attributes"
         text = yaml.safe_dump(default, default_flow_style=True).split("\n...")[0].strip()
-        found.append(Setting(key, text, _about(group)[field.name]))
+        found.append(Setting(key, text, about[field.name]))
     return found
 
 

@@ -1,4 +1,6 @@
+from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
@@ -11,6 +13,14 @@ from pretrain.config import PretrainConfig
 from tests.conftest import REPOSITORY
 from xlpre.command_line import Given, given_keys, with_flags
 from xlpre.config import dump, load
+from xlpre.model.config import ModelConfig
+from xlpre.model.feedforward import GATED, PLAIN
+from xlpre.model.kernels.backend import BACKENDS
+from xlpre.model.layer import LAYERS
+from xlpre.model.positions import SCHEMES
+from xlpre.objectives.build import OBJECTIVES
+from xlpre.objectives.objective import ObjectiveConfig
+from xlpre.settings import settings_of
 
 PRESETS = sorted((REPOSITORY / "configs" / "pretrain").rglob("*.yaml"))
 FINETUNE_PRESETS = sorted((REPOSITORY / "configs" / "finetune").rglob("*.yaml"))
@@ -36,6 +46,37 @@ def test_what_was_given_is_what_a_word_or_a_file_or_what_it_extends_says(tmp_pat
     (tmp_path / "top.yaml").write_text("extends: base.yaml\noptim: {lr: 2e-5}\n")
     given = given_keys({"look": ""}, ["--config", str(tmp_path / "top.yaml"), "--look", "seed=1"])
     assert given == Given(frozenset({"seed"}), frozenset({"model.n_layer", "optim.lr"}))
+
+
+@pytest.mark.parametrize(
+    ("schema", "key", "built"),
+    [
+        (ObjectiveConfig, "name", OBJECTIVES),
+        (ModelConfig, "positions", SCHEMES),
+        (ModelConfig, "norm", LAYERS),
+        (ModelConfig, "feed_forward", PLAIN | GATED),
+        (ModelConfig, "attention", BACKENDS),
+    ],
+)
+def test_what_a_setting_may_name_is_what_can_be_built(schema, key, built):
+    assert set(get_args(get_type_hints(schema)[key])) == built.keys()
+
+
+@dataclass(frozen=True)
+class Untold:
+    """A group of settings.
+
+    Attributes:
+        told: what it is.
+    """
+
+    told: int = 1
+    untold: int = 2
+
+
+def test_a_setting_that_its_docstring_leaves_out_is_named():
+    with pytest.raises(AssertionError, match="the docstring of Untold has no untold among its Attributes"):
+        settings_of(Untold)
 
 
 @pytest.mark.parametrize("path", FINETUNE_PRESETS, ids=lambda path: path.stem)

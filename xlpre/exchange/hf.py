@@ -22,6 +22,7 @@ from xlpre.config import from_mapping
 from xlpre.exchange import layouts
 from xlpre.exchange.layouts import COPY, FROM_HEADS, LONE_ROW, TO_HEADS, Weight, to_ours, to_theirs
 from xlpre.model.config import ModelConfig
+from xlpre.objectives.build import OBJECTIVES
 from xlpre.tensors import check_finite, write_tensors
 
 UNSAID = ("dropatt", "mem_len", "init")  # settings that their config.json has no word for, or another one
@@ -36,7 +37,8 @@ ALIASES = {
     "num_attention_heads": "n_head",
     "num_hidden_layers": "n_layer",
 }
-ATTENTION = {"permutation": "bi", "denoising": "bi", "causal": "uni"}
+# their attn_type, and the objective that a model of it is taken to have learned
+ATTENTION = {"bi": "permutation", "uni": "causal"}
 
 
 def weights_of(config: ModelConfig) -> list[Weight]:
@@ -65,8 +67,7 @@ def weights_of(config: ModelConfig) -> list[Weight]:
 
 def check_expressible(config: ModelConfig) -> None:
     """Raise ValueError, by the name of the key, for a model that Hugging Face's XLNet cannot be."""
-    only = {"relative_segments": (True,), "d_head": (Fraction(config.d_model, config.n_head),)}
-    layouts.check_expressible(config, "Hugging Face's XLNet", only)
+    layouts.check_expressible(config, "Hugging Face's XLNet", {"d_head": (Fraction(config.d_model, config.n_head),)})
 
 
 def write_model(
@@ -95,7 +96,7 @@ def write_model(
         "d_head": config.head_width,
         "d_inner": config.d_inner,
         "ff_activation": ACTIVATIONS[config.feed_forward],
-        "attn_type": ATTENTION[objective],
+        "attn_type": "bi" if OBJECTIVES[objective].sees_ahead else "uni",
         "untie_r": True,
         "initializer_range": config.init_std,
         "layer_norm_eps": config.norm_eps,
@@ -143,7 +144,7 @@ def read_model(path: Path, settings: Mapping[str, Any]) -> tuple[ModelConfig, di
     if odd := sorted(name for name in found if name.startswith("transformer.") and name not in known):
         raise ValueError(f"{origin}: holds {odd[0]}, which {config.n_layer} layers of an XLNet do not have")
     weights = {name: tensor.float() for name, tensor in to_ours(table, found).items()}
-    return config, weights, next(name for name, kind in ATTENTION.items() if kind == settings.get("attn_type", "bi"))
+    return config, weights, ATTENTION[settings.get("attn_type", "bi")]
 
 
 def _config(path: Path, given: Mapping[str, Any]) -> ModelConfig:
@@ -151,7 +152,7 @@ def _config(path: Path, given: Mapping[str, Any]) -> ModelConfig:
     activation = settings.get("ff_activation", "gelu")
     if activation not in ("gelu", *TANH_GELU, "relu"):
         raise ValueError(f"{path}: ff_activation ({activation!r}) must be gelu_new, gelu or relu")
-    if settings.get("attn_type", "bi") not in ATTENTION.values():
+    if settings.get("attn_type", "bi") not in list(ATTENTION):  # it may be no text
         raise ValueError(f"{path}: attn_type ({settings['attn_type']!r}) must be bi or uni")
     if settings.get("same_length") and settings.get("attn_type") == "uni":
         raise ValueError(f"{path}: same_length=true is not read; set it to false, and model.attention_length here")

@@ -28,6 +28,11 @@ class Layout:
     to_theirs: Callable[[Tensor, ModelConfig], Tensor]
 
 
+# what may have any value elsewhere, too: sizes, what is said there by its own word, what has no part in the function of given weights
+FREE = {
+    *("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner", "mem_len", "clamp_len", "norm_eps", "untie_r"),
+    *("attention", "dropout", "dropatt", "init", "init_std", "tie_projections"),
+}
 SAME = Layout(lambda w: w, lambda w, c: w)
 # what several of their layers have of its own, and a file would not hold twice otherwise
 COPY = Layout(lambda w: w, lambda w, c: w.clone())
@@ -87,19 +92,10 @@ def check_expressible(config: ModelConfig, place: str, only: Mapping[str, Sequen
     Args:
         config: the model.
         place: where it has no place then, for the message.
-        only: values that further keys may have there.
+        only: values that a key may have there, if they are others than its default.
     """
-    allowed: dict[str, Sequence[Any]] = {
-        "feed_forward": ("gelu", "relu"),
-        "norm": ("post",),
-        "attention_length": ("all",),
-        "positions": ("relative",),
-        "cutoffs": ([],),
-        "d_embed": (config.d_model,),
-        "scale_embedding": (False,),
-        "tie_embedding": (True,),
-        **only,
-    }
+    as_published = {key: (value,) for key, value in asdict(type(config)()).items() if key not in FREE}
+    allowed = {**as_published, "feed_forward": ("gelu", "relu"), "d_embed": (config.d_model,), **only}
     values = {**asdict(config), "d_head": config.head_width, "d_embed": config.embedding_width}
     for key, known in allowed.items():
         if values[key] not in known:

@@ -81,7 +81,8 @@ def from_arrays(config: ModelConfig, arrays: Mapping[str, np.ndarray]) -> dict[s
 
 def check_expressible(config: ModelConfig) -> None:
     """Raise ValueError, by the name of the key, for a model that the original cannot be."""
-    layouts.check_expressible(config, "the original's TensorFlow code", {"norm_eps": (NORM_EPS,)})
+    only = {"norm_eps": (NORM_EPS,), "relative_segments": (True, False)}
+    layouts.check_expressible(config, "the original's TensorFlow code", only)
 
 
 def write_release(path: Path, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:

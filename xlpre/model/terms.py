@@ -25,7 +25,7 @@ class Scores:
         content_bias: (H, E).
         place_bias: (H, E).
         place_keys: (2, R, H, E) keys of distances from K down to 1 - T, forward and backward.
-        place_offsets: (2, R, H).
+        place_offsets: (2, R, H), added to what `place_keys` give.
         step_bias: (H, E).
         step: (H, E).
     """
@@ -38,6 +38,12 @@ class Scores:
     place_offsets: Tensor | None = None
     step_bias: Tensor | None = None
     step: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        alone = self.place_offsets is not None and self.place_keys is None
+        assert not alone, (
+            "backends add place_offsets to what place_keys give; a term of offsets alone hands over keys of zeros too"
+        )
 
     def with_bias(self, bias: Tensor | None) -> Tensor:
         """Scaled queries (B, N, H, E) with a bias."""

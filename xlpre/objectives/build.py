@@ -11,7 +11,7 @@ from xlpre.objectives.objective import Objective, ObjectiveConfig
 from xlpre.objectives.permutation import Permutation
 from xlpre.objectives.spans import target_shares
 
-OBJECTIVES: dict[str, type[Permutation] | type[Denoising] | type[Causal]] = {
+OBJECTIVES: dict[str, type[Objective]] = {
     "permutation": Permutation,
     "denoising": Denoising,
     "causal": Causal,

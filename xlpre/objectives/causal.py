@@ -12,10 +12,15 @@ from xlpre.objectives.objective import Examples, ObjectiveConfig
 class Causal:
     """Position t sees keys up to itself and predicts the token after it; P = T."""
 
-    two_streams = False
+    two_streams, sees_ahead = False, False
+    about = "Each token is predicted from those before it."
 
     def __init__(self, config: ObjectiveConfig, starts_word: np.ndarray) -> None:
         pass  # there is nothing to choose
+
+    def n_targets(self, window: int, reuse_len: int) -> int:
+        """All of them."""
+        return window
 
     def examples(self, windows: Windows, draws: Draws) -> Examples:
         """The examples of plain windows; nothing is drawn."""

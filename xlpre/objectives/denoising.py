@@ -11,18 +11,23 @@ import numpy as np
 from xlpre.data.draws import Draws
 from xlpre.data.layout import Windows
 from xlpre.objectives.objective import Examples, ObjectiveConfig
-from xlpre.objectives.spans import SpanSampler, positions_of
+from xlpre.objectives.spans import SpanSampler, positions_of, target_shares
 from xlpre.text import symbols
 
 
 class Denoising:
     """Every token sees every token; the reused part does not see the rest, which is not there when it becomes memory."""
 
-    two_streams = False
+    two_streams, sees_ahead = False, True
+    about = "Targets are hidden in the input; each is predicted from all the rest, none from another."
 
     def __init__(self, config: ObjectiveConfig, starts_word: np.ndarray) -> None:
+        self._config, self._vocab_size = config, len(starts_word)
         self._spans = SpanSampler(config, starts_word)
-        self._vocab_size = len(starts_word)
+
+    def n_targets(self, window: int, reuse_len: int) -> int:
+        """See target_shares."""
+        return sum(target_shares(window, reuse_len, self._config.partial_k))
 
     def examples(self, windows: Windows, draws: Draws) -> Examples:
         """Draw targets for each row (the same as permutation would with these `draws`) and hide them."""

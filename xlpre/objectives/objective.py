@@ -72,9 +72,20 @@ class Objective(Protocol):
     Attributes:
         two_streams: whether predictions are read from the query stream (which sees not the token at its own place), or from
             the content stream.
+        sees_ahead: whether a token may see what stands after it; else none does.
+        about: what it does, in a sentence for people.
     """
 
     two_streams: bool
+    sees_ahead: bool
+    about: str
+
+    def __init__(self, config: ObjectiveConfig, starts_word: np.ndarray) -> None:
+        """`starts_word` (V,) bool: the pieces with which words begin."""
+
+    def n_targets(self, window: int, reuse_len: int) -> int:
+        """P, of a window of so many tokens of which so many first are reused."""
+        ...
 
     def examples(self, windows: Windows, draws: Draws) -> Examples:
         """The examples of `windows`; every draw comes from `draws`."""

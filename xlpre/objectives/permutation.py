@@ -14,17 +14,22 @@ import numpy as np
 from xlpre.data.draws import Draws
 from xlpre.data.layout import Windows
 from xlpre.objectives.objective import Examples, ObjectiveConfig
-from xlpre.objectives.spans import SpanSampler, halves_of, positions_of
+from xlpre.objectives.spans import SpanSampler, halves_of, positions_of, target_shares
 
 
 class Permutation:
     """Targets are predicted in a random order, each from the context and the targets before it."""
 
-    two_streams = True
+    two_streams, sees_ahead = True, True
+    about = "Targets are predicted in a random order (place), each from the context and the targets before it."
 
     def __init__(self, config: ObjectiveConfig, starts_word: np.ndarray) -> None:
         self._config = config
         self._spans = SpanSampler(config, starts_word)
+
+    def n_targets(self, window: int, reuse_len: int) -> int:
+        """See target_shares."""
+        return sum(target_shares(window, reuse_len, self._config.partial_k))
 
     def examples(self, windows: Windows, draws: Draws) -> Examples:
         """Draw targets and an order for each row."""

@@ -10,7 +10,7 @@ import torch
 from pretrain.export import main
 from tests.parity.goldens import GOLDENS
 from tests.unit.exchange.folders import make
-from xlpre.exchange import tf
+from xlpre.exchange import hf, tf
 from xlpre.exchange.folder import ModelFolder, load_folder, save_folder, save_release
 from xlpre.exchange.tensor_bundle import read_bundle, write_bundle
 from xlpre.model.config import ModelConfig
@@ -114,6 +114,17 @@ def test_a_release_of_the_original_read_and_written_again_has_its_variables_bit_
     assert again.keys() == {name for name in first if not name.endswith(("/Adam", "/Adam_1", "global_step"))}
     assert all(np.array_equal(array, first[name]) for name, array in again.items())
     assert json.loads((tmp_path / tf.CONFIG).read_text()) == json.loads((release / tf.CONFIG).read_text())
+
+
+@pytest.mark.parametrize("check", [hf.check_expressible, tf.check_expressible])
+def test_a_setting_that_nobody_thought_of_elsewhere_is_refused_unless_it_is_its_default(check):
+    @dataclasses.dataclass(frozen=True)
+    class Later(ModelConfig):
+        cap: float = 0.0
+
+    check(Later(cap=0.0))
+    with pytest.raises(ValueError, match=r"model.cap=30.0 has no place in .*, where it is 0.0"):
+        check(Later(cap=30.0))
 
 
 @pytest.mark.parametrize(

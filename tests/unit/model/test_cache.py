@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from tests.unit.model.conftest import MANY, make_model, random_batch, random_memory
 from xlpre.model.cache import cached
+from xlpre.model.layer import LAYERS
 from xlpre.model.memory import first_memory
+from xlpre.model.positions import SCHEMES
 
 
 def read(model, memory, batches):
@@ -23,8 +25,8 @@ def read(model, memory, batches):
 @given(
     two_streams=st.booleans(),
     attention=st.sampled_from(["reference", "sdpa", "cpu", "auto"]),
-    positions=st.sampled_from(["relative", "shaw", "sinusoidal", "learned"]),
-    norm=st.sampled_from(["post", "pre", "pre_keys"]),
+    positions=st.sampled_from(list(SCHEMES)),
+    norm=st.sampled_from(list(LAYERS)),
     attention_length=st.sampled_from(["all", "same_length", "exclude_self_slot"]),
     relative_segments=st.booleans(),
     clamp=st.booleans(),

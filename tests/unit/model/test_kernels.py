@@ -17,6 +17,7 @@ from xlpre.model.kernels import cpu
 from xlpre.model.kernels.backend import fastest, with_triton
 from xlpre.model.kernels.cpu import Cpu
 from xlpre.model.kernels.sdpa import Sdpa
+from xlpre.model.positions import SCHEMES
 from xlpre.model.terms import Scores
 from xlpre.model.visibility import HIDDEN
 
@@ -49,7 +50,7 @@ SHAPES = st.fixed_dictionaries(
         "two_streams": st.booleans(),
         "block": st.sampled_from([1, 3, 8, 128]),
         "kept": st.sampled_from([0, 1 << 20]),
-        "positions": st.sampled_from(["relative", "shaw", "sinusoidal", "learned"]),
+        "positions": st.sampled_from(list(SCHEMES)),
         "attention_length": st.sampled_from(["all", "same_length"]),
         "relative_segments": st.booleans(),
         "untie_r": st.booleans(),
@@ -234,3 +235,8 @@ def test_without_the_package_the_error_says_what_to_set(monkeypatch):
     monkeypatch.setattr("xlpre.model.kernels.backend.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="model.attention=auto"):
         with_triton()
+
+
+def test_offsets_of_distances_without_keys_are_refused():
+    with pytest.raises(AssertionError, match="hands over keys of zeros too"):
+        Scores(torch.ones(1, 1, 1, 1), 1.0, place_offsets=torch.ones(2, 2, 1))

@@ -7,13 +7,14 @@ from hypothesis import strategies as st
 from tests.reference.attention import two_streams
 from tests.unit.model.conftest import MANY, make_model, random_batch, random_memory
 from xlpre.model.config import ModelConfig
-from xlpre.model.positions import DistanceKeys, distance_table
+from xlpre.model.layer import LAYERS
+from xlpre.model.positions import SCHEMES, DistanceKeys, distance_table
 
 
 @settings(max_examples=40, deadline=None)
 @given(
-    positions=st.sampled_from(["relative", "shaw", "sinusoidal", "learned"]),
-    norm=st.sampled_from(["post", "pre", "pre_keys"]),
+    positions=st.sampled_from(list(SCHEMES)),
+    norm=st.sampled_from(list(LAYERS)),
     attention_length=st.sampled_from(["all", "same_length", "exclude_self_slot"]),
     relative_segments=st.booleans(),
     clamp=st.booleans(),

@@ -8,7 +8,7 @@ import torch
 from tests.unit.data.test_lanes import lanes_over
 from xlpre.data.layout import DataConfig
 from xlpre.objectives.blanks import blanks_batch
-from xlpre.objectives.build import build_objective
+from xlpre.objectives.build import OBJECTIVES, build_objective
 from xlpre.objectives.loader import Loader, lanes_of
 from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.text import symbols
@@ -61,7 +61,7 @@ def test_processes_and_micro_steps_share_the_rows_of_a_step(loader_of, processes
     assert same(whole, joined(micro_steps))
 
 
-@pytest.mark.parametrize("name", ["permutation", "denoising", "causal"])
+@pytest.mark.parametrize("name", OBJECTIVES)
 def test_a_row_is_the_same_whichever_rows_are_made_with_it(loader_of, name):
     loader = loader_of(name=name)
     whole = loader.batch(3, range(8))

@@ -97,6 +97,20 @@ def test_causal_predicts_each_next_token(store, window_of, tokenizer):
     assert (visible(one) == np.tril(np.ones((32, 32), bool))).all()
 
 
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize(("window", "reuse_len"), [(64, 32), (41, 17)])
+def test_an_example_has_as_many_targets_as_are_foretold(window_of, tokenizer, name, window, reuse_len):
+    objective = OBJECTIVES[name](ObjectiveConfig(name=name, partial_k=5.0), tokenizer.starts_word)
+    windows = window_of(DataConfig(window=window, reuse_len=reuse_len))
+    assert objective.examples(windows, Draws(0, [0], 1)).targets.shape == (1, objective.n_targets(window, reuse_len))
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_an_objective_says_whether_a_token_sees_what_stands_after_it(window_of, tokenizer, name):
+    sees = visible(example(name, window_of(), tokenizer))
+    assert np.triu(sees, 1).any() == OBJECTIVES[name].sees_ahead
+
+
 def test_settings_that_cannot_work_name_the_way_out(tokenizer):
     with pytest.raises(ValueError, match=r"data.reuse_len \(256\) must equal data.window; set data.reuse_len=512"):
         build_objective(ObjectiveConfig(name="causal"), DataConfig(), tokenizer.starts_word)

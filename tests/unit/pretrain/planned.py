@@ -14,7 +14,9 @@ from xlpre.batch import Batch
 from xlpre.config import load
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
+from xlpre.model.layer import LAYERS
 from xlpre.model.memory import first_memory
+from xlpre.model.positions import SCHEMES
 from xlpre.training.devices import DEVICES
 
 CONFIG = str(REPOSITORY / "configs/pretrain/xlnet_large_v2.yaml")
@@ -24,7 +26,7 @@ LARGE = ModelConfig(vocab_size=32000, n_layer=24, d_model=1024, n_head=16, d_inn
 @st.composite
 def models(draw) -> ModelConfig:
     """Small models of every kind."""
-    positions = draw(st.sampled_from(["relative", "shaw", "sinusoidal", "learned"]))
+    positions = draw(st.sampled_from(list(SCHEMES)))
     cutoffs = draw(st.sampled_from([[], [20], [13, 40]]))
     return ModelConfig(
         vocab_size=60,
@@ -34,7 +36,7 @@ def models(draw) -> ModelConfig:
         d_head=draw(st.sampled_from([0, 6])),
         d_inner=draw(st.integers(3, 30)),
         feed_forward=draw(st.sampled_from(["gelu", "relu", "glu", "swiglu"])),
-        norm=draw(st.sampled_from(["post", "pre", "pre_keys"])),
+        norm=draw(st.sampled_from(list(LAYERS))),
         mem_len=draw(st.sampled_from([0, 5, 12])),
         positions=positions,
         n_positions=draw(st.integers(1, 9)) if positions in ("shaw", "learned") else 0,

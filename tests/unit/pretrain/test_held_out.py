@@ -9,11 +9,12 @@ from tests.unit.model.conftest import make_model
 from xlpre.data.layout import DataConfig
 from xlpre.model.cache import Cache
 from xlpre.model.memory import MemoryConfig
+from xlpre.objectives.build import OBJECTIVES
 from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.training.distributed import Talk
 
 
-@pytest.mark.parametrize("name", ["permutation", "denoising", "causal"])
+@pytest.mark.parametrize("name", OBJECTIVES)
 @pytest.mark.parametrize("mem_len", [None, 0, 40])
 def test_what_is_measured_does_not_depend_on_how_memory_is_kept(store, tokenizer, monkeypatch, name, mem_len):
     config = PretrainConfig(
@@ -23,7 +24,7 @@ def test_what_is_measured_does_not_depend_on_how_memory_is_kept(store, tokenizer
         eval=EvalConfig(lanes=4, windows=12, mem_len=mem_len),
     )
     evaluation = held_out.Evaluation(config, store, tokenizer, Talk())
-    model = make_model(two_streams=name != "causal", vocab_size=store.vocab_size, mem_len=16)
+    model = make_model(two_streams=OBJECTIVES[name].two_streams, vocab_size=store.vocab_size, mem_len=16)
     cached, kept = held_out.cached, []
     monkeypatch.setattr(held_out, "cached", lambda *given: kept.append(cached(*given)) or kept[0])
     found = evaluation(model)
