@@ -131,10 +131,8 @@ class Backbone(nn.Module):
         return ready, ready if read_out is everywhere else self._ready(read_out, memory)
 
     def _ready(self, geometry: Geometry, memory: Past) -> Geometry:
-        width = self.config.head_width
-        like_keys = self.mask_embedding.new_empty(0, width) @ self.mask_embedding.new_empty(
-            width, width
-        )  # as torch.autocast has it
+        weight = self.mask_embedding.new_empty(self.config.head_width, self.config.head_width)
+        like_keys = weight[:0] @ weight  # of the type that torch.autocast gives to products
         return replace(geometry, once=memory.once, prepared=self.backend.prepare(geometry, like_keys))
 
 
