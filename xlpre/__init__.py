@@ -1,7 +1,7 @@
 """xlpre: permutation language modelling on a Transformer-XL backbone (XLNet, arXiv:1906.08237).
 
 A model folder is opened by `xlpre.exchange.folder.load_folder`; docs/python.md fills blanks with one, takes hidden
-states and scores sentences.
+states, scores sentences, reads long texts, and trains in a loop of one's own.
 Read the packages in the order of a model's life: `text`, `data`, `objectives`, `model`, `training`, `exchange`.
 """
 

@@ -7,7 +7,7 @@ import difflib
 import inspect
 import re
 from collections.abc import Iterator
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -55,6 +55,13 @@ def nearest(path: str, known: list[str]) -> str:
         or difflib.get_close_matches(path, known, n=1, cutoff=0.6)
     )
     return f"did you mean {' or '.join(map(repr, found))}?" if found else f"the settings are {', '.join(known)}"
+
+
+def check_choices(config: Any, prefix: str) -> None:
+    """Raise ValueError if a setting of a group, which stands at `prefix`, is none of the words that it can be."""
+    for name, kind in get_type_hints(type(config)).items():
+        if get_origin(kind) is Literal and getattr(config, name) not in get_args(kind):
+            raise ValueError(f"{prefix}{name} ({getattr(config, name)!r}) must be one of {', '.join(get_args(kind))}")
 
 
 def _leaves(schema: type, prefix: str = "") -> Iterator[tuple[str, type, dataclasses.Field[Any]]]:

@@ -17,9 +17,16 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
 
     Raises:
         OSError: it cannot be written, for lack of room perhaps.
+        ValueError: one tensor under two names.
     """
+    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
     try:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata)
+        save_file(whole, path, metadata)
+    except RuntimeError as error:  # safetensors' word for two names of one tensor
+        raise ValueError(
+            f"{path}: two of the weights are one tensor, as model.state_dict() has them; take model.named_parameters(), which has each "
+            f"once ({str(error).strip()})"
+        ) from None
     except SafetensorError as error:
         raise OSError(f"{path}: cannot be written: {error}") from None
 

@@ -2,13 +2,11 @@
 
 import dataclasses
 import json
-import re
 
 import numpy as np
 import pytest
 import torch
 
-from tests.conftest import REPOSITORY
 from xlpre.batch import Batch
 from xlpre.data.draws import Draws
 from xlpre.data.layout import Windows
@@ -17,7 +15,6 @@ from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import Memory
 from xlpre.objectives import loader
-from xlpre.objectives.blanks import hide
 from xlpre.objectives.build import OBJECTIVES
 from xlpre.objectives.objective import ObjectiveConfig
 
@@ -221,24 +218,3 @@ def test_huggingfaces_gelu_is_taken_as_the_tanh_it_was_trained_with(folder, tmp_
     config.write_text(json.dumps({**json.loads(config.read_text()), "ff_activation": "gelu"}))
     with pytest.warns(UserWarning, match="gelu_new"):
         assert load_folder(tmp_path / "hf").config.feed_forward == "gelu"
-
-
-def test_the_page_about_python_does_what_it_says(folder, tokenizer, tmp_path, monkeypatch):
-    save_folder(tmp_path / "runs/quickstart/model", folder)
-    monkeypatch.chdir(tmp_path)
-    page = (REPOSITORY / "docs/python.md").read_text("utf-8")
-    names = {}
-    with torch.no_grad():
-        for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-            exec(block, names)
-        assert len(names["best"]) == 5 and names["logits"].shape == (1, 1, len(tokenizer))
-        save_huggingface(tmp_path / "exported", folder)
-        theirs = transformers.XLNetModel.from_pretrained(tmp_path / "exported").eval()
-        words = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
-        expected = theirs(**words("The name of the function.", return_tensors="pt")).last_hidden_state
-        assert torch.allclose(names["hidden"], expected, atol=TOLERANCE)
-        tokens, score = names["tokens"], 0.0
-        for place in range(len(tokens)):
-            logits, _ = names["model"].logits(hide(tokens, np.array([place])), names["nothing"])
-            score += float(logits[0, 0].log_softmax(-1)[tokens[place]])
-        assert names["score"] == pytest.approx(score, rel=1e-4)

@@ -50,8 +50,9 @@ class RelativeAttention(nn.Module):
         Returns:
             (B, N, D).
         """
-        query = self._heads(self.query(rows))
-        parts = {name: x for term in self.terms.values() for name, x in term(geometry).items()}
+        # under torch.autocast products are of another type than biases
+        query = self._heads(self.query(rows)).to(key.dtype)
+        parts = {name: x.to(key.dtype) for term in self.terms.values() for name, x in term(geometry).items()}
         scores = Scores(query, self.d_head**-0.5, **parts)
         dropout = self.dropatt if self.training else 0.0
         return self.output(self.backend.attend(scores, key, value, geometry, dropout).flatten(2))

@@ -76,7 +76,11 @@ class Backbone(nn.Module):
         Returns:
             (B, n_cls + P, D) hidden states, that of <cls> if it is read out, then those at the targets; and memory for the next
             window, as long as it was.
+
+        Raises:
+            ValueError: memory of another model or of other rows; vectors of other tokens.
         """
+        self.check(batch, memory, vectors)
         length = batch.input_ids.size(1)
         everywhere, read_out = self._geometries(batch, memory)
         rows = (self.embedding(batch.input_ids) if vectors is None else vectors) * self.embedding_scale
@@ -94,6 +98,20 @@ class Backbone(nn.Module):
                 geometry = everywhere
             rows = self._run(layer, rows, attended[-1], geometry)
         return self.dropout(rows), memory.extended(attended, batch.reuse_len, batch.remembers)
+
+    def check(self, batch: Batch, memory: Past, vectors: Tensor | None = None) -> None:
+        """Raise ValueError unless they fit together, by shapes and types alone."""
+        if not isinstance(batch, Batch) or not isinstance(memory, Past):
+            raise ValueError(
+                f"a model reads a Batch and a Memory, not {type(batch).__name__} and {type(memory).__name__}; blanks.whole makes a batch "
+                "of token ids, first_memory(config, rows=B, mem_len=0) is no memory"
+            )
+        memory.check(self.config, len(batch.input_ids), self.mask_embedding)
+        if vectors is not None and vectors.shape != (*batch.input_ids.shape, self.config.d_model):
+            raise ValueError(
+                f"vectors {tuple(vectors.shape)} must be those of the batch's input_ids {tuple(batch.input_ids.shape)}, "
+                f"{self.config.d_model} wide: embedding(batch.input_ids)"
+            )
 
     def _rows_read_out(self, rows: Tensor, read_out: Geometry) -> Tensor:
         """The last n_cls rows of the content stream and the query stream, or content rows alone."""
@@ -113,7 +131,8 @@ class Backbone(nn.Module):
         return ready, ready if read_out is everywhere else self._ready(read_out, memory)
 
     def _ready(self, geometry: Geometry, memory: Past) -> Geometry:
-        like_keys = self.mask_embedding.new_empty(0, self.config.head_width)
+        weight = self.mask_embedding.new_empty(self.config.head_width, self.config.head_width)
+        like_keys = weight[:0] @ weight  # of the type that torch.autocast gives to products
         return replace(geometry, once=memory.once, prepared=self.backend.prepare(geometry, like_keys))
 
 

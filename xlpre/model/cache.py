@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from xlpre.model.backbone import Backbone
+from xlpre.model.config import ModelConfig
 from xlpre.model.geometry import afresh
 from xlpre.model.memory import Memory, Past, Projection
 from xlpre.model.positions import NoPlaces
@@ -56,6 +57,16 @@ class Cache(Past):
         """M."""
         return self.layers[0].key.size(1)
 
+    def check(self, config: ModelConfig, rows: int, like: Tensor) -> None:
+        """See Past."""
+        needed = (rows, self.n_columns, config.n_head, config.head_width)
+        found = [tuple(one.key.shape) for one in self.layers]
+        if found != [needed] * config.n_layer:
+            raise ValueError(
+                f"a cache of keys {found[0]} in {len(found)} layers; this model and batch need {needed} in {config.n_layer}; begin with "
+                f"cached(first_memory(config, rows={rows}), backbone), and keep to the rows"
+            )
+
     def attended(self, layer: int, content: Tensor, project: Projection) -> KeysValues:
         """See Past."""
         before, (key, value) = self.layers[layer], project(content)
@@ -80,12 +91,17 @@ def cached(memory: Memory, backbone: Backbone) -> Past:
         window it is another one, so that no key stays what it was.
 
     Raises:
-        ValueError: the model is in training.
+        ValueError: the model is in training; a memory that is not of this model, or a cache.
     """
+    if not isinstance(memory, Memory) or not isinstance(backbone, Backbone):
+        raise ValueError(
+            f"a cache is made of a Memory and a Backbone (model.backbone), not of {type(memory).__name__} and {type(backbone).__name__}"
+        )
     if backbone.training or torch.is_grad_enabled():
         raise ValueError(
             "keys and values can be kept at evaluation only: call model.eval(), and read under torch.no_grad()"
         )
+    memory.check(backbone.config, len(memory.valid), backbone.mask_embedding)
     layers: Any = backbone.layers
     if not all(isinstance(layer.places, NoPlaces) for layer in layers):
         return memory

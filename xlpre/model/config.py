@@ -6,6 +6,8 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Literal
 
+from xlpre.settings import check_choices
+
 LEAST = {
     "n_layer": 1,
     "d_model": 1,
@@ -87,6 +89,7 @@ class ModelConfig:
     init_std: float = 0.02
 
     def __post_init__(self) -> None:
+        check_choices(self, "model.")
         for name, least in LEAST.items():
             if getattr(self, name) < least:
                 raise ValueError(f"model.{name} ({getattr(self, name)}) must be at least {least}")

@@ -15,10 +15,33 @@ from xlpre.model.config import ModelConfig
 
 
 def build_embedding(config: ModelConfig) -> nn.Module:
-    """The embedding that `config` asks for; its starting values are set with the backbone's."""
+    """The embedding that `config` asks for; its starting values are set with the backbone's.
+
+    Raises:
+        ValueError: no size of the vocabulary.
+    """
+    if not config.vocab_size:
+        raise ValueError(
+            "model.vocab_size (0) must be known when a model is built: set it to len(tokenizer), or a store's vocab_size"
+        )
     if config.plain_embedding:
         return TokenEmbedding(config.vocab_size, config.d_model)
     return AdaptiveEmbedding(config)
+
+
+def look_up(ids: Tensor, table: Tensor) -> Tensor:
+    """The rows (..., D) of a table (V, D) at ids (...).
+
+    Raises:
+        ValueError: on a processor, an id that has no row; a GPU would have to be waited for to know, and ends the process.
+    """
+    try:
+        return F.embedding(ids, table)
+    except IndexError:
+        raise ValueError(
+            f"token ids from {int(ids.min())} to {int(ids.max())}, where the model has {len(table)} pieces, 0 to {len(table) - 1}; "
+            "encode the text with the model's own vocabulary (ModelFolder.tokenizer)"
+        ) from None
 
 
 class TokenEmbedding(nn.Embedding):
@@ -37,10 +60,10 @@ class TokenEmbedding(nn.Embedding):
             (B, T, D), and (V, D) or None if asked for.
         """
         if not with_table:
-            return F.embedding(ids, self.weight)
+            return look_up(ids, self.weight)
         if torch.is_grad_enabled() and ids.device.type == "cpu" and not torch.compiler.is_compiling():
             return _LookUp.apply(self.weight, ids)
-        return F.embedding(ids, self.weight), None
+        return look_up(ids, self.weight), None
 
 
 class _LookUp(torch.autograd.Function):
@@ -51,7 +74,7 @@ class _LookUp(torch.autograd.Function):
         ctx.save_for_backward(ids)
         ctx.set_materialize_grads(False)
         ctx.shape = table.shape
-        return table[ids], table.view_as(table)
+        return look_up(ids, table), table.view_as(table)
 
     @staticmethod
     def backward(ctx: Any, of_vectors: Tensor | None, of_table: Tensor | None) -> tuple[Tensor | None, None]:
@@ -73,7 +96,7 @@ class ClusterEmbedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """(N,) ids of the whole vocabulary -> (N, D)."""
-        vectors = F.embedding(ids - self.low, self.table)
+        vectors = look_up(ids - self.low, self.table)
         return vectors if self.projection is None else F.linear(vectors, self.projection)
 
 
@@ -93,7 +116,7 @@ class AdaptiveEmbedding(nn.Module):
 
     def forward(self, ids: Tensor, with_table: bool = False) -> Any:
         """(B, T) -> (B, T, D), and None if asked for a table, see TokenEmbedding: the softmax takes its own."""
-        vectors = self._vectors(ids.flatten()).view(*ids.shape, -1)
+        vectors = self._vectors(ids.flatten()).view(*ids.shape, self.width)
         return (vectors, None) if with_table else vectors
 
     def _vectors(self, ids: Tensor) -> Tensor:

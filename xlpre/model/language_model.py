@@ -39,7 +39,11 @@ class LanguageModel(nn.Module):
         """The mean loss over targets, in nats, memory for the next window, then the losses of `auxiliary`.
 
         What is minimised is the sum of all losses.
+
+        Raises:
+            ValueError: see Backbone; ids that are none of the vocabulary's (on a GPU they end the process).
         """
+        self.backbone.check(batch, memory)
         vectors, table = self.backbone.embedding(batch.input_ids, with_table=True)
         hidden, memory = self.backbone(batch, memory, vectors)
         loss, *others = self.losses(hidden, batch, table)
@@ -49,6 +53,11 @@ class LanguageModel(nn.Module):
         """The mean loss over targets, then those of `auxiliary` over rows, of what the backbone made of `batch`, with the table that
         the embedding gave for the softmax, if it did.
         """
+        if not batch.targets.shape == batch.target_weights.shape == batch.target_positions.shape:
+            raise ValueError(
+                f"Batch.targets {tuple(batch.targets.shape)} and target_weights {tuple(batch.target_weights.shape)} must have one for each "
+                f"of target_positions {tuple(batch.target_positions.shape)}; replace them together"
+            )
         losses = self.output(hidden[:, self.backbone.n_cls :], batch.targets, table)
         mean = (losses * batch.target_weights).sum() / batch.target_weights.sum()
         return mean, *(head(hidden[:, 0], batch.pair_label).mean() for head in self.auxiliary.values())

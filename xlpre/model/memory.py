@@ -89,6 +89,10 @@ class Past(ABC):
     def extended(self, attended: Sequence[Any], n_new: int, remembers: Tensor) -> Past:
         """What is past after a window: the first `n_new` places of what its layers attended to are appended, M columns kept."""
 
+    @abstractmethod
+    def check(self, config: ModelConfig, rows: int, like: Tensor) -> None:
+        """Raise ValueError unless a model of `config`, with weights like `like`, can read on from it with so many rows."""
+
     def key_rank(self, remembers: Tensor) -> Tensor:
         """Ranks of the M columns: visible to all, or hidden where empty or older than the row remembers. (B, M) int32."""
         age = torch.arange(self.n_columns, 0, -1, device=self.valid.device)
@@ -131,6 +135,16 @@ class Memory(Past):
         new = torch.stack([states.content[:, :n_new] for states in attended])
         return Memory(extend_memory(self.hidden, new), self.valid_after(n_new, remembers))
 
+    def check(self, config: ModelConfig, rows: int, like: Tensor) -> None:
+        """See Past."""
+        found, needed = tuple(self.hidden.shape), (config.n_layer, rows, self.n_columns, config.d_model)
+        mixed = self.hidden.dtype != like.dtype and not torch.is_autocast_enabled(like.device.type)
+        if found != needed or mixed or len(self.valid) != rows:
+            raise ValueError(
+                f"memory of hidden states {found} {self.hidden.dtype} for {len(self.valid)} rows; this model and batch need {needed} "
+                f"{like.dtype}; begin with first_memory(config, rows={rows}, dtype={like.dtype}), and keep to the rows"
+            )
+
     def restarted_where_not_finite(self) -> Memory:
         """Memory whose rows with any value that is not finite are emptied; the others are as they were, bit for bit.
 
@@ -163,7 +177,21 @@ def first_memory(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> Memory:
-    """The memory before the first window: `mem_len` (default: the model's) columns of zeros, none of them valid if `empty`."""
+    """The memory before the first window: `mem_len` (default: the model's) columns of zeros, none of them valid if `empty`.
+
+    Args:
+        model: whose memory; `config` of a model or a folder.
+        rows: B.
+        mem_len: M; 0 is no memory.
+        initial: `empty` or `zeros`, see MemoryConfig.
+        device: of the model.
+        dtype: of the model's weights.
+
+    Raises:
+        ValueError: a length below 0, another `initial`.
+    """
     length = model.mem_len if mem_len is None else mem_len
+    if length < 0 or initial not in ("empty", "zeros"):
+        raise ValueError(f"mem_len ({length}) must be at least 0, and initial ({initial!r}) 'empty' or 'zeros'")
     hidden = torch.zeros(model.n_layer, rows, length, model.d_model, device=device, dtype=dtype)
     return Memory(hidden, torch.full((rows,), length if initial == "zeros" else 0, device=device))

@@ -140,7 +140,7 @@ class AdaptiveSoftmax(nn.Module):
         """Log-probabilities (B, P, V), or losses (B, P); always with its own tables."""
         flat = hidden.flatten(0, -2)
         if targets is None:
-            return self._log_probabilities(flat).view(*hidden.shape[:-1], -1)
+            return self._log_probabilities(flat).view(*hidden.shape[:-1], self.bounds[-1][1])
         return self._losses(flat, targets.flatten()).view(targets.shape)
 
     def _losses(self, hidden: Tensor, targets: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -34,8 +35,13 @@ def blanks_batch(text: str, tokenizer: Tokenizer) -> Batch:
         A batch with B = 1; `targets` are <mask>, nothing is known about them.
 
     Raises:
-        ValueError: no blank in it; too long; the name of the symbol that stands for a blank here.
+        ValueError: no text; no blank in it; too long; the name of the symbol that stands for a blank here.
     """
+    if not isinstance(text, str):
+        raise ValueError(
+            f"the text must be one str, not {text!r:.60}; of several texts each has a batch of its own, and xlpre.objectives.together "
+            "makes them one"
+        )
     as_blank = symbols.PIECES[symbols.EOP]  # a piece of its own
     if as_blank in text:
         raise ValueError(f"{text!r} has {as_blank}, which is no text but a symbol; leave it out")
@@ -54,12 +60,15 @@ def blanks_batch(text: str, tokenizer: Tokenizer) -> Batch:
     return batch_of(tokens, positions)
 
 
-def hide(tokens: np.ndarray, positions: np.ndarray) -> Batch:
+def hide(tokens: Sequence[int] | np.ndarray, positions: Sequence[int] | np.ndarray) -> Batch:
     """The same for token ids (T,) of a text, hidden at `positions` (P,).
 
     Raises:
-        ValueError: a position that is none of the text's, or one twice.
+        ValueError: a position that is none of the text's, or one twice; anything but a row of whole numbers.
     """
+    tokens, positions = _row("tokens", tokens), _row("positions", positions)
+    if len(tokens) and tokens.min() < 0:
+        raise ValueError(f"tokens have the id {tokens.min()}; ids of pieces begin with 0")
     if len(np.unique(positions)) < len(positions) or not all(0 <= place < len(tokens) for place in positions):
         raise ValueError(
             f"positions ({positions.tolist()}) must be places in the text, 0 to {len(tokens) - 1}, none of them twice"
@@ -67,17 +76,31 @@ def hide(tokens: np.ndarray, positions: np.ndarray) -> Batch:
     return batch_of(np.concatenate([tokens, [symbols.SEP, symbols.CLS]]), positions)
 
 
-def whole(tokens: np.ndarray) -> Batch:
+def whole(tokens: Sequence[int] | np.ndarray) -> Batch:
     """The same with nothing hidden: each of the T + 2 tokens is read out and sees all; for a model that reads from its content stream."""
-    batch = hide(tokens, np.arange(0))
+    batch = hide(tokens, [])
     positions = torch.arange(batch.input_ids.size(1))[None]
     weights = torch.ones(positions.shape)
     return replace(batch, target_positions=positions, targets=batch.input_ids, target_weights=weights)
 
 
+def _row(name: str, values: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Whole numbers (N,) as int64."""
+    try:
+        row = np.asarray(values)
+    except (ValueError, TypeError):  # lists of several lengths
+        row = np.empty((0, 0))
+    if row.ndim != 1 or (row.dtype.kind not in "iu" and len(row)):
+        raise ValueError(
+            f"{name} must be one row of whole numbers, not {values!r:.60}; of several texts each has a batch of its own, and "
+            "xlpre.objectives.together makes them one"
+        )
+    return row.astype(np.int64)
+
+
 def batch_of(tokens: np.ndarray, positions: np.ndarray) -> Batch:
-    """A batch of one row (T,) with targets at `positions` (P,)."""
-    hidden = tokens.astype(np.int64)
+    """A batch of one row (T,) int64 with targets at `positions` (P,) int64."""
+    hidden = tokens.copy()
     hidden[positions] = symbols.MASK
     segments = np.full(len(tokens), SEGMENT_A)
     segments[-1] = SEGMENT_CLS
@@ -90,7 +113,7 @@ def batch_of(tokens: np.ndarray, positions: np.ndarray) -> Batch:
         query_rank=torch.ones(1, len(tokens), dtype=torch.int32),
         key_rank=row(key_rank)[None],
         target_positions=row(positions)[None],
-        targets=row(tokens[positions].astype(np.int64))[None],
+        targets=row(tokens[positions])[None],
         target_weights=torch.ones(1, len(positions)),
         backward=torch.tensor([False]),
         remembers=torch.tensor([0]),

@@ -36,7 +36,16 @@ class Loader:
         self._pin = torch.cuda.is_available()  # so that copies to a GPU do not wait
 
     def batch(self, step: int, lanes: Sequence[int]) -> Batch:
-        """The rows of `lanes` at `step`."""
+        """The rows of `lanes` at `step`.
+
+        Raises:
+            ValueError: no lanes, or some that there are not; what the objective made is no batch.
+        """
+        if not isinstance(lanes, Sequence) or not lanes or min(step, *lanes) < 0 or max(lanes) >= self.lanes.n_lanes:
+            raise ValueError(
+                f"lanes ({lanes}) must be some of range({self.lanes.n_lanes}), and step ({step}) at least 0; `batches` takes a list of "
+                "such groups of lanes for each step, [range(n_lanes)] for all at once"
+            )
         draws = Draws(self._seed, lanes, step)
         windows = lay_out([self.lanes.place(lane, step) for lane in lanes], self._data, draws)
         batch = batch_of(windows, self._objective.examples(windows, draws))
@@ -63,7 +72,12 @@ class Loader:
 
 
 def batch_of(windows: Windows, examples: Examples) -> Batch:
-    """The same as tensors, which share memory with it."""
+    """The same as tensors, which share memory with it.
+
+    Raises:
+        ValueError: what is no batch: something else than arrays, or of other shapes and types; positions that do not increase in a window.
+    """
+    _check(examples)
     fields = {
         "input_ids": examples.input_ids,
         "segment_ids": windows.segments,
@@ -76,7 +90,25 @@ def batch_of(windows: Windows, examples: Examples) -> Batch:
         "remembers": windows.remembers,
         "pair_label": windows.pair_label,
     }
-    return Batch(**{name: torch.from_numpy(values) for name, values in fields.items()}, reuse_len=windows.reuse_len)
+    return Batch(
+        **{name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in fields.items()},
+        reuse_len=windows.reuse_len,
+    )
+
+
+def _check(examples: Examples) -> None:
+    for name, x in vars(examples).items():
+        if not isinstance(x, np.ndarray) or x.ndim != 2:
+            raise ValueError(f"Examples.{name} must be an array with a row for each window, not {x!r:.60}")
+    places, length = examples.target_positions, examples.input_ids.shape[1]
+    if places.shape != examples.targets.shape:
+        raise ValueError(
+            f"Examples.targets {examples.targets.shape} must have one for each of target_positions {places.shape}"
+        )
+    if places.size and not (places[:, 0].min() >= 0 and places[:, -1].max() < length and (np.diff(places) > 0).all()):
+        raise ValueError(
+            f"Examples.target_positions must be places in a window, 0 to {length - 1}, increasing in each row, not {places!r:.200}"
+        )
 
 
 def lanes_of(process: int, n_processes: int, n_lanes: int, accumulation: int) -> list[range]:

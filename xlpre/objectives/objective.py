@@ -9,6 +9,7 @@ import numpy as np
 
 from xlpre.data.draws import Draws
 from xlpre.data.layout import Windows
+from xlpre.settings import check_choices
 
 HIDDEN = np.iinfo(np.int32).max  # the rank of a key that nothing may see
 
@@ -35,6 +36,7 @@ class ObjectiveConfig:
     next_sentence: bool = False
 
     def __post_init__(self) -> None:
+        check_choices(self, "objective.")
         if self.partial_k < 1 or self.max_span < 1 or (self.perm_size is not None and self.perm_size < 1):
             raise ValueError(
                 f"objective.partial_k ({self.partial_k}), objective.max_span ({self.max_span}) and objective.perm_size "
@@ -55,7 +57,7 @@ class Examples:
         input_ids: (B, T) int64.
         query_rank: (B, T) int32.
         key_rank: (B, T) int32.
-        target_positions: (B, P) int64.
+        target_positions: (B, P) int64, increasing in each row.
         targets: (B, P) int64.
     """
 

@@ -130,7 +130,13 @@ class Tokenizer:
         return [self._pieces.id_to_piece(i) for i in range(len(self))]
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of one text."""
+        """Token ids of one text.
+
+        Raises:
+            ValueError: it is no text.
+        """
+        if not isinstance(text, str):
+            raise ValueError(f"one text is encoded at a time, a str, not {text!r:.60}")
         return self._encode([text])[0]
 
     def locate(self, text: str) -> Located:
@@ -193,7 +199,12 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of token ids; symbols are left out, unknown pieces become ⁇."""
-        return self._pieces.decode([int(i) for i in ids if i > symbols.EOP or i == symbols.UNK])
+        pieces = [int(i) for i in ids if i > symbols.EOP or i == symbols.UNK]
+        if pieces and max(pieces) >= len(self):
+            raise ValueError(
+                f"there is no piece {max(pieces)} among the {len(self)}, 0 to {len(self) - 1}, of this vocabulary"
+            )
+        return self._pieces.decode(pieces)
 
     @cached_property
     def starts_word(self) -> np.ndarray:

@@ -52,9 +52,10 @@ def test_keys_and_values_of_memory_read_on_as_its_hidden_states(
         n_positions=5 if scheme in ("shaw", "learned") else 0,
         clamp_len=3 if clamp and scheme != "learned" else -1,
     ).eval()
-    memory = first_memory(model.config, 2, mem_len=mem_len, initial=initial)
     if initial == "read":
         memory = random_memory(model.config, 2, mem_len, valid=mem_len // 2)
+    else:
+        memory = first_memory(model.config, 2, mem_len=mem_len, initial=initial)
     batches = [
         random_batch(length, length // 2 - 1, seed=seed + i, backward=backward, remembers=shown)
         for i, (length, shown) in enumerate(zip(lengths, remembers, strict=True))

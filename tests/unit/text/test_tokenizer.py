@@ -161,3 +161,14 @@ def test_ctrl_c_is_heard_while_a_vocabulary_is_learned():
     begun = time.monotonic()
     assert learning.wait(60) == -signal.SIGINT
     assert time.monotonic() - begun < 3
+
+
+@pytest.mark.parametrize("odd", [None, 5, b"Ba", ["Ba", "be"]])
+def test_one_text_is_encoded_at_a_time(tokenizer, odd):
+    with pytest.raises(ValueError, match="one text is encoded at a time, a str, not"):
+        tokenizer.encode(odd)
+
+
+def test_an_id_of_another_vocabulary_is_no_text(tokenizer):
+    with pytest.raises(ValueError, match="there is no piece 300 among the 300, 0 to 299"):
+        tokenizer.decode([20, 300])

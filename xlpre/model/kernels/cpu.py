@@ -132,6 +132,8 @@ def plan_of(geometry: Geometry, dtype: torch.dtype) -> Plan:
     rows, fewer = (max(1, min(max(ROWS[0], share), ROWS[1], SCORES // K)) for share in (K // 14, K // 28))
     begins = [*range(0, geometry.n_content, rows), *range(geometry.n_content, N, fewer), N]
     named = {name: getattr(geometry, name).int().contiguous() for name in PLACES[:6]}
+    # the kernels read and write by address
+    assert [x.shape for x in named.values()] == [(B, N), (B, K), (B, N), (B, K), (B, N), (B,)]
     found = dict(zip(PLACES[7:], torch.empty(4, B, len(begins) - 1, dtype=torch.int32), strict=True))
     places = {**named, "begins": torch.tensor(begins, dtype=torch.int32), **found}
     reach = -1 if geometry.reach is None else geometry.reach
@@ -151,6 +153,7 @@ class _Attention(torch.autograd.Function):
             given["place_offsets"] = given["place_offsets"].transpose(1, 2).contiguous()  # (2, H, R)
         query = given["query"]
         B, N, H, E = query.shape
+        _check(plan, given)
         keeps = B * N * plan.integers["K"] <= KEPT
         results = {"out": torch.empty_like(query)}
         if any(ctx.needs_input_grad):
@@ -184,6 +187,16 @@ class _Attention(torch.autograd.Function):
         if "d_place_offsets" in found:
             found["d_place_offsets"] = found["d_place_offsets"].transpose(1, 2)
         return None, None, None, *(found.get(f"d_{name}") for name in TERMS)
+
+
+def _check(plan: Plan, given: dict[str, Tensor]) -> None:
+    """That terms are as large as the kernels, which read by address, take them to be."""
+    B, N, K, R = (plan.integers[size] for size in "BNKR")
+    H, E = given["query"].shape[2:]
+    of_others = {"query": (B, N, H, E), "place_keys": (2, R, H, E), "place_offsets": (2, H, R)}
+    of_others |= {"key": (B, K, H, E), "value": (B, K, H, E)}
+    for name, x in given.items():
+        assert x.shape == of_others.get(name, (H, E)) and x.dtype == given["query"].dtype, name
 
 
 def _given(plan: Plan, tensors: dict[str, Tensor], **numbers: int | float) -> Given:

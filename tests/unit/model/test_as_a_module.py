@@ -1,0 +1,95 @@
+"""A model is a module as any other: in every precision, under autocast and inference mode, copied, pickled, read by threads."""
+
+import copy
+import io
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from tests.unit.model.conftest import make_model, random_batch, random_memory
+from xlpre.model.cache import cached
+from xlpre.model.memory import Memory
+
+POSITIONS = [{}, {"positions": "shaw", "n_positions": 20}, {"positions": "sinusoidal"}, {"cutoffs": [10, 30], "div_value": 2}]  # fmt: skip
+NAMES = ["published", "shaw", "sinusoidal", "adaptive"]
+
+
+def step(model, memory):
+    """The loss of a step, its gradients as one vector, and memory after it."""
+    loss, memory = model(random_batch(20, reuse=10), memory)
+    gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+    return loss.detach(), torch.cat([x.flatten() for x in gradients if x is not None]), memory
+
+
+@pytest.mark.parametrize("attention", ["auto", "sdpa", "reference"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("settings", POSITIONS, ids=NAMES)
+def test_under_autocast_a_step_is_the_same_but_for_rounding_and_memory_stays_as_it_was(settings, dtype, attention):
+    model = make_model(attention=attention, **settings)
+    memory = random_memory(model.config, 2, 12)
+    loss, gradient, last = step(model, memory)
+    with torch.autocast("cpu", dtype):
+        rounded_loss, rounded, last_rounded = step(model, memory)
+    assert rounded_loss.item() == pytest.approx(loss.item(), rel=0.02)
+    assert (rounded - gradient).norm() < 0.05 * gradient.norm()
+    assert last_rounded.hidden.dtype == torch.float32 and torch.allclose(last_rounded.hidden, last.hidden, atol=0.2)
+
+
+def test_in_fp64_autocast_changes_nothing():
+    model, batch = make_model().double(), random_batch()
+    memory = random_memory(model.config, 2, 6)
+    memory = Memory(memory.hidden.double(), memory.valid)
+    expected = model.logits(batch, memory)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        hidden, _ = model.backbone(batch, memory)
+    assert torch.equal(hidden, model.backbone(batch, memory)[0]) and expected.dtype == torch.float64
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_cache_goes_in_and_out_of_autocast(inside):
+    model, batch = make_model().eval(), random_batch()
+    memory = random_memory(model.config, 2, 6)
+    expected = model.logits(batch, memory)[0]
+    with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+        cache = cached(memory, model.backbone)
+    with torch.autocast("cpu", torch.bfloat16, enabled=not inside):
+        found = model.logits(batch, cache)[0]
+    assert torch.allclose(found.float(), expected, atol=0.1 * float(expected.std()))
+
+
+def through_a_file(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    return torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, through_a_file, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_is_the_same_model_and_shares_nothing_with_it_but_within(again):
+    model, batch = make_model().eval(), random_batch()
+    memory = random_memory(model.config, 2, 6)
+    other = again(model)
+    assert torch.equal(other.logits(batch, memory)[0], model.logits(batch, memory)[0])
+    assert other.output.weight is other.backbone.embedding.weight is not model.output.weight
+
+
+def test_a_state_dict_is_the_whole_model():
+    model, other = make_model(seed=0), make_model(seed=1)
+    other.load_state_dict(model.state_dict())
+    memory = random_memory(model.config, 2, 6)
+    assert torch.equal(other(random_batch(), memory)[0], model(random_batch(), memory)[0])
+
+
+def test_threads_that_read_with_one_model_do_not_meet():
+    model = make_model().eval()
+    memory = random_memory(model.config, 2, 6)
+
+    def read(seed):
+        with torch.inference_mode():
+            return model.logits(random_batch(seed=seed), cached(memory, model.backbone))[0]
+
+    expected = [read(seed) for seed in range(12)]
+    with ThreadPoolExecutor(4) as threads:
+        assert all(map(torch.equal, threads.map(read, range(12)), expected))
