@@ -6,7 +6,8 @@ from pathlib import Path
 
 from xlpre.data.building import write_store
 from xlpre.text.corpus import TextConfig, documents
-from xlpre.text.tokenizer import TokenizerConfig, train
+from xlpre.text.tokenizer import train
+from xlpre.text.tokenizer_config import TokenizerConfig
 
 
 def docstrings_store(path: Path, million_characters: float, vocab_size: int, held_out: float) -> Path:

@@ -13,7 +13,7 @@ from xlpre.model.memory import MemoryConfig
 from xlpre.objectives.blanks import BLANK, has_blank
 from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.text.corpus import TextConfig
-from xlpre.text.tokenizer import TokenizerConfig
+from xlpre.text.tokenizer_config import TokenizerConfig
 from xlpre.training.engine import TrainConfig, check_compiled
 from xlpre.training.identity import check_identity
 from xlpre.training.optim import PretrainOptimConfig

@@ -17,7 +17,8 @@ from xlpre.data.store import TokenStore
 from xlpre.exchange.folder import ModelFolder, save_folder
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
-from xlpre.text.tokenizer import Tokenizer, TokenizerConfig, train
+from xlpre.text.tokenizer import Tokenizer, train
+from xlpre.text.tokenizer_config import TokenizerConfig
 
 REPOSITORY = Path(__file__).parents[1]
 TINY = ModelConfig(n_layer=2, d_model=16, n_head=2, d_inner=32, mem_len=8, dropout=0.0, dropatt=0.0, init_std=0.1)

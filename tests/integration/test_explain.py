@@ -14,7 +14,8 @@ from tests.conftest import REPOSITORY
 from tests.integration.conftest import run
 from xlpre.command import run_command
 from xlpre.config import load
-from xlpre.text.tokenizer import TokenizerConfig, train
+from xlpre.text.tokenizer import train
+from xlpre.text.tokenizer_config import TokenizerConfig
 
 KINDS = {
     "permutation": [],

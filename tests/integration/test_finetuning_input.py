@@ -14,7 +14,8 @@ from tests.conftest import write_folder
 from tests.integration.conftest import run
 from tests.integration.test_bad_input import check_sentence
 from xlpre.command import run_command
-from xlpre.text.tokenizer import TokenizerConfig, train
+from xlpre.text.tokenizer import train
+from xlpre.text.tokenizer_config import TokenizerConfig
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,8 @@ from typing import Any
 
 from xlpre.atomic import write_text
 from xlpre.text.corpus import TextConfig, files
-from xlpre.text.tokenizer import Tokenizer, TokenizerConfig
+from xlpre.text.tokenizer import Tokenizer
+from xlpre.text.tokenizer_config import TokenizerConfig
 
 SETTINGS = {"text": ("column", "rows", "split", "limit_mb"), "tokenizer": ("train_mb", "preprocess")}
 

@@ -9,7 +9,6 @@ import hashlib
 import io
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -27,43 +26,7 @@ from xlpre.text.boundaries import joined, kinds_of, starts_word
 from xlpre.text.document import Document, Lines
 from xlpre.text.lessons import LONGEST_SENTENCE, lines_to_learn
 from xlpre.text.preprocess import Preprocess, all_split_after_digits, prepared, split_after_digits
-
-LEAST_COVERAGE = 0.98  # of characters; SentencePiece refuses less
-
-
-@dataclass(frozen=True)
-class TokenizerConfig:
-    """The vocabulary.
-
-    Attributes:
-        path: the SentencePiece model file; `pretrain/train_tokenizer.py` makes it.
-        vocab_size: number of pieces, symbols included.
-        character_coverage: share of characters that get a piece; the rest becomes `<unk>`.
-        train_mb: learn from about so many million characters, taken evenly from the whole text.
-        preprocess: what is done to text besides SentencePiece's own NFKC. `none`: nothing. `cased`: as the released XLNet
-            was trained (single spaces, plain quotation marks, no accents, a comma after a digit a piece of its own).
-            `uncased`: the same in lower case.
-    """
-
-    path: str = "tokenizers/${name}.model"
-    vocab_size: int = 32000
-    character_coverage: float = 0.99995
-    train_mb: float = 100.0
-    preprocess: Preprocess = "none"
-
-    def __post_init__(self) -> None:
-        if not LEAST_COVERAGE <= self.character_coverage <= 1:
-            raise ValueError(
-                f"tokenizer.character_coverage ({self.character_coverage}) is the share of characters with a piece; SentencePiece takes "
-                f"{LEAST_COVERAGE} to 1"
-            )
-        if self.train_mb <= 0:
-            raise ValueError(f"tokenizer.train_mb ({self.train_mb}) must be positive: million characters to learn from")
-        least = len(symbols.PIECES) + len(symbols.USER_DEFINED)
-        if self.vocab_size <= least:
-            raise ValueError(
-                f"tokenizer.vocab_size ({self.vocab_size}) must be above {least}, the number of special symbols"
-            )
+from xlpre.text.tokenizer_config import LEAST_COVERAGE, TokenizerConfig
 
 
 class Tokenizer:

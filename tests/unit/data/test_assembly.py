@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tests.conftest import make_documents
 from xlpre.data.building import build_store, write_store
 from xlpre.text.corpus import TextConfig
-from xlpre.text.tokenizer import Tokenizer, TokenizerConfig, train
+from xlpre.text.tokenizer import Tokenizer, train
+from xlpre.text.tokenizer_config import TokenizerConfig
 
 
 def texts(part, tokenizer):

@@ -8,7 +8,8 @@ import pytest
 from xlpre.data.building import write_store
 from xlpre.data.store import FORMAT, TokenStore
 from xlpre.text import symbols
-from xlpre.text.tokenizer import Tokenizer, TokenizerConfig, train
+from xlpre.text.tokenizer import Tokenizer, train
+from xlpre.text.tokenizer_config import TokenizerConfig
 
 
 def test_training_and_held_out_documents_together_are_the_corpus(store, documents, tokenizer):

@@ -9,7 +9,8 @@ import torch
 
 from tests.unit.exchange.folders import KINDS, make, write_release
 from xlpre.exchange.folder import load_folder, save_folder, save_huggingface, save_release
-from xlpre.text.tokenizer import TokenizerConfig, train
+from xlpre.text.tokenizer import train
+from xlpre.text.tokenizer_config import TokenizerConfig
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -6,7 +6,8 @@ import torch
 from tests.unit.exchange.folders import make
 from xlpre.exchange.folder import ModelFolder, load_folder, save_folder
 from xlpre.exchange.from_model import folder_of
-from xlpre.text.tokenizer import TokenizerConfig, train
+from xlpre.text.tokenizer import train
+from xlpre.text.tokenizer_config import TokenizerConfig
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from xlpre.exchange.hf_characters import HELD, PART, read_charsmap
 from xlpre.exchange.hf_tokenizer import read_preprocess, read_vocabulary, write_tokenizer
 from xlpre.text import symbols
-from xlpre.text.tokenizer import Tokenizer, TokenizerConfig, train
+from xlpre.text.tokenizer import Tokenizer, train
+from xlpre.text.tokenizer_config import TokenizerConfig
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers")

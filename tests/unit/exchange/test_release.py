@@ -15,7 +15,8 @@ from xlpre.exchange.folder import ModelFolder, load_folder, save_folder, save_re
 from xlpre.exchange.tensor_bundle import read_bundle, write_bundle
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import without_data
-from xlpre.text.tokenizer import Tokenizer, TokenizerConfig, train
+from xlpre.text.tokenizer import Tokenizer, train
+from xlpre.text.tokenizer_config import TokenizerConfig
 
 # of a model of one layer, by the original's graph
 LAYER = "model/transformer/layer_0"

@@ -9,7 +9,7 @@ from pretrain.train_tokenizer import make_tokenizer
 from xlpre.data.layout import DataConfig
 from xlpre.text import corpus, symbols
 from xlpre.text.corpus import TextConfig
-from xlpre.text.tokenizer import TokenizerConfig
+from xlpre.text.tokenizer_config import TokenizerConfig
 
 
 @pytest.fixture

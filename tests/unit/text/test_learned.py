@@ -7,7 +7,7 @@ import pytest
 
 from xlpre.text.corpus import TextConfig
 from xlpre.text.learned import beside, check_learned, write_learned
-from xlpre.text.tokenizer import TokenizerConfig
+from xlpre.text.tokenizer_config import TokenizerConfig
 
 SETTINGS = TokenizerConfig(vocab_size=300)
 

@@ -9,7 +9,8 @@ import pytest
 from tests.conftest import REPOSITORY
 from xlpre.text import symbols
 from xlpre.text.lessons import LONGEST_SENTENCE, parts_of
-from xlpre.text.tokenizer import Tokenizer, TokenizerConfig, train
+from xlpre.text.tokenizer import Tokenizer, train
+from xlpre.text.tokenizer_config import TokenizerConfig
 
 
 def test_ids_0_to_8_are_xlnets_symbols(tokenizer):
@@ -143,7 +144,8 @@ def test_a_line_too_long_for_sentencepiece_is_learned_from_in_parts(space):
 
 LEARNS_FOR_MINUTES = """
 import random
-from xlpre.text.tokenizer import TokenizerConfig, train
+from xlpre.text.tokenizer import train
+from xlpre.text.tokenizer_config import TokenizerConfig
 draw = random.Random(1)
 words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=8)) for _ in range(200_000)]
 def documents():
