@@ -23,7 +23,10 @@ from xlpre.text.tokenizer_config import TokenizerConfig
 REPOSITORY = Path(__file__).parents[1]
 TINY = ModelConfig(n_layer=2, d_model=16, n_head=2, d_inner=32, mem_len=8, dropout=0.0, dropatt=0.0, init_std=0.1)
 
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, also by all that tests start
+# under nohup it is ignored, and so are interrupts by what a script starts in its background; also by all that tests start
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def make_documents(n_documents: int, seed: int = 0) -> list[list[str]]:
