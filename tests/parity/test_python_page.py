@@ -34,6 +34,7 @@ def names(tokenizer, store, tmp_path_factory):
 @torch.no_grad()
 def test_blanks_hidden_states_and_scores_are_what_the_page_says(names, tokenizer, tmp_path):
     assert len(names["best"]) == 5
+    assert names["logits"].shape == (len(names["tokens"]), 1, len(tokenizer))  # of the last that the page computes
     save_huggingface(tmp_path / "exported", names["folder"])
     theirs = transformers.XLNetModel.from_pretrained(tmp_path / "exported").eval()
     words = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")

@@ -11,7 +11,7 @@ import numpy as np
 from xlpre.data.draws import Draws
 from xlpre.data.layout import Windows
 from xlpre.objectives.objective import Examples, ObjectiveConfig
-from xlpre.objectives.spans import SpanSampler, positions_of, target_shares
+from xlpre.objectives.spans import SpanSampler, positions_of
 from xlpre.text import symbols
 
 
@@ -22,12 +22,12 @@ class Denoising:
     about = "Targets are hidden in the input; each is predicted from all the rest, none from another."
 
     def __init__(self, config: ObjectiveConfig, starts_word: np.ndarray) -> None:
-        self._config, self._vocab_size = config, len(starts_word)
         self._spans = SpanSampler(config, starts_word)
+        self._vocab_size = len(starts_word)
 
     def n_targets(self, window: int, reuse_len: int) -> int:
-        """See target_shares."""
-        return sum(target_shares(window, reuse_len, self._config.partial_k))
+        """As many as spans are drawn for."""
+        return sum(self._spans.shares(window, reuse_len))
 
     def examples(self, windows: Windows, draws: Draws) -> Examples:
         """Draw targets for each row (the same as permutation would with these `draws`) and hide them."""

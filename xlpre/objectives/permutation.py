@@ -14,7 +14,7 @@ import numpy as np
 from xlpre.data.draws import Draws
 from xlpre.data.layout import Windows
 from xlpre.objectives.objective import Examples, ObjectiveConfig
-from xlpre.objectives.spans import SpanSampler, halves_of, positions_of, target_shares
+from xlpre.objectives.spans import SpanSampler, halves_of, positions_of
 
 
 class Permutation:
@@ -28,8 +28,8 @@ class Permutation:
         self._spans = SpanSampler(config, starts_word)
 
     def n_targets(self, window: int, reuse_len: int) -> int:
-        """See target_shares."""
-        return sum(target_shares(window, reuse_len, self._config.partial_k))
+        """As many as spans are drawn for."""
+        return sum(self._spans.shares(window, reuse_len))
 
     def examples(self, windows: Windows, draws: Draws) -> Examples:
         """Draw targets and an order for each row."""

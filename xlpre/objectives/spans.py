@@ -46,9 +46,13 @@ class SpanSampler:
         self._length_cdf = np.cumsum(lengths / lengths.sum())[:-1]
         self._contexts = [int(n * self._k) for n in range(config.max_span + 1)]
 
+    def shares(self, window: int, reuse_len: int) -> tuple[int, int]:
+        """How many targets the halves of a window have; see target_shares."""
+        return target_shares(window, reuse_len, self._k)
+
     def targets_of(self, windows: Windows, draws: Draws) -> np.ndarray:
         """(B, T) bool with exactly P true in each row, shared between the halves of a window by their lengths."""
-        goals = target_shares(windows.ids.shape[1], windows.reuse_len, self._k)
+        goals = self.shares(windows.ids.shape[1], windows.reuse_len)
         allowed = ~windows.functional
         chosen = [
             self.sample(
