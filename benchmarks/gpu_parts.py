@@ -26,8 +26,9 @@ TINY |= {"reuse_len": 16, "dropout": 0.1, "optimizer": True}
 MODELS = ("omegaconf", "safetensors", "sentencepiece", "transformers")
 TRAINING = (*MODELS, "datasets", "deepspeed", "google_crc32c", "hjson", "pydantic")
 ON_ALL_CORES = ["-n", "12"] if find_spec("xdist") else []
-KERNEL_TESTS = tuple(f"tests/unit/model/test_triton{of}.py" for of in ("", "_dropout", "_panels"))
+KERNEL_TESTS = tuple(f"tests/unit/model/test_triton{of}.py" for of in ("", "_dropout", "_panels", "_between"))
 WINDOWS_TINY = ["--rows", "1", "--heads", "2", "--width", "16"]
+ROWS_TINY = ["--rows", "9", "--width", "24", "--dtype", "fp32", "--device", "cpu", "--repeats", "2", "--no-compiled"]
 ONE_LAYER = {"rows": 1, "heads": 2, "width": 16, "window": 32, "memory": 16, "targets": 5}
 
 
@@ -83,6 +84,7 @@ def parts(folder: Path) -> list[Part]:
         Part("ceilings", 60, ["gpu.py", "--ceilings"]),
         Part("tests", 120, tests, needs=("pytest", "hypothesis")),
         Part("attention bf16", 60, ["kernels.py", "--dropout", "0.1"]),
+        Part("between bf16", 60, ["between.py"]),
         Part("step large layers", 90, step(LARGE, [32], layers, turns=(4, 3)), needs=MODELS),
         Part("step base layers", 60, step(BASE, [64], layers, turns=(4, 3)), needs=MODELS),
         Part("trial", 90, ["-m", "xlpre.model.kernels.trial", "cuda", "bfloat16", "64"]),
@@ -118,6 +120,7 @@ def tiny_parts(folder: Path) -> list[Part]:
         Part("ceilings", 60, ["gpu.py", "--ceilings"]),
         Part("attention", 60, ["kernels.py", "--dropout", "0.1", *shape]),
         Part("attention by triton", 60, ["kernels.py", "--dropout", "0.1", *shape, "--backends", "triton"], without),
+        Part("between", 60, ["between.py", *ROWS_TINY], without),
         Part("windows", 60, ["windows.py", "--windows", "16", "32", "--backends", "sdpa", *WINDOWS_TINY]),
         Part("step", 60, step(TINY, [2, 4], "xlpre:cpu", "xlpre:sdpa", "hf", turns=(2, 1)), needs=MODELS),
         Part(

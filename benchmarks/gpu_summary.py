@@ -28,7 +28,13 @@ def said(line: dict[str, Any], ceiling: float | None) -> str:
     """One line of a part."""
     if "failed" in line and isinstance(line["failed"], str):
         return f"{line.get('impl') or line.get('backend')}: FAILED, {line['failed'].strip().splitlines()[-1][:160]}"
-    for key, words in {"impl": _step, "backend": _backend, "kernel": _tile, "what": _pretraining}.items():
+    for key, words in {
+        "between": _between,
+        "impl": _step,
+        "backend": _backend,
+        "kernel": _tile,
+        "what": _pretraining,
+    }.items():
         if key in line:
             return words(line, ceiling)
     return ", ".join(f"{key} {value}" for key, value in line.items())
@@ -65,6 +71,15 @@ def _backend(line: dict[str, Any], ceiling: float | None) -> str:
         )
         text += f", {line['mb']} MiB" if line["mb"] is not None else ""
     return text
+
+
+def _between(line: dict[str, Any], ceiling: float | None) -> str:
+    text = f"{line['between']} by {line['contender']}"
+    if "off_by" in line:
+        text += f": {'agrees' if line['agrees'] else 'DOES NOT AGREE'}, off by {_worst(line['off_by'])}"
+        return text + (", same bits twice" if line["same_bits"] else ", other bits each time")
+    text += f": {line['forward_ms']} ms forward ({line['forward_gb_s']:,} GB/s), {line['backward_ms']} backward "
+    return text + f"({line['backward_gb_s']:,} GB/s), {line['times_as_long_as_eager']} x eager"
 
 
 def _worst(errors: dict[str, float]) -> str:

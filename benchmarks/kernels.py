@@ -33,7 +33,7 @@ from torch.nn import functional as F
 
 from xlpre.model.geometry import Geometry
 from xlpre.model.kernels.backend import backend_named
-from xlpre.model.kernels.one_layer import OneLayer, apart, geometry_of, one_layer, tensors_of
+from xlpre.model.kernels.one_layer import OneLayer, Ready, apart, geometry_of, one_layer, tensors_of
 from xlpre.model.kernels.trial import TOLERANCE
 
 DEVIATIONS = 6.0  # of a binomial count; by chance in 2e-9 of cases
@@ -76,8 +76,8 @@ def bare(tensors: dict[str, Tensor], dropout: float) -> Callable[[], tuple[Tenso
     return forward
 
 
-def of_layer(layer: OneLayer, weights: Tensor, dropout: float) -> Callable[[], tuple[Tensor, Callable[[], object]]]:
-    """A turn of a backend."""
+def of_layer(layer: Ready, weights: Tensor, dropout: float) -> Callable[[], tuple[Tensor, Callable[[], object]]]:
+    """A turn of it."""
 
     def forward() -> tuple[Tensor, Callable[[], object]]:
         out = layer.output(dropout)
@@ -111,8 +111,8 @@ def on_cpu(forward: Callable[[], Any]) -> tuple[float, float, None]:
     return 1e3 * (between - begun), 1e3 * (time.process_time() - between), None
 
 
-def race(turns: dict[str, Callable[[], Any]], device: str, repeats: int) -> dict[str, dict[str, Any]]:
-    """What a line says of time and memory; `repeats` turns after three to warm up."""
+def race(turns: dict[str, Callable[[], Any]], device: str, repeats: int, yardstick: str) -> dict[str, dict[str, Any]]:
+    """What a line says of time and memory, `yardstick` being one of `turns`; `repeats` turns after three to warm up."""
     took: dict[str, list[Any]] = {name: [] for name in turns}
     for repeat in range(repeats + 3):
         for name, forward in turns.items():
@@ -122,11 +122,11 @@ def race(turns: dict[str, Callable[[], Any]], device: str, repeats: int) -> dict
     lines = {}
     for name, found in took.items():
         forward_ms, backward_ms = (statistics.median(x[i] for x in found) for i in (0, 1))
-        against = (sum(x[:2]) / sum(y[:2]) for x, y in zip(found, took["bare"], strict=True))
+        against = (sum(x[:2]) / sum(y[:2]) for x, y in zip(found, took[yardstick], strict=True))
         lines[name] = {
             "forward_ms": round(forward_ms, 3),
             "backward_ms": round(backward_ms, 3),
-            "times_as_long_as_bare": round(statistics.median(against), 2),
+            f"times_as_long_as_{yardstick}": round(statistics.median(against), 2),
             "mb": found[-1][2] and round(found[-1][2]),
         }
     return lines
@@ -157,7 +157,7 @@ def main() -> None:
         right &= line["agrees"] or name == "reference"  # which rounds as it does
         _say(name, line, given)
     try:
-        for name, line in (race(turns, given.device, given.repeats) if given.repeats else {}).items():
+        for name, line in (race(turns, given.device, given.repeats, "bare") if given.repeats else {}).items():
             _say(name, line, given)
     except Exception:
         right = False

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import triton
 from layer_shapes import DTYPES
@@ -28,7 +28,7 @@ from xlpre.model.kernels.triton_tiles import TILES, Tile, column_of, tile_of
 
 INTEGERS = ("row_facts", "key_facts", "direction", "dropped")
 SINGLE = ("log_total", "delta", "d_place_keys", "d_offsets")  # fp32 whatever the rest is
-ALIGNED = ("n_pitch", "k_pitch")  # multiples of 16; of other sizes the kernels are not told
+ALIGNED = ("n_pitch", "k_pitch", "n")  # multiples of 16; of other sizes the kernels are not told
 # Registers of a thread for heads 64 and 128 wide in 16 bits: the most that triton 3.6 and 3.7 take, in eights, and one eight more where as
 # many programs still share the 65,536 registers of a multiprocessor. Where that is all a thread can have, spilling is what fails.
 REGISTERS = {
@@ -44,13 +44,31 @@ MOST_REGISTERS = 255  # that a thread can have; what needs more spills
 FLAGS = {"PLACES": True, "SEGMENTS": True, "OFFSETS": False}
 
 
-class Cost(NamedTuple):
-    """Of a kernel.
+class Compiled(NamedTuple):
+    """A kernel.
 
     Attributes:
         registers: of a thread.
         spilled: bytes of a thread that registers had no room for.
         shared: bytes of shared memory of a program.
+        ptx: what Triton made of it,
+        code: and the assembler.
+    """
+
+    registers: int
+    spilled: int
+    shared: int
+    ptx: str
+    code: str
+
+
+class Cost(NamedTuple):
+    """Of a kernel.
+
+    Attributes:
+        registers: see Compiled,
+        spilled: it,
+        shared: and it.
         wgmma: products of a warp group in the code.
         instructions: of all threads in one turn of the longest loop, for each pair of row and key of a tile.
     """
@@ -69,21 +87,30 @@ def cost(name: str, width: int, dtype: str, tile: Tile, dropout: bool, limited: 
     constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
     absent = [key for key in kernel.arg_names if key in ("offsets", "d_offsets") or (key == "dropped" and not dropout)]
     constants |= dict.fromkeys(absent)
-    signature = {key: "constexpr" if key in constants else _type(key, dtype) for key in kernel.arg_names}
+    types = {key: _type(key, dtype) for key in kernel.arg_names}
+    found = compiled(kernel, types, constants, tile.warps, tile.stages, capability)
+    wgmma = found.ptx.count("wgmma.mma_async")
+    a_pair = _longest_loop(found.code) * 32 * tile.warps / (tile.rows * tile.keys)
+    return Cost(found.registers, found.spilled, found.shared, wgmma, a_pair)
+
+
+def compiled(
+    kernel: Any, types: dict[str, str], constants: dict[str, Any], warps: int, stages: int, capability: int
+) -> Compiled:
+    """Compile and assemble a kernel whose arguments are of `types` where they are no `constants`."""
+    signature = {key: "constexpr" if key in constants else types[key] for key in kernel.arg_names}
     aligned = {
         (index,): [["tt.divisibility", 16]]
         for index, key in enumerate(kernel.arg_names)
         if signature[key].startswith("*") or key in ALIGNED
     }
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
-    options = {"num_warps": tile.warps, "num_stages": tile.stages}
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    said, code = _assemble(compiled.asm["ptx"])
+    options = {"num_warps": warps, "num_stages": stages}
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    said, code = _assemble(made.asm["ptx"])
     registers = max(int(n) for n in re.findall(r"Used (\d+) registers", said))
     spilled = sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", said))
-    wgmma = compiled.asm["ptx"].count("wgmma.mma_async")
-    a_pair = _longest_loop(code) * 32 * tile.warps / (tile.rows * tile.keys)
-    return Cost(registers, spilled, compiled.metadata.shared, wgmma, a_pair)
+    return Compiled(registers, spilled, made.metadata.shared, made.asm["ptx"], code)
 
 
 def allowed(name: str, width: int, dtype: str, tile: Tile) -> int:

@@ -66,8 +66,8 @@ def layer_output(layer, row, keys, config, **geometry):
     """A layer's output (D,) for one row."""
     norm = layer.attention_norm
     if config.norm == "post":
-        row = norm(row + attend(layer.attention, row, keys, config=config, **geometry))
-        return layer.feed_forward_norm(row + layer.feed_forward(row))
+        row = norm(row, attend(layer.attention, row, keys, config=config, **geometry))
+        return layer.feed_forward_norm(row, layer.feed_forward(row))
     query = norm(row) if config.norm == "pre" else row
     row = row + attend(layer.attention, query, [norm(key) for key in keys], config=config, **geometry)
     return row + layer.feed_forward(layer.feed_forward_norm(row))

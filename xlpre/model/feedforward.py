@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from xlpre.model.config import ModelConfig
 from xlpre.model.dropout import Dropout
+from xlpre.model.kernels.backend import takes_triton
 from xlpre.model.kernels.compiled import of_each, serves
 
 Activation = Callable[[Tensor], Tensor]
@@ -52,7 +53,7 @@ def gated_width(config: ModelConfig) -> int:
 
 
 class FeedForward(nn.Module):
-    """D -> F -> D with an activation between."""
+    """D -> F -> D with an activation and dropout between; of GELU one pass on GPUs, by kernels/between.py."""
 
     def __init__(self, config: ModelConfig, activation: Activation) -> None:
         super().__init__()
@@ -60,10 +61,19 @@ class FeedForward(nn.Module):
         self.outer = nn.Linear(config.d_inner, config.d_model)
         self.activation = activation
         self.dropout = Dropout(config.dropout)
+        self._config = config
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, D) -> (B, N, D)."""
-        return self.dropout(self.outer(self.dropout(self.activation(self.inner(x)))))
+        return self.outer(self._activated(self.inner(x)))
+
+    def _activated(self, x: Tensor) -> Tensor:
+        drops = self.training and self.dropout.share > 0  # without, torch's GELU is one pass, too
+        if drops and self.activation is gelu and takes_triton(self._config, x):
+            from xlpre.model.kernels.between import gelu_dropout
+
+            return gelu_dropout(x, self.dropout.share)
+        return self.dropout(self.activation(x))
 
 
 class GatedFeedForward(nn.Module):
@@ -80,4 +90,4 @@ class GatedFeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, D) -> (B, N, D)."""
-        return self.dropout(self.outer(self.dropout(self.activation(self.gate(x)) * self.inner(x))))
+        return self.outer(self.dropout(self.activation(self.gate(x)) * self.inner(x)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from xlpre.model.attention import RelativeAttention
@@ -10,6 +12,7 @@ from xlpre.model.dropout import Dropout
 from xlpre.model.feedforward import build_feed_forward
 from xlpre.model.geometry import Geometry
 from xlpre.model.memory import Attended
+from xlpre.model.norm import AddNorm, layer_norm
 from xlpre.model.positions import SCHEMES, SharedBiases
 
 
@@ -22,14 +25,15 @@ class PostNormLayer(nn.Module):
         index: which layer it is, from 0.
     """
 
+    _norm: Callable[[ModelConfig], nn.LayerNorm] = AddNorm
+
     def __init__(self, config: ModelConfig, shared: SharedBiases, index: int) -> None:
         super().__init__()
         self.places = SCHEMES[config.positions].places(config, index)
         self.attention = RelativeAttention(config, shared)
-        self.attention_norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
+        self.attention_norm = self._norm(config)
         self.feed_forward = build_feed_forward(config)
-        self.feed_forward_norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
-        self.dropout = Dropout(config.dropout)
+        self.feed_forward_norm = self._norm(config)
 
     def keys_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values, (B, M, H, E) each, of hidden states (B, M, D) with their places."""
@@ -39,12 +43,18 @@ class PostNormLayer(nn.Module):
         """(B, N, D) rows -> (B, N, D); see RelativeAttention."""
         rows, attended = self.places(rows, attended, geometry)
         key, value = attended.keys_values(self.keys_values)
-        rows = self.attention_norm(rows + self.dropout(self.attention(rows, key, value, geometry)))
-        return self.feed_forward_norm(rows + self.feed_forward(rows))
+        rows = self.attention_norm(rows, self.attention(rows, key, value, geometry))
+        return self.feed_forward_norm(rows, self.feed_forward(rows))
 
 
 class PreNormLayer(PostNormLayer):
     """Norms come before attention and feed-forward; nothing is normalised after the last layer (Transformer-XL's `pre_lnorm`)."""
+
+    _norm = staticmethod(layer_norm)
+
+    def __init__(self, config: ModelConfig, shared: SharedBiases, index: int) -> None:
+        super().__init__(config, shared, index)
+        self.dropout = Dropout(config.dropout)
 
     def keys_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values, (B, M, H, E) each, of hidden states (B, M, D) with their places."""
@@ -55,7 +65,7 @@ class PreNormLayer(PostNormLayer):
         rows, attended = self.places(rows, attended, geometry)
         key, value = attended.keys_values(self.keys_values)
         rows = rows + self.dropout(self.attention(self._queries(rows), key, value, geometry))
-        return rows + self.feed_forward(self.feed_forward_norm(rows))
+        return rows + self.dropout(self.feed_forward(self.feed_forward_norm(rows)))
 
     def _queries(self, rows: Tensor) -> Tensor:
         return self.attention_norm(rows)

@@ -38,7 +38,9 @@ from xlpre.model.terms import Scores
 
 
 @pytest.mark.skipif(INTERPRETED or ON_GPU, reason="the others run in this process")
-@pytest.mark.parametrize("name", ["test_triton.py", "test_triton_dropout.py", "test_triton_panels.py"])
+@pytest.mark.parametrize(
+    "name", ["test_triton.py", "test_triton_dropout.py", "test_triton_panels.py", "test_triton_between.py"]
+)
 def test_all_of_this_in_the_interpreter(name):
     pytest.importorskip("triton", reason="triton is installed with the tests on Linux (x86-64)")
     if np.lib.NumpyVersion(np.__version__) >= "2.4.0":
@@ -227,9 +229,10 @@ def test_more_heads_of_rows_than_a_grid_has_room_for_are_refused_with_a_way_out(
 
 
 @runs_kernels
-@pytest.mark.parametrize("fault", [None, "wrong", "not the same twice"])
+@pytest.mark.parametrize("fault", [None, "wrong", "wrong between products", "not the same twice"])
 def test_a_trial_finds_what_is_wrong_with_them(monkeypatch, fault):
     from xlpre.model.kernels import trial
+    from xlpre.model.kernels.between import gelu_dropout
     from xlpre.model.kernels.triton import Triton
 
     attend, calls = Triton.attend, []
@@ -239,10 +242,14 @@ def test_a_trial_finds_what_is_wrong_with_them(monkeypatch, fault):
         of = 1 + 0.05 * (fault == "wrong") + 1e-3 * len(calls) * (fault == "not the same twice" and dropout > 0)
         return attend(self, scores, key, value, geometry, dropout) * of
 
+    def between(x, dropout):
+        return gelu_dropout(x, dropout) * (1 + 0.05 * (fault == "wrong between products"))
+
     monkeypatch.setattr(Triton, "attend", faulty)
+    monkeypatch.setattr("xlpre.model.kernels.between.gelu_dropout", between)
     shape = {"rows": 1, "window": 16, "memory": 8, "targets": 3}
     monkeypatch.setattr(trial, "TIMED_SECONDS", 0.01)
     found = trial.verdict(torch.device(DEVICE), torch.float32, 8, shape, heads=1, rows=2)
-    why = {None: "slower", "wrong": "not those of reference", "not the same twice": "same finite numbers twice"}[fault]
+    why = {None: "slower", "not the same twice": "same finite numbers twice"}.get(fault, "not those of reference")
     assert found["taken"] or why in found["why"]
     assert not (found["taken"] and fault)

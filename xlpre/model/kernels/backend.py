@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,7 +16,11 @@ from xlpre.model.kernels.cpu import Cpu
 from xlpre.model.kernels.reference import Reference
 from xlpre.model.kernels.sdpa import Sdpa
 from xlpre.model.kernels.trial import trusted
+from xlpre.model.kernels.triton_tiles import computes
 from xlpre.model.terms import Scores
+
+if TYPE_CHECKING:
+    from xlpre.model.config import ModelConfig
 
 
 class Backend(Protocol):
@@ -66,6 +70,13 @@ def settled(name: str, device: torch.device, dtype: torch.dtype, width: int) -> 
     if name != "auto" or device.type == "cpu":
         return name
     return "triton" if trusted(device, dtype, width) else "sdpa"
+
+
+def takes_triton(config: ModelConfig, x: Tensor) -> bool:
+    """Whether `model.attention` has GPU kernels compute on `x`, attention and what stands between products."""
+    if config.attention == "auto":
+        return x.device.type != "cpu" and trusted(x.device, x.dtype, config.head_width)
+    return config.attention == "triton" and computes(config.head_width, x.dtype)
 
 
 def with_triton() -> Backend:

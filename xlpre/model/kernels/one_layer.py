@@ -17,24 +17,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class OneLayer:
-    """A layer's attention, ready to be computed.
+class Ready:
+    """Something of a layer, ready to be computed.
 
     Attributes:
-        backend: that computes it.
-        geometry: of its rows, prepared by it.
-        tensors: what scores are made of, `key` and `value`.
+        tensors: what it is made of, by name.
     """
 
-    backend: Backend
-    geometry: Geometry
     tensors: dict[str, Tensor]
 
     def output(self, dropout: float = 0.0) -> Tensor:
-        """(B, N, H, E)."""
-        parts = {name: x for name, x in self.tensors.items() if name not in ("key", "value")}
-        scores = Scores(scale=self.tensors["key"].size(3) ** -0.5, **parts)
-        return self.backend.attend(scores, self.tensors["key"], self.tensors["value"], self.geometry, dropout)
+        """What it computes."""
+        raise NotImplementedError
 
     def differentiate(self, output: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
         """Gradients of all tensors, from those of the output."""
@@ -47,12 +41,36 @@ class OneLayer:
         return {"out": output.detach(), **dict(zip(self.tensors, self.differentiate(output, weights), strict=True))}
 
 
+@dataclass(frozen=True)
+class OneLayer(Ready):
+    """A layer's attention, of what scores are made of, `key` and `value`.
+
+    Attributes:
+        backend: that computes it.
+        geometry: of its rows, prepared by it.
+    """
+
+    backend: Backend
+    geometry: Geometry
+
+    def output(self, dropout: float = 0.0) -> Tensor:
+        """(B, N, H, E)."""
+        parts = {name: x for name, x in self.tensors.items() if name not in ("key", "value")}
+        scores = Scores(scale=self.tensors["key"].size(3) ** -0.5, **parts)
+        return self.backend.attend(scores, self.tensors["key"], self.tensors["value"], self.geometry, dropout)
+
+
 def one_layer(
     backend: Backend, geometry: Geometry, tensors: dict[str, Tensor], dtype: torch.dtype | None = None
 ) -> OneLayer:
     """With a backend, in another precision if that is given."""
-    cast = {key: x.detach().to(dtype or x.dtype).requires_grad_() for key, x in tensors.items()}
-    return OneLayer(backend, replace(geometry, prepared=backend.prepare(geometry, cast["key"])), cast)
+    cast = as_leaves(tensors, dtype)
+    return OneLayer(cast, backend, replace(geometry, prepared=backend.prepare(geometry, cast["key"])))
+
+
+def as_leaves(tensors: dict[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """Copies that gradients end at, in another precision if that is given."""
+    return {key: x.detach().to(dtype or x.dtype).requires_grad_() for key, x in tensors.items()}
 
 
 def wider(dtype: torch.dtype) -> torch.dtype:

@@ -1,11 +1,12 @@
-"""Whether `auto` takes kernels/triton.py on a GPU: tried there, by a process of its own, before they are trusted.
+"""Whether `auto` takes kernels/triton.py and between.py on a GPU: tried there, by a process of its own, before they are trusted.
 
 python -m xlpre.model.kernels.trial cuda:0 bfloat16 64      (a device, a type, the width of a head)
 
 On a GPU that nobody had at hand a kernel may be wrong, slow, hang, or break the context of the process that calls it. So before the
 first step there its output and gradients are compared with those of `reference` in twice the precision, for both streams of a layer of
-random data, and it is timed beside `sdpa`. What that finds is a file in the cache folder, one for each kind of GPU, type, width, and
-version of kernels, torch and Triton; where it finds nothing, for lack of memory or time, it is tried again at the next start.
+random data, and it is timed beside `sdpa`; what stands between products (kernels/between.py), which the same answer decides about, is
+compared with torch's operators. What that finds is a file in the cache folder, one for each kind of GPU, type, width, and version of
+kernels, torch and Triton; where it finds nothing, for lack of memory or time, it is tried again at the next start.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from torch import Tensor
 from torch.utils.benchmark import Timer
 
 from xlpre.atomic import cache_folder, new_file
-from xlpre.model.kernels.one_layer import OneLayer, apart, geometry_of, one_layer, tensors_of, wider
+from xlpre.model.kernels.one_between import WORKS, OneBetween, kernel_of, tensors_between
+from xlpre.model.kernels.one_layer import OneLayer, Ready, apart, as_leaves, geometry_of, one_layer, tensors_of, wider
 from xlpre.model.kernels.reference import Reference
 from xlpre.model.kernels.sdpa import Sdpa
 from xlpre.model.kernels.triton_tiles import computes
@@ -44,7 +46,7 @@ ROWS = 32  # in place of so few, where it is timed: enough that a GPU computes f
 
 
 def trusted(device: torch.device, dtype: torch.dtype, width: int) -> bool:
-    """Whether kernels/triton.py was found right there, and no slower than `sdpa`; tried if need be, which is said."""
+    """Whether the kernels were found right there, and attention's no slower than `sdpa`; tried if need be, which is said."""
     return _possible(device, dtype, width) and _verdict(device, dtype, width)
 
 
@@ -61,7 +63,7 @@ def _possible(device: torch.device, dtype: torch.dtype, width: int) -> bool:
 
 @functools.cache
 def _verdict(device: torch.device, dtype: torch.dtype, width: int) -> bool:
-    kernels = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("tri*.py")))
+    kernels = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
     about = (torch.cuda.get_device_name(device), str(dtype), width, torch.__version__, version("triton"), kernels)
     name = f"trial-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}.json"
     try:
@@ -114,12 +116,17 @@ def verdict(
     weights = torch.randn(*geometry.query_rank.shape, heads, width, device=device)
     expected = one_layer(Reference(), geometry, tensors, wider(dtype)).all(weights)
     layer = one_layer(Triton(), geometry, tensors)
-    off_by = apart(layer.all(weights), expected)
-    first, second = (layer.all(weights, DROPOUT) for _ in range(2))
+    off_by, same = apart(layer.all(weights), expected), _same_twice(layer, weights)
+    for work, by_torch in WORKS.items():
+        given = tensors_between(work, weights.size(0) * weights.size(1), heads * width, dtype, device)
+        kernel, outward = OneBetween(given, kernel_of(work)), torch.randn_like(next(iter(given.values())))
+        exact = OneBetween(as_leaves(given, wider(dtype)), by_torch).all(outward)
+        off_by |= {f"{work} {name}": x for name, x in apart(kernel.all(outward), exact).items()}
+        same &= _same_twice(kernel, outward)
     found: dict[str, Any] = {"taken": False, "off_by": off_by}
     if not all(x <= TOLERANCE[dtype] for x in off_by.values()):
         return {**found, "why": f"their numbers are not those of reference ({off_by})"}
-    if not all(torch.equal(first[name], second[name]) and first[name].isfinite().all() for name in first):
+    if not same:
         return {**found, "why": "with dropout they do not give the same finite numbers twice"}
     geometry = geometry_of(**{**shape, "rows": rows}, device=device)
     tensors = tensors_of(geometry, heads, width, dtype)
@@ -129,6 +136,12 @@ def verdict(
     if found["ms"]["triton"] > found["ms"]["sdpa"]:
         return {**found, "why": f"they are slower ({found['ms']})"}
     return {**found, "taken": True}
+
+
+def _same_twice(ready: Ready, weights: Tensor) -> bool:
+    """Whether two turns with dropout give the same finite bits."""
+    first, second = (ready.all(weights, DROPOUT) for _ in range(2))
+    return all(torch.equal(first[name], second[name]) and bool(first[name].isfinite().all()) for name in first)
 
 
 def _milliseconds(layer: OneLayer, weights: Tensor) -> float:

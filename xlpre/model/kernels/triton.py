@@ -36,14 +36,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from xlpre.model.geometry import Geometry
-from xlpre.model.kernels.triton_launch import Given, Launch
+from xlpre.model.kernels.triton_launch import Given, Launch, new_seed
 from xlpre.model.kernels.triton_panels import cuts, joined, panels, together
 from xlpre.model.kernels.triton_tiles import GRANULE, WIDEST, computes
 from xlpre.model.terms import Scores
 from xlpre.model.visibility import HIDDEN
 
-# torch.compile's code for GPUs has such a bound in 32 bits (torch 2.11), in which a larger one may be 0
-SEEDS = 2**31 - 1
 MOST_GROUPS = 2**16 - 1  # heads of batch rows that a grid has room for beside tiles
 SEEN_BYTES = 16  # that Geometry.visible and what is made of it take for a row and key, at the most
 
@@ -120,7 +118,7 @@ class Triton:
             step = torch.einsum("bnhe,he->bhn", scores.with_bias(scores.step_bias), scores.step)
         content = _padded(scores.with_bias(scores.content_bias), width)
         keys, values = _padded(key, width), _padded(value, width)
-        seed = torch.randint(SEEDS, (1,), device=key.device) if dropout else None
+        seed = new_seed(key.device) if dropout else None
         given = (content, place, place_keys, offsets, step, keys, values)
         facts = (ready.row_facts, ready.key_facts, ready.direction, seed, ready.n_distances, ready.reach)
         out, _ = relative_attention(*given, *facts, dropout)

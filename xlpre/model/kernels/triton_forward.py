@@ -5,9 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from xlpre.model.kernels.triton_parts import LOG2E, SIZES, _facts, _sees, _tile, _undropped
-
-RANDOM_ROUNDS = tl.constexpr(7)  # of Philox4x32: the fewest that pass every test (Salmon et al. 2011, table 2)
+from xlpre.model.kernels.triton_parts import LOG2E, RANDOM_ROUNDS, SIZES, _facts, _sees, _tile, _undropped
 
 
 @triton.jit

@@ -23,6 +23,14 @@ KERNELS = {
     )
 }
 
+# torch.compile's code for GPUs has such a bound in 32 bits (torch 2.11), in which a larger one may be 0
+SEEDS = 2**31 - 1
+
+
+def new_seed(device: torch.device) -> Tensor:
+    """(1,) int64 of torch's random numbers there, for which nobody waits."""
+    return torch.randint(SEEDS, (1,), device=device)
+
 
 class Given(NamedTuple):
     """What attention is made of.

@@ -1,0 +1,36 @@
+"""Normalisation of rows (Ba et al. 2016, arXiv:1607.06450), alone or of a sum."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from xlpre.model.config import ModelConfig
+from xlpre.model.dropout import Dropout
+from xlpre.model.kernels.backend import takes_triton
+
+
+def layer_norm(config: ModelConfig) -> nn.LayerNorm:
+    """Over D."""
+    return nn.LayerNorm(config.d_model, eps=config.norm_eps)
+
+
+class AddNorm(nn.LayerNorm):
+    """norm(rows + dropout(branch)), which kernels/between.py computes in one pass on GPUs.
+
+    Args:
+        config: the model's shape.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config.d_model, eps=config.norm_eps)
+        self.dropout = Dropout(config.dropout)
+        self._config = config
+
+    def forward(self, rows: Tensor, branch: Tensor) -> Tensor:  # type: ignore[override]
+        """(B, N, D) each -> (B, N, D)."""
+        if rows.dtype == branch.dtype == self.weight.dtype and takes_triton(self._config, rows):
+            from xlpre.model.kernels.between import add_norm
+
+            dropout = self.dropout.share if self.training else 0.0
+            return add_norm(rows, branch, self.weight, self.bias, self.eps, dropout)
+        return super().forward(rows + self.dropout(branch))
