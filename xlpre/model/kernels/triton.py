@@ -1,9 +1,10 @@
 """Attention on GPUs: a product that stores position scores under their keys, then a flash kernel; forward and backward.
 
 Scores of a row n against a key j are s = c.key[j] + bias[n, j] + step[n] * different[n, j], where bias[n, j] = p.place_keys[d] for d,
-their distance. `score_places` computes bias by distance and stores each number in the column of its key, for rows in their order and
-for rows at any place alike, so that the kernels that follow read whole tiles of it. `attend` then goes over tiles of keys, keeps
-the largest score m of each row and the sum of 2^(s - m) so far (Dao et al. 2022, FlashAttention), and no probability is ever in memory.
+their distance, and p = c + shift, which is as large as c and lives only during a pass. `score_places` computes bias by distance and
+stores each number in the column of its key, for rows in their order and for rows at any place alike, so that the kernels that follow
+read whole tiles of it. `attend` then goes over tiles of keys, keeps the largest score m of each row and the sum of 2^(s - m) so far
+(Dao et al. 2022, FlashAttention), and no probability is ever in memory.
 
 The backward pass has the row's log2 of that sum, L, so that P = 2^(s - L) can be computed again, tile by tile (s in units of log 2). Where
 dropout keeps a share of P, it divides what it keeps by that share: log2(share) is added to L, so that P is divided from the start, and
@@ -11,7 +12,7 @@ dropout keeps a share of P, it divides what it keeps by that share: log2(share) 
     o = P' value             P' = P where kept, else 0
     d value = P'^T do        ds = P' * (do value^T) - P * delta         delta = share * sum(do * o)
     d key = ds^T c           dc = ds key           d step = sum of ds where different
-    dp = ds' place_keys      d place_keys = ds'^T p          ds': ds moved back from keys to distances
+    dp = ds' place_keys      d place_keys = ds'^T p          ds': ds moved back from keys to distances; dp is added to dc
 
 Sums over rows and sums over keys are taken by programs of their own, `differentiate_keys` and `differentiate_rows`: twice the scores, but
 nobody adds into another's result, so gradients are the same bits each time. The bias (B, H, N, K) lives only during a layer's forward
@@ -108,18 +109,19 @@ class Triton:
                 f"model.attention=triton counts in 32 bits, and {B:,} x {N:,} rows at {ready.n_distances:,} distances from their keys "
                 f"have more numbers in {H} heads of {width}; set model.attention=sdpa, or a smaller data.window or model.mem_len"
             )
-        place = place_keys = step = offsets = None
+        shift = place_keys = step = offsets = None
+        content = scores.with_bias(scores.content_bias)
         if scores.place_keys is not None:
-            place = _padded(scores.with_bias(scores.place_bias), width)
+            shift = _padded(scores.shift(scores.place_bias), width)
             place_keys = _padded(scores.place_keys, width)
         if scores.place_offsets is not None:
             offsets = scores.place_offsets * scores.scale
         if scores.step is not None:
-            step = torch.einsum("bnhe,he->bhn", scores.with_bias(scores.step_bias), scores.step)
-        content = _padded(scores.with_bias(scores.content_bias), width)
-        keys, values = _padded(key, width), _padded(value, width)
+            of_shift = (scores.shift(scores.step_bias) * scores.step).sum(1)
+            step = torch.einsum("bnhe,he->bhn", content, scores.step) + of_shift[:, None]
+        content, keys, values = (_padded(x, width) for x in (content, key, value))
         seed = new_seed(key.device) if dropout else None
-        given = (content, place, place_keys, offsets, step, keys, values)
+        given = (content, shift, place_keys, offsets, step, keys, values)
         facts = (ready.row_facts, ready.key_facts, ready.direction, seed, ready.n_distances, ready.reach)
         out, _ = relative_attention(*given, *facts, dropout)
         return out[..., :E]
@@ -127,7 +129,7 @@ class Triton:
 
 # Schemas are written out, as the versions of torch and Python differ in what annotations they read.
 GIVEN = (
-    "Tensor query, Tensor? place, Tensor? place_keys, Tensor? offsets, Tensor? step, Tensor key, Tensor value, Tensor row_facts, "
+    "Tensor query, Tensor? shift, Tensor? place_keys, Tensor? offsets, Tensor? step, Tensor key, Tensor value, Tensor row_facts, "
     "Tensor key_facts, Tensor direction, Tensor? seed, int n_distances, int? reach, float dropout"
 )
 

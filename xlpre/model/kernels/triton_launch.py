@@ -37,7 +37,7 @@ class Given(NamedTuple):
 
     Attributes:
         query: content queries (B, N, H, E), scaled, as those of places.
-        place: place queries (B, N, H, E).
+        shift: (H, E), what makes place queries of content queries.
         place_keys: (2, R, H, E).
         offsets: (2, R, H).
         step: (B, H, N).
@@ -53,7 +53,7 @@ class Given(NamedTuple):
     """
 
     query: Tensor
-    place: Tensor | None
+    shift: Tensor | None
     place_keys: Tensor | None
     offsets: Tensor | None
     step: Tensor | None
@@ -110,21 +110,23 @@ class Launch:
     def __init__(self, given: Given, first_row: int, sums: torch.dtype) -> None:
         self._given, self._first_row, self._sums = given.contiguous(), first_row, sums
         given = self._given
+        # not kept between the passes, as it is as large as the queries
+        self._place = None if given.shift is None else given.query + given.shift
         (B, N, H, _), K = given.query.shape, given.key.size(1)
         self._groups, self._lines = B * H, (B, H, N)
         self._length = {"rows": N, "keys": K, "distances": given.n_distances}
         self._pitches = (given.row_facts.size(2), given.key_facts.size(2))
         self._seen = (N, K, H, *self._pitches, given.reach or 0)
-        self._terms = (given.place is not None, given.step is not None, given.reach is not None, given.dropout > 0)
+        self._terms = (given.shift is not None, given.step is not None, given.reach is not None, given.dropout > 0)
         self._sizes = (N, K, given.n_distances, H, *self._pitches)
 
     def bias(self) -> Tensor | None:
         """Position scores (B, H, N, K padded), between the first and last key that rows see."""
         given = self._given
-        if given.place is None:
+        if self._place is None:
             return None
-        bias = given.place.new_empty(*self._lines, self._pitches[1])
-        read = (given.place, given.place_keys, given.offsets, given.row_facts, given.direction)
+        bias = self._place.new_empty(*self._lines, self._pitches[1])
+        read = (self._place, given.place_keys, given.offsets, given.row_facts, given.direction)
         self.call("rows", "score_places", *read, bias, *self._sizes, given.offsets is not None)
         return bias
 
@@ -153,8 +155,12 @@ class Launch:
         read = (bias, self.dropped(), log_total.contiguous(), d_out.contiguous(), delta.contiguous())
         d_key, d_value = self.differentiate_keys(*read)
         d_query, d_step = self.differentiate_rows(*read)
-        d_places = self.differentiate_places(bias)  # in place of the bias there is its gradient now
-        return d_query, *d_places, d_step, d_key, d_value
+        d_place, *d_keys = self.differentiate_places(bias)  # in place of the bias there is its gradient now
+        d_shift = None
+        if d_place is not None:
+            d_query += d_place
+            d_shift = d_place.sum((0, 1), dtype=torch.float32)
+        return d_query, d_shift, *d_keys, d_step, d_key, d_value
 
     def differentiate_keys(self, *read: Tensor | None) -> tuple[Tensor, Tensor]:
         """Gradients of keys and values; `read`: bias, dropped, log_total, d_out, delta."""
@@ -176,7 +182,7 @@ class Launch:
 
     def differentiate_places(self, d_bias: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Gradients of place queries, and float32 of place keys and offsets."""
-        place, place_keys, offsets = self._given.place, self._given.place_keys, self._given.offsets
+        place, place_keys, offsets = self._place, self._given.place_keys, self._given.offsets
         if place is None or place_keys is None:
             return None, None, None
         direction, row_facts = self._given.direction, self._given.row_facts
