@@ -1,11 +1,12 @@
-"""How much memory is read and written around the products of a layer: operator by operator, and as torch.compile fuses it.
+"""How much memory is read and written around the products of a layer: operator by operator, as torch.compile fuses it, and by kernels.
 
 python benchmarks/fusion.py [--rows 597] [--width 1024]
 
 Counted, not timed: bytes of all that operators read and write, forward and backward, in bf16, for an element of the rows (rows x width).
 Two things stand between the products of a layer: dropout, sum and norm, twice; and the activation with its dropout, on four times the
-width. `compiled` are torch's own counts of the kernels that it makes (of a processor: a GPU's differ in how sums over rows are cut).
-One JSON line for each.
+width. `compiled` are torch's own counts of the kernels that it makes (of a processor: a GPU's differ in how sums over rows are cut),
+`kernel` those of kernels/between.py, counted as the operators that they are, without what programs' sums over rows take: (512, D) fp32 at
+the most, twice. One JSON line for each.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import json
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,10 +24,12 @@ from torch._inductor import metrics
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from xlpre.model.kernels.one_between import kernel_of
+
 DROPOUT = 0.1
 
 
-def norm(attended: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def norm(residual: Tensor, attended: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Dropout, sum and norm."""
     dropped = torch.native_dropout(attended, DROPOUT, True)[0]  # one operator, as on GPUs
     return F.layer_norm(residual + dropped, weight.shape, weight, bias, 1e-12)
@@ -34,6 +38,10 @@ def norm(attended: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Te
 def activation(inner: Tensor) -> Tensor:
     """Between the products of the feed-forward layer."""
     return torch.native_dropout(F.gelu(inner, approximate="tanh"), DROPOUT, True)[0]
+
+
+def _with_dropout(kernel: Callable[..., Tensor], *given: Tensor) -> Tensor:
+    return kernel(*given, DROPOUT)
 
 
 class Counted(TorchDispatchMode):
@@ -55,13 +63,20 @@ def forward_and_backward(work: Callable[..., Tensor], given: list[Tensor]) -> No
     torch.autograd.grad(work(*given), given, given[0].detach())
 
 
-def counts(work: Callable[..., Tensor], given: list[Tensor], elements: int) -> dict[str, float]:
+def counts(
+    work: Callable[..., Tensor], kernel: Callable[..., Tensor], given: list[Tensor], elements: int
+) -> dict[str, float]:
     """Bytes an element."""
     with Counted() as eager:
         forward_and_backward(work, given)
     metrics.reset()
     forward_and_backward(torch.compile(work, dynamic=False), given)
-    return {"eager": round(eager.n_bytes / elements, 2), "compiled": round(metrics.num_bytes_accessed / elements, 2)}
+    compiled = metrics.num_bytes_accessed
+    without_data = [x.detach().to("meta").requires_grad_() for x in given]
+    with Counted() as by_kernel:
+        forward_and_backward(kernel, without_data)
+    n_bytes = {"eager": eager.n_bytes, "compiled": compiled, "kernel": by_kernel.n_bytes}
+    return {name: round(n / elements, 2) for name, n in n_bytes.items()}
 
 
 def main() -> None:
@@ -78,8 +93,9 @@ def main() -> None:
         return torch.randn(N, width).bfloat16().requires_grad_()
 
     of_norm = [rows(D), rows(D), *(torch.randn(D).bfloat16().requires_grad_() for _ in range(2))]
-    for name, work, tensors in (("norm", norm, of_norm), ("activation", activation, [rows(4 * D)])):
-        print(json.dumps({"what": name, "bytes_an_element": counts(work, tensors, N * D), "torch": torch.__version__}))
+    for name, work, tensors in (("norm", norm, of_norm), ("gelu", activation, [rows(4 * D)])):
+        found = counts(work, partial(_with_dropout, kernel_of(name)), tensors, N * D)
+        print(json.dumps({"what": name, "bytes_an_element": found, "torch": torch.__version__}))
 
 
 if __name__ == "__main__":

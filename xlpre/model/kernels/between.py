@@ -139,6 +139,7 @@ _gelu_backward.register_fake(_like)
 
 def _keep_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     _, _, weight, _, seed, _, ctx.dropout = inputs
+    ctx.set_materialize_grads(False)  # else each output without a gradient would get one of zeros
     ctx.save_for_backward(*output[1:], weight, seed)
 
 

@@ -177,6 +177,7 @@ def _gradients(d_out: Tensor, delta: Tensor, log_total: Tensor, *given: Any) -> 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     given = Given(*inputs)
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(*given.tensors, *output)
     ctx.settings = given.settings
 
