@@ -52,7 +52,7 @@ class ModelConfig:
         tie_projections: for each cluster, whether the softmax also uses the embedding's projection to its width; [] is none.
         attention: who computes it (model/kernels), with the same numbers: `auto`, `cpu` on processors where it can be, `triton` on GPUs
             where a trial finds it right and fast, else `sdpa`; `reference`, slow and plain; `sdpa`, torch's; `cpu`, for fp32 on
-            processors; `triton`, for GPUs.
+            processors; `triton`, for GPUs, also for what stands between products.
         dropout: of embeddings, position embedding, attention output, feed-forward and final output.
         dropatt: of attention probabilities.
         init: `published`: every matrix normal with `init_std`. `local`: the same, and each head starts out looking at a
