@@ -229,10 +229,10 @@ def test_more_heads_of_rows_than_a_grid_has_room_for_are_refused_with_a_way_out(
 
 
 @runs_kernels
-@pytest.mark.parametrize("fault", [None, "wrong", "wrong between products", "not the same twice"])
+@pytest.mark.parametrize("fault", [None, "wrong", "wrong between products", "wrong in wide rows", "not the same twice"])
 def test_a_trial_finds_what_is_wrong_with_them(monkeypatch, fault):
     from xlpre.model.kernels import trial
-    from xlpre.model.kernels.between import gelu_dropout
+    from xlpre.model.kernels.between import add_norm, gelu_dropout
     from xlpre.model.kernels.triton import Triton
 
     attend, calls = Triton.attend, []
@@ -245,7 +245,11 @@ def test_a_trial_finds_what_is_wrong_with_them(monkeypatch, fault):
     def between(x, dropout):
         return gelu_dropout(x, dropout) * (1 + 0.05 * (fault == "wrong between products"))
 
+    def norm(rows, *given):
+        return add_norm(rows, *given) * (1 + 0.05 * (fault == "wrong in wide rows" and rows.size(-1) > 1024))
+
     monkeypatch.setattr(Triton, "attend", faulty)
+    monkeypatch.setattr("xlpre.model.kernels.between.add_norm", norm)
     monkeypatch.setattr("xlpre.model.kernels.between.gelu_dropout", between)
     shape = {"rows": 1, "window": 16, "memory": 8, "targets": 3}
     monkeypatch.setattr(trial, "TIMED_SECONDS", 0.01)
