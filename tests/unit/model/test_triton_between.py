@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from tests.unit.model.conftest import make_model, random_batch, random_memory
-from tests.unit.model.triton_cases import DEVICE, DTYPES, runs_kernels
+from tests.unit.model.triton_cases import DEVICE, DTYPES, Unfelt, runs_kernels
 from xlpre.model.kernels.one_between import WORKS, OneBetween, kernel_of, tensors_between
 from xlpre.model.kernels.one_layer import as_leaves, wider
 
@@ -15,7 +16,8 @@ SHAPES = [
     (21, 96),
     (19, 7),
     (3, 200),
-]  # rows, their width: of one group of rows and several, of no power of two
+    (9, 1100),
+]  # rows, their width: of one group of rows and several, of no power of two; GELU's in one program and several
 
 
 def both(work, n_rows, width, dtype=torch.float32):
@@ -105,15 +107,61 @@ def test_the_same_seed_gives_the_same_bits(work):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_sums_over_many_rows_are_whole(monkeypatch):
-    """Where a program has several groups of rows."""
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_sums_over_many_rows_are_whole(monkeypatch, dropout):
+    """Where a program has several groups of rows; which elements dropout takes is the same there."""
     from xlpre.model.kernels import between
 
-    monkeypatch.setattr(between, "PROGRAMS", 3)
     kernel, exact, weights = both("norm", 101, 16)
-    found, expected = kernel.all(weights), exact.all(weights)
-    for name in ("rows", "weight", "bias"):
-        torch.testing.assert_close(found[name].double(), expected[name], rtol=1e-5, atol=1e-5)
+    alone = kernel.all(weights, dropout)
+    monkeypatch.setattr(between, "PROGRAMS", 3)
+    found = kernel.all(weights, dropout)
+    expected = alone if dropout else exact.all(weights)
+    for name, x in expected.items():
+        torch.testing.assert_close(found[name].to(x.dtype), x, rtol=1e-5, atol=1e-5)
+
+
+def far_apart(n_rows, width):
+    """Tensors of the norm that stand in memory in strides, or once for many."""
+    rows = torch.randn(1, width, device=DEVICE).expand(n_rows, -1)
+    of_norm = torch.randn(2, 2 * width, device=DEVICE)[:, ::2]
+    return rows, torch.randn(width, n_rows, device=DEVICE).t(), *of_norm
+
+
+def test_tensors_may_stand_in_memory_as_they_like_and_a_norm_has_an_eps_of_its_own():
+    from xlpre.model.kernels.between import add_norm, gelu_dropout
+
+    eps, found, expected = 0.5, *([x.detach().requires_grad_() for x in far_apart(11, 24)] for _ in range(2))
+    for x, y in zip(found, expected, strict=True):
+        y.data = x.data.clone()
+    outs = add_norm(*found, eps, 0.0), F.layer_norm(expected[0] + expected[1], (24,), *expected[2:], eps)
+    once = torch.randn(11, 1, device=DEVICE).expand(-1, 24)
+    gradients = [torch.autograd.grad(out, x, once) for out, x in zip(outs, (found, expected), strict=True)]
+    for x, y in zip((outs[0], *gradients[0]), (outs[1], *gradients[1]), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+    turned = torch.randn(24, 11, device=DEVICE).t().requires_grad_()
+    out = gelu_dropout(turned, 0.0)
+    torch.testing.assert_close(out, F.gelu(turned, approximate="tanh"), rtol=1e-5, atol=1e-6)
+    of_gelu = [torch.autograd.grad(x, turned, once)[0] for x in (out, F.gelu(turned, approximate="tanh"))]
+    torch.testing.assert_close(*of_gelu, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("work", WORKS)
+def test_no_rows_and_no_gradient_are_no_error(work):
+    kernel, _, weights = both(work, 0, 16)
+    found = kernel.all(weights, 0.1)
+    assert found["out"].shape == weights.shape
+    assert all(not x.any() for x in found.values())
+    kernel, _, _ = both(work, 3, 16)
+    Unfelt.apply(kernel.output(0.1)).backward()
+    assert all(x.grad is None or not x.grad.any() for x in kernel.tensors.values())
+
+
+@pytest.mark.parametrize("width", [1, 768, 4096, 2**15])
+def test_no_program_has_more_threads_than_a_gpu_allows(width):
+    from xlpre.model.kernels.between import cut
+
+    assert 1 <= cut(width, drops=True)["num_warps"] <= 32
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
@@ -158,3 +206,43 @@ def test_a_training_step_of_a_model_takes_them(monkeypatch):
         called.clear()
         model(batch.to(DEVICE), memory)[0].backward()
         assert (called.count("add_norm"), called.count("gelu_dropout")) == expected
+
+
+def test_rows_go_in_whole_and_only_the_branch_is_dropped():
+    from xlpre.model.config import ModelConfig
+    from xlpre.model.norm import AddNorm
+
+    norm = AddNorm(ModelConfig(vocab_size=9, d_model=16, n_head=2, attention="triton", dropout=0.5)).to(DEVICE)
+    rows, branch = (torch.randn(2, 9, 16, device=DEVICE) for _ in range(2))
+    nothing = torch.zeros_like(rows)
+    whole = F.layer_norm(rows, (16,), eps=norm.eps)
+    torch.testing.assert_close(norm(rows, nothing), whole)
+    assert not torch.allclose(norm(nothing, rows), whole)
+    torch.testing.assert_close(norm.eval()(rows, branch), F.layer_norm(rows + branch, (16,), eps=norm.eps))
+
+
+def without_outer(feed_forward):
+    from xlpre.model.config import ModelConfig
+    from xlpre.model.feedforward import build_feed_forward
+
+    settings = {"d_model": 16, "n_head": 2, "d_inner": 24, "attention": "triton", "dropout": 0.5}
+    found = build_feed_forward(ModelConfig(vocab_size=9, feed_forward=feed_forward, **settings)).to(DEVICE)
+    found.outer = torch.nn.Identity()
+    return found
+
+
+def test_a_feed_forward_layer_drops_once_and_while_training_only():
+    gelu, rows = without_outer("gelu"), torch.randn(2, 99, 16, device=DEVICE)
+    assert (gelu(rows) != 0).double().mean().item() == pytest.approx(0.5, abs=0.04)
+    assert (gelu.eval()(rows) != 0).all()
+
+
+def test_what_is_not_gelu_or_of_several_types_is_left_to_torch():
+    """Other activations; and a sum of types, as torch.autocast makes one."""
+    from xlpre.model.config import ModelConfig
+    from xlpre.model.norm import AddNorm
+
+    rows = torch.randn(2, 9, 16, device=DEVICE)
+    assert (without_outer("relu")(rows) >= 0).all()
+    norm = AddNorm(ModelConfig(vocab_size=9, d_model=16, n_head=2, attention="triton")).to(DEVICE)
+    assert norm(rows.half(), rows).dtype == torch.float32

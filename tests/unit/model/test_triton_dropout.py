@@ -6,6 +6,7 @@ import torch
 from tests.unit.model.conftest import make_model, random_batch, random_memory
 from tests.unit.model.triton_cases import (  # noqa: F401  a fixture
     DEVICE,
+    Unfelt,
     attended,
     runs_kernels,
     small_case,
@@ -72,3 +73,9 @@ def test_no_number_that_a_compiler_is_given_needs_more_than_32_bits():
     torch.compile(model, backend=look, fullgraph=True)(random_batch(20, reuse=10).to(DEVICE), memory)
     whole = [x for x in numbers if isinstance(x, int)]
     assert whole and max(map(abs, whole)) < 2**31
+
+
+def test_no_gradient_is_no_error():
+    geometry, tensors = small_case()
+    Unfelt.apply(attended(with_triton(), geometry, tensors, dropout=0.1)).backward()
+    assert all(x.grad is None or not x.grad.any() for x in tensors.values())

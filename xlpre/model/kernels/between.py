@@ -66,7 +66,8 @@ def _add_norm(
     rows: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, seed: Tensor | None, eps: float, dropout: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The norm and the sum, like `rows`; the mean, and one over the deviation, of each of N rows, float32."""
-    rows, branch, D = rows.contiguous(), branch.contiguous(), rows.size(-1)
+    rows, branch, weight, bias = (x.contiguous() for x in (rows, branch, weight, bias))
+    D = rows.size(-1)
     out, summed, mean, rstd = _found(rows)
     N = len(mean)
     given = (rows, branch, weight, bias, seed, summed, out, mean, rstd, N, eps, *_settings(dropout))
@@ -83,7 +84,7 @@ def _add_norm_backward(
     programs = min(_groups(N), PROGRAMS)
     d_rows, d_branch = torch.empty_like(summed), None if seed is None else torch.empty_like(summed)
     sums = [summed.new_empty(programs, D, dtype=torch.float32) for _ in range(2)]
-    given = (d_out.contiguous(), summed, mean, rstd, weight, seed, d_rows, d_branch, *sums)
+    given = (d_out.contiguous(), summed, mean, rstd, weight.contiguous(), seed, d_rows, d_branch, *sums)
     kernel = triton_between.differentiate_add_norm[programs,]
     kernel(*given, N, _groups(N), *_settings(dropout), **cut(D, seed is not None))
     found = [d_rows, *(x.sum(0).to(weight.dtype) for x in sums)]
@@ -143,7 +144,9 @@ def _keep_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) ->
     ctx.save_for_backward(*output[1:], weight, seed)
 
 
-def _differentiate_norm(ctx: Any, d_out: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+def _differentiate_norm(ctx: Any, d_out: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    if d_out is None:  # what took the output has no gradient
+        return (None,) * 7
     d_rows, d_weight, d_bias, *d_branch = _add_norm_backward(d_out, *ctx.saved_tensors, ctx.dropout)
     return d_rows, (d_branch or [d_rows])[0], d_weight, d_bias, None, None, None
 
@@ -170,7 +173,7 @@ def _settings(dropout: float) -> tuple[int, float]:
 def cut(width: int, drops: bool) -> dict[str, Any]:
     """How a program of add_norm is cut: 8 or 16 elements of a row for a thread, for which registers suffice up to rows of 4,096."""
     padded = 1 << (width - 1).bit_length()
-    warps = max(1, min(padded // 256, 4), padded // 512)
+    warps = max(1, min(padded // 256, 4), min(padded // 512, 32))  # more than 32 no program can have
     constants = {"DROPOUT": drops, "AHEAD": padded <= 1024, "D": width, "WIDTH": padded, "LANES": LANES}
     return {**constants, "num_warps": warps}
 

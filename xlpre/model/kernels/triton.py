@@ -182,9 +182,11 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.settings = given.settings
 
 
-def _backward(ctx: Any, d_out: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, d_out: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
     *tensors, out, log_total = ctx.saved_tensors
     given = Given(*tensors, *ctx.settings)
+    if d_out is None:  # what took the output has no gradient
+        return (None,) * len(given)
     delta = (d_out.float() * out.float()).sum(-1).transpose(1, 2) * given.share
     found = iter(relative_attention_backward(d_out, delta, log_total, *given))
     gradients = [None if x is None else next(found) for x in given.differentiable]
