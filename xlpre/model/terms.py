@@ -49,13 +49,6 @@ class Scores:
         """Scaled queries (B, N, H, E) with a bias."""
         return (self.query if bias is None else self.query + bias) * self.scale
 
-    def shift(self, bias: Tensor | None) -> Tensor:
-        """(H, E), by which scaled queries with `bias` differ from those with the bias of content."""
-        none = self.query.new_zeros(self.query.shape[2:])
-        return (
-            (none if bias is None else bias) - (none if self.content_bias is None else self.content_bias)
-        ) * self.scale
-
 
 class ScoreTerm(nn.Module):
     """One term of the sum.

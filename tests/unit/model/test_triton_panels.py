@@ -150,8 +150,17 @@ def test_sums_over_panels_are_rounded_once():
 
     given, _ = without_data(rows=1, window=64)
     one = torch.ones(2, 3)
-    given = given._replace(query=one, shift=None, place_keys=None, offsets=None, step=None, key=one.half(), value=one)
-    parts = [(one, None, None, None, None, torch.full((2, 3), x), one.clone()) for x in (1.0, *[2**-12] * 8)]
+    given = given._replace(
+        query=one,
+        content_bias=None,
+        place_bias=None,
+        place_keys=None,
+        offsets=None,
+        step=None,
+        key=one.half(),
+        value=one,
+    )
+    parts = [(one, None, None, None, None, None, torch.full((2, 3), x), one.clone()) for x in (1.0, *[2**-12] * 8)]
     query, key, value = together(parts, given)
     assert key.dtype == torch.float16
     assert key.unique().tolist() == [1 + 2**-9]
@@ -194,7 +203,13 @@ def without_data(rows, window):
     with Tensors([]) as preparing:
         ready = Triton().prepare(geometry, torch.zeros(1, device="meta"))
     (B, N), K, R, H, E = geometry.query_rank.shape, geometry.n_keys, geometry.distances.size(1), 16, 64
-    shapes = {"query": (B, N, H, E), "shift": (H, E), "place_keys": (2, R, H, E), "step": (B, H, N)}
+    shapes = {
+        "query": (B, N, H, E),
+        "content_bias": (H, E),
+        "place_bias": (H, E),
+        "place_keys": (2, R, H, E),
+        "step": (B, H, N),
+    }
     shapes |= {"key": (B, K, H, E), "value": (B, K, H, E)}
     made = {name: torch.empty(shape, dtype=torch.bfloat16, device="meta") for name, shape in shapes.items()}
     made |= {"offsets": None, "seed": torch.empty(1, dtype=torch.int64, device="meta"), "dropout": 0.1}

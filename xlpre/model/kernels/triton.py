@@ -1,7 +1,7 @@
 """Attention on GPUs: a product that stores position scores under their keys, then a flash kernel; forward and backward.
 
 Scores of a row n against a key j are s = c.key[j] + bias[n, j] + step[n] * different[n, j], where bias[n, j] = p.place_keys[d] for d,
-their distance, and p = c + shift, which is as large as c and lives only during a pass. `score_places` computes bias by distance and
+their distance; c and p are the row's query with a bias each, and live only during a pass. `score_places` computes bias by distance and
 stores each number in the column of its key, for rows in their order and for rows at any place alike, so that the kernels that follow
 read whole tiles of it. `attend` then goes over tiles of keys, keeps the largest score m of each row and the sum of 2^(s - m) so far
 (Dao et al. 2022, FlashAttention), and no probability is ever in memory.
@@ -109,19 +109,20 @@ class Triton:
                 f"model.attention=triton counts in 32 bits, and {B:,} x {N:,} rows at {ready.n_distances:,} distances from their keys "
                 f"have more numbers in {H} heads of {width}; set model.attention=sdpa, or a smaller data.window or model.mem_len"
             )
-        shift = place_keys = step = offsets = None
-        content = scores.with_bias(scores.content_bias)
+        place_bias = place_keys = step = offsets = None
+        query, content_bias = scores.with_bias(None), _scaled(scores.content_bias, scores.scale, width)
         if scores.place_keys is not None:
-            shift = _padded(scores.shift(scores.place_bias), width)
+            place_bias = _scaled(scores.place_bias, scores.scale, width)
             place_keys = _padded(scores.place_keys, width)
         if scores.place_offsets is not None:
             offsets = scores.place_offsets * scores.scale
         if scores.step is not None:
-            of_shift = (scores.shift(scores.step_bias) * scores.step).sum(1)
-            step = torch.einsum("bnhe,he->bhn", content, scores.step) + of_shift[:, None]
-        content, keys, values = (_padded(x, width) for x in (content, key, value))
+            step = torch.einsum("bnhe,he->bhn", query, scores.step)
+            if scores.step_bias is not None:
+                step = step + (scores.step_bias * scores.step).sum(1)[:, None] * scores.scale
+        query, keys, values = (_padded(x, width) for x in (query, key, value))
         seed = new_seed(key.device) if dropout else None
-        given = (content, shift, place_keys, offsets, step, keys, values)
+        given = (query, content_bias, place_bias, place_keys, offsets, step, keys, values)
         facts = (ready.row_facts, ready.key_facts, ready.direction, seed, ready.n_distances, ready.reach)
         out, _ = relative_attention(*given, *facts, dropout)
         return out[..., :E]
@@ -129,8 +130,8 @@ class Triton:
 
 # Schemas are written out, as the versions of torch and Python differ in what annotations they read.
 GIVEN = (
-    "Tensor query, Tensor? shift, Tensor? place_keys, Tensor? offsets, Tensor? step, Tensor key, Tensor value, Tensor row_facts, "
-    "Tensor key_facts, Tensor direction, Tensor? seed, int n_distances, int? reach, float dropout"
+    "Tensor query, Tensor? content_bias, Tensor? place_bias, Tensor? place_keys, Tensor? offsets, Tensor? step, Tensor key, "
+    "Tensor value, Tensor row_facts, Tensor key_facts, Tensor direction, Tensor? seed, int n_distances, int? reach, float dropout"
 )
 
 
@@ -141,7 +142,7 @@ def attended(*given: Any) -> tuple[Tensor, Tensor]:
 
 
 def differentiated(d_out: Tensor, delta: Tensor, log_total: Tensor, *given: Any) -> list[Tensor]:
-    """Gradients of what is Given, of those tensors of its first seven that there are."""
+    """Gradients of what is Given, of those tensors of its first eight that there are."""
     whole = Given(*given)
     of_panels = (
         Launch(*panel).differentiate(d_out[:, panel.rows], delta[:, :, panel.rows], log_total[:, :, panel.rows])
@@ -222,6 +223,11 @@ def _ends(seen: Tensor, before: int, none: int) -> tuple[Tensor, Tensor]:
 def _of_each(first: Tensor, last: Tensor, length: int) -> list[Tensor]:
     """From granules to each of `length`; nothing is from 0 to 0."""
     return [x.repeat_interleave(GRANULE, 1)[:, :length] for x in (first.minimum(last), last)]
+
+
+def _scaled(bias: Tensor | None, scale: float, width: int) -> Tensor | None:
+    """To heads of `width`, if there is one."""
+    return None if bias is None else _padded(bias * scale, width)
 
 
 def _padded(x: Tensor, width: int) -> Tensor:

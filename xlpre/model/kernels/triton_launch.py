@@ -36,8 +36,9 @@ class Given(NamedTuple):
     """What attention is made of.
 
     Attributes:
-        query: content queries (B, N, H, E), scaled, as those of places.
-        shift: (H, E), what makes place queries of content queries.
+        query: (B, N, H, E), scaled, as the biases that are added to it.
+        content_bias: (H, E).
+        place_bias: (H, E).
         place_keys: (2, R, H, E).
         offsets: (2, R, H).
         step: (B, H, N).
@@ -53,7 +54,8 @@ class Given(NamedTuple):
     """
 
     query: Tensor
-    shift: Tensor | None
+    content_bias: Tensor | None
+    place_bias: Tensor | None
     place_keys: Tensor | None
     offsets: Tensor | None
     step: Tensor | None
@@ -80,17 +82,17 @@ class Given(NamedTuple):
     @property
     def differentiable(self) -> tuple[Tensor | None, ...]:
         """Those that have a gradient."""
-        return self[:7]
+        return self[:8]
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
         """Those and the other tensors."""
-        return self[:11]
+        return self[:12]
 
     @property
     def settings(self) -> tuple[Any, ...]:
         """What is no tensor."""
-        return self[11:]
+        return self[12:]
 
     def contiguous(self) -> Given:
         """In memory as the kernels read it."""
@@ -110,20 +112,21 @@ class Launch:
     def __init__(self, given: Given, first_row: int, sums: torch.dtype) -> None:
         self._given, self._first_row, self._sums = given.contiguous(), first_row, sums
         given = self._given
-        # not kept between the passes, as it is as large as the queries
-        self._place = None if given.shift is None else given.query + given.shift
+        # not kept between the passes, as each is as large as the queries
+        self._content = given.query if given.content_bias is None else given.query + given.content_bias
+        self._place = given.query if given.place_bias is None else given.query + given.place_bias
         (B, N, H, _), K = given.query.shape, given.key.size(1)
         self._groups, self._lines = B * H, (B, H, N)
         self._length = {"rows": N, "keys": K, "distances": given.n_distances}
         self._pitches = (given.row_facts.size(2), given.key_facts.size(2))
         self._seen = (N, K, H, *self._pitches, given.reach or 0)
-        self._terms = (given.shift is not None, given.step is not None, given.reach is not None, given.dropout > 0)
+        self._terms = (given.place_keys is not None, given.step is not None, given.reach is not None, given.dropout > 0)
         self._sizes = (N, K, given.n_distances, H, *self._pitches)
 
     def bias(self) -> Tensor | None:
         """Position scores (B, H, N, K padded), between the first and last key that rows see."""
         given = self._given
-        if self._place is None:
+        if given.place_keys is None:
             return None
         bias = self._place.new_empty(*self._lines, self._pitches[1])
         read = (self._place, given.place_keys, given.offsets, given.row_facts, given.direction)
@@ -156,11 +159,11 @@ class Launch:
         d_key, d_value = self.differentiate_keys(*read)
         d_query, d_step = self.differentiate_rows(*read)
         d_place, *d_keys = self.differentiate_places(bias)  # in place of the bias there is its gradient now
-        d_shift = None
+        biased = ((self._given.content_bias, d_query), (self._given.place_bias, d_place))
+        d_biases = [None if bias is None or x is None else x.sum((0, 1), dtype=torch.float32) for bias, x in biased]
         if d_place is not None:
             d_query += d_place
-            d_shift = d_place.sum((0, 1), dtype=torch.float32)
-        return d_query, d_shift, *d_keys, d_step, d_key, d_value
+        return d_query, *d_biases, *d_keys, d_step, d_key, d_value
 
     def differentiate_keys(self, *read: Tensor | None) -> tuple[Tensor, Tensor]:
         """Gradients of keys and values; `read`: bias, dropped, log_total, d_out, delta."""
@@ -183,7 +186,7 @@ class Launch:
     def differentiate_places(self, d_bias: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Gradients of place queries, and float32 of place keys and offsets."""
         place, place_keys, offsets = self._place, self._given.place_keys, self._given.offsets
-        if place is None or place_keys is None:
+        if place_keys is None:
             return None, None, None
         direction, row_facts = self._given.direction, self._given.row_facts
         d_place = torch.empty_like(place)
@@ -219,4 +222,4 @@ class Launch:
     def _scored(self, bias: Tensor | None, dropped: Tensor | None) -> tuple[Tensor | None, ...]:
         """What probabilities are made of, as the kernels take it."""
         given = self._given
-        return given.query, given.key, given.value, bias, given.step, given.row_facts, given.key_facts, dropped
+        return self._content, given.key, given.value, bias, given.step, given.row_facts, given.key_facts, dropped

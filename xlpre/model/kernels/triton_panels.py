@@ -19,7 +19,7 @@ from xlpre.model.kernels.triton_tiles import GRANULE
 # XLNet-Large, two streams, a window of 512 with a memory of 384, in 16 bits with dropout: 1.2e9 bytes for 64 batch rows, so one panel
 PANEL_BYTES = 5 * 2**28
 # where what is Given and has a gradient has its rows; None: it has none, and its gradient is a sum over rows
-ROWS = (1, None, None, None, 2, None, None)
+ROWS = (1, None, None, None, None, 2, None, None)
 
 
 class Panel(NamedTuple):
@@ -55,7 +55,7 @@ def panels(given: Given) -> Iterator[Panel]:
     """All rows; what there is only one of is what is given itself."""
     B, N, H, _ = given.query.shape
     k_pitch = given.key_facts.size(2)
-    bias = 0 if given.shift is None else k_pitch * given.query.element_size()
+    bias = 0 if given.place_keys is None else k_pitch * given.query.element_size()
     bits = 0 if given.seed is None else k_pitch // 8
     found = cuts(N, B * H * (bias + bits))
     if len(found) == 1:
