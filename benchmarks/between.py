@@ -24,8 +24,8 @@ import torch
 from kernels import of_layer, race
 from layer_shapes import DTYPES
 
-from xlpre.model.kernels.one_between import WORKS, OneBetween, kernel_of, tensors_between
-from xlpre.model.kernels.one_layer import apart, as_leaves, wider
+from xlpre.model.kernels.one_between import WORKS, OneBetween, exact_of, kernel_of, tensors_between
+from xlpre.model.kernels.one_layer import apart
 from xlpre.model.kernels.trial import TOLERANCE
 
 PASSES = {"norm": (4, 4), "gelu": (2, 3)}  # tensors of rows that must be read or written, forward and backward
@@ -33,12 +33,14 @@ PASSES = {"norm": (4, 4), "gelu": (2, 3)}  # tensors of rows that must be read o
 
 def agreement(kernel: OneBetween, work: str, weights: torch.Tensor, dropout: float) -> dict[str, Any]:
     """What a line says of the numbers."""
-    dtype = weights.dtype
-    exact = OneBetween(as_leaves(kernel.tensors, wider(dtype)), WORKS[work])
-    off_by = apart(kernel.all(weights), exact.all(weights))
+    off_by = apart(kernel.all(weights), exact_of(work, kernel.tensors).all(weights))
     first, second = (kernel.all(weights, dropout) for _ in range(2))
     same = all(torch.equal(first[name], second[name]) for name in first)
-    return {"off_by": off_by, "same_bits": same, "agrees": same and all(x <= TOLERANCE[dtype] for x in off_by.values())}
+    return {
+        "off_by": off_by,
+        "same_bits": same,
+        "agrees": same and all(x <= TOLERANCE[weights.dtype] for x in off_by.values()),
+    }
 
 
 def main() -> None:

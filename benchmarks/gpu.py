@@ -5,8 +5,9 @@ python benchmarks/gpu.py --out report.json [--minutes 8] [--only "attention bf16
 Each part is a process of its own with a time of its own, so that one that fails, hangs or breaks the GPU's context takes nothing with
 it; its lines are in the file as soon as they are printed, with the end of what it said if it failed. A part for which too little of
 --minutes is left is not begun: run it by another command with --only. Data are random; no file is read. At the end stands a summary, line
-by line. A part whose packages are not installed is left out, and says which: attention and tiles need torch, triton and psutil, steps
-also transformers and omegaconf, the pretraining all that this project needs. On a machine without a network, bring what it lacks as wheels:
+by line. A part whose packages are not installed is left out, and says which: attention, between and tiles need torch, triton and psutil,
+steps also transformers and omegaconf, the pretraining all that this project needs. On a machine without a network, bring what it lacks as
+wheels:
 where there is one, with the GPU machine's version of Python,
 
     python -m pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux2014_x86_64 -d wheels \

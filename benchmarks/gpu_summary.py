@@ -61,10 +61,7 @@ def _share(line: dict[str, Any], ceiling: float | None) -> str:
 def _backend(line: dict[str, Any], ceiling: float | None) -> str:
     text = line["backend"]
     if "off_by" in line:
-        text += f": {'agrees' if line['agrees'] else 'DOES NOT AGREE'}, off by {_worst(line['off_by'])}"
-        text += f", with dropout {_worst(line['off_by_with_dropout'])}" if "off_by_with_dropout" in line else ""
-        text += f", kept {line['kept']} ({line['kept_deviations']} deviations)" if "kept" in line else ""
-        text += ", same bits twice" if line["same_bits"] else ", other bits each time"
+        text += _numbers(line)
     if "forward_ms" in line:
         text += (
             f": {line['forward_ms']} ms forward, {line['backward_ms']} backward, {line['times_as_long_as_bare']} x bare"
@@ -76,10 +73,16 @@ def _backend(line: dict[str, Any], ceiling: float | None) -> str:
 def _between(line: dict[str, Any], ceiling: float | None) -> str:
     text = f"{line['between']} by {line['contender']}"
     if "off_by" in line:
-        text += f": {'agrees' if line['agrees'] else 'DOES NOT AGREE'}, off by {_worst(line['off_by'])}"
-        return text + (", same bits twice" if line["same_bits"] else ", other bits each time")
+        return text + _numbers(line)
     text += f": {line['forward_ms']} ms forward ({line['forward_gb_s']:,} GB/s), {line['backward_ms']} backward "
     return text + f"({line['backward_gb_s']:,} GB/s), {line['times_as_long_as_eager']} x eager"
+
+
+def _numbers(line: dict[str, Any]) -> str:
+    text = f": {'agrees' if line['agrees'] else 'DOES NOT AGREE'}, off by {_worst(line['off_by'])}"
+    text += f", with dropout {_worst(line['off_by_with_dropout'])}" if "off_by_with_dropout" in line else ""
+    text += f", kept {line['kept']} ({line['kept_deviations']} deviations)" if "kept" in line else ""
+    return text + (", same bits twice" if line["same_bits"] else ", other bits each time")
 
 
 def _worst(errors: dict[str, float]) -> str:

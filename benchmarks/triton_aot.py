@@ -149,9 +149,14 @@ def _assemble(ptx: str) -> tuple[str, str]:
         return said.stderr, sass.stdout
 
 
+def instructions(code: str) -> list[tuple[str, str]]:
+    """Of a kernel's code, the place of each in hexadecimal digits, and its text."""
+    return re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?);", code, re.MULTILINE)
+
+
 def _longest_loop(code: str) -> int:
     """Of a kernel's code, so many instructions between a branch back and where it goes."""
-    found = re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?);", code, re.MULTILINE)
+    found = instructions(code)
     places = [int(place, 16) for place, _ in found]
     back = [
         (int(to[1], 16), place)

@@ -15,7 +15,7 @@ import sys
 from typing import Any
 
 from layer_shapes import DTYPES
-from triton_aot import compiled
+from triton_aot import compiled, instructions
 
 from xlpre.model.kernels import triton_between
 from xlpre.model.kernels.between import BLOCK, LANES, cut
@@ -40,7 +40,7 @@ def line(name: str, width: int, dtype: str, dropout: bool, capability: int) -> t
     sums = dict.fromkeys(("d_weight", "d_bias"), "*fp32")
     types = {key: (TYPES | sums).get(key, f"*{dtype}") for key in kernel.arg_names}
     found = compiled(kernel, types, constants, warps, 3, capability)
-    n_instructions = len(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/", found.code, re.MULTILINE))
+    n_instructions = len(instructions(found.code))
     most = REGISTERS[name] if width <= 1024 and dtype != "fp32" else 255
     wide = len(re.findall(r"(?:ld|st)\.global\S*\.v4", found.ptx))
     tensors = {"add_norm": 4, "differentiate_add_norm": 3 + dropout, "gelu": 2, "differentiate_gelu": 3}[name]

@@ -6,8 +6,7 @@ from torch.nn import functional as F
 
 from tests.unit.model.conftest import make_model, random_batch, random_memory
 from tests.unit.model.triton_cases import DEVICE, DTYPES, Unfelt, runs_kernels
-from xlpre.model.kernels.one_between import WORKS, OneBetween, kernel_of, tensors_between
-from xlpre.model.kernels.one_layer import as_leaves, wider
+from xlpre.model.kernels.one_between import WORKS, OneBetween, exact_of, kernel_of, tensors_between
 
 pytestmark = runs_kernels
 SHAPES = [
@@ -24,7 +23,7 @@ def both(work, n_rows, width, dtype=torch.float32):
     """By the kernel, and by torch in twice the precision; and random numbers like their output."""
     torch.manual_seed(n_rows)
     tensors = tensors_between(work, n_rows, width, dtype, DEVICE)
-    exact = OneBetween(as_leaves(tensors, wider(dtype)), WORKS[work])
+    exact = exact_of(work, tensors)
     return OneBetween(tensors, kernel_of(work)), exact, torch.randn_like(next(iter(tensors.values())))
 
 

@@ -74,9 +74,8 @@ def settled(name: str, device: torch.device, dtype: torch.dtype, width: int) -> 
 
 def takes_triton(config: ModelConfig, x: Tensor) -> bool:
     """Whether `model.attention` has GPU kernels compute on `x`, attention and what stands between products."""
-    if config.attention == "auto":
-        return x.device.type != "cpu" and trusted(x.device, x.dtype, config.head_width)
-    return config.attention == "triton" and computes(config.head_width, x.dtype)
+    name = settled(config.attention, x.device, x.dtype, config.head_width)
+    return name == "triton" and computes(config.head_width, x.dtype)
 
 
 def with_triton() -> Backend:

@@ -23,14 +23,11 @@ import torch
 from torch import Tensor
 
 from xlpre.model.kernels import triton_between
-from xlpre.model.kernels.triton_launch import new_seed
+from xlpre.model.kernels.triton_launch import SHARES, dropped_of, new_seed
 
 LANES = 8  # elements that one call for random numbers decides about
-PROGRAMS = (
-    512  # of add_norm's backward pass at the most: four for each multiprocessor of a large GPU, and as many on others
-)
+PROGRAMS = 512  # of add_norm's backward pass at the most: four for each multiprocessor of a large GPU
 BLOCK = 1024  # elements of a lane of gelu's
-SHARES = 2**16  # dropout takes so many of these
 
 
 def add_norm(rows: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, eps: float, dropout: float) -> Tensor:
@@ -166,7 +163,7 @@ _gelu.register_autograd(_differentiate_gelu, setup_context=_keep_gelu)
 
 def _settings(dropout: float) -> tuple[int, float]:
     """How many of SHARES are dropped, and by how much the others grow."""
-    dropped = min(round(dropout * SHARES), SHARES - 1)
+    dropped = dropped_of(dropout)
     return dropped, SHARES / (SHARES - dropped)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from xlpre.model.kernels.one_layer import Ready
+from xlpre.model.kernels.one_layer import Ready, as_leaves, wider
 
 EPS = 1e-12  # the published one
 
@@ -40,6 +40,12 @@ def gelu(inner: Tensor, dropout: float) -> Tensor:
 
 
 WORKS: dict[str, Callable[..., Tensor]] = {"norm": norm_of_sum, "gelu": gelu}
+
+
+def exact_of(work: str, tensors: dict[str, Tensor]) -> OneBetween:
+    """One of WORKS by torch, in twice the precision of `tensors`."""
+    (dtype,) = {x.dtype for x in tensors.values()}
+    return OneBetween(as_leaves(tensors, wider(dtype)), WORKS[work])
 
 
 def kernel_of(work: str) -> Callable[..., Tensor]:

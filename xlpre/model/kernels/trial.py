@@ -30,8 +30,8 @@ from torch import Tensor
 from torch.utils.benchmark import Timer
 
 from xlpre.atomic import cache_folder, new_file
-from xlpre.model.kernels.one_between import WORKS, OneBetween, kernel_of, tensors_between
-from xlpre.model.kernels.one_layer import OneLayer, Ready, apart, as_leaves, geometry_of, one_layer, tensors_of, wider
+from xlpre.model.kernels.one_between import WORKS, OneBetween, exact_of, kernel_of, tensors_between
+from xlpre.model.kernels.one_layer import OneLayer, Ready, apart, geometry_of, one_layer, tensors_of, wider
 from xlpre.model.kernels.reference import Reference
 from xlpre.model.kernels.sdpa import Sdpa
 from xlpre.model.kernels.triton_tiles import computes
@@ -119,10 +119,10 @@ def verdict(
     expected = one_layer(Reference(), geometry, tensors, wider(dtype)).all(weights)
     layer = one_layer(Triton(), geometry, tensors)
     off_by, same = apart(layer.all(weights), expected), _same_twice(layer, weights)
-    for n_columns, (work, by_torch) in product(WIDTHS, WORKS.items()):
+    for n_columns, work in product(WIDTHS, WORKS):
         given = tensors_between(work, weights.size(0) * weights.size(1), n_columns, dtype, device)
         kernel, outward = OneBetween(given, kernel_of(work)), torch.randn_like(next(iter(given.values())))
-        exact = OneBetween(as_leaves(given, wider(dtype)), by_torch).all(outward)
+        exact = exact_of(work, given).all(outward)
         off_by |= {f"{work} {n_columns} {name}": x for name, x in apart(kernel.all(outward), exact).items()}
         same &= _same_twice(kernel, outward)
     found: dict[str, Any] = {"taken": False, "off_by": off_by}

@@ -32,6 +32,14 @@ def new_seed(device: torch.device) -> Tensor:
     return torch.randint(SEEDS, (1,), device=device)
 
 
+SHARES = 2**16  # dropout takes so many of these
+
+
+def dropped_of(dropout: float) -> int:
+    """How many of SHARES dropout drops."""
+    return min(round(dropout * SHARES), SHARES - 1)
+
+
 class Given(NamedTuple):
     """What attention is made of.
 
@@ -71,13 +79,13 @@ class Given(NamedTuple):
 
     @property
     def threshold(self) -> int:
-        """So many of 2^16 probabilities dropout drops."""
-        return min(round(self.dropout * 2**16), 2**16 - 1)
+        """So many of SHARES probabilities dropout drops."""
+        return dropped_of(self.dropout)
 
     @property
     def share(self) -> float:
         """Which share of probabilities it keeps."""
-        return 1 - self.threshold / 2**16
+        return 1 - self.threshold / SHARES
 
     @property
     def differentiable(self) -> tuple[Tensor | None, ...]:
