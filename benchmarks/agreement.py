@@ -9,7 +9,7 @@ import torch
 from contenders import Contender, contenders, settings_of
 from torch import Tensor
 
-from xlpre.training.engine import PRECISIONS
+from xlpre.training.deepspeed_engine import PRECISIONS
 
 AGREE = 1e-4  # nats
 NEAR = 1e-3  # the norm of the difference of a parameter's gradients, over the norm; what rounding makes of fp32 is a hundredth of it

@@ -24,9 +24,9 @@ import torch
 from kernels import of_layer, race
 from layer_shapes import DTYPES
 
-from xlpre.model.kernels.one_between import WORKS, OneBetween, exact_of, kernel_of, tensors_between
-from xlpre.model.kernels.one_layer import apart
-from xlpre.model.kernels.trial import TOLERANCE
+from xlpre.model.kernels.selfcheck.fixtures import apart
+from xlpre.model.kernels.selfcheck.fused_fixtures import WORKS, OneBetween, exact_of, kernel_of, tensors_between
+from xlpre.model.kernels.selfcheck.selfcheck import TOLERANCE
 
 PASSES = {"norm": (4, 4), "gelu": (2, 3)}  # tensors of rows that must be read or written, forward and backward
 

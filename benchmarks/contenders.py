@@ -15,17 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.config import PretrainConfig
-from pretrain.cost import batch_shape, flops_per_step
+from pretrain.planning.flops import batch_shape, flops_per_step
 from xlpre.batch import Batch
-from xlpre.data.draws import Draws
-from xlpre.data.layout import DataConfig, Windows
-from xlpre.exchange import hf
-from xlpre.exchange.layouts import to_ours
+from xlpre.conversion import hf
+from xlpre.conversion.weight_maps import to_ours
+from xlpre.data.rng import Draws
+from xlpre.data.window_layout import DataConfig, Windows
+from xlpre.data_loader import batch_of
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import Memory
 from xlpre.model.visibility import visible
-from xlpre.objectives.loader import batch_of
 from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.objectives.permutation import Permutation
 
@@ -83,7 +83,7 @@ def shape_of(c: dict[str, Any]) -> ModelConfig:
 
 
 def needed_flops(c: dict[str, Any]) -> float:
-    """Of a step, as MFU is counted (pretrain/cost.py)."""
+    """Of a step, as MFU is counted (pretrain/planning/flops.py)."""
     data = DataConfig(window=c["window"], reuse_len=c["reuse_len"])
     config = PretrainConfig(data=data, objective=ObjectiveConfig(partial_k=c["partial_k"]), model=shape_of(c))
     return flops_per_step(config.model, batch_shape(config, c["rows"]))

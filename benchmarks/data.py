@@ -22,15 +22,15 @@ import numpy as np
 import torch
 
 from xlpre.batch import Batch
-from xlpre.data.draws import Draws
 from xlpre.data.lanes import Lanes
-from xlpre.data.layout import DataConfig, lay_out
+from xlpre.data.rng import Draws
 from xlpre.data.store import Part
-from xlpre.objectives.build import build_objective
-from xlpre.objectives.loader import Loader, batch_of
+from xlpre.data.window_layout import DataConfig, lay_out
+from xlpre.data_loader import Loader, batch_of
 from xlpre.objectives.objective import ObjectiveConfig
-from xlpre.objectives.spans import SpanSampler
-from xlpre.text import symbols
+from xlpre.objectives.registry import build_objective
+from xlpre.objectives.target_sampling import SpanSampler
+from xlpre.text import special_tokens
 
 VOCAB, WORD_STARTS, SENTENCE, DOCUMENT = 32_000, 0.65, 28, 700  # pieces, share of them, mean lengths in tokens
 
@@ -38,7 +38,7 @@ VOCAB, WORD_STARTS, SENTENCE, DOCUMENT = 32_000, 0.65, 28, 700  # pieces, share 
 def random_part(folder: Path, n_tokens: int) -> tuple[Part, np.ndarray]:
     """Text of Zipf's frequencies as memory-mapped arrays, and which pieces start a word."""
     rng = np.random.default_rng(0)
-    pieces = np.arange(len(symbols.PIECES), VOCAB)
+    pieces = np.arange(len(special_tokens.PIECES), VOCAB)
     tokens = rng.choice(pieces, n_tokens, p=(1 / pieces) / (1 / pieces).sum()).astype(np.uint16)
     sentences = np.unique(np.append(rng.integers(1, n_tokens, n_tokens // SENTENCE), n_tokens))
     documents = np.unique(np.append(rng.choice(sentences, n_tokens // DOCUMENT), n_tokens))

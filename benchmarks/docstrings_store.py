@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from xlpre.data.building import write_store
+from xlpre.data.store_builder import write_store
 from xlpre.text.corpus import TextConfig, documents
 from xlpre.text.tokenizer import train
 from xlpre.text.tokenizer_config import TokenizerConfig

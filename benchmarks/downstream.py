@@ -21,11 +21,11 @@ from typing import Any
 
 from tunings import CONFIG, Tuning
 
-from xlpre.atomic import write_text
-from xlpre.command import run_command
-from xlpre.pictures import new_panels, save
-from xlpre.side_by_side import run_all
-from xlpre.tables import as_json_lines, as_markdown, write_table
+from xlpre.common.cli_main import run_command
+from xlpre.common.files import write_text
+from xlpre.common.job_pool import run_all
+from xlpre.common.plots import new_panels, save
+from xlpre.common.tables import as_json_lines, as_markdown, write_table
 
 TASKS = ("glue/sst-2", "glue/cola", "glue/mrpc", "glue/qnli", "squad/1.1", "race/middle")
 ALL = "all"

@@ -4,7 +4,7 @@ python benchmarks/evaluation.py [--lengths 64 128 256 400 800] [--window 128] [-
 
 A causal model sees, for every token, as many keys as the attention length says. Three ways to read a text with it:
 
-    cached   window after window, with keys and values of the tokens before (xlpre/model/cache.py)
+    cached   window after window, with keys and values of the tokens before (xlpre/model/kv_cache.py)
     hidden   the same with their hidden states, as in training
     sliding  a window for every token, which then moves on by one; keys of distances are kept as in `cached`
 
@@ -29,10 +29,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin slow ea
 import torch
 from torch import Tensor
 
-from pretrain.cost import BatchShape, flops_of_reading
+from pretrain.planning.flops import BatchShape, flops_of_reading
 from xlpre.batch import Batch
-from xlpre.model.cache import cached
 from xlpre.model.config import ModelConfig
+from xlpre.model.kv_cache import cached
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import Memory, Past, first_memory
 

@@ -34,12 +34,12 @@ from agreement import apart
 from finetuning_contenders import HuggingFace, Xlpre, both, numbers_of
 from json_config import configured
 
-from finetune.batches import Dealer
 from finetune.config import TaskDataConfig
-from finetune.evaluation import device_pass_tokens
-from finetune.examples import Item
-from finetune.inputs import lay_out
-from finetune.tasks import build_task
+from finetune.data.batching import Dealer
+from finetune.data.examples import Item
+from finetune.data.features import lay_out
+from finetune.tasks.registry import build_task
+from finetune.trainer.evaluator import device_pass_tokens
 from xlpre.text.tokenizer import Tokenizer
 from xlpre.training.distributed import set_defaults
 

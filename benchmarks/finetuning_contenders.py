@@ -9,20 +9,20 @@ import torch
 from contenders import SIZES, weights_of
 from torch import Tensor
 
-from finetune.batches import Dealer, Parts
 from finetune.config import TaskTrainConfig
-from finetune.examples import Item
-from finetune.inputs import Inputs, pad
-from finetune.model import TaskModel
-from finetune.task import Task
-from xlpre.data.layout import SEGMENT_A, SEGMENT_CLS
-from xlpre.exchange import hf, hf_heads
-from xlpre.exchange.layouts import to_ours
+from finetune.data.batching import Dealer, Parts
+from finetune.data.examples import Item
+from finetune.data.features import Inputs, pad
+from finetune.tasks.base import Task
+from finetune.trainer.task_model import TaskModel
+from xlpre.conversion import hf, hf_heads
+from xlpre.conversion.weight_maps import to_ours
+from xlpre.data.window_layout import SEGMENT_A, SEGMENT_CLS
 from xlpre.model.config import ModelConfig
-from xlpre.text import symbols
+from xlpre.text import special_tokens
+from xlpre.training.deepspeed_engine import build_engine, settings_for, start_processes
 from xlpre.training.distributed import use_device
-from xlpre.training.engine import build_engine, settings_for, start_processes
-from xlpre.training.optim import OptimConfig
+from xlpre.training.optimizer import OptimConfig
 
 OPTIM = OptimConfig(lr=2e-5)
 Met = tuple[float, dict[str, Tensor]]  # a loss, and its gradients by parameter
@@ -123,7 +123,7 @@ def _spans(items: list[Item], inputs: Inputs) -> dict[str, Tensor]:
     said = {
         name: torch.tensor([float(item.answers[name]) for item in items]) for name in ("start", "end", "impossible")
     }
-    of_text = (inputs.segments == SEGMENT_A) & (inputs.ids != symbols.SEP)
+    of_text = (inputs.segments == SEGMENT_A) & (inputs.ids != special_tokens.SEP)
     return {
         "start_positions": said["start"].long(),
         "end_positions": said["end"].long(),

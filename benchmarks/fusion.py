@@ -24,7 +24,7 @@ from torch._inductor import metrics
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from xlpre.model.kernels.one_between import kernel_of
+from xlpre.model.kernels.selfcheck.fused_fixtures import kernel_of
 
 DROPOUT = 0.1
 

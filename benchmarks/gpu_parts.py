@@ -87,7 +87,7 @@ def parts(folder: Path) -> list[Part]:
         Part("between bf16", 60, ["between.py"]),
         Part("step large layers", 90, step(LARGE, [32], layers, turns=(4, 3)), needs=MODELS),
         Part("step base layers", 60, step(BASE, [64], layers, turns=(4, 3)), needs=MODELS),
-        Part("trial", 90, ["-m", "xlpre.model.kernels.trial", "cuda", "bfloat16", "64"]),
+        Part("trial", 90, ["-m", "xlpre.model.kernels.selfcheck.selfcheck", "cuda", "bfloat16", "64"]),
         Part("step large", 100, step(LARGE, [16], "xlpre:triton", "xlpre:sdpa", "hf"), needs=MODELS),
         Part("step base", 90, step(BASE, [32], "xlpre:triton", "xlpre:sdpa", "hf"), needs=MODELS),
         Part("windows", 60, ["windows.py"]),

@@ -25,16 +25,16 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.config import PretrainConfig
-from pretrain.foundation import Foundation
-from xlpre.command import run_command
-from xlpre.config import load
+from pretrain.trainer.inputs import Foundation
+from xlpre.common.cli_main import run_command
+from xlpre.common.tables import as_json_lines
+from xlpre.config.loader import load
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import first_memory
 from xlpre.model.positions import PositionTerm, distance_table
-from xlpre.tables import as_json_lines
 from xlpre.training.distributed import seed_everything, seed_step
-from xlpre.training.optim import build_optimizer, set_lr
-from xlpre.training.schedule import learning_rate
+from xlpre.training.lr_schedule import learning_rate
+from xlpre.training.optimizer import build_optimizer, set_lr
 
 REACH = 64
 KINDS = {

@@ -31,10 +31,10 @@ from layer_shapes import DTYPES, add_shape, exact, kept_by
 from torch import Tensor
 from torch.nn import functional as F
 
-from xlpre.model.geometry import Geometry
+from xlpre.model.attention_mask import Geometry
 from xlpre.model.kernels.backend import backend_named
-from xlpre.model.kernels.one_layer import OneLayer, Ready, apart, geometry_of, one_layer, tensors_of
-from xlpre.model.kernels.trial import TOLERANCE
+from xlpre.model.kernels.selfcheck.fixtures import OneLayer, Ready, apart, geometry_of, one_layer, tensors_of
+from xlpre.model.kernels.selfcheck.selfcheck import TOLERANCE
 
 DEVIATIONS = 6.0  # of a binomial count; by chance in 2e-9 of cases
 BACKENDS = {"cpu": ["reference", "sdpa", "cpu"], "cuda": ["reference", "sdpa", "triton"]}

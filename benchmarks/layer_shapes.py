@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from xlpre.model.geometry import Geometry
+from xlpre.model.attention_mask import Geometry
 from xlpre.model.kernels.backend import backend_named
-from xlpre.model.kernels.one_layer import OneLayer, one_layer, wider
+from xlpre.model.kernels.selfcheck.fixtures import OneLayer, one_layer, wider
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 LARGE = {"rows": 16, "heads": 16, "width": 64, "window": 512, "memory": 384, "targets": 85}  # XLNet-Large

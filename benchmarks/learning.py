@@ -21,8 +21,8 @@ import torch
 from processes import REPOSITORY
 
 from pretrain.config import PretrainConfig
-from xlpre.command import run_command
-from xlpre.config import load
+from xlpre.common.cli_main import run_command
+from xlpre.config.loader import load
 from xlpre.training.distributed import launcher
 
 KEPT = ("config.yaml", "metrics.jsonl", "samples.jsonl", "report.html", "loss.png")

@@ -21,11 +21,11 @@ from typing import Any
 
 from tunings import CONFIG, Tuning
 
-from xlpre.atomic import write_text
-from xlpre.command import run_command
-from xlpre.exchange.folder import load_folder
-from xlpre.side_by_side import run_all
-from xlpre.tables import as_json_lines, as_markdown, write_table
+from xlpre.common.cli_main import run_command
+from xlpre.common.files import write_text
+from xlpre.common.job_pool import run_all
+from xlpre.common.tables import as_json_lines, as_markdown, write_table
+from xlpre.conversion.model_folder import load_folder
 
 LEVELS = ("middle", "high")
 WAYS = {

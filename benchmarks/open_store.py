@@ -21,11 +21,11 @@ from pathlib import Path
 import numpy as np
 
 from xlpre.data.lanes import Lanes
-from xlpre.data.layout import DataConfig
 from xlpre.data.store import ARRAYS, CHECKED_AT_OPENING, FORMAT, META, PARTS, TokenStore, fingerprint_of
-from xlpre.objectives.build import build_objective
-from xlpre.objectives.loader import Loader
+from xlpre.data.window_layout import DataConfig
+from xlpre.data_loader import Loader
 from xlpre.objectives.objective import ObjectiveConfig
+from xlpre.objectives.registry import build_objective
 
 VOCABULARY = 32_000
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from xlpre.command import run_command
-from xlpre.exchange.folder import ModelFolder
+from xlpre.common.cli_main import run_command
+from xlpre.conversion.model_folder import ModelFolder
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import without_data
 

@@ -26,7 +26,7 @@ from xlpre.text.tokenizer import Tokenizer
 
 PREPARE = """
 import sys
-from xlpre.data.building import build_store
+from xlpre.data.store_builder import build_store
 from xlpre.text.corpus import TextConfig
 from xlpre.text.tokenizer import Tokenizer
 source, target, vocabulary, workers = sys.argv[1:]

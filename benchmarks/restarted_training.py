@@ -22,8 +22,8 @@ def mark(what, more=""):
     if os.environ["RANK"] == "0":
         print(f"mark {what} {time.time():.3f} {more}", flush=True)
 mark("python")
-import pretrain.job, pretrain.loop, pretrain.run
-from xlpre.command import run_command
+import pretrain.trainer.trainer, pretrain.trainer.loop, pretrain.run
+from xlpre.common.cli_main import run_command
 mark("imported")
 def after(owner, name, what, step=False):
     original = getattr(owner, name)
@@ -33,11 +33,11 @@ def after(owner, name, what, step=False):
         mark(what, args[0].course.step if step else f"{time.time() - since:.3f}")
         return result
     setattr(owner, name, marked)
-after(pretrain.job.Job, "end_update", "updated", step=True)
-after(pretrain.job.Job, "save", "saving")
-after(pretrain.job.Job, "_publish", "saved")
-after(pretrain.job, "start_processes", "joined")
-after(pretrain.loop, "Job", "built")
+after(pretrain.trainer.trainer.Job, "end_update", "updated", step=True)
+after(pretrain.trainer.trainer.Job, "save", "saving")
+after(pretrain.trainer.trainer.Job, "_publish", "saved")
+after(pretrain.trainer.trainer, "start_processes", "joined")
+after(pretrain.trainer.loop, "Job", "built")
 run_command(pretrain.run.main)
 """
 MARK = re.compile(r"mark (\w+) ([\d.]+) ?([\d.]*)")

@@ -26,7 +26,7 @@ from docstrings_store import docstrings_store
 from processes import REPOSITORY
 from restarted_training import Training, first_update, kill_one
 
-from xlpre.tables import as_json_lines
+from xlpre.common.tables import as_json_lines
 from xlpre.training.metrics import read_metrics
 
 LOG_EVERY = 10

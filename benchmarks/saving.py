@@ -15,11 +15,11 @@ import time
 from pathlib import Path
 
 from pretrain.config import PretrainConfig
-from pretrain.job import Job
 from pretrain.prepare import make_store
 from pretrain.train_tokenizer import make_tokenizer
-from xlpre.config import load
-from xlpre.tables import as_json_lines
+from pretrain.trainer.trainer import Job
+from xlpre.common.tables import as_json_lines
+from xlpre.config.loader import load
 
 WINDOW = ["data.window=128", "data.reuse_len=64", "model.mem_len=96", "train.batch_size=2", "eval.lanes=1"]
 MODELS = {

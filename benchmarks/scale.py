@@ -6,8 +6,8 @@ python benchmarks/scale.py --plot scale.png < lines.jsonl    draw what was measu
 
 One JSON line a point, each measured in processes of its own (Linux). In turns with the base: `cpu_ms` and `times_base`, medians, the latter
 of pairs. Alone: `step_mb`, what a step takes at its fullest moment above weights, gradients, batch and memory. Beside them, what the
-formulas say: operations (pretrain/cost.py), `gflop` executed with every score and `needed_gflop`, and both in proportion to the base's; and
-`planned_mb`, tensors of a step whose attention is torch's (`sdpa`; pretrain/activations.py) and the memory for the next window.
+formulas say: operations (pretrain/planning/flops.py), `gflop` executed with every score and `needed_gflop`, and both in proportion to the base's; and
+`planned_mb`, tensors of a step whose attention is torch's (`sdpa`; pretrain/planning/activation_memory.py) and the memory for the next window.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ import torch
 from contenders import random_batch
 from evaluation import causal_batch
 
-from pretrain.activations import activations
 from pretrain.config import PretrainConfig
-from pretrain.cost import batch_shape, flops_per_step, operations
-from xlpre.data.layout import DataConfig
+from pretrain.planning.activation_memory import activations
+from pretrain.planning.flops import batch_shape, flops_per_step, operations
+from xlpre.common.plots import new_figure, save
+from xlpre.data.window_layout import DataConfig
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import Memory
 from xlpre.objectives.objective import ObjectiveConfig
-from xlpre.pictures import new_figure, save
 
 Point = dict[str, Any]
 SWEEPS: dict[str, tuple[Point, dict[str, list[int]]]] = {  # a base, and what each size becomes

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from pretrain.config import PretrainConfig
-from pretrain.foundation import Foundation
-from xlpre.command import run_command
-from xlpre.config import load
-from xlpre.exchange.folder import ModelFolder, save_folder
+from pretrain.trainer.inputs import Foundation
+from xlpre.common.cli_main import run_command
+from xlpre.config.loader import load
+from xlpre.conversion.model_folder import ModelFolder, save_folder
 from xlpre.model.language_model import LanguageModel
 from xlpre.training.distributed import seed_everything
 

@@ -11,7 +11,7 @@ one command take turns in one process, on the same weights and the same batch. N
 fp32, without dropout and before anything is compiled, are not those of the last one; and on a GPU, without dropout, none whose norm of
 all gradients in `dtype`, compiled, is not that of the first. One JSON line for each contender and number of rows; one that fails says why
 in its line, and the others go on; then the status is 1. Ratios are medians of pairs, of `cpu_ms`, processor time, which neighbours
-disturb least, or on a GPU of wall time. `mfu` is of the maker's peak, by the formula of pretrain/cost.py. `step_mb` is the peak of a step
+disturb least, or on a GPU of wall time. `mfu` is of the maker's peak, by the formula of pretrain/planning/flops.py. `step_mb` is the peak of a step
 above what stood before it: of tensors on a GPU; with `--rss`, of a process of its own on a CPU. `activation_mb` is what a row leaves for
 the backward pass. With `optimizer`, a step includes AdamW (fused), and weights, gradients and moments are all in `dtype`.
 """
@@ -38,9 +38,9 @@ from agreement import agreeing, why
 from contenders import DEFAULT, Contender, data_of, needed_flops, settings_of
 from json_config import configured
 
-from xlpre.data.layout import DataConfig
-from xlpre.training.devices import device_named
-from xlpre.training.engine import PRECISIONS
+from xlpre.data.window_layout import DataConfig
+from xlpre.training.deepspeed_engine import PRECISIONS
+from xlpre.training.device_specs import device_named
 
 NEAR_NORM = 1e-2  # of all gradients, in the precision that is timed
 

@@ -4,7 +4,7 @@ python benchmarks/tiles.py [--kernels attend differentiate_rows] [--dropout 0.1]
 
 The shape is that of kernels.py. Each kernel is run alone, cut in each way of `cuts`, and must write what it writes as it is cut now.
 Workers compile first, because that takes longer than all else; what is not compiled after --seconds is left out. One JSON line for each
-kernel: milliseconds (medians) of the tile that stands in xlpre/model/kernels/triton_tiles.py, of the fastest and of all others that ran,
+kernel: milliseconds (medians) of the tile that stands in xlpre/model/kernels/triton/tiles.py, of the fastest and of all others that ran,
 why others did not, and what to write into that file. Under TRITON_INTERPRET=1 with --device cpu times mean nothing.
 """
 
@@ -26,9 +26,9 @@ from layer_shapes import DTYPES, add_shape
 from torch import Tensor
 
 from xlpre.model.kernels.backend import with_triton
-from xlpre.model.kernels.one_layer import geometry_of, one_layer, tensors_of
-from xlpre.model.kernels.triton_launch import KERNELS, Launch
-from xlpre.model.kernels.triton_tiles import TILES, Tile, column_of
+from xlpre.model.kernels.selfcheck.fixtures import geometry_of, one_layer, tensors_of
+from xlpre.model.kernels.triton.launch import KERNELS, Launch
+from xlpre.model.kernels.triton.tiles import TILES, Tile, column_of
 
 WRITTEN = {"score_places": ("bias",), "attend": ("out", "log_total"), "differentiate_keys": ("d_key", "d_value")}
 WRITTEN |= {"differentiate_rows": ("d_query", "d_step"), "differentiate_place_queries": ("d_query",)}

@@ -22,9 +22,9 @@ from layer_shapes import DTYPES
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from xlpre.model.kernels.triton_launch import KERNELS
-from xlpre.model.kernels.triton_parts import SIZES
-from xlpre.model.kernels.triton_tiles import TILES, Tile, column_of, tile_of
+from xlpre.model.kernels.triton.launch import KERNELS
+from xlpre.model.kernels.triton.primitives import SIZES
+from xlpre.model.kernels.triton.tiles import TILES, Tile, column_of, tile_of
 
 INTEGERS = ("row_facts", "key_facts", "direction", "dropped")
 SINGLE = ("log_total", "delta", "d_place_keys", "d_offsets")  # fp32 whatever the rest is
@@ -81,7 +81,7 @@ class Cost(NamedTuple):
 
 
 def cost(name: str, width: int, dtype: str, tile: Tile, dropout: bool, limited: bool, capability: int) -> Cost:
-    """Compile and assemble a kernel of xlpre/model/kernels/triton_forward.py or triton_backward.py."""
+    """Compile and assemble a kernel of xlpre/model/kernels/triton/forward.py or triton_backward.py."""
     kernel = KERNELS[name]
     constants = {**FLAGS, "DROPOUT": dropout, "LIMITED": limited, "E": width, "ROWS": tile.rows, "KEYS": tile.keys}
     constants = {key: value for key, value in constants.items() if key in kernel.arg_names}

@@ -17,8 +17,8 @@ from typing import Any
 from layer_shapes import DTYPES
 from triton_aot import compiled, instructions
 
-from xlpre.model.kernels import triton_between
-from xlpre.model.kernels.between import BLOCK, LANES, cut
+from xlpre.model.kernels.triton import fused_ops_kernels
+from xlpre.model.kernels.triton.fused_ops import BLOCK, LANES, cut
 
 KERNELS = ("add_norm", "differentiate_add_norm", "gelu", "differentiate_gelu")
 # of a thread at rows up to 1,024 in 16 bits: the most that triton 3.6 and 3.7 take, in eights, and one eight more
@@ -29,7 +29,7 @@ TYPES |= dict.fromkeys(("N", "n", "n_groups", "threshold"), "i32") | dict.fromke
 
 def line(name: str, width: int, dtype: str, dropout: bool, capability: int) -> tuple[str, bool]:
     """What is said of a kernel, and whether it is as it should be."""
-    kernel = getattr(triton_between, name)
+    kernel = getattr(fused_ops_kernels, name)
     constants: dict[str, Any] = {"BLOCK": BLOCK, "LANES": LANES}
     warps, elements = 4, BLOCK * LANES
     if "norm" in name:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from processes import REPOSITORY
 
-from finetune.conclusion import RESULT, finished_seeds
 from finetune.config import FinetuneConfig
-from finetune.foundation import Foundation
 from finetune.recipe import recipe_of
-from finetune.results import Result
-from xlpre.config import load
-from xlpre.side_by_side import Errand
+from finetune.trainer.finalize import RESULT, finished_seeds
+from finetune.trainer.inputs import Foundation
+from finetune.trainer.results import Result
+from xlpre.common.job_pool import Errand
+from xlpre.config.loader import load
 
 CONFIG = str(REPOSITORY / "configs/finetune/small.yaml")
 

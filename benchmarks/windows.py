@@ -17,7 +17,7 @@ from kernels import of_layer, on_cpu, on_gpu
 from layer_shapes import DTYPES
 
 from xlpre.model.kernels.backend import backend_named
-from xlpre.model.kernels.one_layer import geometry_of, one_layer, tensors_of
+from xlpre.model.kernels.selfcheck.fixtures import geometry_of, one_layer, tensors_of
 
 
 def line_of(backend: str, window: int, given: argparse.Namespace) -> dict[str, object]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from xlpre.training.engine import TrainConfig, check_compiled
-from xlpre.training.identity import check_identity
-from xlpre.training.optim import LayerwiseOptimConfig
-from xlpre.training.overrides import check_overrides
-from xlpre.training.schedule import ScheduleConfig
+from xlpre.training.deepspeed_engine import TrainConfig, check_compiled
+from xlpre.training.deepspeed_overrides import check_overrides
+from xlpre.training.lr_schedule import ScheduleConfig
+from xlpre.training.optimizer import LayerwiseOptimConfig
+from xlpre.training.run_dir import check_identity
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from finetune.number_task import NumberTask
-from finetune.saved import open_fine_tuned
-from xlpre.command import run_command
-from xlpre.exchange.fine_tuned import save_huggingface_fine_tuned
+from finetune.tasks.regression import NumberTask
+from finetune.trainer.saved_model import open_fine_tuned
+from xlpre.common.cli_main import run_command
+from xlpre.conversion.task_model import save_huggingface_fine_tuned
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -22,19 +22,19 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from finetune.evaluation import answer, device_pass_tokens
-from finetune.examples import Example, Item, Split
-from finetune.fields import Fields, read_rows
-from finetune.model import TaskModel
-from finetune.saved import open_fine_tuned
-from finetune.span import SpanTask
-from finetune.squad_files import questions_in
-from finetune.task import Prediction, Task
-from xlpre.command import run_command
-from xlpre.exchange.fine_tuned import FineTuned
+from finetune.data.examples import Example, Item, Split
+from finetune.data.table_reader import Fields, read_rows
+from finetune.tasks.base import Prediction, Task
+from finetune.tasks.span import SpanTask
+from finetune.tasks.squad_files import questions_in
+from finetune.trainer.evaluator import answer, device_pass_tokens
+from finetune.trainer.saved_model import open_fine_tuned
+from finetune.trainer.task_model import TaskModel
+from xlpre.common.cli_main import run_command
+from xlpre.conversion.task_model import FineTuned
 from xlpre.model.initialization import made_with
-from xlpre.text.files import STDIN, Meter, read_lines
 from xlpre.text.json_objects import parse_object
+from xlpre.text.readers import STDIN, Meter, read_lines
 from xlpre.text.tokenizer import Tokenizer
 from xlpre.training.distributed import Talk, use_device
 

@@ -10,10 +10,10 @@ Stopped at any time, the same command goes on from the last checkpoint. docs/fin
 from __future__ import annotations
 
 from finetune.config import FinetuneConfig
-from finetune.loop import finetune
 from finetune.recipe import recipe_of, typed_wins
-from xlpre.command import run_command
-from xlpre.command_line import given_keys, with_flags
+from finetune.trainer.loop import finetune
+from xlpre.common.cli_main import run_command
+from xlpre.config.cli import given_keys, with_flags
 from xlpre.training.distributed import leave
 
 

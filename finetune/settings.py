@@ -6,7 +6,7 @@ python finetune/settings.py > docs/finetuning_settings.md
 from __future__ import annotations
 
 from finetune.config import FinetuneConfig
-from xlpre.settings import settings_table
+from xlpre.config.schema_docs import settings_table
 
 HEAD = """# Settings of fine-tuning
 

@@ -19,13 +19,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pretrain.ablation import Ablation, Run, outcomes, table
-from pretrain.foundation import Foundation, is_finished
-from xlpre.command import run_command
-from xlpre.objectives.loader import lanes_of
-from xlpre.pictures import COLOURS, in_legend, new_panels, save
-from xlpre.side_by_side import Errand, run_all
-from xlpre.tables import as_markdown, write_table
+from pretrain.tools.ablation import Ablation, Run, outcomes, table
+from pretrain.trainer.inputs import Foundation, is_finished
+from xlpre.common.cli_main import run_command
+from xlpre.common.job_pool import Errand, run_all
+from xlpre.common.plots import COLOURS, in_legend, new_panels, save
+from xlpre.common.tables import as_markdown, write_table
+from xlpre.data_loader import lanes_of
 
 
 def errand_of(run: Run, processes: int) -> Errand:

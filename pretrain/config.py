@@ -6,19 +6,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from xlpre.config import load
-from xlpre.data.layout import DataConfig
+from xlpre.config.loader import load
+from xlpre.data.window_layout import DataConfig
+from xlpre.inference.cloze import BLANK, has_blank
 from xlpre.model.config import ModelConfig
 from xlpre.model.memory import MemoryConfig
-from xlpre.objectives.blanks import BLANK, has_blank
 from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.text.corpus import TextConfig
 from xlpre.text.tokenizer_config import TokenizerConfig
-from xlpre.training.engine import TrainConfig, check_compiled
-from xlpre.training.identity import check_identity
-from xlpre.training.optim import PretrainOptimConfig
-from xlpre.training.overrides import check_overrides, check_whole_matrices
-from xlpre.training.schedule import ScheduleConfig
+from xlpre.training.deepspeed_engine import TrainConfig, check_compiled
+from xlpre.training.deepspeed_overrides import check_overrides, check_whole_matrices
+from xlpre.training.lr_schedule import ScheduleConfig
+from xlpre.training.optimizer import PretrainOptimConfig
+from xlpre.training.run_dir import check_identity
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from pretrain.config import PretrainConfig
-from pretrain.explain_picture import PICTURES, save_picture
-from pretrain.explanation import Explanation, explain, vocabulary
-from xlpre.command import run_command
-from xlpre.config import load
-from xlpre.text import symbols
+from pretrain.tools.explain_picture import PICTURES, save_picture
+from pretrain.tools.explanation import Explanation, explain, vocabulary
+from xlpre.common.cli_main import run_command
+from xlpre.config.loader import load
+from xlpre.text import special_tokens
 
 WIDTH = 100  # columns of a terminal
 MOST_CELLS = 40  # a side of a mask in the terminal
@@ -57,8 +57,8 @@ def sentence(it: Explanation, target: int) -> str:
     row = list(it.streams.values())[-1][place] > 0
     shown = []
     for position, (piece, read) in enumerate(zip(it.pieces, it.read, strict=True)):
-        space = " " if (read if row[position] else piece).startswith((symbols.SPACE, "<")) else ""
-        bare = (read.removeprefix(symbols.SPACE) or read) if row[position] else "?" if position == place else "_"
+        space = " " if (read if row[position] else piece).startswith((special_tokens.SPACE, "<")) else ""
+        bare = (read.removeprefix(special_tokens.SPACE) or read) if row[position] else "?" if position == place else "_"
         shown.append(f"{space}[{bare}]" if position == place else space + bare)
     last = max([place, *np.flatnonzero(row)]) + 1
     return "".join(shown[:last] if not it.backward else shown[:last][::-1]).strip()

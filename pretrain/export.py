@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from xlpre.command import run_command
-from xlpre.exchange.folder import ModelFolder, load_folder, save_folder, save_huggingface, save_release
+from xlpre.common.cli_main import run_command
+from xlpre.conversion.model_folder import ModelFolder, load_folder, save_folder, save_huggingface, save_release
 from xlpre.text.preprocess import Preprocess
 from xlpre.text.tokenizer import Tokenizer
 from xlpre.training import checkpoint

@@ -17,16 +17,16 @@ import numpy as np
 import torch
 
 from xlpre.batch import Batch
-from xlpre.command import run_command
+from xlpre.common.cli_main import run_command
+from xlpre.conversion.model_folder import load_folder
 from xlpre.data.store import Part
-from xlpre.exchange.folder import load_folder
+from xlpre.inference.cloze import BLANK, blanks_batch, hide
 from xlpre.model.dropout import without_dropout
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import first_memory
-from xlpre.objectives.blanks import BLANK, blanks_batch, hide
-from xlpre.objectives.build import OBJECTIVES
-from xlpre.text import symbols
-from xlpre.text.boundaries import starts_word, written_without_spaces
+from xlpre.objectives.registry import OBJECTIVES
+from xlpre.text import special_tokens
+from xlpre.text.sentence_boundaries import starts_word, written_without_spaces
 from xlpre.text.tokenizer import Tokenizer
 
 TOP = 5
@@ -49,7 +49,7 @@ def likeliest(model: LanguageModel, batch: Batch, tokenizer: Tokenizer) -> list[
     with without_dropout(model):
         logits, *_ = model.logits(batch.to(weight.device), memory)
     probabilities = logits[0].float().softmax(-1)
-    probabilities[:, : symbols.EOP + 1] = 0  # a symbol is no answer
+    probabilities[:, : special_tokens.EOP + 1] = 0  # a symbol is no answer
     best = probabilities.topk(TOP)
     return [
         [(plain(tokenizer.pieces[i]), p) for p, i in zip(*row, strict=True)]
@@ -70,7 +70,7 @@ def held_out_puzzles(part: Part, tokenizer: Tokenizer, count: int, seed: int) ->
     puzzles: list[tuple[np.ndarray, int]] = []
     for index in rng.permutation(len(ends))[:5000]:
         tokens = np.asarray(part.tokens[ends[index - 1] if index else 0 : ends[index]])
-        tokens = tokens[tokens > symbols.EOP]
+        tokens = tokens[tokens > special_tokens.EOP]
         if not 10 <= len(tokens) <= 40:
             continue
         whole = words[tokens] & np.append(tokenizer.starts_word[tokens[1:]], True)
@@ -84,7 +84,7 @@ def held_out_puzzles(part: Part, tokenizer: Tokenizer, count: int, seed: int) ->
 
 def _is_word(piece: str) -> bool:
     """Letters and their marks alone, three or more where words are written with spaces."""
-    bare = piece.removeprefix(symbols.SPACE)
+    bare = piece.removeprefix(special_tokens.SPACE)
     letters = all(unicodedata.category(character)[0] in "LM" for character in bare)
     return letters and (len(bare) >= 3 or (len(bare) > 0 and written_without_spaces(bare[0])))
 
@@ -93,7 +93,7 @@ def solve(model: LanguageModel, tokenizer: Tokenizer, puzzle: tuple[np.ndarray, 
     """Fill in the hidden word of a puzzle."""
     tokens, position = puzzle
     before, after = tokenizer.decode(tokens[:position]), tokenizer.decode(tokens[position + 1 :])
-    if len(after) and tokenizer.pieces[tokens[position + 1]].startswith(symbols.SPACE):
+    if len(after) and tokenizer.pieces[tokens[position + 1]].startswith(special_tokens.SPACE):
         after = f" {after}"
     guesses = likeliest(model, hide(tokens, np.array([position])), tokenizer)
     return Filled(f"{before} {BLANK}{after}", guesses, [plain(tokenizer.pieces[tokens[position]])])
@@ -110,7 +110,7 @@ def show(filled: Filled) -> str:
 
 def plain(piece: str) -> str:
     """A piece as a person reads it: one that goes on a word opens with a hyphen, a mark has a circle to stand on."""
-    bare = piece.removeprefix(symbols.SPACE)
+    bare = piece.removeprefix(special_tokens.SPACE)
     if not bare:
         return "␣"
     shown = f"◌{bare}" if unicodedata.category(bare[0])[0] == "M" else bare

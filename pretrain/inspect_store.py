@@ -13,15 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
-from xlpre.command import run_command
+from xlpre.common.cli_main import run_command
+from xlpre.common.plots import new_figure, save
 from xlpre.data.lanes import Lanes
-from xlpre.data.layout import DataConfig
 from xlpre.data.store import PARTS, Part, TokenStore
-from xlpre.objectives.build import build_objective
-from xlpre.objectives.loader import Loader
+from xlpre.data.window_layout import DataConfig
+from xlpre.data_loader import Loader
 from xlpre.objectives.objective import ObjectiveConfig
-from xlpre.pictures import new_figure, save
-from xlpre.text import symbols
+from xlpre.objectives.registry import build_objective
+from xlpre.text import special_tokens
 from xlpre.text.tokenizer import Tokenizer
 
 READ = 2_000_000  # tokens at most of which rates are taken
@@ -47,7 +47,7 @@ def facts_of(part: Part, starts_word: np.ndarray) -> PartFacts:
     """Count `part`; `longest` is (tokens, number of the document) of the five longest documents."""
     lengths = np.diff(part.document_ends, prepend=0)
     ids = np.asarray(part.tokens[:READ])
-    text = ids[ids > symbols.EOP]
+    text = ids[ids > special_tokens.EOP]
     order = np.argsort(lengths)[::-1][:5]
     return PartFacts(
         documents=len(lengths),
@@ -55,7 +55,7 @@ def facts_of(part: Part, starts_word: np.ndarray) -> PartFacts:
         tokens=len(part),
         pieces_per_word=len(text) / max(int(starts_word[text].sum()), 1),
         tokens_per_sentence=len(part) / len(part.sentence_ends),
-        unknown=float((ids == symbols.UNK).mean()),
+        unknown=float((ids == special_tokens.UNK).mean()),
         longest=[(int(lengths[i]), int(i)) for i in order],
         document_lengths=lengths,
     )

@@ -14,10 +14,10 @@ import math
 from collections.abc import Sequence
 
 from pretrain.config import PretrainConfig
-from pretrain.planning import USABLE, Plan
-from xlpre.command import run_command
-from xlpre.config import load
-from xlpre.training.devices import DEVICES
+from pretrain.planning.plan import USABLE, Plan
+from xlpre.common.cli_main import run_command
+from xlpre.config.loader import load
+from xlpre.training.device_specs import DEVICES
 
 SECONDS_A_DAY = 86_400
 REACH = (1, 8, 64, 512, 1024, 4096, 8192)  # GPUs of the last table

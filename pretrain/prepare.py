@@ -12,11 +12,11 @@ from pathlib import Path
 from tqdm import tqdm
 
 from pretrain.config import PretrainConfig
-from xlpre.command import run_command
-from xlpre.command_line import from_command_line
-from xlpre.config import from_mapping
-from xlpre.data.building import build_store
+from xlpre.common.cli_main import run_command
+from xlpre.config.cli import from_command_line
+from xlpre.config.loader import from_mapping
 from xlpre.data.store import META, TokenStore, is_nothing, is_store
+from xlpre.data.store_builder import build_store
 from xlpre.text.corpus import TextConfig, files, sample_of
 from xlpre.text.tokenizer import Tokenizer
 

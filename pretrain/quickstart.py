@@ -21,16 +21,16 @@ import torch
 
 from pretrain.config import PretrainConfig
 from pretrain.fill import Filled, show
-from pretrain.foundation import finished, is_finished
 from pretrain.prepare import make_store
 from pretrain.report import write_report
-from pretrain.samples import read_samples
 from pretrain.train_tokenizer import make_tokenizer
-from xlpre.command import run_command
-from xlpre.command_line import from_command_line, given_keys
-from xlpre.side_by_side import asked_to_stop
+from pretrain.trainer.inputs import finished, is_finished
+from pretrain.trainer.samples import read_samples
+from xlpre.common.cli_main import run_command
+from xlpre.common.job_pool import asked_to_stop
+from xlpre.config.cli import from_command_line, given_keys
 from xlpre.training.distributed import launcher
-from xlpre.training.stopping import STARTED_BY
+from xlpre.training.shutdown import STARTED_BY
 
 
 def train(config: PretrainConfig, words: list[str]) -> None:

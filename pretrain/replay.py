@@ -19,15 +19,15 @@ import pretrain  # noqa: F401  before torch
 # isort: split
 import torch
 
-from pretrain import not_finite
-from pretrain.watch import Place, Watch, is_finite, largest
+from pretrain.tools import nan_dump
+from pretrain.tools.nan_detector import Place, Watch, is_finite, largest
 from xlpre.batch import Batch
-from xlpre.command import run_command
+from xlpre.common.cli_main import run_command
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import Memory
 from xlpre.text.tokenizer import Tokenizer
+from xlpre.training.deepspeed_engine import PRECISIONS
 from xlpre.training.distributed import seed_step
-from xlpre.training.engine import PRECISIONS
 
 SHOWN_ROWS, SHOWN_CHARACTERS, SHOWN_NAMES = 4, 200, 3
 
@@ -174,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda if there is one")
     words = parser.parse_args(argv)
     device = _device(words.device)
-    folder, shares = not_finite.read(words.folder)
+    folder, shares = nan_dump.read(words.folder)
     run, was = shares[0], shares[0].precision
     dtype = PRECISIONS.get(words.precision, was)
     tokenizer = folder.vocabulary(words.folder / "model")

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.config import PretrainConfig, settings_of_run
-from pretrain.samples import read_samples
-from xlpre.atomic import write_text
-from xlpre.command import run_command
-from xlpre.pictures import COLOURS, as_svg, in_legend, new_panels, save
+from pretrain.trainer.samples import read_samples
+from xlpre.common.cli_main import run_command
+from xlpre.common.files import write_text
+from xlpre.common.plots import COLOURS, as_svg, in_legend, new_panels, save
 from xlpre.training.metrics import read_metrics
 
 Line = dict[str, Any]

@@ -12,11 +12,11 @@ from __future__ import annotations
 import os
 
 from pretrain.config import PretrainConfig
-from pretrain.dry_run import dry_run
-from pretrain.foundation import finished, is_finished
-from pretrain.loop import pretrain
-from xlpre.command import run_command
-from xlpre.command_line import given_keys, with_flags
+from pretrain.trainer.dry_run import dry_run
+from pretrain.trainer.inputs import finished, is_finished
+from pretrain.trainer.loop import pretrain
+from xlpre.common.cli_main import run_command
+from xlpre.config.cli import given_keys, with_flags
 from xlpre.training.distributed import is_main, leave
 
 FLAGS = {"dry-run": "print what the run would be, and write nothing"}

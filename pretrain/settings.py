@@ -6,7 +6,7 @@ python pretrain/settings.py > docs/configuration.md
 from __future__ import annotations
 
 from pretrain.config import PretrainConfig
-from xlpre.settings import settings_table
+from xlpre.config.schema_docs import settings_table
 
 HEAD = """# Settings
 

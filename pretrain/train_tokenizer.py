@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 from pretrain.config import PretrainConfig
-from xlpre.command import run_command
-from xlpre.command_line import from_command_line
+from xlpre.common.cli_main import run_command
+from xlpre.config.cli import from_command_line
 from xlpre.text.corpus import documents
 from xlpre.text.learned import check_learned, write_learned
 from xlpre.text.tokenizer import Tokenizer, train

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from xlpre.data.building import write_store
+from xlpre.conversion.model_folder import ModelFolder, save_folder
 from xlpre.data.store import TokenStore
-from xlpre.exchange.folder import ModelFolder, save_folder
+from xlpre.data.store_builder import write_store
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
 from xlpre.text.tokenizer import Tokenizer, train

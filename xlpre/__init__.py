@@ -1,8 +1,8 @@
 """xlpre: permutation language modelling on a Transformer-XL backbone (XLNet, arXiv:1906.08237).
 
-A model folder is opened by `xlpre.exchange.folder.load_folder`; docs/python.md fills blanks with one, takes hidden
+A model folder is opened by `xlpre.conversion.model_folder.load_folder`; docs/python.md fills blanks with one, takes hidden
 states, scores sentences, reads long texts, and trains in a loop of one's own.
-Read the packages in the order of a model's life: `text`, `data`, `objectives`, `model`, `training`, `exchange`.
+Read the packages in the order of a model's life: `text`, `data`, `objectives`, `model`, `training`, `conversion`.
 """
 
 import os

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import torch
 
-import pretrain.job
-import pretrain.loop
 import pretrain.run
+import pretrain.trainer.loop
+import pretrain.trainer.trainer
 from pretrain.config import PretrainConfig
-from pretrain.job import Job
-from xlpre import atomic
-from xlpre.command import run_command
-from xlpre.config import load
+from pretrain.trainer.trainer import Job
+from xlpre.common import files
+from xlpre.common.cli_main import run_command
+from xlpre.config.loader import load
 from xlpre.model.language_model import LanguageModel
 from xlpre.training import checkpoint, checkpoint_writer, distributed
 from xlpre.training.checkpoint_writer import CheckpointWriter
@@ -56,8 +56,8 @@ PHASES = {  # before a call of what; of those calls, before which
     "manifest": (checkpoint_writer, "write_text"),  # all is there but the manifest
     "removing": (CheckpointWriter, "_remove_old"),  # the manifest is there
     "half_removed": (checkpoint_writer.shutil, "rmtree", only_half_removed),
-    "publishing": (pretrain.job, "linked_copy"),
-    "between_renames": (atomic.os, "replace", between_renames),
+    "publishing": (pretrain.trainer.trainer, "linked_copy"),
+    "between_renames": (files.os, "replace", between_renames),
     "closing": (Job, "close"),
 }
 STEP = {"now": 0}
@@ -130,7 +130,7 @@ def main() -> None:
         return
     for words, do in zip(json.loads(sys.argv[-1]), FAULT["each"], strict=True):
         FAULT["do"], STEP["now"] = do, 0
-        pretrain.loop.pretrain(load(PretrainConfig, None, words))
+        pretrain.trainer.loop.pretrain(load(PretrainConfig, None, words))
 
 
 if __name__ == "__main__":

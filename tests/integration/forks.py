@@ -1,6 +1,6 @@
 """A script of the repository whose own Python processes are forked from it instead of started anew: `forks.py SCRIPT WORDS...`.
 
-They have loaded what it has. For scripts that run others side by side (xlpre/side_by_side.py) or by DeepSpeed's launcher, in tests that
+They have loaded what it has. For scripts that run others side by side (xlpre/common/job_pool.py) or by DeepSpeed's launcher, in tests that
 are about neither.
 """
 

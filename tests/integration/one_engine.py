@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from tests.conftest import has_bf16, has_fp16
-from xlpre.training import distributed, state
-from xlpre.training.engine import TrainConfig, build_engine, settings_for, start_processes
-from xlpre.training.optim import OptimConfig
+from xlpre.training import distributed, optimizer_state
+from xlpre.training.deepspeed_engine import TrainConfig, build_engine, settings_for, start_processes
+from xlpre.training.optimizer import OptimConfig
 
 CPU = torch.device("cpu")
 
@@ -65,7 +65,11 @@ def update(engine, number, factor=1.0):
 
 def everything(engine):
     """Weights, moments, counters, as a checkpoint has them."""
-    return state.weights_of(engine, keep=True), state.moments_of(engine, lambda index: True), state.counters_of(engine)
+    return (
+        optimizer_state.weights_of(engine, keep=True),
+        optimizer_state.moments_of(engine, lambda index: True),
+        optimizer_state.counters_of(engine),
+    )
 
 
 def equal(one, other):

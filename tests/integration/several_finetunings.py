@@ -9,14 +9,14 @@ import os
 import signal
 import sys
 
-import finetune.conclusion
+import finetune.trainer.finalize
 from finetune.config import FinetuneConfig
-from finetune.loop import finetune as run
 from finetune.recipe import recipe_of
-from xlpre.config import load
-from xlpre.training.course import Course
+from finetune.trainer.loop import finetune as run
+from xlpre.config.loader import load
+from xlpre.training.progress import Course
 
-end_update, draw = Course.end_update, finetune.conclusion.draw
+end_update, draw = Course.end_update, finetune.trainer.finalize.draw
 
 for one in json.loads(sys.argv[-1]):
 
@@ -26,6 +26,6 @@ for one in json.loads(sys.argv[-1]):
         return end_update(course)
 
     Course.end_update = asked_to_stop
-    finetune.conclusion.draw = draw if one["draws"] else lambda *arguments: None
+    finetune.trainer.finalize.draw = draw if one["draws"] else lambda *arguments: None
     print(one["words"], flush=True)
     run(load(FinetuneConfig, None, one["words"], recipe_of))

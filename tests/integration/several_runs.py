@@ -4,8 +4,8 @@ import json
 import sys
 
 from pretrain.config import PretrainConfig
-from pretrain.loop import pretrain
-from xlpre.config import load
+from pretrain.trainer.loop import pretrain
+from xlpre.config.loader import load
 
 for words in json.loads(sys.argv[-1]):
     print(words, flush=True)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from pretrain.ablation import Ablation, outcomes
+from pretrain.tools.ablation import Ablation, outcomes
 from tests.conftest import REPOSITORY
 from tests.integration.conftest import environment, run, run_with_forks, tiny_words
 from xlpre.training.metrics import read_metrics

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from finetune.batches import Dealer
 from finetune.config import TaskDataConfig
-from finetune.tasks import build_task
+from finetune.data.batching import Dealer
+from finetune.tasks.registry import build_task
 from tests.conftest import REPOSITORY
 
 SHAPE = {

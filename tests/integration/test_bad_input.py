@@ -8,7 +8,7 @@ import pytest
 from pretrain.run import main
 from tests.conftest import has_bf16
 from tests.integration.conftest import run
-from xlpre.command import run_command
+from xlpre.common.cli_main import run_command
 from xlpre.text.tokenizer import train
 from xlpre.text.tokenizer_config import TokenizerConfig
 

@@ -9,7 +9,7 @@ import yaml
 
 from tests.conftest import REPOSITORY, write_folder
 from tests.integration.conftest import run, run_with_forks
-from xlpre.exchange.folder import load_folder
+from xlpre.conversion.model_folder import load_folder
 
 TINY = {"n_layer": 2, "d_model": 32, "d_inner": 64, "vocab_size": 100}
 TINY |= {"window": 32, "mem_len": 16, "reuse_len": 16, "rows": 2}

@@ -20,12 +20,12 @@ from tests.integration.one_engine import (
     one_process,  # noqa: F401  a fixture of these tests
     update,
 )
-from xlpre.training import state
+from xlpre.training import optimizer_state
 from xlpre.training.checkpoint import complete
 from xlpre.training.checkpoint_writer import CheckpointWriter
+from xlpre.training.deepspeed_engine import TrainConfig, precision_on
 from xlpre.training.distributed import Talk
-from xlpre.training.engine import TrainConfig, precision_on
-from xlpre.training.optim import GuardedAdamW, OptimConfig, set_lr
+from xlpre.training.optimizer import GuardedAdamW, OptimConfig, set_lr
 
 # updates that are not finite
 
@@ -82,7 +82,7 @@ def test_without_zero_deepspeed_itself_would_make_it(monkeypatch):
     engine = built("fp32", 0)
     update(engine, 0, math.nan)
     assert engine.skipped_steps == 0
-    assert not all(weight.isfinite().all() for weight in state.weights_of(engine, keep=True).values())
+    assert not all(weight.isfinite().all() for weight in optimizer_state.weights_of(engine, keep=True).values())
 
 
 @every_engine
@@ -109,7 +109,7 @@ def test_it_clips_as_torch_does(stage):
         net(torch.randn(2, WIDTH)).backward()
         nn.utils.clip_grad_norm_(net.parameters(), 0.1)
         adam.step()
-    for name, weight in state.weights_of(engine, keep=True).items():
+    for name, weight in optimizer_state.weights_of(engine, keep=True).items():
         torch.testing.assert_close(weight, net.state_dict()[name], rtol=1e-5, atol=1e-6)
 
 

@@ -8,9 +8,9 @@ import pytest
 from pretrain.config import PretrainConfig
 from pretrain.run import main
 from tests.integration.conftest import damage, run, run_together
-from xlpre.command import run_command
-from xlpre.config import load
-from xlpre.data.building import write_store
+from xlpre.common.cli_main import run_command
+from xlpre.config.loader import load
+from xlpre.data.store_builder import write_store
 from xlpre.model.language_model import without_data
 from xlpre.training import checkpoint
 

@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from tests.integration.conftest import run, tiny_words
-from tests.unit.exchange.folders import write_release
-from xlpre.exchange.folder import load_folder
+from tests.unit.conversion.folders import write_release
+from xlpre.conversion.model_folder import load_folder
 from xlpre.training.metrics import read_metrics
 
 pytestmark = pytest.mark.xdist_group("exchange")  # on one worker, so that the run that is exported is made once

@@ -8,12 +8,12 @@ import pytest
 
 from pretrain.config import PretrainConfig
 from pretrain.explain import main, sentence, show
-from pretrain.explain_picture import draw, save_picture
-from pretrain.explanation import explain
+from pretrain.tools.explain_picture import draw, save_picture
+from pretrain.tools.explanation import explain
 from tests.conftest import REPOSITORY
 from tests.integration.conftest import run
-from xlpre.command import run_command
-from xlpre.config import load
+from xlpre.common.cli_main import run_command
+from xlpre.config.loader import load
 from xlpre.text.tokenizer import train
 from xlpre.text.tokenizer_config import TokenizerConfig
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import has_bf16
 from tests.integration.conftest import REPOSITORY, deepspeed_launcher, environment, run, run_together
-from xlpre.exchange.folder import load_folder, save_folder
+from xlpre.conversion.model_folder import load_folder, save_folder
 from xlpre.training import checkpoint
 from xlpre.training.metrics import read_metrics
 

@@ -11,7 +11,7 @@ import torch
 
 from tests.conftest import REPOSITORY, write_folder
 from tests.integration.conftest import answers_of, environment, run_together
-from xlpre.exchange.folder import load_folder
+from xlpre.conversion.model_folder import load_folder
 from xlpre.training import checkpoint
 from xlpre.training.metrics import read_metrics
 

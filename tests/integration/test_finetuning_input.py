@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from finetune import predict
-from finetune.classify import labels_in
 from finetune.run import main
+from finetune.tasks.custom import labels_in
 from tests.conftest import write_folder
 from tests.integration.conftest import run
 from tests.integration.test_bad_input import check_sentence
-from xlpre.command import run_command
+from xlpre.common.cli_main import run_command
 from xlpre.text.tokenizer import train
 from xlpre.text.tokenizer_config import TokenizerConfig
 
@@ -160,9 +160,9 @@ def test_a_line_that_the_task_cannot_read_is_named_once_those_before_it_are_answ
     tokenizer, folder, tmp_path, capsys
 ):
     from finetune.config import TaskDataConfig
-    from finetune.tasks import build_task
+    from finetune.tasks.registry import build_task
     from tests.parity.test_huggingface_heads import make
-    from xlpre.exchange.fine_tuned import save_fine_tuned
+    from xlpre.conversion.task_model import save_fine_tuned
 
     settings = {"text": ["one", "two"], "labels": ["good", "bad"]}
     task = build_task("classify", TaskDataConfig(**settings), "last")
@@ -183,7 +183,7 @@ def test_a_line_that_the_task_cannot_read_is_named_once_those_before_it_are_answ
 
 def test_both_texts_may_stand_in_a_list_and_a_line_that_is_waited_for_is_answered_before_the_next_is_read(tokenizer):
     from finetune.config import TaskDataConfig
-    from finetune.tasks import build_task
+    from finetune.tasks.registry import build_task
     from tests.parity.test_huggingface_heads import make
 
     task = build_task("classify", TaskDataConfig(text=["one", "two"], labels=["good", "bad"]), "last")

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from finetune.span_scores import scores_of
+from finetune.metrics.squad import scores_of
 from tests.conftest import write_folder
 from tests.integration.conftest import answers_of
 from tests.integration.test_finetuning import finetune, predictions

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pretrain.inspect_store import facts_of, main, theory
-from xlpre.data.building import build_store
+from xlpre.data.store_builder import build_store
 from xlpre.text.corpus import TextConfig
 
 

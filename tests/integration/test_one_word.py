@@ -2,7 +2,7 @@ import json
 
 from tests.conftest import has_bf16
 from tests.integration.conftest import run
-from xlpre.exchange.folder import load_folder
+from xlpre.conversion.model_folder import load_folder
 from xlpre.training.metrics import read_metrics
 
 ABLATIONS = [

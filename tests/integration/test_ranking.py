@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from finetune.trec import read_candidates
+from finetune.tasks.trec import read_candidates
 from tests.conftest import write_folder
 from tests.integration.conftest import run
 

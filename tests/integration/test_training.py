@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from pretrain.config import PretrainConfig
-from pretrain.cost import batch_shape, flops_per_step
+from pretrain.planning.flops import batch_shape, flops_per_step
 from tests.conftest import REPOSITORY
 from tests.integration.conftest import begin, damage, environment, run, run_with_forks
-from xlpre.atomic import exclusive
-from xlpre.config import load
-from xlpre.exchange.folder import load_folder
+from xlpre.common.files import exclusive
+from xlpre.config.loader import load
+from xlpre.conversion.model_folder import load_folder
 from xlpre.training import checkpoint
 from xlpre.training.metrics import read_metrics
 

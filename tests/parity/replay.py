@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from xlpre.objectives.spans import SpanDraws
+from xlpre.objectives.target_sampling import SpanDraws
 
 MAX_SPAN = 5  # fixed in the original
 NAN = float("nan")

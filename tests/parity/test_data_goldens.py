@@ -7,15 +7,15 @@ import pytest
 
 from tests.parity.goldens import files
 from tests.parity.replay import MAX_SPAN, Replay
-from xlpre.data.draws import Draws
 from xlpre.data.lanes import Place, Text
-from xlpre.data.layout import DataConfig, lay_out, split_pair
+from xlpre.data.rng import Draws
 from xlpre.data.store import Part
+from xlpre.data.window_layout import DataConfig, lay_out, split_pair
 from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.objectives.permutation import ranks_of
-from xlpre.objectives.spans import SpanSampler
-from xlpre.text import symbols
-from xlpre.text.boundaries import starts_word
+from xlpre.objectives.target_sampling import SpanSampler
+from xlpre.text import special_tokens
+from xlpre.text.sentence_boundaries import starts_word
 
 
 def part_of(data, flags):
@@ -35,7 +35,7 @@ def test_ranks_give_the_originals_mask_of_a_half(path):
     assert names
     for name in names:
         given = {key: arrays[f"{name}/in/{key}"] for key in ("inputs", "is_masked", "sigma")}
-        functional = np.isin(given["inputs"], (symbols.SEP, symbols.CLS))
+        functional = np.isin(given["inputs"], (special_tokens.SEP, special_tokens.CLS))
         target = given["is_masked"] & ~functional
         (query,), (key,) = ranks_of(target[None], functional[None], given["sigma"][None], base=0)
         assert (masked(query, key) == (arrays[f"{name}/out/perm_mask"] > 0)).all(), name
@@ -52,7 +52,7 @@ def test_ranks_give_the_originals_mask_and_targets_of_a_window(path):
     sigma = arrays["sigma"].reshape(len(rows), 2, -1)
     expected = arrays["feat/perm_mask"].reshape(len(rows), *rows.shape[1:], rows.shape[1]) > 0
     for row in range(len(rows)):
-        functional = np.isin(rows[row], (symbols.SEP, symbols.CLS))
+        functional = np.isin(rows[row], (special_tokens.SEP, special_tokens.CLS))
         target = is_masked[row] & ~functional
         halves = [(slice(0, reuse), 0), (slice(reuse, None), reuse + 1)]
         ranks = [
@@ -133,7 +133,7 @@ def test_spans_as_released_are_as_long_and_as_frequent_as_the_originals(path):
     starts, n_theirs, n_ours, length = arrays["is_start_piece"], 3000, 3000, 256
     sampler = sampler_of({"mask_alpha": 6, "mask_beta": 1}, starts)
     # the file does not say what text it drew on: ordinary pieces, each as often as another, agree with it
-    ids = np.random.default_rng(0).integers(len(symbols.PIECES), len(starts), (n_ours, length))
+    ids = np.random.default_rng(0).integers(len(special_tokens.PIECES), len(starts), (n_ours, length))
     draws = sampler.draw(length, Draws(0, range(n_ours), 0))
     chosen = sampler.sample(ids, np.ones(ids.shape, bool), 43, np.zeros(n_ours, bool), draws)
     both = 1 / n_theirs + 1 / n_ours

@@ -8,8 +8,8 @@ import torch
 
 from tests.parity.goldens import files
 from tests.parity.xlnet import part_of
+from xlpre.model.attention_mask import Geometry
 from xlpre.model.feedforward import PLAIN
-from xlpre.model.geometry import Geometry
 from xlpre.model.memory import extend_memory
 from xlpre.model.positions import distance_table
 from xlpre.model.visibility import reach_of

@@ -10,8 +10,8 @@ from torch import nn
 from tests.parity.goldens import files
 from tests.parity.xlnet import GRADIENT_TOLERANCE, TOLERANCE, part_of, put, shape_of
 from xlpre.batch import Batch
-from xlpre.exchange.layouts import FROM_HEADS, TO_HEADS, TRANSPOSED, Weight, to_ours
-from xlpre.exchange.tf import weights_of
+from xlpre.conversion.tf import weights_of
+from xlpre.conversion.weight_maps import FROM_HEADS, TO_HEADS, TRANSPOSED, Weight, to_ours
 from xlpre.model.backbone import Backbone
 from xlpre.model.heads import ChoiceHead, ClassificationHead, RegressionHead, SpanHead
 from xlpre.model.memory import first_memory

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from finetune.batches import Dealer
 from finetune.config import TaskDataConfig
+from finetune.data.batching import Dealer
 from finetune.export import main
-from finetune.model import TaskModel
 from finetune.predict import predict
-from finetune.span import answer_places
-from finetune.tasks import build_task
-from xlpre.exchange.fine_tuned import fine_tuned, load_fine_tuned, save_fine_tuned
-from xlpre.exchange.folder import ModelFolder
-from xlpre.exchange.hf_heads import KINDS, to_huggingface
+from finetune.tasks.registry import build_task
+from finetune.tasks.span import answer_places
+from finetune.trainer.task_model import TaskModel
+from xlpre.conversion.hf_heads import KINDS, to_huggingface
+from xlpre.conversion.model_folder import ModelFolder
+from xlpre.conversion.task_model import fine_tuned, load_fine_tuned, save_fine_tuned
 from xlpre.model.config import ModelConfig
 from xlpre.model.heads import SpanHead
 from xlpre.model.language_model import LanguageModel

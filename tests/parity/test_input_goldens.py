@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from finetune.inputs import lay_out, pad
+from finetune.data.features import lay_out, pad
 from tests.parity.goldens import files
 
 

@@ -16,7 +16,7 @@ from tests.parity.xlnet import (
     shape_of,
     skip_outside,
 )
-from xlpre.exchange.tf import from_arrays
+from xlpre.conversion.tf import from_arrays
 from xlpre.model.language_model import LanguageModel
 
 pytestmark = pytest.mark.usefixtures("by_each_backend")

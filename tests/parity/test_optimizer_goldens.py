@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from tests.parity.goldens import GOLDENS, files
-from xlpre.exchange.tf import weights_of
+from xlpre.conversion.tf import weights_of
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
-from xlpre.training.optim import LayerwiseOptimConfig, OptimConfig, build_optimizer, decays
-from xlpre.training.schedule import ScheduleConfig, learning_rate
+from xlpre.training.lr_schedule import ScheduleConfig, learning_rate
+from xlpre.training.optimizer import LayerwiseOptimConfig, OptimConfig, build_optimizer, decays
 
 
 @pytest.mark.parametrize("path", files("optim_lr_tables.npz"))

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.conftest import REPOSITORY, write_folder
-from xlpre.exchange.folder import load_folder, save_huggingface
-from xlpre.objectives.blanks import hide
+from xlpre.conversion.model_folder import load_folder, save_huggingface
+from xlpre.inference.cloze import hide
 
 transformers = pytest.importorskip("transformers")
 TOLERANCE = 1e-5  # products of other shapes, in fp32

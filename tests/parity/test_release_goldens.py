@@ -8,7 +8,7 @@ import pytest
 
 from tests.parity.goldens import GOLDENS
 from tests.parity.xlnet import check_window, first_memory_of
-from xlpre.exchange.folder import load_folder
+from xlpre.conversion.model_folder import load_folder
 
 RELEASE, OUTPUTS = GOLDENS / "tf_release_untie", GOLDENS / "xlnet_pretrain_base_untie_bi.npz"
 

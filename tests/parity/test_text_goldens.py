@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from tests.parity.goldens import files
-from xlpre.text import symbols
-from xlpre.text.boundaries import joined
+from xlpre.text import special_tokens
 from xlpre.text.corpus import TextConfig, documents
 from xlpre.text.preprocess import preprocess_text, split_after_digits
+from xlpre.text.sentence_boundaries import joined
 from xlpre.text.tokenizer import Tokenizer
 
 
@@ -88,14 +88,16 @@ def test_lines_that_are_sentences_become_the_originals_stream(path, tmp_path):
                 # A departure: they write an <eod> for every blank line, we write one after each document.
                 # What follows another one, or opens the file, has no document before it ...
                 repeated = {
-                    i for i, token in enumerate(theirs) if token == symbols.EOD and theirs[:i][-1:] in ([], [7])
+                    i for i, token in enumerate(theirs) if token == special_tokens.EOD and theirs[:i][-1:] in ([], [7])
                 }
                 theirs, their_ends = without(theirs, their_ends, repeated)
                 if lines[-1].strip():  # ... and the last document of a file need not be followed by a blank line
-                    theirs.append(symbols.EOD)
+                    theirs.append(special_tokens.EOD)
                     their_ends[-1] += 1
             else:  # they can leave it out, we do not offer that
-                ours, our_ends = without(ours, our_ends, {i for i, token in enumerate(ours) if token == symbols.EOD})
+                ours, our_ends = without(
+                    ours, our_ends, {i for i, token in enumerate(ours) if token == special_tokens.EOD}
+                )
             assert ours == theirs, (case, index)
             assert our_ends == their_ends, (case, index)
         assert begin == len(data)

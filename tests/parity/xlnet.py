@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from xlpre.batch import Batch
-from xlpre.exchange.tf import from_arrays
+from xlpre.conversion.tf import from_arrays
 from xlpre.model.config import ModelConfig
+from xlpre.model.lm_head import target_losses
 from xlpre.model.memory import Memory
-from xlpre.model.output import target_losses
 from xlpre.model.visibility import HIDDEN
 
 TOLERANCE = 2e-5  # of outputs, memory, losses

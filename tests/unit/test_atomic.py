@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from xlpre.atomic import exclusive, linked_copy, new_file, new_folder
+from xlpre.common.files import exclusive, linked_copy, new_file, new_folder
 
 
 def test_a_file_or_folder_appears_only_when_it_is_whole(tmp_path):
@@ -38,7 +38,7 @@ def test_an_older_one_stays_until_the_new_one_is_whole(tmp_path):
 
 
 def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path):
-    code = "import os, signal, sys; from xlpre.atomic import new_folder\nwith new_folder(sys.argv[1]): os.kill(os.getpid(), signal.SIGKILL)"
+    code = "import os, signal, sys; from xlpre.common.files import new_folder\nwith new_folder(sys.argv[1]): os.kill(os.getpid(), signal.SIGKILL)"
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "store")], check=False)
     assert [path.name.startswith(".store.partial-") for path in tmp_path.iterdir()] == [True]
     with new_folder(tmp_path / "store") as partial:
@@ -47,7 +47,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path):
 
 
 def test_a_folder_is_held_by_one_process_until_it_ends(tmp_path):
-    code = "import sys; from pathlib import Path; from xlpre.atomic import exclusive\nexclusive(Path(sys.argv[1]), 'wait for it')"
+    code = "import sys; from pathlib import Path; from xlpre.common.files import exclusive\nexclusive(Path(sys.argv[1]), 'wait for it')"
     held = exclusive(tmp_path / "run", "wait for it")
     other = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "run")], capture_output=True, text=True, check=False

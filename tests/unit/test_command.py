@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from xlpre.command import run_command
+from xlpre.common.cli_main import run_command
 from xlpre.training.distributed import use_device
 
 

@@ -8,19 +8,19 @@ import finetune.settings
 import pretrain.settings
 from finetune.config import FinetuneConfig
 from finetune.recipe import recipe_of
-from finetune.tasks import NAMES
+from finetune.tasks.registry import NAMES
 from pretrain.config import PretrainConfig
 from tests.conftest import REPOSITORY
-from xlpre.command_line import Given, given_keys, with_flags
-from xlpre.config import dump, load
+from xlpre.config.cli import Given, given_keys, with_flags
+from xlpre.config.loader import dump, load
+from xlpre.config.schema_docs import settings_of
 from xlpre.model.config import ModelConfig
 from xlpre.model.feedforward import GATED, PLAIN
 from xlpre.model.kernels.backend import BACKENDS
 from xlpre.model.layer import LAYERS
 from xlpre.model.positions import SCHEMES
-from xlpre.objectives.build import OBJECTIVES
 from xlpre.objectives.objective import ObjectiveConfig
-from xlpre.settings import settings_of
+from xlpre.objectives.registry import OBJECTIVES
 
 PRESETS = sorted((REPOSITORY / "configs" / "pretrain").rglob("*.yaml"))
 FINETUNE_PRESETS = sorted((REPOSITORY / "configs" / "finetune").rglob("*.yaml"))

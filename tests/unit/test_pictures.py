@@ -1,4 +1,4 @@
-from xlpre.pictures import in_legend, new_figure
+from xlpre.common.plots import in_legend, new_figure
 
 
 def test_a_name_that_begins_with_an_underscore_is_in_the_legend():

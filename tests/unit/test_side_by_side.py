@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.conftest import REPOSITORY
-from xlpre.side_by_side import Errand, run_all
+from xlpre.common.job_pool import Errand, run_all
 
 CODE = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
 
@@ -58,7 +58,7 @@ def test_a_command_that_had_not_begun_when_it_was_asked_to_stop_did_not_fail(tmp
 SLEEPERS = """
 import sys
 from pathlib import Path
-from xlpre.side_by_side import Errand, run_all
+from xlpre.common.job_pool import Errand, run_all
 code = "import time; print('here', flush=True); time.sleep(60)"
 folder = Path(sys.argv[1])
 short = Errand(folder / "short", ["python", "-c", "import time; time.sleep(1)"], lambda: False)

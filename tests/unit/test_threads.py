@@ -46,7 +46,7 @@ def said(module, **environment):
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("module", ["pretrain.run", "finetune.run", "xlpre.training.engine", *COMMANDS])
+@pytest.mark.parametrize("module", ["pretrain.run", "finetune.run", "xlpre.training.deepspeed_engine", *COMMANDS])
 def test_commands_say_how_often_a_thread_looks_before_it_sleeps(module):
     assert said(module) == "10000"
 

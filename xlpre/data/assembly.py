@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from xlpre.atomic import new_folder
-from xlpre.data import pieces
-from xlpre.data.pieces import Piece
+from xlpre.common.files import new_folder
+from xlpre.data import encoded_docs
+from xlpre.data.encoded_docs import Piece
 from xlpre.data.shards import Task
 from xlpre.data.store import FORMAT, PARTS, fingerprint_of
 from xlpre.text.corpus import TextConfig, no_text
@@ -32,7 +32,7 @@ def assemble(path: Path, tasks: list[Task], tokenizer: Tokenizer, config: TextCo
     Raises:
         ValueError: a part that came out empty.
     """
-    dtype = pieces.dtype_of(tokenizer)
+    dtype = encoded_docs.dtype_of(tokenizer)
     unigram = np.zeros(len(tokenizer), np.int64)
     with new_folder(path) as partial:
         writers = {part: _PartWriter(partial / part) for part in PARTS}
@@ -75,7 +75,9 @@ def assemble(path: Path, tasks: list[Task], tokenizer: Tokenizer, config: TextCo
 
 def _way_out(tasks: list[Task], dtype: np.dtype) -> str:
     """The least text.held_out, of three digits, by which there is a document in either part, if there is one that may be set."""
-    found = [(task, pieces.read(shard / part, dtype)) for task in tasks for shard in task.shards() for part in PARTS]
+    found = [
+        (task, encoded_docs.read(shard / part, dtype)) for task in tasks for shard in task.shards() for part in PARTS
+    ]
     shares = np.concatenate([piece.share()[_taken(piece.hashes, task.weight)] for task, piece in found])
     least = float(np.floor(shares.min() * 1000) + 1) / 1000
     if least <= shares.max() and least < 0.5:
@@ -91,7 +93,7 @@ def _chosen(tasks: list[Task], config: TextConfig, dtype: np.dtype) -> Iterator[
             weight = task.weight - again
             for shard in task.shards() if weight > 0 else []:
                 for part in PARTS if again == 0 else PARTS[:1]:
-                    piece = pieces.read(shard / part, dtype)
+                    piece = encoded_docs.read(shard / part, dtype)
                     kept = _taken(piece.hashes, weight)
                     first = seen[part]
                     if first is not None:

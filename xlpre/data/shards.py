@@ -21,12 +21,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from xlpre.atomic import new_folder
-from xlpre.data import pieces
+from xlpre.common.files import new_folder
+from xlpre.data import encoded_docs
 from xlpre.data.store import FORMAT, PARTS
 from xlpre.text.corpus import TextConfig, Unit, documents_of, units_of
 from xlpre.text.document import Document
-from xlpre.text.files import Meter
+from xlpre.text.readers import Meter
 from xlpre.text.tokenizer import Tokenizer
 
 SHARD_CHARACTERS = 16_000_000
@@ -97,10 +97,10 @@ class Job:
 
     def encode(self, task: Task, show: Show, found: Iterator[Document] | None = None) -> None:
         """Write the shards of `task` that are not there yet; `found` stands in for reading its units."""
-        dtype, meter = pieces.dtype_of(self.tokenizer), Meter()
+        dtype, meter = encoded_docs.dtype_of(self.tokenizer), Meter()
         done = task.shards()
-        n_done = sum(pieces.count(shard / part) for shard in done for part in PARTS)
-        stream = pieces.batches(
+        n_done = sum(encoded_docs.count(shard / part) for shard in done for part in PARTS)
+        stream = encoded_docs.batches(
             islice(found or documents_of(task.units, self.config, meter), n_done, None), BATCH_CHARACTERS
         )
         number, batch, seen = len(done), next(stream, None), 0
@@ -110,10 +110,10 @@ class Job:
                     (partial / part).mkdir()
                 size = 0
                 while batch and size < SHARD_CHARACTERS:
-                    piece = pieces.encode(batch, self.tokenizer, self.config.lines, dtype, self.threads)
+                    piece = encoded_docs.encode(batch, self.tokenizer, self.config.lines, dtype, self.threads)
                     held_out = piece.share() < self.config.held_out
-                    pieces.append(partial / "train", piece.where(~held_out))
-                    pieces.append(partial / "held_out", piece.where(held_out))
+                    encoded_docs.append(partial / "train", piece.where(~held_out))
+                    encoded_docs.append(partial / "held_out", piece.where(held_out))
                     text = sum(len(line) for document in batch for line in document)
                     size += text
                     show(meter.n_bytes - seen, text)

@@ -8,7 +8,7 @@
     store/train/documents.bin  int64, offsets after each document
     store/held_out/...         the same for the documents kept out of training
 
-Nothing about training (batch, window, processes, direction, objective) is in it. xlpre/data/building.py makes it.
+Nothing about training (batch, window, processes, direction, objective) is in it. xlpre/data/store_builder.py makes it.
 """
 
 from __future__ import annotations

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from xlpre.model.attention_mask import Geometry
 from xlpre.model.config import ModelConfig
-from xlpre.model.geometry import Geometry
 from xlpre.model.kernels.backend import backend_named
 from xlpre.model.positions import SCHEMES, SharedBiases
+from xlpre.model.score_terms import Scores
 from xlpre.model.segments import SegmentTerm
-from xlpre.model.terms import Scores
 
 
 class RelativeAttention(nn.Module):

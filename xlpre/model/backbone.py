@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from xlpre.batch import Batch
+from xlpre.model.attention_mask import Geometry, geometries
 from xlpre.model.config import ModelConfig
 from xlpre.model.dropout import Dropout
 from xlpre.model.embedding import build_embedding
-from xlpre.model.geometry import Geometry, geometries
 from xlpre.model.initialization import initialize
 from xlpre.model.kernels.backend import backend_named
 from xlpre.model.layer import LAYERS

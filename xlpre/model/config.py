@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Literal
 
-from xlpre.settings import check_choices
+from xlpre.config.schema_docs import check_choices
 
 LEAST = {
     "n_layer": 1,

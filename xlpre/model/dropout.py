@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from xlpre.model.kernels.compiled import of_each, serves
+from xlpre.model.kernels.cpu.build import of_each, serves
 
 
 class Dropout(nn.Module):

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from xlpre.model.config import ModelConfig
 from xlpre.model.dropout import Dropout
 from xlpre.model.kernels.backend import takes_triton
-from xlpre.model.kernels.compiled import of_each, serves
+from xlpre.model.kernels.cpu.build import of_each, serves
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -70,7 +70,7 @@ class FeedForward(nn.Module):
     def _activated(self, x: Tensor) -> Tensor:
         drops = self.training and self.dropout.share > 0  # without, torch's GELU is one pass, too
         if drops and self.activation is gelu and takes_triton(self._config, x):
-            from xlpre.model.kernels.between import gelu_dropout
+            from xlpre.model.kernels.triton.fused_ops import gelu_dropout
 
             return gelu_dropout(x, self.dropout.share)
         return self.dropout(self.activation(x))

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from xlpre.model.config import ModelConfig
 from xlpre.model.dropout import Dropout
 from xlpre.model.initialization import initialize_linear
-from xlpre.model.summary import SequenceSummary, Summary
+from xlpre.model.pooling import SequenceSummary, Summary
 
 
 class ClassificationHead(nn.Module):

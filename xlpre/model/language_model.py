@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from xlpre.batch import Batch
 from xlpre.model.backbone import Backbone
 from xlpre.model.config import ModelConfig
+from xlpre.model.lm_head import build_output
 from xlpre.model.memory import Past
 from xlpre.model.next_sentence import NextSentence
-from xlpre.model.output import build_output
 
 
 class LanguageModel(nn.Module):

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from xlpre.model.attention import RelativeAttention
+from xlpre.model.attention_mask import Geometry
 from xlpre.model.config import ModelConfig
 from xlpre.model.dropout import Dropout
 from xlpre.model.feedforward import build_feed_forward
-from xlpre.model.geometry import Geometry
 from xlpre.model.memory import Attended
 from xlpre.model.norm import AddNorm, layer_norm
 from xlpre.model.positions import SCHEMES, SharedBiases

@@ -14,8 +14,8 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from xlpre.model.attention_mask import afresh
 from xlpre.model.config import ModelConfig
-from xlpre.model.geometry import afresh
 from xlpre.model.visibility import HIDDEN
 
 MEMORY_RANK = -1  # below every token of the window

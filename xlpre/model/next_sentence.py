@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from xlpre.model.config import ModelConfig
 from xlpre.model.initialization import initialize_linear
-from xlpre.model.output import target_losses
+from xlpre.model.lm_head import target_losses
 
 
 class NextSentence(nn.Module):

@@ -29,7 +29,7 @@ class AddNorm(nn.LayerNorm):
     def forward(self, rows: Tensor, branch: Tensor) -> Tensor:  # type: ignore[override]
         """(B, N, D) each -> (B, N, D)."""
         if rows.dtype == branch.dtype == self.weight.dtype and takes_triton(self._config, rows):
-            from xlpre.model.kernels.between import add_norm
+            from xlpre.model.kernels.triton.fused_ops import add_norm
 
             dropout = self.dropout.share if self.training else 0.0
             return add_norm(rows, branch, self.weight, self.bias, self.eps, dropout)

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from xlpre.model.attention_mask import Geometry
 from xlpre.model.config import ModelConfig
 from xlpre.model.dropout import Dropout
-from xlpre.model.geometry import Geometry
 from xlpre.model.memory import Attended, States
-from xlpre.model.terms import BiasedTerm, ContentTerm, PlainContentTerm, ScoreTerm
+from xlpre.model.score_terms import BiasedTerm, ContentTerm, PlainContentTerm, ScoreTerm
 
 
 def distance_table(

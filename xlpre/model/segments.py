@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from xlpre.model.geometry import Geometry
-from xlpre.model.terms import BiasedTerm
+from xlpre.model.attention_mask import Geometry
+from xlpre.model.score_terms import BiasedTerm
 
 
 class SegmentTerm(BiasedTerm):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from xlpre.data.draws import Draws
-from xlpre.data.layout import Windows
+from xlpre.data.rng import Draws
+from xlpre.data.window_layout import Windows
 from xlpre.objectives.objective import Examples, ObjectiveConfig
 
 

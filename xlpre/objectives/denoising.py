@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from xlpre.data.draws import Draws
-from xlpre.data.layout import Windows
+from xlpre.data.rng import Draws
+from xlpre.data.window_layout import Windows
 from xlpre.objectives.objective import Examples, ObjectiveConfig
-from xlpre.objectives.spans import SpanSampler, positions_of
-from xlpre.text import symbols
+from xlpre.objectives.target_sampling import SpanSampler, positions_of
+from xlpre.text import special_tokens
 
 
 class Denoising:
@@ -34,9 +34,9 @@ class Denoising:
         positions = positions_of(self._spans.targets_of(windows, draws))
         targets = np.take_along_axis(windows.ids, positions, axis=1)
         fate, piece = draws.uniform(positions.shape[1]), draws.uniform(positions.shape[1])
-        n_symbols = len(symbols.PIECES)
+        n_symbols = len(special_tokens.PIECES)
         random_piece = n_symbols + (piece * (self._vocab_size - n_symbols)).astype(np.int64)
-        hidden = np.where(fate < 0.8, symbols.MASK, np.where(fate < 0.9, random_piece, targets))
+        hidden = np.where(fate < 0.8, special_tokens.MASK, np.where(fate < 0.9, random_piece, targets))
         input_ids = windows.ids.copy()
         np.put_along_axis(input_ids, positions, hidden, axis=1)
         in_rest = np.arange(input_ids.shape[1], dtype=np.int32) >= windows.reuse_len

@@ -7,9 +7,9 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from xlpre.data.draws import Draws
-from xlpre.data.layout import Windows
-from xlpre.settings import check_choices
+from xlpre.config.schema_docs import check_choices
+from xlpre.data.rng import Draws
+from xlpre.data.window_layout import Windows
 
 HIDDEN = np.iinfo(np.int32).max  # the rank of a key that nothing may see
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from xlpre.data.draws import Draws
-from xlpre.data.layout import Windows
+from xlpre.data.rng import Draws
+from xlpre.data.window_layout import Windows
 from xlpre.objectives.objective import Examples, ObjectiveConfig
-from xlpre.objectives.spans import SpanSampler, halves_of, positions_of
+from xlpre.objectives.target_sampling import SpanSampler, halves_of, positions_of
 
 
 class Permutation:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from xlpre.text.docstrings import docstrings
 from xlpre.text.document import Document, Lines, Rows, from_lines, from_rows
-from xlpre.text.files import PACKED, Meter, json_rows, kind_of, parquet_rows, read_lines, row_groups
 from xlpre.text.hub import files_of, is_dataset, rows_of, streamed
+from xlpre.text.readers import PACKED, Meter, json_rows, kind_of, parquet_rows, read_lines, row_groups
 
 UNIT_BYTES = 64 << 20
 SMALL_BYTES = 1 << 18  # units below it are read TOGETHER by one worker: each shard costs syncs of the disk

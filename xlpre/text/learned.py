@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from xlpre.atomic import write_text
+from xlpre.common.files import write_text
 from xlpre.text.corpus import TextConfig, files
 from xlpre.text.tokenizer import Tokenizer
 from xlpre.text.tokenizer_config import TokenizerConfig

@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-from xlpre.text.symbols import SPACE
+from xlpre.text.special_tokens import SPACE
 
 Preprocess = Literal["none", "cased", "uncased"]
 

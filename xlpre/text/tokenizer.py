@@ -18,15 +18,15 @@ import numpy as np
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
-from xlpre.atomic import new_file
-from xlpre.command import interrupts_end_at_once
-from xlpre.text import symbols
-from xlpre.text.alignment import Located, extents_of, located, prepared_and_located
-from xlpre.text.boundaries import joined, kinds_of, starts_word
+from xlpre.common.cli_main import interrupts_end_at_once
+from xlpre.common.files import new_file
+from xlpre.text import special_tokens
 from xlpre.text.document import Document, Lines
-from xlpre.text.lessons import LONGEST_SENTENCE, lines_to_learn
+from xlpre.text.offsets import Located, extents_of, located, prepared_and_located
 from xlpre.text.preprocess import Preprocess, all_split_after_digits, prepared, split_after_digits
+from xlpre.text.sentence_boundaries import joined, kinds_of, starts_word
 from xlpre.text.tokenizer_config import LEAST_COVERAGE, TokenizerConfig
+from xlpre.text.tokenizer_training import LONGEST_SENTENCE, lines_to_learn
 
 
 class Tokenizer:
@@ -38,10 +38,10 @@ class Tokenizer:
             self._pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError:
             raise ValueError(f"{origin}: not a SentencePiece model, as pretrain/train_tokenizer.py makes one") from None
-        found = tuple(self._pieces.id_to_piece(i) for i in range(min(len(symbols.PIECES), len(self))))
-        if found != symbols.PIECES:
+        found = tuple(self._pieces.id_to_piece(i) for i in range(min(len(special_tokens.PIECES), len(self))))
+        if found != special_tokens.PIECES:
             raise ValueError(
-                f"{origin}: pieces 0-8 must be {' '.join(symbols.PIECES)}, not {' '.join(found)}; train one with train_tokenizer.py"
+                f"{origin}: pieces 0-8 must be {' '.join(special_tokens.PIECES)}, not {' '.join(found)}; train one with train_tokenizer.py"
             )
 
     @classmethod
@@ -157,12 +157,12 @@ class Tokenizer:
         texts = [prepared(text, self.preprocess) for text in texts]
         pieces = [piece for encoded in self._pieces.encode(texts, out_type=str) for piece in encoded]
         sizes = np.fromiter(map(len, pieces), np.int64, len(pieces))
-        unknown = np.array(self._pieces.piece_to_id(pieces)) == symbols.UNK
+        unknown = np.array(self._pieces.piece_to_id(pieces)) == special_tokens.UNK
         return float((sizes * unknown).sum() / max(sizes.sum(), 1))
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of token ids; symbols are left out, unknown pieces become ⁇."""
-        pieces = [int(i) for i in ids if i > symbols.EOP or i == symbols.UNK]
+        pieces = [int(i) for i in ids if i > special_tokens.EOP or i == special_tokens.UNK]
         if pieces and max(pieces) >= len(self):
             raise ValueError(
                 f"there is no piece {max(pieces)} among the {len(self)}, 0 to {len(self) - 1}, of this vocabulary"
@@ -177,8 +177,8 @@ class Tokenizer:
     @cached_property
     def n_bytes(self) -> np.ndarray:
         """(V,) int64: bytes of UTF-8 that a piece stands for; a symbol counts as one, and so does what is unknown."""
-        lengths = [len(piece.replace(symbols.SPACE, " ").encode()) for piece in self.pieces]
-        return np.array([1] * len(symbols.PIECES) + lengths[len(symbols.PIECES) :])
+        lengths = [len(piece.replace(special_tokens.SPACE, " ").encode()) for piece in self.pieces]
+        return np.array([1] * len(special_tokens.PIECES) + lengths[len(special_tokens.PIECES) :])
 
     @cached_property
     def _kinds(self) -> np.ndarray:
@@ -201,8 +201,8 @@ def train(documents: Iterable[Document], config: TokenizerConfig) -> Tokenizer:
                 model_type="unigram",
                 vocab_size=config.vocab_size,
                 character_coverage=config.character_coverage,
-                control_symbols=list(symbols.CONTROL),
-                user_defined_symbols=list(symbols.USER_DEFINED),
+                control_symbols=list(special_tokens.CONTROL),
+                user_defined_symbols=list(special_tokens.USER_DEFINED),
                 max_sentence_length=LONGEST_SENTENCE,
                 minloglevel=2,
             )

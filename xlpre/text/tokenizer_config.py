@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from xlpre.text import symbols
+from xlpre.text import special_tokens
 from xlpre.text.preprocess import Preprocess
 
 LEAST_COVERAGE = 0.98  # of characters; SentencePiece refuses less
@@ -38,7 +38,7 @@ class TokenizerConfig:
             )
         if self.train_mb <= 0:
             raise ValueError(f"tokenizer.train_mb ({self.train_mb}) must be positive: million characters to learn from")
-        least = len(symbols.PIECES) + len(symbols.USER_DEFINED)
+        least = len(special_tokens.PIECES) + len(special_tokens.USER_DEFINED)
         if self.vocab_size <= least:
             raise ValueError(
                 f"tokenizer.vocab_size ({self.vocab_size}) must be above {least}, the number of special symbols"

@@ -22,9 +22,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from xlpre.checksum import checksum
+from xlpre.common.checksum import checksum
+from xlpre.training.deepspeed_engine import PRECISIONS
 from xlpre.training.distributed import Talk, n_processes, process
-from xlpre.training.engine import PRECISIONS
 
 FOLDER = "checkpoints"  # of all of them, in that of a run
 NAME = re.compile(r"step_\d{8,}")

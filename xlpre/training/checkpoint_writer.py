@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xlpre.atomic import sync, write_text
-from xlpre.checksum import checksum
-from xlpre.tensors import all_finite, write_tensors
+from xlpre.common.checksum import checksum
+from xlpre.common.files import sync, write_text
+from xlpre.common.safetensors_io import all_finite, write_tensors
 from xlpre.training.checkpoint import MANIFEST, MODEL, all_of, complete, facts_of, manifest_of
 from xlpre.training.distributed import Talk, is_main, n_processes, process
-from xlpre.training.state import counters_of, moments_of, weights_of
+from xlpre.training.optimizer_state import counters_of, moments_of, weights_of
 
 LaneMemory = tuple[Sequence[int], Tensor, Tensor]  # lanes, hidden (L, B, M, D), valid (B,)
 

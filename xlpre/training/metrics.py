@@ -12,9 +12,9 @@ from typing import Any
 import psutil
 import torch
 
-from xlpre.atomic import named, write_text
+from xlpre.common.files import named, write_text
 from xlpre.training.distributed import is_main
-from xlpre.training.lines import read_lines, rewrite
+from xlpre.training.jsonl import read_lines, rewrite
 
 BOARD = "tensorboard"
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import make_documents
-from xlpre.data.building import build_store, write_store
+from xlpre.data.store_builder import build_store, write_store
 from xlpre.text.corpus import TextConfig
 from xlpre.text.tokenizer import Tokenizer, train
 from xlpre.text.tokenizer_config import TokenizerConfig

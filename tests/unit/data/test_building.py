@@ -9,8 +9,8 @@ import pytest
 
 from tests.conftest import make_documents
 from tests.unit.data.test_assembly import texts
-from xlpre.data import pieces, shards
-from xlpre.data.building import build_store
+from xlpre.data import encoded_docs, shards
+from xlpre.data.store_builder import build_store
 from xlpre.text import corpus
 from xlpre.text.corpus import TextConfig, units_of
 
@@ -69,7 +69,7 @@ def test_what_was_finished_before_a_death_is_kept_and_the_bytes_are_the_same(
 ):
     config = TextConfig(source=files[0], held_out=0.1, workers=1)
     whole = build_store(tmp_path / "whole", config, tokenizer)
-    encode, calls = pieces.encode, []
+    encode, calls = encoded_docs.encode, []
 
     def dying(*arguments):
         calls.append(1)
@@ -77,7 +77,7 @@ def test_what_was_finished_before_a_death_is_kept_and_the_bytes_are_the_same(
             raise OSError(28, "No space left on device")
         return encode(*arguments)
 
-    monkeypatch.setattr(pieces, "encode", dying)
+    monkeypatch.setattr(encoded_docs, "encode", dying)
     for _ in range(2):
         with pytest.raises(OSError, match="No space left"):
             build_store(tmp_path / "store", config, tokenizer)
@@ -85,7 +85,7 @@ def test_what_was_finished_before_a_death_is_kept_and_the_bytes_are_the_same(
     n_wasted = len(calls)
     store = build_store(tmp_path / "store", config, tokenizer)
     assert content(store) == content(whole)
-    monkeypatch.setattr(pieces, "encode", lambda *arguments: calls.append(1) or encode(*arguments))
+    monkeypatch.setattr(encoded_docs, "encode", lambda *arguments: calls.append(1) or encode(*arguments))
     n_needed = len(calls)
     build_store(tmp_path / "again", config, tokenizer)
     assert len(calls) - n_needed > n_needed - n_wasted + 5  # a build from the start encodes more than the last one did
@@ -98,8 +98,8 @@ def test_a_file_that_changed_is_read_again_and_the_others_are_not(small, files, 
     with pytest.raises(ValueError, match="g.txt, line 3: not UTF-8"):
         build_store(tmp_path / "store", config, tokenizer)
     broken.write_bytes(b"Ba be.\n\nBi bo.")
-    encode, seen = pieces.encode, []
-    monkeypatch.setattr(pieces, "encode", lambda batch, *rest: seen.extend(batch) or encode(batch, *rest))
+    encode, seen = encoded_docs.encode, []
+    monkeypatch.setattr(encoded_docs, "encode", lambda batch, *rest: seen.extend(batch) or encode(batch, *rest))
     build_store(tmp_path / "store", config, tokenizer)
     assert seen == [["Ba be."], ["Bi bo."]]
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from xlpre.data.draws import BLOCK, Draws
+from xlpre.data.rng import BLOCK, Draws
 
 
 def of_one_row(seed, lane, step, n):

@@ -11,13 +11,13 @@ import time
 import pytest
 
 from tests.conftest import REPOSITORY, make_documents
-from xlpre.data.building import build_store
+from xlpre.data.store_builder import build_store
 from xlpre.text.corpus import TextConfig
 
 SCRIPT = """
 import sys
 from xlpre.data import shards
-from xlpre.data.building import build_store
+from xlpre.data.store_builder import build_store
 from xlpre.text import corpus
 from xlpre.text.corpus import TextConfig
 from xlpre.text.tokenizer import Tokenizer

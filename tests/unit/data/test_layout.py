@@ -6,11 +6,11 @@ import pytest
 
 from tests.parity.replay import Replay
 from tests.unit.data.test_lanes import lanes_over, part_of
-from xlpre.data.draws import Draws
 from xlpre.data.lanes import Place, Text
-from xlpre.data.layout import DataConfig, lay_out, split_pair
+from xlpre.data.rng import Draws
 from xlpre.data.store import Part
-from xlpre.text import symbols
+from xlpre.data.window_layout import DataConfig, lay_out, split_pair
+from xlpre.text import special_tokens
 
 
 def windows(config, n=200, n_tokens=3000):
@@ -38,7 +38,7 @@ def test_a_row_is_reused_a_sep_b_sep_cls():
         ids, functional, text = window.ids[0], window.functional[0], place.text
         first_sep, second_sep = np.flatnonzero(functional)[:2]
         assert (ids[:first_sep] == text.tokens(place.begin, place.begin + first_sep)).all()
-        assert list(ids[functional]) == [symbols.SEP, symbols.SEP, symbols.CLS]
+        assert list(ids[functional]) == [special_tokens.SEP, special_tokens.SEP, special_tokens.CLS]
         assert (window.segments[0] == np.repeat([0, 1, 2], [first_sep + 1, second_sep - first_sep, 1])).all()
         b = ids[first_sep + 1 : second_sep]
         assert (np.diff(b) == (-1 if window.backward else 1)).all()  # one stretch of text, in reading direction
@@ -55,7 +55,7 @@ def test_half_of_the_pairs_follow_each_other():
 def test_without_pairs_a_is_alone():
     for place, window in windows(DataConfig(window=32, reuse_len=16, pairs=False), n=20):
         assert (window.ids[0, :30] == place.text.tokens(place.begin, place.begin + 30)).all()
-        assert list(window.ids[0, 30:]) == [symbols.SEP, symbols.CLS]
+        assert list(window.ids[0, 30:]) == [special_tokens.SEP, special_tokens.CLS]
         assert (window.functional[0] == (np.arange(32) >= 30)).all()
 
 

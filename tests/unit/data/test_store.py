@@ -5,9 +5,9 @@ import shutil
 import numpy as np
 import pytest
 
-from xlpre.data.building import write_store
 from xlpre.data.store import FORMAT, TokenStore
-from xlpre.text import symbols
+from xlpre.data.store_builder import write_store
+from xlpre.text import special_tokens
 from xlpre.text.tokenizer import Tokenizer, train
 from xlpre.text.tokenizer_config import TokenizerConfig
 
@@ -28,7 +28,7 @@ def test_sentence_ends_rise_to_the_end_of_the_part(store):
     for part in (store.train, store.held_out):
         assert (np.diff(part.sentence_ends) > 0).all()
         assert part.sentence_ends[-1] == part.document_ends[-1] == len(part)
-        assert (part.tokens[part.document_ends - 1] == symbols.EOD).all()
+        assert (part.tokens[part.document_ends - 1] == special_tokens.EOD).all()
         assert np.isin(part.document_ends, part.sentence_ends).all()
 
 
@@ -139,7 +139,7 @@ def test_a_store_of_sentences_has_one_a_line(documents, tokenizer, tmp_path):
     made = write_store(tmp_path / "store", documents, tokenizer, 0.1, {}, {}, lines="sentences")
     n_lines = sum(map(len, documents))
     assert sum(len(part.sentence_ends) for part in (made.train, made.held_out)) == n_lines
-    assert symbols.EOP not in made.train.tokens
+    assert special_tokens.EOP not in made.train.tokens
 
 
 def test_too_few_documents_to_hold_any_out_are_refused(tmp_path, tokenizer):

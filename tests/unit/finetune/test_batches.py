@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from finetune.batches import NOBODY, Dealer, cut
-from finetune.examples import Item
-from finetune.inputs import Row
+from finetune.data.batching import NOBODY, Dealer, cut
+from finetune.data.examples import Item
+from finetune.data.features import Row
 
 
 def row_of(number, length):

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from finetune.conclusion import _write_tests
 from finetune.config import TaskDataConfig
-from finetune.examples import Example, Item, Split
-from finetune.tasks import build_task
+from finetune.data.examples import Example, Item, Split
+from finetune.tasks.registry import build_task
+from finetune.trainer.finalize import _write_tests
 
 
 @pytest.mark.parametrize("truths", [(0, 1, None), (0, 1, 1), (None, None, None)])

@@ -3,7 +3,7 @@
 import pytest
 
 from finetune.config import TaskDataConfig
-from finetune.tasks import build_task
+from finetune.tasks.registry import build_task
 
 NLI = {
     0: "entailment",
@@ -20,7 +20,7 @@ def read(monkeypatch):
         def rows(source, split):
             return iter(datasets[f"{source}:{split}"])
 
-        monkeypatch.setattr("finetune.fields.hub_rows", rows)
+        monkeypatch.setattr("finetune.data.table_reader.hub_rows", rows)
         made = build_task(task, TaskDataConfig(dir=name, max_len=128), "last")
         return made, [(example.id, example.texts, example.answer) for example in made.read(split)]
 

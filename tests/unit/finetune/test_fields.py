@@ -4,10 +4,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from finetune.classify import labels_in
 from finetune.config import TaskDataConfig
-from finetune.fields import class_of, number_of, read_rows, text_of
-from finetune.sources import Columns, TableSource
+from finetune.data.sources import Columns, TableSource
+from finetune.data.table_reader import class_of, number_of, read_rows, text_of
+from finetune.tasks.custom import labels_in
 
 
 def rows(path, **more):

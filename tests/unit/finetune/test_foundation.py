@@ -3,11 +3,11 @@ import dataclasses
 import pytest
 
 from finetune.config import FinetuneConfig, TaskModelConfig, TaskTrainConfig
-from finetune.foundation import Foundation
 from finetune.recipe import typed_wins
+from finetune.trainer.inputs import Foundation
 from tests.conftest import write_folder
-from xlpre.config import load
-from xlpre.text.symbols import CLS, SEP
+from xlpre.config.loader import load
+from xlpre.text.special_tokens import CLS, SEP
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ import zipfile
 import numpy as np
 import pytest
 
+from finetune.compare import gather
 from finetune.config import TaskDataConfig
-from finetune.examples import Split
-from finetune.glue import LAYOUTS
-from finetune.table import gather
-from finetune.tasks import build_task
+from finetune.data.examples import Split
+from finetune.tasks.glue import LAYOUTS
+from finetune.tasks.registry import build_task
 
 TRAIN = {  # two rows of each file, as distributed
     "glue/cola": ("CoLA", "gj04\t1\t\tA good one.\ngj04\t0\t*\tOne a good.\n"),

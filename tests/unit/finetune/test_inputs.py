@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune.inputs import lay_out, pad
-from xlpre.text import symbols
+from finetune.data.features import lay_out, pad
+from xlpre.text import special_tokens
 
 
 @given(st.integers(0, 30), st.integers(1, 30), st.integers(4, 40))
@@ -11,9 +11,9 @@ def test_a_pair_loses_the_last_token_of_the_longer_until_it_fits(n_a, n_b, lengt
     row = lay_out(range(100, 100 + n_a), range(200, 200 + n_b), length)
     while n_a + n_b > length - 3:
         n_a, n_b = (n_a - 1, n_b) if n_a > n_b else (n_a, n_b - 1)
-    expected = [*range(100, 100 + n_a), symbols.SEP]
-    expected += [*range(200, 200 + n_b), symbols.SEP] if n_b else []
-    expected.append(symbols.CLS)
+    expected = [*range(100, 100 + n_a), special_tokens.SEP]
+    expected += [*range(200, 200 + n_b), special_tokens.SEP] if n_b else []
+    expected.append(special_tokens.CLS)
     assert row.ids.tolist() == expected
     assert row.segments.tolist() == [0] * (n_a + 1) + ([1] * (n_b + 1) if n_b else []) + [2]
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from finetune.batches import Dealer
 from finetune.config import TaskDataConfig
-from finetune.evaluation import answer
-from finetune.examples import Example, Split
-from finetune.long import check_memory, pooled
-from finetune.model import TaskModel
-from finetune.tasks import build_task
+from finetune.data.batching import Dealer
+from finetune.data.examples import Example, Split
+from finetune.data.long_text import check_memory, pooled
+from finetune.tasks.registry import build_task
+from finetune.trainer.evaluator import answer
+from finetune.trainer.task_model import TaskModel
 from xlpre.model.config import ModelConfig
 from xlpre.model.memory import first_memory
 from xlpre.training.distributed import Talk

@@ -4,8 +4,8 @@ import numpy as np
 from matplotlib import image
 from matplotlib.colors import to_rgb
 
-from finetune.pictures import draw_confusion, draw_curves
-from xlpre.pictures import COLOURS
+from finetune.trainer.plots import draw_confusion, draw_curves
+from xlpre.common.plots import COLOURS
 
 
 def test_a_label_is_drawn_as_it_is_written(tmp_path):

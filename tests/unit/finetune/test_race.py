@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from finetune.config import TaskDataConfig
-from finetune.examples import Split
-from finetune.race import with_option
-from finetune.tasks import build_task
+from finetune.data.examples import Split
+from finetune.tasks.race import with_option
+from finetune.tasks.registry import build_task
 
 
 def build(name, folder, **data):

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from finetune.config import TaskDataConfig
-from finetune.examples import Split
-from finetune.scores import expected_reciprocal_rank, ndcg, ndcg_by_lot, reciprocal_rank
-from finetune.tasks import build_task
-from finetune.trec import read_candidates
+from finetune.data.examples import Split
+from finetune.metrics.classification import expected_reciprocal_rank, ndcg, ndcg_by_lot, reciprocal_rank
+from finetune.tasks.registry import build_task
+from finetune.tasks.trec import read_candidates
 
 QRELS = "1 0 a 2\n1 0 b 0\n1 0 z 1\n2 0 c 1\n2 0 a -2\n"
 RUN = "1 Q0 a 1 9.5 bm25\n1 Q0 b 2 9 bm25\n2 Q0 b 1 3 bm25\n2 Q0 c 2 2.5 bm25\n2 Q0 a 3 1 bm25\n"

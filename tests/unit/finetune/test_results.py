@@ -3,9 +3,9 @@ import io
 
 import pytest
 
-from finetune import table
-from finetune.results import Result, read_run, summarize
-from xlpre.tables import as_csv, as_markdown
+from finetune import compare
+from finetune.trainer.results import Result, read_run, summarize
+from xlpre.common.tables import as_csv, as_markdown
 
 
 def result(seed, score):
@@ -44,13 +44,13 @@ def test_a_table_leaves_out_what_is_no_finished_run_and_says_so(tmp_path, capsys
     (tmp_path / "mine" / "seed_1").mkdir(parents=True)
     result(1, 0.7).write(tmp_path / "mine" / "seed_1" / "result.json", {"format": 1})
     (tmp_path / "pretrained").mkdir()
-    table.main([f"{tmp_path}/mine", f"{tmp_path}/pretrained"])
+    compare.main([f"{tmp_path}/mine", f"{tmp_path}/pretrained"])
     out, err = capsys.readouterr()
     assert "0.7000" in out and len(out.splitlines()) == 3
     assert err == f"left out, as no run of a fine-tuning is finished there: {tmp_path}/pretrained\n"
     for words in (["pretrained"], ["mine", "mime"]):  # nothing, and what is not there
         with pytest.raises(ValueError, match=f"{words[-1]}: holds no seed_"):
-            table.main([f"{tmp_path}/{word}" for word in words])
+            compare.main([f"{tmp_path}/{word}" for word in words])
 
 
 def test_a_run_is_read_back_and_a_folder_without_one_refused(tmp_path):

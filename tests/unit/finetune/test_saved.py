@@ -7,12 +7,12 @@ import safetensors.torch
 import torch
 
 from finetune.config import TaskDataConfig
-from finetune.model import TaskModel
-from finetune.saved import open_fine_tuned
-from finetune.tasks import build_task
+from finetune.tasks.registry import build_task
+from finetune.trainer.saved_model import open_fine_tuned
+from finetune.trainer.task_model import TaskModel
 from tests.conftest import write_folder
-from xlpre.exchange.fine_tuned import fine_tuned, save_fine_tuned
-from xlpre.exchange.folder import load_folder
+from xlpre.conversion.model_folder import load_folder
+from xlpre.conversion.task_model import fine_tuned, save_fine_tuned
 
 
 @pytest.fixture

@@ -3,7 +3,16 @@ import itertools
 import numpy as np
 import pytest
 
-from finetune.scores import accuracy, calibration, confusion, f1, level_of_chance, matthews, pearson, spearman
+from finetune.metrics.classification import (
+    accuracy,
+    calibration,
+    confusion,
+    f1,
+    level_of_chance,
+    matthews,
+    pearson,
+    spearman,
+)
 
 
 def of(*counts):

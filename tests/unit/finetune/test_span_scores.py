@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from finetune.span_scores import best_threshold, scores_of, words_of
+from finetune.metrics.squad import best_threshold, scores_of, words_of
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from finetune.batches import Dealer
-from finetune.examples import Split
-from finetune.span import answer_places
+from finetune.data.batching import Dealer
+from finetune.data.examples import Split
+from finetune.tasks.span import answer_places
 from tests.unit.finetune.test_squad_files import build, question, write
-from xlpre.text import symbols
+from xlpre.text import special_tokens
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_only_the_text_and_cls_can_hold_an_answer(split):
     for row, number in enumerate(part.numbers):
         item = asked.items[number]
         n = len(item.central)
-        assert cls[row] == len(item.rows[0].ids) - 1 and part.ids[row, cls[row]] == symbols.CLS
+        assert cls[row] == len(item.rows[0].ids) - 1 and part.ids[row, cls[row]] == special_tokens.CLS
         assert (~excluded[row]).nonzero().flatten().tolist() == [*range(n), cls[row]]
 
 

@@ -8,8 +8,8 @@ import pyarrow.parquet
 import pytest
 
 from finetune.config import TaskDataConfig
-from finetune.examples import Split
-from finetune.tasks import build_task
+from finetune.data.examples import Split
+from finetune.tasks.registry import build_task
 
 CONTEXT = "Ba be\u0301  bi, bo bu. Da de di."
 
@@ -48,7 +48,7 @@ def test_official_files_are_read_packed_or_not(tmp_path):
 def test_rows_of_a_dataset_have_their_answers_as_lists(tmp_path, monkeypatch):
     row = {"id": "q1", "context": CONTEXT, "question": "Fa?", "answers": {"text": ["bi"], "answer_start": [8]}}
     rows = {"train": [row], "validation": [row, {**row, "id": "q2", "answers": {"text": [], "answer_start": []}}]}
-    monkeypatch.setattr("finetune.fields.hub_rows", lambda name, split: iter(rows[split]))
+    monkeypatch.setattr("finetune.data.table_reader.hub_rows", lambda name, split: iter(rows[split]))
     task = build_task("squad/2.0", TaskDataConfig(train=["hf:a/b:train"], dev=["hf:a/b:validation"]), "last")
     assert [x.answer for x in task.read("train")] == [((8, "bi"),)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows["validation"]))

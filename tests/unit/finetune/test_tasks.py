@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from finetune.config import TaskDataConfig
-from finetune.examples import Split
-from finetune.tasks import NAMES, build_task
+from finetune.data.examples import Split
+from finetune.tasks.registry import NAMES, build_task
 
 
 def build(name, folder, **data):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from finetune.config import TaskDataConfig
-from finetune.examples import Split
-from finetune.tasks import build_task
+from finetune.data.examples import Split
+from finetune.tasks.registry import build_task
 
 ir_measures = pytest.importorskip("ir_measures")
 

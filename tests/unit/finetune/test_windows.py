@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune.windows import Truth, most_context, stretches, windows
-from xlpre.data.layout import SEGMENT_A, SEGMENT_B, SEGMENT_CLS
-from xlpre.text import symbols
-from xlpre.text.alignment import Located
+from finetune.data.qa_windows import Truth, most_context, stretches, windows
+from xlpre.data.window_layout import SEGMENT_A, SEGMENT_B, SEGMENT_CLS
+from xlpre.text import special_tokens
+from xlpre.text.offsets import Located
 
 TEXT = Located("x" * 10, list(range(20, 30)), np.arange(10), np.arange(1, 11))
 
@@ -58,7 +58,14 @@ def test_windows_of_a_text_as_long_as_a_book_take_memory_by_its_length_not_its_s
 
 def test_a_row_is_the_text_then_the_question_and_ends_with_cls():
     (window, *_) = windows(3, TEXT, [50, 51], 11, 2, Truth(True, 1, 4))
-    assert window.rows[0].ids.tolist() == [*range(20, 26), symbols.SEP, 50, 51, symbols.SEP, symbols.CLS]
+    assert window.rows[0].ids.tolist() == [
+        *range(20, 26),
+        special_tokens.SEP,
+        50,
+        51,
+        special_tokens.SEP,
+        special_tokens.CLS,
+    ]
     assert window.rows[0].segments.tolist() == [SEGMENT_A] * 7 + [SEGMENT_B] * 3 + [SEGMENT_CLS]
     assert window.example == 3
 

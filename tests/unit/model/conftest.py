@@ -3,12 +3,12 @@ import pytest
 import torch
 
 from xlpre.batch import Batch
-from xlpre.data.draws import Draws
-from xlpre.data.layout import Windows
+from xlpre.data.rng import Draws
+from xlpre.data.window_layout import Windows
+from xlpre.data_loader import batch_of
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import Memory
-from xlpre.objectives.loader import batch_of
 from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.objectives.permutation import Permutation
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.unit.model.conftest import make_model, random_batch, random_memory
-from xlpre.model.cache import cached
+from xlpre.model.kv_cache import cached
 from xlpre.model.memory import Memory
 
 POSITIONS = [{}, {"positions": "shaw", "n_positions": 20}, {"positions": "sinusoidal"}, {"cutoffs": [10, 30], "div_value": 2}]  # fmt: skip

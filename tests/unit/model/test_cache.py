@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.model.conftest import MANY, make_model, random_batch, random_memory
-from xlpre.model.cache import cached
+from xlpre.model.kv_cache import cached
 from xlpre.model.layer import LAYERS
 from xlpre.model.memory import first_memory
 from xlpre.model.positions import SCHEMES

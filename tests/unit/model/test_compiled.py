@@ -8,9 +8,9 @@ import torch
 
 from tests.unit.model.conftest import make_model, random_batch, random_memory
 from xlpre.model.dropout import Dropout
-from xlpre.model.kernels import compiled
 from xlpre.model.kernels.backend import backend_named, fastest
-from xlpre.model.kernels.cpu import Cpu
+from xlpre.model.kernels.cpu import build
+from xlpre.model.kernels.cpu.attention import Cpu
 from xlpre.model.kernels.sdpa import Sdpa
 from xlpre.model.memory import first_memory
 
@@ -19,15 +19,15 @@ from xlpre.model.memory import first_memory
 def empty_cache(tmp_path, monkeypatch):
     """A home of its own, where nothing has been compiled or loaded; compiled code is slow, but soon there."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(compiled, "FLAGS", [*compiled.FLAGS, "-O0"])
+    monkeypatch.setattr(build, "FLAGS", [*build.FLAGS, "-O0"])
     forget()
     yield tmp_path / "xlpre"
     forget()
 
 
 def forget():
-    compiled.library.cache_clear()
-    compiled.is_there.cache_clear()
+    build.library.cache_clear()
+    build.is_there.cache_clear()
 
 
 def fake_compiler(path, body):
@@ -37,21 +37,21 @@ def fake_compiler(path, body):
 
 
 def test_it_is_compiled_once_and_then_needs_no_compiler(empty_cache, monkeypatch):
-    compiled.library()
+    build.library()
     forget()
     monkeypatch.setenv("CXX", "/nowhere/c++")
-    compiled.library()
+    build.library()
 
 
 @pytest.mark.parametrize("kept", [100, 0.5])
 def test_a_damaged_file_is_compiled_anew(empty_cache, kept):
-    compiled.library()
+    build.library()
     (file,) = empty_cache.iterdir()
     whole = file.read_bytes()
     file.unlink()  # what is loaded stays as it is
     file.write_bytes(whole[: int(kept * len(whole)) if isinstance(kept, float) else kept])
-    compiled.library.cache_clear()
-    compiled.library()
+    build.library.cache_clear()
+    build.library()
     assert file.read_bytes() == whole
 
 
@@ -95,8 +95,8 @@ def test_without_a_compiler_that_can_torch_takes_over_and_why_is_said_once(
 def test_no_compiler_at_all(empty_cache, monkeypatch):
     monkeypatch.setenv("PATH", os.devnull)
     monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(compiled.MissingError, match="there is no C\\+\\+ compiler"):
-        compiled.library()
+    with pytest.raises(build.MissingError, match="there is no C\\+\\+ compiler"):
+        build.library()
 
 
 def test_a_type_that_it_does_not_compute_is_refused():

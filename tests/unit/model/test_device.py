@@ -8,9 +8,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from finetune.batches import Part, Parts
-from finetune.model import TaskModel
-from finetune.one_vector import OneVectorTask
+from finetune.data.batching import Part, Parts
+from finetune.tasks.sequence import OneVectorTask
+from finetune.trainer.task_model import TaskModel
 from tests.unit.model.conftest import make_model, random_batch
 from xlpre.model.config import ModelConfig
 from xlpre.model.heads import ClassificationHead

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from tests.conftest import REPOSITORY
 from tests.unit.model.conftest import make_model, random_batch, random_memory
-from xlpre.model.geometry import Geometry
-from xlpre.model.kernels import cpu
+from xlpre.model.attention_mask import Geometry
 from xlpre.model.kernels.backend import fastest, with_triton
-from xlpre.model.kernels.cpu import Cpu
+from xlpre.model.kernels.cpu import attention
+from xlpre.model.kernels.cpu.attention import Cpu
 from xlpre.model.kernels.sdpa import Sdpa
 from xlpre.model.positions import SCHEMES
-from xlpre.model.terms import Scores
+from xlpre.model.score_terms import Scores
 from xlpre.model.visibility import HIDDEN
 
 FASTER = ["sdpa", "cpu", "auto"]
@@ -75,8 +75,8 @@ def test_all_equal_the_reference_in_outputs_memory_and_gradients(shape):
     memory = random_memory(make_model(two_streams, **shape).config, rows, shape["mem_len"], seed=seed)
     expected = outcome("reference", two_streams, batch, memory, **shape)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu, "ROWS", (block, block))
-        patch.setattr(cpu, "KEPT", kept)
+        patch.setattr(attention, "ROWS", (block, block))
+        patch.setattr(attention, "KEPT", kept)
         for backend in FASTER:
             assert_equal(outcome(backend, two_streams, batch, memory, **shape), expected)
 
@@ -190,7 +190,7 @@ def test_the_reused_half_is_never_scored_against_the_rest():
     model = make_model(attention="cpu")
     memory = random_memory(model.config, 2, 10)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu, "ROWS", (10, 10))
+        patch.setattr(attention, "ROWS", (10, 10))
         everywhere, _ = model.backbone._geometries(batch, memory)
     keys = everywhere.prepared.places["n_keys"]  # (B, blocks): 4 of content rows
     assert keys[:, :2].max() <= 10 + 20 < keys[:, 2:4].min()
@@ -210,15 +210,13 @@ def test_layers_that_are_computed_again_keep_no_probabilities(recomputed):
 
 def test_a_model_is_imported_without_torchs_compiler():
     """Which takes a second or two, and comes with `torch.compiler.disable`."""
-    code = "import sys, xlpre.model.language_model, xlpre.exchange.folder; sys.exit('torch._dynamo' in sys.modules)"
+    code = "import sys, xlpre.model.language_model, xlpre.conversion.model_folder; sys.exit('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_attention_is_tried_and_timed_where_nothing_but_torch_and_psutil_is_installed():
     absent = ("deepspeed", "google_crc32c", "omegaconf", "safetensors", "sentencepiece", "transformers", "yaml")
-    code = (
-        f"import sys; sys.modules.update(dict.fromkeys({absent})); import xlpre.model.kernels.trial, kernels, windows"
-    )
+    code = f"import sys; sys.modules.update(dict.fromkeys({absent})); import xlpre.model.kernels.selfcheck.selfcheck, kernels, windows"
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY / "benchmarks", env=environment).returncode == 0
 

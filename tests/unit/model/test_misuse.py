@@ -8,14 +8,14 @@ import torch
 
 from tests.unit.model.conftest import VOCAB, make_model, random_batch, random_memory
 from xlpre.batch import SHAPES, Batch
-from xlpre.model.cache import cached
 from xlpre.model.config import ModelConfig
-from xlpre.model.kernels.compiled import is_there
-from xlpre.model.kernels.cpu import Cpu, plan_of
-from xlpre.model.kernels.one_layer import geometry_of, tensors_of
+from xlpre.model.kernels.cpu.attention import Cpu, plan_of
+from xlpre.model.kernels.cpu.build import is_there
+from xlpre.model.kernels.selfcheck.fixtures import geometry_of, tensors_of
+from xlpre.model.kv_cache import cached
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import first_memory
-from xlpre.model.terms import Scores
+from xlpre.model.score_terms import Scores
 
 
 @pytest.mark.parametrize("name", SHAPES)

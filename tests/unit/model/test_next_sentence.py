@@ -8,15 +8,15 @@ import torch
 from torch.nn import functional as F
 
 from tests.unit.model.conftest import make_model, random_batch, random_memory
-from xlpre.data.building import write_store
 from xlpre.data.lanes import Lanes
-from xlpre.data.layout import DataConfig
+from xlpre.data.store_builder import write_store
+from xlpre.data.window_layout import DataConfig
+from xlpre.data_loader import Loader
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import first_memory
-from xlpre.objectives.build import build_objective
-from xlpre.objectives.loader import Loader
 from xlpre.objectives.objective import ObjectiveConfig
+from xlpre.objectives.registry import build_objective
 
 SETTINGS = [
     {},

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from tests.reference.softmax import embed, probability
 from tests.unit.model.conftest import VOCAB, make_model, random_batch, random_memory
 from xlpre.model.config import ModelConfig
-from xlpre.model.output import target_losses
+from xlpre.model.lm_head import target_losses
 
 ADAPTIVE = {
     "cutoffs": st.sampled_from([[], [10], [7, 20], [1, 2, 39]]),

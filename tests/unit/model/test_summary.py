@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from xlpre.model.config import ModelConfig
-from xlpre.model.summary import SequenceSummary
+from xlpre.model.pooling import SequenceSummary
 
 
 @pytest.mark.parametrize("kind", ["text_mean", "attn"])

@@ -34,7 +34,7 @@ from tests.unit.model.triton_cases import (
 )
 from xlpre.model.kernels.backend import with_triton
 from xlpre.model.kernels.reference import Reference
-from xlpre.model.terms import Scores
+from xlpre.model.score_terms import Scores
 
 
 @pytest.mark.skipif(INTERPRETED or ON_GPU, reason="the others run in this process")
@@ -133,7 +133,7 @@ def test_a_compiler_of_torch_takes_a_model_as_one_graph_of_the_same_numbers():
 
 @runs_kernels
 def test_the_operators_are_what_they_told_torch_that_they_are():
-    from xlpre.model.kernels.triton import relative_attention
+    from xlpre.model.kernels.triton.attention import relative_attention
 
     rng = np.random.default_rng(5)
     geometry = random_geometry(rng, n_tokens=6, n_memory=3, n_others=2, content=True, reach=None)
@@ -146,7 +146,7 @@ def test_the_operators_are_what_they_told_torch_that_they_are():
         return relative_attention(*given)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("xlpre.model.kernels.triton.relative_attention", catch)
+        patched.setattr("xlpre.model.kernels.triton.attention.relative_attention", catch)
         attended(backend, prepared, tensors, dropout=0.1)
     given = [x.detach().requires_grad_(x.is_floating_point()) if torch.is_tensor(x) else x for x in caught[0]]
     torch.library.opcheck(relative_attention, tuple(given))
@@ -189,7 +189,7 @@ def test_memory_that_nothing_wrote_is_never_used(monkeypatch):
 
 @runs_kernels
 def test_rows_need_only_the_tiles_that_they_see():
-    from xlpre.model.kernels.triton import Triton
+    from xlpre.model.kernels.triton.attention import Triton
 
     geometry, _ = small_case()
     geometry.key_rank[:], geometry.query_rank[:] = 3, 9
@@ -231,9 +231,9 @@ def test_more_heads_of_rows_than_a_grid_has_room_for_are_refused_with_a_way_out(
 @runs_kernels
 @pytest.mark.parametrize("fault", [None, "wrong", "wrong between products", "wrong in wide rows", "not the same twice"])
 def test_a_trial_finds_what_is_wrong_with_them(monkeypatch, fault):
-    from xlpre.model.kernels import trial
-    from xlpre.model.kernels.between import add_norm, gelu_dropout
-    from xlpre.model.kernels.triton import Triton
+    from xlpre.model.kernels.selfcheck import selfcheck
+    from xlpre.model.kernels.triton.attention import Triton
+    from xlpre.model.kernels.triton.fused_ops import add_norm, gelu_dropout
 
     attend, calls = Triton.attend, []
 
@@ -249,11 +249,11 @@ def test_a_trial_finds_what_is_wrong_with_them(monkeypatch, fault):
         return add_norm(rows, *given) * (1 + 0.05 * (fault == "wrong in wide rows" and rows.size(-1) > 1024))
 
     monkeypatch.setattr(Triton, "attend", faulty)
-    monkeypatch.setattr("xlpre.model.kernels.between.add_norm", norm)
-    monkeypatch.setattr("xlpre.model.kernels.between.gelu_dropout", between)
+    monkeypatch.setattr("xlpre.model.kernels.triton.fused_ops.add_norm", norm)
+    monkeypatch.setattr("xlpre.model.kernels.triton.fused_ops.gelu_dropout", between)
     shape = {"rows": 1, "window": 16, "memory": 8, "targets": 3}
-    monkeypatch.setattr(trial, "TIMED_SECONDS", 0.01)
-    found = trial.verdict(torch.device(DEVICE), torch.float32, 8, shape, heads=1, rows=2)
+    monkeypatch.setattr(selfcheck, "TIMED_SECONDS", 0.01)
+    found = selfcheck.verdict(torch.device(DEVICE), torch.float32, 8, shape, heads=1, rows=2)
     why = {None: "slower", "not the same twice": "same finite numbers twice"}.get(fault, "not those of reference")
     assert found["taken"] or why in found["why"]
     assert not (found["taken"] and fault)

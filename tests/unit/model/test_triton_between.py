@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from tests.unit.model.conftest import make_model, random_batch, random_memory
 from tests.unit.model.triton_cases import DEVICE, DTYPES, Unfelt, runs_kernels
-from xlpre.model.kernels.one_between import WORKS, OneBetween, exact_of, kernel_of, tensors_between
+from xlpre.model.kernels.selfcheck.fused_fixtures import WORKS, OneBetween, exact_of, kernel_of, tensors_between
 
 pytestmark = runs_kernels
 SHAPES = [
@@ -109,11 +109,11 @@ def test_the_same_seed_gives_the_same_bits(work):
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_sums_over_many_rows_are_whole(monkeypatch, dropout):
     """Where a program has several groups of rows; which elements dropout takes is the same there."""
-    from xlpre.model.kernels import between
+    from xlpre.model.kernels.triton import fused_ops
 
     kernel, exact, weights = both("norm", 101, 16)
     alone = kernel.all(weights, dropout)
-    monkeypatch.setattr(between, "PROGRAMS", 3)
+    monkeypatch.setattr(fused_ops, "PROGRAMS", 3)
     found = kernel.all(weights, dropout)
     expected = alone if dropout else exact.all(weights)
     for name, x in expected.items():
@@ -128,7 +128,7 @@ def far_apart(n_rows, width):
 
 
 def test_tensors_may_stand_in_memory_as_they_like_and_a_norm_has_an_eps_of_its_own():
-    from xlpre.model.kernels.between import add_norm, gelu_dropout
+    from xlpre.model.kernels.triton.fused_ops import add_norm, gelu_dropout
 
     eps, found, expected = 0.5, *([x.detach().requires_grad_() for x in far_apart(11, 24)] for _ in range(2))
     for x, y in zip(found, expected, strict=True):
@@ -158,20 +158,20 @@ def test_no_rows_and_no_gradient_are_no_error(work):
 
 @pytest.mark.parametrize("width", [1, 768, 4096, 2**15])
 def test_no_program_has_more_threads_than_a_gpu_allows(width):
-    from xlpre.model.kernels.between import cut
+    from xlpre.model.kernels.triton.fused_ops import cut
 
     assert 1 <= cut(width, drops=True)["num_warps"] <= 32
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_the_operators_are_what_they_told_torch_that_they_are(dropout):
-    from xlpre.model.kernels import between
+    from xlpre.model.kernels.triton import fused_ops
 
     rows = tensors_between("norm", 5, 6, torch.float32, DEVICE)
     seed = torch.tensor([7], device=DEVICE)
-    torch.library.opcheck(between._add_norm, (*rows.values(), seed if dropout else None, 1e-6, dropout))
+    torch.library.opcheck(fused_ops._add_norm, (*rows.values(), seed if dropout else None, 1e-6, dropout))
     (inner,) = tensors_between("gelu", 5, 6, torch.float32, DEVICE).values()
-    torch.library.opcheck(between._gelu, (inner, seed, dropout))
+    torch.library.opcheck(fused_ops._gelu, (inner, seed, dropout))
 
 
 def test_extreme_numbers_stay_finite():
@@ -191,12 +191,14 @@ def test_extreme_numbers_stay_finite():
 
 def test_a_training_step_of_a_model_takes_them(monkeypatch):
     """Two norms of each layer and, where there is dropout, one GELU; a model that says `sdpa` takes none."""
-    from xlpre.model.kernels import between
+    from xlpre.model.kernels.triton import fused_ops
 
     called = []
     for name in ("add_norm", "gelu_dropout"):
-        work = getattr(between, name)
-        monkeypatch.setattr(between, name, lambda *given, name=name, work=work: (called.append(name), work(*given))[1])
+        work = getattr(fused_ops, name)
+        monkeypatch.setattr(
+            fused_ops, name, lambda *given, name=name, work=work: (called.append(name), work(*given))[1]
+        )
     batch = random_batch(20, reuse=10)
     for attention, dropout, expected in (("triton", 0.1, (4, 2)), ("triton", 0.0, (4, 0)), ("sdpa", 0.1, (0, 0))):
         model = make_model(True, attention=attention, n_layer=2, dropout=dropout).to(DEVICE)

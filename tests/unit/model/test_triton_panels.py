@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain.activations import Tensors
+from pretrain.planning.activation_memory import Tensors
 from tests.unit.model.conftest import make_model, random_batch, random_memory
 from tests.unit.model.triton_cases import (
     DEVICE,
@@ -17,8 +17,8 @@ from tests.unit.model.triton_cases import (
     small_tiles,  # noqa: F401  a fixture of these tests too
 )
 from xlpre.model.kernels.backend import with_triton
-from xlpre.model.kernels.one_layer import geometry_of
 from xlpre.model.kernels.reference import Reference
+from xlpre.model.kernels.selfcheck.fixtures import geometry_of
 
 pytestmark = runs_kernels
 SHAPES = {  # T, M, other rows, content rows, reach, H, E, left out; panels of 32 rows
@@ -53,8 +53,8 @@ def outcome(backend, geometry, tensors, dropout=0.0):
 @pytest.fixture
 def in_panels(monkeypatch):
     """Call it, and from then on panels are the smallest there can be: so many rows were then worked on by `attend`, one number a call."""
-    from xlpre.model.kernels import triton_panels
-    from xlpre.model.kernels.triton_launch import Launch
+    from xlpre.model.kernels.triton import panels
+    from xlpre.model.kernels.triton.launch import Launch
 
     rows, call = [], Launch.call
 
@@ -63,7 +63,7 @@ def in_panels(monkeypatch):
         call(launch, over, kernel, *given)
 
     def begin():
-        monkeypatch.setattr(triton_panels, "PANEL_BYTES", 1)
+        monkeypatch.setattr(panels, "PANEL_BYTES", 1)
         monkeypatch.setattr(Launch, "call", counted)
         return rows
 
@@ -121,7 +121,7 @@ def test_a_model_with_memory_has_the_same_loss_and_gradients_in_panels(two_strea
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_what_granules_see_is_found_panel_by_panel_too(name, in_panels):
-    from xlpre.model.kernels.triton import Triton
+    from xlpre.model.kernels.triton.attention import Triton
 
     geometry, _ = case(name)
     geometry.key_rank[0, 20:] = 99  # so that some granules see no key, and some keys are seen by none
@@ -133,10 +133,10 @@ def test_what_granules_see_is_found_panel_by_panel_too(name, in_panels):
 
 
 def test_the_operator_is_in_panels_what_it_told_torch_that_it_is(in_panels, monkeypatch):
-    from xlpre.model.kernels import triton
+    from xlpre.model.kernels.triton import attention
 
-    (geometry, tensors), caught, operator = case("last layer"), [], triton.relative_attention
-    monkeypatch.setattr(triton, "relative_attention", lambda *given: caught.append(given) or operator(*given))
+    (geometry, tensors), caught, operator = case("last layer"), [], attention.relative_attention
+    monkeypatch.setattr(attention, "relative_attention", lambda *given: caught.append(given) or operator(*given))
     worked_on = in_panels()
     attended(with_triton(), geometry, tensors, dropout=0.1)
     assert len(worked_on) == 2
@@ -146,7 +146,7 @@ def test_the_operator_is_in_panels_what_it_told_torch_that_it_is(in_panels, monk
 
 def test_sums_over_panels_are_rounded_once():
     """One and eight times a quarter of its last place, each of which alone would be rounded away."""
-    from xlpre.model.kernels.triton_panels import together
+    from xlpre.model.kernels.triton.panels import together
 
     given, _ = without_data(rows=1, window=64)
     one = torch.ones(2, 3)
@@ -169,7 +169,7 @@ def test_sums_over_panels_are_rounded_once():
 
 
 def test_xlnet_large_with_64_rows_a_gpu_is_one_panel():
-    from xlpre.model.kernels.triton_panels import panels
+    from xlpre.model.kernels.triton.panels import panels
 
     for rows, n_panels in ((64, 1), (128, 2)):
         given, _ = without_data(rows, window=512)
@@ -178,7 +178,7 @@ def test_xlnet_large_with_64_rows_a_gpu_is_one_panel():
 
 def test_memory_grows_with_the_window_not_its_square():
     """Of tensors without data: the most bytes at any moment of a layer's forward and backward and of `prepare`."""
-    from xlpre.model.kernels.triton import attended, differentiated
+    from xlpre.model.kernels.triton.attention import attended, differentiated
 
     peaks = []
     for window in (8192, 16384, 32768):
@@ -196,8 +196,8 @@ def test_memory_grows_with_the_window_not_its_square():
 
 def without_data(rows, window):
     """What XLNet-Large's attention in bf16 with dropout is given, and the most bytes that it took to prepare."""
-    from xlpre.model.kernels.triton import Triton
-    from xlpre.model.kernels.triton_launch import Given
+    from xlpre.model.kernels.triton.attention import Triton
+    from xlpre.model.kernels.triton.launch import Given
 
     geometry = geometry_of(rows, window, window * 3 // 4, window // 6, "meta")
     with Tensors([]) as preparing:

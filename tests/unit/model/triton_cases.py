@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from xlpre.model.geometry import Geometry
-from xlpre.model.terms import Scores
+from xlpre.model.attention_mask import Geometry
+from xlpre.model.score_terms import Scores
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 ON_GPU = torch.cuda.is_available()
@@ -40,13 +40,13 @@ def small_tiles(monkeypatch):
     """So that tiny shapes have several of them, of sizes that divide nothing."""
     if not (INTERPRETED or ON_GPU):
         return
-    from xlpre.model.kernels import triton, triton_panels, triton_tiles
+    from xlpre.model.kernels.triton import attention, panels, tiles
 
-    for module in (triton, triton_panels):
+    for module in (attention, panels):
         monkeypatch.setattr(module, "GRANULE", 32)
     by_distance = dict.fromkeys(("score_places", "differentiate_place_queries"), (16, 16))
-    tiles = {name: (triton_tiles.Tile(*by_distance.get(name, (16, 32)), 4, 1),) * 4 for name in triton_tiles.TILES}
-    monkeypatch.setattr(triton_tiles, "TILES", tiles)
+    tiles = {name: (tiles.Tile(*by_distance.get(name, (16, 32)), 4, 1),) * 4 for name in tiles.TILES}
+    monkeypatch.setattr(tiles, "TILES", tiles)
 
 
 def random_geometry(rng, *, n_tokens, n_memory, n_others, content, reach, n_batch=2):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from xlpre.objectives.blanks import blanks_batch, hide, whole
+from xlpre.inference.cloze import blanks_batch, hide, whole
 
 TOKENS = np.array([20, 21, 22])
 

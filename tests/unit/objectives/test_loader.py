@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from tests.unit.data.test_lanes import lanes_over
-from xlpre.data.layout import DataConfig
-from xlpre.objectives.blanks import blanks_batch
-from xlpre.objectives.build import OBJECTIVES, build_objective
-from xlpre.objectives.loader import Loader, lanes_of
+from xlpre.data.window_layout import DataConfig
+from xlpre.data_loader import Loader, lanes_of
+from xlpre.inference.cloze import blanks_batch
 from xlpre.objectives.objective import ObjectiveConfig
-from xlpre.text import symbols
+from xlpre.objectives.registry import OBJECTIVES, build_objective
+from xlpre.text import special_tokens
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_every_row_has_as_many_targets_and_they_are_its_own_tokens(loader_of):
     batch = loader_of().batch(5, range(8))
     assert batch.targets.shape == (8, 10) and (batch.target_weights == 1).all()
     assert torch.equal(batch.targets, batch.input_ids.gather(1, batch.target_positions))
-    assert not torch.isin(batch.targets, torch.tensor([symbols.SEP, symbols.CLS])).any()
+    assert not torch.isin(batch.targets, torch.tensor([special_tokens.SEP, special_tokens.CLS])).any()
     assert batch.backward.tolist() == [False, True] * 4
 
 
@@ -101,13 +101,13 @@ def test_a_blank_is_hidden_and_sees_the_text_but_no_other_blank(tokenizer):
     batch = blanks_batch("Ba ____ di ____ bu.", tokenizer)
     first, second = batch.target_positions[0].tolist()
     sees = batch.query_rank[0][:, None] > batch.key_rank[0][None]
-    assert (batch.input_ids[0][[first, second]] == symbols.MASK).all()
+    assert (batch.input_ids[0][[first, second]] == special_tokens.MASK).all()
     assert not sees[first, second] and not sees[second, first] and not sees[first, first]
     assert sees[first].sum() == len(sees) - 2
     others = torch.ones(len(sees), dtype=bool)
     others[[first, second]] = False
     assert not sees[others][:, [first, second]].any()
-    assert tokenizer.pieces[batch.input_ids[0][first + 1]].startswith(symbols.SPACE)
+    assert tokenizer.pieces[batch.input_ids[0][first + 1]].startswith(special_tokens.SPACE)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 
 from tests.unit.data.test_lanes import lanes_over
-from xlpre.data.draws import Draws
-from xlpre.data.layout import DataConfig, lay_out
-from xlpre.objectives.build import OBJECTIVES, build_objective
+from xlpre.data.rng import Draws
+from xlpre.data.window_layout import DataConfig, lay_out
 from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.objectives.permutation import ranks_of
-from xlpre.text import symbols
+from xlpre.objectives.registry import OBJECTIVES, build_objective
+from xlpre.text import special_tokens
 
 
 @pytest.fixture
@@ -86,7 +86,11 @@ def test_denoising_masks_four_targets_in_five(window_of, tokenizer):
     for seed in range(60):
         one = example("denoising", window_of(seed=seed), tokenizer, seed)
         now = one.input_ids[one.target_positions]
-        masked, kept, total = masked + (now == symbols.MASK).sum(), kept + (now == one.targets).sum(), total + len(now)
+        masked, kept, total = (
+            masked + (now == special_tokens.MASK).sum(),
+            kept + (now == one.targets).sum(),
+            total + len(now),
+        )
     assert 0.75 < masked / total < 0.85 and 0.05 < kept / total < 0.16
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tests.unit.objectives.test_loader import loader_of  # noqa: F401  a fixture
-from xlpre.data.layout import DataConfig
-from xlpre.objectives.build import build_objective
+from xlpre.data.window_layout import DataConfig
 from xlpre.objectives.objective import Examples, ObjectiveConfig
+from xlpre.objectives.registry import build_objective
 
 
 class EverySeventh:

@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xlpre.data.draws import Draws
+from xlpre.data.rng import Draws
 from xlpre.objectives.objective import ObjectiveConfig
-from xlpre.objectives.spans import SpanSampler, target_shares
+from xlpre.objectives.target_sampling import SpanSampler, target_shares
 
 
 def text(n, seed, p_start=0.7, vocab=50):

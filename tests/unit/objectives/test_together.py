@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from tests.unit.model.conftest import make_model
+from xlpre.inference.cloze import hide, whole
+from xlpre.inference.collate import together
 from xlpre.model.memory import first_memory
-from xlpre.objectives.blanks import hide, whole
 from xlpre.objectives.objective import HIDDEN
-from xlpre.objectives.together import together
 
 TEXTS = [[20, 21, 22, 23, 24], [30], [25, 26, 27]]
 SHAPES = [{}, {"positions": "learned", "n_positions": 20}, {"positions": "shaw", "n_positions": 20}]

@@ -5,18 +5,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain import not_finite
+from pretrain.tools import nan_dump
 from tests.unit.model.conftest import random_memory
 from xlpre.batch import Batch
-from xlpre.data.draws import Draws
+from xlpre.conversion.model_folder import ModelFolder
 from xlpre.data.lanes import Lanes
-from xlpre.data.layout import DataConfig, lay_out
-from xlpre.exchange.folder import ModelFolder
+from xlpre.data.rng import Draws
+from xlpre.data.window_layout import DataConfig, lay_out
+from xlpre.data_loader import batch_of
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
-from xlpre.objectives.build import build_objective
-from xlpre.objectives.loader import batch_of
 from xlpre.objectives.objective import ObjectiveConfig
+from xlpre.objectives.registry import build_objective
 
 SHAPE = ModelConfig(vocab_size=300, n_layer=2, d_model=16, n_head=2, d_inner=24, mem_len=8)
 DATA = DataConfig(store="x", window=32, reuse_len=16)
@@ -49,8 +49,8 @@ def dump(tokenizer, batch_at, tmp_path):
             change(model, met)
         weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
         folder = ModelFolder(SHAPE, weights, tokenizer, "permutation", {"step": 122}, "xlpre")
-        path = not_finite.folder_of(tmp_path / "run", 122)
-        not_finite.write(path, 0, met, folder, {**ABOUT, **about})
+        path = nan_dump.folder_of(tmp_path / "run", 122)
+        nan_dump.write(path, 0, met, folder, {**ABOUT, **about})
         return path
 
     return make

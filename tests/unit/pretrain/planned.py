@@ -7,17 +7,17 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from pretrain.config import PretrainConfig
-from pretrain.cost import BatchShape
-from pretrain.planning import Plan
+from pretrain.planning.flops import BatchShape
+from pretrain.planning.plan import Plan
 from tests.conftest import REPOSITORY
 from xlpre.batch import Batch
-from xlpre.config import load
+from xlpre.config.loader import load
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.layer import LAYERS
 from xlpre.model.memory import first_memory
 from xlpre.model.positions import SCHEMES
-from xlpre.training.devices import DEVICES
+from xlpre.training.device_specs import DEVICES
 
 CONFIG = str(REPOSITORY / "configs/pretrain/xlnet_large_v2.yaml")
 LARGE = ModelConfig(vocab_size=32000, n_layer=24, d_model=1024, n_head=16, d_inner=4096)

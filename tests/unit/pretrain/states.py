@@ -9,9 +9,9 @@ import time
 import torch
 from torch import nn
 
+from xlpre.training.deepspeed_engine import TrainConfig, build_engine, settings_for, start_processes
 from xlpre.training.distributed import set_defaults
-from xlpre.training.engine import TrainConfig, build_engine, settings_for, start_processes
-from xlpre.training.optim import OptimConfig
+from xlpre.training.optimizer import OptimConfig
 
 
 def tensors() -> dict[int, int]:

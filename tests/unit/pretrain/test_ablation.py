@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from pretrain.ablate import main
-from pretrain.ablation import Ablation, table
 from pretrain.config import PretrainConfig
+from pretrain.tools.ablation import Ablation, table
 from tests.conftest import REPOSITORY
-from xlpre.config import dump, load
+from xlpre.config.loader import dump, load
 
 BASE = "name: mine\nmodel: {n_layer: 2}\n"
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from pretrain.activations import Activations, Tensors, activations, storages_of
-from pretrain.cost import BatchShape
+from pretrain.planning.activation_memory import Activations, Tensors, activations, storages_of
+from pretrain.planning.flops import BatchShape
 from tests.unit.pretrain.planned import alike, batch_of, built, shares_of
 from xlpre.model.config import ModelConfig
 from xlpre.model.memory import first_memory
@@ -131,7 +131,7 @@ def test_triton_works_with_the_scores_of_a_layer_and_the_bits_of_dropout_and_kee
 
 def test_triton_works_with_no_more_than_a_panel_of_scores():
     pytest.importorskip("triton", reason="triton is installed with the tests on Linux (x86-64)")
-    from xlpre.model.kernels.triton_panels import PANEL_BYTES
+    from xlpre.model.kernels.triton.panels import PANEL_BYTES
 
     window, twice = (of_triton(BatchShape(1, T, 0, T, T // 2, two_streams=False)) for T in (2**15, 2**16))
     assert 20 * PANEL_BYTES < 2 * 16 * 2**30  # of all scores

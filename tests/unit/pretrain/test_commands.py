@@ -7,12 +7,12 @@ import pytest
 
 from pretrain.config import EvalConfig, PretrainConfig
 from pretrain.fill import held_out_puzzles
-from pretrain.samples import Samples
+from pretrain.trainer.samples import Samples
 from tests.conftest import REPOSITORY
-from xlpre.command_line import from_command_line
-from xlpre.data.layout import DataConfig
+from xlpre.config.cli import from_command_line
+from xlpre.data.window_layout import DataConfig
 from xlpre.model.config import ModelConfig
-from xlpre.training.engine import TrainConfig
+from xlpre.training.deepspeed_engine import TrainConfig
 
 COMMANDS = sorted((REPOSITORY / "pretrain").glob("*.py"))
 
@@ -53,7 +53,7 @@ def test_puzzles_hide_a_whole_word_of_held_out_text(store, tokenizer):
 
 
 def test_held_out_text_is_not_measured_twice(store, tokenizer):
-    from pretrain.held_out import Evaluation
+    from pretrain.trainer.evaluator import Evaluation
     from xlpre.training.distributed import Talk
 
     data = DataConfig(store="x", window=32, reuse_len=16)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from pretrain.config import PretrainConfig
-from pretrain.cost import (
+from pretrain.planning.flops import (
     BatchShape,
     batch_shape,
     flops_of_reading,
@@ -19,9 +19,9 @@ from pretrain.cost import (
     tensor_sizes,
 )
 from tests.unit.pretrain.planned import LARGE, batch_of, counted, models, shapes
-from xlpre.config import load
-from xlpre.model.cache import cached
+from xlpre.config.loader import load
 from xlpre.model.config import ModelConfig
+from xlpre.model.kv_cache import cached
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import first_memory
 

@@ -3,14 +3,14 @@ import math
 import pytest
 import torch
 
-from pretrain import held_out
 from pretrain.config import EvalConfig, PretrainConfig
+from pretrain.trainer import evaluator
 from tests.unit.model.conftest import make_model
-from xlpre.data.layout import DataConfig
-from xlpre.model.cache import Cache
+from xlpre.data.window_layout import DataConfig
+from xlpre.model.kv_cache import Cache
 from xlpre.model.memory import MemoryConfig
-from xlpre.objectives.build import OBJECTIVES
 from xlpre.objectives.objective import ObjectiveConfig
+from xlpre.objectives.registry import OBJECTIVES
 from xlpre.training.distributed import Talk
 
 
@@ -23,12 +23,12 @@ def test_what_is_measured_does_not_depend_on_how_memory_is_kept(store, tokenizer
         memory=MemoryConfig(at_document_end="cut"),
         eval=EvalConfig(lanes=4, windows=12, mem_len=mem_len),
     )
-    evaluation = held_out.Evaluation(config, store, tokenizer, Talk())
+    evaluation = evaluator.Evaluation(config, store, tokenizer, Talk())
     model = make_model(two_streams=OBJECTIVES[name].two_streams, vocab_size=store.vocab_size, mem_len=16)
-    cached, kept = held_out.cached, []
-    monkeypatch.setattr(held_out, "cached", lambda *given: kept.append(cached(*given)) or kept[0])
+    cached, kept = evaluator.cached, []
+    monkeypatch.setattr(evaluator, "cached", lambda *given: kept.append(cached(*given)) or kept[0])
     found = evaluation(model)
-    monkeypatch.setattr(held_out, "cached", lambda memory, backbone: memory)
+    monkeypatch.setattr(evaluator, "cached", lambda memory, backbone: memory)
     expected = evaluation(model)
     assert isinstance(kept[0], Cache)
     assert found.loss == pytest.approx(expected.loss, rel=1e-6)  # float32
@@ -43,7 +43,7 @@ def test_next_sentences_are_measured_beside_the_loss_which_stays_that_of_the_tar
         objective=ObjectiveConfig(name=name, next_sentence=True),
         eval=EvalConfig(lanes=4, windows=12),
     )
-    evaluation = held_out.Evaluation(config, store, tokenizer, Talk())
+    evaluation = evaluator.Evaluation(config, store, tokenizer, Talk())
     shape = {"two_streams": name == "permutation", "vocab_size": store.vocab_size, "mem_len": 16}
     model, plain = make_model(**shape, next_sentence=True), make_model(**shape)
     weights = dict(model.named_parameters())
@@ -64,9 +64,9 @@ def test_bits_a_byte_are_those_of_the_text_that_the_targets_stand_for(store, tok
     config = PretrainConfig(data=DataConfig(store="x", window=32, reuse_len=16), eval=EvalConfig(lanes=2, windows=3))
     met = []
     monkeypatch.setattr(
-        held_out, "target_losses", lambda logits, targets: met.append(targets) or torch.ones(targets.shape)
+        evaluator, "target_losses", lambda logits, targets: met.append(targets) or torch.ones(targets.shape)
     )
-    found = held_out.Evaluation(config, store, tokenizer, Talk())(make_model(vocab_size=store.vocab_size, mem_len=16))
+    found = evaluator.Evaluation(config, store, tokenizer, Talk())(make_model(vocab_size=store.vocab_size, mem_len=16))
     targets = torch.cat([batch.flatten() for batch in met]).tolist()
     text = [tokenizer.pieces[i].replace("▁", " ") if i > 8 else "|" for i in targets]
     assert found.loss == 1

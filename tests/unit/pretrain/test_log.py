@@ -1,4 +1,4 @@
-from pretrain.log import progress
+from pretrain.trainer.logger import progress
 
 LINE = {
     "loss": 4.2131,

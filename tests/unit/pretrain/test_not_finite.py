@@ -7,8 +7,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from pretrain import not_finite
 from pretrain.replay import main
+from pretrain.tools import nan_dump
 from tests.unit.model.conftest import random_memory
 from tests.unit.pretrain.conftest import ABOUT, SHAPE
 from xlpre.batch import Batch
@@ -26,7 +26,7 @@ def test_an_update_survives_a_round_trip_bit_for_bit(dtype, dump, batch_at):
         kept.extend(met)
 
     path = dump(change, precision=str(dtype))
-    _, (share,) = not_finite.read(path)
+    _, (share,) = nan_dump.read(path)
     assert (share.seed, share.step, share.process, share.precision) == (5, 122, 0, dtype)
     back = list(share.micro_steps())
     assert len(back) == 3
@@ -69,11 +69,11 @@ def test_the_share_of_every_process_must_be_there_and_of_the_same_update(dump, b
     with pytest.raises(ValueError, match=r"process_001\.safetensors is missing; copy it"):
         main([str(path)])
     met = [(batch_at(step), random_memory(SHAPE, 4, 8)) for step in range(2)]
-    not_finite.write(path, 1, met, None, {**ABOUT, "n_processes": 2, "step": 121})
+    nan_dump.write(path, 1, met, None, {**ABOUT, "n_processes": 2, "step": 121})
     with pytest.raises(ValueError, match=r"process_001\.safetensors: of another update than"):
         main([str(path)])
     met[1][1].hidden[:, 3] = torch.inf
-    not_finite.write(path, 1, met, None, {**ABOUT, "n_processes": 2})
+    nan_dump.write(path, 1, met, None, {**ABOUT, "n_processes": 2})
     main([str(path)])
     assert (
         capsys.readouterr().out.splitlines()[-1] == "not finite first: the memory of row 3 (process 1, micro-batch 1)"

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from pretrain.cost import flops_per_step
+from pretrain.planning.flops import flops_per_step
 from tests.unit.pretrain.planned import plan_of, plan_on
 
 

@@ -6,8 +6,8 @@ import pytest
 from pretrain.config import PretrainConfig
 from pretrain.prepare import make_store
 from pretrain.train_tokenizer import make_tokenizer
-from xlpre.data.layout import DataConfig
-from xlpre.text import corpus, symbols
+from xlpre.data.window_layout import DataConfig
+from xlpre.text import corpus, special_tokens
 from xlpre.text.corpus import TextConfig
 from xlpre.text.tokenizer_config import TokenizerConfig
 
@@ -30,7 +30,7 @@ def test_what_a_line_is_and_how_text_is_preprocessed_reach_the_store(config):
     config = change(change(config, "text", lines="sentences"), "tokenizer", preprocess="cased")
     assert make_tokenizer(config).preprocess == "cased"
     store = make_store(config)
-    assert symbols.EOP not in store.train.tokens
+    assert special_tokens.EOP not in store.train.tokens
     assert store.tokenizer().preprocess == "cased" and store.meta["source"]["lines"] == "sentences"
 
 

@@ -6,9 +6,9 @@ import re
 import pytest
 
 from pretrain.config import PretrainConfig
-from pretrain.cost import batch_shape, parameters
+from pretrain.planning.flops import batch_shape, parameters
 from tests.conftest import REPOSITORY
-from xlpre.config import load
+from xlpre.config.loader import load
 
 PRESETS = sorted((REPOSITORY / "configs/pretrain").glob("*.yaml"))
 

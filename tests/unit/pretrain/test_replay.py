@@ -6,8 +6,8 @@ import re
 import pytest
 import torch
 
-from pretrain import not_finite
 from pretrain.replay import main, replay
+from pretrain.tools import nan_dump
 from tests.unit.pretrain.conftest import SHAPE
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import first_memory
@@ -148,7 +148,7 @@ def test_dropout_is_that_of_the_step_and_the_process(dump, batch_at, capsys):
     path = dump()
     main([str(path)])
     losses = re.findall(r"loss +(\S+)", capsys.readouterr().out)
-    folder, (share,) = not_finite.read(path)
+    folder, (share,) = nan_dump.read(path)
     model = folder.model().train()
     seed_step(5, 122, 0)
     assert losses == [f"{model(*met)[0].item():.4g}" for met in share.micro_steps()]

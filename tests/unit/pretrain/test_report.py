@@ -8,12 +8,12 @@ import pytest
 
 from pretrain.config import EvalConfig, PretrainConfig
 from pretrain.fill import Filled
-from pretrain.foundation import finished
 from pretrain.report import _loss_plot, write_report
-from pretrain.samples import Samples
+from pretrain.trainer.inputs import finished
+from pretrain.trainer.samples import Samples
 from tests.conftest import REPOSITORY
-from xlpre.config import dump
-from xlpre.text import symbols
+from xlpre.config.loader import dump
+from xlpre.text import special_tokens
 from xlpre.text.corpus import TextConfig
 from xlpre.training.metrics import MetricsLog
 
@@ -56,9 +56,9 @@ IN_ANY_LOCALE = """
 import sys
 from pathlib import Path
 from pretrain.report import write_report
-from pretrain.samples import read_samples
+from pretrain.trainer.samples import read_samples
 from tests.unit.pretrain.test_report import write_run, write_samples
-from xlpre.command import run_command
+from xlpre.common.cli_main import run_command
 folder = Path(sys.argv[1])
 write_run(folder, "gr\\u00f6\\u00dfe", source="\\u4e2d/*.txt")
 write_samples(folder, "\\u4eca\\u5929 ____")
@@ -77,7 +77,7 @@ class Words:
     pieces = ()
 
     def encode(self, text):
-        return [symbols.EOP]
+        return [special_tokens.EOP]
 
 
 def test_of_settings_that_a_run_lost_no_default_is_told(tmp_path):

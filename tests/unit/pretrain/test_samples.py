@@ -4,8 +4,8 @@ import pytest
 
 from pretrain.config import PretrainConfig
 from pretrain.fill import plain
-from pretrain.samples import Samples, read_samples
-from xlpre.config import load
+from pretrain.trainer.samples import Samples, read_samples
+from xlpre.config.loader import load
 
 
 def test_a_sentence_may_hold_what_some_take_for_the_end_of_a_line(tmp_path):

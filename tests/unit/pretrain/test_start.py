@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from pretrain.config import PretrainConfig
-from pretrain.foundation import Foundation
+from pretrain.trainer.inputs import Foundation
 from tests.conftest import TINY
 from tests.integration.conftest import tiny_words
-from xlpre.command_line import Given
-from xlpre.config import load
-from xlpre.exchange.folder import ModelFolder, save_folder, save_huggingface
+from xlpre.config.cli import Given
+from xlpre.config.loader import load
+from xlpre.conversion.model_folder import ModelFolder, save_folder, save_huggingface
 from xlpre.model.language_model import LanguageModel
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import has_bf16, has_fp16
 from tests.integration.conftest import run_together
-from xlpre.training.devices import state_of, traffic_of
+from xlpre.training.device_specs import state_of, traffic_of
 
 OFFLOADED = ["1 optimizer", "2 optimizer", "3 optimizer", "3 param", "3 param optimizer"]
 PRECISIONS = ["bf16", "fp32"] if has_bf16() else ["fp32"]

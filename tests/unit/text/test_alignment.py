@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import REPOSITORY
-from xlpre.text.alignment import prepared_and_located
+from xlpre.text.offsets import prepared_and_located
 from xlpre.text.preprocess import prepared
 from xlpre.text.tokenizer import Tokenizer
 

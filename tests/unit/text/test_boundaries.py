@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from xlpre.text import symbols
-from xlpre.text.boundaries import kinds_of, sentence_ends, starts_word
+from xlpre.text import special_tokens
+from xlpre.text.sentence_boundaries import kinds_of, sentence_ends, starts_word
 
 
 def test_every_piece_of_a_script_without_spaces_starts_a_word():
@@ -49,6 +49,8 @@ def test_lower_case_says_nothing_where_all_text_is():
 
 
 def test_a_document_that_ends_with_a_paragraph_ends_once():
-    ids = np.array([9, symbols.EOP, 9, symbols.EOP, symbols.EOD, 9, symbols.EOP, symbols.EOD])
-    kinds = kinds_of([*symbols.PIECES, "▁A"], "none")
+    ids = np.array(
+        [9, special_tokens.EOP, 9, special_tokens.EOP, special_tokens.EOD, 9, special_tokens.EOP, special_tokens.EOD]
+    )
+    kinds = kinds_of([*special_tokens.PIECES, "▁A"], "none")
     assert sentence_ends(ids, kinds).tolist() == [2, 5, 8]

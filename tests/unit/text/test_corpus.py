@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from xlpre.text import corpus, document
 from xlpre.text.corpus import TextConfig, documents, documents_of, files, units_of
-from xlpre.text.files import Meter
+from xlpre.text.readers import Meter
 
 
 def read(source, **settings):
@@ -187,7 +187,7 @@ def test_a_file_cut_into_units_holds_the_same_documents(tmp_path_factory, paragr
 
 
 def test_a_line_without_end_is_refused(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr("xlpre.text.files.LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr("xlpre.text.readers.LONGEST_LINE", 1 << 20)
     path = tmp_path / "a.txt"
     with open(path, "wb") as file:
         file.write(b"Ba be.\n\n" + b"bi " * 500_000)

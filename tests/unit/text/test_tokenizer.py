@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from tests.conftest import REPOSITORY
-from xlpre.text import symbols
-from xlpre.text.lessons import LONGEST_SENTENCE, parts_of
+from xlpre.text import special_tokens
 from xlpre.text.tokenizer import Tokenizer, train
 from xlpre.text.tokenizer_config import TokenizerConfig
+from xlpre.text.tokenizer_training import LONGEST_SENTENCE, parts_of
 
 
 def test_ids_0_to_8_are_xlnets_symbols(tokenizer):
-    assert tuple(tokenizer.pieces[:9]) == symbols.PIECES
+    assert tuple(tokenizer.pieces[:9]) == special_tokens.PIECES
 
 
 def test_text_survives_a_round_trip(tokenizer, documents):
@@ -25,7 +25,7 @@ def test_text_survives_a_round_trip(tokenizer, documents):
 
 def test_unknown_characters_are_counted_where_unknown_tokens_are_one_for_many(tokenizer):
     assert tokenizer.unknown(["Ba be."]) == 0 == tokenizer.unknown([])
-    assert tokenizer.encode("Ba 中文字大").count(symbols.UNK) == 1
+    assert tokenizer.encode("Ba 中文字大").count(special_tokens.UNK) == 1
     assert tokenizer.unknown(["Ba 中文字大"]) == pytest.approx(4 / 8)  # with the space before each word
 
 
@@ -69,8 +69,8 @@ def test_what_is_no_vocabulary_is_refused(tmp_path):
 
 def test_a_document_ends_each_paragraph_with_eop_and_itself_with_eod(tokenizer):
     ids, _ = tokenizer.encode_document(["Ba be.", "Di do."])
-    assert list(np.flatnonzero(ids == symbols.EOP)) == [len(tokenizer.encode("Ba be.")), len(ids) - 2]
-    assert ids[-1] == symbols.EOD
+    assert list(np.flatnonzero(ids == special_tokens.EOP)) == [len(tokenizer.encode("Ba be.")), len(ids) - 2]
+    assert ids[-1] == special_tokens.EOD
 
 
 def test_sentences_end_at_full_stops_before_capitals_and_at_paragraphs(tokenizer):
@@ -83,11 +83,11 @@ def test_sentences_end_at_full_stops_before_capitals_and_at_paragraphs(tokenizer
 def test_lines_that_are_sentences_end_them_and_get_no_eop(tokenizer):
     lines = ["Ba be. Di", "do bu.", "", "fa"]
     ids, ends = tokenizer.encode_document(lines, "sentences")
-    assert symbols.EOP not in ids
+    assert special_tokens.EOP not in ids
     assert [part.tolist() for part in np.split(ids, ends[:-1])] == [
         tokenizer.encode("Ba be. Di"),
         tokenizer.encode("do bu."),
-        [*tokenizer.encode("fa"), symbols.EOD],
+        [*tokenizer.encode("fa"), special_tokens.EOD],
     ]
     assert ends[-1] == len(ids)
 
@@ -95,7 +95,7 @@ def test_lines_that_are_sentences_end_them_and_get_no_eop(tokenizer):
 def test_lines_that_hold_no_token_are_no_sentences(tokenizer):
     for lines in ([""], ["", ""]):
         ids, ends = tokenizer.encode_document(lines, "sentences")
-        assert ids.tolist() == [symbols.EOD] and ends.tolist() == [1]
+        assert ids.tolist() == [special_tokens.EOD] and ends.tolist() == [1]
     ids, ends = tokenizer.encode_document(["", "ba", ""], "sentences")
     assert ends.tolist() == [len(ids)]
 
@@ -118,7 +118,7 @@ def test_a_word_starts_at_a_space_a_symbol_or_punctuation(tokenizer):
     starts = dict(zip(tokenizer.pieces, tokenizer.starts_word, strict=True))
     assert starts["<sep>"] and starts["."] and starts["-"] and not starts["£"]
     assert all(
-        start == piece.startswith(symbols.SPACE) for piece, start in starts.items() if piece.strip("▁").isalpha()
+        start == piece.startswith(special_tokens.SPACE) for piece, start in starts.items() if piece.strip("▁").isalpha()
     )
 
 

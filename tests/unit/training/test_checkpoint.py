@@ -8,7 +8,7 @@ from torch import nn
 from xlpre.training import checkpoint
 from xlpre.training.checkpoint_writer import CheckpointWriter
 from xlpre.training.distributed import Talk
-from xlpre.training.state import put_state
+from xlpre.training.optimizer_state import put_state
 
 
 class Engine:

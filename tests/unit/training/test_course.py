@@ -3,10 +3,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from xlpre.training.course import Course
+from xlpre.training.deepspeed_engine import TrainConfig
 from xlpre.training.distributed import Talk
-from xlpre.training.engine import TrainConfig
-from xlpre.training.schedule import ScheduleConfig
+from xlpre.training.lr_schedule import ScheduleConfig
+from xlpre.training.progress import Course
 
 
 class Writer:

@@ -1,6 +1,6 @@
 import pytest
 
-from xlpre.training.devices import DEVICES, device_named
+from xlpre.training.device_specs import DEVICES, device_named
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,17 @@ import types
 import pytest
 import torch
 
+from xlpre.training.deepspeed_engine import (
+    TrainConfig,
+    _deepspeed,
+    _merged,
+    precision_on,
+    settings_for,
+    start_processes,
+)
+from xlpre.training.deepspeed_overrides import stage_of
 from xlpre.training.distributed import limit_waiting
-from xlpre.training.engine import TrainConfig, _deepspeed, _merged, precision_on, settings_for, start_processes
-from xlpre.training.optim import OptimConfig
-from xlpre.training.overrides import stage_of
+from xlpre.training.optimizer import OptimConfig
 
 
 def test_overrides_keep_what_they_do_not_name():

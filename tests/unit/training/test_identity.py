@@ -1,6 +1,6 @@
 import pytest
 
-from xlpre.training.identity import check_place
+from xlpre.training.run_dir import check_place
 
 
 @pytest.mark.parametrize("name", ["", "checkpoints"])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from xlpre.training.optim import LayerwiseOptimConfig, build_optimizer, set_lr
+from xlpre.training.optimizer import LayerwiseOptimConfig, build_optimizer, set_lr
 
 
 class Model(nn.Module):

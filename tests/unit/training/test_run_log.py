@@ -1,4 +1,4 @@
-from xlpre.training.run_log import seconds_left
+from xlpre.training.run_logger import seconds_left
 
 
 def test_what_is_left_is_the_steps_at_the_present_rate_or_less_if_the_hours_end_before():

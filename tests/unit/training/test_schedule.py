@@ -1,6 +1,6 @@
 import pytest
 
-from xlpre.training.schedule import ScheduleConfig, learning_rate
+from xlpre.training.lr_schedule import ScheduleConfig, learning_rate
 
 KINDS = ["linear", "cosine", "polynomial", "constant", "warmup_stable_decay"]
 

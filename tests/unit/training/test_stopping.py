@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from xlpre.training.stopping import STARTED_BY, Stopping
+from xlpre.training.shutdown import STARTED_BY, Stopping
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from xlpre.model.geometry import Geometry
-from xlpre.model.kernels.compiled import serves
-from xlpre.model.kernels.cpu import Cpu
+from xlpre.model.attention_mask import Geometry
+from xlpre.model.kernels.cpu.attention import Cpu
+from xlpre.model.kernels.cpu.build import serves
 from xlpre.model.kernels.reference import Reference
 from xlpre.model.kernels.sdpa import Sdpa
-from xlpre.model.kernels.trial import trusted
-from xlpre.model.kernels.triton_tiles import computes
-from xlpre.model.terms import Scores
+from xlpre.model.kernels.selfcheck.selfcheck import trusted
+from xlpre.model.kernels.triton.tiles import computes
+from xlpre.model.score_terms import Scores
 
 if TYPE_CHECKING:
     from xlpre.model.config import ModelConfig
@@ -84,7 +84,7 @@ def with_triton() -> Backend:
         raise ValueError(
             "model.attention=triton needs the package triton, which torch's builds for GPUs bring along; set model.attention=auto"
         )
-    from xlpre.model.kernels.triton import Triton
+    from xlpre.model.kernels.triton.attention import Triton
 
     return Triton()
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from xlpre.model.geometry import Geometry
-from xlpre.model.terms import Scores
+from xlpre.model.attention_mask import Geometry
+from xlpre.model.score_terms import Scores
 
 
 class Reference:

@@ -1,0 +1,107 @@
+"""Texts that are longer than a row: cut as published, read window by window into memory, or as windows whose answers are pooled.
+
+The backbone has no longest text: positions are distances, and memory carries hidden states from window to window (XLNet section 2.4,
+Transformer-XL section 3.2). A text that fits into one window is the same row in all three ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from finetune.config import TaskDataConfig
+from finetune.data.examples import Reading, Split
+from finetune.data.features import Row, lay_out
+from finetune.tasks.base import Outputs
+from xlpre.model.config import ModelConfig
+
+N_SYMBOLS = 2  # <sep> and <cls> after a text
+
+
+class Long(Protocol):
+    """What becomes of a text; `reading` says how the rows are read."""
+
+    reading: Reading
+
+    def rows(self, texts: Sequence[Sequence[int]], place: str) -> list[Row]:
+        """Rows of an example, of whose one or two texts these are the tokens.
+
+        Raises:
+            ValueError: two, where only one can be read so; `place` is named.
+        """
+
+
+class Cut:
+    """One row; what is too long is cut."""
+
+    def __init__(self, data: TaskDataConfig) -> None:
+        self.reading, self._max_len = Reading(), data.max_len
+
+    def rows(self, texts: Sequence[Sequence[int]], place: str) -> list[Row]:
+        """See Long."""
+        a, b = (*texts, ())[:2]
+        return [lay_out(a, b, self._max_len)]
+
+
+class InMemory:
+    """One row with the whole text, which the model reads window by window, counted from its end.
+
+    The last window is full, however long the text, and the head reads nothing else; the first is what is left over.
+    """
+
+    def __init__(self, data: TaskDataConfig) -> None:
+        self.reading = Reading(data.max_len, data.mem_len)
+
+    def rows(self, texts: Sequence[Sequence[int]], place: str) -> list[Row]:
+        """See Long."""
+        text = _only(texts, place, "memory")
+        return [lay_out(text, (), max(len(text), 1) + N_SYMBOLS)]
+
+
+class Windows:
+    """A row for each window, with symbols of its own; windows overlap, and the last ends where the text does or behind it."""
+
+    def __init__(self, data: TaskDataConfig) -> None:
+        self.reading, self._max_len = Reading(), data.max_len
+        self._stride = data.window_stride or max(1, (data.max_len - N_SYMBOLS) // 2)
+
+    def rows(self, texts: Sequence[Sequence[int]], place: str) -> list[Row]:
+        """See Long."""
+        text, room = _only(texts, place, "windows"), self._max_len - N_SYMBOLS
+        begins = range(0, max(len(text) - room, 0) + self._stride, self._stride)
+        return [lay_out(text[begin : begin + room], (), self._max_len) for begin in begins]
+
+
+LONG: Mapping[str, Callable[[TaskDataConfig], Long]] = {"cut": Cut, "memory": InMemory, "windows": Windows}
+
+
+def pooled(split: Split, outputs: Outputs, pool: str) -> Outputs:
+    """Logits of examples (N, ...) in float64, the `mean` or `max` of those of their windows."""
+    logits = outputs["logits"].astype(np.float64)
+    begins = np.flatnonzero(np.diff([item.example for item in split.items], prepend=-1))
+    if pool == "max":
+        return {"logits": np.maximum.reduceat(logits, begins)}
+    counts = np.diff([*begins, len(logits)])
+    return {"logits": (np.add.reduceat(logits, begins).T / counts).T}
+
+
+def check_whole(data: TaskDataConfig, task: str) -> None:
+    """Raise ValueError if texts should be read in another way than whole or cut, for a task whose answer is of several rows."""
+    if data.long != "cut":
+        raise ValueError(f"data.long={data.long} reads one text, and task={task} several together; leave data.long=cut")
+
+
+def check_memory(data: TaskDataConfig, shape: ModelConfig) -> None:
+    """Raise ValueError if a text should be read into memory, and there is none."""
+    if data.long == "memory" and not (data.mem_len or shape.mem_len):
+        raise ValueError(
+            "data.long=memory needs memory, and the model of init= has model.mem_len=0; say how much: data.mem_len=384"
+        )
+
+
+def _only(texts: Sequence[Sequence[int]], place: str, long: str) -> Sequence[int]:
+    if len(texts) != 1:
+        raise ValueError(f"{place}: data.long={long} reads one text, and here are {len(texts)}; leave data.long=cut")
+    return texts[0]

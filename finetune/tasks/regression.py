@@ -1,0 +1,69 @@
+"""Tasks whose answer is a number, read from one vector of the row.
+
+Source: zihangdai/xlnet function_builder.py (`get_regression_loss`); the scale is ours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from finetune.data.examples import Example, Split
+from finetune.tasks.base import Outputs, Prediction
+from finetune.tasks.sequence import OneVectorTask
+from xlpre.model.config import ModelConfig
+from xlpre.model.heads import RegressionHead
+
+
+class NumberTask(OneVectorTask):
+    """A number, kept within `bounds` if there are any; for the rest see OneVectorTask.
+
+    Args:
+        scale: mean and standard deviation; the head learns how many of the latter a number is from the former. Empty: the number itself.
+    """
+
+    head_kind = "number"
+
+    def __init__(self, *arguments: Any, bounds: tuple[float, float] | None = None, scale: Sequence[float] = ()) -> None:
+        super().__init__(*arguments)
+        self.bounds, self.scale = bounds, scale
+        self._mean, self._deviation = scale or (0.0, 1.0)
+
+    def settings(self) -> dict[str, Any]:
+        """The scale, too, where there is one."""
+        return {**super().settings(), **({"scale": list(self.scale)} if self.scale else {})}
+
+    def head(self, shape: ModelConfig) -> nn.Module:
+        """A new head."""
+        return RegressionHead(shape, self.summary)
+
+    def unscaled(self, head: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Weights of a head that answers with the numbers themselves."""
+        weight, bias = (head[f"logits.{part}"].double() * self._deviation for part in ("weight", "bias"))
+        return {**head, "logits.weight": weight.float(), "logits.bias": (bias + self._mean).float()}
+
+    def answers(self, outputs: Outputs) -> np.ndarray:
+        """(N,) the numbers, float64."""
+        numbers = outputs["logits"].astype(np.float64) * self._deviation + self._mean
+        return numbers if self.bounds is None else numbers.clip(*self.bounds)
+
+    def predictions(self, split: Split, outputs: Outputs) -> list[Prediction]:
+        """The number."""
+        return [
+            {"id": example.id, "prediction": self._rounded(number)}
+            for example, number in zip(split.examples, self.answers(self.of_examples(split, outputs)), strict=True)
+        ]
+
+    def _answers(self, example: Example) -> dict[str, Any]:
+        if example.answer is None:
+            return {}
+        return {"truth": np.float32((example.answer - self._mean) / self._deviation)}
+
+    def _rounded(self, number: float) -> float:
+        """To six digits of itself, and of what it can differ by where that is less."""
+        beyond = math.log10(max(abs(number) / self._deviation, 1))
+        return float(f"{number:.{6 + int(beyond)}g}")

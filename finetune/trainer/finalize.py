@@ -1,0 +1,192 @@
+"""The end of a run and of all runs: scores of the weights that were kept, predictions, files to submit, table, pictures.
+
+RUN/seed_1/{metrics.jsonl, result.json, kept/, dev.jsonl}      of each run; kept/ is a model folder with its head
+RUN/{table.md, table.csv, curves.png, confusion.png, ...}      of all runs
+RUN/model/, RUN/predictions/                                   of the run that was best on the first dev split
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from finetune.config import FinetuneConfig
+from finetune.data.examples import Split
+from finetune.tasks.base import Outputs, Prediction, Task
+from finetune.tasks.registry import build_task
+from finetune.trainer.evaluator import answer, device_pass_tokens, measure
+from finetune.trainer.inputs import Foundation
+from finetune.trainer.logger import shown
+from finetune.trainer.plots import draw
+from finetune.trainer.results import Result, Summary, summarize
+from finetune.trainer.saved_model import check_head
+from finetune.trainer.task_model import TaskModel
+from finetune.trainer.trainer import KEPT, in_agreement
+from xlpre.common.files import linked_copy, write_text
+from xlpre.common.tables import as_json_lines, write_table
+from xlpre.conversion.task_model import FineTuned, load_fine_tuned, save_fine_tuned
+from xlpre.model.initialization import made_with
+from xlpre.training import checkpoint
+from xlpre.training.distributed import Talk, is_main
+
+RESULT = "result.json"
+
+
+def seed_folder(config: FinetuneConfig, seed: int) -> Path:
+    """Where a run goes."""
+    return Path(config.run_dir) / f"seed_{seed}"
+
+
+def finished_seeds(foundation: Foundation) -> set[int]:
+    """Seeds whose runs have results, in the folder of these runs.
+
+    Raises:
+        ValueError: one that cannot be read, or was made with other settings, with whatever seed.
+    """
+    found = set()
+    for path in sorted(Path(foundation.config.run_dir).glob(f"seed_*/{RESULT}")):
+        seed, facts = Result.read(path).seed, Result.facts(path)
+        checkpoint.check_facts(path, facts, json.loads(json.dumps(foundation.facts(seed))))
+        found.add(seed)
+    return found
+
+
+def conclude_run(
+    foundation: Foundation, seed: int, steps: int, seconds: float, talk: Talk, device: torch.device
+) -> Outputs:
+    """Measure the weights that were kept, as they are in their folder, and say what they were worth. Checkpoints are removed.
+
+    Returns:
+        What they answer to the first dev split.
+    """
+    folder = seed_folder(foundation.config, seed)
+    model, saved = _kept(foundation, folder, device, talk)
+    answers = [_answer(foundation, model, split, talk) for split in foundation.dev]
+    if is_main():
+        deciding = measure(foundation.task, foundation.dev[0], answers[0])
+        decided = foundation.task.decided(deciding)
+        if decided:
+            saved = dataclasses.replace(saved, task={**saved.task, "data": {**saved.task["data"], **decided}})
+            save_fine_tuned(folder / KEPT, saved)
+        task = _task_of(foundation, saved)
+        found: dict[str, float] = {}
+        for split, outputs in zip(foundation.dev, answers, strict=True):
+            scores = deciding if split is foundation.dev[0] else measure(task, split, outputs)
+            found |= {f"{split.name}/{name}": score for name, score in scores.items()}
+            write_text(folder / f"{split.name}.jsonl", as_json_lines(task.predictions(split, outputs)))
+        kept_step = saved.folder.facts["step"]
+        result = _result(foundation, seed, found, kept_step=kept_step, steps=steps, seconds=seconds)
+        result.write(folder / RESULT, foundation.facts(seed))
+        shutil.rmtree(folder / checkpoint.FOLDER, ignore_errors=True)
+        print(f"seed {seed}: kept the weights of step {kept_step:,}: {shown(found)}", flush=True)
+    talk.barrier()
+    return answers[0]
+
+
+def _result(foundation: Foundation, seed: int, found: dict[str, float], **course: Any) -> Result:
+    task = foundation.task
+    return Result(
+        name=foundation.config.name,
+        task=task.name,
+        seed=seed,
+        score=f"{foundation.dev[0].name}/{task.score}",
+        scores=found,
+        chance=task.level_of_chance(foundation.dev[0]),
+        **course,
+    )
+
+
+def conclude(
+    foundation: Foundation, seeds: Sequence[int], answered: Mapping[int, Outputs], talk: Talk, device: torch.device
+) -> None:
+    """Put the runs together, and predict with the best of them.
+
+    Args:
+        foundation: what they share.
+        seeds: of the runs.
+        answered: what some of them, by seed, answer to the first dev split; others are asked again.
+        talk: between the processes.
+        device: of this process.
+    """
+    config = foundation.config
+    run_dir, folders = Path(config.run_dir), [seed_folder(config, seed) for seed in seeds]
+    results = [Result.read(folder / RESULT) for folder in folders]
+    best = max(results, key=lambda result: result.main)
+    folder = seed_folder(config, best.seed)
+    if is_main():
+        linked_copy(folder / KEPT, run_dir / "model")
+    talk.barrier()
+    model, saved = _kept(foundation, folder, device, talk)
+    tests, measured = foundation.test, foundation.dev[0]
+    answers = [_answer(foundation, model, split, talk) for split in tests]
+    known = answered[best.seed] if best.seed in answered else _answer(foundation, model, measured, talk)
+    if not is_main():
+        return
+    task = _task_of(foundation, saved)
+    predictions, tested = _write_tests(task, run_dir / "predictions", tests, answers)
+    predictions[measured.name] = task.predictions(measured, known)
+    written = task.submit(run_dir / "predictions", predictions)
+    summary = summarize(results)
+    write_table([summary.row()], run_dir)
+    draw(run_dir, folders, foundation.task, measured, known)
+    _say(summary, tested, written, best, run_dir)
+
+
+def _write_tests(
+    task: Task, folder: Path, tests: Sequence[Split], answers: Sequence[Outputs]
+) -> tuple[dict[str, list[Prediction]], dict[str, float]]:
+    """Predictions by split, which are written, and scores where the truth is known."""
+    found: dict[str, float] = {}
+    predictions: dict[str, list[Prediction]] = {}
+    shutil.rmtree(folder, ignore_errors=True)  # of other test examples
+    folder.mkdir(parents=True)
+    for split, outputs in zip(tests, answers, strict=True):
+        predictions[split.name] = task.predictions(split, outputs)
+        write_text(folder / f"{split.name}.jsonl", as_json_lines(predictions[split.name]))
+        if split.labelled:
+            found |= {f"{split.name}/{name}": score for name, score in measure(task, split, outputs).items()}
+        elif known := sum(example.answer is not None for example in split.examples):
+            print(
+                f"warning: {split.name} is answered and not measured: the truth of {known:,} of its {len(split.examples):,} examples is "
+                "known; fill in that of the others, or give those that have it a file of their own",
+                flush=True,
+            )
+    if found:
+        write_text(folder / "test_scores.json", json.dumps(found, indent=1))
+    return predictions, found
+
+
+def _kept(foundation: Foundation, folder: Path, device: torch.device, talk: Talk) -> tuple[TaskModel, FineTuned]:
+    """The model that a run kept, in fp32, and what its folder holds."""
+    saved = load_fine_tuned(folder / KEPT)
+    check_head(folder / KEPT, saved.head, foundation.task, foundation.shape)
+    shape = in_agreement(foundation.shape, device, torch.float32, talk)
+    model = made_with(saved.weights, partial(TaskModel, shape, foundation.task))
+    return model.to(device).eval(), saved
+
+
+def _task_of(foundation: Foundation, saved: FineTuned) -> Task:
+    """The task with what was decided for these weights."""
+    config = foundation.config
+    return build_task(config.task, dataclasses.replace(config.data, **saved.task["data"]), config.model.summary)
+
+
+def _answer(foundation: Foundation, model: TaskModel, split: Split, talk: Talk) -> Outputs:
+    config = foundation.config
+    return answer(model, split, config.eval.rows, device_pass_tokens(config.data.pass_tokens, model.device), talk)
+
+
+def _say(summary: Summary, tested: dict[str, float], written: Sequence[Path], best: Result, run_dir: Path) -> None:
+    print(summary.sentence())
+    if tested:
+        print(f"on the test examples, with the weights of seed {best.seed}: {shown(tested)}")
+    if written:
+        print(f"written in the official format: {', '.join(map(str, written))}")
+    print(f"the model of seed {best.seed} is in {run_dir / 'model'}, tables and pictures are in {run_dir}", flush=True)

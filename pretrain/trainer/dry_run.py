@@ -1,0 +1,61 @@
+"""What a pretraining would be: its settings, its size, where it would start. Nothing is trained and nothing written."""
+
+from __future__ import annotations
+
+import torch
+
+from pretrain.config import PretrainConfig
+from pretrain.planning.flops import batch_shape, parameters
+from pretrain.trainer.evaluator import held_out_lanes
+from pretrain.trainer.inputs import Foundation, checkpoints_of, is_finished
+from pretrain.trainer.samples import Samples
+from xlpre.config.cli import Given
+from xlpre.config.loader import as_yaml
+from xlpre.data_loader import lanes_of
+from xlpre.training import checkpoint
+from xlpre.training.deepspeed_engine import precision_on
+from xlpre.training.deepspeed_overrides import stage_of
+from xlpre.training.distributed import is_main, kind_of_device, n_processes, process
+from xlpre.training.metrics import check_wandb
+
+
+def dry_run(config: PretrainConfig, given: Given) -> None:
+    """Print the settings as YAML, all else as its comments.
+
+    Raises:
+        ValueError: what a start would refuse, as far as one process alone can tell; settings of DeepSpeed's own are not read.
+    """
+    check_wandb(config.train.wandb)
+    foundation = Foundation(config, given)
+    held_out_lanes(config, foundation.store)
+    Samples(config, foundation.store, foundation.tokenizer)
+    lanes_of(process(), n_processes(), config.train.batch_size, config.train.accumulation)
+    start, about = foundation.start, foundation.start.about
+    folder, over = checkpoints_of(config), is_finished(config, given)
+    saved = checkpoint.complete(folder)[-1] if over else checkpoint.newest_intact(folder)
+    if saved:
+        step = foundation.facts_of(saved)["step"]
+        about = f"finished already at step {step:,}" if over else f"goes on from {saved} at step {step:,}"
+    if is_main():
+        sizes = _sizes(start.resolved(), len(foundation.store.train))
+        print(as_yaml(start.resolved()) + sizes + _processes(config) + f"# {about}", flush=True)
+
+
+def _sizes(config: PretrainConfig, text_tokens: int) -> str:
+    train, data = config.train, config.data
+    shape = batch_shape(config, train.batch_size)
+    read = train.rows(train.steps) * data.reuse_len
+    within = f", or what {train.hours:g} hours allow" if train.hours else ""
+    return (
+        f"# {sum(parameters(config.model, shape.two_streams, shape.next_sentence).values()):,} parameters\n"
+        f"# an update: {shape.rows:,} rows, {shape.rows * shape.window:,} window tokens, {shape.rows * shape.targets:,} targets\n"
+        f"# {train.steps:,} updates{within}: {read:,} tokens of text read, {read / text_tokens:.2f} times the training text\n"
+    )
+
+
+def _processes(config: PretrainConfig) -> str:
+    """What they compute on and in, as far as this machine, which need not be the one that trains, can tell."""
+    kind, wanted = kind_of_device(), config.train.precision
+    precision = precision_on(torch.device(kind), wanted) if wanted == "auto" else wanted
+    stage = stage_of(config.deepspeed, precision, n_processes())
+    return f"# here {n_processes()} process(es) on {kind}, {precision}, ZeRO stage {stage}\n"

@@ -1,0 +1,132 @@
+"""Measuring on held-out lanes: the same windows and targets for every run with the same store and `data`, memory carried along."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pretrain.config import PretrainConfig
+from xlpre.data.lanes import Lanes
+from xlpre.data.store import TokenStore
+from xlpre.data_loader import Loader
+from xlpre.model.dropout import without_dropout
+from xlpre.model.kv_cache import cached
+from xlpre.model.language_model import LanguageModel
+from xlpre.model.lm_head import target_losses
+from xlpre.model.memory import first_memory
+from xlpre.objectives.objective import ObjectiveConfig
+from xlpre.objectives.registry import build_objective
+from xlpre.text.tokenizer import Tokenizer
+from xlpre.training.distributed import Talk, n_processes, process
+
+SEED = 20190619  # of the held-out windows and targets: the same for every run, so that runs compare
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Means over the held-out targets, in nats: the model's loss, the loss of the training text's word frequencies.
+
+    `bits_per_byte` is the model's loss in bits over the bytes of the targets: what vocabularies compare by. `auxiliary` is, for each
+    of the model's auxiliary heads by name, the share of rows whose label it finds; no part of the loss.
+    """
+
+    loss: float
+    unigram: float
+    accuracy: float
+    bits_per_byte: float
+    n_targets: int
+    auxiliary: Mapping[str, float]
+
+
+class Evaluation:
+    """Held-out batches and how a model does on them.
+
+    Raises:
+        ValueError: the held-out text is shorter than a window.
+    """
+
+    def __init__(self, config: PretrainConfig, store: TokenStore, tokenizer: Tokenizer, talk: Talk) -> None:
+        self._config, self._talk = config, talk
+        partial_k = config.eval.partial_k or config.objective.partial_k
+        # spans as by default, whatever is trained on, so that runs are measured on the same targets
+        wanted = ObjectiveConfig(name=config.objective.name, partial_k=partial_k, perm_size=config.objective.perm_size)
+        objective = build_objective(wanted, config.data, tokenizer.starts_word)
+        lanes, self._windows = held_out_lanes(config, store)
+        self._loader = Loader(lanes, config.data, objective, SEED)
+        mine = range(process(), config.eval.lanes, n_processes())
+        # ZeRO-3 gathers weights together: a process that no lane is left for reads along, and its sums do not count
+        self._mine, self._counts = mine or range(1), bool(mine)
+        seen = np.asarray(store.unigram) + 1.0  # a token never seen in training has been seen once
+        self._n_bytes = torch.from_numpy(tokenizer.n_bytes)
+        self._unigram = torch.from_numpy(-np.log(seen / seen.sum())).float()
+
+    @torch.no_grad()
+    def __call__(self, model: LanguageModel) -> Measure:
+        """Measure `model`; every process must call it."""
+        with without_dropout(model):
+            sums = self._sums(model)
+        loss, unigram, right, n_bytes, count, rows, *others = self._talk.total(*(sums * self._counts))
+        auxiliary = {name: n_right / rows for name, n_right in zip(model.auxiliary, others, strict=True)}
+        return Measure(
+            loss / count, unigram / count, right / count, loss / math.log(2) / n_bytes, int(count), auxiliary
+        )
+
+    def _sums(self, model: LanguageModel) -> np.ndarray:
+        """Of this process: losses, those of word frequencies, targets found, bytes, targets, rows, and rows that heads find right."""
+        weight = model.backbone.mask_embedding
+        mem_len = self._config.eval.mem_len
+        start = first_memory(model.config, len(self._mine), mem_len=mem_len, device=weight.device, dtype=weight.dtype)
+        memory = cached(start, model.backbone)
+        sums = np.zeros(6 + len(model.auxiliary))
+        for step in range(self._windows):
+            batch = self._loader.batch(step, self._mine)
+            logits, memory, *scores = model.logits(batch.to(weight.device), memory)
+            losses = target_losses(logits, batch.targets.to(weight.device))
+            n_right = _n_right(logits, batch.targets)
+            n_bytes = self._n_bytes[batch.targets].sum().item()
+            unigram = self._unigram[batch.targets].sum().item()
+            sums += [
+                *(losses.sum().item(), unigram, n_right, n_bytes, losses.numel(), len(batch.pair_label)),
+                *(_n_right(of_rows, batch.pair_label) for of_rows in scores),
+            ]
+        return sums
+
+
+def way_of_measuring(config: PretrainConfig) -> dict[str, Any]:
+    """The settings that two held-out losses of a run must share to compare."""
+    asked = config.eval
+    return {"lanes": asked.lanes, "windows": asked.windows, "mem_len": asked.mem_len, "partial_k": asked.partial_k}
+
+
+def held_out_lanes(config: PretrainConfig, store: TokenStore) -> tuple[Lanes, int]:
+    """Lanes over the held-out text and how many windows of each are measured: no text twice.
+
+    Raises:
+        ValueError: the held-out text is shorter than a window.
+    """
+    n_lanes = config.eval.lanes
+    available = (len(store.held_out) - config.data.reach) // config.data.reuse_len // n_lanes
+    windows = max(1, min(config.eval.windows, available))
+    lanes = Lanes(
+        store.held_out,
+        n_lanes,
+        stride=config.data.reuse_len,
+        reach=config.data.reach,
+        run_windows=windows,
+        bidirectional=config.data.bidirectional,
+        seed=SEED,
+        at_document_end=config.memory.at_document_end,
+        origin=f"the held-out part of {store.path} (text.held_out)",
+    )
+    return lanes, windows
+
+
+def _n_right(scores: Tensor, truth: Tensor) -> int:
+    """How often the highest of the scores (..., n) is that of `truth` (...), which is on the CPU."""
+    return int((scores.argmax(-1).cpu() == truth).sum())

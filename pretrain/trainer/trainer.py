@@ -1,0 +1,249 @@
+"""A pretraining job: everything the loop needs, built once, and what a checkpoint keeps of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Generator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from pretrain.config import PretrainConfig
+from pretrain.tools import nan_dump
+from pretrain.trainer.evaluator import Evaluation, Measure, way_of_measuring
+from pretrain.trainer.inputs import Foundation, checkpoints_of, model_folder, step_of_model
+from pretrain.trainer.samples import Samples
+from xlpre.batch import Batch
+from xlpre.common.files import exclusive, linked_copy
+from xlpre.config.cli import NOTHING, Given
+from xlpre.config.loader import dump
+from xlpre.conversion.model_folder import ModelFolder, load_folder, save_folder
+from xlpre.data_loader import lanes_of
+from xlpre.model.initialization import made_with
+from xlpre.model.kernels.backend import settled
+from xlpre.model.language_model import LanguageModel
+from xlpre.model.memory import Memory, first_memory
+from xlpre.training import checkpoint
+from xlpre.training.checkpoint_writer import CheckpointWriter
+from xlpre.training.deepspeed_engine import PRECISIONS, build_engine, precision_on, settings_for, start_processes
+from xlpre.training.distributed import (
+    Talk,
+    check_shared,
+    is_main,
+    limit_waiting,
+    n_processes,
+    process,
+    seed_everything,
+    set_defaults,
+    use_device,
+)
+from xlpre.training.optimizer_state import put_state, weights_of
+from xlpre.training.progress import Course
+from xlpre.training.shutdown import Stopping
+
+
+class Job:
+    """What the loop reads.
+
+    Attributes:
+        resolved: every setting, with what the store knows better.
+        dtype: that the model computes in.
+        engine: DeepSpeed's.
+        memories: one for each micro-step.
+        course: its updates and its clock.
+        writer: of its checkpoints.
+        tokens: window tokens read by all processes.
+    """
+
+    def __init__(self, config: PretrainConfig, given: Given = NOTHING) -> None:
+        """Build, and go on from the newest checkpoint if there is one.
+
+        Args:
+            config: every setting.
+            given: the keys that were set, which Start asks for.
+
+        Raises:
+            ValueError: settings that contradict each other, the store, the vocabulary or the checkpoint.
+        """
+        self.config, self.run_dir = config, Path(config.run_dir)
+        self._foundation = Foundation(config, given)
+        self.store, self.tokenizer, start = self._foundation.store, self._foundation.tokenizer, self._foundation.start
+        self.resolved, self.shape, self._loader = start.resolved(), start.shape, self._foundation.loader
+        set_defaults()
+        self._groups = lanes_of(process(), n_processes(), config.train.batch_size, config.train.accumulation)
+        self.device = use_device()
+        limit_waiting(config.train.patience_minutes)
+        start_processes(self.device)
+        self.talk = Talk()
+        self._settings = settings_for(config.train, config.optim, self.device, n_processes(), config.deepspeed)
+        self.dtype = PRECISIONS[precision_on(self.device, config.train.precision)]
+        self._facts = {**self._foundation.facts, "precision": str(self.dtype), "eval": way_of_measuring(config)}
+        self._evaluation = Evaluation(config, self.store, self.tokenizer, self.talk)
+        self._samples = Samples(config, self.store, self.tokenizer)
+        if is_main():
+            self._lock = exclusive(self.run_dir, "another training goes on in it; wait for it, or stop it")
+        check_shared(self.run_dir, self.talk)
+        folder, train = checkpoints_of(config), config.train
+        saved = checkpoint.newest(folder, self.talk)
+        was = self._foundation.facts_of(saved, precision=str(self.dtype)) if saved else {}
+        self.writer = CheckpointWriter(folder, self.talk, train.keep_last, train.keep_every, self._publish, saved)
+        self.tokens: int = was.get("tokens", 0)
+        self._measured_anew = was.get("eval", self._facts["eval"]) != self._facts["eval"]  # older ones do not say
+        self._best_loss: float | None = None if self._measured_anew else was.get("best_held_out_loss")
+        self.memories: list[Memory] = []
+        self._met: list[tuple[Batch, Memory]] = []
+        self._start(saved, was)
+        self.course = Course(train, self.engine, self.talk, Stopping(), self.writer, was)
+        if is_main():
+            dump(self.resolved, self.run_dir / "config.yaml")
+            print(self._opening(saved), flush=True)
+
+    def batches(self) -> Generator[Batch, None, None]:
+        """Endless micro-batches of this process, from the present step on."""
+        return self._loader.batches(self.course.step, lambda step: self._groups[: self.config.train.micro_steps(step)])
+
+    @property
+    def waited_seconds(self) -> float:
+        """Seconds that this process has waited for batches, in all."""
+        return self._loader.waited_seconds
+
+    def begin_update(self) -> int:
+        """Set the learning rate, what dropout draws, and the number of micro-steps, which is returned."""
+        train, step = self.config.train, self.course.step
+        self._met.clear()
+        self.course.begin_update(self.config.seed, self.config.schedule, self.config.optim.lr)
+        self.engine.set_train_batch_size(train.rows_of(step))
+        return train.micro_steps(step)
+
+    def carry(self, micro: int, batch: Batch, memory: Memory) -> None:
+        """Keep the memory that a batch left for the next window of its lanes."""
+        # if this update is skipped too, what it met will be looked at
+        if self.course.skipped_in_a_row + 1 == self.config.train.max_skipped:
+            self._met.append((batch, self.memories[micro]))
+        self.memories[micro] = memory
+
+    def end_update(self) -> bool:
+        """One update is done; see Course."""
+        self.tokens += self.config.train.rows_of(self.course.step) * self.config.data.window
+        asked = self.course.end_update(self._leave_what_was_met)
+        if self.course.skipped_in_a_row:
+            self.memories = [memory.restarted_where_not_finite() for memory in self.memories]
+        return asked
+
+    def measure(self) -> Measure:
+        """Held-out loss and filled-in blanks; every process must call it."""
+        model, step = self.engine.module, self.course.step
+        measured, filled = self._evaluation(model), self._samples.fill(model)
+        if is_main():
+            self._samples.write(step, filled)
+        if step and measured.loss < (math.inf if self._best_loss is None else self._best_loss):
+            self._best_loss = measured.loss
+            weights = self.writer.weights(step, self.engine)
+            if is_main():
+                self._write_model(step, self.run_dir / "best", weights)
+        return measured
+
+    def check_result(self, measured: Measure) -> None:
+        """Raise ValueError if what was `measured` last is not finite; every process must call it."""
+        if not math.isfinite(measured.loss):
+            self.writer.finish()
+            raise ValueError(
+                f"the held-out loss is not finite after the last step ({self.course.step:,}), so that the model is of no use and the run "
+                "is not finished; begin under another name with a lower optim.lr"
+            )
+
+    def save(self) -> None:
+        """Begin a checkpoint, which is written while training goes on; every process must call it."""
+        step, seconds = self.course.step, self.course.seconds
+        self.writer.begin(
+            step,
+            self.engine,
+            [(lanes, memory.hidden, memory.valid) for lanes, memory in zip(self._groups, self.memories, strict=True)],
+            {**self._facts, "seconds": seconds, "tokens": self.tokens, "best_held_out_loss": self._best_loss},
+            partial(self._write_model, step),
+        )
+
+    def close(self) -> None:
+        """Finish what was begun, and let go of the run folder."""
+        self.writer.close()
+        if is_main():
+            self._lock.close()
+
+    def _leave_what_was_met(self) -> str:
+        """Leave what the last update met, in every process, for a person to look at; says how."""
+        step = self.course.step - 1
+        folder = nan_dump.folder_of(self.run_dir, step)
+        weights = weights_of(self.engine, keep=is_main())
+        about = {"seed": self.config.seed, "step": step, "n_processes": n_processes(), "precision": str(self.dtype)}
+        nan_dump.write(folder, process(), self._met, self._model(step, weights) if is_main() else None, about)
+        self.talk.barrier()
+        return (
+            f"`python pretrain/replay.py {folder}` makes the last one again and looks for where it begins; the weights in the "
+            "checkpoints are finite, and good if the last held-out losses were: "
+        )
+
+    def _write_model(self, step: int, path: Path, weights: dict[str, Tensor]) -> None:
+        save_folder(path, self._model(step, weights))
+
+    def _model(self, step: int, weights: dict[str, Tensor]) -> ModelFolder:
+        facts = {"name": self.config.name, "step": step, "data_fingerprint": self.store.fingerprint}
+        return ModelFolder(self.shape, weights, self.tokenizer, self.config.objective.name, facts, "xlpre")
+
+    def _publish(self, saved: Path) -> None:
+        """Make the model of a checkpoint the model of the run."""
+        linked_copy(saved / checkpoint.MODEL, model_folder(self.config))
+
+    def _start(self, saved: Path | None, was: dict[str, Any]) -> None:
+        """Build model, engine and memories, at the start or as the checkpoint `saved` has them; `was` is what it says."""
+        config = self.config
+        seed_everything(config.seed)  # the same starting values on every process
+        shape = dataclasses.replace(self.shape, attention=self._attention())
+        two_streams, next_sentence = self._foundation.objective.two_streams, config.objective.next_sentence
+        build = partial(LanguageModel, shape, two_streams, next_sentence)
+        weights = load_folder(saved / checkpoint.MODEL).weights if saved else {}
+        model = made_with(weights, build) if saved else self._foundation.start.model(build)
+        if config.train.activation_checkpointing:
+            model.backbone.recompute_layers()
+        self.engine = build_engine(model, self._settings, config.train, config.optim, self.device)
+        if not saved:
+            self.memories = [
+                first_memory(
+                    self.shape, len(group), initial=config.memory.initial, device=self.device, dtype=self.dtype
+                )
+                for group in self._groups
+            ]
+            return
+        put_state(self.engine, weights, checkpoint.Moments(saved), was["counters"])
+        stored = (checkpoint.memory_of(saved, group) for group in self._groups)
+        self.memories = [Memory(hidden.to(self.device), valid.to(self.device)) for hidden, valid in stored]
+        if is_main() and step_of_model(config) != was["step"]:
+            self._publish(saved)  # killed between the checkpoint and its model
+
+    def _attention(self) -> Any:
+        """What process 0 finds fastest on its GPU, which the others take."""
+        shape = self.shape
+        found = settled(shape.attention, self.device, self.dtype, shape.head_width) if is_main() else ""
+        return self.talk.from_main(found)
+
+    def _opening(self, saved: Path | None) -> str:
+        config, shape = self.config, self.shape
+        # ZeRO-3 leaves an empty tensor of each
+        n_parameters = sum(getattr(p, "ds_numel", p.numel()) for p in self.engine.module.parameters())
+        steps = f"{config.train.steps:,} steps" + (f" or {config.train.hours} hours" if config.train.hours else "")
+        start = self._foundation.start.about
+        if saved:
+            start = f"goes on from {saved} at step {self.course.step:,}"
+        if unfinished := checkpoint.unfinished(checkpoints_of(config), saved):
+            start += f" (passed over, because a file is missing, cut or damaged: {', '.join(path.name for path in unfinished)})"
+        if self._measured_anew:
+            start += "; eval is not as it was, so that held-out losses do not compare with those before, and best/ begins anew"
+        return (
+            f"{config.name}: {config.objective.name}, {n_parameters:,} parameters ({shape.n_layer} layers, d {shape.d_model}), "
+            f"memory {shape.mem_len}\n"
+            f"{len(self.store.train):,} training tokens, {config.train.batch_size} rows of {config.data.window} tokens a step, {steps}, "
+            f"{n_processes()} process(es) on {self.device.type}, {self.dtype}, ZeRO stage {self._settings['zero_optimization']['stage']}\n"
+            f"{start}; everything goes to {self.run_dir}"
+        )

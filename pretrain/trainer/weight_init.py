@@ -1,0 +1,129 @@
+"""Where a pretraining starts from: `init=FOLDER` or values of its own; and the shape of the model, which a folder decides."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pretrain.config import PretrainConfig
+from xlpre.config.cli import Given
+from xlpre.config.loader import from_mapping
+from xlpre.conversion.model_folder import ModelFolder, load_init
+from xlpre.data.store import META, TokenStore
+from xlpre.model.config import ModelConfig
+from xlpre.model.initialization import made_with, put_weights
+from xlpre.model.language_model import LanguageModel
+from xlpre.text.corpus import TextConfig
+from xlpre.text.tokenizer import Tokenizer
+from xlpre.training import checkpoint
+
+# what is not in the weights: ours if it is set, else the folder's
+FREE = ("mem_len", "attention_length", "clamp_len", "attention", "dropout", "dropatt", "init", "init_std")
+
+
+class Start:
+    """The start of a run.
+
+    Args:
+        config: its settings.
+        store: its text.
+        tokenizer: the store's vocabulary.
+        given: the keys that were set. A word must not contradict the folder; what a file of settings says gives way to it.
+
+    Attributes:
+        store: the text.
+        shape: of the model.
+        about: a sentence on where the weights come from.
+
+    Raises:
+        ValueError: the folder cannot be read, has another vocabulary than the store, or another shape than was asked for.
+    """
+
+    def __init__(self, config: PretrainConfig, store: TokenStore, tokenizer: Tokenizer, given: Given) -> None:
+        model = config.model
+        if model.vocab_size not in (0, store.vocab_size):
+            raise ValueError(
+                f"model.vocab_size ({model.vocab_size}) is not the {store.vocab_size} pieces of data.store={store.path}; "
+                "leave it out, it is taken from the store"
+            )
+        self.store, self._config, self._tokenizer = store, config, tokenizer
+        self._folder: ModelFolder | None = None
+        self.about = "starts at step 0"
+        self.shape = dataclasses.replace(model, vocab_size=store.vocab_size)
+        if not config.init:
+            return
+        saved = checkpoint.complete(Path(config.run_dir) / checkpoint.FOLDER)
+        if saved:  # the folder was read when the run began, and may be gone
+            has = ModelConfig(**checkpoint.facts_of(saved[-1])["model"])
+        else:
+            self._folder = _read(config, tokenizer)
+            has = self._folder.config
+        self.shape, given_way = _merged(model, has, given, config.init)
+        self.about = f"starts from the weights of {config.init}" + (f" ({self._folder.kind})" if self._folder else "")
+        if self._folder and not self._folder.facts:
+            self.about += f"; it does not say how its text was prepared, the store's is {tokenizer.preprocess}"
+        if self._folder and config.objective.next_sentence and not self._folder.next_sentence:
+            self.about += "; it has no head of next-sentence prediction, which starts anew"
+        if given_way:
+            self.about += f"; the model is that folder's, not as configured: {', '.join(given_way)}"
+
+    def resolved(self) -> PretrainConfig:
+        """The settings with what the store and the folder know better: the text, the vocabulary, the model."""
+        vocabulary = dataclasses.replace(
+            self._config.tokenizer,
+            path=str(self.store.path / "vocabulary.model"),
+            vocab_size=self.store.vocab_size,
+            preprocess=self._tokenizer.preprocess,
+        )
+        text = from_mapping(TextConfig, self.store.meta["source"], str(self.store.path / META))
+        return dataclasses.replace(self._config, model=self.shape, text=text, tokenizer=vocabulary)
+
+    def model(self, build: Callable[[], LanguageModel]) -> LanguageModel:
+        """What `build` makes, with the folder's weights, if there is one."""
+        if not self._folder:
+            return build()
+        weights = self._folder.weights
+        if self._folder.next_sentence or not self._config.objective.next_sentence:
+            return made_with(weights, build)
+        model = build()  # the head keeps the values it begins with
+        put_weights({**weights, **dict(model.auxiliary.named_parameters(prefix="auxiliary"))}, model)
+        return model
+
+
+def _merged(model: ModelConfig, has: ModelConfig, given: Given, init: str) -> tuple[ModelConfig, list[str]]:
+    """The shape of a model that starts from one with the shape `has`, and what gave way to it."""
+    settings: dict[str, Any] = {}
+    given_way = []
+    for field in dataclasses.fields(ModelConfig):
+        name, theirs, ours = field.name, getattr(has, field.name), getattr(model, field.name)
+        in_words, in_file = (f"model.{field.name}" in keys for keys in (given.words, given.file))
+        settings[name] = ours if name in FREE and (in_words or in_file) else theirs
+        if name in FREE or name == "vocab_size":
+            continue
+        if name == "d_head":
+            theirs, ours = has.head_width, ours or has.d_model // has.n_head
+        if in_words and ours != theirs:
+            raise ValueError(f"model.{name} ({ours}) is {theirs} in init={init}; leave it out, it is taken from there")
+        if in_file and ours != theirs:
+            given_way.append(f"{name}={theirs} ({ours})")
+    return ModelConfig(**settings), given_way
+
+
+def _read(config: PretrainConfig, tokenizer: Tokenizer) -> ModelFolder:
+    folder = load_init(config.init)
+    theirs = folder.vocabulary(f"init={config.init}")
+    way_out = f"make a store with tokenizer.path={config.init}/spiece.model"
+    if theirs.sha256 != tokenizer.sha256:
+        raise ValueError(
+            f"init={config.init} has the vocabulary (sha256) {theirs.sha256[:12]}, data.store={config.data.store} was made "
+            f"with {tokenizer.sha256[:12]}; {way_out}"
+        )
+    known = "preprocess" in folder.facts or folder.kind == "tensorflow"
+    if known and theirs.preprocess != tokenizer.preprocess:
+        raise ValueError(
+            f"init={config.init} was trained on text with tokenizer.preprocess={theirs.preprocess}, data.store="
+            f"{config.data.store} was made with {tokenizer.preprocess}; {way_out} tokenizer.preprocess={theirs.preprocess}"
+        )
+    return folder

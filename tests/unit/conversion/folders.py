@@ -1,0 +1,40 @@
+"""Folders of tiny models, of each kind."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+
+from xlpre.conversion import tf
+from xlpre.conversion.model_folder import ModelFolder, save_folder, save_huggingface
+from xlpre.conversion.tf_checkpoint import write_bundle
+from xlpre.conversion.weight_maps import to_theirs
+from xlpre.model.config import ModelConfig
+from xlpre.model.language_model import LanguageModel
+
+SHAPE = ModelConfig(vocab_size=300, n_layer=2, d_model=16, n_head=2, d_inner=24)
+
+
+def make(tokenizer, next_sentence=False, **settings) -> ModelFolder:
+    shape = dataclasses.replace(SHAPE, **settings)
+    weights = {name: p.detach() for name, p in LanguageModel(shape, True, next_sentence).named_parameters()}
+    return ModelFolder(shape, weights, tokenizer, "permutation", {"step": 3}, "xlpre")
+
+
+def write_release(path: Path, folder: ModelFolder) -> Path:
+    """The folder as the original's TensorFlow release, optimizer slots included."""
+    arrays = to_theirs(tf.weights_of(folder.config), folder.weights, folder.config)
+    slots = {f"{name}/adam_m": np.zeros(2, np.float32) for name in arrays}
+    path.mkdir()
+    write_bundle(
+        path / tf.CHECKPOINT,
+        {**{n: a.numpy() for n, a in arrays.items()}, **slots, "global_step": np.int64(7)},
+    )
+    settings = {theirs: getattr(folder.config, ours) for theirs, ours in tf.SETTINGS.items()}
+    (path / tf.CONFIG).write_text(json.dumps({**settings, "d_head": folder.config.head_width}))
+    folder.tokenizer.save(path / "spiece.model")
+    return path
+
+
+KINDS = {"xlpre": save_folder, "huggingface": save_huggingface, "tensorflow": write_release}

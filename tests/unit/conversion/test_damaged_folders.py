@@ -1,0 +1,225 @@
+"""Folders that must be refused, in a sentence, with nothing loaded."""
+
+import dataclasses
+import json
+import os
+import pickle
+import re
+import shutil
+
+import pytest
+import torch
+
+from tests.unit.conversion.folders import KINDS, make
+from xlpre.conversion.model_folder import load_folder, save_folder, save_huggingface
+
+
+def test_weights_of_another_shape_are_refused_by_name(tokenizer, tmp_path):
+    save_folder(tmp_path / "model", make(tokenizer))
+    config = tmp_path / "model" / "config.json"
+    content = json.loads(config.read_text())
+    content["model"]["d_inner"] = 32
+    config.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"feed_forward.* is \(24,.*the config says \(32,"):
+        load_folder(tmp_path / "model")
+
+
+def test_a_weight_too_many_or_too_few_is_named(tokenizer, tmp_path):
+    folder = make(tokenizer)
+    weights = folder.weights
+    fewer = {name: w for name, w in weights.items() if name != "output.bias"}
+    for changed, complaint in (
+        (fewer, "output.bias is missing"),
+        ({**weights, "extra": torch.zeros(1)}, "extra is not in"),
+    ):
+        save_folder(tmp_path / "model", dataclasses.replace(folder, weights=changed))
+        with pytest.raises(ValueError, match=complaint):
+            load_folder(tmp_path / "model")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("keep", [0, 0.5, 0.99])
+def test_a_cut_file_is_refused_by_its_name(kind, keep, tokenizer, tmp_path):
+    KINDS[kind](tmp_path / "whole", make(tokenizer))
+    for file in sorted((tmp_path / "whole").iterdir()):
+        if file.name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+            continue  # for others to read
+        cut = tmp_path / f"cut_{file.name}"
+        shutil.copytree(tmp_path / "whole", cut)
+        size = file.stat().st_size
+        os.truncate(cut / file.name, int(size * keep))
+        with pytest.raises(ValueError, match=str(cut)) as caught:
+            load_folder(cut)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_missing_file_is_refused_by_its_name(kind, tokenizer, tmp_path):
+    KINDS[kind](tmp_path / "whole", make(tokenizer))
+    needed = {
+        "xlpre": ["config.json", "model.safetensors", "spiece.model", "passport.json"],
+        "huggingface": ["config.json", "model.safetensors", "spiece.model"],
+        "tensorflow": ["xlnet_model.ckpt.index", "xlnet_model.ckpt.data-00000-of-00001"],
+    }[kind]
+    for name in needed:
+        without = tmp_path / f"without_{name}"
+        shutil.copytree(tmp_path / "whole", without)
+        (without / name).unlink()
+        with pytest.raises(ValueError, match=str(without)):
+            load_folder(without)
+
+
+class Hostile:
+    def __reduce__(self):
+        return (exec, ("raise SystemExit('a pickle was executed')",))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_a_pickle_in_place_of_the_weights_is_not_executed(name, tokenizer, tmp_path):
+    save_huggingface(tmp_path / "model", make(tokenizer))
+    (tmp_path / "model" / "model.safetensors").unlink()
+    (tmp_path / "model" / name).write_bytes(pickle.dumps(Hostile()))
+    with pytest.raises(ValueError, match="nothing was loaded"):
+        load_folder(tmp_path / "model")
+    torch.save({"transformer.mask_emb": Hostile()}, tmp_path / "model" / name)  # the same in torch's own format
+    with pytest.raises(ValueError, match="nothing was loaded"):
+        load_folder(tmp_path / "model")
+
+
+ODD = {
+    "huggingface": [
+        ("config.json", {"attn_type": "both"}),
+        ("config.json", {"attn_type": "uni", "same_length": True}),
+        ("config.json", {"d_model": "wide"}),
+        ("config.json", {"n_layer": None}),
+        ("config.json", {"dropout": None}),
+        ("config.json", {"ff_activation": "silu"}),
+        ("config.json", {"vocab_size": 299}),
+        ("passport.json", {"preprocess": "foo"}),
+        ("passport.json", {"vocabulary_sha256": 7}),
+        ("passport.json", {"model": 3}),
+    ],
+    "xlpre": [
+        ("config.json", {"objective": "guessing"}),
+        ("config.json", {"model": {"positions": "somewhere"}}),
+        ("config.json", {"model": {"n_layer": "two"}}),
+        ("config.json", {"model": {"unknown": 1}}),
+        ("config.json", {"model": {"attention": "${"}}),
+        ("config.json", {"model": 7}),
+        ("passport.json", {"preprocess": None}),
+    ],
+    "tensorflow": [("xlnet_config.json", {"d_model": "wide"}), ("xlnet_config.json", {"n_layer": 3})],
+}
+
+
+@pytest.mark.parametrize(("kind", "file", "changes"), [(kind, *odd) for kind, cases in ODD.items() for odd in cases])
+def test_odd_contents_are_one_sentence(kind, file, changes, tokenizer, tmp_path):
+    KINDS[kind](tmp_path / "model", make(tokenizer))
+    path = tmp_path / "model" / file
+    content = json.loads(path.read_text())
+    inner = changes.get("model")
+    path.write_text(
+        json.dumps(
+            {**content, "model": {**content["model"], **inner}} if isinstance(inner, dict) else {**content, **changes}
+        )
+    )
+    with pytest.raises(ValueError, match=str(tmp_path)) as caught:
+        load_folder(tmp_path / "model")
+    assert "\n" not in str(caught.value)
+
+
+WRONG = {
+    "config.json": [
+        ("dropout", None),
+        ("clamp_len", None),
+        ("n_layer", 2.5),
+        ("n_head", True),
+        ("n_head", 3),
+        ("mem_len", -1),
+    ],
+    "xlnet_config.json": [("n_layer", None), ("d_inner", 0), ("n_head", "two")],
+}
+
+
+@pytest.mark.parametrize(("file", "key", "value"), [(file, *wrong) for file, cases in WRONG.items() for wrong in cases])
+def test_a_setting_that_no_model_can_have_is_named_with_its_file(file, key, value, tokenizer, tmp_path):
+    KINDS["huggingface" if file == "config.json" else "tensorflow"](tmp_path / "model", make(tokenizer))
+    path = tmp_path / "model" / file
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(path))}: .*{key}") as caught:
+        load_folder(tmp_path / "model")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [1, 2],
+        {"a": 3},
+        {1: torch.zeros(2)},
+        {"transformer.mask_emb": torch.zeros(16)},
+        {"lm_loss.weight": torch.zeros(300, 16)},
+    ],
+)
+def test_odd_weights_are_one_sentence(content, tokenizer, tmp_path):
+    save_huggingface(tmp_path / "model", make(tokenizer))
+    (tmp_path / "model" / "model.safetensors").unlink()
+    torch.save(content, tmp_path / "model" / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=str(tmp_path)):
+        load_folder(tmp_path / "model")
+
+
+def test_weights_that_were_changed_on_the_way_are_refused_unless_on_purpose(tokenizer, tmp_path):
+    save_folder(tmp_path / "model", make(tokenizer))
+    file, described = tmp_path / "model" / "model.safetensors", tmp_path / "model" / "config.json"
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1  # a number that remains a number
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"model.safetensors is not as it was written .* remove weights_crc32c"):
+        load_folder(tmp_path / "model")
+    settings = json.loads(described.read_text())
+    del settings["weights_crc32c"]
+    described.write_text(json.dumps(settings))
+    load_folder(tmp_path / "model")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_that_are_not_finite_are_refused_by_name(kind, tokenizer, tmp_path):
+    folder = make(tokenizer)
+    folder.weights["backbone.embedding.weight"][3, 1] = torch.nan
+    KINDS[kind](tmp_path / "model", folder)
+    with pytest.raises(ValueError, match=r"the weight \S*embedding.weight has values that are not finite"):
+        load_folder(tmp_path / "model")
+
+
+def test_shards_of_an_old_bin_are_refused_with_a_way_out(tokenizer, tmp_path):
+    save_huggingface(tmp_path / "model", make(tokenizer))
+    (tmp_path / "model" / "model.safetensors").rename(tmp_path / "model" / "pytorch_model-00001-of-00001.bin")
+    (tmp_path / "model" / "pytorch_model.bin.index.json").write_text("{}")
+    with pytest.raises(ValueError, match="shards of pytorch_model.bin are not read; write the model as safetensors"):
+        load_folder(tmp_path / "model")
+
+
+def test_a_shard_outside_of_the_folder_is_refused(tokenizer, tmp_path):
+    save_huggingface(tmp_path / "model", make(tokenizer))
+    (tmp_path / "model" / "model.safetensors").rename(tmp_path / "outside.safetensors")
+    index = {"weight_map": {"transformer.mask_emb": "../outside.safetensors"}}
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="lies outside of the folder"):
+        load_folder(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"), [("nowhere", "there is no such folder"), ("a_file", "not a folder"), ("empty", "TensorFlow")]
+)
+def test_what_is_no_folder_of_a_model_is_told_what_would_be(path, hint, tmp_path):
+    (tmp_path / "a_file").touch()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=hint):
+        load_folder(tmp_path / path)
+
+
+def test_a_folder_that_is_none_of_the_three_is_told_which_there_are(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(ValueError, match="xlpre.*Hugging Face.*TensorFlow"):
+        load_folder(tmp_path)

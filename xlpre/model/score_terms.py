@@ -1,0 +1,97 @@
+"""The score of a query and a key is a sum of terms: content + position + segment. An ablation leaves one out.
+
+score[n, k] = scale * ((q[n] + content_bias) . key[k]
++ (q[n] + place_bias) . place_keys[d] + place_offsets[d]        d: the distance of n and k
++ (q[n] + step_bias) . step, where the segments of n and k differ)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from xlpre.model.attention_mask import Geometry
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the scores of N queries are made of; how they are computed is the backend's affair (model/kernels). None: left out.
+
+    Attributes:
+        query: (B, N, H, E).
+        scale: 1/sqrt(E).
+        content_bias: (H, E).
+        place_bias: (H, E).
+        place_keys: (2, R, H, E) keys of distances from K down to 1 - T, forward and backward.
+        place_offsets: (2, R, H), added to what `place_keys` give.
+        step_bias: (H, E).
+        step: (H, E).
+    """
+
+    query: Tensor
+    scale: float
+    content_bias: Tensor | None = None
+    place_bias: Tensor | None = None
+    place_keys: Tensor | None = None
+    place_offsets: Tensor | None = None
+    step_bias: Tensor | None = None
+    step: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        alone = self.place_offsets is not None and self.place_keys is None
+        assert not alone, (
+            "backends add place_offsets to what place_keys give; a term of offsets alone hands over keys of zeros too"
+        )
+
+    def with_bias(self, bias: Tensor | None) -> Tensor:
+        """Scaled queries (B, N, H, E) with a bias."""
+        return (self.query if bias is None else self.query + bias) * self.scale
+
+
+class ScoreTerm(nn.Module):
+    """One term of the sum.
+
+    Args:
+        n_head: H.
+        d_head: E.
+    """
+
+    def __init__(self, n_head: int, d_head: int) -> None:
+        super().__init__()
+        self.n_head, self.d_head = n_head, d_head
+
+    def forward(self, geometry: Geometry) -> dict[str, Tensor]:
+        """What of Scores it decides."""
+        raise NotImplementedError
+
+
+class BiasedTerm(ScoreTerm):
+    """A term with a bias of its own that is added to every query.
+
+    Args:
+        n_head: H.
+        d_head: E.
+        r_bias: a bias shared by all layers, or None for one of this layer's own.
+    """
+
+    def __init__(self, n_head: int, d_head: int, r_bias: nn.Parameter | None) -> None:
+        super().__init__(n_head, d_head)
+        self.r_bias = nn.Parameter(torch.empty(n_head, d_head)) if r_bias is None else r_bias
+
+
+class PlainContentTerm(ScoreTerm):
+    """q . k, the whole score of an absolute Transformer."""
+
+    def forward(self, geometry: Geometry) -> dict[str, Tensor]:
+        """Nothing but the query."""
+        return {}
+
+
+class ContentTerm(BiasedTerm):
+    """(q + r_w) . k, the content term of the relative score."""
+
+    def forward(self, geometry: Geometry) -> dict[str, Tensor]:
+        """Its bias."""
+        return {"content_bias": self.r_bias}

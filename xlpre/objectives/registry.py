@@ -1,0 +1,45 @@
+"""Objectives by name."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from xlpre.data.window_layout import DataConfig
+from xlpre.objectives.causal import Causal
+from xlpre.objectives.denoising import Denoising
+from xlpre.objectives.objective import Objective, ObjectiveConfig
+from xlpre.objectives.permutation import Permutation
+from xlpre.objectives.target_sampling import target_shares
+
+OBJECTIVES: dict[str, type[Objective]] = {
+    "permutation": Permutation,
+    "denoising": Denoising,
+    "causal": Causal,
+}
+
+
+def build_objective(config: ObjectiveConfig, data: DataConfig, starts_word: np.ndarray) -> Objective:
+    """The objective that `config` names, for windows laid out by `data`.
+
+    Raises:
+        ValueError: a causal model on windows with symbols and pairs; next sentences without pairs; more targets than tokens.
+    """
+    if config.next_sentence and not data.has_pairs:
+        raise ValueError(
+            f"objective.next_sentence asks whether segment B follows A: data.pairs ({data.pairs}) must be true and data.reuse_len "
+            f"({data.reuse_len}) below data.window ({data.window}), which else is plain text; set them so, or leave out "
+            "objective.next_sentence"
+        )
+    if config.name == "causal" and data.reuse_len != data.window:
+        raise ValueError(
+            f"objective.name=causal reads plain text: data.reuse_len ({data.reuse_len}) must equal data.window; "
+            f"set data.reuse_len={data.window}"
+        )
+    in_reused, in_rest = target_shares(data.window, data.reuse_len, config.partial_k)
+    room = data.window - data.reuse_len - data.n_symbols
+    if config.name != "causal" and (in_reused > data.reuse_len or in_rest > room):
+        raise ValueError(
+            f"objective.partial_k ({config.partial_k}) asks for {in_rest} targets among the {room} tokens after the reused part of a "
+            f"window; set objective.partial_k={data.window / room:.1f} or more, or a larger data.window"
+        )
+    return OBJECTIVES[config.name](config, starts_word)
