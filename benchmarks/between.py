@@ -25,13 +25,13 @@ from kernels import of_layer, race
 from layer_shapes import DTYPES
 
 from xlpre.model.kernels.selfcheck.fixtures import apart
-from xlpre.model.kernels.selfcheck.fused_fixtures import WORKS, OneBetween, exact_of, kernel_of, tensors_between
+from xlpre.model.kernels.selfcheck.fused_fixtures import WORKS, FusedCase, exact_of, kernel_of, tensors_between
 from xlpre.model.kernels.selfcheck.selfcheck import TOLERANCE
 
 PASSES = {"norm": (4, 4), "gelu": (2, 3)}  # tensors of rows that must be read or written, forward and backward
 
 
-def agreement(kernel: OneBetween, work: str, weights: torch.Tensor, dropout: float) -> dict[str, Any]:
+def agreement(kernel: FusedCase, work: str, weights: torch.Tensor, dropout: float) -> dict[str, Any]:
     """What a line says of the numbers."""
     off_by = apart(kernel.all(weights), exact_of(work, kernel.tensors).all(weights))
     first, second = (kernel.all(weights, dropout) for _ in range(2))
@@ -62,7 +62,7 @@ def main() -> None:
         works = {"eager": WORKS[work], "compiled": torch.compile(WORKS[work], dynamic=False), "kernel": kernel_of(work)}
         if given.no_compiled:
             del works["compiled"]
-        ready = {name: OneBetween(tensors, contender) for name, contender in works.items()}
+        ready = {name: FusedCase(tensors, contender) for name, contender in works.items()}
         found = agreement(ready["kernel"], work, weights, given.dropout)
         right &= found["agrees"]
         say(work, "kernel", found, given)

@@ -19,7 +19,7 @@ from pretrain.planning.flops import batch_shape, flops_per_step
 from xlpre.batch import Batch
 from xlpre.conversion import hf
 from xlpre.conversion.weight_maps import to_ours
-from xlpre.data.rng import Draws
+from xlpre.data.rng import RowRng
 from xlpre.data.window_layout import DataConfig, Windows
 from xlpre.data_loader import batch_of
 from xlpre.model.config import ModelConfig
@@ -73,7 +73,7 @@ def random_batch(c: dict[str, Any]) -> Batch:
     )
     words = np.ones(c["vocab_size"], bool)
     objective = Permutation(ObjectiveConfig(partial_k=c["partial_k"]), words)
-    return batch_of(windows, objective.examples(windows, Draws(c["seed"], range(B), 0)))
+    return batch_of(windows, objective.examples(windows, RowRng(c["seed"], range(B), 0)))
 
 
 def shape_of(c: dict[str, Any]) -> ModelConfig:

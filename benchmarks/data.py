@@ -23,7 +23,7 @@ import torch
 
 from xlpre.batch import Batch
 from xlpre.data.lanes import Lanes
-from xlpre.data.rng import Draws
+from xlpre.data.rng import RowRng
 from xlpre.data.store import Part
 from xlpre.data.window_layout import DataConfig, lay_out
 from xlpre.data_loader import Loader, batch_of
@@ -85,8 +85,8 @@ def stages(part: Part, starts_word: np.ndarray, window: int, rows: int, step: in
         took[stage] = time.process_time() - since
         return result
 
-    def new_draws() -> Draws:
-        draws = Draws(1, lanes, step)
+    def new_draws() -> RowRng:
+        draws = RowRng(1, lanes, step)
         draws.uniform(1)  # the first number makes all of them
         return draws
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from tunings import CONFIG, Tuning
 
-from xlpre.common.cli_main import run_command
+from xlpre.common.cli_main import run_main
 from xlpre.common.files import write_text
 from xlpre.common.job_pool import run_all
 from xlpre.common.plots import new_panels, save
@@ -216,4 +216,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_main(main)

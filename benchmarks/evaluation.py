@@ -34,7 +34,7 @@ from xlpre.batch import Batch
 from xlpre.model.config import ModelConfig
 from xlpre.model.kv_cache import cached
 from xlpre.model.language_model import LanguageModel
-from xlpre.model.memory import Memory, Past, first_memory
+from xlpre.model.memory import Memory, Past, initial_memory
 
 TOLERANCE = 1e-4  # of losses, in nats
 CHECKED = 8  # tokens of each check
@@ -65,7 +65,7 @@ class Reader:
 
     def __init__(self, model: LanguageModel, text: Tensor, window: int, keep: Callable[[Memory], Past]) -> None:
         self._model, self._text, self._window, self._at = model, text, window, 0
-        self._past = keep(first_memory(model.config, len(text)))
+        self._past = keep(initial_memory(model.config, len(text)))
 
     def read(self) -> Tensor:
         """Losses (B, T) of the tokens after those of the next window."""
@@ -81,7 +81,7 @@ class Sliding:
 
     def __init__(self, model: LanguageModel, text: Tensor, length: int) -> None:
         self._model, self._text, self._length = model, text, length
-        self._nothing = cached(first_memory(model.config, len(text), mem_len=0), model.backbone)
+        self._nothing = cached(initial_memory(model.config, len(text), mem_len=0), model.backbone)
 
     def loss(self, place: int) -> Tensor:
         """(B,) losses of the token after `place`, from the last tokens up to it."""

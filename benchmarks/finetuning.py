@@ -35,13 +35,13 @@ from finetuning_contenders import HuggingFace, Xlpre, both, numbers_of
 from json_config import configured
 
 from finetune.config import TaskDataConfig
-from finetune.data.batching import Dealer
+from finetune.data.batching import LengthBucketSampler
 from finetune.data.examples import Item
 from finetune.data.features import lay_out
 from finetune.tasks.registry import build_task
 from finetune.trainer.evaluator import device_pass_tokens
 from xlpre.text.tokenizer import Tokenizer
-from xlpre.training.distributed import set_defaults
+from xlpre.training.distributed import init_env
 
 DEFAULT = {"vocab_size": 32000, "d_model": 768, "n_layer": 12, "n_head": 12, "d_inner": 3072, "dropout": 0.1}
 # tokens of the training rows, mean and deviation, in a vocabulary of 32,000 pieces (--data says them)
@@ -102,14 +102,14 @@ def main() -> None:
     words = parser.parse_args()
     if bool(words.data) != bool(words.vocabulary):
         parser.error("--data and --vocabulary go together")
-    set_defaults()
+    init_env()
     c = configured(words.config, DEFAULT)
     task = build_task(words.task, TaskDataConfig(dir=words.data or "", max_len=words.max_len), "last")
     if words.data:
         items = task.encode(task.read("train"), Tokenizer.load(words.vocabulary))
     else:
         items = random_items(words.task, c, max(256, (words.rounds + 1) * words.rows), words.max_len)
-    dealer = Dealer(items, task.padding, 0, 1, device_pass_tokens(None, torch.device("cpu")))
+    dealer = LengthBucketSampler(items, task.padding, 0, 1, device_pass_tokens(None, torch.device("cpu")))
     ours, theirs = both(c, task)
     beside = {}
     if words.stage is not None:

@@ -10,7 +10,7 @@ from contenders import SIZES, weights_of
 from torch import Tensor
 
 from finetune.config import TaskTrainConfig
-from finetune.data.batching import Dealer, Parts
+from finetune.data.batching import LengthBucketSampler, Parts
 from finetune.data.examples import Item
 from finetune.data.features import Inputs, pad
 from finetune.tasks.base import Task
@@ -20,7 +20,7 @@ from xlpre.conversion.weight_maps import to_ours
 from xlpre.data.window_layout import SEGMENT_A, SEGMENT_CLS
 from xlpre.model.config import ModelConfig
 from xlpre.text import special_tokens
-from xlpre.training.deepspeed_engine import build_engine, settings_for, start_processes
+from xlpre.training.deepspeed_engine import build_deepspeed_config, build_engine, start_processes
 from xlpre.training.distributed import use_device
 from xlpre.training.optimizer import OptimConfig
 
@@ -38,12 +38,12 @@ def shape_of(c: dict[str, Any]) -> ModelConfig:
 class Xlpre:
     """This project's, as set or under a ZeRO `stage`."""
 
-    def __init__(self, model: TaskModel, dealer: Dealer, rows: int, stage: int | None = None) -> None:
+    def __init__(self, model: TaskModel, dealer: LengthBucketSampler, rows: int, stage: int | None = None) -> None:
         self._dealer, self._rows = dealer, rows
         device, train = use_device(), TaskTrainConfig(batch_size=rows, precision="fp32")
         start_processes(device)
         asked = {} if stage is None else {"zero_optimization": {"stage": stage}}
-        self._engine = build_engine(model, settings_for(train, OPTIM, device, 1, asked), train, OPTIM, device)
+        self._engine = build_engine(model, build_deepspeed_config(train, OPTIM, device, 1, asked), train, OPTIM, device)
 
     def met(self) -> Met:
         """Loss and gradients of the first batch, without dropout."""
@@ -70,7 +70,7 @@ class HuggingFace:
         shape: ModelConfig,
         task: Task,
         items: list[Item],
-        dealer: Dealer,
+        dealer: LengthBucketSampler,
         rows: int,
         length: int | None,
     ) -> None:
@@ -164,6 +164,6 @@ def both(c: dict[str, Any], task: Task) -> tuple[TaskModel, list[torch.nn.Module
     return ours, theirs
 
 
-def numbers_of(dealer: Dealer, step: int, rows: int) -> np.ndarray:
+def numbers_of(dealer: LengthBucketSampler, step: int, rows: int) -> np.ndarray:
     """The items of a batch."""
     return np.concatenate([part.numbers for part in dealer.update(1, step, rows, 1)[0].parts])

@@ -72,9 +72,9 @@ def counts(
     metrics.reset()
     forward_and_backward(torch.compile(work, dynamic=False), given)
     compiled = metrics.num_bytes_accessed
-    without_data = [x.detach().to("meta").requires_grad_() for x in given]
+    meta_model = [x.detach().to("meta").requires_grad_() for x in given]
     with Counted() as by_kernel:
-        forward_and_backward(kernel, without_data)
+        forward_and_backward(kernel, meta_model)
     n_bytes = {"eager": eager.n_bytes, "compiled": compiled, "kernel": by_kernel.n_bytes}
     return {name: round(n / elements, 2) for name, n in n_bytes.items()}
 

@@ -25,12 +25,12 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.config import PretrainConfig
-from pretrain.trainer.inputs import Foundation
-from xlpre.common.cli_main import run_command
+from pretrain.trainer.inputs import RunInputs
+from xlpre.common.cli_main import run_main
 from xlpre.common.tables import as_json_lines
 from xlpre.config.loader import load
 from xlpre.model.language_model import LanguageModel
-from xlpre.model.memory import first_memory
+from xlpre.model.memory import initial_memory
 from xlpre.model.positions import PositionTerm, distance_table
 from xlpre.training.distributed import seed_everything, seed_step
 from xlpre.training.lr_schedule import learning_rate
@@ -52,13 +52,13 @@ KINDS = {
 
 def watch(config: PretrainConfig, steps: Sequence[int]) -> list[dict[str, Any]]:
     """Train up to the last of `steps`, and look at each of them."""
-    foundation = Foundation(config, ())
+    foundation = RunInputs(config, ())
     seed_everything(config.seed)
     shape, two_streams = foundation.start.shape, foundation.objective.two_streams
     model = foundation.start.model(partial(LanguageModel, shape, two_streams, config.objective.next_sentence))
     optimizer = build_optimizer(model, config.optim, guarded=True)
     rows = range(config.train.batch_size)
-    memory: Any = first_memory(foundation.start.shape, len(rows), device=torch.device("cpu"), dtype=torch.float32)
+    memory: Any = initial_memory(foundation.start.shape, len(rows), device=torch.device("cpu"), dtype=torch.float32)
     lines = []
     for step in range(max(steps) + 1):
         seed_step(config.seed, step, 0)
@@ -119,4 +119,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_main(main)

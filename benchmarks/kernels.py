@@ -31,16 +31,16 @@ from layer_shapes import DTYPES, add_shape, exact, kept_by
 from torch import Tensor
 from torch.nn import functional as F
 
-from xlpre.model.attention_mask import Geometry
+from xlpre.model.attention_mask import AttentionMeta
 from xlpre.model.kernels.backend import backend_named
-from xlpre.model.kernels.selfcheck.fixtures import OneLayer, Ready, apart, geometry_of, one_layer, tensors_of
+from xlpre.model.kernels.selfcheck.fixtures import AttentionCase, Case, apart, attention_case, geometry_of, tensors_of
 from xlpre.model.kernels.selfcheck.selfcheck import TOLERANCE
 
 DEVIATIONS = 6.0  # of a binomial count; by chance in 2e-9 of cases
 BACKENDS = {"cpu": ["reference", "sdpa", "cpu"], "cuda": ["reference", "sdpa", "triton"]}
 
 
-def agreement(layer: OneLayer, geometry: Geometry, weights: Tensor, dropout: float) -> dict[str, Any]:
+def agreement(layer: AttentionCase, geometry: AttentionMeta, weights: Tensor, dropout: float) -> dict[str, Any]:
     """What a line says of the numbers."""
     expected = exact(geometry, layer.tensors, weights, None, 0.0)
     line: dict[str, Any] = {"off_by": apart(layer.all(weights), expected)}
@@ -76,7 +76,7 @@ def bare(tensors: dict[str, Tensor], dropout: float) -> Callable[[], tuple[Tenso
     return forward
 
 
-def of_layer(layer: Ready, weights: Tensor, dropout: float) -> Callable[[], tuple[Tensor, Callable[[], object]]]:
+def of_layer(layer: Case, weights: Tensor, dropout: float) -> Callable[[], tuple[Tensor, Callable[[], object]]]:
     """A turn of it."""
 
     def forward() -> tuple[Tensor, Callable[[], object]]:
@@ -148,7 +148,7 @@ def main() -> None:
     turns = {"bare": bare(tensors, given.dropout)} if given.repeats else {}
     for name in given.backends or BACKENDS[torch.device(given.device).type]:
         try:
-            layer = one_layer(backend_named(name), geometry, tensors)
+            layer = attention_case(backend_named(name), geometry, tensors)
             line = agreement(layer, geometry, weights, given.dropout)
             line["agrees"] = agrees(line, given.dtype)
             turns[name] = of_layer(layer, weights, given.dropout)

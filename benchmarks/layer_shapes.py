@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from xlpre.model.attention_mask import Geometry
+from xlpre.model.attention_mask import AttentionMeta
 from xlpre.model.kernels.backend import backend_named
-from xlpre.model.kernels.selfcheck.fixtures import OneLayer, one_layer, wider
+from xlpre.model.kernels.selfcheck.fixtures import AttentionCase, attention_case, higher_precision
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 LARGE = {"rows": 16, "heads": 16, "width": 64, "window": 512, "memory": 384, "targets": 85}  # XLNet-Large
@@ -27,7 +27,7 @@ def add_shape(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="bf16" if on_gpu else "fp32")
 
 
-def kept_by(layer: OneLayer, dropout: float) -> Tensor:
+def kept_by(layer: AttentionCase, dropout: float) -> Tensor:
     """What dropout keeps of a layer, (B, H, N, K) bool, True where nothing is seen: with equal scores, and values that tell keys apart."""
     value = layer.tensors["value"].detach()
     # with gradients, without which torch may take another kernel
@@ -43,9 +43,11 @@ def kept_by(layer: OneLayer, dropout: float) -> Tensor:
     return torch.cat(found, 3)[..., : value.size(1)] | ~layer.geometry.visible()[:, None]
 
 
-def exact(geometry: Geometry, tensors: dict[str, Tensor], weights: Tensor, kept: Tensor | None, dropout: float) -> dict:
+def exact(
+    geometry: AttentionMeta, tensors: dict[str, Tensor], weights: Tensor, kept: Tensor | None, dropout: float
+) -> dict:
     """`reference` in twice the precision, where dropout keeps what is `kept`."""
-    layer = one_layer(backend_named("reference"), geometry, tensors, wider(tensors["key"].dtype))
+    layer = attention_case(backend_named("reference"), geometry, tensors, higher_precision(tensors["key"].dtype))
     given = F.dropout if kept is None else lambda probability, rate: probability * kept / (1 - rate)
     with patch.object(F, "dropout", given):
         return layer.all(weights, dropout)

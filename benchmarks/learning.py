@@ -21,7 +21,7 @@ import torch
 from processes import REPOSITORY
 
 from pretrain.config import PretrainConfig
-from xlpre.common.cli_main import run_command
+from xlpre.common.cli_main import run_main
 from xlpre.config.loader import load
 from xlpre.training.distributed import launcher
 
@@ -79,4 +79,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_main(main)

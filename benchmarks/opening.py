@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from xlpre.common.cli_main import run_command
+from xlpre.common.cli_main import run_main
 from xlpre.conversion.model_folder import ModelFolder
 from xlpre.model.config import ModelConfig
-from xlpre.model.language_model import without_data
+from xlpre.model.language_model import meta_model
 
 
 def timed(call: Callable[[], Any], rounds: int) -> dict[str, list[float]]:
@@ -42,14 +42,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     words = parser.parse_args(argv)
     shape = ModelConfig(**{"vocab_size": 32000, **words.config})
     weights = {
-        name: torch.zeros(parameter.shape)
-        for name, parameter in without_data(shape, two_streams=True).named_parameters()
+        name: torch.zeros(parameter.shape) for name, parameter in meta_model(shape, two_streams=True).named_parameters()
     }
     folder = ModelFolder(shape, weights, None, "permutation", {}, "xlpre")
     about = {"config": words.config, "n_parameters": sum(weight.numel() for weight in weights.values())}
-    of_each = {"model": timed(folder.model, words.rounds), "reader": timed(folder.reader, words.rounds)}
-    print(json.dumps({**about, **of_each, "threads": torch.get_num_threads(), "torch": torch.__version__}))
+    elementwise = {"model": timed(folder.model, words.rounds), "reader": timed(folder.reader, words.rounds)}
+    print(json.dumps({**about, **elementwise, "threads": torch.get_num_threads(), "torch": torch.__version__}))
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_main(main)

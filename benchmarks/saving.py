@@ -32,13 +32,13 @@ TINY = ["model.n_layer=2", "model.d_model=16", "model.n_head=2", "model.d_inner=
 def update(job, batches):
     """Seconds of one."""
     begun = time.perf_counter()
-    job.begin_update()
+    job.begin_step()
     batch = next(batches)
     loss, memory = job.engine(batch, job.memories[0])
     job.engine.backward(loss)
     job.engine.step()
     job.carry(0, batch, memory)
-    job.end_update()
+    job.end_step()
     return time.perf_counter() - begun
 
 

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from pretrain.config import PretrainConfig
-from pretrain.trainer.inputs import Foundation
-from xlpre.common.cli_main import run_command
+from pretrain.trainer.inputs import RunInputs
+from xlpre.common.cli_main import run_main
 from xlpre.config.loader import load
 from xlpre.conversion.model_folder import ModelFolder, save_folder
 from xlpre.model.language_model import LanguageModel
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("words", nargs="*", metavar="key=value")
     said = parser.parse_intermixed_args(argv)
     config = load(PretrainConfig, said.config, said.words)
-    foundation = Foundation(config, ())
+    foundation = RunInputs(config, ())
 
     def weights(init: str) -> Weights:
         seed_everything(config.seed)
@@ -78,4 +78,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_main(main)

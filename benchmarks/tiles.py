@@ -26,7 +26,7 @@ from layer_shapes import DTYPES, add_shape
 from torch import Tensor
 
 from xlpre.model.kernels.backend import with_triton
-from xlpre.model.kernels.selfcheck.fixtures import geometry_of, one_layer, tensors_of
+from xlpre.model.kernels.selfcheck.fixtures import attention_case, geometry_of, tensors_of
 from xlpre.model.kernels.triton.launch import KERNELS, Launch
 from xlpre.model.kernels.triton.tiles import TILES, Tile, column_of
 
@@ -91,7 +91,7 @@ def record(given: argparse.Namespace) -> None:
     """Make one forward and backward, and keep the calls."""
     torch.manual_seed(0)
     geometry = geometry_of(given.rows, given.window, given.memory, given.targets, given.device)
-    layer = one_layer(with_triton(), geometry, tensors_of(geometry, given.heads, given.width, DTYPES[given.dtype]))
+    layer = attention_case(with_triton(), geometry, tensors_of(geometry, given.heads, given.width, DTYPES[given.dtype]))
     call = Launch.call
 
     def kept(launch: Launch, *words: Any) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 from processes import REPOSITORY
 
 from finetune.config import FinetuneConfig
-from finetune.recipe import recipe_of
+from finetune.recipe import task_overrides
 from finetune.trainer.finalize import RESULT, finished_seeds
-from finetune.trainer.inputs import Foundation
+from finetune.trainer.inputs import RunInputs
 from finetune.trainer.results import Result
-from xlpre.common.job_pool import Errand
+from xlpre.common.job_pool import Command
 from xlpre.config.loader import load
 
 CONFIG = str(REPOSITORY / "configs/finetune/small.yaml")
@@ -46,7 +46,7 @@ class Tuning:
         """
         if not self.is_made:
             return False
-        return self.seed in finished_seeds(Foundation(load(FinetuneConfig, config, words, recipe_of)))
+        return self.seed in finished_seeds(RunInputs(load(FinetuneConfig, config, words, task_overrides)))
 
     @property
     def result(self) -> Result:
@@ -59,10 +59,10 @@ class Tuning:
             raise ValueError(f"{self.folder} has no result: it was stopped; the same command goes on")
         return Result.read(self.seed_folder / RESULT)
 
-    def errand(self, config: str, words: Sequence[str]) -> Errand:
+    def errand(self, config: str, words: Sequence[str]) -> Command:
         """What makes it: finetune/run.py with a file of settings and more of them."""
         words = [f"seed={self.seed}", f"name={self.folder.name}", f"run_dir={self.folder}", *words]
         script = os.path.relpath(REPOSITORY / "finetune/run.py")
-        return Errand(
+        return Command(
             self.folder, ["python", script, "--config", config, *words], partial(self.is_made_of, config, words)
         )

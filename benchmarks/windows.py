@@ -17,7 +17,7 @@ from kernels import of_layer, on_cpu, on_gpu
 from layer_shapes import DTYPES
 
 from xlpre.model.kernels.backend import backend_named
-from xlpre.model.kernels.selfcheck.fixtures import geometry_of, one_layer, tensors_of
+from xlpre.model.kernels.selfcheck.fixtures import attention_case, geometry_of, tensors_of
 
 
 def line_of(backend: str, window: int, given: argparse.Namespace) -> dict[str, object]:
@@ -26,7 +26,7 @@ def line_of(backend: str, window: int, given: argparse.Namespace) -> dict[str, o
     geometry = geometry_of(given.rows, window, window * 3 // 4, window // 6, given.device)
     tensors = tensors_of(geometry, given.heads, given.width, DTYPES[given.dtype])
     weights = torch.randn(*geometry.query_rank.shape, given.heads, given.width, device=given.device)
-    forward = of_layer(one_layer(backend_named(backend), geometry, tensors), weights, given.dropout)
+    forward = of_layer(attention_case(backend_named(backend), geometry, tensors), weights, given.dropout)
     for _ in range(3):
         found = on_cpu(forward) if given.device == "cpu" else on_gpu(forward)
     forward_ms, backward_ms, mb = found

@@ -2,6 +2,6 @@
 
 from pathlib import Path
 
-from xlpre.common.cli_main import hear_interrupts  # before torch, for whose threads xlpre has a word
+from xlpre.common.cli_main import install_interrupt_handler  # before torch, for whose threads xlpre has a word
 
-hear_interrupts(Path(__file__).parent)
+install_interrupt_handler(Path(__file__).parent)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from finetune.tasks.glue import N_ROWS, zip_files
 from finetune.trainer.results import read_run
-from xlpre.common.cli_main import run_command
+from xlpre.common.cli_main import run_main
 from xlpre.common.tables import as_csv, as_markdown
 
 
@@ -70,4 +70,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_main(main)

@@ -13,10 +13,10 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from finetune.tasks.regression import NumberTask
-from finetune.trainer.saved_model import open_fine_tuned
-from xlpre.common.cli_main import run_command
-from xlpre.conversion.task_model import save_huggingface_fine_tuned
+from finetune.tasks.regression import RegressionTask
+from finetune.trainer.saved_model import open_task_model
+from xlpre.common.cli_main import run_main
+from xlpre.conversion.task_model import save_huggingface_task_model
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -27,13 +27,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     words = parser.parse_args(argv)
     if words.target.exists():
         raise ValueError(f"{words.target} is there already; name a folder that is not")
-    model, task = open_fine_tuned(words.source)
-    if isinstance(task, NumberTask):
+    model, task = open_task_model(words.source)
+    if isinstance(task, RegressionTask):
         model = dataclasses.replace(model, head=task.unscaled(model.head))
     summary = model.task["summary"]
-    save_huggingface_fine_tuned(words.target, model, task.head_kind, task.labels, summary, task.padding)
+    save_huggingface_task_model(words.target, model, task.head_kind, task.labels, summary, task.padding)
     print(f"{words.source}: {task.name}, written to {words.target} for Hugging Face's transformers")
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_main(main)

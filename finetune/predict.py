@@ -28,21 +28,21 @@ from finetune.tasks.base import Prediction, Task
 from finetune.tasks.span import SpanTask
 from finetune.tasks.squad_files import questions_in
 from finetune.trainer.evaluator import answer, device_pass_tokens
-from finetune.trainer.saved_model import open_fine_tuned
+from finetune.trainer.saved_model import open_task_model
 from finetune.trainer.task_model import TaskModel
-from xlpre.common.cli_main import run_command
-from xlpre.conversion.task_model import FineTuned
-from xlpre.model.initialization import made_with
+from xlpre.common.cli_main import run_main
+from xlpre.conversion.task_model import TaskModelFolder
+from xlpre.model.initialization import build_with_weights
 from xlpre.text.json_objects import parse_object
-from xlpre.text.readers import STDIN, Meter, read_lines
+from xlpre.text.readers import STDIN, ByteCounter, read_lines
 from xlpre.text.tokenizer import Tokenizer
-from xlpre.training.distributed import Talk, use_device
+from xlpre.training.distributed import Comm, use_device
 
 CHUNK = 1024  # lines that are answered together, in rows of like lengths
 
 
 def predict(
-    model: FineTuned, task: Task, lines: Iterable[tuple[str, str | Fields]], rows: int = 32, chunk: int = CHUNK
+    model: TaskModelFolder, task: Task, lines: Iterable[tuple[str, str | Fields]], rows: int = 32, chunk: int = CHUNK
 ) -> Iterator[Prediction]:
     """Answers to lines, or to fields, given with their places, in their order.
 
@@ -56,14 +56,14 @@ def predict(
     Raises:
         ValueError: a line that is not as the task wants it, once those before it are answered.
     """
-    network = made_with(model.weights, partial(TaskModel, model.folder.config, task)).to(use_device())
+    network = build_with_weights(model.weights, partial(TaskModel, model.folder.config, task)).to(use_device())
     tokenizer, pass_tokens = model.folder.vocabulary("the folder"), device_pass_tokens(None, network.device)
-    rest, talk = iter(lines), Talk()
+    rest, comm = iter(lines), Comm()
     fault = None
     while not fault:
         split, fault = _next_split(task, islice(rest, chunk), tokenizer)
         if split.examples:
-            yield from task.predictions(split, answer(network, split, rows, pass_tokens, talk))
+            yield from task.predictions(split, answer(network, split, rows, pass_tokens, comm))
         elif not fault:
             return
     raise fault
@@ -135,7 +135,7 @@ def entries_of(file: Path | None, columns: Sequence[str], squad: bool = False) -
         yield from read_rows(file)
         return
     path = file or STDIN
-    for number, (_, text) in enumerate(read_lines(path, Meter()), 1):
+    for number, (_, text) in enumerate(read_lines(path, ByteCounter()), 1):
         if line := text.rstrip("\r\n"):
             yield f"{path}, line {number}", line
 
@@ -143,7 +143,7 @@ def entries_of(file: Path | None, columns: Sequence[str], squad: bool = False) -
 def _has_columns(file: Path, columns: Sequence[str]) -> bool:
     if ".tsv" not in file.suffixes:
         return bool({".csv", ".parquet"} & {*file.suffixes})
-    _, first = next(read_lines(file, Meter()), (0, ""))
+    _, first = next(read_lines(file, ByteCounter()), (0, ""))
     return bool(columns) and {*columns} <= {*first.rstrip("\r\n").split("\t")}
 
 
@@ -156,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     words = parser.parse_args(argv)
     if words.rows < 1:
         raise ValueError(f"--rows {words.rows} must be at least 1")
-    model, task = open_fine_tuned(words.model)
+    model, task = open_task_model(words.model)
     entries = entries_of(words.file, task.columns, isinstance(task, SpanTask))
     chunk = 1 if words.file is None and os.isatty(0) else CHUNK  # who types a line waits for its answer
     for one in predict(model, task, entries, words.rows, chunk):
@@ -164,4 +164,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_main(main)

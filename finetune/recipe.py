@@ -11,7 +11,7 @@ from finetune.config import FinetuneConfig
 INSTEAD = {"epochs": "train.steps", "warmup_share": "schedule.warmup_steps"}
 
 
-def typed_wins(config: FinetuneConfig, typed: Collection[str]) -> FinetuneConfig:
+def apply_cli_precedence(config: FinetuneConfig, typed: Collection[str]) -> FinetuneConfig:
     """Without a share that a file sets in place of a number which was given as a word.
 
     Raises:
@@ -26,6 +26,6 @@ def typed_wins(config: FinetuneConfig, typed: Collection[str]) -> FinetuneConfig
     return config
 
 
-def recipe_of(config: FinetuneConfig) -> Sequence[str]:
+def task_overrides(config: FinetuneConfig) -> Sequence[str]:
     """The words that a file of settings has for the task."""
     return config.recipes.get(config.task, [])

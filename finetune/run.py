@@ -10,19 +10,19 @@ Stopped at any time, the same command goes on from the last checkpoint. docs/fin
 from __future__ import annotations
 
 from finetune.config import FinetuneConfig
-from finetune.recipe import recipe_of, typed_wins
+from finetune.recipe import apply_cli_precedence, task_overrides
 from finetune.trainer.loop import finetune
-from xlpre.common.cli_main import run_command
+from xlpre.common.cli_main import run_main
 from xlpre.config.cli import given_keys, with_flags
 from xlpre.training.distributed import leave
 
 
 def main() -> None:
     """The command."""
-    config, _ = with_flags(FinetuneConfig, __doc__ or "", {}, recipe=recipe_of)
-    finetune(typed_wins(config, given_keys({}).words))
+    config, _ = with_flags(FinetuneConfig, __doc__ or "", {}, recipe=task_overrides)
+    finetune(apply_cli_precedence(config, given_keys({}).words))
     leave()
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_main(main)

@@ -20,19 +20,19 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.tools.ablation import Ablation, Run, outcomes, table
-from pretrain.trainer.inputs import Foundation, is_finished
-from xlpre.common.cli_main import run_command
-from xlpre.common.job_pool import Errand, run_all
+from pretrain.trainer.inputs import RunInputs, is_finished
+from xlpre.common.cli_main import run_main
+from xlpre.common.job_pool import Command, run_all
 from xlpre.common.plots import COLOURS, in_legend, new_panels, save
 from xlpre.common.tables import as_markdown, write_table
 from xlpre.data_loader import lanes_of
 
 
-def errand_of(run: Run, processes: int) -> Errand:
+def errand_of(run: Run, processes: int) -> Command:
     """What makes a run."""
     script = [os.path.relpath(Path(__file__).with_name("run.py")), *run.words]
     launcher = ["python"] if processes == 1 else ["torchrun", "--standalone", "--nproc_per_node", str(processes)]
-    return Errand(run.folder, [*launcher, *script], partial(_is_made, run))
+    return Command(run.folder, [*launcher, *script], partial(_is_made, run))
 
 
 def _is_made(run: Run) -> bool:
@@ -48,7 +48,7 @@ def check(ablation: Ablation) -> None:
         if run.seed != 1:  # differs in its seed alone
             continue
         try:
-            Foundation(run.config, run.given)
+            RunInputs(run.config, run.given)
         except ValueError as error:
             raise ValueError(f"row {run.row}: {error}") from None
 
@@ -133,4 +133,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_main(main)

@@ -18,7 +18,7 @@ import numpy as np
 from pretrain.config import PretrainConfig
 from pretrain.tools.explain_picture import PICTURES, save_picture
 from pretrain.tools.explanation import Explanation, explain, vocabulary
-from xlpre.common.cli_main import run_command
+from xlpre.common.cli_main import run_main
 from xlpre.config.loader import load
 from xlpre.text import special_tokens
 
@@ -174,4 +174,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_main(main)

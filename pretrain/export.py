@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from xlpre.common.cli_main import run_command
+from xlpre.common.cli_main import run_main
 from xlpre.conversion.model_folder import ModelFolder, load_folder, save_folder, save_huggingface, save_release
 from xlpre.text.preprocess import Preprocess
 from xlpre.text.tokenizer import Tokenizer
@@ -39,7 +39,7 @@ def find_model(source: Path) -> ModelFolder:
     """
     folder, checkpoints = source / "model", source / checkpoint.FOLDER
     if checkpoints.is_dir() and not folder.is_dir():
-        saved = checkpoint.newest_intact(checkpoints)
+        saved = checkpoint.latest_valid(checkpoints)
         if saved is None:
             raise ValueError(f"{source}: the run has no whole checkpoint yet, and so no model")
         folder = saved / checkpoint.MODEL
@@ -80,4 +80,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_main(main)

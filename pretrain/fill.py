@@ -17,13 +17,13 @@ import numpy as np
 import torch
 
 from xlpre.batch import Batch
-from xlpre.common.cli_main import run_command
+from xlpre.common.cli_main import run_main
 from xlpre.conversion.model_folder import load_folder
 from xlpre.data.store import Part
 from xlpre.inference.cloze import BLANK, blanks_batch, hide
 from xlpre.model.dropout import without_dropout
 from xlpre.model.language_model import LanguageModel
-from xlpre.model.memory import first_memory
+from xlpre.model.memory import initial_memory
 from xlpre.objectives.registry import OBJECTIVES
 from xlpre.text import special_tokens
 from xlpre.text.sentence_boundaries import starts_word, written_without_spaces
@@ -33,7 +33,7 @@ TOP = 5
 
 
 @dataclass(frozen=True)
-class Filled:
+class ClozeResult:
     """A text with blanks; for each blank the likeliest pieces with their probabilities, and what stood there if known."""
 
     text: str
@@ -45,7 +45,7 @@ class Filled:
 def likeliest(model: LanguageModel, batch: Batch, tokenizer: Tokenizer) -> list[list[tuple[str, float]]]:
     """For each target of a one-row batch its TOP pieces and their probabilities."""
     weight = model.backbone.mask_embedding
-    memory = first_memory(model.config, 1, mem_len=0, device=weight.device, dtype=weight.dtype)
+    memory = initial_memory(model.config, 1, mem_len=0, device=weight.device, dtype=weight.dtype)
     with without_dropout(model):
         logits, *_ = model.logits(batch.to(weight.device), memory)
     probabilities = logits[0].float().softmax(-1)
@@ -57,9 +57,9 @@ def likeliest(model: LanguageModel, batch: Batch, tokenizer: Tokenizer) -> list[
     ]
 
 
-def fill(model: LanguageModel, tokenizer: Tokenizer, text: str) -> Filled:
+def fill(model: LanguageModel, tokenizer: Tokenizer, text: str) -> ClozeResult:
     """Fill in the blanks of `text`."""
-    return Filled(text, likeliest(model, blanks_batch(text, tokenizer), tokenizer), [])
+    return ClozeResult(text, likeliest(model, blanks_batch(text, tokenizer), tokenizer), [])
 
 
 def held_out_puzzles(part: Part, tokenizer: Tokenizer, count: int, seed: int) -> list[tuple[np.ndarray, int]]:
@@ -89,17 +89,17 @@ def _is_word(piece: str) -> bool:
     return letters and (len(bare) >= 3 or (len(bare) > 0 and written_without_spaces(bare[0])))
 
 
-def solve(model: LanguageModel, tokenizer: Tokenizer, puzzle: tuple[np.ndarray, int]) -> Filled:
+def solve(model: LanguageModel, tokenizer: Tokenizer, puzzle: tuple[np.ndarray, int]) -> ClozeResult:
     """Fill in the hidden word of a puzzle."""
     tokens, position = puzzle
     before, after = tokenizer.decode(tokens[:position]), tokenizer.decode(tokens[position + 1 :])
     if len(after) and tokenizer.pieces[tokens[position + 1]].startswith(special_tokens.SPACE):
         after = f" {after}"
     guesses = likeliest(model, hide(tokens, np.array([position])), tokenizer)
-    return Filled(f"{before} {BLANK}{after}", guesses, [plain(tokenizer.pieces[tokens[position]])])
+    return ClozeResult(f"{before} {BLANK}{after}", guesses, [plain(tokenizer.pieces[tokens[position]])])
 
 
-def show(filled: Filled) -> str:
+def show(filled: ClozeResult) -> str:
     """Lines for a terminal."""
     lines = [filled.text]
     for number, guesses in enumerate(filled.blanks):
@@ -134,4 +134,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_main(main)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from xlpre.common.cli_main import run_command
+from xlpre.common.cli_main import run_main
 from xlpre.common.plots import new_figure, save
 from xlpre.data.lanes import Lanes
 from xlpre.data.store import PARTS, Part, TokenStore
@@ -184,4 +184,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_main(main)

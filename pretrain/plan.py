@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from pretrain.config import PretrainConfig
 from pretrain.planning.plan import USABLE, Plan
-from xlpre.common.cli_main import run_command
+from xlpre.common.cli_main import run_main
 from xlpre.config.loader import load
 from xlpre.training.device_specs import DEVICES
 
@@ -199,4 +199,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_main(main)

@@ -12,7 +12,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from pretrain.config import PretrainConfig
-from xlpre.common.cli_main import run_command
+from xlpre.common.cli_main import run_main
 from xlpre.config.cli import from_command_line
 from xlpre.config.loader import from_mapping
 from xlpre.data.store import META, TokenStore, is_nothing, is_store
@@ -111,4 +111,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_main(main)

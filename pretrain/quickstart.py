@@ -20,13 +20,13 @@ import psutil
 import torch
 
 from pretrain.config import PretrainConfig
-from pretrain.fill import Filled, show
+from pretrain.fill import ClozeResult, show
 from pretrain.prepare import make_store
 from pretrain.report import write_report
 from pretrain.train_tokenizer import make_tokenizer
 from pretrain.trainer.inputs import finished, is_finished
 from pretrain.trainer.samples import read_samples
-from xlpre.common.cli_main import run_command
+from xlpre.common.cli_main import run_main
 from xlpre.common.job_pool import asked_to_stop
 from xlpre.config.cli import from_command_line, given_keys
 from xlpre.training.distributed import launcher
@@ -77,7 +77,7 @@ def show_samples(config: PretrainConfig) -> None:
         return
     print(f"\nblanks in held-out text, as filled in at step {samples[-1]['step']:,}:\n")
     for one in filled:
-        print(show(Filled(**one)))
+        print(show(ClozeResult(**one)))
     command = [
         "python",
         os.path.relpath(Path(__file__).with_name("fill.py")),
@@ -104,4 +104,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_main(main)

@@ -20,9 +20,9 @@ import pretrain  # noqa: F401  before torch
 import torch
 
 from pretrain.tools import nan_dump
-from pretrain.tools.nan_detector import Place, Watch, is_finite, largest
+from pretrain.tools.nan_detector import NonFiniteDetector, Place, is_finite, largest
 from xlpre.batch import Batch
-from xlpre.common.cli_main import run_command
+from xlpre.common.cli_main import run_main
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import Memory
 from xlpre.text.tokenizer import Tokenizer
@@ -78,7 +78,7 @@ def replay(model: LanguageModel, batch: Batch, memory: Memory) -> Replay:
     """One micro-batch forward, and backward if its loss is finite. All on the device and in the precision of `model`."""
     model.zero_grad()
     bad_rows = (~memory.finite_rows()).nonzero().flatten().tolist()
-    with Watch(model, batch.input_ids.size(0)) as watch:
+    with NonFiniteDetector(model, batch.input_ids.size(0)) as watch:
         targets, _, *others = model(batch, memory)
         loss = sum(others, start=targets)
         if is_finite(loss):
@@ -181,7 +181,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     model = folder.model().to(device, dtype).train()
     spoken = {value: key for key, value in PRECISIONS.items()}
     print(
-        f"{words.folder}: update {run.step:,} of {run.n_processes} process(es), {run.n_micro_steps} micro-batch(es) each; the run was "
+        f"{words.folder}: update {run.step:,} of {run.world_size} process(es), {run.n_micro_steps} micro-batch(es) each; the run was "
         f"in {spoken[was]}, this is {spoken[dtype]} on {device.type}"
     )
     bad = [name for name, parameter in model.named_parameters() if not is_finite(parameter)]
@@ -202,4 +202,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_main(main)

@@ -16,7 +16,7 @@ from typing import Any
 
 from pretrain.config import PretrainConfig, settings_of_run
 from pretrain.trainer.samples import read_samples
-from xlpre.common.cli_main import run_command
+from xlpre.common.cli_main import run_main
 from xlpre.common.files import write_text
 from xlpre.common.plots import COLOURS, as_svg, in_legend, new_panels, save
 from xlpre.training.metrics import read_metrics
@@ -187,4 +187,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_main(main)

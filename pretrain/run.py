@@ -15,9 +15,9 @@ from pretrain.config import PretrainConfig
 from pretrain.trainer.dry_run import dry_run
 from pretrain.trainer.inputs import finished, is_finished
 from pretrain.trainer.loop import pretrain
-from xlpre.common.cli_main import run_command
+from xlpre.common.cli_main import run_main
 from xlpre.config.cli import given_keys, with_flags
-from xlpre.training.distributed import is_main, leave
+from xlpre.training.distributed import is_rank_zero, leave
 
 FLAGS = {"dry-run": "print what the run would be, and write nothing"}
 
@@ -32,14 +32,18 @@ def main() -> None:
     elif not is_finished(config, given):
         pretrain(config, given)
         leave()
-    elif is_main():
+    elif is_rank_zero():
         print(f"{finished(config)}; raise train.steps (and train.hours) to go on, or give the run another name")
 
 
 def _warn_of_restarts() -> None:
     """Say so if torchrun shares its store with the training: what restarts then reads the addresses of the dead (torch 2.13)."""
     said = os.environ.get
-    if is_main() and said("TORCHELASTIC_USE_AGENT_STORE") == "True" and said("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
+    if (
+        is_rank_zero()
+        and said("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        and said("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+    ):
         print(
             "warning: torchrun's --max-restarts will not work; start torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its "
             "environment (docs/clusters.md)",
@@ -48,4 +52,4 @@ def _warn_of_restarts() -> None:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_main(main)

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from pretrain.config import PretrainConfig
-from xlpre.common.cli_main import run_command
+from xlpre.common.cli_main import run_main
 from xlpre.config.cli import from_command_line
 from xlpre.text.corpus import documents
 from xlpre.text.learned import check_learned, write_learned
@@ -50,4 +50,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_main(main)

@@ -12,7 +12,7 @@ import torch
 
 from xlpre.batch import Batch
 from xlpre.data.lanes import Lanes
-from xlpre.data.rng import Draws
+from xlpre.data.rng import RowRng
 from xlpre.data.window_layout import DataConfig, Windows, lay_out
 from xlpre.objectives.objective import Examples, Objective
 
@@ -46,7 +46,7 @@ class Loader:
                 f"lanes ({lanes}) must be some of range({self.lanes.n_lanes}), and step ({step}) at least 0; `batches` takes a list of "
                 "such groups of lanes for each step, [range(n_lanes)] for all at once"
             )
-        draws = Draws(self._seed, lanes, step)
+        draws = RowRng(self._seed, lanes, step)
         windows = lay_out([self.lanes.place(lane, step) for lane in lanes], self._data, draws)
         batch = batch_of(windows, self._objective.examples(windows, draws))
         return batch.pin_memory() if self._pin else batch
@@ -111,7 +111,7 @@ def _check(examples: Examples) -> None:
         )
 
 
-def lanes_of(process: int, n_processes: int, n_lanes: int, accumulation: int) -> list[range]:
+def lanes_of(process: int, world_size: int, n_lanes: int, accumulation: int) -> list[range]:
     """The lanes of one process, a group for each micro-step.
 
     A micro-step of all processes together takes consecutive lanes, so that the order of targets does not depend on how many
@@ -120,12 +120,12 @@ def lanes_of(process: int, n_processes: int, n_lanes: int, accumulation: int) ->
     Raises:
         ValueError: they cannot share them equally.
     """
-    shares = n_processes * accumulation
+    shares = world_size * accumulation
     rows, left = divmod(n_lanes, shares)
     if left:
         raise ValueError(
-            f"train.batch_size ({n_lanes}) must be a multiple of {n_processes} processes times train.accumulation "
+            f"train.batch_size ({n_lanes}) must be a multiple of {world_size} processes times train.accumulation "
             f"({accumulation}); set train.batch_size={max(rows, 1) * shares}"
         )
-    begins = [(micro * n_processes + process) * rows for micro in range(accumulation)]
+    begins = [(micro * world_size + process) * rows for micro in range(accumulation)]
     return [range(begin, begin + rows) for begin in begins]

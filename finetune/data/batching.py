@@ -19,7 +19,7 @@ from finetune.data.features import Padding, pad
 from xlpre.batch import Batch
 from xlpre.model.visibility import HIDDEN
 
-NOBODY = -1  # the number of an item that only fills a round; its answer is dropped
+FILLER = -1  # the number of an item that only fills a round; its answer is dropped
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Parts:
         return sum(int((~part.padding).sum()) for part in self.parts), sum(part.ids.numel() for part in self.parts)
 
 
-class Dealer:
+class LengthBucketSampler:
     """Deals items out.
 
     Args:
@@ -113,9 +113,9 @@ class Dealer:
         pass_tokens: so many tokens cost as much time as one more forward pass; it decides how finely parts are cut.
     """
 
-    def __init__(self, items: Sequence[Item], side: Padding, process: int, n_processes: int, pass_tokens: int) -> None:
+    def __init__(self, items: Sequence[Item], side: Padding, process: int, world_size: int, pass_tokens: int) -> None:
         self._items, self._side, self._pass_tokens = items, side, pass_tokens
-        self._process, self._n_processes = process, n_processes
+        self._process, self._n_processes = process, world_size
         self._lengths = np.array([item.length for item in items])
         self._order = (-1, np.empty(0, np.int64))
 
@@ -131,7 +131,7 @@ class Dealer:
     def once(self, rows: int) -> Iterator[Part]:
         """All items, each once over all processes, of which each gets equally many parts; up to `rows` items in one."""
         numbers = np.argsort(self._lengths, kind="stable")
-        filled = np.append(numbers, np.full(-len(numbers) % self._n_processes, NOBODY))
+        filled = np.append(numbers, np.full(-len(numbers) % self._n_processes, FILLER))
         rounds = filled.reshape(-1, self._n_processes)
         for begin in range(0, len(rounds), rows):
             yield from self._parts(rounds[begin : begin + rows])

@@ -9,14 +9,14 @@ from pathlib import Path
 from finetune.data.table_reader import Fields
 
 
-def part_in(dataset: str, split: str, config: str = "") -> Path:
+def split_path(dataset: str, split: str, config: str = "") -> Path:
     """A split as `read_rows` reads it; `dev` is called `validation` there."""
     name = f"{dataset}/{config}" if config else dataset
     return Path(f"{name}:{split.replace('dev', 'validation')}")
 
 
 @dataclass(frozen=True)
-class InDataset:
+class HubColumns:
     """How the dataset of a task's name has its rows, in other words than its files.
 
     Attributes:

@@ -45,7 +45,7 @@ class Cut:
         return [lay_out(a, b, self._max_len)]
 
 
-class InMemory:
+class RecurrentMemory:
     """One row with the whole text, which the model reads window by window, counted from its end.
 
     The last window is full, however long the text, and the head reads nothing else; the first is what is left over.
@@ -74,7 +74,7 @@ class Windows:
         return [lay_out(text[begin : begin + room], (), self._max_len) for begin in begins]
 
 
-LONG: Mapping[str, Callable[[TaskDataConfig], Long]] = {"cut": Cut, "memory": InMemory, "windows": Windows}
+LONG: Mapping[str, Callable[[TaskDataConfig], Long]] = {"cut": Cut, "memory": RecurrentMemory, "windows": Windows}
 
 
 def pooled(split: Split, outputs: Outputs, pool: str) -> Outputs:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from finetune.config import TaskDataConfig
 from finetune.data.examples import Example
-from finetune.data.hub_datasets import InDataset
+from finetune.data.hub_datasets import HubColumns
 from finetune.data.table_reader import KINDS, Fields, class_of, is_split, number_of, read_rows, text_of
 from finetune.tasks.base import Prediction
 from xlpre.text.hub import PREFIX, is_dataset
@@ -62,7 +62,7 @@ class Columns:
     names: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
     damaged: bool = False
-    dataset: InDataset = InDataset()
+    dataset: HubColumns = HubColumns()
 
 
 class TableSource:

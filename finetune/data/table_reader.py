@@ -10,7 +10,7 @@ from typing import Any
 
 from xlpre.text.hub import hub_rows, is_dataset
 from xlpre.text.json_objects import parse_object
-from xlpre.text.readers import LONGEST_LINE, PACKED, Meter, parquet_rows, read_lines
+from xlpre.text.readers import LONGEST_LINE, PACKED, ByteCounter, parquet_rows, read_lines
 
 Fields = Mapping[str, Any]
 KINDS = (".tsv", ".txt", ".csv", ".jsonl", ".parquet")
@@ -45,7 +45,7 @@ def read_rows(path: Path, names: Sequence[str] = (), spare_cut: bool = False) ->
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file{_nearby(path)}")
     if kind in (".jsonl", ".parquet"):
-        yield from _objects(path) if kind == ".jsonl" else parquet_rows(path, Meter(), None, 0, None)
+        yield from _objects(path) if kind == ".jsonl" else parquet_rows(path, ByteCounter(), None, 0, None)
         return
     rows = _comma_separated(path) if kind == ".csv" else _tab_separated(path)
     if not names:
@@ -154,14 +154,14 @@ def number_of(fields: Fields, name: str, place: str) -> float:
 
 
 def _tab_separated(path: Path) -> Iterator[tuple[int, list[str]]]:
-    for line, (_, text) in enumerate(read_lines(path, Meter()), 1):
+    for line, (_, text) in enumerate(read_lines(path, ByteCounter()), 1):
         if row := text.rstrip("\r\n"):
             yield line, row.split("\t")
 
 
 def _comma_separated(path: Path) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(LONGEST_LINE)
-    rows = csv.reader((text for _, text in read_lines(path, Meter())), strict=True)
+    rows = csv.reader((text for _, text in read_lines(path, ByteCounter())), strict=True)
     line = 1
     while True:
         try:
@@ -176,7 +176,7 @@ def _comma_separated(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _objects(path: Path) -> Iterator[tuple[str, Fields]]:
-    for line, (_, text) in enumerate(read_lines(path, Meter()), 1):
+    for line, (_, text) in enumerate(read_lines(path, ByteCounter()), 1):
         if text.strip():
             place = f"{path}, line {line}"
             yield place, parse_object(text, place)

@@ -91,7 +91,7 @@ def ndcg(grades: Sequence[int], judged: Sequence[int], cut: int) -> float:
     return _ratio(_gain(grades, cut), _gain(sorted(judged, reverse=True), cut))
 
 
-def ndcg_by_lot(grades: Sequence[int], judged: Sequence[int], cut: int) -> tuple[float, float]:
+def expected_random_ndcg(grades: Sequence[int], judged: Sequence[int], cut: int) -> tuple[float, float]:
     """Mean and variance of `ndcg` over all orders of the documents.
 
     A gain is a sum of products, grade times weight of the place; mean and variance over all ways to pair them are known (Hoeffding 1951).
@@ -126,7 +126,7 @@ def reciprocal_rank(grades: Sequence[int]) -> float:
     return next((1 / place for place, grade in enumerate(grades, 1) if grade > 0), 0.0)
 
 
-def level_of_chance(score: str, truth: np.ndarray) -> float:
+def chance_threshold(score: str, truth: np.ndarray) -> float:
     """What a score must exceed to say that anything was learned.
 
     It is what the best answer that is always the same gets, and two standard errors, so that of forty answers drawn by lot one

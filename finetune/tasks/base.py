@@ -83,7 +83,7 @@ class Task(Protocol):
     def measure(self, split: Split, outputs: Outputs) -> dict[str, float]:
         """Scores by name, `score` first."""
 
-    def level_of_chance(self, split: Split) -> float:
+    def chance_threshold(self, split: Split) -> float:
         """What `score` must exceed to say that anything was learned."""
 
     def decided(self, scores: Mapping[str, float]) -> dict[str, Any]:

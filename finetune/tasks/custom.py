@@ -14,8 +14,8 @@ from finetune.data.examples import Example
 from finetune.data.sources import TRAIN, Columns, TableSource, by_split, file_in
 from finetune.data.table_reader import label_of, read_rows
 from finetune.tasks.base import Task
-from finetune.tasks.regression import NumberTask
-from finetune.tasks.sequence import ClassTask
+from finetune.tasks.regression import RegressionTask
+from finetune.tasks.sequence import ClassificationTask
 from xlpre.model.pooling import Summary
 
 
@@ -27,14 +27,14 @@ def build_classification(name: str, data: TaskDataConfig, summary: Summary) -> T
     if data.labels and len({*labels}) < max(len(labels), 2):
         raise ValueError(f"data.labels ({', '.join(labels)}) must be two labels or more, each once")
     source = _source(name, data, labels)
-    return ClassTask(name, source, data, summary, ("accuracy", "matthews"), labels=labels)
+    return ClassificationTask(name, source, data, summary, ("accuracy", "matthews"), labels=labels)
 
 
 def build_regression(name: str, data: TaskDataConfig, summary: Summary) -> Task:
     """`regress`: Pearson's correlation decides, Spearman's is told."""
     source = _source(name, data, ())
     scale = data.scale or (scale_of(source.read(TRAIN)) if data.train else ())
-    return NumberTask(name, source, data, summary, ("pearson", "spearman"), scale=scale)
+    return RegressionTask(name, source, data, summary, ("pearson", "spearman"), scale=scale)
 
 
 def scale_of(examples: Sequence[Example]) -> tuple[float, float]:

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from finetune.config import TaskDataConfig
-from finetune.data.hub_datasets import InDataset, part_in
+from finetune.data.hub_datasets import HubColumns, split_path
 from finetune.data.sources import TRAIN, Columns, TableSource, by_split, check_folder, file_in, find_folder, split_name
 from finetune.tasks.base import Prediction, Task
-from finetune.tasks.regression import NumberTask
-from finetune.tasks.sequence import ClassTask
+from finetune.tasks.regression import RegressionTask
+from finetune.tasks.sequence import ClassificationTask
 from xlpre.common.files import new_file, write_text
 from xlpre.model.pooling import Summary
 from xlpre.text.hub import is_dataset
@@ -61,7 +61,7 @@ def _layout(
     **more: Any,
 ) -> Layout:
     """Of a task whose texts are `named` otherwise in the dataset, if that is given."""
-    dataset = InDataset({**dict(zip(named, texts, strict=False)), "label": label, "idx": "index"}, labels)
+    dataset = HubColumns({**dict(zip(named, texts, strict=False)), "label": label, "idx": "index"}, labels)
     columns = Columns(texts, label, labels, dataset=dataset, **more)
     config = folder.replace("-", "").lower()
     return Layout(folder, columns, scores or ("accuracy",), test={"test.tsv": f"{folder}.tsv"}, config=config)
@@ -69,7 +69,7 @@ def _layout(
 
 # the script that downloads GLUE calls its folder `diagnostic`
 DIAGNOSTIC = {"../AX/diagnostic.tsv": "AX.tsv", "../diagnostic/diagnostic.tsv": "AX.tsv"}
-NLI_DATASET = InDataset(
+NLI_DATASET = HubColumns(
     {"premise": "sentence1", "hypothesis": "sentence2", "label": "gold_label", "idx": "index"},
     ("entailment", "neutral", "contradiction"),
 )
@@ -137,7 +137,7 @@ class GlueSource(TableSource):
         dev = by_split(folder, data.dev or layout.dev)
         test = by_split(folder, data.test or list(there.values()), dev)
         if by_name:
-            train = train if data.train else [part_in(data.dir, TRAIN, layout.config)]
+            train = train if data.train else [split_path(data.dir, TRAIN, layout.config)]
             dev = dev if data.dev else {split: _named(data.dir, layout, split) for split in dev}
             test = test if data.test else {split: _named(data.dir, layout, split) for split in test}
         super().__init__(layout.columns, train, dev, test, data)
@@ -177,7 +177,7 @@ class GlueSource(TableSource):
 
 def _named(dataset: str, layout: Layout, split: str) -> Path:
     """A split of GLUE's in the dataset."""
-    return part_in(dataset, "test", "ax") if split == "diagnostic" else part_in(dataset, split, layout.config)
+    return split_path(dataset, "test", "ax") if split == "diagnostic" else split_path(dataset, split, layout.config)
 
 
 def zip_files(files: list[Path], path: Path) -> None:
@@ -191,5 +191,5 @@ def build_glue(name: str, data: TaskDataConfig, summary: Summary) -> Task:
     """A task of `LAYOUTS`."""
     source, layout = GlueSource(name, data), LAYOUTS[name]
     if layout.columns.labels:
-        return ClassTask(name, source, data, summary, layout.scores, labels=layout.columns.labels)
-    return NumberTask(name, source, data, summary, layout.scores, bounds=STS_B)
+        return ClassificationTask(name, source, data, summary, layout.scores, labels=layout.columns.labels)
+    return RegressionTask(name, source, data, summary, layout.scores, bounds=STS_B)

@@ -14,7 +14,7 @@ from typing import Any
 
 from finetune.config import TaskDataConfig
 from finetune.data.examples import Example
-from finetune.data.hub_datasets import part_in
+from finetune.data.hub_datasets import split_path
 from finetune.data.sources import check_folder, find_folder
 from finetune.data.table_reader import Fields, read_rows, value_of
 from finetune.tasks.base import Prediction, Task
@@ -22,7 +22,7 @@ from finetune.tasks.sequence import ChoiceTask
 from xlpre.model.pooling import Summary
 from xlpre.text.hub import is_dataset
 from xlpre.text.json_objects import parse_object
-from xlpre.text.readers import Meter, read_lines
+from xlpre.text.readers import ByteCounter, read_lines
 
 OPTIONS = ("A", "B", "C", "D")
 LEVELS = {"race": ("middle", "high"), "race/middle": ("middle",), "race/high": ("high",)}
@@ -79,7 +79,7 @@ class RaceSource:
     def _rows(self, split: str, level: str) -> Iterator[Example]:
         """The questions of a split of the dataset, which has one a row and calls the files by level and number."""
         numbers: Counter[str] = Counter()
-        for place, fields in read_rows(part_in(self._data.dir, split, level)):
+        for place, fields in read_rows(split_path(self._data.dir, split, level)):
             file = Path(str(value_of(fields, "example_id", place))).stem.removeprefix(level)
             article, question, options, answer = (
                 value_of(fields, name, place) for name in ("article", "question", "options", "answer")
@@ -88,7 +88,7 @@ class RaceSource:
             numbers[file] += 1
 
     def _questions(self, path: Path, level: str) -> list[Example]:
-        fields = parse_object("".join(line for _, line in read_lines(path, Meter())), str(path))
+        fields = parse_object("".join(line for _, line in read_lines(path, ByteCounter())), str(path))
         article, questions, options, answers = (
             value_of(fields, name, str(path)) for name in ("article", "questions", "options", "answers")
         )

@@ -21,9 +21,9 @@ from finetune.data.examples import Example, Split
 from finetune.data.long_text import check_whole
 from finetune.data.sources import TRAIN, by_split, file_in
 from finetune.data.table_reader import Fields, text_of
-from finetune.metrics.classification import expected_reciprocal_rank, ndcg, ndcg_by_lot, reciprocal_rank
+from finetune.metrics.classification import expected_random_ndcg, expected_reciprocal_rank, ndcg, reciprocal_rank
 from finetune.tasks.base import Outputs, Prediction, Task
-from finetune.tasks.sequence import OneVectorTask
+from finetune.tasks.sequence import SequenceTask
 from finetune.tasks.trec import Grades, in_order, read_candidates, read_qrels, read_texts, write_run
 from xlpre.model.config import ModelConfig
 from xlpre.model.heads import RegressionHead
@@ -104,7 +104,7 @@ class RankingSource:
         return [file_in(self._data.dir, file) for file in files]
 
 
-class RankingTask(OneVectorTask):
+class RankingTask(SequenceTask):
     """A score for each candidate, learned from whether it is relevant (graded above 0); see OneVectorTask."""
 
     head_kind = "number"
@@ -127,13 +127,14 @@ class RankingTask(OneVectorTask):
         """Means over queries."""
         return self._means(split, self.answers(outputs))
 
-    def level_of_chance(self, split: Split) -> float:
+    def chance_threshold(self, split: Split) -> float:
         """The mean NDCG of orders drawn by lot, and two of their standard deviations."""
         candidates: dict[str, list[int]] = {}
         for example in split.examples:
             candidates.setdefault(example.group, []).append(example.answer)
         by_lot = [
-            ndcg_by_lot(grades, [*self.source.grades[query].values()], CUT) for query, grades in candidates.items()
+            expected_random_ndcg(grades, [*self.source.grades[query].values()], CUT)
+            for query, grades in candidates.items()
         ]
         means, variances = zip(*by_lot, strict=True)
         return min(float(np.mean(means) + 2 * np.sqrt(np.sum(variances)) / len(by_lot)), 1.0)

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from finetune.data.examples import Example, Split
 from finetune.tasks.base import Outputs, Prediction
-from finetune.tasks.sequence import OneVectorTask
+from finetune.tasks.sequence import SequenceTask
 from xlpre.model.config import ModelConfig
 from xlpre.model.heads import RegressionHead
 
 
-class NumberTask(OneVectorTask):
+class RegressionTask(SequenceTask):
     """A number, kept within `bounds` if there are any; for the rest see OneVectorTask.
 
     Args:

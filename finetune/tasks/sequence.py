@@ -28,7 +28,7 @@ from xlpre.model.pooling import Summary
 from xlpre.text.tokenizer import Tokenizer
 
 
-class OneVectorTask:
+class SequenceTask:
     """What the three have in common.
 
     Args:
@@ -99,9 +99,9 @@ class OneVectorTask:
         truth, answers = truth_of(split), self.answers(self.of_examples(split, outputs))
         return {name: classification.SCORES[name](truth, answers) for name in self.score_names}
 
-    def level_of_chance(self, split: Split) -> float:
+    def chance_threshold(self, split: Split) -> float:
         """See classification.level_of_chance."""
-        return classification.level_of_chance(self.score, truth_of(split))
+        return classification.chance_threshold(self.score, truth_of(split))
 
     def decided(self, scores: Mapping[str, float]) -> dict[str, Any]:
         """Nothing."""
@@ -123,7 +123,7 @@ class OneVectorTask:
         return {} if example.answer is None else {"truth": np.int64(example.answer)}
 
 
-class ClassTask(OneVectorTask):
+class ClassificationTask(SequenceTask):
     """One of C classes; `labels` are their names, for the rest see OneVectorTask."""
 
     head_kind = "classes"
@@ -156,7 +156,7 @@ class ClassTask(OneVectorTask):
         ]
 
 
-class ChoiceTask(OneVectorTask):
+class ChoiceTask(SequenceTask):
     """One of C options, each read in a row of its own with what they are about; `labels` are their names.
 
     The texts of an example are what the options are about, and each option; `max_option_len` is the most tokens of an option,

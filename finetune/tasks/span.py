@@ -136,7 +136,7 @@ class SpanTask:
                     found[f"{part}_{name}"] = float(decided[inside, column].mean())
         return found
 
-    def level_of_chance(self, split: Split) -> float:
+    def chance_threshold(self, split: Split) -> float:
         """What never giving an answer gets, and two standard errors."""
         p = float(np.mean([not example.answer for example in split.examples]))
         return min(p + 2 * math.sqrt(p * (1 - p) / len(split.examples)), 1.0)

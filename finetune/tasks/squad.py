@@ -19,7 +19,7 @@ from typing import Any
 
 from finetune.config import TaskDataConfig
 from finetune.data.examples import Example
-from finetune.data.hub_datasets import part_in
+from finetune.data.hub_datasets import split_path
 from finetune.data.long_text import check_whole
 from finetune.data.sources import TRAIN, by_split, check_folder, file_in
 from finetune.tasks.base import Prediction, Task
@@ -84,7 +84,7 @@ def build_squad(name: str, data: TaskDataConfig, summary: Summary) -> Task:
 def _official(folder: str, part: str, name: str) -> Path:
     """The file as distributed, packed if only that is there; or the split of a dataset."""
     if is_dataset(folder):
-        return part_in(folder, part)
+        return split_path(folder, part)
     path = Path(folder) / f"{part}-{VERSIONS[name]}.json"
     packed = path.with_name(f"{path.name}.gz")
     return packed if packed.is_file() and not path.is_file() else path

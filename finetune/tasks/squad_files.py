@@ -14,7 +14,7 @@ from typing import Any
 from finetune.data.examples import Example
 from finetune.data.table_reader import Fields, is_split, read_rows, text_of, value_of
 from xlpre.text.json_objects import parse_object
-from xlpre.text.readers import Meter, read_lines
+from xlpre.text.readers import ByteCounter, read_lines
 
 Answer = tuple[int, str]  # its first character in the context, and its text
 
@@ -86,7 +86,7 @@ def questions_in(path: Path) -> Iterator[tuple[str, Fields]]:
         raise ValueError(
             f"{path}: there is no such file; data.dir should hold SQuAD's files, or set data.train, data.dev"
         )
-    content = parse_object("".join(line for _, line in read_lines(path, Meter())), str(path))
+    content = parse_object("".join(line for _, line in read_lines(path, ByteCounter())), str(path))
     for number, article in enumerate(_list(content, "data", str(path)), 1):
         place = f"{path}, article {number}"
         for count, paragraph in enumerate(_list(article, "paragraphs", place), 1):

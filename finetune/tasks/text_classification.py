@@ -13,11 +13,11 @@ from typing import Any
 
 from finetune.config import TaskDataConfig
 from finetune.data.examples import Example
-from finetune.data.hub_datasets import InDataset, part_in
+from finetune.data.hub_datasets import HubColumns, split_path
 from finetune.data.sources import HELD_OUT, TRAIN, Columns, TableSource, check_folder, find_folder, part_of
 from finetune.data.table_reader import Fields, text_of
 from finetune.tasks.base import Task
-from finetune.tasks.sequence import ClassTask
+from finetune.tasks.sequence import ClassificationTask
 from xlpre.model.pooling import Summary
 from xlpre.text.hub import is_dataset
 
@@ -58,7 +58,7 @@ class CorpusSource(TableSource):
         self._name, self._corpus, folder = name, corpus, find_folder(data, corpus.folder)
         names = ("label", *corpus.texts)
         labels = [str(number + 1) for number in range(corpus.n_classes)]
-        dataset = InDataset(dict.fromkeys(("text", "content"), corpus.texts[-1]), labels)
+        dataset = HubColumns(dict.fromkeys(("text", "content"), corpus.texts[-1]), labels)
         columns = Columns(corpus.texts, "label", labels, names, dataset=dataset)
         super().__init__(columns, *_parts(data, folder / "train.csv", folder / "test.csv"), data)
 
@@ -85,7 +85,7 @@ class ImdbSource(TableSource):
 
     def __init__(self, data: TaskDataConfig) -> None:
         self._folder = find_folder(data, "aclImdb")
-        columns = Columns(("text",), "label", SENTIMENTS, dataset=InDataset(labels=SENTIMENTS))
+        columns = Columns(("text",), "label", SENTIMENTS, dataset=HubColumns(labels=SENTIMENTS))
         super().__init__(columns, *_parts(data, self._folder / "train", self._folder / "test"), data)
 
     def _texts(self, fields: Fields, place: str, may_be_empty: bool) -> tuple[str, ...]:
@@ -114,7 +114,7 @@ class ImdbSource(TableSource):
 def _parts(data: TaskDataConfig, train: Path, test: Path) -> tuple[list[Path], dict[str, Path], dict[str, Path]]:
     """Training, dev and test files; of a dataset its splits."""
     if is_dataset(data.dir):
-        return [part_in(data.dir, TRAIN)], {}, {"test": part_in(data.dir, "test")}
+        return [split_path(data.dir, TRAIN)], {}, {"test": split_path(data.dir, "test")}
     return [train], {}, {"test": test} if test.exists() else {}
 
 
@@ -129,4 +129,4 @@ def build_corpus(name: str, data: TaskDataConfig, summary: Summary) -> Task:
     """`imdb`, or a corpus of `CORPORA`."""
     source: Any = ImdbSource(data) if name == "imdb" else CorpusSource(name, data)
     names = CORPORA[name].names if name in CORPORA else ()
-    return ClassTask(name, source, data, summary, labels=names or source.columns.labels)
+    return ClassificationTask(name, source, data, summary, labels=names or source.columns.labels)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from finetune.data.table_reader import number_of, read_rows, text_of, value_of
 from xlpre.common.files import write_text
-from xlpre.text.readers import Meter, read_lines
+from xlpre.text.readers import ByteCounter, read_lines
 
 Grades = dict[str, dict[str, int]]  # by query, then by document
 TAG = "xlpre"
@@ -87,7 +87,7 @@ def _lines(files: Sequence[Path], columns: Sequence[str]) -> Iterator[tuple[str,
     for file in files:
         if not file.is_file():
             raise ValueError(f"{file}: there is no such file")
-        for number, (_, text) in enumerate(read_lines(file, Meter()), 1):
+        for number, (_, text) in enumerate(read_lines(file, ByteCounter()), 1):
             if values := text.split():
                 if len(values) != len(columns):
                     raise ValueError(f"{file}, line {number}: has {len(values)} columns, not {' '.join(columns)}")

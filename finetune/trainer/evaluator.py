@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from finetune.data.batching import NOBODY, Dealer
+from finetune.data.batching import FILLER, LengthBucketSampler
 from finetune.data.examples import Split
 from finetune.tasks.base import Outputs, Task
 from finetune.trainer.task_model import TaskModel
 from xlpre.model.dropout import without_dropout
-from xlpre.training.distributed import Talk, n_processes, process
+from xlpre.training.distributed import Comm, rank, world_size
 
 
-def answer(model: TaskModel, split: Split, rows: int, pass_tokens: int, talk: Talk) -> Outputs:
+def answer(model: TaskModel, split: Split, rows: int, pass_tokens: int, comm: Comm) -> Outputs:
     """Outputs of the items in their order, on every process; every process must call it.
 
     Args:
@@ -21,12 +21,12 @@ def answer(model: TaskModel, split: Split, rows: int, pass_tokens: int, talk: Ta
         split: what is asked.
         rows: items in one forward pass of a process.
         pass_tokens: see Dealer.
-        talk: between the processes.
+        comm: between the processes.
 
     Raises:
         ValueError: an answer is not a number.
     """
-    dealer = Dealer(split.items, model.task.padding, process(), n_processes(), pass_tokens)
+    dealer = LengthBucketSampler(split.items, model.task.padding, rank(), world_size(), pass_tokens)
     numbers: list[np.ndarray] = []
     found: list[dict[str, np.ndarray]] = []
     with without_dropout(model):
@@ -34,10 +34,10 @@ def answer(model: TaskModel, split: Split, rows: int, pass_tokens: int, talk: Ta
             answers = {name: _array(x) for name, x in model.answer(part.to(model.device)).items()}
             if not split.labelled:
                 answers.pop("loss", None)  # a part may know all of its answers, another not
-            mine = part.numbers != NOBODY
+            mine = part.numbers != FILLER
             numbers.append(part.numbers[mine])
             found.append({name: x[mine] for name, x in answers.items()})
-    outputs = _gathered(numbers, found, len(split.items), talk)
+    outputs = _gathered(numbers, found, len(split.items), comm)
     if any(np.isnan(x).any() for x in outputs.values()):
         raise ValueError(
             f"what the model answers to {split.name} is not a number: the weights that it started from are not, or optim.lr is too high"
@@ -49,10 +49,10 @@ def _array(x: torch.Tensor) -> np.ndarray:
     return (x.float() if x.is_floating_point() else x).cpu().numpy()
 
 
-def _gathered(numbers: list[np.ndarray], found: list[dict[str, np.ndarray]], n_items: int, talk: Talk) -> Outputs:
+def _gathered(numbers: list[np.ndarray], found: list[dict[str, np.ndarray]], n_items: int, comm: Comm) -> Outputs:
     """Of all processes, in the order of items."""
     mine = (np.concatenate(numbers), {name: np.concatenate([x[name] for x in found]) for name in found[0]})
-    everywhere = talk.collect(mine)
+    everywhere = comm.all_gather(mine)
     order = np.concatenate([theirs for theirs, _ in everywhere])
     assert (np.sort(order) == np.arange(n_items)).all(), "an item was answered twice or not at all"
     place = np.argsort(order)

@@ -22,7 +22,7 @@ from finetune.data.examples import Split
 from finetune.tasks.base import Outputs, Prediction, Task
 from finetune.tasks.registry import build_task
 from finetune.trainer.evaluator import answer, device_pass_tokens, measure
-from finetune.trainer.inputs import Foundation
+from finetune.trainer.inputs import RunInputs
 from finetune.trainer.logger import shown
 from finetune.trainer.plots import draw
 from finetune.trainer.results import Result, Summary, summarize
@@ -31,10 +31,10 @@ from finetune.trainer.task_model import TaskModel
 from finetune.trainer.trainer import KEPT, in_agreement
 from xlpre.common.files import linked_copy, write_text
 from xlpre.common.tables import as_json_lines, write_table
-from xlpre.conversion.task_model import FineTuned, load_fine_tuned, save_fine_tuned
-from xlpre.model.initialization import made_with
+from xlpre.conversion.task_model import TaskModelFolder, load_task_model, save_task_model
+from xlpre.model.initialization import build_with_weights
 from xlpre.training import checkpoint
-from xlpre.training.distributed import Talk, is_main
+from xlpre.training.distributed import Comm, is_rank_zero
 
 RESULT = "result.json"
 
@@ -44,7 +44,7 @@ def seed_folder(config: FinetuneConfig, seed: int) -> Path:
     return Path(config.run_dir) / f"seed_{seed}"
 
 
-def finished_seeds(foundation: Foundation) -> set[int]:
+def finished_seeds(foundation: RunInputs) -> set[int]:
     """Seeds whose runs have results, in the folder of these runs.
 
     Raises:
@@ -58,8 +58,8 @@ def finished_seeds(foundation: Foundation) -> set[int]:
     return found
 
 
-def conclude_run(
-    foundation: Foundation, seed: int, steps: int, seconds: float, talk: Talk, device: torch.device
+def finalize_run(
+    foundation: RunInputs, seed: int, steps: int, seconds: float, comm: Comm, device: torch.device
 ) -> Outputs:
     """Measure the weights that were kept, as they are in their folder, and say what they were worth. Checkpoints are removed.
 
@@ -67,14 +67,14 @@ def conclude_run(
         What they answer to the first dev split.
     """
     folder = seed_folder(foundation.config, seed)
-    model, saved = _kept(foundation, folder, device, talk)
-    answers = [_answer(foundation, model, split, talk) for split in foundation.dev]
-    if is_main():
+    model, saved = _kept(foundation, folder, device, comm)
+    answers = [_answer(foundation, model, split, comm) for split in foundation.dev]
+    if is_rank_zero():
         deciding = measure(foundation.task, foundation.dev[0], answers[0])
         decided = foundation.task.decided(deciding)
         if decided:
             saved = dataclasses.replace(saved, task={**saved.task, "data": {**saved.task["data"], **decided}})
-            save_fine_tuned(folder / KEPT, saved)
+            save_task_model(folder / KEPT, saved)
         task = _task_of(foundation, saved)
         found: dict[str, float] = {}
         for split, outputs in zip(foundation.dev, answers, strict=True):
@@ -86,11 +86,11 @@ def conclude_run(
         result.write(folder / RESULT, foundation.facts(seed))
         shutil.rmtree(folder / checkpoint.FOLDER, ignore_errors=True)
         print(f"seed {seed}: kept the weights of step {kept_step:,}: {shown(found)}", flush=True)
-    talk.barrier()
+    comm.barrier()
     return answers[0]
 
 
-def _result(foundation: Foundation, seed: int, found: dict[str, float], **course: Any) -> Result:
+def _result(foundation: RunInputs, seed: int, found: dict[str, float], **course: Any) -> Result:
     task = foundation.task
     return Result(
         name=foundation.config.name,
@@ -98,13 +98,13 @@ def _result(foundation: Foundation, seed: int, found: dict[str, float], **course
         seed=seed,
         score=f"{foundation.dev[0].name}/{task.score}",
         scores=found,
-        chance=task.level_of_chance(foundation.dev[0]),
+        chance=task.chance_threshold(foundation.dev[0]),
         **course,
     )
 
 
-def conclude(
-    foundation: Foundation, seeds: Sequence[int], answered: Mapping[int, Outputs], talk: Talk, device: torch.device
+def finalize(
+    foundation: RunInputs, seeds: Sequence[int], answered: Mapping[int, Outputs], comm: Comm, device: torch.device
 ) -> None:
     """Put the runs together, and predict with the best of them.
 
@@ -112,7 +112,7 @@ def conclude(
         foundation: what they share.
         seeds: of the runs.
         answered: what some of them, by seed, answer to the first dev split; others are asked again.
-        talk: between the processes.
+        comm: between the processes.
         device: of this process.
     """
     config = foundation.config
@@ -120,14 +120,14 @@ def conclude(
     results = [Result.read(folder / RESULT) for folder in folders]
     best = max(results, key=lambda result: result.main)
     folder = seed_folder(config, best.seed)
-    if is_main():
+    if is_rank_zero():
         linked_copy(folder / KEPT, run_dir / "model")
-    talk.barrier()
-    model, saved = _kept(foundation, folder, device, talk)
+    comm.barrier()
+    model, saved = _kept(foundation, folder, device, comm)
     tests, measured = foundation.test, foundation.dev[0]
-    answers = [_answer(foundation, model, split, talk) for split in tests]
-    known = answered[best.seed] if best.seed in answered else _answer(foundation, model, measured, talk)
-    if not is_main():
+    answers = [_answer(foundation, model, split, comm) for split in tests]
+    known = answered[best.seed] if best.seed in answered else _answer(foundation, model, measured, comm)
+    if not is_rank_zero():
         return
     task = _task_of(foundation, saved)
     predictions, tested = _write_tests(task, run_dir / "predictions", tests, answers)
@@ -163,24 +163,24 @@ def _write_tests(
     return predictions, found
 
 
-def _kept(foundation: Foundation, folder: Path, device: torch.device, talk: Talk) -> tuple[TaskModel, FineTuned]:
+def _kept(foundation: RunInputs, folder: Path, device: torch.device, comm: Comm) -> tuple[TaskModel, TaskModelFolder]:
     """The model that a run kept, in fp32, and what its folder holds."""
-    saved = load_fine_tuned(folder / KEPT)
+    saved = load_task_model(folder / KEPT)
     check_head(folder / KEPT, saved.head, foundation.task, foundation.shape)
-    shape = in_agreement(foundation.shape, device, torch.float32, talk)
-    model = made_with(saved.weights, partial(TaskModel, shape, foundation.task))
+    shape = in_agreement(foundation.shape, device, torch.float32, comm)
+    model = build_with_weights(saved.weights, partial(TaskModel, shape, foundation.task))
     return model.to(device).eval(), saved
 
 
-def _task_of(foundation: Foundation, saved: FineTuned) -> Task:
+def _task_of(foundation: RunInputs, saved: TaskModelFolder) -> Task:
     """The task with what was decided for these weights."""
     config = foundation.config
     return build_task(config.task, dataclasses.replace(config.data, **saved.task["data"]), config.model.summary)
 
 
-def _answer(foundation: Foundation, model: TaskModel, split: Split, talk: Talk) -> Outputs:
+def _answer(foundation: RunInputs, model: TaskModel, split: Split, comm: Comm) -> Outputs:
     config = foundation.config
-    return answer(model, split, config.eval.rows, device_pass_tokens(config.data.pass_tokens, model.device), talk)
+    return answer(model, split, config.eval.rows, device_pass_tokens(config.data.pass_tokens, model.device), comm)
 
 
 def _say(summary: Summary, tested: dict[str, float], written: Sequence[Path], best: Result, run_dir: Path) -> None:

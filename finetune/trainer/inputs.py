@@ -18,14 +18,14 @@ from finetune.data.long_text import check_memory
 from finetune.data.sources import TRAIN
 from finetune.tasks.registry import build_task
 from xlpre.conversion.model_folder import load_init
-from xlpre.conversion.task_model import FineTuned, fine_tuned
-from xlpre.training.distributed import n_processes
+from xlpre.conversion.task_model import TaskModelFolder, fine_tuned
+from xlpre.training.distributed import world_size
 from xlpre.training.run_dir import check_place
 
 FORMAT = 2  # of a checkpoint: names of parameters, what a batch of a step is
 
 
-class Foundation:
+class RunInputs:
     """Read and checked; nothing is written.
 
     Args:
@@ -70,7 +70,7 @@ class Foundation:
         """A split, encoded."""
         return Split(name, examples, self.task.encode(examples, self.tokenizer))
 
-    def model(self, weights: dict[str, Tensor], facts: dict[str, Any]) -> FineTuned:
+    def model(self, weights: dict[str, Tensor], facts: dict[str, Any]) -> TaskModelFolder:
         """What became of the weights."""
         task = {
             "task": self.task.name,
@@ -157,10 +157,10 @@ def _resolved(config: FinetuneConfig, n_items: int, settings: dict[str, Any]) ->
 
 def _check_shares(config: FinetuneConfig) -> None:
     """Raise ValueError if processes and micro-steps cannot share a batch equally."""
-    shares = n_processes() * config.train.accumulation
+    shares = world_size() * config.train.accumulation
     rows, left = divmod(config.train.batch_size, shares)
     if left:
         raise ValueError(
-            f"train.batch_size ({config.train.batch_size}) must be a multiple of {n_processes()} processes times train.accumulation "
+            f"train.batch_size ({config.train.batch_size}) must be a multiple of {world_size()} processes times train.accumulation "
             f"({config.train.accumulation}); set train.batch_size={max(rows, 1) * shares}"
         )

@@ -27,7 +27,7 @@ class Log(RunLog):
 
     def rates(self, seconds: float, steps: int) -> dict[str, Any]:
         """Examples, tokens of them, and the places that were filled up."""
-        text, computed = self._job.talk.total(self._text, self._computed)
+        text, computed = self._job.comm.all_reduce_sum(self._text, self._computed)
         self._text = self._computed = 0
         return {
             "examples_per_second": steps * self._job.config.train.batch_size / seconds,

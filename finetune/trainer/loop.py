@@ -8,24 +8,24 @@ import torch
 
 from finetune.config import FinetuneConfig
 from finetune.tasks.base import Outputs
-from finetune.trainer.finalize import conclude, conclude_run, finished_seeds, seed_folder
-from finetune.trainer.inputs import Foundation
+from finetune.trainer.finalize import finalize, finalize_run, finished_seeds, seed_folder
+from finetune.trainer.inputs import RunInputs
 from finetune.trainer.logger import Log
 from finetune.trainer.trainer import Job
 from xlpre.common.files import exclusive
 from xlpre.config.loader import dump
-from xlpre.training.deepspeed_engine import settings_for, start_processes
+from xlpre.training.deepspeed_engine import build_deepspeed_config, start_processes
 from xlpre.training.distributed import (
-    Talk,
-    check_shared,
-    is_main,
-    limit_waiting,
-    n_processes,
-    set_defaults,
+    Comm,
+    check_shared_filesystem,
+    init_env,
+    is_rank_zero,
+    set_timeout,
     use_device,
+    world_size,
 )
 from xlpre.training.metrics import check_wandb
-from xlpre.training.shutdown import Stopping
+from xlpre.training.shutdown import ShutdownHandler
 
 
 def finetune(config: FinetuneConfig) -> None:
@@ -35,48 +35,50 @@ def finetune(config: FinetuneConfig) -> None:
         ValueError: settings, examples or a folder that cannot be used, or that are not those of the run that would go on.
     """
     check_wandb(config.train.wandb)
-    foundation, run_dir = Foundation(config), Path(config.run_dir)
+    foundation, run_dir = RunInputs(config), Path(config.run_dir)
     seeds = range(config.seed, config.seed + config.seeds)
     finished = finished_seeds(foundation)
     todo = [seed for seed in seeds if seed not in finished]
-    set_defaults()
+    init_env()
     device = use_device()
-    limit_waiting(config.train.patience_minutes)
+    set_timeout(config.train.patience_minutes)
     start_processes(device)
-    settings = settings_for(
-        config.train, config.optim, device, n_processes(), config.deepspeed
+    settings = build_deepspeed_config(
+        config.train, config.optim, device, world_size(), config.deepspeed
     )  # refused before anything is written
-    talk, stopping = Talk(), Stopping()
-    lock = exclusive(run_dir, "another fine-tuning goes on in it; wait for it, or stop it") if is_main() else None
-    check_shared(run_dir, talk)
-    if is_main():
+    comm, stopping = Comm(), ShutdownHandler()
+    lock = exclusive(run_dir, "another fine-tuning goes on in it; wait for it, or stop it") if is_rank_zero() else None
+    check_shared_filesystem(run_dir, comm)
+    if is_rank_zero():
         print(_opening(foundation, device, settings["zero_optimization"]["stage"], len(todo)), flush=True)
     answers: dict[int, Outputs] = {}
     for seed in todo:
-        answered = _run(foundation, seed, talk, device, stopping)
+        answered = _run(foundation, seed, comm, device, stopping)
         if answered is None:
-            if is_main():
+            if is_rank_zero():
                 print(f"stopped with seed {seed} and saved; the same command goes on from there", flush=True)
             break
         answers[seed] = answered
     else:
-        conclude(foundation, list(seeds), answers, talk, device)
+        finalize(foundation, list(seeds), answers, comm, device)
     if lock:
         lock.close()
 
 
-def _run(foundation: Foundation, seed: int, talk: Talk, device: torch.device, stopping: Stopping) -> Outputs | None:
+def _run(
+    foundation: RunInputs, seed: int, comm: Comm, device: torch.device, stopping: ShutdownHandler
+) -> Outputs | None:
     """One run. Returns what it answers to the first dev split; None if it was stopped."""
     config = foundation.config
-    job = Job(foundation, seed, seed_folder(config, seed), talk, device, stopping)
-    if is_main():
+    job = Job(foundation, seed, seed_folder(config, seed), comm, device, stopping)
+    if is_rank_zero():
         dump(config, Path(config.run_dir) / "config.yaml")
     log, course = Log(job), job.course
     if course.step == 0:
         log.measure()
     stopped = False
     while not (job.finished or stopped):
-        batches = job.begin_update()
+        batches = job.begin_step()
         for micro, batch in enumerate(batches):
             job.engine.set_gradient_accumulation_boundary(micro == len(batches) - 1)
             loss = job.engine(batch.to(device))
@@ -84,7 +86,7 @@ def _run(foundation: Foundation, seed: int, talk: Talk, device: torch.device, st
             job.engine.step()  # an update at the boundary
             log.micro_step(loss)
             log.count(batch)
-        stopped = course.end_update()
+        stopped = course.end_step()
         log.update()
         if course.step % config.eval.every == 0 or job.finished:
             log.measure()
@@ -95,10 +97,10 @@ def _run(foundation: Foundation, seed: int, talk: Talk, device: torch.device, st
                 job.save()
     job.close()
     log.close()
-    return conclude_run(foundation, seed, course.step, course.seconds, talk, device) if job.finished else None
+    return finalize_run(foundation, seed, course.step, course.seconds, comm, device) if job.finished else None
 
 
-def _opening(foundation: Foundation, device: torch.device, stage: int, n_runs: int) -> str:
+def _opening(foundation: RunInputs, device: torch.device, stage: int, n_runs: int) -> str:
     config, shape = foundation.config, foundation.shape
     dev = ", ".join(f"{len(split.examples):,} {split.name}" for split in foundation.dev)
     start = "new weights of the shape of" if config.from_scratch else "the weights of"
@@ -107,6 +109,6 @@ def _opening(foundation: Foundation, device: torch.device, stage: int, n_runs: i
         f"{config.name}: {config.task}, {len(foundation.train.examples):,} train, {dev} examples\n"
         f"{start} {config.init} ({foundation.folder.kind}; {shape.n_layer} layers, d {shape.d_model})\n"
         f"{n_runs} run(s) to do of {config.seeds}: {config.train.steps:,} updates of {config.train.batch_size} examples "
-        f"({epochs:.1f} epochs), lr {config.optim.lr:g}, {n_processes()} process(es) on {device.type}, ZeRO stage {stage}; "
+        f"({epochs:.1f} epochs), lr {config.optim.lr:g}, {world_size()} process(es) on {device.type}, ZeRO stage {stage}; "
         f"everything goes to {config.run_dir}"
     )

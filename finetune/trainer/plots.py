@@ -11,8 +11,8 @@ import numpy as np
 from finetune.data.examples import Split
 from finetune.metrics.classification import BINS, calibration, confusion
 from finetune.tasks.base import Outputs, Task
-from finetune.tasks.regression import NumberTask
-from finetune.tasks.sequence import ClassTask, softmax, truth_of
+from finetune.tasks.regression import RegressionTask
+from finetune.tasks.sequence import ClassificationTask, softmax, truth_of
 from xlpre.common.plots import COLOURS, in_legend, new_panels, save
 from xlpre.training.metrics import read_metrics
 
@@ -30,13 +30,13 @@ def draw(folder: Path, runs: Sequence[Path], task: Task, split: Split, outputs: 
         outputs: and its answers to it.
     """
     draw_curves(folder / "curves.png", runs, f"{split.name}/{task.score}")
-    if isinstance(task, ClassTask | NumberTask):
+    if isinstance(task, ClassificationTask | RegressionTask):
         outputs = task.of_examples(split, outputs)
-    if isinstance(task, ClassTask):
+    if isinstance(task, ClassificationTask):
         draw_calibration(folder / "calibration.png", truth_of(split), softmax(outputs["logits"]))
         if len(task.labels) <= MOST_CLASSES:
             draw_confusion(folder / "confusion.png", truth_of(split), task.answers(outputs), task.labels)
-    elif isinstance(task, NumberTask):
+    elif isinstance(task, RegressionTask):
         draw_numbers(folder / "answers.png", truth_of(split), task.answers(outputs))
 
 

@@ -12,17 +12,17 @@ from finetune.config import TaskDataConfig, TaskModelConfig
 from finetune.tasks.base import Task
 from finetune.tasks.registry import build_task
 from xlpre.config.loader import from_mapping
-from xlpre.conversion.task_model import HEAD, TASK, FineTuned, load_fine_tuned
+from xlpre.conversion.task_model import HEAD, TASK, TaskModelFolder, load_task_model
 from xlpre.model.config import ModelConfig
 
 
-def open_fine_tuned(path: Path) -> tuple[FineTuned, Task]:
+def open_task_model(path: Path) -> tuple[TaskModelFolder, Task]:
     """The model in a folder, and its task.
 
     Raises:
         ValueError: see load_fine_tuned; settings that are none or lacking, or a head that is not the task's.
     """
-    model = load_fine_tuned(path)
+    model = load_task_model(path)
     said, origin = model.task, f"{path}: {TASK}"
     data = from_mapping(TaskDataConfig, said["data"], origin)
     summary = from_mapping(TaskModelConfig, {"summary": said["summary"]}, origin).summary

@@ -11,7 +11,7 @@ from finetune.data.batching import Part, Parts
 from finetune.tasks.base import Task
 from xlpre.model.backbone import Backbone
 from xlpre.model.config import ModelConfig
-from xlpre.model.memory import Memory, first_memory
+from xlpre.model.memory import Memory, initial_memory
 
 
 class TaskModel(nn.Module):
@@ -70,7 +70,7 @@ class TaskModel(nn.Module):
         wanted, like = last.reading.mem_len, self.backbone.mask_embedding
         before = sum(window.ids.size(1) for window in earlier)
         mem_len = min(self.shape.mem_len if wanted is None else wanted, before)
-        memory = first_memory(self.shape, len(last.ids), mem_len=mem_len, device=like.device, dtype=like.dtype)
+        memory = initial_memory(self.shape, len(last.ids), mem_len=mem_len, device=like.device, dtype=like.dtype)
         seen = last.ids.new_zeros(len(last.ids))
         for window in earlier:  # padding is on the left, so that what a row has seen are memory's last columns
             batch = window.batch(window.ids.new_zeros(len(seen), 1), seen, reuse_len=window.ids.size(1))

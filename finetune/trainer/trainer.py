@@ -11,21 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from finetune.data.batching import Dealer, Parts
+from finetune.data.batching import LengthBucketSampler, Parts
 from finetune.trainer.evaluator import answer, device_pass_tokens, measure
-from finetune.trainer.inputs import Foundation
+from finetune.trainer.inputs import RunInputs
 from finetune.trainer.task_model import TaskModel
-from xlpre.conversion.task_model import load_fine_tuned, save_fine_tuned
+from xlpre.conversion.task_model import load_task_model, save_task_model
 from xlpre.model.config import ModelConfig
-from xlpre.model.initialization import made_with
-from xlpre.model.kernels.backend import settled
+from xlpre.model.initialization import build_with_weights
+from xlpre.model.kernels.backend import resolve_backend
 from xlpre.training import checkpoint
 from xlpre.training.checkpoint_writer import CheckpointWriter
-from xlpre.training.deepspeed_engine import PRECISIONS, build_engine, precision_on, settings_for
-from xlpre.training.distributed import Talk, is_main, n_processes, process, seed_everything
+from xlpre.training.deepspeed_engine import PRECISIONS, build_deepspeed_config, build_engine, precision_on
+from xlpre.training.distributed import Comm, is_rank_zero, rank, seed_everything, world_size
 from xlpre.training.optimizer_state import put_state
-from xlpre.training.progress import Course
-from xlpre.training.shutdown import Stopping
+from xlpre.training.progress import Progress
+from xlpre.training.shutdown import ShutdownHandler
 
 KEPT = "kept"
 
@@ -37,7 +37,7 @@ class Job:
         foundation: what the runs share.
         seed: of this one.
         folder: where it goes.
-        talk: between the processes.
+        comm: between the processes.
         device: of this process.
         stopping: whether someone asked to stop.
 
@@ -48,24 +48,30 @@ class Job:
     """
 
     def __init__(
-        self, foundation: Foundation, seed: int, folder: Path, talk: Talk, device: torch.device, stopping: Stopping
+        self,
+        foundation: RunInputs,
+        seed: int,
+        folder: Path,
+        comm: Comm,
+        device: torch.device,
+        stopping: ShutdownHandler,
     ) -> None:
         self.foundation, self.config, self.seed, self.folder = foundation, foundation.config, seed, folder
-        self.talk, self.device = talk, device
+        self.comm, self.device = comm, device
         config = self.config
         self.pass_tokens = device_pass_tokens(config.data.pass_tokens, device)
         side = foundation.task.padding
-        self._dealer = Dealer(foundation.train.items, side, process(), n_processes(), self.pass_tokens)
+        self._dealer = LengthBucketSampler(foundation.train.items, side, rank(), world_size(), self.pass_tokens)
         self._dtype = PRECISIONS[precision_on(device, config.train.precision)]
         self._facts = {**foundation.facts(seed), "precision": str(self._dtype)}
         checkpoints, train = folder / checkpoint.FOLDER, config.train
-        saved = checkpoint.newest(checkpoints, talk)
+        saved = checkpoint.newest(checkpoints, comm)
         was = checkpoint.facts_of(saved, self._facts) if saved else {}
-        self._writer = CheckpointWriter(checkpoints, talk, train.keep_last, train.keep_every, resumed=saved)
+        self._writer = CheckpointWriter(checkpoints, comm, train.keep_last, train.keep_every, resumed=saved)
         self.best: tuple[float, int] | None = was.get("best") and tuple(was["best"])
         self._without_better: int = was.get("without_better", 0)
         self._start(saved, was)
-        self.course = Course(train, self.engine, talk, stopping, self._writer, was)
+        self.course = Progress(train, self.engine, comm, stopping, self._writer, was)
 
     @property
     def finished(self) -> bool:
@@ -73,9 +79,9 @@ class Job:
         patience = self.config.eval.patience
         return self.course.finished or (patience is not None and self._without_better >= patience)
 
-    def begin_update(self) -> list[Parts]:
+    def begin_step(self) -> list[Parts]:
         """Set the learning rate and what dropout draws; returns what this process reads, one for each micro-step."""
-        self.course.begin_update(self.seed, self.config.schedule, self.config.optim.lr)
+        self.course.begin_step(self.seed, self.config.schedule, self.config.optim.lr)
         train = self.config.train
         return self._dealer.update(self.seed, self.course.step, train.batch_size, train.accumulation)
 
@@ -84,7 +90,7 @@ class Job:
         task = self.foundation.task
         found: dict[str, float] = {}
         for split in self.foundation.dev:
-            outputs = answer(self.engine.module, split, self.config.eval.rows, self.pass_tokens, self.talk)
+            outputs = answer(self.engine.module, split, self.config.eval.rows, self.pass_tokens, self.comm)
             found |= {f"{split.name}/{name}": score for name, score in measure(task, split, outputs).items()}
         score = found[f"{self.foundation.dev[0].name}/{task.score}"]
         if self.course.step == 0:  # a head that knows nothing may be lucky
@@ -118,34 +124,34 @@ class Job:
 
     def _keep(self) -> None:
         weights = self._writer.weights(self.course.step, self.engine)
-        if is_main():
+        if is_rank_zero():
             self._write(self.course.step, self.result, weights)
-        self.talk.barrier()
+        self.comm.barrier()
 
     def _write(self, step: int, path: Path, weights: dict[str, Tensor]) -> None:
         facts = {"name": self.config.name, "step": step, "seed": self.seed, "init": self.config.init}
-        save_fine_tuned(path, self.foundation.model(weights, facts))
+        save_task_model(path, self.foundation.model(weights, facts))
 
     def _start(self, saved: Path | None, was: dict[str, Any]) -> None:
         """Build model and engine, at the start or as the checkpoint `saved` has them; `was` is what it says."""
         config = self.config
         seed_everything(self.seed)  # the same starting values on every process
-        shape = in_agreement(self.foundation.shape, self.device, self._dtype, self.talk)
+        shape = in_agreement(self.foundation.shape, self.device, self._dtype, self.comm)
         build = partial(TaskModel, shape, self.foundation.task)
-        weights = load_fine_tuned(saved / checkpoint.MODEL).weights if saved else {}
-        model = made_with(weights, build) if saved else build()
+        weights = load_task_model(saved / checkpoint.MODEL).weights if saved else {}
+        model = build_with_weights(weights, build) if saved else build()
         if not saved and not config.from_scratch:  # the head keeps the values that it begins with
             model.put(self.foundation.folder.weights)
         if config.train.activation_checkpointing:
             model.backbone.recompute_layers()
-        settings = settings_for(config.train, config.optim, self.device, n_processes(), config.deepspeed)
+        settings = build_deepspeed_config(config.train, config.optim, self.device, world_size(), config.deepspeed)
         self.engine = build_engine(model, settings, config.train, config.optim, self.device)
         if saved:
             put_state(self.engine, weights, checkpoint.Moments(saved), was["counters"])
 
 
-def in_agreement(shape: ModelConfig, device: torch.device, dtype: torch.dtype, talk: Talk) -> ModelConfig:
+def in_agreement(shape: ModelConfig, device: torch.device, dtype: torch.dtype, comm: Comm) -> ModelConfig:
     """A shape with the attention that process 0 finds fastest on its GPU, which the others take."""
-    found = settled(shape.attention, device, dtype, shape.head_width) if is_main() else ""
-    attention: Any = talk.from_main(found)
+    found = resolve_backend(shape.attention, device, dtype, shape.head_width) if is_rank_zero() else ""
+    attention: Any = comm.broadcast(found)
     return dataclasses.replace(shape, attention=attention)

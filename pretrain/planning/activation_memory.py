@@ -18,8 +18,8 @@ from pretrain.planning.flops import BatchShape, cluster_shares
 from xlpre.batch import Batch
 from xlpre.model.config import ModelConfig
 from xlpre.model.dropout import Dropout
-from xlpre.model.language_model import without_data
-from xlpre.model.memory import first_memory
+from xlpre.model.language_model import meta_model
+from xlpre.model.memory import initial_memory
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def activations(
         gpu: as on a GPU: dropout remembers a byte an element, not a seed.
         recomputed: `train.activation_checkpointing`: what is inside layers is not kept, but computed again.
     """
-    language_model = without_data(model, shape.two_streams, shape.next_sentence).to(dtype)
+    language_model = meta_model(model, shape.two_streams, shape.next_sentence).to(dtype)
     if gpu:
         _as_on_gpus(language_model)
     if recomputed:
@@ -64,7 +64,7 @@ def activations(
         parameter.register_post_accumulate_grad_hook(_drop_gradient)  # gradients are counted elsewhere
     with torch.device("meta"):
         batch = _batch(shape)
-        memory = first_memory(model, shape.rows, mem_len=shape.mem_len, device="meta", dtype=dtype)
+        memory = initial_memory(model, shape.rows, mem_len=shape.mem_len, device="meta", dtype=dtype)
     given = [*language_model.parameters(), memory.hidden, *vars(batch).values()]
     with Tensors(given, _inside_of(model.attention)) as tensors:
         with _FoundIn(shares):

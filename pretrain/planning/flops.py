@@ -16,7 +16,7 @@ import numpy as np
 from pretrain.config import PretrainConfig
 from xlpre.model.config import ModelConfig
 from xlpre.model.feedforward import GATED, gated_width
-from xlpre.model.language_model import without_data
+from xlpre.model.language_model import meta_model
 from xlpre.objectives.registry import build_objective
 from xlpre.training.optimizer import is_matrix
 
@@ -77,7 +77,7 @@ def batch_shape(config: PretrainConfig, rows: int) -> BatchShape:
 def parameters(model: ModelConfig, two_streams: bool = True, next_sentence: bool = False) -> dict[str, int]:
     """Numbers of parameters by part (PARTS); what is shared counts once."""
     found = dict.fromkeys(PARTS, 0)
-    for name, parameter in without_data(model, two_streams, next_sentence).named_parameters():
+    for name, parameter in meta_model(model, two_streams, next_sentence).named_parameters():
         found[next(part for part, pattern in PARTS.items() if re.search(pattern, name))] += parameter.numel()
     return found
 
@@ -85,14 +85,13 @@ def parameters(model: ModelConfig, two_streams: bool = True, next_sentence: bool
 def tensor_sizes(model: ModelConfig, next_sentence: bool = False) -> list[int]:
     """Elements of each parameter."""
     return [
-        parameter.numel()
-        for parameter in without_data(model, two_streams=True, next_sentence=next_sentence).parameters()
+        parameter.numel() for parameter in meta_model(model, two_streams=True, next_sentence=next_sentence).parameters()
     ]
 
 
 def matrix_shapes(model: ModelConfig) -> list[tuple[int, ...]]:
     """Those of the matrices of layers, which Muon moves."""
-    named = without_data(model, two_streams=True).named_parameters()
+    named = meta_model(model, two_streams=True).named_parameters()
     return [tuple(parameter.shape) for name, parameter in named if is_matrix(name, parameter)]
 
 

@@ -22,7 +22,7 @@ from pretrain.planning.flops import (
 from xlpre.model.config import ModelConfig
 from xlpre.training.deepspeed_engine import PRECISIONS, bucket_of
 from xlpre.training.deepspeed_overrides import offloads, stage_of
-from xlpre.training.device_specs import Device, State, state_of, traffic_of
+from xlpre.training.device_specs import Device, State, communication_volume, zero_memory
 from xlpre.training.muon import working_bytes
 
 USABLE = 0.92  # of the memory: the rest is the driver's, libraries' and lost between tensors (an assumption)
@@ -138,7 +138,9 @@ class Plan:
         zero = self.config.deepspeed.get("zero_optimization", {})
         bucket, unsplit = bucket_of(zero, sum(self._sizes)), zero.get("stage3_param_persistence_threshold", 100_000)
         single = sum(map(math.prod, self._matrices))
-        return state_of(self._sizes, stage, self.gpus, self.precision, bucket, unsplit, **self.offloads, single=single)
+        return zero_memory(
+            self._sizes, stage, self.gpus, self.precision, bucket, unsplit, **self.offloads, single=single
+        )
 
     def host(self, stage: int) -> float:
         """Bytes of a machine's memory that its devices offload to."""
@@ -219,5 +221,5 @@ class Plan:
 
     def communication(self, stage: int, micro: int) -> tuple[float, float]:
         """Bytes that a device sends in an update, and the seconds that it takes."""
-        sent = traffic_of(self.n_parameters, stage, self.gpus, self.half, self.rows // micro)
+        sent = communication_volume(self.n_parameters, stage, self.gpus, self.half, self.rows // micro)
         return sent, sent / self.slowest_link

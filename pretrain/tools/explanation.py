@@ -10,7 +10,7 @@ import numpy as np
 
 from pretrain.config import PretrainConfig
 from xlpre.data.lanes import Place, Text
-from xlpre.data.rng import Draws
+from xlpre.data.rng import RowRng
 from xlpre.data.store import Part, TokenStore
 from xlpre.data.window_layout import SEGMENT_A, SEGMENT_B, SEGMENT_CLS, DataConfig, lay_out
 from xlpre.objectives.registry import build_objective
@@ -105,7 +105,7 @@ def explain(
     data = fitted(config.data, len(ids) - 1)
     objective = build_objective(config.objective, data, tokenizer.starts_word)
     whole = Text(Part(ids, sentence_ends, np.array([len(ids)])), backward)
-    draws = Draws(config.seed, [int(backward)], step)
+    draws = RowRng(config.seed, [int(backward)], step)
     windows = lay_out([Place(whole, begin=0, remembers=0)], data, draws)
     row = objective.examples(windows, draws)
     direction = "backward, from right to left" if backward else "forward"

@@ -36,7 +36,7 @@ class Place:
     rows: list[int] | None
 
 
-class Watch:
+class NonFiniteDetector:
     """Watches a model of B rows while it is entered.
 
     Attributes:
@@ -57,7 +57,7 @@ class Watch:
         """See the class."""
         return self._handed or self._reached
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> NonFiniteDetector:
         self._until_exit.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "Full backward hook is firing")  # an embedding hands no gradient to ids
         for name, module in self._model.named_modules():

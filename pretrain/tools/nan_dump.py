@@ -28,7 +28,7 @@ from xlpre.training.deepspeed_engine import PRECISIONS
 PARENT = "not_finite"  # of the dumps, in a run folder
 BATCH = tuple(field.name for field in dataclasses.fields(Batch) if field.name != "reuse_len")
 MEMORY = tuple(field.name for field in dataclasses.fields(Memory))
-ABOUT = {"seed", "step", "n_processes", "precision"}
+ABOUT = {"seed", "step", "world_size", "precision"}
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Share:
     seed: int
     step: int
     process: int
-    n_processes: int
+    world_size: int
     precision: torch.dtype
     reuse_len: int
     n_micro_steps: int
@@ -83,7 +83,7 @@ def write(
         process: its number.
         met: each micro-batch with the memory it met.
         model: the weights it met; None on all processes but one.
-        about: `seed`, `step`, `n_processes` and `precision` (as str(dtype) has it); see Share.
+        about: `seed`, `step`, `world_size` and `precision` (as str(dtype) has it); see Share.
     """
     assert about.keys() == ABOUT, about
     if model is not None:
@@ -112,7 +112,7 @@ def read(folder: Path) -> tuple[ModelFolder, list[Share]]:
         hint = f"did you mean {dumps[-1]}?" if dumps else f"a run leaves them in RUN_DIR/{PARENT}"
         raise ValueError(f"{folder}: no {_file(folder, 0).name} in it, so not the dump of an update; {hint}")
     first = _share(_file(folder, 0))
-    shares = [first, *(_share(_file(folder, process)) for process in range(1, first.n_processes))]
+    shares = [first, *(_share(_file(folder, process)) for process in range(1, first.world_size))]
     for share in shares:
         expected = dataclasses.replace(first, path=share.path, process=share.process)
         if share != expected or _file(folder, share.process) != share.path:

@@ -7,7 +7,7 @@ import torch
 from pretrain.config import PretrainConfig
 from pretrain.planning.flops import batch_shape, parameters
 from pretrain.trainer.evaluator import held_out_lanes
-from pretrain.trainer.inputs import Foundation, checkpoints_of, is_finished
+from pretrain.trainer.inputs import RunInputs, checkpoints_of, is_finished
 from pretrain.trainer.samples import Samples
 from xlpre.config.cli import Given
 from xlpre.config.loader import as_yaml
@@ -15,7 +15,7 @@ from xlpre.data_loader import lanes_of
 from xlpre.training import checkpoint
 from xlpre.training.deepspeed_engine import precision_on
 from xlpre.training.deepspeed_overrides import stage_of
-from xlpre.training.distributed import is_main, kind_of_device, n_processes, process
+from xlpre.training.distributed import device_type, is_rank_zero, rank, world_size
 from xlpre.training.metrics import check_wandb
 
 
@@ -26,17 +26,17 @@ def dry_run(config: PretrainConfig, given: Given) -> None:
         ValueError: what a start would refuse, as far as one process alone can tell; settings of DeepSpeed's own are not read.
     """
     check_wandb(config.train.wandb)
-    foundation = Foundation(config, given)
+    foundation = RunInputs(config, given)
     held_out_lanes(config, foundation.store)
     Samples(config, foundation.store, foundation.tokenizer)
-    lanes_of(process(), n_processes(), config.train.batch_size, config.train.accumulation)
+    lanes_of(rank(), world_size(), config.train.batch_size, config.train.accumulation)
     start, about = foundation.start, foundation.start.about
     folder, over = checkpoints_of(config), is_finished(config, given)
-    saved = checkpoint.complete(folder)[-1] if over else checkpoint.newest_intact(folder)
+    saved = checkpoint.complete(folder)[-1] if over else checkpoint.latest_valid(folder)
     if saved:
         step = foundation.facts_of(saved)["step"]
         about = f"finished already at step {step:,}" if over else f"goes on from {saved} at step {step:,}"
-    if is_main():
+    if is_rank_zero():
         sizes = _sizes(start.resolved(), len(foundation.store.train))
         print(as_yaml(start.resolved()) + sizes + _processes(config) + f"# {about}", flush=True)
 
@@ -55,7 +55,7 @@ def _sizes(config: PretrainConfig, text_tokens: int) -> str:
 
 def _processes(config: PretrainConfig) -> str:
     """What they compute on and in, as far as this machine, which need not be the one that trains, can tell."""
-    kind, wanted = kind_of_device(), config.train.precision
+    kind, wanted = device_type(), config.train.precision
     precision = precision_on(torch.device(kind), wanted) if wanted == "auto" else wanted
-    stage = stage_of(config.deepspeed, precision, n_processes())
-    return f"# here {n_processes()} process(es) on {kind}, {precision}, ZeRO stage {stage}\n"
+    stage = stage_of(config.deepspeed, precision, world_size())
+    return f"# here {world_size()} process(es) on {kind}, {precision}, ZeRO stage {stage}\n"

@@ -19,17 +19,17 @@ from xlpre.model.dropout import without_dropout
 from xlpre.model.kv_cache import cached
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.lm_head import target_losses
-from xlpre.model.memory import first_memory
+from xlpre.model.memory import initial_memory
 from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.objectives.registry import build_objective
 from xlpre.text.tokenizer import Tokenizer
-from xlpre.training.distributed import Talk, n_processes, process
+from xlpre.training.distributed import Comm, rank, world_size
 
 SEED = 20190619  # of the held-out windows and targets: the same for every run, so that runs compare
 
 
 @dataclass(frozen=True)
-class Measure:
+class EvalResult:
     """Means over the held-out targets, in nats: the model's loss, the loss of the training text's word frequencies.
 
     `bits_per_byte` is the model's loss in bits over the bytes of the targets: what vocabularies compare by. `auxiliary` is, for each
@@ -44,22 +44,22 @@ class Measure:
     auxiliary: Mapping[str, float]
 
 
-class Evaluation:
+class Evaluator:
     """Held-out batches and how a model does on them.
 
     Raises:
         ValueError: the held-out text is shorter than a window.
     """
 
-    def __init__(self, config: PretrainConfig, store: TokenStore, tokenizer: Tokenizer, talk: Talk) -> None:
-        self._config, self._talk = config, talk
+    def __init__(self, config: PretrainConfig, store: TokenStore, tokenizer: Tokenizer, comm: Comm) -> None:
+        self._config, self._comm = config, comm
         partial_k = config.eval.partial_k or config.objective.partial_k
         # spans as by default, whatever is trained on, so that runs are measured on the same targets
         wanted = ObjectiveConfig(name=config.objective.name, partial_k=partial_k, perm_size=config.objective.perm_size)
         objective = build_objective(wanted, config.data, tokenizer.starts_word)
         lanes, self._windows = held_out_lanes(config, store)
         self._loader = Loader(lanes, config.data, objective, SEED)
-        mine = range(process(), config.eval.lanes, n_processes())
+        mine = range(rank(), config.eval.lanes, world_size())
         # ZeRO-3 gathers weights together: a process that no lane is left for reads along, and its sums do not count
         self._mine, self._counts = mine or range(1), bool(mine)
         seen = np.asarray(store.unigram) + 1.0  # a token never seen in training has been seen once
@@ -67,13 +67,13 @@ class Evaluation:
         self._unigram = torch.from_numpy(-np.log(seen / seen.sum())).float()
 
     @torch.no_grad()
-    def __call__(self, model: LanguageModel) -> Measure:
+    def __call__(self, model: LanguageModel) -> EvalResult:
         """Measure `model`; every process must call it."""
         with without_dropout(model):
             sums = self._sums(model)
-        loss, unigram, right, n_bytes, count, rows, *others = self._talk.total(*(sums * self._counts))
+        loss, unigram, right, n_bytes, count, rows, *others = self._comm.all_reduce_sum(*(sums * self._counts))
         auxiliary = {name: n_right / rows for name, n_right in zip(model.auxiliary, others, strict=True)}
-        return Measure(
+        return EvalResult(
             loss / count, unigram / count, right / count, loss / math.log(2) / n_bytes, int(count), auxiliary
         )
 
@@ -81,7 +81,7 @@ class Evaluation:
         """Of this process: losses, those of word frequencies, targets found, bytes, targets, rows, and rows that heads find right."""
         weight = model.backbone.mask_embedding
         mem_len = self._config.eval.mem_len
-        start = first_memory(model.config, len(self._mine), mem_len=mem_len, device=weight.device, dtype=weight.dtype)
+        start = initial_memory(model.config, len(self._mine), mem_len=mem_len, device=weight.device, dtype=weight.dtype)
         memory = cached(start, model.backbone)
         sums = np.zeros(6 + len(model.auxiliary))
         for step in range(self._windows):
@@ -98,7 +98,7 @@ class Evaluation:
         return sums
 
 
-def way_of_measuring(config: PretrainConfig) -> dict[str, Any]:
+def eval_protocol(config: PretrainConfig) -> dict[str, Any]:
     """The settings that two held-out losses of a run must share to compare."""
     asked = config.eval
     return {"lanes": asked.lanes, "windows": asked.windows, "mem_len": asked.mem_len, "partial_k": asked.partial_k}

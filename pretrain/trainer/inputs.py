@@ -31,7 +31,7 @@ FREE = {
 }
 
 
-class Foundation:
+class RunInputs:
     """Opened and checked; nothing is written.
 
     Args:
@@ -129,7 +129,7 @@ def is_finished(config: PretrainConfig, given: Given) -> bool:
         return False  # killed between the two
     if last["step"] < config.train.steps and (hours is None or last["seconds"] < hours * 3600):
         return False
-    Foundation(config, given).facts_of(done[-1])
+    RunInputs(config, given).facts_of(done[-1])
     return checkpoint.is_intact(done[-1])
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from pretrain.planning.flops import batch_shape, flops_per_step
-from pretrain.trainer.evaluator import Measure
+from pretrain.trainer.evaluator import EvalResult
 from pretrain.trainer.trainer import Job
 from xlpre.training.device_specs import device_named
-from xlpre.training.distributed import n_processes
+from xlpre.training.distributed import world_size
 from xlpre.training.metrics import duration
 from xlpre.training.run_logger import RunLog
 
@@ -23,7 +23,7 @@ class Log(RunLog):
     def __init__(self, job: Job) -> None:
         config = job.resolved
         self._job, self._tokens, self._waited = job, job.tokens, job.waited_seconds
-        rows = config.train.batch_size // (n_processes() * config.train.accumulation)
+        rows = config.train.batch_size // (world_size() * config.train.accumulation)
         shape = batch_shape(config, rows)
         self._targets_a_token = shape.targets / shape.window
         self._flops_a_token = flops_per_step(job.shape, shape) / (rows * shape.window)
@@ -43,12 +43,12 @@ class Log(RunLog):
             "tokens_per_second": rate,
             "targets_per_second": rate * self._targets_a_token,
             "flops_per_second": flops,
-            "mfu": flops / (self._peak * n_processes()) if self._peak else None,
+            "mfu": flops / (self._peak * world_size()) if self._peak else None,
             "wait_seconds": job.waited_seconds - waited,
             "tokens": job.tokens,
         }
 
-    def measure(self) -> Measure:
+    def measure(self) -> EvalResult:
         """Held-out loss and samples."""
         with self.paused():
             got = self._job.measure()

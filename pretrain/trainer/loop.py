@@ -7,7 +7,7 @@ from pretrain.trainer.inputs import model_folder
 from pretrain.trainer.logger import Log
 from pretrain.trainer.trainer import Job
 from xlpre.config.cli import NOTHING, Given
-from xlpre.training.distributed import is_main
+from xlpre.training.distributed import is_rank_zero
 from xlpre.training.metrics import check_wandb
 
 
@@ -20,7 +20,7 @@ def pretrain(config: PretrainConfig, given: Given = NOTHING) -> None:
         log.measure()
     batches, stopped = job.batches(), False
     while not (course.finished or stopped):
-        micro_steps = job.begin_update()
+        micro_steps = job.begin_step()
         for micro in range(micro_steps):
             job.engine.set_gradient_accumulation_boundary(micro == micro_steps - 1)
             batch = next(batches).to(job.device)
@@ -29,7 +29,7 @@ def pretrain(config: PretrainConfig, given: Given = NOTHING) -> None:
             log.micro_step(loss, *others)
             job.engine.step()  # an update at the boundary
             job.carry(micro, batch, memory)
-        stopped = job.end_update()
+        stopped = job.end_step()
         log.update()
         if course.step % config.train.log_every == 0 or course.finished or stopped:
             log.write()
@@ -43,7 +43,7 @@ def pretrain(config: PretrainConfig, given: Given = NOTHING) -> None:
     batches.close()
     job.close()
     log.close()
-    if not is_main():
+    if not is_rank_zero():
         return
     if course.finished:
         print(f"finished at step {course.step:,}: the model is in {model_folder(config)}", flush=True)

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from pretrain.config import PretrainConfig
-from pretrain.fill import Filled, fill, held_out_puzzles, solve
+from pretrain.fill import ClozeResult, fill, held_out_puzzles, solve
 from xlpre.data.store import TokenStore
 from xlpre.inference.cloze import blanks_batch
 from xlpre.model.language_model import LanguageModel
@@ -40,12 +40,12 @@ class Samples:
             except ValueError as error:
                 raise ValueError(f"eval.sentences: {error}") from None
 
-    def fill(self, model: LanguageModel) -> list[Filled]:
+    def fill(self, model: LanguageModel) -> list[ClozeResult]:
         """Fill in all blanks; every process must call it."""
         given = [fill(model, self._tokenizer, text) for text in self._sentences]
         return given + [solve(model, self._tokenizer, puzzle) for puzzle in self._puzzles]
 
-    def write(self, step: int, filled: list[Filled]) -> None:
+    def write(self, step: int, filled: list[ClozeResult]) -> None:
         """Keep what was filled in at `step`, in place of anything of that step or later."""
         line = {"step": step, "filled": [dataclasses.asdict(one) for one in filled]}
         rewrite(self._path, lambda written: written < step, partial(json.dumps, ensure_ascii=False), line)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from pretrain.config import PretrainConfig
 from pretrain.tools import nan_dump
-from pretrain.trainer.evaluator import Evaluation, Measure, way_of_measuring
-from pretrain.trainer.inputs import Foundation, checkpoints_of, model_folder, step_of_model
+from pretrain.trainer.evaluator import EvalResult, Evaluator, eval_protocol
+from pretrain.trainer.inputs import RunInputs, checkpoints_of, model_folder, step_of_model
 from pretrain.trainer.samples import Samples
 from xlpre.batch import Batch
 from xlpre.common.files import exclusive, linked_copy
@@ -22,27 +22,33 @@ from xlpre.config.cli import NOTHING, Given
 from xlpre.config.loader import dump
 from xlpre.conversion.model_folder import ModelFolder, load_folder, save_folder
 from xlpre.data_loader import lanes_of
-from xlpre.model.initialization import made_with
-from xlpre.model.kernels.backend import settled
+from xlpre.model.initialization import build_with_weights
+from xlpre.model.kernels.backend import resolve_backend
 from xlpre.model.language_model import LanguageModel
-from xlpre.model.memory import Memory, first_memory
+from xlpre.model.memory import Memory, initial_memory
 from xlpre.training import checkpoint
 from xlpre.training.checkpoint_writer import CheckpointWriter
-from xlpre.training.deepspeed_engine import PRECISIONS, build_engine, precision_on, settings_for, start_processes
+from xlpre.training.deepspeed_engine import (
+    PRECISIONS,
+    build_deepspeed_config,
+    build_engine,
+    precision_on,
+    start_processes,
+)
 from xlpre.training.distributed import (
-    Talk,
-    check_shared,
-    is_main,
-    limit_waiting,
-    n_processes,
-    process,
+    Comm,
+    check_shared_filesystem,
+    init_env,
+    is_rank_zero,
+    rank,
     seed_everything,
-    set_defaults,
+    set_timeout,
     use_device,
+    world_size,
 )
 from xlpre.training.optimizer_state import put_state, weights_of
-from xlpre.training.progress import Course
-from xlpre.training.shutdown import Stopping
+from xlpre.training.progress import Progress
+from xlpre.training.shutdown import ShutdownHandler
 
 
 class Job:
@@ -69,35 +75,35 @@ class Job:
             ValueError: settings that contradict each other, the store, the vocabulary or the checkpoint.
         """
         self.config, self.run_dir = config, Path(config.run_dir)
-        self._foundation = Foundation(config, given)
+        self._foundation = RunInputs(config, given)
         self.store, self.tokenizer, start = self._foundation.store, self._foundation.tokenizer, self._foundation.start
         self.resolved, self.shape, self._loader = start.resolved(), start.shape, self._foundation.loader
-        set_defaults()
-        self._groups = lanes_of(process(), n_processes(), config.train.batch_size, config.train.accumulation)
+        init_env()
+        self._groups = lanes_of(rank(), world_size(), config.train.batch_size, config.train.accumulation)
         self.device = use_device()
-        limit_waiting(config.train.patience_minutes)
+        set_timeout(config.train.patience_minutes)
         start_processes(self.device)
-        self.talk = Talk()
-        self._settings = settings_for(config.train, config.optim, self.device, n_processes(), config.deepspeed)
+        self.comm = Comm()
+        self._settings = build_deepspeed_config(config.train, config.optim, self.device, world_size(), config.deepspeed)
         self.dtype = PRECISIONS[precision_on(self.device, config.train.precision)]
-        self._facts = {**self._foundation.facts, "precision": str(self.dtype), "eval": way_of_measuring(config)}
-        self._evaluation = Evaluation(config, self.store, self.tokenizer, self.talk)
+        self._facts = {**self._foundation.facts, "precision": str(self.dtype), "eval": eval_protocol(config)}
+        self._evaluation = Evaluator(config, self.store, self.tokenizer, self.comm)
         self._samples = Samples(config, self.store, self.tokenizer)
-        if is_main():
+        if is_rank_zero():
             self._lock = exclusive(self.run_dir, "another training goes on in it; wait for it, or stop it")
-        check_shared(self.run_dir, self.talk)
+        check_shared_filesystem(self.run_dir, self.comm)
         folder, train = checkpoints_of(config), config.train
-        saved = checkpoint.newest(folder, self.talk)
+        saved = checkpoint.newest(folder, self.comm)
         was = self._foundation.facts_of(saved, precision=str(self.dtype)) if saved else {}
-        self.writer = CheckpointWriter(folder, self.talk, train.keep_last, train.keep_every, self._publish, saved)
+        self.writer = CheckpointWriter(folder, self.comm, train.keep_last, train.keep_every, self._publish, saved)
         self.tokens: int = was.get("tokens", 0)
         self._measured_anew = was.get("eval", self._facts["eval"]) != self._facts["eval"]  # older ones do not say
         self._best_loss: float | None = None if self._measured_anew else was.get("best_held_out_loss")
         self.memories: list[Memory] = []
         self._met: list[tuple[Batch, Memory]] = []
         self._start(saved, was)
-        self.course = Course(train, self.engine, self.talk, Stopping(), self.writer, was)
-        if is_main():
+        self.course = Progress(train, self.engine, self.comm, ShutdownHandler(), self.writer, was)
+        if is_rank_zero():
             dump(self.resolved, self.run_dir / "config.yaml")
             print(self._opening(saved), flush=True)
 
@@ -110,11 +116,11 @@ class Job:
         """Seconds that this process has waited for batches, in all."""
         return self._loader.waited_seconds
 
-    def begin_update(self) -> int:
+    def begin_step(self) -> int:
         """Set the learning rate, what dropout draws, and the number of micro-steps, which is returned."""
         train, step = self.config.train, self.course.step
         self._met.clear()
-        self.course.begin_update(self.config.seed, self.config.schedule, self.config.optim.lr)
+        self.course.begin_step(self.config.seed, self.config.schedule, self.config.optim.lr)
         self.engine.set_train_batch_size(train.rows_of(step))
         return train.micro_steps(step)
 
@@ -125,28 +131,28 @@ class Job:
             self._met.append((batch, self.memories[micro]))
         self.memories[micro] = memory
 
-    def end_update(self) -> bool:
+    def end_step(self) -> bool:
         """One update is done; see Course."""
         self.tokens += self.config.train.rows_of(self.course.step) * self.config.data.window
-        asked = self.course.end_update(self._leave_what_was_met)
+        asked = self.course.end_step(self._leave_what_was_met)
         if self.course.skipped_in_a_row:
-            self.memories = [memory.restarted_where_not_finite() for memory in self.memories]
+            self.memories = [memory.reset_nonfinite_rows() for memory in self.memories]
         return asked
 
-    def measure(self) -> Measure:
+    def measure(self) -> EvalResult:
         """Held-out loss and filled-in blanks; every process must call it."""
         model, step = self.engine.module, self.course.step
         measured, filled = self._evaluation(model), self._samples.fill(model)
-        if is_main():
+        if is_rank_zero():
             self._samples.write(step, filled)
         if step and measured.loss < (math.inf if self._best_loss is None else self._best_loss):
             self._best_loss = measured.loss
             weights = self.writer.weights(step, self.engine)
-            if is_main():
+            if is_rank_zero():
                 self._write_model(step, self.run_dir / "best", weights)
         return measured
 
-    def check_result(self, measured: Measure) -> None:
+    def check_result(self, measured: EvalResult) -> None:
         """Raise ValueError if what was `measured` last is not finite; every process must call it."""
         if not math.isfinite(measured.loss):
             self.writer.finish()
@@ -169,17 +175,17 @@ class Job:
     def close(self) -> None:
         """Finish what was begun, and let go of the run folder."""
         self.writer.close()
-        if is_main():
+        if is_rank_zero():
             self._lock.close()
 
     def _leave_what_was_met(self) -> str:
         """Leave what the last update met, in every process, for a person to look at; says how."""
         step = self.course.step - 1
         folder = nan_dump.folder_of(self.run_dir, step)
-        weights = weights_of(self.engine, keep=is_main())
-        about = {"seed": self.config.seed, "step": step, "n_processes": n_processes(), "precision": str(self.dtype)}
-        nan_dump.write(folder, process(), self._met, self._model(step, weights) if is_main() else None, about)
-        self.talk.barrier()
+        weights = weights_of(self.engine, keep=is_rank_zero())
+        about = {"seed": self.config.seed, "step": step, "world_size": world_size(), "precision": str(self.dtype)}
+        nan_dump.write(folder, rank(), self._met, self._model(step, weights) if is_rank_zero() else None, about)
+        self.comm.barrier()
         return (
             f"`python pretrain/replay.py {folder}` makes the last one again and looks for where it begins; the weights in the "
             "checkpoints are finite, and good if the last held-out losses were: "
@@ -204,13 +210,13 @@ class Job:
         two_streams, next_sentence = self._foundation.objective.two_streams, config.objective.next_sentence
         build = partial(LanguageModel, shape, two_streams, next_sentence)
         weights = load_folder(saved / checkpoint.MODEL).weights if saved else {}
-        model = made_with(weights, build) if saved else self._foundation.start.model(build)
+        model = build_with_weights(weights, build) if saved else self._foundation.start.model(build)
         if config.train.activation_checkpointing:
             model.backbone.recompute_layers()
         self.engine = build_engine(model, self._settings, config.train, config.optim, self.device)
         if not saved:
             self.memories = [
-                first_memory(
+                initial_memory(
                     self.shape, len(group), initial=config.memory.initial, device=self.device, dtype=self.dtype
                 )
                 for group in self._groups
@@ -219,14 +225,14 @@ class Job:
         put_state(self.engine, weights, checkpoint.Moments(saved), was["counters"])
         stored = (checkpoint.memory_of(saved, group) for group in self._groups)
         self.memories = [Memory(hidden.to(self.device), valid.to(self.device)) for hidden, valid in stored]
-        if is_main() and step_of_model(config) != was["step"]:
+        if is_rank_zero() and step_of_model(config) != was["step"]:
             self._publish(saved)  # killed between the checkpoint and its model
 
     def _attention(self) -> Any:
         """What process 0 finds fastest on its GPU, which the others take."""
         shape = self.shape
-        found = settled(shape.attention, self.device, self.dtype, shape.head_width) if is_main() else ""
-        return self.talk.from_main(found)
+        found = resolve_backend(shape.attention, self.device, self.dtype, shape.head_width) if is_rank_zero() else ""
+        return self.comm.broadcast(found)
 
     def _opening(self, saved: Path | None) -> str:
         config, shape = self.config, self.shape
@@ -244,6 +250,6 @@ class Job:
             f"{config.name}: {config.objective.name}, {n_parameters:,} parameters ({shape.n_layer} layers, d {shape.d_model}), "
             f"memory {shape.mem_len}\n"
             f"{len(self.store.train):,} training tokens, {config.train.batch_size} rows of {config.data.window} tokens a step, {steps}, "
-            f"{n_processes()} process(es) on {self.device.type}, {self.dtype}, ZeRO stage {self._settings['zero_optimization']['stage']}\n"
+            f"{world_size()} process(es) on {self.device.type}, {self.dtype}, ZeRO stage {self._settings['zero_optimization']['stage']}\n"
             f"{start}; everything goes to {self.run_dir}"
         )

@@ -13,7 +13,7 @@ from xlpre.config.loader import from_mapping
 from xlpre.conversion.model_folder import ModelFolder, load_init
 from xlpre.data.store import META, TokenStore
 from xlpre.model.config import ModelConfig
-from xlpre.model.initialization import made_with, put_weights
+from xlpre.model.initialization import build_with_weights, load_weights
 from xlpre.model.language_model import LanguageModel
 from xlpre.text.corpus import TextConfig
 from xlpre.text.tokenizer import Tokenizer
@@ -86,9 +86,9 @@ class Start:
             return build()
         weights = self._folder.weights
         if self._folder.next_sentence or not self._config.objective.next_sentence:
-            return made_with(weights, build)
+            return build_with_weights(weights, build)
         model = build()  # the head keeps the values it begins with
-        put_weights({**weights, **dict(model.auxiliary.named_parameters(prefix="auxiliary"))}, model)
+        load_weights({**weights, **dict(model.auxiliary.named_parameters(prefix="auxiliary"))}, model)
         return model
 
 

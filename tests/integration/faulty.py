@@ -21,7 +21,7 @@ import pretrain.trainer.trainer
 from pretrain.config import PretrainConfig
 from pretrain.trainer.trainer import Job
 from xlpre.common import files
-from xlpre.common.cli_main import run_command
+from xlpre.common.cli_main import run_main
 from xlpre.config.loader import load
 from xlpre.model.language_model import LanguageModel
 from xlpre.training import checkpoint, checkpoint_writer, distributed
@@ -110,7 +110,7 @@ def spoil() -> None:
 
 
 def note_steps() -> None:
-    begin, end = Job.begin_update, Job.end_update
+    begin, end = Job.begin_step, Job.end_step
 
     def began(job):
         STEP["now"] = job.course.step
@@ -120,7 +120,7 @@ def note_steps() -> None:
         STEP["now"] = job.course.step + 1
         return end(job)
 
-    Job.begin_update, Job.end_update = began, ended
+    Job.begin_step, Job.end_step = began, ended
 
 
 def main() -> None:
@@ -139,4 +139,4 @@ if __name__ == "__main__":
         spoil()
     elif FAULT:
         before(*PHASES[FAULT["phase"]])
-    run_command(main)
+    run_main(main)

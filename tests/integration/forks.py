@@ -58,16 +58,16 @@ def _run(words: Sequence[str], variables: Mapping[str, str], outputs: Sequence[A
     if words[0] != "deepspeed":
         become(words, Path.cwd(), variables)
         return
-    n_processes = words[words.index("--num_gpus") + 1]
+    world_size = words[words.index("--num_gpus") + 1]
     script = next(place for place, word in enumerate(words) if word.endswith(".py"))
     job = {
-        "WORLD_SIZE": n_processes,
-        "LOCAL_WORLD_SIZE": n_processes,
+        "WORLD_SIZE": world_size,
+        "LOCAL_WORLD_SIZE": world_size,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
     }
     started = []
-    for rank in map(str, range(int(n_processes))):
+    for rank in map(str, range(int(world_size))):
         each = {**variables, **job, "RANK": rank, "LOCAL_RANK": rank}
         started.append(CONTEXT.Process(target=become, args=(words[script:], Path.cwd(), each)))
         started[-1].start()

@@ -6,14 +6,14 @@ from torch import nn
 
 from tests.conftest import has_bf16, has_fp16
 from xlpre.training import distributed, optimizer_state
-from xlpre.training.deepspeed_engine import TrainConfig, build_engine, settings_for, start_processes
+from xlpre.training.deepspeed_engine import TrainConfig, build_deepspeed_config, build_engine, start_processes
 from xlpre.training.optimizer import OptimConfig
 
 CPU = torch.device("cpu")
 
 
 def engine_around(net, train, optim, overrides):
-    return build_engine(net, settings_for(train, optim, CPU, 1, overrides), train, optim, CPU)
+    return build_engine(net, build_deepspeed_config(train, optim, CPU, 1, overrides), train, optim, CPU)
 
 
 WIDTH = 6

@@ -11,21 +11,21 @@ import sys
 
 import finetune.trainer.finalize
 from finetune.config import FinetuneConfig
-from finetune.recipe import recipe_of
+from finetune.recipe import task_overrides
 from finetune.trainer.loop import finetune as run
 from xlpre.config.loader import load
-from xlpre.training.progress import Course
+from xlpre.training.progress import Progress
 
-end_update, draw = Course.end_update, finetune.trainer.finalize.draw
+end_step, draw = Progress.end_step, finetune.trainer.finalize.draw
 
 for one in json.loads(sys.argv[-1]):
 
-    def asked_to_stop(course: Course, stop_at=one["stop_at"]) -> bool:
+    def asked_to_stop(course: Progress, stop_at=one["stop_at"]) -> bool:
         if course.step + 1 == stop_at:
             os.kill(os.getpid(), signal.SIGTERM)
-        return end_update(course)
+        return end_step(course)
 
-    Course.end_update = asked_to_stop
+    Progress.end_step = asked_to_stop
     finetune.trainer.finalize.draw = draw if one["draws"] else lambda *arguments: None
     print(one["words"], flush=True)
-    run(load(FinetuneConfig, None, one["words"], recipe_of))
+    run(load(FinetuneConfig, None, one["words"], task_overrides))

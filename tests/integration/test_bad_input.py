@@ -8,7 +8,7 @@ import pytest
 from pretrain.run import main
 from tests.conftest import has_bf16
 from tests.integration.conftest import run
-from xlpre.common.cli_main import run_command
+from xlpre.common.cli_main import run_main
 from xlpre.text.tokenizer import train
 from xlpre.text.tokenizer_config import TokenizerConfig
 
@@ -93,7 +93,7 @@ def check_sentence(stderr, message):
 def test_a_wrong_word_is_refused_before_anything_is_written(words, tmp_path, monkeypatch, capsys, word, message):
     monkeypatch.setattr("sys.argv", ["run.py", *words(), *word.split()])
     with pytest.raises(SystemExit) as ended:
-        run_command(main)
+        run_main(main)
     assert ended.value.code == 2
     check_sentence(capsys.readouterr().err, message)
     assert not (tmp_path / "tiny").exists()

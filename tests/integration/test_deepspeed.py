@@ -24,8 +24,8 @@ from xlpre.training import optimizer_state
 from xlpre.training.checkpoint import complete
 from xlpre.training.checkpoint_writer import CheckpointWriter
 from xlpre.training.deepspeed_engine import TrainConfig, precision_on
-from xlpre.training.distributed import Talk
-from xlpre.training.optimizer import GuardedAdamW, OptimConfig, set_lr
+from xlpre.training.distributed import Comm
+from xlpre.training.optimizer import ClipAndSkipAdamW, OptimConfig, set_lr
 
 # updates that are not finite
 
@@ -65,7 +65,7 @@ def test_no_update_waits_for_the_device_so_that_deepspeed_can_time_it(precision,
 @every_engine
 def test_weights_that_are_not_finite_are_not_saved(precision, stage, tmp_path):
     engine = built(precision, stage)
-    writer = CheckpointWriter(tmp_path, Talk(), 2)
+    writer = CheckpointWriter(tmp_path, Comm(), 2)
     update(engine, 0)
     writer.begin(1, engine, [], {}, lambda path, weights: path.mkdir())
     set_lr(engine.optimizer, 3e38)
@@ -78,7 +78,7 @@ def test_weights_that_are_not_finite_are_not_saved(precision, stage, tmp_path):
 
 
 def test_without_zero_deepspeed_itself_would_make_it(monkeypatch):
-    monkeypatch.setattr(GuardedAdamW, "step", torch.optim.AdamW.step)
+    monkeypatch.setattr(ClipAndSkipAdamW, "step", torch.optim.AdamW.step)
     engine = built("fp32", 0)
     update(engine, 0, math.nan)
     assert engine.skipped_steps == 0

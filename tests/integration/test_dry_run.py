@@ -8,10 +8,10 @@ import pytest
 from pretrain.config import PretrainConfig
 from pretrain.run import main
 from tests.integration.conftest import damage, run, run_together
-from xlpre.common.cli_main import run_command
+from xlpre.common.cli_main import run_main
 from xlpre.config.loader import load
 from xlpre.data.store_builder import write_store
-from xlpre.model.language_model import without_data
+from xlpre.model.language_model import meta_model
 from xlpre.training import checkpoint
 
 SCRIPT = "pretrain/run.py"
@@ -24,7 +24,7 @@ def rehearsed(tmp_path, monkeypatch, capsys):
     def rehearse(*words):
         before = sorted(tmp_path.rglob("*"))
         monkeypatch.setattr("sys.argv", ["run.py", "--dry-run", *words])
-        run_command(main)
+        run_main(main)
         assert sorted(tmp_path.rglob("*")) == before
         return capsys.readouterr().out
 
@@ -37,7 +37,7 @@ def test_a_dry_run_prints_settings_that_load_and_sizes_and_writes_nothing(words,
     config = load(PretrainConfig, tmp_path / "config.yaml")
     typed = load(PretrainConfig, None, [*words(), "train.hours=2"])
     assert config.model == dataclasses.replace(typed.model, vocab_size=300) and config.train == typed.train
-    n_parameters = sum(parameter.numel() for parameter in without_data(config.model, True).parameters())
+    n_parameters = sum(parameter.numel() for parameter in meta_model(config.model, True).parameters())
     share = 20 * 4 * 16 / len(store.train)
     assert said.endswith(
         f"# {n_parameters:,} parameters\n"
@@ -102,7 +102,7 @@ def test_a_dry_run_refuses_what_a_start_would(words, tmp_path, monkeypatch, caps
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setattr("sys.argv", ["run.py", *words(), "--dry-run", word])
     with pytest.raises(SystemExit) as ended:
-        run_command(main)
+        run_main(main)
     assert ended.value.code == 2 and message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 

@@ -12,7 +12,7 @@ from pretrain.tools.explain_picture import draw, save_picture
 from pretrain.tools.explanation import explain
 from tests.conftest import REPOSITORY
 from tests.integration.conftest import run
-from xlpre.common.cli_main import run_command
+from xlpre.common.cli_main import run_main
 from xlpre.config.loader import load
 from xlpre.text.tokenizer import train
 from xlpre.text.tokenizer_config import TokenizerConfig
@@ -205,7 +205,7 @@ def test_the_stores_vocabulary_serves_where_there_is_no_other(words, capsys):
 def test_bad_input_is_one_sentence(words, monkeypatch, capsys, given, changes, message):
     monkeypatch.setattr("sys.argv", ["explain.py", given[0], *words(**changes), *given[1:]])
     with pytest.raises(SystemExit) as ended:
-        run_command(main)
+        run_main(main)
     errors = capsys.readouterr().err.splitlines()
     assert ended.value.code == 2
     assert len(errors) == 1 and errors[0].startswith("error: ") and message in errors[0]

@@ -13,7 +13,7 @@ from finetune.tasks.custom import labels_in
 from tests.conftest import write_folder
 from tests.integration.conftest import run
 from tests.integration.test_bad_input import check_sentence
-from xlpre.common.cli_main import run_command
+from xlpre.common.cli_main import run_main
 from xlpre.text.tokenizer import train
 from xlpre.text.tokenizer_config import TokenizerConfig
 
@@ -35,7 +35,7 @@ def folder(tokenizer, tmp_path_factory):
 
 def refused(capsys, message):
     with pytest.raises(SystemExit) as ended:
-        run_command(main)
+        run_main(main)
     assert ended.value.code == 2
     check_sentence(capsys.readouterr().err, message)
 
@@ -162,11 +162,11 @@ def test_a_line_that_the_task_cannot_read_is_named_once_those_before_it_are_answ
     from finetune.config import TaskDataConfig
     from finetune.tasks.registry import build_task
     from tests.parity.test_huggingface_heads import make
-    from xlpre.conversion.task_model import save_fine_tuned
+    from xlpre.conversion.task_model import save_task_model
 
     settings = {"text": ["one", "two"], "labels": ["good", "bad"]}
     task = build_task("classify", TaskDataConfig(**settings), "last")
-    save_fine_tuned(tmp_path / "model", make(tokenizer, task, "last"))
+    save_task_model(tmp_path / "model", make(tokenizer, task, "last"))
     for line, message in [
         ("ba", r"line 2: classify reads one and two; the line has 1 text"),
         ('{"one": "ba"}', r"line 2: there is no column 'two'; there are id, one"),

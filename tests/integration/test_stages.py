@@ -113,7 +113,7 @@ def test_a_run_goes_on_with_another_number_of_processes_stage_and_accumulation(w
     for name in ("from_one", "from_two"):
         assert largest_difference(numbers(tmp_path / name), whole) < 2e-5
         (first, last) = checkpoint.complete(tmp_path / name / "checkpoints")
-        assert checkpoint.facts_of(first)["n_processes"] != checkpoint.facts_of(last)["n_processes"]
+        assert checkpoint.facts_of(first)["world_size"] != checkpoint.facts_of(last)["world_size"]
 
 
 def test_a_run_of_a_process_alone_goes_on_without_zero_and_with_it(words, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from tests.parity.goldens import files
 from tests.parity.replay import MAX_SPAN, Replay
 from xlpre.data.lanes import Place, Text
-from xlpre.data.rng import Draws
+from xlpre.data.rng import RowRng
 from xlpre.data.store import Part
 from xlpre.data.window_layout import DataConfig, lay_out, split_pair
 from xlpre.objectives.objective import ObjectiveConfig
@@ -134,7 +134,7 @@ def test_spans_as_released_are_as_long_and_as_frequent_as_the_originals(path):
     sampler = sampler_of({"mask_alpha": 6, "mask_beta": 1}, starts)
     # the file does not say what text it drew on: ordinary pieces, each as often as another, agree with it
     ids = np.random.default_rng(0).integers(len(special_tokens.PIECES), len(starts), (n_ours, length))
-    draws = sampler.draw(length, Draws(0, range(n_ours), 0))
+    draws = sampler.draw(length, RowRng(0, range(n_ours), 0))
     chosen = sampler.sample(ids, np.ones(ids.shape, bool), 43, np.zeros(n_ours, bool), draws)
     both = 1 / n_theirs + 1 / n_ours
     frequency = chosen.mean(0)

@@ -8,18 +8,18 @@ import torch
 
 from tests.parity.goldens import files
 from tests.parity.xlnet import part_of
-from xlpre.model.attention_mask import Geometry
+from xlpre.model.attention_mask import AttentionMeta
 from xlpre.model.feedforward import PLAIN
 from xlpre.model.memory import extend_memory
 from xlpre.model.positions import distance_table
 from xlpre.model.visibility import reach_of
 
 
-def in_order(n_tokens, key_rank, reach) -> Geometry:
+def in_order(n_tokens, key_rank, reach) -> AttentionMeta:
     """The rows of a window, each seeing what comes before it and itself."""
     rows, n_keys = key_rank.shape
     places = torch.arange(n_tokens).expand(rows, -1)
-    return Geometry(
+    return AttentionMeta(
         query_rank=places + 1,
         key_rank=key_rank,
         row_segments=torch.zeros_like(places),

@@ -14,7 +14,7 @@ from xlpre.conversion.tf import weights_of
 from xlpre.conversion.weight_maps import FROM_HEADS, TO_HEADS, TRANSPOSED, Weight, to_ours
 from xlpre.model.backbone import Backbone
 from xlpre.model.heads import ChoiceHead, ClassificationHead, RegressionHead, SpanHead
-from xlpre.model.memory import first_memory
+from xlpre.model.memory import initial_memory
 from xlpre.model.visibility import HIDDEN
 
 pytestmark = pytest.mark.usefixtures("by_each_backend")
@@ -86,7 +86,7 @@ class Model(nn.Module):
             pair_label=torch.ones(B, dtype=torch.long),
             reuse_len=0,
         )
-        return self.backbone(batch, first_memory(self.shape, B, mem_len=0))[0], padding
+        return self.backbone(batch, initial_memory(self.shape, B, mem_len=0))[0], padding
 
     def check_gradients(self, arrays) -> None:
         theirs = weights(self.shape, part_of(arrays, "grad"))

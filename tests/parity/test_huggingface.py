@@ -10,7 +10,7 @@ import torch
 from xlpre import data_loader
 from xlpre.batch import Batch
 from xlpre.conversion.model_folder import ModelFolder, load_folder, save_folder, save_huggingface
-from xlpre.data.rng import Draws
+from xlpre.data.rng import RowRng
 from xlpre.data.window_layout import Windows
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
@@ -52,7 +52,7 @@ def batch_of(seed: int, backward: bool, tokenizer) -> Batch:
         pair_label=np.ones(B, np.int64),
         reuse_len=T // 2,
     )
-    return data_loader.batch_of(windows, objective.examples(windows, Draws(seed, range(B), 0)))
+    return data_loader.batch_of(windows, objective.examples(windows, RowRng(seed, range(B), 0)))
 
 
 def as_huggingface_sees(batch: Batch, memory: Memory) -> dict:

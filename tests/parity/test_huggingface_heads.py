@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from finetune.config import TaskDataConfig
-from finetune.data.batching import Dealer
+from finetune.data.batching import LengthBucketSampler
 from finetune.export import main
 from finetune.predict import predict
 from finetune.tasks.registry import build_task
@@ -15,7 +15,7 @@ from finetune.tasks.span import answer_places
 from finetune.trainer.task_model import TaskModel
 from xlpre.conversion.hf_heads import KINDS, to_huggingface
 from xlpre.conversion.model_folder import ModelFolder
-from xlpre.conversion.task_model import fine_tuned, load_fine_tuned, save_fine_tuned
+from xlpre.conversion.task_model import fine_tuned, load_task_model, save_task_model
 from xlpre.model.config import ModelConfig
 from xlpre.model.heads import SpanHead
 from xlpre.model.language_model import LanguageModel
@@ -53,13 +53,13 @@ def make(tokenizer, task, summary):
 def test_logits_in_hugging_face_are_ours(name, settings, summary, tokenizer, tmp_path):
     task = build_task(name, TaskDataConfig(**settings), summary)
     made = make(tokenizer, task, summary)
-    save_fine_tuned(tmp_path / "ours", made)
+    save_task_model(tmp_path / "ours", made)
     main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
     lines = QUESTIONS if name == "race" else PAIRS
     examples = [task.example(fields, "") for fields in lines]
-    (part,) = Dealer(task.encode(examples, tokenizer), task.padding, 0, 1, 10**6).once(2)
+    (part,) = LengthBucketSampler(task.encode(examples, tokenizer), task.padding, 0, 1, 10**6).once(2)
     ours = TaskModel(SHAPE, task).eval()
-    ours.put(load_fine_tuned(tmp_path / "ours").weights)
+    ours.put(load_task_model(tmp_path / "ours").weights)
     found = ours.answer(part)["logits"]
     if name == "regress":
         found = torch.from_numpy(task.answers({"logits": found.numpy()})).float()
@@ -83,15 +83,15 @@ def test_logits_in_hugging_face_are_ours(name, settings, summary, tokenizer, tmp
 def test_spans_in_hugging_face_are_ours(tokenizer, tmp_path):
     settings = {"max_len": 40, "max_question_len": 8, "doc_stride": 8}
     task = build_task("squad/2.0", TaskDataConfig(**settings), "last")
-    save_fine_tuned(tmp_path / "ours", make(tokenizer, task, "last"))
+    save_task_model(tmp_path / "ours", make(tokenizer, task, "last"))
     main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
     contexts = ["Ba be bi bo bu. " * 4, "Ka ke ki ko da de di."]
     examples = [task.example({"context": context, "question": "Da di?"}, "") for context in contexts]
     items = task.encode(examples, tokenizer)
     assert len(items) > 2 and len({item.length for item in items}) > 1
-    (part,) = Dealer(items, task.padding, 0, 1, 10**6).once(len(items))
+    (part,) = LengthBucketSampler(items, task.padding, 0, 1, 10**6).once(len(items))
     ours = TaskModel(SHAPE, task).eval()
-    ours.put(load_fine_tuned(tmp_path / "ours").weights)
+    ours.put(load_task_model(tmp_path / "ours").weights)
     found = ours.answer(part)
 
     theirs = transformers.XLNetForQuestionAnswering.from_pretrained(tmp_path / "theirs").eval()
@@ -114,7 +114,7 @@ def test_training_takes_the_same_course_as_hugging_faces(tokenizer, tmp_path):
     shape = dataclasses.replace(SHAPE, dropout=0.0, dropatt=0.0)
     made = make(tokenizer, task, summary)
     made = dataclasses.replace(made, folder=dataclasses.replace(made.folder, config=shape))
-    save_fine_tuned(tmp_path / "ours", made)
+    save_task_model(tmp_path / "ours", made)
     main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "theirs").train()
     ours = TaskModel(shape, task).train()
@@ -122,8 +122,10 @@ def test_training_takes_the_same_course_as_hugging_faces(tokenizer, tmp_path):
     labels = ["good", "bad", "none"]
     lines = [{"one": "ba " * (2 * i + 1), "two": "be bi", "label": labels[i % 3]} for i in range(6)]
     items = task.encode([task.example(fields, "") for fields in lines], tokenizer)
-    in_parts = Dealer(items, "left", 0, 1, 8).update(seed=1, step=0, batch_size=6, accumulation=1)[0]
-    (whole,) = Dealer(items, "left", 0, 1, 10**6).update(seed=1, step=0, batch_size=6, accumulation=1)[0].parts
+    in_parts = LengthBucketSampler(items, "left", 0, 1, 8).update(seed=1, step=0, batch_size=6, accumulation=1)[0]
+    (whole,) = (
+        LengthBucketSampler(items, "left", 0, 1, 10**6).update(seed=1, step=0, batch_size=6, accumulation=1)[0].parts
+    )
     assert len(in_parts.parts) > 1 and in_parts.n_tokens[1] < whole.ids.numel()
     padded = {"input_ids": whole.ids, "token_type_ids": whole.segments, "attention_mask": (~whole.padding).float()}
     courses = []
@@ -145,7 +147,7 @@ def test_training_takes_the_same_course_as_hugging_faces(tokenizer, tmp_path):
 def test_their_tokenizer_lays_a_pair_out_as_we_do(tokenizer, tmp_path):
     name, settings, summary = TASKS[0]
     task = build_task(name, TaskDataConfig(**settings), summary)
-    save_fine_tuned(tmp_path / "ours", make(tokenizer, task, summary))
+    save_task_model(tmp_path / "ours", make(tokenizer, task, summary))
     main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")("Ba be.", "Bi bo.")
     row = task.encode([task.example({"one": "Ba be.", "two": "Bi bo."}, "")], tokenizer)[0].rows[0]
@@ -156,11 +158,11 @@ def test_their_tokenizer_lays_a_pair_out_as_we_do(tokenizer, tmp_path):
 def test_texts_of_a_padded_batch_are_answered_through_their_tokenizer_as_by_us(summary, tokenizer, tmp_path):
     settings = {"text": ["one"], "labels": ["good", "bad"]}
     task = build_task("classify", TaskDataConfig(**settings), summary)
-    save_fine_tuned(tmp_path / "ours", make(tokenizer, task, summary))
+    save_task_model(tmp_path / "ours", make(tokenizer, task, summary))
     main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
     texts = ["Ba be bi bo bu da de.", "Ka."]
     lines = [(text, {"one": text}) for text in texts]
-    found = [one["probabilities"]["good"] for one in predict(load_fine_tuned(tmp_path / "ours"), task, lines)]
+    found = [one["probabilities"]["good"] for one in predict(load_task_model(tmp_path / "ours"), task, lines)]
     batch = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")(texts, padding=True, return_tensors="pt")
     assert not batch["attention_mask"].all()
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "theirs").eval()
@@ -183,11 +185,11 @@ def test_what_hugging_face_has_no_place_for_is_refused(tokenizer, tmp_path):
     name, settings, _ = TASKS[0]
     task = build_task(name, TaskDataConfig(**settings), "attn")
     made = make(tokenizer, task, "attn")
-    save_fine_tuned(tmp_path / "ours", made)
+    save_task_model(tmp_path / "ours", made)
     with pytest.raises(ValueError, match="model.summary=attn has no place in Hugging Face"):
         main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
     shape = dataclasses.replace(SHAPE, norm="pre")
-    save_fine_tuned(tmp_path / "pre", dataclasses.replace(made, folder=dataclasses.replace(made.folder, config=shape)))
+    save_task_model(tmp_path / "pre", dataclasses.replace(made, folder=dataclasses.replace(made.folder, config=shape)))
     with pytest.raises(ValueError, match="model.norm=pre has no place"):
         main([str(tmp_path / "pre"), str(tmp_path / "theirs")])
     assert np.array_equal(sorted(path.name for path in tmp_path.iterdir()), ["ours", "pre"])

@@ -15,7 +15,7 @@ from tests.parity.xlnet import GRADIENT_TOLERANCE, TOLERANCE, part_of, put
 from xlpre.batch import Batch
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
-from xlpre.model.memory import first_memory
+from xlpre.model.memory import initial_memory
 
 pytestmark = pytest.mark.usefixtures("by_each_backend")
 
@@ -144,7 +144,7 @@ def test_losses_memory_and_gradients_equal_transformer_xls(path):
     absolute = shape.positions in ("sinusoidal", "learned")
     adds_places = absolute and config["mem_len"] > 0  # to what it has cached, whenever it reads it
     compared = segments[:1] if adds_places else segments
-    memory = first_memory(shape, arrays["seg0/in/data"].shape[1])
+    memory = initial_memory(shape, arrays["seg0/in/data"].shape[1])
     for segment in compared:
         part = part_of(arrays, segment)
         # the original swaps two lengths there, so that its first segment ignores ext_len

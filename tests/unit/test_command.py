@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from xlpre.common.cli_main import run_command
+from xlpre.common.cli_main import run_main
 from xlpre.training.distributed import use_device
 
 
 def ended(main, capsys):
     with pytest.raises(SystemExit) as end:
-        run_command(main)
+        run_main(main)
     return end.value.code, capsys.readouterr().err
 
 
@@ -83,6 +83,6 @@ def test_a_process_without_a_gpu_says_so_itself(capsys, monkeypatch):
 
 def test_a_mistake_of_the_program_is_a_traceback():
     with pytest.raises(RuntimeError):
-        run_command(raising(RuntimeError("mat1 and mat2 shapes cannot be multiplied")))
+        run_main(raising(RuntimeError("mat1 and mat2 shapes cannot be multiplied")))
     with pytest.raises(ValueError, match="invalid literal"):
-        run_command(lambda: np.asarray(["a"]).astype(int))
+        run_main(lambda: np.asarray(["a"]).astype(int))

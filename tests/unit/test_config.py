@@ -7,7 +7,7 @@ import pytest
 import finetune.settings
 import pretrain.settings
 from finetune.config import FinetuneConfig
-from finetune.recipe import recipe_of
+from finetune.recipe import task_overrides
 from finetune.tasks.registry import NAMES
 from pretrain.config import PretrainConfig
 from tests.conftest import REPOSITORY
@@ -83,12 +83,12 @@ def test_a_setting_that_its_docstring_leaves_out_is_named():
 def test_every_recipe_of_a_preset_is_of_a_task_and_loads(path):
     for task in load(FinetuneConfig, path).recipes:
         assert task in NAMES
-        load(FinetuneConfig, path, [f"task={task}"], recipe_of)
+        load(FinetuneConfig, path, [f"task={task}"], task_overrides)
 
 
 def test_a_recipe_wins_over_its_file_and_loses_against_words():
     path = REPOSITORY / "configs/finetune/glue.yaml"
-    config = load(FinetuneConfig, path, ["task=glue/cola", "optim.lr=1e-3"], recipe_of)
+    config = load(FinetuneConfig, path, ["task=glue/cola", "optim.lr=1e-3"], task_overrides)
     assert (config.train.batch_size, config.train.steps, config.optim.lr) == (128, 3000, 1e-3)
 
 

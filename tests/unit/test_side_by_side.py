@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.conftest import REPOSITORY
-from xlpre.common.job_pool import Errand, run_all
+from xlpre.common.job_pool import Command, run_all
 
 CODE = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
 
@@ -24,7 +24,7 @@ def seen(tmp_path, monkeypatch):
         if listed:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: n_gpus)
-        errands = [Errand(tmp_path / str(job), ["python", "-c", CODE], lambda: False) for job in range(2)]
+        errands = [Command(tmp_path / str(job), ["python", "-c", CODE], lambda: False) for job in range(2)]
         run_all(errands, jobs, processes)
         return {(errand.folder / "log.txt").read_text().strip() for errand in errands}
 
@@ -51,7 +51,7 @@ def test_more_processes_than_gpus_are_refused(seen):
 
 def test_a_command_that_had_not_begun_when_it_was_asked_to_stop_did_not_fail(tmp_path, capsys):
     code = f"import os, signal, time; os.kill({os.getpid()}, signal.SIGTERM); time.sleep(60)"
-    run_all([Errand(tmp_path / "one", ["python", "-c", code], lambda: False)], 1)
+    run_all([Command(tmp_path / "one", ["python", "-c", code], lambda: False)], 1)
     assert "one: stopped" in capsys.readouterr().out
 
 

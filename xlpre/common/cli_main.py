@@ -42,7 +42,7 @@ WAYS_OUT = {
 PORT_TAKEN = "EADDRINUSE"
 
 
-def run_command(main: Callable[[], None]) -> None:
+def run_main(main: Callable[[], None]) -> None:
     """Call `main`; a ValueError of ours, or a lack of disk or rights, is printed as one line by one process of each machine.
 
     What a process lacks, memory or a device or a port or another process, is said by that one. A character that the terminal's encoding
@@ -77,15 +77,15 @@ def run_command(main: Callable[[], None]) -> None:
         sys.exit(130)
 
 
-def hear_interrupts(commands: Path) -> None:
-    """Say Ctrl-C in a sentence while a command, a file in the folder `commands`, loads its libraries; `run_command` hears it later."""
+def install_interrupt_handler(commands: Path) -> None:
+    """Say Ctrl-C in a sentence while a command, a file in the folder `commands`, loads its libraries; `run_main` hears it later."""
     program = getattr(sys.modules["__main__"], "__file__", None)
     if program and Path(program).resolve().parent == commands.resolve():
         sys.excepthook = _uncaught
 
 
 @contextmanager
-def interrupts_end_at_once() -> Iterator[None]:
+def immediate_interrupts() -> Iterator[None]:
     """Ctrl-C ends the process in the middle of a library's work; Python would hear of it when that is done, and throw it away."""
     as_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if not as_usual or threading.current_thread() is not threading.main_thread():  # others decide, or may

@@ -19,7 +19,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True)
-class Errand:
+class Command:
     """A command to run to its end.
 
     Attributes:
@@ -33,7 +33,7 @@ class Errand:
     finished: Callable[[], bool]
 
 
-def run_all(errands: Sequence[Errand], jobs: int | None = None, processes: int = 1) -> None:
+def run_all(errands: Sequence[Command], jobs: int | None = None, processes: int = 1) -> None:
     """Run what is not finished. Asked to stop (see asked_to_stop), it asks the commands, which save, and waits for them.
 
     However this process ends, killed or because nobody reads what it prints, the commands are asked to stop.
@@ -56,7 +56,7 @@ def run_all(errands: Sequence[Errand], jobs: int | None = None, processes: int =
         )
     waiting = [errand for errand in errands if not errand.finished()]
     print(f"{len(errands)} runs, {len(errands) - len(waiting)} of them finished already", flush=True)
-    going: dict[int, tuple[Errand, subprocess.Popen[bytes], float]] = {}
+    going: dict[int, tuple[Command, subprocess.Popen[bytes], float]] = {}
     failed: list[Path] = []
     told = False
     with asked_to_stop() as asked:
@@ -95,7 +95,7 @@ def _gpus() -> list[str]:
     return listed.split(",")[:n_gpus]
 
 
-def _start(errand: Errand, place: int, jobs: int, gpus: Sequence[str]) -> subprocess.Popen[bytes]:
+def _start(errand: Command, place: int, jobs: int, gpus: Sequence[str]) -> subprocess.Popen[bytes]:
     errand.folder.mkdir(parents=True, exist_ok=True)
     program, *words = errand.command
     path = sys.executable if program == "python" else str(Path(sys.executable).with_name(program))
@@ -117,7 +117,7 @@ def _end_with_us() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _ending(errand: Errand, status: int) -> str:
+def _ending(errand: Command, status: int) -> str:
     if status:
         return f"failed with status {status}, see {errand.folder}/log.txt"
     return "finished" if errand.finished() else "stopped"

@@ -26,8 +26,8 @@ from xlpre.conversion import hf, native, provenance, tf
 from xlpre.conversion.hf_tokenizer import read_preprocess, read_vocabulary, write_tokenizer
 from xlpre.model.backbone import Backbone
 from xlpre.model.config import ModelConfig
-from xlpre.model.initialization import made_with
-from xlpre.model.language_model import LanguageModel, without_data
+from xlpre.model.initialization import build_with_weights
+from xlpre.model.language_model import LanguageModel, meta_model
 from xlpre.objectives.registry import OBJECTIVES
 from xlpre.text.preprocess import Preprocess
 from xlpre.text.tokenizer import Tokenizer
@@ -64,11 +64,13 @@ class ModelFolder:
     def model(self) -> LanguageModel:
         """The language model, ready to evaluate."""
         two_streams = OBJECTIVES[self.objective].two_streams
-        return made_with(self.weights, lambda: LanguageModel(self.config, two_streams, self.next_sentence)).eval()
+        return build_with_weights(
+            self.weights, lambda: LanguageModel(self.config, two_streams, self.next_sentence)
+        ).eval()
 
     def reader(self) -> Backbone:
         """The backbone as fine-tuning reads with it, ready to evaluate: its hidden states are those of the content stream."""
-        return made_with(self.weights, lambda: LanguageModel(self.config, two_streams=False)).eval().backbone
+        return build_with_weights(self.weights, lambda: LanguageModel(self.config, two_streams=False)).eval().backbone
 
     def vocabulary(self, origin: object) -> Tokenizer:
         """The vocabulary; ValueError naming `origin`, the folder, if it has none."""
@@ -98,7 +100,7 @@ def save_huggingface(path: str | Path, folder: ModelFolder) -> None:
         ValueError: something that Hugging Face cannot express, by the name of its key.
     """
     hf.check_expressible(folder.config)
-    with in_other_words(path, folder) as (partial, tokenizer):
+    with export_folder(path, folder) as (partial, tokenizer):
         hf.write_model(partial, folder.config, folder.weights, folder.objective)
         write_tokenizer(tokenizer, partial)
         native.as_readable_as_the_rest(partial / "model.safetensors")
@@ -111,13 +113,13 @@ def save_release(path: str | Path, folder: ModelFolder) -> None:
         ValueError: something that the original cannot express, by the name of its key.
     """
     tf.check_expressible(folder.config)
-    with in_other_words(path, folder) as (partial, tokenizer):
+    with export_folder(path, folder) as (partial, tokenizer):
         tf.write_release(partial, folder.config, folder.weights)
         tokenizer.save(partial / "spiece.model")
 
 
 @contextmanager
-def in_other_words(path: str | Path, folder: ModelFolder, **facts: Any) -> Iterator[tuple[Path, Tokenizer]]:
+def export_folder(path: str | Path, folder: ModelFolder, **facts: Any) -> Iterator[tuple[Path, Tokenizer]]:
     """Yield a folder for a model in another's format, and its vocabulary, both to be written, whole or not at all.
 
     A passport is put beside them: that of `folder`, `facts`, and what the format has no word for.
@@ -220,9 +222,7 @@ def _checked(path: Path, folder: ModelFolder) -> ModelFolder:
     """Raise ValueError unless weights, vocabulary and shape agree."""
     if folder.objective not in OBJECTIVES:
         raise ValueError(f"{path}: objective {folder.objective!r} is none of {', '.join(OBJECTIVES)}")
-    expected = dict(
-        without_data(folder.config, two_streams=True, next_sentence=folder.next_sentence).named_parameters()
-    )
+    expected = dict(meta_model(folder.config, two_streams=True, next_sentence=folder.next_sentence).named_parameters())
     if odd := expected.keys() ^ folder.weights.keys():
         side = (
             "missing from the weights" if sorted(odd)[0] in expected else "not in the model that the config describes"

@@ -3,7 +3,7 @@
 head.safetensors    fp32 weights of the head by their names in xlpre/model/heads.py
 task.json           what the task is, for those who answer it, and a checksum of the head
 
-`save_huggingface_fine_tuned` writes one that transformers opens, with its head.
+`save_huggingface_task_model` writes one that transformers opens, with its head.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from xlpre.common.files import new_folder
 from xlpre.common.safetensors_io import check_finite, write_tensors
 from xlpre.conversion import hf, hf_heads
 from xlpre.conversion.hf_tokenizer import write_tokenizer
-from xlpre.conversion.model_folder import ModelFolder, in_other_words, load_folder, write_files
+from xlpre.conversion.model_folder import ModelFolder, export_folder, load_folder, write_files
 from xlpre.conversion.native import as_readable_as_the_rest, check_whole
 from xlpre.model.config import ModelConfig
 
@@ -32,7 +32,7 @@ HEAD, TASK, CHECKSUM = "head.safetensors", "task.json", "head_crc32c"
 
 
 @dataclass(frozen=True)
-class FineTuned:
+class TaskModelFolder:
     """What a folder holds.
 
     Attributes:
@@ -53,7 +53,7 @@ class FineTuned:
 
 def fine_tuned(
     before: ModelFolder, shape: ModelConfig, weights: dict[str, Tensor], task: dict[str, Any], facts: dict[str, Any]
-) -> FineTuned:
+) -> TaskModelFolder:
     """What became of the folder `before`: a model of this `shape` that has a backbone and a head with these `weights`."""
     backbone = {
         name: weight
@@ -64,10 +64,10 @@ def fine_tuned(
     folder = dataclasses.replace(
         before, config=shape, weights={**before.weights, **backbone}, facts=facts, kind="xlpre"
     )
-    return FineTuned(folder, head, task)
+    return TaskModelFolder(folder, head, task)
 
 
-def save_fine_tuned(path: str | Path, model: FineTuned) -> None:
+def save_task_model(path: str | Path, model: TaskModelFolder) -> None:
     """Write the folder, whole or not at all; one that is there is replaced."""
     with new_folder(path) as partial:
         write_files(partial, model.folder)
@@ -77,7 +77,7 @@ def save_fine_tuned(path: str | Path, model: FineTuned) -> None:
         (partial / TASK).write_text(json.dumps(task, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
-def load_fine_tuned(path: str | Path) -> FineTuned:
+def load_task_model(path: str | Path) -> TaskModelFolder:
     """Read a folder.
 
     Raises:
@@ -101,12 +101,12 @@ def load_fine_tuned(path: str | Path) -> FineTuned:
         raise ValueError(f"{path}: {HEAD} or {TASK} cannot be read: {str(error).splitlines()[0]}") from None
     check_whole(path / HEAD, whole, path / TASK, CHECKSUM)
     check_finite(path / HEAD, head)
-    return FineTuned(folder, head, task)
+    return TaskModelFolder(folder, head, task)
 
 
-def save_huggingface_fine_tuned(
+def save_huggingface_task_model(
     path: str | Path,
-    model: FineTuned,
+    model: TaskModelFolder,
     kind: str,
     labels: Sequence[str],
     summary: str,
@@ -128,7 +128,7 @@ def save_huggingface_fine_tuned(
     folder = model.folder
     hf.check_expressible(folder.config)
     settings, weights = hf_heads.to_huggingface(folder.config, model.head, kind, labels, summary)
-    with in_other_words(path, folder, task=model.task) as (partial, tokenizer):
+    with export_folder(path, folder, task=model.task) as (partial, tokenizer):
         hf.write_model(partial, folder.config, folder.weights, "permutation", settings, weights)
         write_tokenizer(tokenizer, partial, padding)
         as_readable_as_the_rest(partial / "model.safetensors")

@@ -17,7 +17,7 @@ import numpy as np
 from xlpre.data.store import Part
 
 
-class Boundaries:
+class BoundaryIndex:
     """Where the sentences (or documents) of a text read in one direction meet: its begin, ..., its end, by index.
 
     Args:
@@ -61,7 +61,7 @@ class Text:
     def __init__(self, part: Part, backward: bool = False) -> None:
         self.backward = backward
         self.sentences, self.documents = (
-            Boundaries(ends, backward) for ends in (part.sentence_ends, part.document_ends)
+            BoundaryIndex(ends, backward) for ends in (part.sentence_ends, part.document_ends)
         )
         self._tokens = np.asarray(part.tokens)
 

@@ -11,7 +11,7 @@ import numpy as np
 BLOCK = 1280  # numbers drawn at once for each row: a little more than a window of 512 takes
 
 
-class Draws:
+class RowRng:
     """The streams of B rows, by one counter-based generator that is set to each of them in turn.
 
     Args:

@@ -26,7 +26,7 @@ from xlpre.data import encoded_docs
 from xlpre.data.store import FORMAT, PARTS
 from xlpre.text.corpus import TextConfig, Unit, documents_of, units_of
 from xlpre.text.document import Document
-from xlpre.text.readers import Meter
+from xlpre.text.readers import ByteCounter
 from xlpre.text.tokenizer import Tokenizer
 
 SHARD_CHARACTERS = 16_000_000
@@ -97,7 +97,7 @@ class Job:
 
     def encode(self, task: Task, show: Show, found: Iterator[Document] | None = None) -> None:
         """Write the shards of `task` that are not there yet; `found` stands in for reading its units."""
-        dtype, meter = encoded_docs.dtype_of(self.tokenizer), Meter()
+        dtype, meter = encoded_docs.dtype_of(self.tokenizer), ByteCounter()
         done = task.shards()
         n_done = sum(encoded_docs.count(shard / part) for shard in done for part in PARTS)
         stream = encoded_docs.batches(

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from xlpre.data.lanes import Place, Text
-from xlpre.data.rng import Draws
+from xlpre.data.rng import RowRng
 from xlpre.text import special_tokens
 
 SEGMENT_A, SEGMENT_B, SEGMENT_CLS = 0, 1, 2
@@ -98,7 +98,7 @@ class Windows:
     reuse_len: int
 
 
-def lay_out(places: Sequence[Place], config: DataConfig, draws: Draws) -> Windows:
+def lay_out(places: Sequence[Place], config: DataConfig, draws: RowRng) -> Windows:
     """The windows at `places`; `draws` decide where A ends and B begins."""
     shape = (len(places), config.window)
     windows = Windows(
@@ -127,7 +127,7 @@ def _put_plain(windows: Windows, places: Sequence[Place], n_tokens: int) -> None
         windows.ids[row, :n_tokens], windows.following[row] = read[:-1], read[-1]
 
 
-def _put_pairs(windows: Windows, places: Sequence[Place], draws: Draws) -> None:
+def _put_pairs(windows: Windows, places: Sequence[Place], draws: RowRng) -> None:
     n_new = windows.ids.shape[1] - windows.reuse_len - 3
     for row, (place, drawn) in enumerate(zip(places, draws.uniform(3).tolist(), strict=True)):
         pair = split_pair(place.text, place.begin + windows.reuse_len, n_new, *drawn)

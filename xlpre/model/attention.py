@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from xlpre.model.attention_mask import Geometry
+from xlpre.model.attention_mask import AttentionMeta
 from xlpre.model.config import ModelConfig
 from xlpre.model.kernels.backend import backend_named
 from xlpre.model.positions import SCHEMES, SharedBiases
-from xlpre.model.score_terms import Scores
+from xlpre.model.score_terms import ScoreTerms
 from xlpre.model.segments import SegmentTerm
 
 
@@ -38,7 +38,7 @@ class RelativeAttention(nn.Module):
         states = states.contiguous()  # else each product would copy and keep them
         return self._heads(self.key(states)), self._heads(self.value(states))
 
-    def forward(self, rows: Tensor, key: Tensor, value: Tensor, geometry: Geometry) -> Tensor:
+    def forward(self, rows: Tensor, key: Tensor, value: Tensor, geometry: AttentionMeta) -> Tensor:
         """Attend from N rows to K keys.
 
         Args:
@@ -53,7 +53,7 @@ class RelativeAttention(nn.Module):
         # under torch.autocast products are of another type than biases
         query = self._heads(self.query(rows)).to(key.dtype)
         parts = {name: x.to(key.dtype) for term in self.terms.values() for name, x in term(geometry).items()}
-        scores = Scores(query, self.d_head**-0.5, **parts)
+        scores = ScoreTerms(query, self.d_head**-0.5, **parts)
         dropout = self.dropatt if self.training else 0.0
         return self.output(self.backend.attend(scores, key, value, geometry, dropout).flatten(2))
 

@@ -24,7 +24,7 @@ def afresh(make: Callable[..., Any], *given: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Geometry:
+class AttentionMeta:
     """N queries against K = M + T keys, memory first.
 
     Attributes:
@@ -81,7 +81,7 @@ class Geometry:
         """Which of the keys stands at the place of each row, (B, N)."""
         return self.positions + (self.n_keys - self.n_tokens)
 
-    def some_rows(self, first: int, last: int) -> Geometry:
+    def some_rows(self, first: int, last: int) -> AttentionMeta:
         """Of rows `first` to `last` alone, for what asks about ranks, places and segments."""
         if (first, last) == (0, self.query_rank.size(1)):
             return self
@@ -118,9 +118,9 @@ class Geometry:
         return of_content.gather(1, self.positions[:, :, None].expand(-1, -1, of_content.size(2)))
 
 
-def geometries(
+def build_attention_meta(
     batch: Batch, memory_rank: Tensor, distances: Tensor, reach: int | None, two_streams: bool, n_cls: int
-) -> tuple[Geometry, Geometry]:
+) -> tuple[AttentionMeta, AttentionMeta]:
     """The geometry of all rows, content and query stream, and of the rows that are read out, which the last layer computes: the same
     one where all content rows are.
 
@@ -145,12 +145,12 @@ def geometries(
     content, at_targets = (ranks, segments, in_order), (ranks.gather(1, targets), segments.gather(1, targets), targets)
     both = [torch.cat(rows, dim=1) for rows in zip(content, at_targets, strict=True)]
     ranks, segments, places = both if two_streams else content
-    everywhere = Geometry(ranks, row_segments=segments, positions=places, n_content=length, n_own=length, **shared)
+    everywhere = AttentionMeta(ranks, row_segments=segments, positions=places, n_content=length, n_own=length, **shared)
     if n_targets == length and not (two_streams or n_cls):
         return everywhere, everywhere
     ranks, segments, places = (rows[:, length - n_cls :] for rows in both)
     n_own = n_cls if two_streams else n_cls + n_targets
-    read_out = Geometry(ranks, row_segments=segments, positions=places, n_content=0, n_own=n_own, **shared)
+    read_out = AttentionMeta(ranks, row_segments=segments, positions=places, n_content=0, n_own=n_own, **shared)
     return everywhere, read_out
 
 

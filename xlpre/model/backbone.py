@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from xlpre.batch import Batch
-from xlpre.model.attention_mask import Geometry, geometries
+from xlpre.model.attention_mask import AttentionMeta, build_attention_meta
 from xlpre.model.config import ModelConfig
 from xlpre.model.dropout import Dropout
 from xlpre.model.embedding import build_embedding
@@ -113,24 +113,24 @@ class Backbone(nn.Module):
                 f"{self.config.d_model} wide: embedding(batch.input_ids)"
             )
 
-    def _rows_read_out(self, rows: Tensor, read_out: Geometry) -> Tensor:
+    def _rows_read_out(self, rows: Tensor, read_out: AttentionMeta) -> Tensor:
         """The last n_cls rows of the content stream and the query stream, or content rows alone."""
         if self.two_streams:
             return rows[:, read_out.n_tokens - self.n_cls :]
         return read_out.of_rows(rows)
 
-    def _geometries(self, batch: Batch, memory: Past) -> tuple[Geometry, Geometry]:
+    def _geometries(self, batch: Batch, memory: Past) -> tuple[AttentionMeta, AttentionMeta]:
         """The geometry of all rows, and of those that are read out, which is what the last layer computes."""
         length, columns = batch.input_ids.size(1), memory.n_columns
         distances = memory.once(self.distance_codes, columns + length, length, self.mask_embedding)
         reach = reach_of(self.config.attention_length, self.config.mem_len, columns)
-        everywhere, read_out = geometries(
+        everywhere, read_out = build_attention_meta(
             batch, memory.key_rank(batch.remembers), distances, reach, self.two_streams, self.n_cls
         )
         ready = self._ready(everywhere, memory)
         return ready, ready if read_out is everywhere else self._ready(read_out, memory)
 
-    def _ready(self, geometry: Geometry, memory: Past) -> Geometry:
+    def _ready(self, geometry: AttentionMeta, memory: Past) -> AttentionMeta:
         weight = self.mask_embedding.new_empty(self.config.head_width, self.config.head_width)
         like_keys = weight[:0] @ weight  # of the type that torch.autocast gives to products
         return replace(geometry, once=memory.once, prepared=self.backend.prepare(geometry, like_keys))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from xlpre.model.kernels.cpu.build import of_each, serves
+from xlpre.model.kernels.cpu.build import elementwise, serves
 
 
 class Dropout(nn.Module):
@@ -60,7 +60,7 @@ class _Dropout(torch.autograd.Function):
 
 
 def _dropped(x: Tensor, share: float, seed: int) -> Tensor:
-    return of_each("dropout", x.contiguous(), seed, threshold(share), 1 / (1 - share))
+    return elementwise("dropout", x.contiguous(), seed, threshold(share), 1 / (1 - share))
 
 
 def new_seed() -> int:

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from xlpre.model.config import ModelConfig
 from xlpre.model.dropout import Dropout
-from xlpre.model.kernels.backend import takes_triton
-from xlpre.model.kernels.cpu.build import of_each, serves
+from xlpre.model.kernels.backend import use_triton
+from xlpre.model.kernels.cpu.build import elementwise, serves
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -29,11 +29,11 @@ class _Gelu(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor) -> Tensor:
         x = x.contiguous()
         ctx.save_for_backward(x)
-        return of_each("gelu", x)
+        return elementwise("gelu", x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return of_each("gelu_backward", *ctx.saved_tensors, grad.contiguous())
+        return elementwise("gelu_backward", *ctx.saved_tensors, grad.contiguous())
 
 
 PLAIN: dict[str, Activation] = {"gelu": gelu, "relu": F.relu}
@@ -69,7 +69,7 @@ class FeedForward(nn.Module):
 
     def _activated(self, x: Tensor) -> Tensor:
         drops = self.training and self.dropout.share > 0  # without, torch's GELU is one pass, too
-        if drops and self.activation is gelu and takes_triton(self._config, x):
+        if drops and self.activation is gelu and use_triton(self._config, x):
             from xlpre.model.kernels.triton.fused_ops import gelu_dropout
 
             return gelu_dropout(x, self.dropout.share)

@@ -7,7 +7,7 @@ Glorot uniform (zihangdai/xlnet modeling.py).
 head; a positive distance looks back). The model is unchanged and can unlearn it. Small models with published values sit at the unigram
 entropy for long, because their first position scores are all but flat; reports/first-pretraining shows both.
 
-A model whose weights are there already is built by `made_with`, which draws none.
+A model whose weights are there already is built by `build_with_weights`, which draws none.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def initialize_linear(linear: nn.Module, config: ModelConfig) -> None:
         nn.init.zeros_(parameter) if name == "bias" else nn.init.normal_(parameter, std=config.init_std)
 
 
-def made_with(weights: Mapping[str, Tensor], build: Callable[[], AnyModule]) -> AnyModule:
+def build_with_weights(weights: Mapping[str, Tensor], build: Callable[[], AnyModule]) -> AnyModule:
     """The module that `build` makes, with `weights`; no starting values are drawn, and torch's generator stays as it is.
 
     Raises:
@@ -65,12 +65,12 @@ def made_with(weights: Mapping[str, Tensor], build: Callable[[], AnyModule]) -> 
     """
     with _Undrawn():
         module = build()
-    put_weights(weights, module)
+    load_weights(weights, module)
     return module
 
 
 @torch.no_grad()
-def put_weights(weights: Mapping[str, Tensor], module: nn.Module) -> None:
+def load_weights(weights: Mapping[str, Tensor], module: nn.Module) -> None:
     """Copy `weights` into every parameter of `module`, by its name; one that is shared has one name.
 
     Raises:

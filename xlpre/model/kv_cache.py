@@ -18,7 +18,7 @@ from xlpre.model.attention_mask import afresh
 from xlpre.model.backbone import Backbone
 from xlpre.model.config import ModelConfig
 from xlpre.model.memory import Memory, Past, Projection
-from xlpre.model.positions import NoPlaces
+from xlpre.model.positions import NoPositionEmbedding
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +103,7 @@ def cached(memory: Memory, backbone: Backbone) -> Past:
         )
     memory.check(backbone.config, len(memory.valid), backbone.mask_embedding)
     layers: Any = backbone.layers
-    if not all(isinstance(layer.places, NoPlaces) for layer in layers):
+    if not all(isinstance(layer.places, NoPositionEmbedding) for layer in layers):
         return memory
     projected = [KeysValues(*layer.keys_values(x)) for layer, x in zip(layers, memory.hidden, strict=True)]
     return Cache(projected, memory.valid, functools.cache(afresh))

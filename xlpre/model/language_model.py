@@ -71,7 +71,7 @@ class LanguageModel(nn.Module):
         return self.output(hidden[:, self.backbone.n_cls :]), memory, *others
 
 
-def without_data(config: ModelConfig, two_streams: bool, next_sentence: bool = False) -> LanguageModel:
+def meta_model(config: ModelConfig, two_streams: bool, next_sentence: bool = False) -> LanguageModel:
     """A model on torch's meta device: names and shapes, no numbers, no memory and no time."""
     attention = "sdpa" if config.attention == "cpu" else config.attention  # that one looks at numbers
     with torch.device("meta"):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from xlpre.model.attention import RelativeAttention
-from xlpre.model.attention_mask import Geometry
+from xlpre.model.attention_mask import AttentionMeta
 from xlpre.model.config import ModelConfig
 from xlpre.model.dropout import Dropout
 from xlpre.model.feedforward import build_feed_forward
@@ -39,7 +39,7 @@ class PostNormLayer(nn.Module):
         """Keys and values, (B, M, H, E) each, of hidden states (B, M, D) with their places."""
         return self.attention.keys_values(states)
 
-    def forward(self, rows: Tensor, attended: Attended, geometry: Geometry) -> Tensor:
+    def forward(self, rows: Tensor, attended: Attended, geometry: AttentionMeta) -> Tensor:
         """(B, N, D) rows -> (B, N, D); see RelativeAttention."""
         rows, attended = self.places(rows, attended, geometry)
         key, value = attended.keys_values(self.keys_values)
@@ -60,7 +60,7 @@ class PreNormLayer(PostNormLayer):
         """Keys and values, (B, M, H, E) each, of hidden states (B, M, D) with their places."""
         return self.attention.keys_values(self.attention_norm(states))
 
-    def forward(self, rows: Tensor, attended: Attended, geometry: Geometry) -> Tensor:
+    def forward(self, rows: Tensor, attended: Attended, geometry: AttentionMeta) -> Tensor:
         """(B, N, D) rows -> (B, N, D); see RelativeAttention."""
         rows, attended = self.places(rows, attended, geometry)
         key, value = attended.keys_values(self.keys_values)

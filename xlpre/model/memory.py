@@ -145,7 +145,7 @@ class Memory(Past):
                 f"{like.dtype}; begin with first_memory(config, rows={rows}, dtype={like.dtype}), and keep to the rows"
             )
 
-    def restarted_where_not_finite(self) -> Memory:
+    def reset_nonfinite_rows(self) -> Memory:
         """Memory whose rows with any value that is not finite are emptied; the others are as they were, bit for bit.
 
         Such a value would reach every later window of its lane. Columns that are not seen count too: their probability is 0, and
@@ -168,7 +168,7 @@ def extend_memory(memory: Tensor, hidden: Tensor) -> Tensor:
     return torch.cat([kept, new.to(memory.dtype)], dim=2).detach()
 
 
-def first_memory(
+def initial_memory(
     model: ModelConfig,
     rows: int,
     *,

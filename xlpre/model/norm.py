@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from xlpre.model.config import ModelConfig
 from xlpre.model.dropout import Dropout
-from xlpre.model.kernels.backend import takes_triton
+from xlpre.model.kernels.backend import use_triton
 
 
 def layer_norm(config: ModelConfig) -> nn.LayerNorm:
@@ -28,7 +28,7 @@ class AddNorm(nn.LayerNorm):
 
     def forward(self, rows: Tensor, branch: Tensor) -> Tensor:  # type: ignore[override]
         """(B, N, D) each -> (B, N, D)."""
-        if rows.dtype == branch.dtype == self.weight.dtype and takes_triton(self._config, rows):
+        if rows.dtype == branch.dtype == self.weight.dtype and use_triton(self._config, rows):
             from xlpre.model.kernels.triton.fused_ops import add_norm
 
             dropout = self.dropout.share if self.training else 0.0

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from xlpre.model.attention_mask import Geometry
+from xlpre.model.attention_mask import AttentionMeta
 from xlpre.model.config import ModelConfig
 from xlpre.model.dropout import Dropout
 from xlpre.model.memory import Attended, States
@@ -47,7 +47,7 @@ def _distances(n_keys: int, n_tokens: int, clamp_len: int, device: torch.device)
     return distance.clamp(-clamp_len, clamp_len) if clamp_len > 0 else distance
 
 
-class Sinusoids(nn.Module):
+class SinusoidalEncoding(nn.Module):
     """Codes of distances that are sinusoids, computed once a step."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -61,7 +61,7 @@ class Sinusoids(nn.Module):
         return self.dropout(table)
 
 
-class TableRows(nn.Module):
+class LearnedIndex(nn.Module):
     """Codes of distances that are rows of a table of 2 n - 1 learned vectors, for distances from -(n - 1) to n - 1."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -76,7 +76,7 @@ class TableRows(nn.Module):
         return torch.stack([distance, -distance]) + self.n_positions - 1
 
 
-class DistanceKeys(nn.Linear):
+class RelativeKeyProjection(nn.Linear):
     """W_r R[distance] of all distances, for both directions.
 
     With S = W_r [sin; 0] and C = W_r [0; cos] of a distance, its key is C + S, and that of its negative C - S: S and C of distances from 0
@@ -104,9 +104,9 @@ class PositionTerm(BiasedTerm):
 
     def __init__(self, config: ModelConfig, r_bias: nn.Parameter | None) -> None:
         super().__init__(config.n_head, config.head_width, r_bias)
-        self.key = DistanceKeys(config)
+        self.key = RelativeKeyProjection(config)
 
-    def forward(self, geometry: Geometry) -> dict[str, Tensor]:
+    def forward(self, geometry: AttentionMeta) -> dict[str, Tensor]:
         """Its bias, and keys of distances."""
         keys = geometry.once(self.key, geometry.distances, geometry.n_keys)  # (2, R, H*E)
         return {"place_bias": self.r_bias, "place_keys": keys.view(*keys.shape[:2], self.n_head, self.d_head)}
@@ -121,7 +121,7 @@ class ShawTerm(ScoreTerm):
         self.keys = nn.Parameter(torch.empty(n_rows, config.n_head, config.head_width))
         self.offsets = nn.Parameter(torch.empty(n_rows, config.n_head))
 
-    def forward(self, geometry: Geometry) -> dict[str, Tensor]:
+    def forward(self, geometry: AttentionMeta) -> dict[str, Tensor]:
         """Keys and offsets of distances."""
         return geometry.once(self._of, geometry.distances)
 
@@ -129,36 +129,36 @@ class ShawTerm(ScoreTerm):
         return {"place_keys": self.keys[distances], "place_offsets": self.offsets[distances]}
 
 
-class NoPlaces(nn.Module):
+class NoPositionEmbedding(nn.Module):
     """Inputs of a layer as they are: positions enter by the scores."""
 
-    def forward(self, rows: Tensor, attended: Attended, geometry: Geometry) -> tuple[Tensor, Attended]:
+    def forward(self, rows: Tensor, attended: Attended, geometry: AttentionMeta) -> tuple[Tensor, Attended]:
         """Rows (B, N, D) and what they attend to, unchanged."""
         return rows, attended
 
 
-class SinusoidalPlaces(nn.Module):
+class SinusoidalPositionEmbedding(nn.Module):
     """Sinusoids of the place are added to content, memory and rows."""
 
-    def vectors(self, geometry: Geometry) -> Tensor:
+    def vectors(self, geometry: AttentionMeta) -> Tensor:
         """(B, K, D), one for each key."""
         return geometry.places()[geometry.direction]
 
-    def forward(self, rows: Tensor, attended: States, geometry: Geometry) -> tuple[Tensor, States]:
+    def forward(self, rows: Tensor, attended: States, geometry: AttentionMeta) -> tuple[Tensor, States]:
         """Rows (B, N, D) and the hidden states that they attend to, each with its places."""
         memory, content = attended.memory, attended.content
         of_memory, of_content = self.vectors(geometry).split([memory.size(1), content.size(1)], dim=1)
         return rows + geometry.of_rows(of_content), States(memory + of_memory, content + of_content)
 
 
-class LearnedPlaces(SinusoidalPlaces):
+class LearnedPositionEmbedding(SinusoidalPositionEmbedding):
     """A learned vector of the place is added instead."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.table = nn.Parameter(torch.empty(2 * config.n_positions - 1, config.d_model))
 
-    def vectors(self, geometry: Geometry) -> Tensor:
+    def vectors(self, geometry: AttentionMeta) -> Tensor:
         """(B, K, D), one for each key."""
         return self.table[geometry.places()[geometry.direction]]
 
@@ -179,7 +179,7 @@ class Scheme:
 
     codes: Callable[[ModelConfig], nn.Module]
     terms: Callable[[ModelConfig, SharedBiases], dict[str, ScoreTerm]]
-    places: Callable[[ModelConfig, int], nn.Module] = lambda config, layer: NoPlaces()
+    places: Callable[[ModelConfig, int], nn.Module] = lambda config, layer: NoPositionEmbedding()
     biases: tuple[str, ...] = ()
 
 
@@ -197,8 +197,12 @@ def _absolute(config: ModelConfig, shared: SharedBiases) -> dict[str, ScoreTerm]
 
 
 SCHEMES = {
-    "relative": Scheme(Sinusoids, _relative, biases=("content", "position")),
-    "shaw": Scheme(TableRows, _shaw, biases=("content",)),
-    "sinusoidal": Scheme(Sinusoids, _absolute, lambda config, layer: NoPlaces() if layer else SinusoidalPlaces()),
-    "learned": Scheme(TableRows, _absolute, lambda config, layer: LearnedPlaces(config)),
+    "relative": Scheme(SinusoidalEncoding, _relative, biases=("content", "position")),
+    "shaw": Scheme(LearnedIndex, _shaw, biases=("content",)),
+    "sinusoidal": Scheme(
+        SinusoidalEncoding,
+        _absolute,
+        lambda config, layer: NoPositionEmbedding() if layer else SinusoidalPositionEmbedding(),
+    ),
+    "learned": Scheme(LearnedIndex, _absolute, lambda config, layer: LearnedPositionEmbedding(config)),
 }

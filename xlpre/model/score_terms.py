@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from xlpre.model.attention_mask import Geometry
+from xlpre.model.attention_mask import AttentionMeta
 
 
 @dataclass(frozen=True)
-class Scores:
+class ScoreTerms:
     """What the scores of N queries are made of; how they are computed is the backend's affair (model/kernels). None: left out.
 
     Attributes:
@@ -25,7 +25,7 @@ class Scores:
         content_bias: (H, E).
         place_bias: (H, E).
         place_keys: (2, R, H, E) keys of distances from K down to 1 - T, forward and backward.
-        place_offsets: (2, R, H), added to what `place_keys` give.
+        place_offsets: (2, R, H), added to what `pos_key` give.
         step_bias: (H, E).
         step: (H, E).
     """
@@ -34,13 +34,13 @@ class Scores:
     scale: float
     content_bias: Tensor | None = None
     place_bias: Tensor | None = None
-    place_keys: Tensor | None = None
-    place_offsets: Tensor | None = None
+    pos_key: Tensor | None = None
+    pos_offset: Tensor | None = None
     step_bias: Tensor | None = None
     step: Tensor | None = None
 
     def __post_init__(self) -> None:
-        alone = self.place_offsets is not None and self.place_keys is None
+        alone = self.pos_offset is not None and self.pos_key is None
         assert not alone, (
             "backends add place_offsets to what place_keys give; a term of offsets alone hands over keys of zeros too"
         )
@@ -62,7 +62,7 @@ class ScoreTerm(nn.Module):
         super().__init__()
         self.n_head, self.d_head = n_head, d_head
 
-    def forward(self, geometry: Geometry) -> dict[str, Tensor]:
+    def forward(self, geometry: AttentionMeta) -> dict[str, Tensor]:
         """What of Scores it decides."""
         raise NotImplementedError
 
@@ -84,7 +84,7 @@ class BiasedTerm(ScoreTerm):
 class PlainContentTerm(ScoreTerm):
     """q . k, the whole score of an absolute Transformer."""
 
-    def forward(self, geometry: Geometry) -> dict[str, Tensor]:
+    def forward(self, geometry: AttentionMeta) -> dict[str, Tensor]:
         """Nothing but the query."""
         return {}
 
@@ -92,6 +92,6 @@ class PlainContentTerm(ScoreTerm):
 class ContentTerm(BiasedTerm):
     """(q + r_w) . k, the content term of the relative score."""
 
-    def forward(self, geometry: Geometry) -> dict[str, Tensor]:
+    def forward(self, geometry: AttentionMeta) -> dict[str, Tensor]:
         """Its bias."""
         return {"content_bias": self.r_bias}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from xlpre.model.attention_mask import Geometry
+from xlpre.model.attention_mask import AttentionMeta
 from xlpre.model.score_terms import BiasedTerm
 
 
@@ -20,6 +20,6 @@ class SegmentTerm(BiasedTerm):
         super().__init__(n_head, d_head, r_bias)
         self.same_different = nn.Parameter(torch.empty(2, n_head, d_head))
 
-    def forward(self, geometry: Geometry) -> dict[str, Tensor]:
+    def forward(self, geometry: AttentionMeta) -> dict[str, Tensor]:
         """Its bias, and the difference of its two vectors."""
         return {"step_bias": self.r_bias, "step": self.same_different[1] - self.same_different[0]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from xlpre.data.rng import Draws
+from xlpre.data.rng import RowRng
 from xlpre.data.window_layout import Windows
 from xlpre.objectives.objective import Examples, ObjectiveConfig
 
@@ -22,7 +22,7 @@ class Causal:
         """All of them."""
         return window
 
-    def examples(self, windows: Windows, draws: Draws) -> Examples:
+    def examples(self, windows: Windows, draws: RowRng) -> Examples:
         """The examples of plain windows; nothing is drawn."""
         rows, length = windows.ids.shape
         places = np.tile(np.arange(length, dtype=np.int32), (rows, 1))

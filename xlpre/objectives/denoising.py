@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from xlpre.data.rng import Draws
+from xlpre.data.rng import RowRng
 from xlpre.data.window_layout import Windows
 from xlpre.objectives.objective import Examples, ObjectiveConfig
 from xlpre.objectives.target_sampling import SpanSampler, positions_of
@@ -29,7 +29,7 @@ class Denoising:
         """As many as spans are drawn for."""
         return sum(self._spans.shares(window, reuse_len))
 
-    def examples(self, windows: Windows, draws: Draws) -> Examples:
+    def examples(self, windows: Windows, draws: RowRng) -> Examples:
         """Draw targets for each row (the same as permutation would with these `draws`) and hide them."""
         positions = positions_of(self._spans.targets_of(windows, draws))
         targets = np.take_along_axis(windows.ids, positions, axis=1)

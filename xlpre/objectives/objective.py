@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from xlpre.config.schema_docs import check_choices
-from xlpre.data.rng import Draws
+from xlpre.data.rng import RowRng
 from xlpre.data.window_layout import Windows
 
 HIDDEN = np.iinfo(np.int32).max  # the rank of a key that nothing may see
@@ -89,6 +89,6 @@ class Objective(Protocol):
         """P, of a window of so many tokens of which so many first are reused."""
         ...
 
-    def examples(self, windows: Windows, draws: Draws) -> Examples:
+    def examples(self, windows: Windows, draws: RowRng) -> Examples:
         """The examples of `windows`; every draw comes from `draws`."""
         ...

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from xlpre.data.rng import Draws
+from xlpre.data.rng import RowRng
 from xlpre.data.window_layout import Windows
 from xlpre.objectives.objective import Examples, ObjectiveConfig
-from xlpre.objectives.target_sampling import SpanSampler, halves_of, positions_of
+from xlpre.objectives.target_sampling import SpanSampler, positions_of, window_parts
 
 
 class Permutation:
@@ -31,11 +31,11 @@ class Permutation:
         """As many as spans are drawn for."""
         return sum(self._spans.shares(window, reuse_len))
 
-    def examples(self, windows: Windows, draws: Draws) -> Examples:
+    def examples(self, windows: Windows, draws: RowRng) -> Examples:
         """Draw targets and an order for each row."""
         is_target = self._spans.targets_of(windows, draws)
         ranks = []
-        for half in halves_of(windows):
+        for half in window_parts(windows):
             length = half.stop - half.start
             places = draws.uniform(min(self._config.perm_size or length, length)).argsort(axis=1)
             base = 0 if half.start == 0 else windows.reuse_len + 1

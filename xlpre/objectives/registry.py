@@ -9,7 +9,7 @@ from xlpre.objectives.causal import Causal
 from xlpre.objectives.denoising import Denoising
 from xlpre.objectives.objective import Objective, ObjectiveConfig
 from xlpre.objectives.permutation import Permutation
-from xlpre.objectives.target_sampling import target_shares
+from xlpre.objectives.target_sampling import num_targets
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "permutation": Permutation,
@@ -35,7 +35,7 @@ def build_objective(config: ObjectiveConfig, data: DataConfig, starts_word: np.n
             f"objective.name=causal reads plain text: data.reuse_len ({data.reuse_len}) must equal data.window; "
             f"set data.reuse_len={data.window}"
         )
-    in_reused, in_rest = target_shares(data.window, data.reuse_len, config.partial_k)
+    in_reused, in_rest = num_targets(data.window, data.reuse_len, config.partial_k)
     room = data.window - data.reuse_len - data.n_symbols
     if config.name != "causal" and (in_reused > data.reuse_len or in_rest > room):
         raise ValueError(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from xlpre.data.rng import Draws
+from xlpre.data.rng import RowRng
 from xlpre.data.window_layout import Windows
 from xlpre.objectives.objective import ObjectiveConfig
 
@@ -48,9 +48,9 @@ class SpanSampler:
 
     def shares(self, window: int, reuse_len: int) -> tuple[int, int]:
         """How many targets the halves of a window have; see target_shares."""
-        return target_shares(window, reuse_len, self._k)
+        return num_targets(window, reuse_len, self._k)
 
-    def targets_of(self, windows: Windows, draws: Draws) -> np.ndarray:
+    def targets_of(self, windows: Windows, draws: RowRng) -> np.ndarray:
         """(B, T) bool with exactly P true in each row, shared between the halves of a window by their lengths."""
         goals = self.shares(windows.ids.shape[1], windows.reuse_len)
         allowed = ~windows.functional
@@ -58,11 +58,11 @@ class SpanSampler:
             self.sample(
                 windows.ids[:, half], allowed[:, half], goal, windows.backward, self.draw(half.stop - half.start, draws)
             )
-            for half, goal in zip(halves_of(windows), goals, strict=False)
+            for half, goal in zip(window_parts(windows), goals, strict=False)
         ]
         return np.concatenate(chosen, axis=1)
 
-    def draw(self, length: int, draws: Draws) -> SpanDraws:
+    def draw(self, length: int, draws: RowRng) -> SpanDraws:
         """The draws for stretches of `length` tokens."""
         most = (length - 1) // (self._contexts[1] + 1) + 1  # a span and its context take so many tokens at least
         return SpanDraws(draws.uniform(most), draws.uniform(most), draws.uniform(length))
@@ -127,14 +127,14 @@ class SpanSampler:
         return spans
 
 
-def target_shares(length: int, reuse_len: int, partial_k: float) -> tuple[int, int]:
+def num_targets(length: int, reuse_len: int, partial_k: float) -> tuple[int, int]:
     """P, one in K of `length` tokens, as targets in the reused part and in the rest."""
     total = max(1, int(length / partial_k))
     in_rest = total * (length - reuse_len) // length
     return total - in_rest, in_rest
 
 
-def halves_of(windows: Windows) -> list[slice]:
+def window_parts(windows: Windows) -> list[slice]:
     """The reused part and the rest (absent in plain windows), which must not be seen from the reused part."""
     halves = [slice(0, windows.reuse_len), slice(windows.reuse_len, windows.ids.shape[1])]
     return [half for half in halves if half.stop > half.start]

@@ -14,7 +14,7 @@ from pathlib import Path
 from xlpre.text.docstrings import docstrings
 from xlpre.text.document import Document, Lines, Rows, from_lines, from_rows
 from xlpre.text.hub import files_of, is_dataset, rows_of, streamed
-from xlpre.text.readers import PACKED, Meter, json_rows, kind_of, parquet_rows, read_lines, row_groups
+from xlpre.text.readers import PACKED, ByteCounter, json_rows, kind_of, parquet_rows, read_lines, row_groups
 
 UNIT_BYTES = 64 << 20
 SMALL_BYTES = 1 << 18  # units below it are read TOGETHER by one worker: each shard costs syncs of the disk
@@ -150,7 +150,7 @@ def documents(config: TextConfig) -> Iterator[Document]:
     """
     document = None
     for units in units_of(config):
-        for document in documents_of(units, config, Meter()):
+        for document in documents_of(units, config, ByteCounter()):
             yield document
     if document is None:
         raise ValueError(no_text(config))
@@ -163,7 +163,7 @@ def sample_of(config: TextConfig, characters: int) -> list[str]:
     lines: list[str] = []
     for group in groups:
         size = 0
-        for document in documents_of(group, config, Meter()):
+        for document in documents_of(group, config, ByteCounter()):
             lines += document
             size += sum(map(len, document))
             if size >= characters / len(groups):
@@ -171,7 +171,7 @@ def sample_of(config: TextConfig, characters: int) -> list[str]:
     return lines
 
 
-def documents_of(units: Sequence[Unit], config: TextConfig, meter: Meter) -> Iterator[Document]:
+def documents_of(units: Sequence[Unit], config: TextConfig, meter: ByteCounter) -> Iterator[Document]:
     """The documents of `units` one after another, `limit_mb` of them; `meter` is told how much was read."""
     limit = float("inf") if config.limit_mb is None else config.limit_mb * 1e6
     characters = 0
@@ -219,7 +219,7 @@ def _units_of_file(path: Path, weight: float, config: TextConfig) -> Iterator[Un
             yield dataclasses.replace(whole, begin=begin, end=end, n_bytes=end - begin)
 
 
-def _read(unit: Unit, config: TextConfig, meter: Meter) -> Iterator[Document]:
+def _read(unit: Unit, config: TextConfig, meter: ByteCounter) -> Iterator[Document]:
     if unit.source == "docstrings":
         return docstrings()
     if is_dataset(unit.source):

@@ -22,7 +22,7 @@ FAULTS = (OSError, EOFError, zlib.error)
 
 
 @dataclass
-class Meter:
+class ByteCounter:
     """How many bytes of its source have been read, for a progress bar."""
 
     n_bytes: int = 0
@@ -51,7 +51,7 @@ def kind_of(path: Path) -> str:
     return kind
 
 
-def read_lines(path: Path, meter: Meter, begin: int = 0) -> Iterator[tuple[int, str]]:
+def read_lines(path: Path, meter: ByteCounter, begin: int = 0) -> Iterator[tuple[int, str]]:
     """Lines with the offset of their first byte, from the first that starts at or after byte `begin`.
 
     Args:
@@ -98,7 +98,7 @@ def read_lines(path: Path, meter: Meter, begin: int = 0) -> Iterator[tuple[int, 
         raise ValueError(f"{path}, {where}: cannot be read: {error or type(error).__name__}{way_out}") from None
 
 
-def json_rows(path: Path, meter: Meter, begin: int, end: int | None) -> Iterator[tuple[str, dict[str, Any]]]:
+def json_rows(path: Path, meter: ByteCounter, begin: int, end: int | None) -> Iterator[tuple[str, dict[str, Any]]]:
     """Objects of the lines that start in [begin, end), each after its place for messages.
 
     Raises:
@@ -129,7 +129,7 @@ def row_groups(path: Path) -> list[int]:
 
 
 def parquet_rows(
-    path: Path, meter: Meter, column: str | None, begin: int, end: int | None
+    path: Path, meter: ByteCounter, column: str | None, begin: int, end: int | None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Rows of the row groups [begin, end), with one column or all (None), each after its place for messages.
 

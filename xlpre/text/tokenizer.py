@@ -18,7 +18,7 @@ import numpy as np
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
-from xlpre.common.cli_main import interrupts_end_at_once
+from xlpre.common.cli_main import immediate_interrupts
 from xlpre.common.files import new_file
 from xlpre.text import special_tokens
 from xlpre.text.document import Document, Lines
@@ -194,7 +194,7 @@ def train(documents: Iterable[Document], config: TokenizerConfig) -> Tokenizer:
     lines = lines_to_learn(documents, config.train_mb * 1e6, config.preprocess)
     model = io.BytesIO()
     try:
-        with interrupts_end_at_once():
+        with immediate_interrupts():
             sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=lines,
                 model_writer=model,

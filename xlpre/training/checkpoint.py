@@ -24,7 +24,7 @@ from torch import Tensor
 
 from xlpre.common.checksum import checksum
 from xlpre.training.deepspeed_engine import PRECISIONS
-from xlpre.training.distributed import Talk, n_processes, process
+from xlpre.training.distributed import Comm, rank, world_size
 
 FOLDER = "checkpoints"  # of all of them, in that of a run
 NAME = re.compile(r"step_\d{8,}")
@@ -47,15 +47,15 @@ def unfinished(folder: Path, newest: Path | None) -> list[Path]:
     return [path for path in all_of(folder) if newest is None or path.name > newest.name]
 
 
-def newest(folder: Path, talk: Talk) -> Path | None:
+def newest(folder: Path, comm: Comm) -> Path | None:
     """The newest checkpoint whose every byte is as it was written; every process must call it, and reads a share of the files.
 
     Raises:
         ValueError: there were checkpoints, and none is as it was written.
     """
-    names = talk.from_main(" ".join(path.name for path in reversed(complete(folder)))).split()
+    names = comm.broadcast(" ".join(path.name for path in reversed(complete(folder)))).split()
     for path in (folder / name for name in names):
-        (n_damaged,) = talk.total(_n_damaged(path, process(), n_processes()))
+        (n_damaged,) = comm.all_reduce_sum(_n_damaged(path, rank(), world_size()))
         if not n_damaged:
             return path
     if damaged := [path.name for path in all_of(folder) if (path / MANIFEST).exists()]:
@@ -71,7 +71,7 @@ def is_intact(checkpoint: Path) -> bool:
     return not _n_damaged(checkpoint, 0, 1)
 
 
-def newest_intact(folder: Path) -> Path | None:
+def latest_valid(folder: Path) -> Path | None:
     """The newest checkpoint whose every byte is as it was written, for a process that is alone; see newest."""
     return next(filter(is_intact, reversed(complete(folder))), None)
 

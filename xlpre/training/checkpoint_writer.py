@@ -16,7 +16,7 @@ from xlpre.common.checksum import checksum
 from xlpre.common.files import sync, write_text
 from xlpre.common.safetensors_io import all_finite, write_tensors
 from xlpre.training.checkpoint import MANIFEST, MODEL, all_of, complete, facts_of, manifest_of
-from xlpre.training.distributed import Talk, is_main, n_processes, process
+from xlpre.training.distributed import Comm, is_rank_zero, rank, world_size
 from xlpre.training.optimizer_state import counters_of, moments_of, weights_of
 
 LaneMemory = tuple[Sequence[int], Tensor, Tensor]  # lanes, hidden (L, B, M, D), valid (B,)
@@ -27,7 +27,7 @@ class CheckpointWriter:
 
     Args:
         folder: of all checkpoints of the run.
-        talk: between the processes.
+        comm: between the processes.
         keep_last: older checkpoints beyond so many are removed,
         keep_every: but those of steps divisible by it.
         publish: called with each checkpoint when it is one; on process 0, in the background.
@@ -37,20 +37,20 @@ class CheckpointWriter:
     def __init__(
         self,
         folder: Path,
-        talk: Talk,
+        comm: Comm,
         keep_last: int,
         keep_every: int | None = None,
         publish: Callable[[Path], None] = lambda saved: None,
         resumed: Path | None = None,
     ) -> None:
-        self._folder, self._talk, self._publish = folder, talk, publish
+        self._folder, self._comm, self._publish = folder, comm, publish
         self._keep_last, self._keep_every = keep_last, keep_every
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._work: Future[dict[str, tuple[int, int]]] | None = None
         self._target = folder
         self._facts: dict[str, Any] = {}
         self._good = resumed or next(reversed(complete(folder)), None)
-        if is_main():
+        if is_rank_zero():
             self._remove_unfinished()
 
     def begin(
@@ -76,11 +76,11 @@ class CheckpointWriter:
         self.finish()
         weights = self.weights(step, engine)
         self._target = self._folder / f"step_{step:08d}"
-        if is_main():
+        if is_rank_zero():
             shutil.rmtree(self._target, ignore_errors=True)  # an unfinished one of the same step
             self._target.mkdir(parents=True)
-        self._talk.barrier()
-        moments = moments_of(engine, keep=lambda index: index % n_processes() == process())
+        self._comm.barrier()
+        moments = moments_of(engine, keep=lambda index: index % world_size() == rank())
         lanes: dict[str, Tensor] = {}
         for group, (numbers, hidden, valid) in enumerate(memories):
             lanes |= {
@@ -88,7 +88,7 @@ class CheckpointWriter:
                 f"{group}.hidden": hidden.cpu(),
                 f"{group}.valid": valid.cpu(),
             }
-        self._facts = {"step": step, "n_processes": n_processes(), "counters": counters_of(engine), **facts}
+        self._facts = {"step": step, "world_size": world_size(), "counters": counters_of(engine), **facts}
         self._work = self._thread.submit(self._write, self._target, weights, moments, lanes, write_model)
 
     def weights(self, step: int, engine: Any) -> dict[str, Tensor]:
@@ -97,8 +97,8 @@ class CheckpointWriter:
         Raises:
             ValueError: they are not finite. What was begun before is a checkpoint by then.
         """
-        weights = weights_of(engine, keep=is_main())
-        spoilt = self._talk.from_main(next((name for name, weight in weights.items() if not all_finite(weight)), ""))
+        weights = weights_of(engine, keep=is_rank_zero())
+        spoilt = self._comm.broadcast(next((name for name, weight in weights.items() if not all_finite(weight)), ""))
         if spoilt:
             self.finish()
             good = self._good
@@ -136,16 +136,16 @@ class CheckpointWriter:
         try:
             files = self._work.result()
         except OSError as error:
-            failure = f"process {process()}: {error}"
+            failure = f"process {rank()}: {error}"
         self._work = None
-        everywhere = self._talk.collect((files, failure))
+        everywhere = self._comm.all_gather((files, failure))
         if failures := [failure for _, failure in everywhere if failure]:
             self._fail(failures[0])
         found = {name: numbers for files, _ in everywhere for name, numbers in files.items()}
         if not found:
             self._good = self._target
             return
-        self._work = self._thread.submit(partial(self._complete, found) if is_main() else dict)
+        self._work = self._thread.submit(partial(self._complete, found) if is_rank_zero() else dict)
 
     def finish(self) -> None:
         """Wait until what was begun is a checkpoint; every process must call it."""
@@ -154,9 +154,9 @@ class CheckpointWriter:
             self.advance()
 
     def _fail(self, failure: str) -> None:
-        if is_main() and not (self._target / MANIFEST).exists():
+        if is_rank_zero() and not (self._target / MANIFEST).exists():
             shutil.rmtree(self._target, ignore_errors=True)
-        self._talk.barrier()
+        self._comm.barrier()
         good = self._target if (self._target / MANIFEST).exists() else self._good
         raise ValueError(
             f"{self._target} could not be written ({failure}); "
@@ -187,10 +187,10 @@ class CheckpointWriter:
         write_model: Callable[[Path, dict[str, Tensor]], None],
     ) -> dict[str, tuple[int, int]]:
         """Write the files of this process; their sizes and checksums, as read back."""
-        names = [f"moments_{process():03d}.safetensors", f"lanes_{process():03d}.safetensors"]
+        names = [f"moments_{rank():03d}.safetensors", f"lanes_{rank():03d}.safetensors"]
         for name, tensors in zip(names, (moments, lanes), strict=True):
             write_tensors(target / name, tensors)
-        if is_main():
+        if is_rank_zero():
             write_model(target / MODEL, weights)
             names += [str(path.relative_to(target)) for path in sorted((target / MODEL).iterdir())]
         for name in names:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from xlpre.training.deepspeed_overrides import Asked, check_known, stage_of
-from xlpre.training.distributed import n_processes
+from xlpre.training.distributed import world_size
 from xlpre.training.optimizer import OptimConfig, build_optimizer
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -107,11 +107,11 @@ def check_compiled(train: TrainConfig, attention: str) -> None:
 
 
 def start_processes(device: torch.device) -> None:
-    """Join the other processes of the job, for as long as `limit_waiting` says: DeepSpeed would give them ten minutes."""
+    """Join the other processes of the job, for as long as `set_timeout` says: DeepSpeed would give them ten minutes."""
     _deepspeed(device).init_distributed(verbose=False, timeout=dist.distributed_c10d.default_pg_timeout)
 
 
-def settings_for(
+def build_deepspeed_config(
     train: TrainConfig, optim: OptimConfig, device: torch.device, processes: int, overrides: dict[str, Any]
 ) -> dict[str, Any]:
     """What DeepSpeed is told, once the processes are joined.
@@ -168,7 +168,7 @@ def settings_for(
 def build_engine(
     model: nn.Module, settings: dict[str, Any], train: TrainConfig, optim: OptimConfig, device: torch.device
 ) -> Any:
-    """DeepSpeed's engine around `model`, which it calls as one would by hand, with `settings_for` it."""
+    """DeepSpeed's engine around `model`, which it calls as one would by hand, with `build_deepspeed_config` it."""
     zero = settings["zero_optimization"]
     guarded = zero["stage"] == 0
     bucket = {"reduce_bucket_size": bucket_of(zero, sum(parameter.numel() for parameter in model.parameters()))}
@@ -177,7 +177,7 @@ def build_engine(
     with redirect_stdout(io.StringIO()):  # in bf16 it prints many lines of the memory at hand
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
     bf16_of_stage_1 = hasattr(engine.optimizer, "get_grads_for_reduction")
-    if (guarded or bf16_of_stage_1) and n_processes() == 1:
+    if (guarded or bf16_of_stage_1) and world_size() == 1:
         # it would copy all gradients twice, though there is nobody to add them to, and in bf16 round what was accumulated in fp32
         engine.enable_backward_allreduce = False
     if train.compile:

@@ -84,7 +84,7 @@ class State:
         return self.weights + self.gradients + self.optimizer + self.buffers
 
 
-def state_of(
+def zero_memory(
     sizes: Sequence[int],
     stage: int,
     processes: int,
@@ -140,7 +140,7 @@ def state_of(
     return State(own + fetched, 4 * n * share, optimizer, width * bucket, host)
 
 
-def traffic_of(n: int, stage: int, processes: int, half: bool, micro_steps: int) -> float:
+def communication_volume(n: int, stage: int, processes: int, half: bool, micro_steps: int) -> float:
     """Bytes that a process sends in an update: a ring moves (N-1)/N of a tensor to reduce, scatter or gather it, twice to all-reduce."""
     width, ring = (2 if half else 4), (processes - 1) / processes
     once = ring * n

@@ -18,14 +18,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-def set_defaults() -> None:
+def init_env() -> None:
     """Make a plain `python run.py` a job of one process, as a launcher would have."""
     if "RANK" not in os.environ:
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", **address)
 
 
-def limit_waiting(minutes: float) -> None:
+def set_timeout(minutes: float) -> None:
     """How long a process waits for the others before the job ends; call it before they are joined.
 
     DeepSpeed's own groups take torch's default and no setting of theirs, so it is the default that is changed.
@@ -59,22 +59,22 @@ def launcher(processes: int) -> list[str]:
     return [*program, "-q", *chosen, "--master_port", str(free_port())]
 
 
-def process() -> int:
+def rank() -> int:
     """The number of this process, from 0."""
     return int(os.environ.get("RANK", "0"))
 
 
-def n_processes() -> int:
+def world_size() -> int:
     """How many processes the job has."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def is_main() -> bool:
+def is_rank_zero() -> bool:
     """Whether this is process 0, which prints and writes."""
-    return process() == 0
+    return rank() == 0
 
 
-def kind_of_device() -> str:
+def device_type() -> str:
     """What is computed on here, `cuda` or `cpu`. DeepSpeed's own word for "not the GPU", DS_ACCELERATOR=cpu, is obeyed."""
     return "cuda" if torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu" else "cpu"
 
@@ -87,11 +87,11 @@ def use_device() -> torch.device:
     Raises:
         OSError: this process sees fewer GPUs than its number on this machine takes.
     """
-    if kind_of_device() == "cuda":
+    if device_type() == "cuda":
         number, n_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
         if number >= n_gpus:
             raise OSError(
-                f"LOCAL_RANK ({number}) must be below the number of GPUs that process {process()} sees ({n_gpus}); start a process for "
+                f"LOCAL_RANK ({number}) must be below the number of GPUs that process {rank()} sees ({n_gpus}); start a process for "
                 "each of them, or set LOCAL_RANK=0 where each sees one of its own"
             )
         device = torch.device("cuda", number)
@@ -99,7 +99,7 @@ def use_device() -> torch.device:
         # cuDNN's attention refuses masks that need a gradient, so that it would run at evaluation only, and its masks have had faults
         torch.backends.cuda.enable_cudnn_sdp(False)
         return device
-    here = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or n_processes())
+    here = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or world_size())
     cores, most = len(os.sched_getaffinity(0)) // here, os.environ.get("OMP_NUM_THREADS", "")
     torch.set_num_threads(max(1, min(cores, int(most)) if most.isdecimal() else cores))
     return torch.device("cpu")
@@ -119,20 +119,20 @@ def seed_step(seed: int, step: int, process: int) -> None:
     )
 
 
-def check_shared(folder: Path, talk: Talk, patience_seconds: float = 60.0) -> None:
+def check_shared_filesystem(folder: Path, comm: Comm, patience_seconds: float = 60.0) -> None:
     """Raise ValueError, on every process, if a machine does not see what process 0 writes to `folder`."""
     # a name that nobody looked for before, so that no network file system remembers its absence
-    sign = folder / f".seen_{talk.from_main(secrets.token_hex(8))}"
-    if is_main():
+    sign = folder / f".seen_{comm.broadcast(secrets.token_hex(8))}"
+    if is_rank_zero():
         for left in folder.glob(".seen_*"):  # by who was killed here
             left.unlink()
         sign.touch()
-    talk.barrier()
+    comm.barrier()
     until = time.monotonic() + patience_seconds
     while not (seen := sign.name in _names_in(folder)) and time.monotonic() < until:
         time.sleep(0.5)
-    blind = sorted({machine for machine, sees in talk.collect((socket.gethostname(), seen)) if not sees})
-    if is_main():
+    blind = sorted({machine for machine, sees in comm.all_gather((socket.gethostname(), seen)) if not sees})
+    if is_rank_zero():
         sign.unlink(missing_ok=True)
     if blind:
         raise ValueError(
@@ -149,30 +149,30 @@ def _names_in(folder: Path) -> list[str]:
         return []
 
 
-class Talk:
+class Comm:
     """Small numbers that all processes must agree on, exchanged over the CPU so that no GPU waits."""
 
     def __init__(self) -> None:
-        self._group = dist.new_group(backend="gloo") if n_processes() > 1 else None
+        self._group = dist.new_group(backend="gloo") if world_size() > 1 else None
 
-    def largest(self, *values: float) -> list[float]:
+    def all_reduce_max(self, *values: float) -> list[float]:
         """The largest of each value over all processes."""
         return self._reduce(values, dist.ReduceOp.MAX)
 
-    def total(self, *values: float) -> list[float]:
+    def all_reduce_sum(self, *values: float) -> list[float]:
         """The sum of each value over all processes."""
         return self._reduce(values, dist.ReduceOp.SUM)
 
-    def from_main(self, value: str) -> str:
+    def broadcast(self, value: str) -> str:
         """A word of process 0."""
         box = [value]
         if self._group is not None:
             dist.broadcast_object_list(box, src=0, group=self._group)
         return box[0]
 
-    def collect(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """A small value of each process, by its number."""
-        box = [value] * n_processes()
+        box = [value] * world_size()
         if self._group is not None:
             dist.all_gather_object(box, value, group=self._group)
         return box

@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from xlpre.common.files import named, write_text
-from xlpre.training.distributed import is_main
+from xlpre.training.distributed import is_rank_zero
 from xlpre.training.jsonl import read_lines, rewrite
 
 BOARD = "tensorboard"
@@ -35,7 +35,7 @@ class MetricsLog:
     ) -> None:
         self._path = folder / "metrics.jsonl"
         self._board = self._chart = None
-        if is_main():
+        if is_rank_zero():
             from torch.utils.tensorboard import SummaryWriter
 
             rewrite(self._path, lambda written: step > 0 and written <= step, _json)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from xlpre.training.distributed import n_processes, process
+from xlpre.training.distributed import rank, world_size
 
 QUINTIC = (3.4445, -4.7750, 2.0315)  # x to ax + bx^3 + cx^5: five times over, 0.01 to 1 becomes 0.7 to 1.2
 ROUNDS = 5
@@ -90,15 +90,15 @@ class Muon(torch.optim.AdamW):
     def _step_matrices(self, group: dict[str, Any]) -> None:
         tensors: list[Tensor] = group["params"]
         own = torch.cat([self._ahead(tensor).flatten() for tensor in tensors])
-        shared = tensors[0].ndim == 1 and n_processes() > 1
+        shared = tensors[0].ndim == 1 and world_size() > 1
         whole = _gathered(own) if shared else own
         shapes = list(group["matrices"].values())
         sizes = [math.prod(shape) for shape in shapes]
         matrices = whole[: sum(sizes)].split(sizes)  # ZeRO pads the last share
         _make_steps([matrix.view(shape) for matrix, shape in zip(matrices, shapes, strict=True)])
-        if n_processes() > 1:
+        if world_size() > 1:
             dist.all_reduce(whole)
-        steps = whole.view(-1, own.numel())[process() if shared else 0].split([tensor.numel() for tensor in tensors])
+        steps = whole.view(-1, own.numel())[rank() if shared else 0].split([tensor.numel() for tensor in tensors])
         for tensor, step in zip(tensors, steps, strict=True):
             tensor.mul_(1 - group["lr"] * group["weight_decay"])
             tensor.add_(step.view_as(tensor), alpha=-group["lr"])
@@ -116,7 +116,7 @@ class Muon(torch.optim.AdamW):
 
 def _gathered(share: Tensor) -> Tensor:
     """The shares of all processes, one after another."""
-    whole = share.new_empty(n_processes() * share.numel())
+    whole = share.new_empty(world_size() * share.numel())
     dist.all_gather_into_tensor(whole, share)
     return whole
 
@@ -129,7 +129,7 @@ def _make_steps(matrices: Sequence[Tensor]) -> None:
 
 def _make_alike(matrices: list[Tensor]) -> None:
     """The same for matrices of one shape, of which nothing is left in memory for the next."""
-    mine = matrices[process() :: n_processes()]
+    mine = matrices[rank() :: world_size()]
     made = torch.stack(mine) if mine else matrices[0].new_empty(0, *matrices[0].shape)
     torch._foreach_zero_(matrices)
     for matrix, step in zip(mine, orthogonalized(made), strict=True):

@@ -116,7 +116,7 @@ def is_matrix(name: str, parameter: nn.Parameter) -> bool:
     return _layer_of(name) >= 0 and parameter.ndim == 2 and name.endswith(".weight")
 
 
-class _Guard(torch.optim.Optimizer):
+class ClipAndSkipMixin(torch.optim.Optimizer):
     """Clips, and makes no update whose gradients are not finite, as ZeRO's optimizers do.
 
     Without ZeRO nothing in DeepSpeed would: it reads `overflow` and `_global_grad_norm` from here.
@@ -144,11 +144,11 @@ class _Guard(torch.optim.Optimizer):
         super().step()
 
 
-class GuardedAdamW(_Guard, torch.optim.AdamW):
+class ClipAndSkipAdamW(ClipAndSkipMixin, torch.optim.AdamW):
     """AdamW that clips and skips."""
 
 
-class GuardedMuon(_Guard, Muon):
+class ClipAndSkipMuon(ClipAndSkipMixin, Muon):
     """Muon that clips and skips."""
 
 
@@ -166,10 +166,10 @@ def build_optimizer(model: nn.Module, config: OptimConfig, guarded: bool = False
     groups = _groups(model, config)
     optimizer: torch.optim.Optimizer
     if isinstance(config, PretrainOptimConfig) and config.muon:
-        optimizer = (GuardedMuon if guarded else Muon)(groups, config.momentum, **settings)
+        optimizer = (ClipAndSkipMuon if guarded else Muon)(groups, config.momentum, **settings)
     else:
-        optimizer = (GuardedAdamW if guarded else torch.optim.AdamW)(groups, **settings)
-    if isinstance(optimizer, _Guard):
+        optimizer = (ClipAndSkipAdamW if guarded else torch.optim.AdamW)(groups, **settings)
+    if isinstance(optimizer, ClipAndSkipMixin):
         optimizer.clip = config.clip
     elif any(group["grad_scale"] != 1 for group in groups):
         # by then DeepSpeed has clipped; a class of one's own it would not take

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from xlpre.training.distributed import n_processes, process
+from xlpre.training.distributed import rank, world_size
 
 SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")  # of DeepSpeed's DynamicLossScaler
 # torch's names of Adam's first and second moment, of which Muon's matrices have the first
@@ -107,7 +107,7 @@ def _put(engine: Any, parameter: Any, whole: Tensor, key: str | None) -> None:
         (parameter if key is None else engine.optimizer.state[parameter][key]).copy_(whole)
     elif stage == 3:  # its setter of whole tensors fails where they are not a multiple of the processes
         size = parameter.ds_tensor.numel()
-        share = F.pad(whole.flatten(), (0, size * n_processes() - whole.numel()))[process() * size :][:size]
+        share = F.pad(whole.flatten(), (0, size * world_size() - whole.numel()))[rank() * size :][:size]
         if key is None:
             safe_set_local_fp32_param(parameter, share)
         else:

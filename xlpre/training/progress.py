@@ -8,19 +8,19 @@ from typing import Any
 
 from xlpre.training.checkpoint_writer import CheckpointWriter
 from xlpre.training.deepspeed_engine import TrainConfig
-from xlpre.training.distributed import Talk, process, seed_step
+from xlpre.training.distributed import Comm, rank, seed_step
 from xlpre.training.lr_schedule import ScheduleConfig, learning_rate
 from xlpre.training.optimizer import set_lr
-from xlpre.training.shutdown import Stopping
+from xlpre.training.shutdown import ShutdownHandler
 
 
-class Course:
+class Progress:
     """Counts the updates of a run.
 
     Args:
         train: how long it is.
         engine: DeepSpeed's.
-        talk: between the processes.
+        comm: between the processes.
         stopping: whether someone asked to stop.
         writer: of its checkpoints, which goes on at the end of an update.
         was: what the checkpoint says that the run goes on from; empty at the start.
@@ -36,12 +36,12 @@ class Course:
         self,
         train: TrainConfig,
         engine: Any,
-        talk: Talk,
-        stopping: Stopping,
+        comm: Comm,
+        stopping: ShutdownHandler,
         writer: CheckpointWriter,
         was: Mapping[str, Any],
     ) -> None:
-        self.train, self.engine, self.talk, self.stopping, self._writer = train, engine, talk, stopping, writer
+        self.train, self.engine, self.comm, self.stopping, self._writer = train, engine, comm, stopping, writer
         self.step, self.seconds, self.skipped, self.skipped_in_a_row = 0, 0.0, 0, 0
         if was:
             self.step, self.seconds, self.skipped = was["step"], was["seconds"], was["counters"]["skipped"]
@@ -57,12 +57,12 @@ class Course:
         """Whether the steps or the time are used up."""
         return self.step >= self.train.steps or self.time_share >= 1
 
-    def begin_update(self, seed: int, schedule: ScheduleConfig, lr: float) -> None:
+    def begin_step(self, seed: int, schedule: ScheduleConfig, lr: float) -> None:
         """Set the learning rate, whose peak is `lr`, and what dropout draws, which `seed` decides."""
         set_lr(self.engine.optimizer, learning_rate(schedule, lr, self.step, self.train.steps, self.time_share))
-        seed_step(seed, self.step, process())
+        seed_step(seed, self.step, rank())
 
-    def end_update(self, look_back: Callable[[], str] = lambda: "") -> bool:
+    def end_step(self, on_too_many_skips: Callable[[], str] = lambda: "") -> bool:
         """One update is done. Returns whether any process was asked to stop; all processes get the same answer and clock.
 
         Args:
@@ -77,12 +77,12 @@ class Course:
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if self.skipped > before else 0
         if self.skipped_in_a_row == self.train.max_skipped:
             self._writer.finish()
-            hint = look_back()
+            hint = on_too_many_skips()
             raise ValueError(
                 f"the gradients of {self.skipped_in_a_row} updates in a row, to step {self.step:,}, were not finite, and no update was "
                 f"made; {hint}lower optim.lr, or look at the weights that init= gave"
             )
-        asked, self.seconds, writing = self.talk.largest(
+        asked, self.seconds, writing = self.comm.all_reduce_max(
             float(self.stopping.asked), time.monotonic() - self._started, float(self._writer.writing)
         )
         if self._writer.begun and not writing:

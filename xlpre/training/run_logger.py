@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from xlpre.training.distributed import is_main, n_processes
+from xlpre.training.distributed import is_rank_zero, world_size
 from xlpre.training.metrics import MetricsLog, memory_bytes
-from xlpre.training.progress import Course
+from xlpre.training.progress import Progress
 
 
 class RunLog(ABC):
@@ -32,7 +32,7 @@ class RunLog(ABC):
 
     def __init__(
         self,
-        course: Course,
+        course: Progress,
         folder: Path,
         name: str,
         settings: Mapping[str, Any],
@@ -48,7 +48,7 @@ class RunLog(ABC):
             initial=course.step,
             unit="step",
             dynamic_ncols=True,
-            disable=None if is_main() else True,  # None: shown on a terminal only
+            disable=None if is_rank_zero() else True,  # None: shown on a terminal only
         )
         self._begin_interval()
 
@@ -66,12 +66,12 @@ class RunLog(ABC):
         steps = course.step - self._since_step
         rates = self.rates(elapsed, steps)
         means = [torch.stack(several).mean().item() for several in zip(*self._losses, strict=True)]
-        sums = zip(self._names, course.talk.total(*means), strict=True)
-        (memory,) = course.talk.largest(float(memory_bytes(course.engine.device)))
+        sums = zip(self._names, course.comm.all_reduce_sum(*means), strict=True)
+        (memory,) = course.comm.all_reduce_max(float(memory_bytes(course.engine.device)))
         hours = course.train.hours
         budget = hours * 3600 - course.seconds if hours else None
         line = {
-            **{name: total / n_processes() for name, total in sums},
+            **{name: total / world_size() for name, total in sums},
             "lr": max(group["lr"] for group in course.engine.optimizer.param_groups if "matrices" not in group),
             "grad_norm": float(course.engine.get_global_grad_norm()),
             **rates,
@@ -86,11 +86,11 @@ class RunLog(ABC):
     def say(self, text: str, numbers: Mapping[str, Any]) -> None:
         """A line for a person and `numbers` for programs."""
         self._file.write(self._course.step, **numbers)
-        if is_main():
+        if is_rank_zero():
             try:
                 tqdm.write(f"{self._title} {self._course.step:,}: {text}")
             except OSError as error:  # a closed terminal, a pipe that nobody reads
-                self._course.stopping.nobody_reads(error)
+                self._course.stopping.on_broken_stdout(error)
 
     @contextmanager
     def paused(self) -> Iterator[None]:

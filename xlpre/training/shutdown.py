@@ -15,7 +15,7 @@ import psutil
 STARTED_BY = "XLPRE_STARTED_BY"
 
 
-class Stopping:
+class ShutdownHandler:
     """Hears SIGTERM and SIGINT from now on, and SIGHUP, which a closed terminal sends, unless it is ignored as under nohup.
 
     Where the environment's XLPRE_STARTED_BY is the number of a process, its end is heard, too: a launcher, which stands between that and
@@ -33,7 +33,7 @@ class Stopping:
         if starter := os.environ.get(STARTED_BY):
             threading.Thread(target=self._outlive, args=(int(starter),), daemon=True).start()
 
-    def nobody_reads(self, error: OSError) -> None:
+    def on_broken_stdout(self, error: OSError) -> None:
         """What is printed cannot be written, because the terminal or the pipe's reader is gone: stop, and print nothing more."""
         self.asked = True
         with suppress(OSError):

@@ -14,7 +14,7 @@ from xlpre.conversion import hf, tf
 from xlpre.conversion.model_folder import ModelFolder, load_folder, save_folder, save_release
 from xlpre.conversion.tf_checkpoint import read_bundle, write_bundle
 from xlpre.model.config import ModelConfig
-from xlpre.model.language_model import without_data
+from xlpre.model.language_model import meta_model
 from xlpre.text.tokenizer import Tokenizer, train
 from xlpre.text.tokenizer_config import TokenizerConfig
 
@@ -59,7 +59,7 @@ def any_folder(seed: int, tokenizer: Tokenizer) -> ModelFolder:
     )
     weights = {
         name: torch.randn(parameter.shape, generator=generator)
-        for name, parameter in without_data(shape, two_streams=True).named_parameters()
+        for name, parameter in meta_model(shape, two_streams=True).named_parameters()
     }
     vocabulary = Tokenizer(tokenizer.model, "", str(rng.choice(["none", "cased", "uncased"])))
     objective = str(rng.choice(["permutation", "causal", "denoising"]))

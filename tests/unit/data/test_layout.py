@@ -7,7 +7,7 @@ import pytest
 from tests.parity.replay import Replay
 from tests.unit.data.test_lanes import lanes_over, part_of
 from xlpre.data.lanes import Place, Text
-from xlpre.data.rng import Draws
+from xlpre.data.rng import RowRng
 from xlpre.data.store import Part
 from xlpre.data.window_layout import DataConfig, lay_out, split_pair
 from xlpre.text import special_tokens
@@ -23,7 +23,7 @@ def windows(config, n=200, n_tokens=3000):
     )
     for step in range(n):
         place = lanes.place(step % 4, step // 4)
-        yield place, lay_out([place], config, Draws(0, [0], step))
+        yield place, lay_out([place], config, RowRng(0, [0], step))
 
 
 def Part_without_symbols(n_tokens):  # noqa: N802
@@ -90,7 +90,7 @@ def test_the_row_reaches_no_further_than_it_says():
     config = DataConfig(window=32, reuse_len=16)
     text = Text(part_of(config.reach))
     for seed in range(100):
-        assert lay_out([Place(text, 0, 0)], config, Draws(seed, [0], 0)).ids.shape == (1, 32)
+        assert lay_out([Place(text, 0, 0)], config, RowRng(seed, [0], 0)).ids.shape == (1, 32)
 
 
 def test_b_from_elsewhere_leaves_the_last_token_of_the_text_out():

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from finetune.data.batching import NOBODY, Dealer, cut
+from finetune.data.batching import FILLER, LengthBucketSampler, cut
 from finetune.data.examples import Item
 from finetune.data.features import Row
 
@@ -42,32 +42,34 @@ def test_parts_are_cut_where_padding_and_passes_cost_least(lengths, overhead):
     st.integers(0, 50),
 )
 @settings(max_examples=50, deadline=None)
-def test_over_all_processes_each_item_is_asked_once_in_as_many_passes(lengths, n_processes, rows, pass_tokens):
+def test_over_all_processes_each_item_is_asked_once_in_as_many_passes(lengths, world_size, rows, pass_tokens):
     items = items_of(lengths)
-    of_process = [list(Dealer(items, "left", p, n_processes, pass_tokens).once(rows)) for p in range(n_processes)]
+    of_process = [
+        list(LengthBucketSampler(items, "left", p, world_size, pass_tokens).once(rows)) for p in range(world_size)
+    ]
     assert len({len(parts) for parts in of_process}) == 1
-    asked = [number for parts in of_process for part in parts for number in part.numbers if number != NOBODY]
+    asked = [number for parts in of_process for part in parts for number in part.numbers if number != FILLER]
     assert sorted(asked) == list(range(len(items)))
 
 
-@pytest.mark.parametrize(("n_processes", "accumulation"), [(1, 1), (1, 4), (2, 2), (4, 1)])
-def test_an_update_has_the_same_items_and_mean_however_it_is_shared(n_processes, accumulation):
+@pytest.mark.parametrize(("world_size", "accumulation"), [(1, 1), (1, 4), (2, 2), (4, 1)])
+def test_an_update_has_the_same_items_and_mean_however_it_is_shared(world_size, accumulation):
     items = items_of(np.random.default_rng(0).integers(3, 30, 20))
     expected = np.concatenate([np.random.default_rng([7, epoch]).permutation(20) for epoch in range(3)])[16:32]
     found, mean = [], 0.0
-    for process in range(n_processes):
-        for micro in Dealer(items, "left", process, n_processes, 16).update(7, 1, 16, accumulation):
+    for process in range(world_size):
+        for micro in LengthBucketSampler(items, "left", process, world_size, 16).update(7, 1, 16, accumulation):
             for part in micro.parts:
                 found += part.numbers.tolist()
                 assert (part.answers["truth"].numpy() == part.numbers).all()
             total = sum(float(part.answers["truth"].sum()) for part in micro.parts) * micro.scale
-            mean += total / accumulation / n_processes  # what DeepSpeed makes of it
+            mean += total / accumulation / world_size  # what DeepSpeed makes of it
     assert sorted(found) == sorted(expected)
     assert mean == pytest.approx(expected.mean())
 
 
 def test_every_item_is_read_once_an_epoch():
-    dealer = Dealer(items_of([5] * 12), "left", 0, 1, 16)
+    dealer = LengthBucketSampler(items_of([5] * 12), "left", 0, 1, 16)
     read = [
         number
         for step in range(3)
@@ -79,7 +81,7 @@ def test_every_item_is_read_once_an_epoch():
 
 
 def test_rows_of_an_item_stay_together_and_padding_is_hidden():
-    (part,) = Dealer(items_of([4, 6], n_rows=2), "left", 0, 1, 10**6).once(8)
+    (part,) = LengthBucketSampler(items_of([4, 6], n_rows=2), "left", 0, 1, 10**6).once(8)
     assert part.ids.shape == (4, 6) and part.ids[:, -1].tolist() == [10, 10, 11, 11]
     batch = part.batch(part.ids[:, :1])
     assert (batch.query_rank[:, :, None] > batch.key_rank[:, None]).sum().item() == 2 * 6 * 4 + 2 * 6 * 6

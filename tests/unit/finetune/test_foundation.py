@@ -3,8 +3,8 @@ import dataclasses
 import pytest
 
 from finetune.config import FinetuneConfig, TaskModelConfig, TaskTrainConfig
-from finetune.recipe import typed_wins
-from finetune.trainer.inputs import Foundation
+from finetune.recipe import apply_cli_precedence
+from finetune.trainer.inputs import RunInputs
 from tests.conftest import write_folder
 from xlpre.config.loader import load
 from xlpre.text.special_tokens import CLS, SEP
@@ -19,7 +19,7 @@ def founded(tokenizer, tmp_path):
     (tmp_path / "dev.tsv").write_text("text\tlabel\nba\t1\n")
     usual = ["task=classify", f"init={tmp_path / 'model'}", f"data.dir={tmp_path}", "data.train=[train.tsv]"]
     usual += ["data.dev=[dev.tsv]", "data.text=[text]", "train.batch_size=8"]
-    return lambda *words: Foundation(load(FinetuneConfig, None, [*usual, *words]))
+    return lambda *words: RunInputs(load(FinetuneConfig, None, [*usual, *words]))
 
 
 def test_epochs_and_the_share_of_warm_up_become_updates(founded):
@@ -30,16 +30,16 @@ def test_epochs_and_the_share_of_warm_up_become_updates(founded):
 
 def test_a_number_that_was_typed_wins_over_a_files_share():
     config = FinetuneConfig(epochs=3, warmup_share=0.1)
-    assert typed_wins(config, {"train.steps"}) == dataclasses.replace(config, epochs=None)
-    assert typed_wins(config, {"epochs", "optim.lr"}) == config
+    assert apply_cli_precedence(config, {"train.steps"}) == dataclasses.replace(config, epochs=None)
+    assert apply_cli_precedence(config, {"epochs", "optim.lr"}) == config
     with pytest.raises(ValueError, match="warmup_share and schedule.warmup_steps say the same"):
-        typed_wins(config, {"warmup_share", "schedule.warmup_steps"})
+        apply_cli_precedence(config, {"warmup_share", "schedule.warmup_steps"})
 
 
 def test_what_was_resolved_resolves_to_itself(founded, tmp_path):
     config = founded("epochs=3", "warmup_share=0.25").config
     assert config.data.labels == ["0", "1"]
-    assert Foundation(config).config == config
+    assert RunInputs(config).config == config
 
 
 def test_a_limit_draws_some_examples_by_the_seed(founded):

@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from finetune.config import TaskDataConfig
-from finetune.data.batching import Dealer
+from finetune.data.batching import LengthBucketSampler
 from finetune.data.examples import Example, Split
 from finetune.data.long_text import check_memory, pooled
 from finetune.tasks.registry import build_task
 from finetune.trainer.evaluator import answer
 from finetune.trainer.task_model import TaskModel
 from xlpre.model.config import ModelConfig
-from xlpre.model.memory import first_memory
-from xlpre.training.distributed import Talk
+from xlpre.model.memory import initial_memory
+from xlpre.training.distributed import Comm
 
 WINDOW = 8
 SHAPE = ModelConfig(
@@ -55,11 +55,11 @@ def split_of(task, texts):
 
 def logits_of(task, model, texts, rows=32, pass_tokens=10**6):
     split = split_of(task, texts)
-    return task.of_examples(split, answer(model, split, rows, pass_tokens, Talk()))["logits"]
+    return task.of_examples(split, answer(model, split, rows, pass_tokens, Comm()))["logits"]
 
 
 def parts_of(task, texts):
-    return list(Dealer(split_of(task, texts).items, "left", 0, 1, 10**6).once(32))
+    return list(LengthBucketSampler(split_of(task, texts).items, "left", 0, 1, 10**6).once(32))
 
 
 def test_a_text_that_fits_into_one_window_is_answered_alike_in_all_ways():
@@ -82,7 +82,7 @@ def test_the_last_window_remembers_what_pretraining_would():
     model = model_of(task)
     (part,) = parts_of(task, [text_of(3 * WINDOW)])
     *earlier, last = part.windows()
-    expected = first_memory(SHAPE, 1)  # as the loop of pretraining has it: the model's length, empty
+    expected = initial_memory(SHAPE, 1)  # as the loop of pretraining has it: the model's length, empty
     for window in earlier:
         batch = window.batch(window.ids.new_zeros(1, 1), torch.tensor([10**6]), reuse_len=window.ids.size(1))
         _, expected = model.backbone(batch, expected)
@@ -138,7 +138,9 @@ def test_gradient_comes_from_the_last_window_alone():
     model = model_of(task).train()
     (part,) = parts_of(task, [" ".join(map(str, range(10, 40)))])
     *_, last = part.windows()
-    (parts,) = Dealer(split_of(task, [" ".join(map(str, range(10, 40)))]).items, "left", 0, 1, 16).update(1, 0, 1, 1)
+    (parts,) = LengthBucketSampler(split_of(task, [" ".join(map(str, range(10, 40)))]).items, "left", 0, 1, 16).update(
+        1, 0, 1, 1
+    )
     model(parts).backward()
     gradient = model.backbone.embedding.weight.grad.abs().sum(1)
     assert set(gradient.nonzero().flatten().tolist()) == set(last.ids.flatten().tolist())
@@ -208,7 +210,7 @@ def learned(long, steps=120):
     task = task_of(long)
     torch.manual_seed(0)
     model = TaskModel(dataclasses.replace(SHAPE, n_layer=2, init_std=0.3), task)
-    dealer = Dealer(split_of(task, texts(512)).items, "left", 0, 1, 10**6)
+    dealer = LengthBucketSampler(split_of(task, texts(512)).items, "left", 0, 1, 10**6)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     for step in range(steps):
         (parts,) = dealer.update(1, step, 32, 1)

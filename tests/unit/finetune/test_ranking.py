@@ -7,7 +7,7 @@ import pytest
 
 from finetune.config import TaskDataConfig
 from finetune.data.examples import Split
-from finetune.metrics.classification import expected_reciprocal_rank, ndcg, ndcg_by_lot, reciprocal_rank
+from finetune.metrics.classification import expected_random_ndcg, expected_reciprocal_rank, ndcg, reciprocal_rank
 from finetune.tasks.registry import build_task
 from finetune.tasks.trec import read_candidates
 
@@ -52,7 +52,7 @@ def test_ndcg_by_lot_is_that_of_all_orders():
         ([0, 0], [0], 2),
     ):
         each = [ndcg(order, judged, cut) for order in itertools.permutations(grades)]
-        assert ndcg_by_lot(grades, judged, cut) == pytest.approx((np.mean(each), np.var(each)))
+        assert expected_random_ndcg(grades, judged, cut) == pytest.approx((np.mean(each), np.var(each)))
 
 
 def test_reciprocal_rank_by_hand():
@@ -110,7 +110,7 @@ def test_an_order_by_lot_is_at_chance(written):
     }
     task = written({"qrels.txt": qrels, "dev.run": run, **texts})
     split, rng = Split("dev", task.read("dev"), []), np.random.default_rng(1)
-    level = task.level_of_chance(split)
+    level = task.chance_threshold(split)
     above = [task.measure(split, {"logits": rng.random(1200)})["ndcg@20"] > level for _ in range(40)]
     assert sum(above) <= 4 and level < 0.5
     assert task.measure(split, {"logits": np.array([float(x.answer) for x in split.examples])})["ndcg@20"] == 1

@@ -8,11 +8,11 @@ import torch
 
 from finetune.config import TaskDataConfig
 from finetune.tasks.registry import build_task
-from finetune.trainer.saved_model import open_fine_tuned
+from finetune.trainer.saved_model import open_task_model
 from finetune.trainer.task_model import TaskModel
 from tests.conftest import write_folder
 from xlpre.conversion.model_folder import load_folder
-from xlpre.conversion.task_model import fine_tuned, save_fine_tuned
+from xlpre.conversion.task_model import fine_tuned, save_task_model
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def folder(tokenizer, tmp_path):
     before = load_folder(write_folder(tmp_path / "before", tokenizer))
     weights = {name: p.detach() for name, p in TaskModel(before.config, task).named_parameters()}
     facts = {"task": task.name, "data": task.settings(), "summary": "last", "labels": task.labels}
-    save_fine_tuned(tmp_path / "model", fine_tuned(before, before.config, weights, facts, {}))
+    save_task_model(tmp_path / "model", fine_tuned(before, before.config, weights, facts, {}))
     return tmp_path / "model"
 
 
@@ -45,12 +45,12 @@ def test_a_head_that_is_not_the_tasks_is_refused(folder, name, weight, message):
     head = safetensors.torch.load_file(folder / "head.safetensors") | {name: weight}
     safetensors.torch.save_file({key: x for key, x in head.items() if x is not None}, folder / "head.safetensors")
     with pytest.raises(ValueError, match="head.safetensors is not as it was written .* remove head_crc32c"):
-        open_fine_tuned(folder)
+        open_task_model(folder)
     task = json.loads((folder / "task.json").read_text())
     del task["head_crc32c"]
     (folder / "task.json").write_text(json.dumps(task))
     with pytest.raises(ValueError, match=message):
-        open_fine_tuned(folder)
+        open_task_model(folder)
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ def test_settings_that_are_none_or_lack_are_refused(folder, data, message):
         data = {key: value for key, value in {**task["data"], **data}.items() if key != "max_len" or value}
     (folder / "task.json").write_text(json.dumps({**task, "data": data}))
     with pytest.raises(ValueError, match=message):
-        open_fine_tuned(folder)
+        open_task_model(folder)
 
 
 def test_a_folder_as_it_was_written_is_opened(folder):
-    model, task = open_fine_tuned(folder)
+    model, task = open_task_model(folder)
     assert task.labels == ["a", "b", "c"] and model.head["logits.bias"].shape == (3,)

@@ -6,9 +6,9 @@ import pytest
 from finetune.metrics.classification import (
     accuracy,
     calibration,
+    chance_threshold,
     confusion,
     f1,
-    level_of_chance,
     matthews,
     pearson,
     spearman,
@@ -90,7 +90,7 @@ def test_calibration_error_is_the_mean_distance_of_confidence_and_truth():
 def test_few_answers_by_lot_exceed_the_level_of_chance():
     rng = np.random.default_rng(0)
     truth = (rng.random(300) < 0.6).astype(int)
-    level = level_of_chance("accuracy", truth)
+    level = chance_threshold("accuracy", truth)
     assert accuracy(truth, np.ones(300, int)) < level < 0.7
     drawn = [matthews(truth, rng.integers(0, 2, 300)) for _ in itertools.repeat(None, 400)]
-    assert np.mean(np.array(drawn) > level_of_chance("matthews", truth)) < 0.05
+    assert np.mean(np.array(drawn) > chance_threshold("matthews", truth)) < 0.05

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from finetune.data.batching import Dealer
+from finetune.data.batching import LengthBucketSampler
 from finetune.data.examples import Split
 from finetune.tasks.span import answer_places
 from tests.unit.finetune.test_squad_files import build, question, write
@@ -52,7 +52,7 @@ def test_the_span_with_most_context_wins_and_the_lowest_odds_count(split):
     assert scores["best_f1"] == scores["best_exact"] == 1 and 3 < scores["best_f1_threshold"] < two["null_log_odds"]
     assert scores["f1"] == 0.5 and scores["has_answer_f1"] == 0 and scores["no_answer_exact"] == 1
     assert task.decided(scores) == {"null_threshold": scores["best_f1_threshold"]}
-    assert task.level_of_chance(asked) > 0.5
+    assert task.chance_threshold(asked) > 0.5
 
 
 def test_scores_at_a_threshold_are_those_of_the_answers_handed_in_and_never_tuned_on_what_they_measure(split, tmp_path):
@@ -97,7 +97,7 @@ def test_the_official_files_hold_what_was_answered(split, tmp_path):
 
 def test_only_the_text_and_cls_can_hold_an_answer(split):
     task, asked = split
-    (part,) = Dealer(asked.items, task.padding, 0, 1, 10**6).once(100)
+    (part,) = LengthBucketSampler(asked.items, task.padding, 0, 1, 10**6).once(100)
     excluded, cls = answer_places(part)
     for row, number in enumerate(part.numbers):
         item = asked.items[number]
@@ -123,7 +123,7 @@ def test_the_first_version_always_answers_and_knows_no_threshold(tmp_path, token
     assert task.measure(asked, outputs) == {"f1": 1.0, "exact": 1.0}
     (one,) = task.predictions(asked, outputs)
     assert one.keys() == {"id", "prediction", "best"} and one["prediction"] == "bi, bo"
-    assert task.decided({}) == {} and task.level_of_chance(asked) == 0
+    assert task.decided({}) == {} and task.chance_threshold(asked) == 0
     written = task.submit(tmp_path, {"dev-v1.1": [one]})
     assert [path.name for path in written] == ["dev-v1.1.answers.json", "dev-v1.1.best.json"]
 

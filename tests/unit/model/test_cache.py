@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.unit.model.conftest import MANY, make_model, random_batch, random_memory
 from xlpre.model.kv_cache import cached
 from xlpre.model.layer import LAYERS
-from xlpre.model.memory import first_memory
+from xlpre.model.memory import initial_memory
 from xlpre.model.positions import SCHEMES
 
 
@@ -55,7 +55,7 @@ def test_keys_and_values_of_memory_read_on_as_its_hidden_states(
     if initial == "read":
         memory = random_memory(model.config, 2, mem_len, valid=mem_len // 2)
     else:
-        memory = first_memory(model.config, 2, mem_len=mem_len, initial=initial)
+        memory = initial_memory(model.config, 2, mem_len=mem_len, initial=initial)
     batches = [
         random_batch(length, length // 2 - 1, seed=seed + i, backward=backward, remembers=shown)
         for i, (length, shown) in enumerate(zip(lengths, remembers, strict=True))

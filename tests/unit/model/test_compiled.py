@@ -12,7 +12,7 @@ from xlpre.model.kernels.backend import backend_named, fastest
 from xlpre.model.kernels.cpu import build
 from xlpre.model.kernels.cpu.attention import Cpu
 from xlpre.model.kernels.sdpa import Sdpa
-from xlpre.model.memory import first_memory
+from xlpre.model.memory import initial_memory
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_no_compiler_at_all(empty_cache, monkeypatch):
 
 def test_a_type_that_it_does_not_compute_is_refused():
     model = make_model(attention="cpu").bfloat16()
-    memory = first_memory(model.config, 2, mem_len=4, dtype=torch.bfloat16)
+    memory = initial_memory(model.config, 2, mem_len=4, dtype=torch.bfloat16)
     with pytest.raises(
         ValueError, match="computes fp32 on a processor, not torch.bfloat16 on cpu; set model.attention=auto"
     ):

@@ -9,12 +9,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from finetune.data.batching import Part, Parts
-from finetune.tasks.sequence import OneVectorTask
+from finetune.tasks.sequence import SequenceTask
 from finetune.trainer.task_model import TaskModel
 from tests.unit.model.conftest import make_model, random_batch
 from xlpre.model.config import ModelConfig
 from xlpre.model.heads import ClassificationHead
-from xlpre.model.memory import first_memory
+from xlpre.model.memory import initial_memory
 
 META = torch.device("meta")
 WAITING = ("aten._local_scalar_dense", "aten.nonzero", "aten.repeat_interleave.Tensor")
@@ -73,7 +73,7 @@ def test_a_step_of_pretraining_waits_for_no_device_and_copies_nothing_there(atte
         pytest.importorskip("triton", reason="triton is installed with the tests on Linux (x86-64)")
     model = in_bf16(make_model(attention=attention, dropout=0.1, dropatt=0.1, mem_len=12, **settings))
     batch = random_batch(20, reuse=10).to(META)
-    memory = first_memory(model.config, 2, device=META, dtype=torch.bfloat16)
+    memory = initial_memory(model.config, 2, device=META, dtype=torch.bfloat16)
     with Watched() as watched:
         loss, remembered, *others = model(batch, memory)
         sum(others, start=loss).backward()
@@ -91,7 +91,7 @@ class Classes:
     def head(self, shape):
         return ClassificationHead(shape, 3, self._summary)
 
-    positions, losses = OneVectorTask.positions, OneVectorTask.losses
+    positions, losses = SequenceTask.positions, SequenceTask.losses
 
 
 @pytest.mark.parametrize("summary", ["last", "first", "mean", "text_mean", "attn"])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from xlpre.model.config import ModelConfig
-from xlpre.model.initialization import made_with, put_weights
+from xlpre.model.initialization import build_with_weights, load_weights
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.positions import distance_table
 
@@ -47,7 +47,7 @@ def test_a_model_made_with_weights_has_all_of_them_and_draws_nothing(settings):
     build = partial(LanguageModel, ModelConfig(**SHAPE, **settings), True, next_sentence=True)
     first = build()
     before = torch.get_rng_state()
-    second = made_with(dict(first.named_parameters()), build)
+    second = build_with_weights(dict(first.named_parameters()), build)
     assert torch.equal(torch.get_rng_state(), before)
     for (name, ours), theirs in zip(second.named_parameters(), first.parameters(), strict=True):
         assert torch.equal(ours, theirs) and ours.requires_grad and ours is not theirs, name
@@ -60,6 +60,6 @@ def test_no_parameter_is_left_without_weights_or_given_others_than_it_needs():
     weights = dict(build().named_parameters())
     fewer = {name: weight for name, weight in weights.items() if name != "output.bias"}
     with pytest.raises(ValueError, match=r"the weights of output.bias are not there, the model needs \(500,\)"):
-        made_with(fewer, build)
+        build_with_weights(fewer, build)
     with pytest.raises(ValueError, match=r"the weights of output.bias are \(1,\), the model needs \(500,\)"):
-        put_weights({**weights, "output.bias": torch.zeros(1)}, build())
+        load_weights({**weights, "output.bias": torch.zeros(1)}, build())

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from tests.conftest import REPOSITORY
 from tests.unit.model.conftest import make_model, random_batch, random_memory
-from xlpre.model.attention_mask import Geometry
+from xlpre.model.attention_mask import AttentionMeta
 from xlpre.model.kernels.backend import fastest, with_triton
 from xlpre.model.kernels.cpu import attention
 from xlpre.model.kernels.cpu.attention import Cpu
 from xlpre.model.kernels.sdpa import Sdpa
 from xlpre.model.positions import SCHEMES
-from xlpre.model.score_terms import Scores
+from xlpre.model.score_terms import ScoreTerms
 from xlpre.model.visibility import HIDDEN
 
 FASTER = ["sdpa", "cpu", "auto"]
@@ -121,7 +121,7 @@ def test_the_backward_pass_by_hand_is_the_derivative_with_dropout_too(shape):
 
 def weights(n_rows, dropout, seed, score=0.0):
     """P', (2, H, N, K): what attention gives each of 64 keys that all rows see, whose scores are equal, at first."""
-    geometry = Geometry(
+    geometry = AttentionMeta(
         query_rank=torch.ones(2, n_rows, dtype=torch.int32),
         key_rank=torch.zeros(2, 64, dtype=torch.int32),
         row_segments=torch.zeros(2, n_rows, dtype=torch.int64),
@@ -138,7 +138,7 @@ def weights(n_rows, dropout, seed, score=0.0):
     value = torch.eye(64)[None, :, None].expand(2, -1, 4, -1).contiguous()
     attention = Cpu()
     geometry = dataclasses.replace(geometry, prepared=attention.prepare(geometry, query))
-    return attention.attend(Scores(query, 1.0), key, value, geometry, dropout).transpose(1, 2)
+    return attention.attend(ScoreTerms(query, 1.0), key, value, geometry, dropout).transpose(1, 2)
 
 
 def test_dropout_takes_its_share_and_is_seeded():
@@ -159,7 +159,7 @@ def test_a_gradient_in_another_order_in_memory_is_the_same_gradient():
     batch, model = random_batch(40, reuse=20), make_model(attention="cpu")
     geometry, _ = model.backbone._geometries(batch, random_memory(model.config, 2, 10))
     terms = [torch.randn(2, n, 2, 8, requires_grad=True) for n in (geometry.query_rank.size(1), 50, 50)]
-    out = Cpu().attend(Scores(terms[0], 0.3), *terms[1:], geometry, 0.0)
+    out = Cpu().attend(ScoreTerms(terms[0], 0.3), *terms[1:], geometry, 0.0)
     grad = torch.randn(out.shape)
     first, second = (
         torch.autograd.grad(out, terms, given, retain_graph=True)
@@ -177,7 +177,7 @@ def test_bits_do_not_depend_on_the_number_of_threads():
             geometry, _ = model.backbone._geometries(batch, random_memory(model.config, 2, 10))
             torch.manual_seed(1)
             terms = [torch.randn(2, n, 2, 8, requires_grad=True) for n in (geometry.query_rank.size(1), 50, 50)]
-            out = Cpu().attend(Scores(terms[0], 0.3), *terms[1:], geometry, 0.2)
+            out = Cpu().attend(ScoreTerms(terms[0], 0.3), *terms[1:], geometry, 0.2)
             found.append([out, *torch.autograd.grad(out.square().sum(), terms)])
     finally:
         torch.set_num_threads(before)
@@ -237,4 +237,4 @@ def test_without_the_package_the_error_says_what_to_set(monkeypatch):
 
 def test_offsets_of_distances_without_keys_are_refused():
     with pytest.raises(AssertionError, match="hands over keys of zeros too"):
-        Scores(torch.ones(1, 1, 1, 1), 1.0, place_offsets=torch.ones(2, 2, 1))
+        ScoreTerms(torch.ones(1, 1, 1, 1), 1.0, pos_offset=torch.ones(2, 2, 1))

@@ -8,7 +8,7 @@ from tests.unit.data.test_lanes import lanes_over, part_of
 from tests.unit.model.conftest import MANY, VOCAB, random_batch, random_memory
 from xlpre.batch import Batch
 from xlpre.data.store import Part
-from xlpre.model.memory import Memory, States, extend_memory, first_memory
+from xlpre.model.memory import Memory, States, extend_memory, initial_memory
 
 
 def causal_batch(ids):
@@ -32,8 +32,8 @@ def causal_batch(ids):
 def test_two_windows_with_memory_are_one_long_window(model_of):
     model = model_of(two_streams=False, n_layer=3)
     ids = torch.randint(9, VOCAB, (2, 14))
-    long, _ = model.logits(causal_batch(ids), first_memory(model.config, 2, mem_len=0))
-    first, memory = model.logits(causal_batch(ids[:, :7]), first_memory(model.config, 2, mem_len=7))
+    long, _ = model.logits(causal_batch(ids), initial_memory(model.config, 2, mem_len=0))
+    first, memory = model.logits(causal_batch(ids[:, :7]), initial_memory(model.config, 2, mem_len=7))
     second, _ = model.logits(causal_batch(ids[:, 7:]), memory)
     torch.testing.assert_close(torch.cat([first, second], 1), long, atol=2e-5, rtol=1e-5)
 
@@ -87,7 +87,7 @@ def test_a_row_whose_lane_jumped_starts_with_an_empty_memory(model_of):
     batch = dataclasses.replace(random_batch(13, 6), remembers=torch.tensor([MANY, 0]))
     memory = random_memory(model.config, 2, 8)
     with_memory, kept = model.backbone(batch, memory)
-    without, _ = model.backbone(batch, first_memory(model.config, 2, mem_len=0))
+    without, _ = model.backbone(batch, initial_memory(model.config, 2, mem_len=0))
     assert not torch.allclose(with_memory[0], without[0])
     torch.testing.assert_close(with_memory[1], without[1], atol=1e-5, rtol=1e-5)
     assert kept.valid.tolist() == [8, 6]
@@ -108,7 +108,7 @@ def test_a_row_sees_no_more_of_its_memory_than_it_remembers(model_of):
 
 
 def test_what_a_row_forgot_does_not_come_back(model_of):
-    memory = first_memory(model_of().config, 1, mem_len=20)
+    memory = initial_memory(model_of().config, 1, mem_len=20)
     attended = [States(memory.hidden[0], torch.zeros(1, 9, 16))] * 2
     lengths = []
     for remembers in (0, 6, 12, 2, 8, 14, 0, 6):  # a document ends two tokens before the fourth window
@@ -120,7 +120,7 @@ def test_what_a_row_forgot_does_not_come_back(model_of):
 @pytest.mark.parametrize("mem_len", [0, 5, 8, 40])
 def test_memory_that_is_carried_is_all_that_was_read_since_the_lane_jumped(model_of, mem_len):
     lanes = lanes_over(part_of(3000), run_windows=7)
-    memory = first_memory(model_of().config, 4, mem_len=mem_len)
+    memory = initial_memory(model_of().config, 4, mem_len=mem_len)
     attended = [States(memory.hidden[0], torch.zeros(4, 8, 16))] * 2
     valid = torch.zeros(4, dtype=torch.long)
     for step in range(30):
@@ -153,7 +153,7 @@ def test_memory_cut_at_a_documents_end_shows_nothing_of_the_document_before(lane
 
 def test_zeros_as_first_memory_are_seen(model_of):
     model, batch = model_of(mem_len=4), random_batch()
-    outputs = [model.backbone(batch, first_memory(model.config, 2, initial=how))[0] for how in ("empty", "zeros")]
+    outputs = [model.backbone(batch, initial_memory(model.config, 2, initial=how))[0] for how in ("empty", "zeros")]
     assert not torch.allclose(*outputs)
 
 
@@ -165,7 +165,7 @@ def test_a_row_of_memory_that_is_not_finite_is_emptied_and_the_others_stay_bit_f
     memory.hidden[0, 0, 2, 1] = -0.0
     was = memory.hidden.clone()
     memory.hidden[1, 1, 3, 7] = bad
-    restarted = memory.restarted_where_not_finite()
+    restarted = memory.reset_nonfinite_rows()
     assert restarted.hidden.dtype == dtype and restarted.valid.tolist() == [4, 0, 4]
     assert (restarted.hidden[:, 1] == 0).all()
     bits = torch.int32 if dtype == torch.float32 else torch.int16
@@ -173,7 +173,7 @@ def test_a_row_of_memory_that_is_not_finite_is_emptied_and_the_others_stay_bit_f
 
 
 def test_memory_of_no_columns_is_never_restarted(model_of):
-    memory = first_memory(model_of().config, 2, mem_len=0).restarted_where_not_finite()
+    memory = initial_memory(model_of().config, 2, mem_len=0).reset_nonfinite_rows()
     assert memory.hidden.shape == (2, 2, 0, 16) and memory.valid.tolist() == [0, 0]
 
 
@@ -189,7 +189,7 @@ def test_a_row_trains_again_after_its_memory_was_restarted(model_of, valid):
         assert spoilt.isnan() and not kept.hidden[1, 1].isfinite().all()
     for met in (memory, kept):
         model.zero_grad()
-        loss, after = model(batch, met.restarted_where_not_finite())
+        loss, after = model(batch, met.reset_nonfinite_rows())
         loss.backward()
         assert loss.isfinite() and after.hidden.isfinite().all()
         assert all(parameter.grad.isfinite().all() for parameter in model.parameters())

@@ -14,8 +14,8 @@ from xlpre.model.kernels.cpu.build import is_there
 from xlpre.model.kernels.selfcheck.fixtures import geometry_of, tensors_of
 from xlpre.model.kv_cache import cached
 from xlpre.model.language_model import LanguageModel
-from xlpre.model.memory import first_memory
-from xlpre.model.score_terms import Scores
+from xlpre.model.memory import initial_memory
+from xlpre.model.score_terms import ScoreTerms
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -62,7 +62,7 @@ def test_no_more_tokens_enter_memory_than_a_window_has(reuse_len):
 )
 def test_memory_of_another_model_of_other_rows_or_another_type_is_refused(of_config, rows, dtype):
     model = make_model(mem_len=8)
-    memory = first_memory(dataclasses.replace(model.config, **of_config), rows, dtype=dtype)
+    memory = initial_memory(dataclasses.replace(model.config, **of_config), rows, dtype=dtype)
     expected = r"this model and batch need \(2, 2, 8, 16\) torch.float32; begin with first_memory\(config, rows=2"
     with pytest.raises(ValueError, match=expected):
         model(random_batch(), memory)
@@ -71,14 +71,14 @@ def test_memory_of_another_model_of_other_rows_or_another_type_is_refused(of_con
 @torch.no_grad()
 def test_a_cache_goes_with_its_rows_and_is_made_of_a_memory_of_the_same_model():
     model = make_model(mem_len=8).eval()
-    of_three = cached(first_memory(model.config, 3), model.backbone)
+    of_three = cached(initial_memory(model.config, 3), model.backbone)
     with pytest.raises(ValueError, match=r"keys \(3, 8, 2, 8\) in 2 layers; .* need \(2, 8, 2, 8\) in 2"):
         model(random_batch(), of_three)
-    for memory, backbone in ((of_three, model.backbone), (first_memory(model.config, 3), model)):
+    for memory, backbone in ((of_three, model.backbone), (initial_memory(model.config, 3), model)):
         with pytest.raises(ValueError, match="made of a Memory and a Backbone"):
             cached(memory, backbone)
     with pytest.raises(ValueError, match="this model and batch need"):
-        cached(first_memory(dataclasses.replace(model.config, n_layer=3), 2), model.backbone)
+        cached(initial_memory(dataclasses.replace(model.config, n_layer=3), 2), model.backbone)
 
 
 def test_what_is_no_batch_or_no_memory_is_told_how_one_is_made():
@@ -112,7 +112,7 @@ def test_a_memory_begins_in_one_of_two_ways_and_has_a_length(given):
     with pytest.raises(
         ValueError, match=r"mem_len \(-?\d+\) must be at least 0, and initial \('\w+'\) 'empty' or 'zeros'"
     ):
-        first_memory(ModelConfig(vocab_size=9), 1, **given)
+        initial_memory(ModelConfig(vocab_size=9), 1, **given)
 
 
 @pytest.mark.parametrize("key", ["positions", "norm", "feed_forward", "attention", "attention_length", "init"])
@@ -136,7 +136,7 @@ def test_kernels_that_go_by_address_are_given_nothing_too_small_or_of_another_ty
         given = {**tensors, name: odd}
         key, value = given.pop("key"), given.pop("value")
         with pytest.raises(AssertionError):
-            Cpu().attend(Scores(scale=1.0, **given), key, value, geometry, 0.0)
+            Cpu().attend(ScoreTerms(scale=1.0, **given), key, value, geometry, 0.0)
 
 
 def test_a_row_less_of_directions_is_no_plan():
@@ -153,8 +153,8 @@ def test_no_rows_and_no_targets_are_read_as_well(two_streams, settings):
     batch, none = random_batch(), np.s_[:0]
     fields = {name: getattr(batch, name) for name in SHAPES}
     no_rows = Batch(**{name: x[none] for name, x in fields.items()}, reuse_len=6)
-    logits, memory = model.logits(no_rows, first_memory(model.config, 0, mem_len=4))
+    logits, memory = model.logits(no_rows, initial_memory(model.config, 0, mem_len=4))
     assert logits.shape == (0, batch.targets.size(1), VOCAB) and memory.hidden.shape == (2, 0, 4, 16)
     of_targets = ("target_positions", "targets", "target_weights")
     no_targets = Batch(**{name: x[:, none] if name in of_targets else x for name, x in fields.items()}, reuse_len=6)
-    assert model.logits(no_targets, first_memory(model.config, 2, mem_len=4))[0].shape == (2, 0, VOCAB)
+    assert model.logits(no_targets, initial_memory(model.config, 2, mem_len=4))[0].shape == (2, 0, VOCAB)

@@ -14,7 +14,7 @@ from xlpre.data.window_layout import DataConfig
 from xlpre.data_loader import Loader
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
-from xlpre.model.memory import first_memory
+from xlpre.model.memory import initial_memory
 from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.objectives.registry import build_objective
 
@@ -119,7 +119,7 @@ def test_it_learns_to_tell_what_follows_from_what_does_not(tokenizer, tmp_path):
     shape = ModelConfig(
         vocab_size=300, n_layer=2, d_model=32, n_head=2, d_inner=64, mem_len=0, dropout=0.0, dropatt=0.0, init_std=0.1
     )
-    model, memory = LanguageModel(shape, True, next_sentence=True), first_memory(shape, 16)
+    model, memory = LanguageModel(shape, True, next_sentence=True), initial_memory(shape, 16)
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     for step in range(40):
         loss, _, of_label = model(loader.batch(step, range(16)), memory)

@@ -34,7 +34,7 @@ from tests.unit.model.triton_cases import (
 )
 from xlpre.model.kernels.backend import with_triton
 from xlpre.model.kernels.reference import Reference
-from xlpre.model.score_terms import Scores
+from xlpre.model.score_terms import ScoreTerms
 
 
 @pytest.mark.skipif(INTERPRETED or ON_GPU, reason="the others run in this process")
@@ -217,7 +217,7 @@ def test_windows_of_more_numbers_than_32_bits_count_are_refused_with_a_way_out()
     key = torch.empty(1, 1, 1, 1).expand(1, 2**20, 16, 64)
     geometry = types.SimpleNamespace(prepared=types.SimpleNamespace(n_distances=2**21))
     with pytest.raises(ValueError, match="1 x 1,048,576 rows at 2,097,152 distances .* model.attention=sdpa"):
-        with_triton().attend(Scores(key, 0.125), key, key, geometry, 0.0)
+        with_triton().attend(ScoreTerms(key, 0.125), key, key, geometry, 0.0)
 
 
 @runs_kernels
@@ -225,7 +225,7 @@ def test_more_heads_of_rows_than_a_grid_has_room_for_are_refused_with_a_way_out(
     key = torch.empty(1, 1, 1, 1).expand(2**12, 8, 16, 16)
     geometry = types.SimpleNamespace(prepared=types.SimpleNamespace(n_distances=16))
     with pytest.raises(ValueError, match="up to 65,535 heads .* not 4,096 rows of 16 heads; .* model.attention=sdpa"):
-        with_triton().attend(Scores(key, 0.25), key, key, geometry, 0.0)
+        with_triton().attend(ScoreTerms(key, 0.25), key, key, geometry, 0.0)
 
 
 @runs_kernels

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from tests.unit.model.conftest import make_model, random_batch, random_memory
 from tests.unit.model.triton_cases import DEVICE, DTYPES, Unfelt, runs_kernels
-from xlpre.model.kernels.selfcheck.fused_fixtures import WORKS, OneBetween, exact_of, kernel_of, tensors_between
+from xlpre.model.kernels.selfcheck.fused_fixtures import WORKS, FusedCase, exact_of, kernel_of, tensors_between
 
 pytestmark = runs_kernels
 SHAPES = [
@@ -24,7 +24,7 @@ def both(work, n_rows, width, dtype=torch.float32):
     torch.manual_seed(n_rows)
     tensors = tensors_between(work, n_rows, width, dtype, DEVICE)
     exact = exact_of(work, tensors)
-    return OneBetween(tensors, kernel_of(work)), exact, torch.randn_like(next(iter(tensors.values())))
+    return FusedCase(tensors, kernel_of(work)), exact, torch.randn_like(next(iter(tensors.values())))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -95,7 +95,7 @@ def test_the_backward_pass_is_the_derivative_with_dropout_too(work):
         for sign in (1, -1):
             moved = {name: x + sign * step * directions[name] for name, x in kernel.tensors.items()}
             torch.manual_seed(0)
-            values.append((OneBetween(moved, kernel.work).output(0.3).double() * weights).sum().item())
+            values.append((FusedCase(moved, kernel.work).output(0.3).double() * weights).sum().item())
     assert slope == pytest.approx((values[0] - values[1]) / (2 * step), rel=5e-3)
 
 
@@ -181,7 +181,7 @@ def test_extreme_numbers_stay_finite():
         kernel.tensors[name].data.fill_(3.0)
     found = kernel.all(weights)
     torch.testing.assert_close(found["out"], kernel.tensors["bias"].detach().expand(4, -1))
-    far = OneBetween(
+    far = FusedCase(
         {"inner": torch.tensor([[-1e6, -1e3, -20, 0, 20, 1e3, 1e6]], device=DEVICE).requires_grad_()}, kernel_of("gelu")
     )
     found = far.all(torch.ones(1, 7, device=DEVICE))

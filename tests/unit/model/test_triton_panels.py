@@ -148,13 +148,13 @@ def test_sums_over_panels_are_rounded_once():
     """One and eight times a quarter of its last place, each of which alone would be rounded away."""
     from xlpre.model.kernels.triton.panels import together
 
-    given, _ = without_data(rows=1, window=64)
+    given, _ = meta_model(rows=1, window=64)
     one = torch.ones(2, 3)
     given = given._replace(
         query=one,
         content_bias=None,
         place_bias=None,
-        place_keys=None,
+        pos_key=None,
         offsets=None,
         step=None,
         key=one.half(),
@@ -172,7 +172,7 @@ def test_xlnet_large_with_64_rows_a_gpu_is_one_panel():
     from xlpre.model.kernels.triton.panels import panels
 
     for rows, n_panels in ((64, 1), (128, 2)):
-        given, _ = without_data(rows, window=512)
+        given, _ = meta_model(rows, window=512)
         assert len(list(panels(given))) == n_panels
 
 
@@ -182,7 +182,7 @@ def test_memory_grows_with_the_window_not_its_square():
 
     peaks = []
     for window in (8192, 16384, 32768):
-        given, preparing = without_data(rows=2, window=window)
+        given, preparing = meta_model(rows=2, window=window)
         with Tensors([*given.tensors]) as forward:
             out, log_total = attended(*given)
         with Tensors([*given.tensors, out, log_total]) as backward:
@@ -194,7 +194,7 @@ def test_memory_grows_with_the_window_not_its_square():
         assert third - second < 2.2 * max(second - first, 0) + 2**27
 
 
-def without_data(rows, window):
+def meta_model(rows, window):
     """What XLNet-Large's attention in bf16 with dropout is given, and the most bytes that it took to prepare."""
     from xlpre.model.kernels.triton.attention import Triton
     from xlpre.model.kernels.triton.launch import Given

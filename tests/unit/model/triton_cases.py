@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from xlpre.model.attention_mask import Geometry
-from xlpre.model.score_terms import Scores
+from xlpre.model.attention_mask import AttentionMeta
+from xlpre.model.score_terms import ScoreTerms
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 ON_GPU = torch.cuda.is_available()
@@ -60,7 +60,7 @@ def random_geometry(rng, *, n_tokens, n_memory, n_others, content, reach, n_batc
     key_ranks = rng.integers(0, 8, (n_batch, n_keys))
     key_ranks[:, n_memory + n_tokens // 2 :] += 4  # so that some tiles are seen by few rows
     array = torch.from_numpy
-    return Geometry(
+    return AttentionMeta(
         array(ranks).int().to(DEVICE),
         array(key_ranks).int().to(DEVICE),
         array(rng.integers(0, 3, (n_batch, n_rows))).to(DEVICE),
@@ -91,7 +91,7 @@ def random_tensors(geometry, rng, n_head, width, dtype, without=()):
 
 def attended(backend, geometry, tensors, dropout=0.0):
     parts = {name: x for name, x in tensors.items() if name not in ("key", "value")}
-    scores = Scores(scale=tensors["key"].size(3) ** -0.5, **parts)
+    scores = ScoreTerms(scale=tensors["key"].size(3) ** -0.5, **parts)
     prepared = replace(geometry, prepared=backend.prepare(geometry, tensors["query"]))
     return backend.attend(scores, tensors["key"], tensors["value"], prepared, dropout)
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tests.unit.data.test_lanes import lanes_over
-from xlpre.data.rng import Draws
+from xlpre.data.rng import RowRng
 from xlpre.data.window_layout import DataConfig, lay_out
 from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.objectives.permutation import ranks_of
@@ -15,7 +15,7 @@ def window_of(store):
     def make(config=None, seed=0, lane=0):
         config = config or DataConfig(window=64, reuse_len=32)
         lanes = lanes_over(store.train, stride=config.reuse_len, reach=config.reach)
-        return lay_out([lanes.place(lane, seed)], config, Draws(seed, [lane], 0))
+        return lay_out([lanes.place(lane, seed)], config, RowRng(seed, [lane], 0))
 
     return make
 
@@ -23,7 +23,7 @@ def window_of(store):
 def example(name, window, tokenizer, seed=0, **settings):
     """The example of one window, without the axis of rows."""
     objective = OBJECTIVES[name](ObjectiveConfig(name=name, **settings), tokenizer.starts_word)
-    return row_of(objective.examples(window, Draws(seed, [0], 1)))
+    return row_of(objective.examples(window, RowRng(seed, [0], 1)))
 
 
 def row_of(rows):
@@ -106,7 +106,7 @@ def test_causal_predicts_each_next_token(store, window_of, tokenizer):
 def test_an_example_has_as_many_targets_as_are_foretold(window_of, tokenizer, name, window, reuse_len):
     objective = OBJECTIVES[name](ObjectiveConfig(name=name, partial_k=5.0), tokenizer.starts_word)
     windows = window_of(DataConfig(window=window, reuse_len=reuse_len))
-    assert objective.examples(windows, Draws(0, [0], 1)).targets.shape == (1, objective.n_targets(window, reuse_len))
+    assert objective.examples(windows, RowRng(0, [0], 1)).targets.shape == (1, objective.n_targets(window, reuse_len))
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

@@ -8,7 +8,7 @@ import torch
 from tests.unit.model.conftest import make_model
 from xlpre.inference.cloze import hide, whole
 from xlpre.inference.collate import together
-from xlpre.model.memory import first_memory
+from xlpre.model.memory import initial_memory
 from xlpre.objectives.objective import HIDDEN
 
 TEXTS = [[20, 21, 22, 23, 24], [30], [25, 26, 27]]
@@ -17,8 +17,8 @@ SHAPES = [{}, {"positions": "learned", "n_positions": 20}, {"positions": "shaw",
 
 def alone_and_together(read, model, batches):
     """What is read of each, and of all at once, as long as each."""
-    alone = [read(batch, first_memory(model.config, 1, mem_len=0))[0][0] for batch in batches]
-    rows = read(together(batches), first_memory(model.config, len(batches), mem_len=0))[0]
+    alone = [read(batch, initial_memory(model.config, 1, mem_len=0))[0][0] for batch in batches]
+    rows = read(together(batches), initial_memory(model.config, len(batches), mem_len=0))[0]
     return alone, [row[row.size(0) - len(one) :] for row, one in zip(rows, alone, strict=True)]
 
 
@@ -35,8 +35,8 @@ def test_a_text_is_read_with_others_as_it_is_alone(two_streams, settings):
 def test_the_loss_is_the_mean_over_all_targets_but_those_that_fill_rows():
     model = make_model().eval()
     batches = [hide(TEXTS[0], [0, 3]), hide(TEXTS[2], [1])]
-    one, two = (model(batch, first_memory(model.config, 1, mem_len=0))[0] for batch in batches)
-    both = model(together(batches), first_memory(model.config, 2, mem_len=0))[0]
+    one, two = (model(batch, initial_memory(model.config, 1, mem_len=0))[0] for batch in batches)
+    both = model(together(batches), initial_memory(model.config, 2, mem_len=0))[0]
     assert both.item() == pytest.approx(((2 * one + two) / 3).item(), rel=1e-5)
 
 

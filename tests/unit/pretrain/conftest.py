@@ -10,7 +10,7 @@ from tests.unit.model.conftest import random_memory
 from xlpre.batch import Batch
 from xlpre.conversion.model_folder import ModelFolder
 from xlpre.data.lanes import Lanes
-from xlpre.data.rng import Draws
+from xlpre.data.rng import RowRng
 from xlpre.data.window_layout import DataConfig, lay_out
 from xlpre.data_loader import batch_of
 from xlpre.model.config import ModelConfig
@@ -20,7 +20,7 @@ from xlpre.objectives.registry import build_objective
 
 SHAPE = ModelConfig(vocab_size=300, n_layer=2, d_model=16, n_head=2, d_inner=24, mem_len=8)
 DATA = DataConfig(store="x", window=32, reuse_len=16)
-ABOUT = {"seed": 5, "step": 122, "n_processes": 1, "precision": "torch.float32"}
+ABOUT = {"seed": 5, "step": 122, "world_size": 1, "precision": "torch.float32"}
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def batch_at(store, tokenizer):
     lanes = Lanes(store.train, 4, stride=16, reach=DATA.reach, run_windows=4, bidirectional=True, seed=0)
 
     def make(step: int) -> Batch:
-        draws = Draws(0, range(4), step)
+        draws = RowRng(0, range(4), step)
         windows = lay_out([lanes.place(lane, step) for lane in range(4)], DATA, draws)
         return batch_of(windows, objective.examples(windows, draws))
 

@@ -15,7 +15,7 @@ from xlpre.config.loader import load
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.layer import LAYERS
-from xlpre.model.memory import first_memory
+from xlpre.model.memory import initial_memory
 from xlpre.model.positions import SCHEMES
 from xlpre.training.device_specs import DEVICES
 
@@ -101,7 +101,7 @@ def counted(model: ModelConfig, shape: BatchShape, recomputed: bool = False) -> 
     batch = batch_of(shape, model.vocab_size)
     if shape.targets == shape.window:
         batch = alike(batch)
-    memory = first_memory(model, shape.rows, mem_len=shape.mem_len, initial="zeros")
+    memory = initial_memory(model, shape.rows, mem_len=shape.mem_len, initial="zeros")
     with FlopCounterMode(display=False) as counter:
         loss, _, *others = language_model(batch, memory)
         sum(others, start=loss).backward()

@@ -9,8 +9,8 @@ import time
 import torch
 from torch import nn
 
-from xlpre.training.deepspeed_engine import TrainConfig, build_engine, settings_for, start_processes
-from xlpre.training.distributed import set_defaults
+from xlpre.training.deepspeed_engine import TrainConfig, build_deepspeed_config, build_engine, start_processes
+from xlpre.training.distributed import init_env
 from xlpre.training.optimizer import OptimConfig
 
 
@@ -36,7 +36,7 @@ def kept_besides(before: dict[int, int]) -> int:
 def main() -> None:
     """Each case in turn."""
     out, *cases = sys.argv[1:]
-    set_defaults()
+    init_env()
     device = torch.device("cpu")
     start_processes(device)
     gc.freeze()  # what libraries made need not be looked at again and again
@@ -50,7 +50,7 @@ def main() -> None:
         zero |= {f"offload_{name}": {"device": "cpu"} for name in offloaded}
         train, optim = TrainConfig(batch_size=4, accumulation=2, precision=precision), OptimConfig()
         engine = build_engine(
-            model, settings_for(train, optim, device, 2, {"zero_optimization": zero}), train, optim, device
+            model, build_deepspeed_config(train, optim, device, 2, {"zero_optimization": zero}), train, optim, device
         )
         x = torch.randn(1, 200, dtype=next(model.parameters()).dtype)
         for _ in range(3):

@@ -12,7 +12,7 @@ from pretrain.planning.activation_memory import Activations, Tensors, activation
 from pretrain.planning.flops import BatchShape
 from tests.unit.pretrain.planned import alike, batch_of, built, shares_of
 from xlpre.model.config import ModelConfig
-from xlpre.model.memory import first_memory
+from xlpre.model.memory import initial_memory
 
 TRACED = {
     "published": {},
@@ -53,7 +53,7 @@ def traced_step(kind: str, two_streams: bool, recomputed: bool):
     model = ModelConfig(**{**shape, **TRACED[kind]}, attention="reference")
     asked = BatchShape(4, 48, model.mem_len, 48, 24, two_streams, next_sentence=kind == "next sentence")
     batch, language_model = alike(batch_of(asked, 1000)), built(model, asked, recomputed)
-    memory = first_memory(model, 4, initial="zeros")
+    memory = initial_memory(model, 4, initial="zeros")
     for parameter in language_model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
     given_ = [*language_model.parameters(), memory.hidden, *vars(batch).values()]

@@ -53,12 +53,12 @@ def test_puzzles_hide_a_whole_word_of_held_out_text(store, tokenizer):
 
 
 def test_held_out_text_is_not_measured_twice(store, tokenizer):
-    from pretrain.trainer.evaluator import Evaluation
-    from xlpre.training.distributed import Talk
+    from pretrain.trainer.evaluator import Evaluator
+    from xlpre.training.distributed import Comm
 
     data = DataConfig(store="x", window=32, reuse_len=16)
     config = PretrainConfig(data=data, eval=EvalConfig(lanes=4, windows=10_000))
-    evaluation = Evaluation(config, store, tokenizer, Talk())
+    evaluation = Evaluator(config, store, tokenizer, Comm())
     times = np.zeros(len(store.held_out), int)
     for lane, step in itertools.product(range(4), range(evaluation._windows)):
         place = evaluation._loader.lanes.place(lane, step)

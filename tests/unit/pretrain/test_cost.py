@@ -23,7 +23,7 @@ from xlpre.config.loader import load
 from xlpre.model.config import ModelConfig
 from xlpre.model.kv_cache import cached
 from xlpre.model.language_model import LanguageModel
-from xlpre.model.memory import first_memory
+from xlpre.model.memory import initial_memory
 
 
 @settings(max_examples=60, deadline=None)
@@ -70,7 +70,7 @@ def test_operations_of_reading_are_those_that_torch_counts_once_keys_and_values_
     model = ModelConfig(**{**sizes, **settings_})
     shape = BatchShape(2, 64, min(48, model.mem_len), 10, 32, two_streams)
     language_model, batch = LanguageModel(model, two_streams).eval(), batch_of(shape, 500)
-    memory = cached(first_memory(model, 2, mem_len=shape.mem_len), language_model.backbone)
+    memory = cached(initial_memory(model, 2, mem_len=shape.mem_len), language_model.backbone)
     _, memory = language_model(batch, memory)
     with FlopCounterMode(display=False) as counter:
         language_model(batch, memory)

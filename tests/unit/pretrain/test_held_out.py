@@ -11,7 +11,7 @@ from xlpre.model.kv_cache import Cache
 from xlpre.model.memory import MemoryConfig
 from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.objectives.registry import OBJECTIVES
-from xlpre.training.distributed import Talk
+from xlpre.training.distributed import Comm
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -23,7 +23,7 @@ def test_what_is_measured_does_not_depend_on_how_memory_is_kept(store, tokenizer
         memory=MemoryConfig(at_document_end="cut"),
         eval=EvalConfig(lanes=4, windows=12, mem_len=mem_len),
     )
-    evaluation = evaluator.Evaluation(config, store, tokenizer, Talk())
+    evaluation = evaluator.Evaluator(config, store, tokenizer, Comm())
     model = make_model(two_streams=OBJECTIVES[name].two_streams, vocab_size=store.vocab_size, mem_len=16)
     cached, kept = evaluator.cached, []
     monkeypatch.setattr(evaluator, "cached", lambda *given: kept.append(cached(*given)) or kept[0])
@@ -43,7 +43,7 @@ def test_next_sentences_are_measured_beside_the_loss_which_stays_that_of_the_tar
         objective=ObjectiveConfig(name=name, next_sentence=True),
         eval=EvalConfig(lanes=4, windows=12),
     )
-    evaluation = evaluator.Evaluation(config, store, tokenizer, Talk())
+    evaluation = evaluator.Evaluator(config, store, tokenizer, Comm())
     shape = {"two_streams": name == "permutation", "vocab_size": store.vocab_size, "mem_len": 16}
     model, plain = make_model(**shape, next_sentence=True), make_model(**shape)
     weights = dict(model.named_parameters())
@@ -66,7 +66,7 @@ def test_bits_a_byte_are_those_of_the_text_that_the_targets_stand_for(store, tok
     monkeypatch.setattr(
         evaluator, "target_losses", lambda logits, targets: met.append(targets) or torch.ones(targets.shape)
     )
-    found = evaluator.Evaluation(config, store, tokenizer, Talk())(make_model(vocab_size=store.vocab_size, mem_len=16))
+    found = evaluator.Evaluator(config, store, tokenizer, Comm())(make_model(vocab_size=store.vocab_size, mem_len=16))
     targets = torch.cat([batch.flatten() for batch in met]).tolist()
     text = [tokenizer.pieces[i].replace("▁", " ") if i > 8 else "|" for i in targets]
     assert found.loss == 1

@@ -12,7 +12,7 @@ from pretrain.tools import nan_dump
 from tests.unit.model.conftest import random_memory
 from tests.unit.pretrain.conftest import ABOUT, SHAPE
 from xlpre.batch import Batch
-from xlpre.model.memory import Memory, first_memory
+from xlpre.model.memory import Memory, initial_memory
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -22,7 +22,7 @@ def test_an_update_survives_a_round_trip_bit_for_bit(dtype, dump, batch_at):
     def change(model, met):
         met[1][1].hidden[0, 2, 3, 4] = torch.nan
         met[:] = [(batch, Memory(memory.hidden.to(dtype), memory.valid)) for batch, memory in met]
-        met.append((met[0][0], first_memory(model.config, 4, mem_len=0, dtype=dtype)))
+        met.append((met[0][0], initial_memory(model.config, 4, mem_len=0, dtype=dtype)))
         kept.extend(met)
 
     path = dump(change, precision=str(dtype))
@@ -65,15 +65,15 @@ def test_a_folder_that_is_not_whole_is_refused_in_a_sentence(dump, tmp_path):
 
 
 def test_the_share_of_every_process_must_be_there_and_of_the_same_update(dump, batch_at, capsys):
-    path = dump(n_processes=2)
+    path = dump(world_size=2)
     with pytest.raises(ValueError, match=r"process_001\.safetensors is missing; copy it"):
         main([str(path)])
     met = [(batch_at(step), random_memory(SHAPE, 4, 8)) for step in range(2)]
-    nan_dump.write(path, 1, met, None, {**ABOUT, "n_processes": 2, "step": 121})
+    nan_dump.write(path, 1, met, None, {**ABOUT, "world_size": 2, "step": 121})
     with pytest.raises(ValueError, match=r"process_001\.safetensors: of another update than"):
         main([str(path)])
     met[1][1].hidden[:, 3] = torch.inf
-    nan_dump.write(path, 1, met, None, {**ABOUT, "n_processes": 2})
+    nan_dump.write(path, 1, met, None, {**ABOUT, "world_size": 2})
     main([str(path)])
     assert (
         capsys.readouterr().out.splitlines()[-1] == "not finite first: the memory of row 3 (process 1, micro-batch 1)"

@@ -10,7 +10,7 @@ from pretrain.replay import main, replay
 from pretrain.tools import nan_dump
 from tests.unit.pretrain.conftest import SHAPE
 from xlpre.model.language_model import LanguageModel
-from xlpre.model.memory import first_memory
+from xlpre.model.memory import initial_memory
 from xlpre.training.distributed import seed_step
 
 
@@ -101,7 +101,7 @@ def test_a_gradient_that_overflows_on_the_way_back_is_found_where_it_does(dump, 
 def test_a_gradient_that_overflows_at_a_parameter_alone_is_named_by_it(batch_at):
     model = LanguageModel(SHAPE, two_streams=True)
     model.backbone.layers[0].feed_forward.inner.bias.register_hook(lambda gradient: gradient * torch.inf)
-    one = replay(model, batch_at(0), first_memory(SHAPE, 4))
+    one = replay(model, batch_at(0), initial_memory(SHAPE, 4))
     assert one.first == "the gradient of backbone.layers.0.feed_forward.inner.bias"
     assert one.bad == ["backbone.layers.0.feed_forward.inner.bias"]
 
@@ -109,7 +109,7 @@ def test_a_gradient_that_overflows_at_a_parameter_alone_is_named_by_it(batch_at)
 def test_a_norm_that_overflows_though_no_gradient_does_is_said(batch_at):
     model = LanguageModel(SHAPE, two_streams=True)
     model.backbone.layers[0].feed_forward.inner.bias.register_hook(lambda gradient: gradient.new_full((24,), 1e25))
-    one = replay(model, batch_at(0), first_memory(SHAPE, 4))
+    one = replay(model, batch_at(0), initial_memory(SHAPE, 4))
     assert one.backward is None and not one.bad
     assert one.first == "the global gradient norm, 4.9e+25: finite, but its square is not in fp32"
 
@@ -117,7 +117,7 @@ def test_a_norm_that_overflows_though_no_gradient_does_is_said(batch_at):
 def test_a_loss_without_targets_is_not_blamed_on_a_layer(batch_at):
     batch = batch_at(0)
     batch = dataclasses.replace(batch, target_weights=torch.zeros_like(batch.target_weights))
-    one = replay(LanguageModel(SHAPE, two_streams=True), batch, first_memory(SHAPE, 4))
+    one = replay(LanguageModel(SHAPE, two_streams=True), batch, initial_memory(SHAPE, 4))
     assert one.first == "the loss, of outputs that are finite"
 
 
@@ -133,7 +133,7 @@ def test_a_loss_without_targets_is_not_blamed_on_a_layer(batch_at):
 @pytest.mark.parametrize("next_sentence", [False, True])
 def test_every_kind_of_model_can_be_replayed_with_gradients_as_without_watching(settings, next_sentence, batch_at):
     shape = dataclasses.replace(SHAPE, dropout=0.0, dropatt=0.0, **settings)
-    model, batch, memory = LanguageModel(shape, True, next_sentence), batch_at(0), first_memory(shape, 4)
+    model, batch, memory = LanguageModel(shape, True, next_sentence), batch_at(0), initial_memory(shape, 4)
     one = replay(model, batch, memory)
     watched = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()

@@ -7,7 +7,7 @@ from contextlib import closing
 import pytest
 
 from pretrain.config import EvalConfig, PretrainConfig
-from pretrain.fill import Filled
+from pretrain.fill import ClozeResult
 from pretrain.report import _loss_plot, write_report
 from pretrain.trainer.inputs import finished
 from pretrain.trainer.samples import Samples
@@ -68,7 +68,7 @@ run_command(lambda: print(write_report(folder).name, read_samples(folder)[0]["fi
 
 def write_samples(folder, text):
     samples = Samples(PretrainConfig(run_dir=str(folder), eval=EvalConfig(sentences=[text])), None, Words())
-    samples.write(0, [Filled(text, [[(text, 1.0)]], [])])
+    samples.write(0, [ClozeResult(text, [[(text, 1.0)]], [])])
 
 
 class Words:

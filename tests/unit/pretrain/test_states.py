@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import has_bf16, has_fp16
 from tests.integration.conftest import run_together
-from xlpre.training.device_specs import state_of, traffic_of
+from xlpre.training.device_specs import communication_volume, zero_memory
 
 OFFLOADED = ["1 optimizer", "2 optimizer", "3 optimizer", "3 param", "3 param optimizer"]
 PRECISIONS = ["bf16", "fp32"] if has_bf16() else ["fp32"]
@@ -29,7 +29,7 @@ def test_weights_gradients_and_optimizer_are_what_deepspeed_keeps(kept_by_deepsp
     precision, stage, *offloaded = case.split()
     sizes, small, width = [200 * 200] * 10 + [200], 200, 4 if precision == "fp32" else 2
     offloads = {f"offload_{name}": True for name in offloaded}
-    state = state_of(sizes, int(stage), 2, precision, bucket=sum(sizes), unsplit=1000, **offloads)
+    state = zero_memory(sizes, int(stage), 2, precision, bucket=sum(sizes), unsplit=1000, **offloads)
     expected = state.on_device + state.host
     if stage == "3":  # after an update nothing is fetched
         expected -= width * (sum(sizes) - small) * (1 if "param" in offloaded else 1 / 2)
@@ -39,11 +39,11 @@ def test_weights_gradients_and_optimizer_are_what_deepspeed_keeps(kept_by_deepsp
 
 
 def test_an_update_of_one_process_sends_nothing():
-    assert [traffic_of(10**6, stage, 1, True, 4) for stage in range(4)] == [0, 0, 0, 0]
+    assert [communication_volume(10**6, stage, 1, True, 4) for stage in range(4)] == [0, 0, 0, 0]
 
 
 def test_sharding_gradients_and_weights_sends_more_with_every_micro_step():
-    sent = {stage: [traffic_of(10**6, stage, 8, True, steps) for steps in (1, 4)] for stage in range(4)}
+    sent = {stage: [communication_volume(10**6, stage, 8, True, steps) for steps in (1, 4)] for stage in range(4)}
     assert sent[1][0] == sent[1][1] == 7 / 8 * 10**6 * 3 * 2
     assert sent[3][1] == 4 * sent[3][0] == 4 * 7 / 8 * 10**6 * 3 * 2
     assert sent[2][0] < sent[2][1] < sent[3][1]

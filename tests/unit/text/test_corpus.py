@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from xlpre.text import corpus, document
 from xlpre.text.corpus import TextConfig, documents, documents_of, files, units_of
-from xlpre.text.readers import Meter
+from xlpre.text.readers import ByteCounter
 
 
 def read(source, **settings):
@@ -178,12 +178,12 @@ def test_a_file_cut_into_units_holds_the_same_documents(tmp_path_factory, paragr
     before, corpus.UNIT_BYTES = corpus.UNIT_BYTES, 1 << 30
     try:
         (whole,) = units_of(config)
-        expected = list(documents_of(whole, config, Meter()))
+        expected = list(documents_of(whole, config, ByteCounter()))
         corpus.UNIT_BYTES = unit
         cut = units_of(config)
     finally:
         corpus.UNIT_BYTES = before
-    assert [document for units in cut for document in documents_of(units, config, Meter())] == expected
+    assert [document for units in cut for document in documents_of(units, config, ByteCounter())] == expected
 
 
 def test_a_line_without_end_is_refused(tmp_path, tokenizer, monkeypatch):

@@ -7,7 +7,7 @@ from torch import nn
 
 from xlpre.training import checkpoint
 from xlpre.training.checkpoint_writer import CheckpointWriter
-from xlpre.training.distributed import Talk
+from xlpre.training.distributed import Comm
 from xlpre.training.optimizer_state import put_state
 
 
@@ -46,7 +46,7 @@ def memories(seed=0):
 @pytest.fixture
 def save(tmp_path):
     def make(step, keep_last=2, keep_every=None, engine=None, facts=None):
-        writer = CheckpointWriter(tmp_path / "all", Talk(), keep_last, keep_every)
+        writer = CheckpointWriter(tmp_path / "all", Comm(), keep_last, keep_every)
         writer.begin(step, engine or Engine(0), memories(), facts or {"seed": 1}, write_model)
         writer.close()
         return tmp_path / "all"
@@ -82,7 +82,7 @@ def test_the_newest_whole_ones_are_kept(save):
     for step in (5, 10, 20, 100):
         folder = save(step)
     assert names(folder) == ["step_00000020", "step_00000100"]
-    assert checkpoint.facts_of(checkpoint.newest(folder, Talk()))["step"] == 100
+    assert checkpoint.facts_of(checkpoint.newest(folder, Comm()))["step"] == 100
 
 
 def test_one_without_a_manifest_or_with_a_file_cut_or_gone_is_no_checkpoint(save):
@@ -108,7 +108,7 @@ def test_what_a_kill_left_of_one_goes_when_a_newer_one_is_there(save):
         folder = save(step, keep_last=9)
     for step in (1, 2, 4):
         (folder / f"step_{step:08d}" / "manifest.json").unlink()
-    CheckpointWriter(folder, Talk(), 9)  # of the next start
+    CheckpointWriter(folder, Comm(), 9)  # of the next start
     assert sorted(path.name for path in folder.iterdir()) == ["step_00000003", "step_00000004"]
     save(5, keep_last=9)
     assert sorted(path.name for path in folder.iterdir()) == ["step_00000003", "step_00000005"]
@@ -125,7 +125,7 @@ def test_one_with_a_changed_byte_is_passed_over(save, name):
     save(1, engine=Engine(1))
     folder = save(2, engine=Engine(2))
     damage(folder / "step_00000002" / name)
-    found = checkpoint.newest(folder, Talk())
+    found = checkpoint.newest(folder, Comm())
     assert found.name == "step_00000001"
     assert [path.name for path in checkpoint.unfinished(folder, found)] == ["step_00000002"]
 
@@ -140,14 +140,14 @@ def test_one_with_a_part_that_the_disk_cannot_read_is_passed_over(save, monkeypa
         return whole(file)
 
     monkeypatch.setattr(checkpoint, "checksum", fail)
-    assert checkpoint.newest(folder, Talk()).name == "step_00000001"
+    assert checkpoint.newest(folder, Comm()).name == "step_00000001"
 
 
 def test_a_run_whose_every_checkpoint_is_damaged_does_not_begin_anew(save):
     folder = save(1)
     damage(folder / "step_00000001" / "lanes_000.safetensors")
     with pytest.raises(ValueError, match="step_00000001 have files .* remove them to begin again"):
-        checkpoint.newest(folder, Talk())
+        checkpoint.newest(folder, Comm())
 
 
 def test_what_someone_put_beside_them_is_neither_read_nor_counted_nor_removed(save):
@@ -156,7 +156,7 @@ def test_what_someone_put_beside_them_is_neither_read_nor_counted_nor_removed(sa
     for name in theirs:
         shutil.copytree(folder / "step_00000002", folder / name)
     (folder / "step_00000099").write_text("notes")
-    assert checkpoint.newest(folder, Talk()).name == "step_00000002"
+    assert checkpoint.newest(folder, Comm()).name == "step_00000002"
     for step in (4, 6):
         save(step, keep_last=2)
     assert {path.name for path in folder.iterdir()} == theirs | {"step_00000099", "step_00000004", "step_00000006"}
@@ -167,9 +167,9 @@ def test_what_was_passed_over_as_damaged_goes_when_its_steps_were_made_again(sav
     for before in (8, 10):
         folder = save(before)
     damage(folder / "step_00000010/lanes_000.safetensors")
-    found = checkpoint.newest(folder, Talk())
+    found = checkpoint.newest(folder, Comm())
     published = []
-    writer = CheckpointWriter(folder, Talk(), 1, publish=published.append, resumed=found)
+    writer = CheckpointWriter(folder, Comm(), 1, publish=published.append, resumed=found)
     writer.begin(step, Engine(0), memories(), {}, write_model)
     assert {found, folder / "step_00000010"} < set(folder.iterdir()), "nothing goes before there is something new"
     writer.close()
@@ -180,7 +180,7 @@ def test_a_full_disk_names_the_checkpoint_that_was_read_not_a_damaged_one(save):
     for step in (8, 10):
         folder = save(step)
     damage(folder / "step_00000010/lanes_000.safetensors")
-    writer = CheckpointWriter(folder, Talk(), 1, resumed=checkpoint.newest(folder, Talk()))
+    writer = CheckpointWriter(folder, Comm(), 1, resumed=checkpoint.newest(folder, Comm()))
     writer.begin(9, Engine(0), memories(), {}, full)
     with pytest.raises(ValueError, match="step_00000008 is good"):
         writer.finish()
@@ -194,7 +194,7 @@ def test_every_so_many_are_kept_for_good(save):
 
 def test_a_disk_that_is_full_leaves_the_checkpoint_before_and_nothing_else(save):
     folder = save(1)
-    writer = CheckpointWriter(folder, Talk(), 2)
+    writer = CheckpointWriter(folder, Comm(), 2)
     writer.begin(2, Engine(0), memories(), {}, full)
     with pytest.raises(ValueError, match=r"could not be written .*No space left.* step_00000001 is good"):
         writer.finish()
@@ -203,7 +203,7 @@ def test_a_disk_that_is_full_leaves_the_checkpoint_before_and_nothing_else(save)
 
 def test_what_is_saved_is_what_was_there_when_it_began(save, tmp_path):
     engine, weights = Engine(2), {}
-    writer = CheckpointWriter(tmp_path / "all", Talk(), 2)
+    writer = CheckpointWriter(tmp_path / "all", Comm(), 2)
     before = engine.module.weight.detach().clone()
     writer.begin(1, engine, memories(), {}, lambda path, given: (path.mkdir(), weights.update(given)))
     with torch.no_grad():
@@ -231,4 +231,4 @@ def test_a_checkpoint_whose_manifest_has_another_byte_is_none(save, was, now):
     assert was in text
     manifest.write_bytes(text.replace(was, now, 1).encode(errors="surrogateescape"))
     assert names(folder) == ["step_00000001"]
-    assert checkpoint.newest(folder, Talk()).name == "step_00000001"
+    assert checkpoint.newest(folder, Comm()).name == "step_00000001"

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from xlpre.training.deepspeed_engine import TrainConfig
-from xlpre.training.distributed import Talk
+from xlpre.training.distributed import Comm
 from xlpre.training.lr_schedule import ScheduleConfig
-from xlpre.training.progress import Course
+from xlpre.training.progress import Progress
 
 
 class Writer:
@@ -28,14 +28,14 @@ def make():
         groups = [{"lr_scale": 1.0}, {"lr_scale": 0.5}]
         engine = SimpleNamespace(skipped_steps=0, optimizer=SimpleNamespace(param_groups=groups))
         stopping = SimpleNamespace(asked=asked)
-        return Course(TrainConfig(**train), engine, Talk(), stopping, writer or Writer(), was or {})
+        return Progress(TrainConfig(**train), engine, Comm(), stopping, writer or Writer(), was or {})
 
     return made
 
 
 def update(course, skipped=False, **more):
     course.engine.skipped_steps += skipped
-    return course.end_update(**more)
+    return course.end_step(**more)
 
 
 def test_it_is_finished_after_its_steps(make):
@@ -72,14 +72,14 @@ def test_too_many_skipped_end_it_once_the_checkpoint_is_written_and_a_hint_is_th
     writer = Writer()
     course = make(writer, max_skipped=2)
 
-    def look_back():
+    def on_too_many_skips():
         writer.done.append("look back")
         return "read this; "
 
-    assert not update(course, True, look_back=look_back)
+    assert not update(course, True, on_too_many_skips=on_too_many_skips)
     message = "2 updates in a row, to step 2, were not finite, and no update was made; read this; lower optim.lr"
     with pytest.raises(ValueError, match=message):
-        update(course, True, look_back=look_back)
+        update(course, True, on_too_many_skips=on_too_many_skips)
     assert writer.done == ["finish", "look back"]
 
 
@@ -98,7 +98,7 @@ def test_an_update_has_its_learning_rate_and_its_dropout(make):
     drawn = []
     for seed in (1, 1, 2):
         course = make(was=was, steps=10)
-        course.begin_update(seed, ScheduleConfig(warmup_steps=4), 0.4)
+        course.begin_step(seed, ScheduleConfig(warmup_steps=4), 0.4)
         drawn.append(torch.rand(3).tolist())
     assert [group["lr"] for group in course.engine.optimizer.param_groups] == pytest.approx([0.3, 0.15])
     assert drawn[0] == drawn[1] != drawn[2]

@@ -7,12 +7,12 @@ from xlpre.training.deepspeed_engine import (
     TrainConfig,
     _deepspeed,
     _merged,
+    build_deepspeed_config,
     precision_on,
-    settings_for,
     start_processes,
 )
 from xlpre.training.deepspeed_overrides import stage_of
-from xlpre.training.distributed import limit_waiting
+from xlpre.training.distributed import set_timeout
 from xlpre.training.optimizer import OptimConfig
 
 
@@ -60,7 +60,7 @@ def test_deepspeeds_processes_wait_as_long_as_ours(monkeypatch):
         monkeypatch.setattr(torch.distributed.distributed_c10d, name, getattr(torch.distributed.distributed_c10d, name))
     monkeypatch.setattr(deepspeed, "init_distributed", lambda **given: asked.update(given))
     asked = {}
-    limit_waiting(0.5)
+    set_timeout(0.5)
     start_processes(torch.device("cpu"))
     assert asked["timeout"].total_seconds() == 30
 
@@ -93,7 +93,7 @@ def test_auto_takes_bf16_where_a_gpu_computes_it_and_does_not_emulate_it(monkeyp
 )
 def test_a_setting_that_deepspeed_does_not_know_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        settings_for(TrainConfig(), OptimConfig(), torch.device("cpu"), 1, settings)
+        build_deepspeed_config(TrainConfig(), OptimConfig(), torch.device("cpu"), 1, settings)
 
 
 def test_settings_that_deepspeed_knows_are_not_refused():
@@ -112,4 +112,4 @@ def test_settings_that_deepspeed_knows_are_not_refused():
         "data_types": {},
     }
     known |= {"communication_data_type": "fp32", "zero_allow_untested_optimizer": True, "dump_state": False}
-    settings_for(TrainConfig(), OptimConfig(), torch.device("cpu"), 1, known)
+    build_deepspeed_config(TrainConfig(), OptimConfig(), torch.device("cpu"), 1, known)

@@ -132,7 +132,7 @@ def test_a_flat_share_moves_as_the_matrices_do():
 @pytest.mark.parametrize("processes", [1, 3])
 @pytest.mark.parametrize("shapes", [[(40, 40)] * 4 + [(20, 80)] * 2, [(30, 90)] * 7, [(64, 16)]], ids=str)
 def test_the_memory_that_an_update_takes_is_foretold(monkeypatch, shapes, processes, flat):
-    monkeypatch.setattr(muon, "n_processes", lambda: processes)
+    monkeypatch.setattr(muon, "world_size", lambda: processes)
     monkeypatch.setattr(muon, "_gathered", lambda share: share.new_zeros(processes * share.numel()))
     monkeypatch.setattr(muon.dist, "all_reduce", lambda tensor: None)
     named = {f"m{number}": torch.Size(shape) for number, shape in enumerate(shapes)}

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from xlpre.training.shutdown import STARTED_BY, Stopping
+from xlpre.training.shutdown import STARTED_BY, ShutdownHandler
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -22,7 +22,7 @@ def handlers():
 @pytest.mark.parametrize(("before", "heard"), [(signal.SIG_DFL, True), (signal.SIG_IGN, False)])
 def test_a_closed_terminal_is_heard_but_not_under_nohup(before, heard):
     signal.signal(signal.SIGHUP, before)
-    stopping = Stopping()
+    stopping = ShutdownHandler()
     os.kill(os.getpid(), signal.SIGHUP)
     assert stopping.asked == heard
 
@@ -31,7 +31,7 @@ def test_a_closed_terminal_is_heard_but_not_under_nohup(before, heard):
 def test_the_end_of_the_process_that_had_it_started_is_heard(monkeypatch, reaped):
     starter = subprocess.Popen(["sleep", "600"])
     monkeypatch.setenv(STARTED_BY, str(starter.pid))
-    stopping = Stopping()
+    stopping = ShutdownHandler()
     time.sleep(0.2)
     assert not stopping.asked
     starter.kill()

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from xlpre.model.attention_mask import Geometry
+from xlpre.model.attention_mask import AttentionMeta
 from xlpre.model.kernels.cpu.attention import Cpu
 from xlpre.model.kernels.cpu.build import serves
 from xlpre.model.kernels.reference import Reference
 from xlpre.model.kernels.sdpa import Sdpa
-from xlpre.model.kernels.selfcheck.selfcheck import trusted
+from xlpre.model.kernels.selfcheck.selfcheck import passes_selfcheck
 from xlpre.model.kernels.triton.tiles import computes
-from xlpre.model.score_terms import Scores
+from xlpre.model.score_terms import ScoreTerms
 
 if TYPE_CHECKING:
     from xlpre.model.config import ModelConfig
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 class Backend(Protocol):
     """One way to compute attention."""
 
-    def prepare(self, geometry: Geometry, like: Tensor) -> Any:
+    def prepare(self, geometry: AttentionMeta, like: Tensor) -> Any:
         """What it makes of a geometry, once a step; handed back as `geometry.prepared`. Keys are like `like`, (..., E)."""
 
-    def attend(self, scores: Scores, key: Tensor, value: Tensor, geometry: Geometry, dropout: float) -> Tensor:
+    def attend(self, scores: ScoreTerms, key: Tensor, value: Tensor, geometry: AttentionMeta, dropout: float) -> Tensor:
         """The mean of the values that each row sees, weighed by the softmax of its scores.
 
         Args:
@@ -47,12 +47,12 @@ class Backend(Protocol):
 class Auto:
     """The fastest for where the tensors are, and of which type."""
 
-    def prepare(self, geometry: Geometry, like: Tensor) -> tuple[Backend, Geometry]:
+    def prepare(self, geometry: AttentionMeta, like: Tensor) -> tuple[Backend, AttentionMeta]:
         """The backend, and the geometry with what that makes of it."""
         backend = fastest(like.device, like.dtype, like.size(-1))
         return backend, replace(geometry, prepared=backend.prepare(geometry, like))
 
-    def attend(self, scores: Scores, key: Tensor, value: Tensor, geometry: Geometry, dropout: float) -> Tensor:
+    def attend(self, scores: ScoreTerms, key: Tensor, value: Tensor, geometry: AttentionMeta, dropout: float) -> Tensor:
         """See Backend."""
         backend, geometry = geometry.prepared
         return backend.attend(scores, key, value, geometry, dropout)
@@ -62,19 +62,19 @@ def fastest(device: torch.device, dtype: torch.dtype, width: int) -> Backend:
     """What `auto` takes for heads of `width`. On a GPU triton, if that was tried there and found right and fast."""
     if device.type == "cpu":
         return Cpu() if serves(device, dtype) else Sdpa()
-    return with_triton() if trusted(device, dtype, width) else Sdpa()
+    return with_triton() if passes_selfcheck(device, dtype, width) else Sdpa()
 
 
-def settled(name: str, device: torch.device, dtype: torch.dtype, width: int) -> str:
+def resolve_backend(name: str, device: torch.device, dtype: torch.dtype, width: int) -> str:
     """What `auto` comes to on a GPU, so that one process can tell the others and none finds otherwise; any other `name` as it is."""
     if name != "auto" or device.type == "cpu":
         return name
-    return "triton" if trusted(device, dtype, width) else "sdpa"
+    return "triton" if passes_selfcheck(device, dtype, width) else "sdpa"
 
 
-def takes_triton(config: ModelConfig, x: Tensor) -> bool:
+def use_triton(config: ModelConfig, x: Tensor) -> bool:
     """Whether `model.attention` has GPU kernels compute on `x`, attention and what stands between products."""
-    name = settled(config.attention, x.device, x.dtype, config.head_width)
+    name = resolve_backend(config.attention, x.device, x.dtype, config.head_width)
     return name == "triton" and computes(config.head_width, x.dtype)
 
 

@@ -28,10 +28,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from xlpre.model.attention_mask import Geometry
+from xlpre.model.attention_mask import AttentionMeta
 from xlpre.model.dropout import new_seed, threshold
 from xlpre.model.kernels.cpu.build import TYPES, MissingError, library
-from xlpre.model.score_terms import Scores
+from xlpre.model.score_terms import ScoreTerms
 
 # rows of a block, at least and at most, between them a fourteenth of the keys: few make products slow, many take more distances than
 # keys; and half as many where rows stand at any place, which take more
@@ -111,7 +111,7 @@ class Cpu:
                 f"model.attention=cpu needs its compiled code: {reason}; or set model.attention=auto"
             ) from None
 
-    def prepare(self, geometry: Geometry, like: Tensor) -> Plan:
+    def prepare(self, geometry: AttentionMeta, like: Tensor) -> Plan:
         """In which blocks."""
         if like.dtype not in TYPES or like.device.type != "cpu":
             raise ValueError(
@@ -119,14 +119,14 @@ class Cpu:
             )
         return plan_of(geometry, like.dtype)
 
-    def attend(self, scores: Scores, key: Tensor, value: Tensor, geometry: Geometry, dropout: float) -> Tensor:
+    def attend(self, scores: ScoreTerms, key: Tensor, value: Tensor, geometry: AttentionMeta, dropout: float) -> Tensor:
         """See Backend."""
-        place = (scores.place_bias, scores.place_keys, scores.place_offsets)
+        place = (scores.place_bias, scores.pos_key, scores.pos_offset)
         terms = (scores.query, scores.content_bias, *place, scores.step_bias, scores.step, key, value)
         return _Attention.apply(geometry.prepared, scores.scale, dropout, *terms)
 
 
-def plan_of(geometry: Geometry, dtype: torch.dtype) -> Plan:
+def plan_of(geometry: AttentionMeta, dtype: torch.dtype) -> Plan:
     """Blocks of a step."""
     (B, N), K, T = geometry.query_rank.shape, geometry.n_keys, geometry.n_tokens
     rows, fewer = (max(1, min(max(ROWS[0], share), ROWS[1], SCORES // K)) for share in (K // 14, K // 28))

@@ -95,7 +95,7 @@ def library() -> Library:
         raise MissingError(f"there is no room for what a C++ compiler makes of {SOURCE.name} ({error})") from None
 
 
-def of_each(name: str, x: Tensor, *given: Tensor | int | float) -> Tensor:
+def elementwise(name: str, x: Tensor, *given: Tensor | int | float) -> Tensor:
     """What the function `name` makes of every element of `x`, and of what else is given."""
     y = torch.empty_like(x)
     library().call(name, x.dtype, x.numel(), torch.get_num_threads(), x, *given, y)

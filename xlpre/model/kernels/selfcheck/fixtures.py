@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from xlpre.model.attention_mask import Geometry
-from xlpre.model.score_terms import Scores
+from xlpre.model.attention_mask import AttentionMeta
+from xlpre.model.score_terms import ScoreTerms
 
 if TYPE_CHECKING:
     from xlpre.model.kernels.backend import Backend
 
 
 @dataclass(frozen=True)
-class Ready:
+class Case:
     """Something of a layer, ready to be computed.
 
     Attributes:
@@ -42,7 +42,7 @@ class Ready:
 
 
 @dataclass(frozen=True)
-class OneLayer(Ready):
+class AttentionCase(Case):
     """A layer's attention, of what scores are made of, `key` and `value`.
 
     Attributes:
@@ -51,29 +51,29 @@ class OneLayer(Ready):
     """
 
     backend: Backend
-    geometry: Geometry
+    geometry: AttentionMeta
 
     def output(self, dropout: float = 0.0) -> Tensor:
         """(B, N, H, E)."""
         parts = {name: x for name, x in self.tensors.items() if name not in ("key", "value")}
-        scores = Scores(scale=self.tensors["key"].size(3) ** -0.5, **parts)
+        scores = ScoreTerms(scale=self.tensors["key"].size(3) ** -0.5, **parts)
         return self.backend.attend(scores, self.tensors["key"], self.tensors["value"], self.geometry, dropout)
 
 
-def one_layer(
-    backend: Backend, geometry: Geometry, tensors: dict[str, Tensor], dtype: torch.dtype | None = None
-) -> OneLayer:
+def attention_case(
+    backend: Backend, geometry: AttentionMeta, tensors: dict[str, Tensor], dtype: torch.dtype | None = None
+) -> AttentionCase:
     """With a backend, in another precision if that is given."""
-    cast = as_leaves(tensors, dtype)
-    return OneLayer(cast, backend, replace(geometry, prepared=backend.prepare(geometry, cast["key"])))
+    cast = clone_leaves(tensors, dtype)
+    return AttentionCase(cast, backend, replace(geometry, prepared=backend.prepare(geometry, cast["key"])))
 
 
-def as_leaves(tensors: dict[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+def clone_leaves(tensors: dict[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
     """Copies that gradients end at, in another precision if that is given."""
     return {key: x.detach().to(dtype or x.dtype).requires_grad_() for key, x in tensors.items()}
 
 
-def wider(dtype: torch.dtype) -> torch.dtype:
+def higher_precision(dtype: torch.dtype) -> torch.dtype:
     """In which `reference` is exact beside `dtype`."""
     return torch.float64 if dtype == torch.float32 else torch.float32
 
@@ -84,7 +84,7 @@ def apart(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, fl
     return {name: float(f"{x.item():.2g}") for name, x in ratio.items()}
 
 
-def geometry_of(rows: int, window: int, memory: int, targets: int, device: str | torch.device) -> Geometry:
+def geometry_of(rows: int, window: int, memory: int, targets: int, device: str | torch.device) -> AttentionMeta:
     """Content rows and targets of random factorization orders, one for each half of the window, the first of which is reused."""
     half, keys = window // 2, memory + window
     order = torch.cat([torch.rand(rows, half).argsort(1), half + torch.rand(rows, half).argsort(1)], 1)
@@ -105,10 +105,10 @@ def geometry_of(rows: int, window: int, memory: int, targets: int, device: str |
         distances,
     )
     of_rows, of_keys, row_segments, key_segments, both, direction, distances = (x.to(device) for x in facts)
-    return Geometry(of_rows, of_keys, row_segments, key_segments, both, window, window, None, direction, distances)
+    return AttentionMeta(of_rows, of_keys, row_segments, key_segments, both, window, window, None, direction, distances)
 
 
-def tensors_of(geometry: Geometry, heads: int, width: int, dtype: torch.dtype) -> dict[str, Tensor]:
+def tensors_of(geometry: AttentionMeta, heads: int, width: int, dtype: torch.dtype) -> dict[str, Tensor]:
     """What scores are made of, keys and values, by name."""
     (B, N), device = geometry.query_rank.shape, geometry.query_rank.device
     of_heads, of_keys = (heads, width), (B, geometry.n_keys, heads, width)

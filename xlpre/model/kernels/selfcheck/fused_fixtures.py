@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from xlpre.model.kernels.selfcheck.fixtures import Ready, as_leaves, wider
+from xlpre.model.kernels.selfcheck.fixtures import Case, clone_leaves, higher_precision
 
 EPS = 1e-12  # the published one
 
 
 @dataclass(frozen=True)
-class OneBetween(Ready):
+class FusedCase(Case):
     """One of WORKS.
 
     Attributes:
@@ -42,10 +42,10 @@ def gelu(inner: Tensor, dropout: float) -> Tensor:
 WORKS: dict[str, Callable[..., Tensor]] = {"norm": norm_of_sum, "gelu": gelu}
 
 
-def exact_of(work: str, tensors: dict[str, Tensor]) -> OneBetween:
+def exact_of(work: str, tensors: dict[str, Tensor]) -> FusedCase:
     """One of WORKS by torch, in twice the precision of `tensors`."""
     (dtype,) = {x.dtype for x in tensors.values()}
-    return OneBetween(as_leaves(tensors, wider(dtype)), WORKS[work])
+    return FusedCase(clone_leaves(tensors, higher_precision(dtype)), WORKS[work])
 
 
 def kernel_of(work: str) -> Callable[..., Tensor]:

@@ -32,8 +32,16 @@ from torch.utils.benchmark import Timer
 from xlpre.common.files import cache_folder, new_file
 from xlpre.model.kernels.reference import Reference
 from xlpre.model.kernels.sdpa import Sdpa
-from xlpre.model.kernels.selfcheck.fixtures import OneLayer, Ready, apart, geometry_of, one_layer, tensors_of, wider
-from xlpre.model.kernels.selfcheck.fused_fixtures import WORKS, OneBetween, exact_of, kernel_of, tensors_between
+from xlpre.model.kernels.selfcheck.fixtures import (
+    AttentionCase,
+    Case,
+    apart,
+    attention_case,
+    geometry_of,
+    higher_precision,
+    tensors_of,
+)
+from xlpre.model.kernels.selfcheck.fused_fixtures import WORKS, FusedCase, exact_of, kernel_of, tensors_between
 from xlpre.model.kernels.triton.tiles import computes
 
 # a norm of a difference over the norm: 16-bit numbers whose products are summed in fp32 are off by several of their last places
@@ -47,13 +55,13 @@ WIDTHS = (768, 1536)  # of rows between products: one for each way in which betw
 ROWS = 32  # in place of so few, where it is timed: enough that a GPU computes for longer than kernels take to start
 
 
-def trusted(device: torch.device, dtype: torch.dtype, width: int) -> bool:
+def passes_selfcheck(device: torch.device, dtype: torch.dtype, width: int) -> bool:
     """Whether the kernels were found right there, and attention's no slower than `sdpa`; tried if need be, which is said."""
     return _possible(device, dtype, width) and _verdict(device, dtype, width)
 
 
 # as by torch.compiler.assume_constant_result, which would import the compiler: it takes the answer, and does not look how it was found
-trusted._dynamo_marked_constant = True  # type: ignore[attr-defined]
+passes_selfcheck._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _possible(device: torch.device, dtype: torch.dtype, width: int) -> bool:
@@ -116,12 +124,12 @@ def verdict(
     geometry = geometry_of(**shape, device=device)
     tensors = tensors_of(geometry, heads, width, dtype)
     weights = torch.randn(*geometry.query_rank.shape, heads, width, device=device)
-    expected = one_layer(Reference(), geometry, tensors, wider(dtype)).all(weights)
-    layer = one_layer(Triton(), geometry, tensors)
+    expected = attention_case(Reference(), geometry, tensors, higher_precision(dtype)).all(weights)
+    layer = attention_case(Triton(), geometry, tensors)
     off_by, same = apart(layer.all(weights), expected), _same_twice(layer, weights)
     for n_columns, work in product(WIDTHS, WORKS):
         given = tensors_between(work, weights.size(0) * weights.size(1), n_columns, dtype, device)
-        kernel, outward = OneBetween(given, kernel_of(work)), torch.randn_like(next(iter(given.values())))
+        kernel, outward = FusedCase(given, kernel_of(work)), torch.randn_like(next(iter(given.values())))
         exact = exact_of(work, given).all(outward)
         off_by |= {f"{work} {n_columns} {name}": x for name, x in apart(kernel.all(outward), exact).items()}
         same &= _same_twice(kernel, outward)
@@ -133,20 +141,20 @@ def verdict(
     geometry = geometry_of(**{**shape, "rows": rows}, device=device)
     tensors = tensors_of(geometry, heads, width, dtype)
     weights = torch.randn(*geometry.query_rank.shape, heads, width, device=device)
-    layer, torchs = one_layer(Triton(), geometry, tensors), one_layer(Sdpa(), geometry, tensors)
+    layer, torchs = attention_case(Triton(), geometry, tensors), attention_case(Sdpa(), geometry, tensors)
     found["ms"] = {"triton": _milliseconds(layer, weights), "sdpa": _milliseconds(torchs, weights)}
     if found["ms"]["triton"] > found["ms"]["sdpa"]:
         return {**found, "why": f"they are slower ({found['ms']})"}
     return {**found, "taken": True}
 
 
-def _same_twice(ready: Ready, weights: Tensor) -> bool:
+def _same_twice(ready: Case, weights: Tensor) -> bool:
     """Whether two turns with dropout give the same finite bits."""
     first, second = (ready.all(weights, DROPOUT) for _ in range(2))
     return all(torch.equal(first[name], second[name]) and bool(first[name].isfinite().all()) for name in first)
 
 
-def _milliseconds(layer: OneLayer, weights: Tensor) -> float:
+def _milliseconds(layer: AttentionCase, weights: Tensor) -> float:
     """Of forward and backward with dropout, one after another without waiting for the device between them; the median of several."""
     timer = Timer("layer.all(weights, DROPOUT)", globals={"layer": layer, "weights": weights, "DROPOUT": DROPOUT})
     timer.timeit(2)  # compiles

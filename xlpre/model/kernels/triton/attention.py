@@ -36,11 +36,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from xlpre.model.attention_mask import Geometry
+from xlpre.model.attention_mask import AttentionMeta
 from xlpre.model.kernels.triton.launch import Given, Launch, new_seed
 from xlpre.model.kernels.triton.panels import cuts, joined, panels, together
 from xlpre.model.kernels.triton.tiles import GRANULE, WIDEST, computes
-from xlpre.model.score_terms import Scores
+from xlpre.model.score_terms import ScoreTerms
 from xlpre.model.visibility import HIDDEN
 
 MOST_GROUPS = 2**16 - 1  # heads of batch rows that a grid has room for beside tiles
@@ -70,7 +70,7 @@ class Prepared:
 class Triton:
     """See the module."""
 
-    def prepare(self, geometry: Geometry, like: Tensor) -> Prepared:
+    def prepare(self, geometry: AttentionMeta, like: Tensor) -> Prepared:
         """Ranks, places and segments as integers; nothing of size N x K is kept, or made of more than some rows at a time."""
         N, K = geometry.query_rank.size(1), geometry.n_keys
         column = geometry.positions + (K - geometry.n_tokens)
@@ -89,7 +89,7 @@ class Triton:
             geometry.reach,
         )
 
-    def attend(self, scores: Scores, key: Tensor, value: Tensor, geometry: Geometry, dropout: float) -> Tensor:
+    def attend(self, scores: ScoreTerms, key: Tensor, value: Tensor, geometry: AttentionMeta, dropout: float) -> Tensor:
         """See Backend."""
         E, dtype = key.size(3), key.dtype
         if not computes(E, dtype):
@@ -109,20 +109,20 @@ class Triton:
                 f"model.attention=triton counts in 32 bits, and {B:,} x {N:,} rows at {ready.n_distances:,} distances from their keys "
                 f"have more numbers in {H} heads of {width}; set model.attention=sdpa, or a smaller data.window or model.mem_len"
             )
-        place_bias = place_keys = step = offsets = None
+        place_bias = pos_key = step = offsets = None
         query, content_bias = scores.with_bias(None), _scaled(scores.content_bias, scores.scale, width)
-        if scores.place_keys is not None:
+        if scores.pos_key is not None:
             place_bias = _scaled(scores.place_bias, scores.scale, width)
-            place_keys = _padded(scores.place_keys, width)
-        if scores.place_offsets is not None:
-            offsets = scores.place_offsets * scores.scale
+            pos_key = _padded(scores.pos_key, width)
+        if scores.pos_offset is not None:
+            offsets = scores.pos_offset * scores.scale
         if scores.step is not None:
             step = torch.einsum("bnhe,he->bhn", query, scores.step)
             if scores.step_bias is not None:
                 step = step + (scores.step_bias * scores.step).sum(1)[:, None] * scores.scale
         query, keys, values = (_padded(x, width) for x in (query, key, value))
         seed = new_seed(key.device) if dropout else None
-        given = (query, content_bias, place_bias, place_keys, offsets, step, keys, values)
+        given = (query, content_bias, place_bias, pos_key, offsets, step, keys, values)
         facts = (ready.row_facts, ready.key_facts, ready.direction, seed, ready.n_distances, ready.reach)
         out, _ = relative_attention(*given, *facts, dropout)
         return out[..., :E]
@@ -197,7 +197,7 @@ def _backward(ctx: Any, d_out: Tensor | None, _: Tensor | None) -> tuple[Tensor 
 relative_attention.register_autograd(_backward, setup_context=_keep)
 
 
-def _hulls(geometry: Geometry) -> tuple[list[Tensor], list[Tensor]]:
+def _hulls(geometry: AttentionMeta) -> tuple[list[Tensor], list[Tensor]]:
     """For each row the first and one after the last key that its granule sees, (B, N); for each key those of rows that see its, (B, K)."""
     (B, N), K = geometry.query_rank.shape, geometry.n_keys
     firsts, lasts, seen_by = [], [], None  # type: list[Tensor], list[Tensor], tuple[Tensor, Tensor] | None

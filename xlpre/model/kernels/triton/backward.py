@@ -122,7 +122,7 @@ def differentiate_rows(
 
 @triton.jit(do_not_specialize=SIZES)
 def differentiate_place_queries(
-    place_keys, row_facts, direction, d_bias, d_query,
+    pos_key, row_facts, direction, d_bias, d_query,
     N, K, R, H, n_pitch, k_pitch,
     E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
@@ -139,7 +139,7 @@ def differentiate_place_queries(
         distance = begin + tl.arange(0, KEYS)
         written = (distance[None, :] >= near[:, None]) & (distance[None, :] < far[:, None])
         d_score = tl.load(source + distance[None, :], mask=written, other=0.0)
-        theirs = tl.load(_tile(place_keys, way, head, distance, R, H, E), mask=distance[:, None] < R, other=0.0)
+        theirs = tl.load(_tile(pos_key, way, head, distance, R, H, E), mask=distance[:, None] < R, other=0.0)
         sum_query += tl.dot(d_score, theirs, input_precision="ieee")
     sum_query = sum_query.to(d_query.dtype.element_ty)
     tl.store(_tile(d_query, batch, head, row, N, H, E), sum_query, mask=row[:, None] < N)

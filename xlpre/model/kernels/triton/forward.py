@@ -41,7 +41,7 @@ def draw(seed, row_facts, dropped, first_row, threshold, H, n_pitch, k_pitch, RO
 
 @triton.jit(do_not_specialize=SIZES)
 def score_places(
-    query, place_keys, offsets, row_facts, direction, bias,
+    query, pos_key, offsets, row_facts, direction, bias,
     N, K, R, H, n_pitch, k_pitch,
     OFFSETS: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
@@ -55,7 +55,7 @@ def score_places(
     into = bias + (tl.program_id(1).to(tl.int64) * N * k_pitch) + row[:, None] * k_pitch - shift[:, None]
     for begin in range(first + tl.min(shift), last + tl.max(shift), KEYS):
         distance = begin + tl.arange(0, KEYS)
-        theirs = tl.load(_tile(place_keys, way, head, distance, R, H, E), mask=distance[:, None] < R, other=0.0)
+        theirs = tl.load(_tile(pos_key, way, head, distance, R, H, E), mask=distance[:, None] < R, other=0.0)
         score = tl.dot(mine, tl.trans(theirs), input_precision="ieee")
         if OFFSETS:
             score += tl.load(offsets + (way * R + distance) * H + head, mask=distance < R, other=0.0)[None, :]

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from xlpre.model.kernels.triton import fused_ops_kernels
-from xlpre.model.kernels.triton.launch import SHARES, dropped_of, new_seed
+from xlpre.model.kernels.triton.launch import SHARES, dropout_level, new_seed
 
 LANES = 8  # elements that one call for random numbers decides about
 PROGRAMS = 512  # of add_norm's backward pass at the most: four for each multiprocessor of a large GPU
@@ -163,7 +163,7 @@ _gelu.register_autograd(_differentiate_gelu, setup_context=_keep_gelu)
 
 def _settings(dropout: float) -> tuple[int, float]:
     """How many of SHARES are dropped, and by how much the others grow."""
-    dropped = dropped_of(dropout)
+    dropped = dropout_level(dropout)
     return dropped, SHARES / (SHARES - dropped)
 
 

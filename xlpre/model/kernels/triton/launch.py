@@ -35,7 +35,7 @@ def new_seed(device: torch.device) -> Tensor:
 SHARES = 2**16  # dropout takes so many of these
 
 
-def dropped_of(dropout: float) -> int:
+def dropout_level(dropout: float) -> int:
     """How many of SHARES dropout drops."""
     return min(round(dropout * SHARES), SHARES - 1)
 
@@ -64,7 +64,7 @@ class Given(NamedTuple):
     query: Tensor
     content_bias: Tensor | None
     place_bias: Tensor | None
-    place_keys: Tensor | None
+    pos_key: Tensor | None
     offsets: Tensor | None
     step: Tensor | None
     key: Tensor
@@ -80,7 +80,7 @@ class Given(NamedTuple):
     @property
     def threshold(self) -> int:
         """So many of SHARES probabilities dropout drops."""
-        return dropped_of(self.dropout)
+        return dropout_level(self.dropout)
 
     @property
     def share(self) -> float:
@@ -128,16 +128,16 @@ class Launch:
         self._length = {"rows": N, "keys": K, "distances": given.n_distances}
         self._pitches = (given.row_facts.size(2), given.key_facts.size(2))
         self._seen = (N, K, H, *self._pitches, given.reach or 0)
-        self._terms = (given.place_keys is not None, given.step is not None, given.reach is not None, given.dropout > 0)
+        self._terms = (given.pos_key is not None, given.step is not None, given.reach is not None, given.dropout > 0)
         self._sizes = (N, K, given.n_distances, H, *self._pitches)
 
     def bias(self) -> Tensor | None:
         """Position scores (B, H, N, K padded), between the first and last key that rows see."""
         given = self._given
-        if given.place_keys is None:
+        if given.pos_key is None:
             return None
         bias = self._place.new_empty(*self._lines, self._pitches[1])
-        read = (self._place, given.place_keys, given.offsets, given.row_facts, given.direction)
+        read = (self._place, given.pos_key, given.offsets, given.row_facts, given.direction)
         self.call("rows", "score_places", *read, bias, *self._sizes, given.offsets is not None)
         return bias
 
@@ -193,21 +193,19 @@ class Launch:
 
     def differentiate_places(self, d_bias: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Gradients of place queries, and float32 of place keys and offsets."""
-        place, place_keys, offsets = self._place, self._given.place_keys, self._given.offsets
-        if place_keys is None:
+        place, pos_key, offsets = self._place, self._given.pos_key, self._given.offsets
+        if pos_key is None:
             return None, None, None
         direction, row_facts = self._given.direction, self._given.row_facts
         d_place = torch.empty_like(place)
-        self.call(
-            "rows", "differentiate_place_queries", place_keys, row_facts, direction, d_bias, d_place, *self._sizes
-        )
-        of_each = place.new_empty(len(direction), *place_keys.shape[1:], dtype=torch.float32)
-        offset_of_each = None if offsets is None else of_each.new_empty(of_each.shape[:3])
-        written = (place, row_facts, d_bias, of_each, offset_of_each)
+        self.call("rows", "differentiate_place_queries", pos_key, row_facts, direction, d_bias, d_place, *self._sizes)
+        elementwise = place.new_empty(len(direction), *pos_key.shape[1:], dtype=torch.float32)
+        offset_of_each = None if offsets is None else elementwise.new_empty(elementwise.shape[:3])
+        written = (place, row_facts, d_bias, elementwise, offset_of_each)
         self.call("distances", "differentiate_place_keys", *written, *self._sizes, offsets is not None)
         # a product, because index_add would add in any order
         member = (direction == torch.arange(2, device=direction.device)[:, None]).float()
-        d_place_keys = (member @ of_each.flatten(1)).view(place_keys.shape)
+        d_place_keys = (member @ elementwise.flatten(1)).view(pos_key.shape)
         if offsets is None or offset_of_each is None:
             return d_place, d_place_keys, None
         return d_place, d_place_keys, (member @ offset_of_each.flatten(1)).view(offsets.shape)

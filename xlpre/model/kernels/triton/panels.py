@@ -55,7 +55,7 @@ def panels(given: Given) -> Iterator[Panel]:
     """All rows; what there is only one of is what is given itself."""
     B, N, H, _ = given.query.shape
     k_pitch = given.key_facts.size(2)
-    bias = 0 if given.place_keys is None else k_pitch * given.query.element_size()
+    bias = 0 if given.pos_key is None else k_pitch * given.query.element_size()
     bits = 0 if given.seed is None else k_pitch // 8
     found = cuts(N, B * H * (bias + bits))
     if len(found) == 1:
@@ -75,8 +75,8 @@ def together(gradients: Iterable[tuple[Tensor | None, ...]], given: Given) -> li
                 parts[0] += x
             elif x is not None:
                 parts.append(x)
-    of_each = zip(found, given.differentiable, ROWS, strict=True)
-    return [joined(parts, dim or 0).to(x.dtype) for parts, x, dim in of_each if x is not None]
+    elementwise = zip(found, given.differentiable, ROWS, strict=True)
+    return [joined(parts, dim or 0).to(x.dtype) for parts, x, dim in elementwise if x is not None]
 
 
 def joined(parts: Sequence[Tensor], dim: int) -> Tensor:
