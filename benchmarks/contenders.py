@@ -79,12 +79,12 @@ def random_batch(c: dict[str, Any]) -> Batch:
 def shape_of(c: dict[str, Any]) -> ModelConfig:
     """The model of a configuration."""
     sizes = {name: c[name] for name in SIZES}
-    return ModelConfig(**sizes, dropatt=c["dropout"], mem_len=c["mem_len"], attention=c["attention"])
+    return ModelConfig(**sizes, dropatt=c["dropout"], mem_len=c["mem_len"], attention_backend=c["attention"])
 
 
 def needed_flops(c: dict[str, Any]) -> float:
     """Of a step, as MFU is counted (pretrain/planning/flops.py)."""
-    data = DataConfig(window=c["window"], reuse_len=c["reuse_len"])
+    data = DataConfig(seq_len=c["window"], reuse_len=c["reuse_len"])
     config = PretrainConfig(data=data, objective=ObjectiveConfig(partial_k=c["partial_k"]), model=shape_of(c))
     return flops_per_step(config.model, batch_shape(config, c["rows"]))
 

@@ -51,13 +51,13 @@ def random_part(folder: Path, n_tokens: int) -> tuple[Part, np.ndarray]:
 
 def loader_of(part: Part, starts_word: np.ndarray, name: str, window: int, rows: int) -> Loader:
     """The loader of one objective."""
-    data = DataConfig(window=window, reuse_len=window if name == "causal" else window // 2)
+    data = DataConfig(seq_len=window, reuse_len=window if name == "causal" else window // 2)
     lanes = Lanes(
         part,
         rows,
         stride=data.reuse_len,
         reach=data.reach,
-        run_windows=data.run_windows,
+        run_windows=data.windows_per_run,
         bidirectional=data.bidirectional,
         seed=1,
     )
@@ -73,7 +73,7 @@ def dense(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
 def stages(part: Part, starts_word: np.ndarray, window: int, rows: int, step: int) -> dict[str, float]:
     """CPU seconds of each stage of one batch of permutation rows."""
     loader, config, lanes = loader_of(part, starts_word, "permutation", window, rows), ObjectiveConfig(), range(rows)
-    data, sampler = DataConfig(window=window, reuse_len=window // 2), SpanSampler(config, starts_word)
+    data, sampler = DataConfig(seq_len=window, reuse_len=window // 2), SpanSampler(config, starts_word)
     objective = build_objective(config, data, starts_word)
     for lane in lanes:
         loader.lanes.place(lane, step)  # as in training, where a lane moves to another run at one step in 128

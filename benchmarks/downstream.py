@@ -56,10 +56,10 @@ class Tuned(Tuning):
         """Its settings."""
         words = [f"task={self.task}", f"data.dir={getattr(said, self.task.partition('/')[0])}", f"optim.lr={self.rate}"]
         if self.examples != ALL:
-            words.append(f"data.limit={self.examples}")
+            words.append(f"data.max_train_examples={self.examples}")
         if self.arm == RANDOM:
-            return [*words, f"init={next(iter(said.models.values()))}", "from_scratch=true", *said.words]
-        return [*words, f"init={said.models[self.arm]}", *said.words]
+            return [*words, f"init_from={next(iter(said.models.values()))}", "from_scratch=true", *said.words]
+        return [*words, f"init_from={said.models[self.arm]}", *said.words]
 
 
 def make(said: argparse.Namespace) -> list[Tuned]:

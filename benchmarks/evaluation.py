@@ -100,7 +100,7 @@ def model_of(words: argparse.Namespace, length: int, n_layer: int) -> LanguageMo
         n_head=words.heads,
         d_inner=4 * words.width,
         mem_len=length - 1,
-        attention_length="same_length",
+        attention_span="same_length",
         relative_segments=False,
         attention=words.attention,
         init_std=0.1,  # so that what is seen changes losses
@@ -184,7 +184,7 @@ def main() -> None:
     sizes = {"window": 128, "layers": 4, "width": 128, "heads": 4, "vocabulary": 256, "rows": 1, "rounds": 21}
     for name, default in {**sizes, "threads": 1}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--attention", default="auto", help="model.attention")
+    parser.add_argument("--attention", default="auto", help="model.attention_backend")
     words = parser.parse_args()
     torch.set_num_threads(words.threads)
     about = {name: getattr(words, name) for name in [*sizes, "attention"]}

@@ -104,7 +104,7 @@ def main() -> None:
         parser.error("--data and --vocabulary go together")
     init_env()
     c = configured(words.config, DEFAULT)
-    task = build_task(words.task, TaskDataConfig(dir=words.data or "", max_len=words.max_len), "last")
+    task = build_task(words.task, TaskDataConfig(dir=words.data or "", max_seq_len=words.max_len), "last")
     if words.data:
         items = task.encode(task.read("train"), Tokenizer.load(words.vocabulary))
     else:

@@ -91,7 +91,7 @@ class HuggingFace:
     def update(self, step: int) -> None:
         """See Xlpre."""
         self._model(**self._read(step)).loss.backward()
-        torch.nn.utils.clip_grad_norm_(self._model.parameters(), OPTIM.clip)
+        torch.nn.utils.clip_grad_norm_(self._model.parameters(), OPTIM.max_grad_norm)
         self._optimizer.step()
         self._optimizer.zero_grad()
 

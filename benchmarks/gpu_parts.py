@@ -66,7 +66,7 @@ def step(shape: dict[str, Any], rows: list[int], impl: str, *vs: str, turns: tup
 def parts(folder: Path) -> list[Part]:
     """On a GPU, the most wanted first."""
     small = {**BASE, "n_layer": 2, "dropout": 0.0}
-    train = ["pretraining.py", "--folder", str(folder), "--minutes", "0.6", "model.attention=triton"]
+    train = ["pretraining.py", "--folder", str(folder), "--minutes", "0.6", "model.attention_backend=triton"]
     tests = [
         "-m",
         "pytest",
@@ -114,7 +114,13 @@ def tiny_parts(folder: Path) -> list[Part]:
     )
     without = interpreted if find_spec("triton") else "the package triton is not installed"
     debug = str(REPOSITORY / "configs" / "pretrain" / "debug.yaml")
-    small = ["text.limit_mb=1", "tokenizer.vocab_size=1000", "train.batch_size=4", "train.steps=30", "train.hours=null"]
+    small = [
+        "text.max_chars=1000000",
+        "tokenizer.vocab_size=1000",
+        "train.batch_size=4",
+        "train.steps=30",
+        "train.hours=null",
+    ]
     small += ["train.log_every=5", "train.save_every=10", "schedule.warmup_steps=5", "optim.lr=1e-3"]
     return [
         Part("ceilings", 60, ["gpu.py", "--ceilings"]),

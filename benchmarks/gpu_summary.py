@@ -99,8 +99,8 @@ def _tile(line: dict[str, Any], ceiling: float | None) -> str:
 def _pretraining(line: dict[str, Any], ceiling: float | None) -> str:
     text = f"{line['what']}: steps {line['first_step']} to {line['last_step']}, loss {line['first_loss']} to {line['last_loss']}, "
     text += f"{line['tokens_per_second']:,} tokens/s, {_share(line, ceiling)}, {line['wall_seconds']} s"
-    if "held_out_loss" in line:
-        text += f", held out {line['held_out_loss']}, {'passed' if line['passed'] else 'NOT PASSED'}"
+    if "val_loss" in line:
+        text += f", held out {line['val_loss']}, {'passed' if line['passed'] else 'NOT PASSED'}"
     return text
 
 

@@ -1,7 +1,7 @@
 """Where the gradient of a pretraining goes: its share of each kind of parameter, layer by layer, and how flat position scores are.
 
 python benchmarks/gradients.py --config configs/pretrain/plateau.yaml --steps 0 50 200 1000 --out reports/learning/gradients/published.jsonl
-python benchmarks/gradients.py --config configs/pretrain/plateau.yaml model.init=local --out ...
+python benchmarks/gradients.py --config configs/pretrain/plateau.yaml model.init_scheme=local --out ...
 
 Trains in one process, and writes one JSON line for each of the `--steps`:
 

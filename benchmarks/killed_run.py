@@ -22,7 +22,7 @@ from xlpre.training.metrics import read_metrics
 
 FAULTY = REPOSITORY / "tests" / "integration" / "faulty.py"
 PATIENCE_SECONDS = 60
-COMPARED = ("loss", "grad_norm", "lr", "skipped", "tokens", "held_out_loss", "held_out_accuracy")
+COMPARED = ("loss", "grad_norm", "lr", "skipped_steps", "tokens", "val_loss", "val_accuracy")
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,9 @@ from killed_run import PATIENCE_SECONDS, Started, differing, names_in, newest_on
 
 SAVE_EVERY, STEPS_A_KILL = 3, 4
 SETTINGS = {
-    "data.window": 32,
+    "data.seq_len": 32,
     "data.reuse_len": 16,
-    "data.run_windows": 4,
+    "data.windows_per_run": 4,
     "model.n_layer": 2,
     "model.d_model": 16,
     "model.n_head": 2,
@@ -50,11 +50,11 @@ SETTINGS = {
     "train.accumulation": 2,
     "train.log_every": 1,
     "train.save_every": SAVE_EVERY,
-    "train.keep_last": 1,
-    "train.patience_minutes": 0.5,
+    "train.keep_last_checkpoints": 1,
+    "train.timeout_minutes": 0.5,
     "eval.every": 4,
-    "eval.lanes": 2,
-    "eval.windows": 2,
+    "eval.batch_size": 2,
+    "eval.num_windows": 2,
 }
 NO_STEP = ("meeting", "start", "loading")  # of a start that has made no update
 MAIN_ONLY = ("model", "manifest", "removing", "half_removed", "publishing", "between_renames")
@@ -107,7 +107,7 @@ class Stage:
         self._steps = STEPS_A_KILL * len(kills) + 3 * SAVE_EVERY
         self._run, self._whole = folder / f"stage{stage}", folder / f"stage{stage}_whole"
         vocabulary = store / "vocabulary.model"
-        more = {"data.store": store, "tokenizer.path": vocabulary, "train.steps": self._steps, "name": "killed"}
+        more = {"data.store_dir": store, "tokenizer.path": vocabulary, "train.steps": self._steps, "name": "killed"}
         settings = {**SETTINGS, **more, "deepspeed.zero_optimization.stage": stage}
         self._words = [f"{key}={value}" for key, value in settings.items()]
 

@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("words", nargs="*", metavar="key=value", help="settings of the pretraining")
     said = parser.parse_intermixed_args(argv)
-    words = [f"text.source={said.text}", "text.limit_mb=null", *said.words]
+    words = [f"text.source={said.text}", "text.max_chars=null", *said.words]
     config = load(PretrainConfig, said.config, words)
     words = ["--config", said.config, *words]
     if torch.cuda.device_count() == 0:

@@ -1,4 +1,4 @@
-"""Texts longer than a window: cut, read in memory, or as windows that are pooled (`data.long`), on texts as long as film reviews.
+"""Texts longer than a window: cut, read in memory, or as windows that are pooled (`data.long_text`), on texts as long as film reviews.
 
 python benchmarks/long_documents.py runs/wiki_small/model --race RACE --out reports/finetuning/long
 
@@ -29,10 +29,10 @@ from xlpre.conversion.model_folder import load_folder
 
 LEVELS = ("middle", "high")
 WAYS = {
-    "cut": ["data.long=cut"],
-    "memory": ["data.long=memory"],
-    "windows, mean": ["data.long=windows", "data.pool=mean"],
-    "windows, max": ["data.long=windows", "data.pool=max"],
+    "cut": ["data.long_text=cut"],
+    "memory": ["data.long_text=memory"],
+    "windows, mean": ["data.long_text=windows", "data.window_pooling=mean"],
+    "windows, max": ["data.long_text=windows", "data.window_pooling=max"],
 }
 SHORT = 50  # words
 
@@ -77,7 +77,7 @@ class Tuned(Tuning):
 
     def words(self, said: argparse.Namespace) -> list[str]:
         """Its settings."""
-        words = ["task=classify", f"init={said.model}", f"data.dir={said.runs}"]
+        words = ["task=classify", f"init_from={said.model}", f"data.dir={said.runs}"]
         words += ["data.train=[train.jsonl]", "data.dev=[dev.jsonl]", "data.text=[text]"]
         return [*words, *WAYS[self.way], *said.words]
 
@@ -103,7 +103,7 @@ def rows_of(lines: Sequence[dict[str, Any]]) -> Iterator[dict[str, str]]:
         mine = [line for line in lines if line["way"] == way]
         values = ", ".join(f"{100 * line['accuracy']:.1f}" for line in mine)
         yield {
-            "data.long": way,
+            "data.long_text": way,
             "accuracy: median (all)": f"{100 * median(line['accuracy'] for line in mine):.1f} ({values})",
             "that fit into a window": f"{100 * median(line['fitting'] for line in mine):.1f}",
             "longer": f"{100 * median(line['longer'] for line in mine):.1f}",
@@ -128,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     said = parser.parse_intermixed_args(argv)
     said.runs = Path("runs/long") / said.out.name
     steps = [f"train.steps={said.updates}", f"eval.every={said.updates}", "train.batch_size=16"]
-    said.words = [f"data.max_len={said.max_len}", *steps, *said.words]
+    said.words = [f"data.max_seq_len={said.max_len}", *steps, *said.words]
     write_articles(said)
     tuned = [
         Tuned(seed, said.runs / f"{way.replace(', ', '_')}_{seed}", way)

@@ -83,7 +83,7 @@ def measure(path: Path, n_batches: int) -> dict:
         32,
         stride=data.reuse_len,
         reach=data.reach,
-        run_windows=data.run_windows,
+        run_windows=data.windows_per_run,
         bidirectional=True,
         seed=1,
     )

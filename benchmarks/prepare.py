@@ -30,13 +30,13 @@ from xlpre.data.store_builder import build_store
 from xlpre.text.corpus import TextConfig
 from xlpre.text.tokenizer import Tokenizer
 source, target, vocabulary, workers = sys.argv[1:]
-build_store(target, TextConfig(source=source, workers=int(workers)), Tokenizer.load(vocabulary))
+build_store(target, TextConfig(source=source, num_processes=int(workers)), Tokenizer.load(vocabulary))
 """
 
 
 def speed(tokenizer: Tokenizer, source: str, megabytes: float, repeats: int) -> dict:
     """MB of text a CPU second, of SentencePiece alone and of what goes into a store (ids, ends of sentences and documents)."""
-    found = list(documents(TextConfig(source=source, limit_mb=megabytes)))
+    found = list(documents(TextConfig(source=source, max_chars=round(megabytes * 1e6))))
     lines = [line for document in found for line in document]
     size = sum(len(line.encode()) for line in lines) / 1e6
     raw, ours = [], []

@@ -1,6 +1,6 @@
 """A pretraining by the real commands, killed once and gone on with: whether its loss falls, and how fast it reads.
 
-python benchmarks/pretraining.py --minutes 1 --config configs/pretrain/xlnet_base.yaml model.attention=triton
+python benchmarks/pretraining.py --minutes 1 --config configs/pretrain/xlnet_base.yaml model.attention_backend=triton
 
 In a temporary folder, or in --folder: a vocabulary and a store of the docstrings of the installed packages (--prepare stops there), then
 `deepspeed pretrain/run.py`, all of its processes killed with SIGKILL as soon as a checkpoint is complete, then the same command again to
@@ -31,8 +31,8 @@ from xlpre.training.metrics import read_metrics
 QUIET = {"PYTHONWARNINGS": "ignore", **({} if torch.cuda.is_available() else ON_A_CPU)}
 SETTINGS = {
     "text.source": "docstrings",
-    "text.limit_mb": 12,
-    "text.held_out": 0.02,
+    "text.max_chars": 12_000_000,
+    "text.val_fraction": 0.02,
     "tokenizer.vocab_size": 8000,
     "optim.lr": 3e-4,
     "schedule.warmup_steps": 100,
@@ -81,7 +81,7 @@ def summary(what: str, lines: list[dict[str, Any]], seconds: float) -> dict[str,
         "tokens_per_second": round(median["tokens_per_second"]),
         "tflops": round(median["flops_per_second"] / 1e12, 4),
         "mfu": round(statistics.median(mfu), 4) if mfu else None,
-        "memory_gb": round(made[-1]["memory_bytes"] / 1e9, 2),
+        "memory_gb": round(made[-1]["peak_memory_bytes"] / 1e9, 2),
         "wall_seconds": round(seconds, 1),
     }
 
@@ -97,7 +97,11 @@ def main() -> None:
     given = parser.parse_intermixed_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = given.folder or Path(temporary)
-        places = {"tokenizer.path": folder / "spiece.model", "data.store": folder / "store", "run_dir": folder / "run"}
+        places = {
+            "tokenizer.path": folder / "spiece.model",
+            "data.store_dir": folder / "store",
+            "run_dir": folder / "run",
+        }
         settings = {**SETTINGS, **places, "train.hours": given.minutes / 60}
         words = ["--config", given.config, *(f"{key}={value}" for key, value in settings.items()), *given.words]
         if not (folder / "store" / "meta.json").exists():
@@ -121,8 +125,8 @@ def main() -> None:
             raise SystemExit(f"the second start ended with status {status} and made no update")
     after = [line for line in lines if line["step"] > saved]
     print(json.dumps(summary("gone on with", after, time.monotonic() - again)), flush=True)
-    held_out = [line["held_out_loss"] for line in lines if "held_out_loss" in line]
-    whole = {**summary("whole", lines, time.monotonic() - since), "held_out_loss": [round(x, 4) for x in held_out]}
+    held_out = [line["val_loss"] for line in lines if "val_loss" in line]
+    whole = {**summary("whole", lines, time.monotonic() - since), "val_loss": [round(x, 4) for x in held_out]}
     steps = [line["step"] for line in lines if "loss" in line]
     gapless = all(later - earlier == steps[1] - steps[0] for earlier, later in zip(steps, steps[1:-1], strict=False))
     passed = gapless and whole["last_loss"] < whole["first_loss"] and held_out[-1] < held_out[0]

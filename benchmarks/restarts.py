@@ -33,7 +33,7 @@ LOG_EVERY = 10
 CONFIG = str(REPOSITORY / "configs" / "pretrain" / "debug.yaml")
 SIZE = {  # of an update of about a tenth of a second on two cores
     "train.batch_size": 16,
-    "data.window": 128,
+    "data.seq_len": 128,
     "data.reuse_len": 64,
     "model.d_model": 128,
     "model.d_inner": 512,
@@ -124,7 +124,7 @@ def main() -> None:
         folder = Path(name)
         store = docstrings_store(folder / "store", million_characters=3, vocab_size=2000, held_out=0.05)
         run_dir, restarts = folder / "run", int(words.minutes * 60 / words.every)
-        settings = {"run_dir": run_dir, "data.store": store, "tokenizer.path": store / "vocabulary.model"}
+        settings = {"run_dir": run_dir, "data.store_dir": store, "tokenizer.path": store / "vocabulary.model"}
         settings |= SIZE if words.config == CONFIG else {}
         settings |= {"train.steps": 10**6, "train.hours": "null", "train.log_every": LOG_EVERY, "eval.every": 10**6}
         settings |= {"train.save_every": words.save_every, "schedule.decay": "constant"}

@@ -21,7 +21,7 @@ from pretrain.trainer.trainer import Job
 from xlpre.common.tables import as_json_lines
 from xlpre.config.loader import load
 
-WINDOW = ["data.window=128", "data.reuse_len=64", "model.mem_len=96", "train.batch_size=2", "eval.lanes=1"]
+WINDOW = ["data.seq_len=128", "data.reuse_len=64", "model.mem_len=96", "train.batch_size=2", "eval.batch_size=1"]
 MODELS = {
     "13 M": ["model.n_layer=6", "model.d_model=256", "model.n_head=4", "model.d_inner=1024"],
     "117 M (Base)": ["model.n_layer=12", "model.d_model=768", "model.n_head=12", "model.d_inner=3072"],
@@ -72,15 +72,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     words = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        common = [f"tokenizer.path={folder}/t.model", f"data.store={folder}/store"]
+        common = [f"tokenizer.path={folder}/t.model", f"data.store_dir={folder}/store"]
         size = 300 if words.tiny else 32000
-        common += [f"tokenizer.vocab_size={size}", "tokenizer.train_mb=20"]
-        source = load(PretrainConfig, None, [*common, f"text.limit_mb={0.3 if words.tiny else 20}"])
+        common += [f"tokenizer.vocab_size={size}", "tokenizer.train_chars=20000000"]
+        source = load(PretrainConfig, None, [*common, f"text.max_chars={300_000 if words.tiny else 20_000_000}"])
         make_tokenizer(source)
         make_store(source)
         lines = []
         for name, shape in ({"tiny": TINY} if words.tiny else MODELS).items():
-            run = [*common, *WINDOW, *shape, f"run_dir={folder}/{name.split()[0]}", "train.keep_last=1"]
+            run = [*common, *WINDOW, *shape, f"run_dir={folder}/{name.split()[0]}", "train.keep_last_checkpoints=1"]
             n, n_bytes, alone, beside, waits, lasts = measure(run, words.saves, between=10)
             update_alone = statistics.median(alone)
             slower = sum(beside) - len(beside) * update_alone

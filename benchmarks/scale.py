@@ -65,13 +65,14 @@ def config_of(point: Point) -> PretrainConfig:
     """Permutation with half of the window reused, one token in six a target; or causal."""
     width, window = point["d_model"], point["window"]
     model = ModelConfig(
-        **{name: point[name] for name in ("vocab_size", "n_layer", "d_model", "mem_len", "attention")},
+        **{name: point[name] for name in ("vocab_size", "n_layer", "d_model", "mem_len")},
+        attention_backend=point["attention"],
         n_head=max(1, width // D_HEAD),
         d_inner=4 * width,
         dropout=0.0,
         dropatt=0.0,
     )
-    data = DataConfig(store="none", window=window, reuse_len=window if point["causal"] else window // 2)
+    data = DataConfig(store_dir="none", seq_len=window, reuse_len=window if point["causal"] else window // 2)
     return PretrainConfig(
         model=model, data=data, objective=ObjectiveConfig("causal" if point["causal"] else "permutation")
     )
@@ -135,7 +136,7 @@ def foretold(point: Point, base: Point) -> dict[str, float]:
         counts["gflop"].append(sum(operations(config.model, shape).values()) / 1e9)
         counts["needed_gflop"].append(flops_per_step(config.model, shape) / 1e9)
     config = config_of(point)
-    by_torch = dataclasses.replace(config.model, attention="sdpa")  # what plans foretell: `cpu` looks at data
+    by_torch = dataclasses.replace(config.model, attention_backend="sdpa")  # what plans foretell: `cpu` looks at data
     found = activations(by_torch, batch_shape(config, point["rows"]), torch.float32, gpu=False)
     next_memory = 4 * point["n_layer"] * point["rows"] * point["mem_len"] * point["d_model"]
     return {
@@ -184,7 +185,7 @@ def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sweep", choices=SWEEPS, default="step")
-    parser.add_argument("--attention", default="auto", help="model.attention")
+    parser.add_argument("--attention", default="auto", help="model.attention_backend")
     parser.add_argument("--base", type=json.loads, default={}, help="JSON: sizes of the base that are others")
     parser.add_argument("--values", type=json.loads, help="JSON: lists of what each size becomes, in place of all")
     parser.add_argument("--rounds", type=int, default=5)

@@ -1,11 +1,11 @@
-"""Model folders with starting values that no setting has, to begin a pretraining from with init=FOLDER.
+"""Model folders with starting values that no setting has, to begin a pretraining from with init_from=FOLDER.
 
 python benchmarks/starts.py --config configs/pretrain/plateau.yaml --out runs/starts
 
     output_bias      the bias of the softmax is the logarithm of word frequencies: their loss is where it starts
     position_x8      the matrix of position keys eight times as large: position scores that are not flat, without a favourite
     bias_std_1       the bias of the position score normal with 1 in place of 0.02, as some implementations have it
-    one_local        one head in four begins as model.init=local has it, the others as published
+    one_local        one head in four begins as model.init_scheme=local has it, the others as published
     mask_x8          the mask embedding, with which the query stream begins, eight times as large
     mask_0.02        the same with the standard deviation of all others
 """
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     def weights(init: str) -> Weights:
         seed_everything(config.seed)
-        shape = dataclasses.replace(foundation.start.shape, init=init)
+        shape = dataclasses.replace(foundation.start.shape, init_scheme=init)
         model = LanguageModel(shape, foundation.objective.two_streams)
         return {name: parameter.detach() for name, parameter in model.named_parameters()}
 

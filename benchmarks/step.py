@@ -182,7 +182,7 @@ def configuration(given: str) -> dict[str, Any]:
     """That of JSON, or of a file of it, if a training could have it."""
     c = configured(given, DEFAULT)
     try:
-        DataConfig(window=c["window"], reuse_len=c["reuse_len"])
+        DataConfig(seq_len=c["window"], reuse_len=c["reuse_len"])
     except ValueError as error:
         raise SystemExit(f"--config: {error}") from None
     return c

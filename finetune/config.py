@@ -24,27 +24,27 @@ class TaskDataConfig:
         text: columns (fields) with the text, or the two texts; of `classify` and `regress`.
         label: the column with the label (or number).
         labels: the labels; empty: those of the training files, sorted.
-        scale: of `regress`, mean and standard deviation of the numbers, which are learned as distances from the one in the other;
+        label_scale: of `regress`, mean and standard deviation of the numbers, which are learned as distances from the one in the other;
             empty: those of the training examples.
         queries: of `rank`, files with the texts of queries; `train`, `dev` and `test` are TREC runs there.
         documents: of `rank`, files with the texts of documents.
         qrels: of `rank`, files with judgements.
-        held_out: the share of training examples to measure on, where there are no others.
-        limit: train on so many examples, drawn by the seed; null: all.
-        max_len: tokens of a row at most, and of a window.
-        long: what becomes of a text that is longer: `cut`, as published; `memory`: it is read window by window, and the head reads
+        val_fraction: the share of training examples to measure on, where there are no others.
+        max_train_examples: train on so many examples, drawn by the seed; null: all.
+        max_seq_len: tokens of a row at most, and of a window.
+        long_text: what becomes of a text that is longer: `cut`, as published; `memory`: it is read window by window, and the head reads
             the last one, which remembers those before; `windows`: windows that overlap are answered one by one, and their answers
             pooled. Of one text only.
-        mem_len: of `long=memory`, how many hidden states are remembered; null: as many as the model does.
-        window_stride: of `long=windows`, tokens from one window to the next; null: half of a window.
-        pool: of `long=windows`, the `mean` or the largest (`max`) of the windows' logits, or numbers.
+        mem_len: of `long_text=memory`, how many hidden states are remembered; null: as many as the model does.
+        window_stride: of `long_text=windows`, tokens from one window to the next; null: half of a window.
+        window_pooling: of `long_text=windows`, the `mean` or the largest (`max`) of the windows' logits, or numbers.
         max_option_len: of a row's tokens, those of question and option at most, where a task has options; the last ones are kept.
         max_question_len: of a row's tokens, those of a question about a long text at most; the first ones are kept.
         doc_stride: a text that is too long is read in windows; each begins so many tokens after the one before.
         max_answer_len: tokens of an answer out of a text at most.
-        null_threshold: no answer is given where the log-odds that there is none are above it, and scores are those of that; null: what
+        null_score_threshold: no answer is given where the log-odds that there is none are above it, and scores are those of that; null: what
             was best on dev (0 where nothing was measured).
-        pass_tokens: so many tokens take as long as one more forward pass; batches are cut so that padding costs less than that.
+        forward_overhead_tokens: so many tokens take as long as one more forward pass; batches are cut so that padding costs less than that.
             null: 128, on a GPU 8192.
     """
 
@@ -55,59 +55,67 @@ class TaskDataConfig:
     text: list[str] = field(default_factory=list)
     label: str = "label"
     labels: list[str] = field(default_factory=list)
-    scale: list[float] = field(default_factory=list)
+    label_scale: list[float] = field(default_factory=list)
     queries: list[str] = field(default_factory=list)
     documents: list[str] = field(default_factory=list)
     qrels: list[str] = field(default_factory=list)
-    held_out: float = 0.1
-    limit: int | None = None
-    max_len: int = 128
-    long: Literal["cut", "memory", "windows"] = "cut"
+    val_fraction: float = 0.1
+    max_train_examples: int | None = None
+    max_seq_len: int = 128
+    long_text: Literal["cut", "memory", "windows"] = "cut"
     mem_len: int | None = None
     window_stride: int | None = None
-    pool: Literal["mean", "max"] = "mean"
+    window_pooling: Literal["mean", "max"] = "mean"
     max_option_len: int = 128
     max_question_len: int = 64
     doc_stride: int = 128
     max_answer_len: int = 64
-    null_threshold: float | None = None
-    pass_tokens: int | None = None
+    null_score_threshold: float | None = None
+    forward_overhead_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.held_out < 1:
-            raise ValueError(f"data.held_out ({self.held_out}) is a share of the training examples: above 0, below 1")
-        if self.limit is not None and self.limit < 1:
-            raise ValueError(f"data.limit ({self.limit}) must be at least 1, or null for all examples")
-        if min(self.max_len, self.max_option_len) < 8:
+        if not 0 < self.val_fraction < 1:
             raise ValueError(
-                f"data.max_len ({self.max_len}) and data.max_option_len ({self.max_option_len}) must be at least 8"
+                f"data.val_fraction ({self.val_fraction}) is a share of the training examples: above 0, below 1"
+            )
+        if self.max_train_examples is not None and self.max_train_examples < 1:
+            raise ValueError(
+                f"data.max_train_examples ({self.max_train_examples}) must be at least 1, or null for all examples"
+            )
+        if min(self.max_seq_len, self.max_option_len) < 8:
+            raise ValueError(
+                f"data.max_seq_len ({self.max_seq_len}) and data.max_option_len ({self.max_option_len}) must be at least 8"
             )
         if min(self.max_question_len, self.doc_stride, self.max_answer_len) < 1:
             raise ValueError(
                 f"data.max_question_len ({self.max_question_len}), data.doc_stride ({self.doc_stride}) and data.max_answer_len "
                 f"({self.max_answer_len}) must be at least 1"
             )
-        if self.pass_tokens is not None and self.pass_tokens < 0:
-            raise ValueError(f"data.pass_tokens ({self.pass_tokens}) must be at least 0, or null")
-        if self.scale and (len(self.scale) != 2 or self.scale[1] <= 0):
+        if self.forward_overhead_tokens is not None and self.forward_overhead_tokens < 0:
             raise ValueError(
-                f"data.scale ({self.scale}) must be a mean and a standard deviation above 0; or leave it out"
+                f"data.forward_overhead_tokens ({self.forward_overhead_tokens}) must be at least 0, or null"
+            )
+        if self.label_scale and (len(self.label_scale) != 2 or self.label_scale[1] <= 0):
+            raise ValueError(
+                f"data.label_scale ({self.label_scale}) must be a mean and a standard deviation above 0; or leave it out"
             )
         self._check_long()
 
     def _check_long(self) -> None:
-        if self.mem_len is not None and (self.long != "memory" or self.mem_len < 1):
+        if self.mem_len is not None and (self.long_text != "memory" or self.mem_len < 1):
             raise ValueError(
-                f"data.mem_len ({self.mem_len}) must be at least 1 and goes with data.long=memory; or null"
+                f"data.mem_len ({self.mem_len}) must be at least 1 and goes with data.long_text=memory; or null"
             )
-        room = self.max_len - 2  # for a text and its two symbols
-        if self.window_stride is not None and (self.long != "windows" or not 1 <= self.window_stride <= room):
+        room = self.max_seq_len - 2  # for a text and its two symbols
+        if self.window_stride is not None and (self.long_text != "windows" or not 1 <= self.window_stride <= room):
             raise ValueError(
-                f"data.window_stride ({self.window_stride}) must be between 1 and {room} (data.max_len without two symbols) and goes "
-                "with data.long=windows; or null"
+                f"data.window_stride ({self.window_stride}) must be between 1 and {room} (data.max_seq_len without two symbols) and goes "
+                "with data.long_text=windows; or null"
             )
-        if self.pool != "mean" and self.long != "windows":
-            raise ValueError(f"data.pool={self.pool} has no effect without data.long=windows; leave it out")
+        if self.window_pooling != "mean" and self.long_text != "windows":
+            raise ValueError(
+                f"data.window_pooling={self.window_pooling} has no effect without data.long_text=windows; leave it out"
+            )
 
 
 @dataclass(frozen=True)
@@ -115,17 +123,17 @@ class TaskModelConfig:
     """What the folder of weights does not decide.
 
     Attributes:
-        summary: how a row becomes one vector: `last` (its <cls>), `first`, `text_mean` (of its tokens; the published mean is of
+        pooling: how a row becomes one vector: `last` (its <cls>), `first`, `text_mean` (of its tokens; the published mean is of
             padding, too, of which a row has here as much as its batch happens to need), `attn` (a learned attention).
         dropout: null: as the folder has it.
         dropatt: of attention probabilities; null: as the folder has it.
-        attention: who computes it, see pretraining.
+        attention_backend: who computes it, see pretraining.
     """
 
-    summary: Literal["last", "first", "text_mean", "attn"] = "last"
+    pooling: Literal["last", "first", "text_mean", "attn"] = "last"
     dropout: float | None = None
     dropatt: float | None = None
-    attention: Literal["auto", "reference", "sdpa", "cpu", "triton"] = "auto"
+    attention_backend: Literal["auto", "reference", "sdpa", "cpu", "triton"] = "auto"
 
     def __post_init__(self) -> None:
         for name in ("dropout", "dropatt"):
@@ -140,20 +148,22 @@ class TaskEvalConfig:
 
     Attributes:
         every: updates between evaluations.
-        rows: examples in one forward pass of a process.
-        keep: which weights are the result: `best` of all evaluations, or `last`.
-        patience: stop after so many evaluations in a row without a better score; null: never.
+        batch_size: examples in one forward pass of a process.
+        keep_weights: which weights are the result: `best` of all evaluations, or `last`.
+        early_stopping_patience: stop after so many evaluations in a row without a better score; null: never.
     """
 
     every: int = 500
-    rows: int = 32
-    keep: Literal["best", "last"] = "best"
-    patience: int | None = None
+    batch_size: int = 32
+    keep_weights: Literal["best", "last"] = "best"
+    early_stopping_patience: int | None = None
 
     def __post_init__(self) -> None:
-        if min(self.every, self.rows) < 1 or (self.patience is not None and self.patience < 1):
+        if min(self.every, self.batch_size) < 1 or (
+            self.early_stopping_patience is not None and self.early_stopping_patience < 1
+        ):
             raise ValueError(
-                f"eval.every ({self.every}) and eval.rows ({self.rows}) must be at least 1, eval.patience ({self.patience}) too, or null"
+                f"eval.every ({self.every}) and eval.batch_size ({self.batch_size}) must be at least 1, eval.early_stopping_patience ({self.early_stopping_patience}) too, or null"
             )
 
 
@@ -186,26 +196,26 @@ class FinetuneConfig:
             `classify`, `regress` and `rank` for files of one's own.
         name: the run's name, which also names its folder.
         run_dir: where everything goes.
-        init: a folder with a model: of xlpre, of Hugging Face's XLNet, or the original TensorFlow release.
-        from_scratch: take only shape and vocabulary from `init`, and draw new weights: what pretraining is compared with.
+        init_from: a folder with a model: of xlpre, of Hugging Face's XLNet, or the original TensorFlow release.
+        from_scratch: take only shape and vocabulary from `init_from`, and draw new weights: what pretraining is compared with.
         seed: decides the head's starting values, the order of examples and dropout.
-        seeds: so many runs, with this seed and those after it.
+        num_seeds: so many runs, with this seed and those after it.
         epochs: passes over the training examples, instead of train.steps.
-        warmup_share: of the updates, instead of schedule.warmup_steps.
-        recipes: for a task, words that are taken as if typed before all others; a file of settings brings them.
+        warmup_ratio: of the updates, instead of schedule.warmup_steps.
+        task_overrides: for a task, words that are taken as if typed before all others; a file of settings brings them.
         deepspeed: settings handed to DeepSpeed untouched.
     """
 
     task: str = ""
     name: str = "finetuned"
     run_dir: str = "runs/${name}"
-    init: str = ""
+    init_from: str = ""
     from_scratch: bool = False
     seed: int = 1
-    seeds: int = 1
+    num_seeds: int = 1
     epochs: float | None = None
-    warmup_share: float | None = None
-    recipes: dict[str, list[str]] = field(default_factory=dict)
+    warmup_ratio: float | None = None
+    task_overrides: dict[str, list[str]] = field(default_factory=dict)
     data: TaskDataConfig = field(default_factory=TaskDataConfig)
     model: TaskModelConfig = field(default_factory=TaskModelConfig)
     optim: LayerwiseOptimConfig = field(default_factory=LayerwiseOptimConfig)
@@ -215,12 +225,12 @@ class FinetuneConfig:
     deepspeed: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_identity(self.name, self.run_dir, self.seed, self.seeds)
+        check_identity(self.name, self.run_dir, self.seed, self.num_seeds)
         if self.epochs is not None and self.epochs <= 0:
             raise ValueError(f"epochs ({self.epochs}) must be positive, or null for train.steps")
-        if self.warmup_share is not None and not 0 <= self.warmup_share <= 1:
+        if self.warmup_ratio is not None and not 0 <= self.warmup_ratio <= 1:
             raise ValueError(
-                f"warmup_share ({self.warmup_share}) must be between 0 and 1, or null for schedule.warmup_steps"
+                f"warmup_ratio ({self.warmup_ratio}) must be between 0 and 1, or null for schedule.warmup_steps"
             )
-        check_compiled(self.train, self.model.attention)
+        check_compiled(self.train, self.model.attention_backend)
         check_overrides(self.deepspeed)

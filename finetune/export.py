@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     model, task = open_task_model(words.source)
     if isinstance(task, RegressionTask):
         model = dataclasses.replace(model, head=task.unscaled(model.head))
-    summary = model.task["summary"]
+    summary = model.task["pooling"]
     save_huggingface_task_model(words.target, model, task.head_kind, task.labels, summary, task.padding)
     print(f"{words.source}: {task.name}, written to {words.target} for Hugging Face's transformers")
 

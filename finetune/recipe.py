@@ -8,7 +8,7 @@ from typing import Any
 
 from finetune.config import FinetuneConfig
 
-INSTEAD = {"epochs": "train.steps", "warmup_share": "schedule.warmup_steps"}
+INSTEAD = {"epochs": "train.steps", "warmup_ratio": "schedule.warmup_steps"}
 
 
 def apply_cli_precedence(config: FinetuneConfig, typed: Collection[str]) -> FinetuneConfig:
@@ -28,4 +28,4 @@ def apply_cli_precedence(config: FinetuneConfig, typed: Collection[str]) -> Fine
 
 def task_overrides(config: FinetuneConfig) -> Sequence[str]:
     """The words that a file of settings has for the task."""
-    return config.recipes.get(config.task, [])
+    return config.task_overrides.get(config.task, [])

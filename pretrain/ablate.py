@@ -76,15 +76,15 @@ def _curves(ablation: Ablation) -> Any:
     found = outcomes(ablation)
     for (row, several), colour in zip(found.items(), itertools.cycle(COLOURS), strict=False):
         for outcome in several:
-            told = [x for x in outcome.measured if x["held_out_loss"] is not None and x["step"]]
+            told = [x for x in outcome.measured if x["val_loss"] is not None and x["step"]]
             axes.plot(
                 [x["tokens"] / 1e6 for x in told],
-                [x["held_out_loss"] for x in told],
+                [x["val_loss"] for x in told],
                 color=colour,
                 linewidth=1.3,
                 label=in_legend(row) if outcome is several[0] else None,
             )
-    levels = {round(outcome.last["held_out_unigram"], 4) for several in found.values() for outcome in several}
+    levels = {round(outcome.last["val_unigram_loss"], 4) for several in found.values() for outcome in several}
     for number, level in enumerate(sorted(levels)):
         label = None if number else "word frequencies alone"
         axes.axhline(level, color="#b4442c", linestyle="--", linewidth=1, label=label)

@@ -27,22 +27,22 @@ class EvalConfig:
 
     Attributes:
         every: updates between evaluations.
-        lanes: rows of the held-out text.
-        windows: windows of each row; fewer where the held-out text is short.
+        batch_size: rows of the held-out text.
+        num_windows: windows of each row; fewer where the held-out text is short.
         mem_len: columns of memory while measuring; null: as in training.
         partial_k: one token in K is a target while measuring; null: as in training.
         sentences: sentences with ____ to fill in at each evaluation; empty: some from the held-out text.
     """
 
     every: int = 1000
-    lanes: int = 8
-    windows: int = 32
+    batch_size: int = 8
+    num_windows: int = 32
     mem_len: int | None = None
     partial_k: float | None = None
     sentences: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        for name in ("every", "lanes", "windows"):
+        for name in ("every", "batch_size", "num_windows"):
             if getattr(self, name) < 1:
                 raise ValueError(f"eval.{name} ({getattr(self, name)}) must be at least 1")
         if (self.mem_len or 0) < 0 or (self.partial_k is not None and self.partial_k < 1):
@@ -61,15 +61,15 @@ class PretrainConfig:
     Attributes:
         name: the run's name, which also names its folders unless they are set.
         run_dir: where metrics, checkpoints, the model folder and the report go.
-        init: a folder whose weights to start from: a model folder of xlpre, of Hugging Face's XLNet, or the original
-            TensorFlow release. The model takes its shape; empty starts from `model.init`.
+        init_from: a folder whose weights to start from: a model folder of xlpre, of Hugging Face's XLNet, or the original
+            TensorFlow release. The model takes its shape; empty starts from `model.init_scheme`.
         seed: decides starting values, the order of text, targets and dropout.
         deepspeed: settings handed to DeepSpeed untouched.
     """
 
     name: str = "run"
     run_dir: str = "runs/${name}"
-    init: str = ""
+    init_from: str = ""
     seed: int = 1
     text: TextConfig = field(default_factory=TextConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
@@ -85,9 +85,9 @@ class PretrainConfig:
 
     def __post_init__(self) -> None:
         check_identity(self.name, self.run_dir, self.seed)
-        if not self.data.store:
-            raise ValueError("data.store is empty; name the folder of a token store, or leave it out: stores/NAME")
-        check_compiled(self.train, self.model.attention)
+        if not self.data.store_dir:
+            raise ValueError("data.store_dir is empty; name the folder of a token store, or leave it out: stores/NAME")
+        check_compiled(self.train, self.model.attention_backend)
         check_overrides(self.deepspeed)
         if self.optim.muon:
             check_whole_matrices(self.deepspeed)

@@ -94,7 +94,7 @@ def _memory(plan: Plan, stage: int, micro: int) -> list[str]:
 
 
 def _operations(plan: Plan, micro: int) -> list[str]:
-    shape, tokens = plan.shape(micro), micro * plan.config.data.window
+    shape, tokens = plan.shape(micro), micro * plan.config.data.seq_len
     needed, executed = plan.operations(micro)
     lines = [
         f"OPERATIONS of matrix products, forward and backward, in MFLOP a window token (count; M {shape.mem_len}, P {shape.targets})",

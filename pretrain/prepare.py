@@ -30,9 +30,9 @@ def make_store(config: PretrainConfig) -> TokenStore:
     Raises:
         ValueError: the one that is there was made from another text or with another vocabulary, or is something else.
     """
-    path = Path(config.data.store)
+    path = Path(config.data.store_dir)
     if not is_nothing(path) and not is_store(path):
-        raise ValueError(f"data.store={path} is there already and is no token store; choose another data.store")
+        raise ValueError(f"data.store_dir={path} is there already and is no token store; choose another data.store_dir")
     tokenizer = Tokenizer.named_in(config.tokenizer)
     if not is_nothing(path):
         store = TokenStore(path)
@@ -64,17 +64,17 @@ def _warn_of_unknown(config: PretrainConfig, tokenizer: Tokenizer) -> None:
 
 
 def _check_source(store: TokenStore, text: TextConfig) -> None:
-    way_out = "name another data.store, or delete the folder"
+    way_out = "name another data.store_dir, or delete the folder"
     made = dataclasses.asdict(from_mapping(TextConfig, store.meta["source"], str(store.path / META)))
     for key, wanted in dataclasses.asdict(text).items():
         if key != "workers" and (was := made[key]) != wanted:
             was, wanted = ("null" if value is None else value for value in (was, wanted))
             raise ValueError(
-                f"data.store={store.path} was made with text.{key}={was}, not {wanted}; set text.{key}={was}, or {way_out}"
+                f"data.store_dir={store.path} was made with text.{key}={was}, not {wanted}; set text.{key}={was}, or {way_out}"
             )
     if (now := files(text)) != (was := store.meta["files"]):
         odd = sorted(set(now.items()) ^ set(was.items()))[0][0]
-        raise ValueError(f"data.store={store.path} was made before {odd} was added, removed or changed; {way_out}")
+        raise ValueError(f"data.store_dir={store.path} was made before {odd} was added, removed or changed; {way_out}")
 
 
 class _Progress:

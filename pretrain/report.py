@@ -52,7 +52,7 @@ def write_report(run_dir: Path, against: Sequence[Path] = ()) -> Path:
     trained, measured = _metrics(run_dir)
     others = [(_name_of(other), _metrics(other)[1]) for other in against]
     for name, lines in others:
-        if abs(lines[-1]["held_out_unigram"] - measured[-1]["held_out_unigram"]) > 1e-6:
+        if abs(lines[-1]["val_unigram_loss"] - measured[-1]["val_unigram_loss"]) > 1e-6:
             raise ValueError(f"{name} was measured on other targets than {run_dir.name}: their losses do not compare")
     config = settings_of_run(run_dir)
     figure = _loss_plot(config.name, trained, measured, others)
@@ -70,7 +70,7 @@ def _name_of(run_dir: Path) -> str:
 
 def _metrics(run_dir: Path) -> tuple[list[Line], list[Line]]:
     lines = [{key: math.nan if value is None else value for key, value in x.items()} for x in read_metrics(run_dir)]
-    trained, measured = [x for x in lines if "loss" in x], [x for x in lines if "held_out_loss" in x]
+    trained, measured = [x for x in lines if "loss" in x], [x for x in lines if "val_loss" in x]
     if not trained or not measured:
         raise ValueError(f"{run_dir} has no metrics.jsonl of a measured run; train first with pretrain/run.py")
     return trained, measured
@@ -81,9 +81,9 @@ def _page(
 ) -> str:
     last, model = measured[-1], config.model
     facts = {
-        "held-out loss": f"{last['held_out_loss']:.3f} nats",
-        "word frequencies alone": f"{last['held_out_unigram']:.3f} nats",
-        "targets right": f"{last['held_out_accuracy']:.1%}",
+        "held-out loss": f"{last['val_loss']:.3f} nats",
+        "word frequencies alone": f"{last['val_unigram_loss']:.3f} nats",
+        "targets right": f"{last['val_accuracy']:.1%}",
         "window tokens read": f"{last['tokens'] / 1e6:.2f} M",
         "time": f"{last['seconds'] / 60:.1f} min",
     }
@@ -91,7 +91,7 @@ def _page(
         [
             f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(config.name)}</title><style>{STYLE}</style>",
             f"<h1>{escape(config.name)}</h1><p class=lead>{escape(config.objective.name)} language model, {model.n_layer} layers, ",
-            f"d {model.d_model}, vocabulary {model.vocab_size:,}, windows of {config.data.window} tokens, memory {model.mem_len}; ",
+            f"d {model.d_model}, vocabulary {model.vocab_size:,}, windows of {config.data.seq_len} tokens, memory {model.mem_len}; ",
             f"text: {escape(' '.join(config.text.sources))}</p><ul class=facts>",
             *(f"<li>{escape(name)}<b>{escape(value)}</b></li>" for name, value in facts.items()),
             "</ul><h2>Loss</h2>",
@@ -112,9 +112,9 @@ def _loss_plot(name: str, trained: list[Line], measured: list[Line], others: Seq
     losses = [x["loss"] for x in trained]
     axes.plot(_millions(trained), losses, _line(losses), color="#9db4d6", linewidth=1, markersize=4, label="training")
     for (label, lines), color in zip([(name, measured), *others], itertools.cycle(COLOURS), strict=False):
-        losses = [x["held_out_loss"] for x in lines]
+        losses = [x["val_loss"] for x in lines]
         axes.plot(_millions(lines), losses, "o-", color=color, markersize=4, label=in_legend(f"{label}, held out"))
-    unigram = measured[-1]["held_out_unigram"]
+    unigram = measured[-1]["val_unigram_loss"]
     axes.axhline(
         unigram,
         color="#b4442c",
@@ -123,7 +123,7 @@ def _loss_plot(name: str, trained: list[Line], measured: list[Line], others: Seq
         label=f"word frequencies alone ({unigram:.2f}), same targets",
     )
     # the first updates leave the logarithm of the vocabulary size; what matters is around the baseline
-    lowest = min((x["held_out_loss"] for x in measured if math.isfinite(x["held_out_loss"])), default=unigram)
+    lowest = min((x["val_loss"] for x in measured if math.isfinite(x["val_loss"])), default=unigram)
     axes.set_ylim(min(lowest, unigram) - 0.2, max(unigram, lowest) + 1.0)
     axes.set_ylabel("loss, nats a target")
     axes.legend(frameon=False)

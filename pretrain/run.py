@@ -1,7 +1,7 @@
 """Pretrain.
 
 deepspeed pretrain/run.py --config configs/pretrain/quickstart.yaml
-deepspeed pretrain/run.py --config configs/pretrain/quickstart.yaml name=no_memory model.mem_len=0 data.store=stores/quickstart
+deepspeed pretrain/run.py --config configs/pretrain/quickstart.yaml name=no_memory model.mem_len=0 data.store_dir=stores/quickstart
 deepspeed pretrain/run.py --config configs/pretrain/quickstart.yaml --dry-run
 
 Stopped at any time, the same command goes on from the last checkpoint.

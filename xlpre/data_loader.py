@@ -55,12 +55,12 @@ class Loader:
         self, first_step: int, groups_of: Callable[[int], Sequence[Sequence[int]]]
     ) -> Generator[Batch, None, None]:
         """Endless batches: at each step from `first_step` on, one for each of its groups of lanes."""
-        executor = ThreadPoolExecutor(self._data.workers, thread_name_prefix="batch")
+        executor = ThreadPoolExecutor(self._data.num_threads, thread_name_prefix="batch")
         pending: deque[Future[Batch]] = deque()
         step = first_step
         try:
             while True:
-                while len(pending) < 2 * self._data.workers + len(groups := groups_of(step)):
+                while len(pending) < 2 * self._data.num_threads + len(groups := groups_of(step)):
                     pending += [executor.submit(self.batch, step, lanes) for lanes in groups]
                     step += 1
                 asked = time.perf_counter()

@@ -37,7 +37,7 @@ class Cut:
     """One row; what is too long is cut."""
 
     def __init__(self, data: TaskDataConfig) -> None:
-        self.reading, self._max_len = Reading(), data.max_len
+        self.reading, self._max_len = Reading(), data.max_seq_len
 
     def rows(self, texts: Sequence[Sequence[int]], place: str) -> list[Row]:
         """See Long."""
@@ -52,7 +52,7 @@ class RecurrentMemory:
     """
 
     def __init__(self, data: TaskDataConfig) -> None:
-        self.reading = Reading(data.max_len, data.mem_len)
+        self.reading = Reading(data.max_seq_len, data.mem_len)
 
     def rows(self, texts: Sequence[Sequence[int]], place: str) -> list[Row]:
         """See Long."""
@@ -64,8 +64,8 @@ class Windows:
     """A row for each window, with symbols of its own; windows overlap, and the last ends where the text does or behind it."""
 
     def __init__(self, data: TaskDataConfig) -> None:
-        self.reading, self._max_len = Reading(), data.max_len
-        self._stride = data.window_stride or max(1, (data.max_len - N_SYMBOLS) // 2)
+        self.reading, self._max_len = Reading(), data.max_seq_len
+        self._stride = data.window_stride or max(1, (data.max_seq_len - N_SYMBOLS) // 2)
 
     def rows(self, texts: Sequence[Sequence[int]], place: str) -> list[Row]:
         """See Long."""
@@ -89,19 +89,23 @@ def pooled(split: Split, outputs: Outputs, pool: str) -> Outputs:
 
 def check_whole(data: TaskDataConfig, task: str) -> None:
     """Raise ValueError if texts should be read in another way than whole or cut, for a task whose answer is of several rows."""
-    if data.long != "cut":
-        raise ValueError(f"data.long={data.long} reads one text, and task={task} several together; leave data.long=cut")
+    if data.long_text != "cut":
+        raise ValueError(
+            f"data.long_text={data.long_text} reads one text, and task={task} several together; leave data.long_text=cut"
+        )
 
 
 def check_memory(data: TaskDataConfig, shape: ModelConfig) -> None:
     """Raise ValueError if a text should be read into memory, and there is none."""
-    if data.long == "memory" and not (data.mem_len or shape.mem_len):
+    if data.long_text == "memory" and not (data.mem_len or shape.mem_len):
         raise ValueError(
-            "data.long=memory needs memory, and the model of init= has model.mem_len=0; say how much: data.mem_len=384"
+            "data.long_text=memory needs memory, and the model of init= has model.mem_len=0; say how much: data.mem_len=384"
         )
 
 
 def _only(texts: Sequence[Sequence[int]], place: str, long: str) -> Sequence[int]:
     if len(texts) != 1:
-        raise ValueError(f"{place}: data.long={long} reads one text, and here are {len(texts)}; leave data.long=cut")
+        raise ValueError(
+            f"{place}: data.long_text={long} reads one text, and here are {len(texts)}; leave data.long_text=cut"
+        )
     return texts[0]

@@ -96,7 +96,7 @@ class TableSource:
 
     def settings(self) -> dict[str, Any]:
         """What reading a line needs."""
-        return {"max_len": self._data.max_len}
+        return {"max_seq_len": self._data.max_seq_len}
 
     def read(self, split: str) -> list[Example]:
         """The examples of a split.
@@ -109,7 +109,7 @@ class TableSource:
                 raise ValueError("there are no training files; name them with data.train=[FILE]")
             found = [example for path in self._train for example in self._rows(path, labelled=True)]
             if self._holds_out:
-                found = part_of(found, self._data.held_out, split, str(self._train[0]))
+                found = part_of(found, self._data.val_fraction, split, str(self._train[0]))
         else:
             path = self._files[split]
             labelled = split in self.dev or self.tests_are_labelled
@@ -172,7 +172,7 @@ def part_of(examples: Sequence[Example], share: float, split: str, origin: str) 
     found = [example for example, held in zip(examples, held_out, strict=True) if held == (split == HELD_OUT)]
     if not found:
         raise ValueError(
-            f"{origin}: data.held_out={share} of its {len(examples)} examples are "
+            f"{origin}: data.val_fraction={share} of its {len(examples)} examples are "
             + ("none; raise it, or name data.dev" if split == HELD_OUT else "all; lower it, or name data.dev")
         )
     return found

@@ -33,7 +33,7 @@ def build_classification(name: str, data: TaskDataConfig, summary: Summary) -> T
 def build_regression(name: str, data: TaskDataConfig, summary: Summary) -> Task:
     """`regress`: Pearson's correlation decides, Spearman's is told."""
     source = _source(name, data, ())
-    scale = data.scale or (scale_of(source.read(TRAIN)) if data.train else ())
+    scale = data.label_scale or (scale_of(source.read(TRAIN)) if data.train else ())
     return RegressionTask(name, source, data, summary, ("pearson", "spearman"), scale=scale)
 
 

@@ -46,7 +46,7 @@ class RaceSource:
 
     def settings(self) -> dict[str, Any]:
         """What reading a question needs."""
-        return {"max_len": self._data.max_len, "max_option_len": self._data.max_option_len}
+        return {"max_seq_len": self._data.max_seq_len, "max_option_len": self._data.max_option_len}
 
     def read(self, split: str) -> list[Example]:
         """The questions of a split, level by level, in the order of the numbers of their files."""

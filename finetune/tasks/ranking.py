@@ -50,7 +50,7 @@ class RankingSource:
 
     def settings(self) -> dict[str, Any]:
         """What reading a line needs."""
-        return {"max_len": self._data.max_len}
+        return {"max_seq_len": self._data.max_seq_len}
 
     @cached_property
     def grades(self) -> Grades:

@@ -16,14 +16,14 @@ from finetune.tasks.text_classification import CORPORA, build_corpus
 from xlpre.model.pooling import Summary
 
 Build = Callable[[str, TaskDataConfig, Summary], Task]
-FILES, COLUMNS, TREC = ("train", "dev", "test"), ("text", "labels", "scale"), ("queries", "documents", "qrels")
+FILES, COLUMNS, TREC = ("train", "dev", "test"), ("text", "labels", "label_scale"), ("queries", "documents", "qrels")
 # of each family: how it is built, and which settings of files and columns it has no use for
 FAMILIES: list[tuple[tuple[str, ...], Build, tuple[str, ...]]] = [
     (tuple(LAYOUTS), build_glue, (*COLUMNS, *TREC)),
     (tuple(LEVELS), build_race, (*FILES, *COLUMNS, *TREC)),
     (tuple(VERSIONS), build_squad, (*COLUMNS, *TREC)),
     (("imdb", *CORPORA), build_corpus, (*FILES, *COLUMNS, *TREC)),
-    (("classify",), build_classification, ("scale", *TREC)),
+    (("classify",), build_classification, ("label_scale", *TREC)),
     (("regress",), build_regression, ("labels", *TREC)),
     (("rank",), build_ranking, COLUMNS),
 ]

@@ -35,7 +35,7 @@ class RegressionTask(SequenceTask):
 
     def settings(self) -> dict[str, Any]:
         """The scale, too, where there is one."""
-        return {**super().settings(), **({"scale": list(self.scale)} if self.scale else {})}
+        return {**super().settings(), **({"label_scale": list(self.scale)} if self.scale else {})}
 
     def head(self, shape: ModelConfig) -> nn.Module:
         """A new head."""

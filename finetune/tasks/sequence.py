@@ -51,18 +51,18 @@ class SequenceTask:
         score_names: Sequence[str] = ("accuracy",),
     ) -> None:
         self.name, self.source, self.data, self.summary = name, source, data, summary
-        self.long = LONG[data.long](data)
+        self.long = LONG[data.long_text](data)
         self.score_names, self.score = tuple(score_names), score_names[0]
         self.padding = "right" if summary == "first" else "left"  # what is read must be text
-        if data.long == "memory" and self.padding == "right":
+        if data.long_text == "memory" and self.padding == "right":
             raise ValueError(
-                "data.long=memory reads to the end of a text, and model.summary=first its begin; set another summary"
+                "data.long_text=memory reads to the end of a text, and model.pooling=first its begin; set another summary"
             )
         self.dev, self.test, self.columns = source.dev, source.test, source.texts
 
     def settings(self) -> dict[str, Any]:
         """The source's, and how long texts are read."""
-        names = ("long", "mem_len", "window_stride", "pool")
+        names = ("long_text", "mem_len", "window_stride", "window_pooling")
         return {**self.source.settings(), **{name: getattr(self.data, name) for name in names}}
 
     def read(self, split: str) -> list[Example]:
@@ -117,7 +117,7 @@ class SequenceTask:
 
     def of_examples(self, split: Split, outputs: Outputs) -> Outputs:
         """Outputs of examples, from those of their windows."""
-        return pooled(split, outputs, self.data.pool) if self.data.long == "windows" else outputs
+        return pooled(split, outputs, self.data.window_pooling) if self.data.long_text == "windows" else outputs
 
     def _answers(self, example: Example) -> dict[str, Any]:
         return {} if example.answer is None else {"truth": np.int64(example.answer)}
@@ -206,8 +206,8 @@ class ChoiceTask(SequenceTask):
         about, *options = texts
         for option in options:
             kept = option[-self.max_option_len :]
-            room = self.data.max_len - 3 - len(kept)  # it is the text that is cut
-            yield lay_out(about[: max(room, 0)], kept, self.data.max_len)
+            room = self.data.max_seq_len - 3 - len(kept)  # it is the text that is cut
+            yield lay_out(about[: max(room, 0)], kept, self.data.max_seq_len)
 
 
 def _read(example: Example, encode: Callable[[str], list[int]]) -> list[list[int]]:

@@ -64,16 +64,16 @@ class SpanTask:
 
     def __init__(self, name: str, data: TaskDataConfig, answerable: bool) -> None:
         self.name, self.answerable, self._data = name, answerable, data
-        self.score = "f1" if answerable or data.null_threshold is not None else "best_f1"
-        if data.max_len < data.max_question_len + 4:
+        self.score = "f1" if answerable or data.null_score_threshold is not None else "best_f1"
+        if data.max_seq_len < data.max_question_len + 4:
             raise ValueError(
-                f"data.max_len ({data.max_len}) has no room for data.max_question_len ({data.max_question_len}), 3 symbols and a text; "
-                f"set data.max_len above {data.max_question_len + 3}"
+                f"data.max_seq_len ({data.max_seq_len}) has no room for data.max_question_len ({data.max_question_len}), 3 symbols and a text; "
+                f"set data.max_seq_len above {data.max_question_len + 3}"
             )
 
     def settings(self) -> dict[str, Any]:
         """What reading a question and answering it need."""
-        names = ("max_len", "max_question_len", "doc_stride", "max_answer_len", "null_threshold")
+        names = ("max_seq_len", "max_question_len", "doc_stride", "max_answer_len", "null_score_threshold")
         return {name: getattr(self._data, name) for name in names}
 
     def encode(self, examples: Sequence[Example], tokenizer: Tokenizer) -> list[Item]:
@@ -90,7 +90,7 @@ class SpanTask:
                 raise ValueError(
                     f"{example.place}: of {question if text.ids else context!r} the vocabulary reads nothing; remove it"
                 )
-            found += windows(number, text, ids, data.max_len, data.doc_stride, _truth(example, text))
+            found += windows(number, text, ids, data.max_seq_len, data.doc_stride, _truth(example, text))
         return found
 
     def head(self, shape: ModelConfig) -> nn.Module:
@@ -123,7 +123,7 @@ class SpanTask:
         odds = np.array([one.odds for one in answered])
         said, exists = np.array([bool(text) for text in texts]), np.array([bool(of) for of in truths])
         found: dict[str, float] = {}
-        if self._data.null_threshold is None:
+        if self._data.null_score_threshold is None:
             for column, name in ((1, "f1"), (0, "exact")):
                 best, threshold = best_threshold(of_texts[:, column], said, exists, odds)
                 found |= {f"best_{name}": best, f"best_{name}_threshold": threshold}
@@ -143,9 +143,9 @@ class SpanTask:
 
     def decided(self, scores: Mapping[str, float]) -> dict[str, Any]:
         """The threshold, if none was set."""
-        if self.answerable or self._data.null_threshold is not None:
+        if self.answerable or self._data.null_score_threshold is not None:
             return {}
-        return {"null_threshold": scores["best_f1_threshold"]}
+        return {"null_score_threshold": scores["best_f1_threshold"]}
 
     def predictions(self, split: Split, outputs: Outputs) -> list[Prediction]:
         """The answer (empty: there is none), the best ones with their probabilities among each other, and the odds of there being none."""
@@ -155,7 +155,7 @@ class SpanTask:
     @property
     def _threshold(self) -> float:
         """No answer is given above it: even odds, unless another was set or decided."""
-        return self._data.null_threshold or 0.0
+        return self._data.null_score_threshold or 0.0
 
     def _prediction(self, example: Example, answered: Answered) -> Prediction:
         texts = [text for text, _, _ in answered.best] or [""]

@@ -1,7 +1,7 @@
 """Official corpora of text classification: IMDB's folders, and the CSV files of Zhang, Zhao and LeCun (2015); or the
 datasets of the same content, where `data.dir` is hf: and a name.
 
-None has examples to measure on: a part of the training examples is held out (`data.held_out`), and the test examples, whose labels are
+None has examples to measure on: a part of the training examples is held out (`data.val_fraction`), and the test examples, whose labels are
 there, are measured once, at the end.
 """
 
@@ -108,7 +108,9 @@ class ImdbSource(TableSource):
             for path in files:
                 fields = {"id": path.stem, "text": _review(path), "label": label}
                 found.append(self.example(fields, str(path), labelled=True))
-        return part_of(found, self._data.held_out, split, str(self._folder)) if split in (TRAIN, HELD_OUT) else found
+        return (
+            part_of(found, self._data.val_fraction, split, str(self._folder)) if split in (TRAIN, HELD_OUT) else found
+        )
 
 
 def _parts(data: TaskDataConfig, train: Path, test: Path) -> tuple[list[Path], dict[str, Path], dict[str, Path]]:

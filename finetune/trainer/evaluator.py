@@ -65,7 +65,7 @@ def measure(task: Task, split: Split, outputs: Outputs) -> dict[str, float]:
 
 
 def device_pass_tokens(pass_tokens: int | None, device: torch.device) -> int:
-    """`data.pass_tokens`, or what fits the device.
+    """`data.forward_overhead_tokens`, or what fits the device.
 
     On a CPU, 64 to 256 were equally good for models of 2 x 128, 4 x 256 and 3 x 768 (2026-11-21, SST-2). On a GPU, where a pass of
     few tokens costs as much as one of many, it is a guess.

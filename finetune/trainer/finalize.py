@@ -175,12 +175,18 @@ def _kept(foundation: RunInputs, folder: Path, device: torch.device, comm: Comm)
 def _task_of(foundation: RunInputs, saved: TaskModelFolder) -> Task:
     """The task with what was decided for these weights."""
     config = foundation.config
-    return build_task(config.task, dataclasses.replace(config.data, **saved.task["data"]), config.model.summary)
+    return build_task(config.task, dataclasses.replace(config.data, **saved.task["data"]), config.model.pooling)
 
 
 def _answer(foundation: RunInputs, model: TaskModel, split: Split, comm: Comm) -> Outputs:
     config = foundation.config
-    return answer(model, split, config.eval.rows, device_pass_tokens(config.data.pass_tokens, model.device), comm)
+    return answer(
+        model,
+        split,
+        config.eval.batch_size,
+        device_pass_tokens(config.data.forward_overhead_tokens, model.device),
+        comm,
+    )
 
 
 def _say(summary: Summary, tested: dict[str, float], written: Sequence[Path], best: Result, run_dir: Path) -> None:

@@ -45,16 +45,18 @@ class RunInputs:
     """
 
     def __init__(self, config: FinetuneConfig) -> None:
-        if not config.task or not config.init:
-            missing = "task" if not config.task else "init"
-            raise ValueError(f"{missing} is not set; say task=NAME (such as glue/mrpc) and init=FOLDER (of a model)")
+        if not config.task or not config.init_from:
+            missing = "task" if not config.task else "init_from"
+            raise ValueError(
+                f"{missing} is not set; say task=NAME (such as glue/mrpc) and init_from=FOLDER (of a model)"
+            )
         check_place(config.run_dir)
-        self.task = build_task(config.task, config.data, config.model.summary)
+        self.task = build_task(config.task, config.data, config.model.pooling)
         examples: dict[str, Sequence[Example]] = {split: self.task.read(split) for split in (TRAIN, *self.task.dev)}
         examples |= {split: self.task.read(split) for split in self.task.test}
-        self.folder = load_init(config.init)
-        self.tokenizer = self.folder.vocabulary(f"init={config.init}")
-        examples[TRAIN] = _drawn(examples[TRAIN], config.data.limit, config.seed)
+        self.folder = load_init(config.init_from)
+        self.tokenizer = self.folder.vocabulary(f"init_from={config.init_from}")
+        examples[TRAIN] = _drawn(examples[TRAIN], config.data.max_train_examples, config.seed)
         self.train = self.split(TRAIN, examples[TRAIN])
         self.dev, self.test = (
             [self.split(name, examples[name]) for name in names] for names in (self.task.dev, self.task.test)
@@ -63,7 +65,9 @@ class RunInputs:
         _check_shares(config)
         given = {"dropout": config.model.dropout, "dropatt": config.model.dropatt}
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        self.shape = dataclasses.replace(self.folder.config, **changes, attention=config.model.attention)
+        self.shape = dataclasses.replace(
+            self.folder.config, **changes, attention_backend=config.model.attention_backend
+        )
         check_memory(config.data, self.shape)
 
     def split(self, name: str, examples: Sequence[Example]) -> Split:
@@ -75,7 +79,7 @@ class RunInputs:
         task = {
             "task": self.task.name,
             "data": self.task.settings(),
-            "summary": self.config.model.summary,
+            "pooling": self.config.model.pooling,
             "labels": list(self.task.labels),
         }
         return fine_tuned(self.folder, self.shape, weights, task, facts)
@@ -84,13 +88,13 @@ class RunInputs:
         """What must be the same for a run to go on; settings of speed and memory may change."""
         config = self.config
         model = dataclasses.asdict(self.shape)
-        del model["attention"]
+        del model["attention_backend"]
         return {
             "format": FORMAT,
             "task": config.task,
             "labels": list(self.task.labels),
             "data": self.task.settings(),
-            "model": {**model, "summary": config.model.summary},
+            "model": {**model, "pooling": config.model.pooling},
             "weights": self._fingerprint_of_weights,
             "examples": self._fingerprints[TRAIN],
             "measured": {split.name: self._fingerprints[split.name] for split in self.dev},
@@ -98,7 +102,7 @@ class RunInputs:
             "optim": dataclasses.asdict(config.optim),
             "schedule": dataclasses.asdict(config.schedule),
             "train": {"batch_size": config.train.batch_size, "steps": config.train.steps},
-            "eval": {name: getattr(config.eval, name) for name in ("every", "keep", "patience")},
+            "eval": {name: getattr(config.eval, name) for name in ("every", "keep_weights", "early_stopping_patience")},
             "seed": seed,
         }
 
@@ -144,14 +148,14 @@ def _resolved(config: FinetuneConfig, n_items: int, settings: dict[str, Any]) ->
     train, schedule = config.train, config.schedule
     if config.epochs is not None:
         train = dataclasses.replace(train, steps=max(1, math.ceil(config.epochs * n_items / train.batch_size)))
-    if config.warmup_share is not None:
-        schedule = dataclasses.replace(schedule, warmup_steps=round(config.warmup_share * train.steps))
+    if config.warmup_ratio is not None:
+        schedule = dataclasses.replace(schedule, warmup_steps=round(config.warmup_ratio * train.steps))
     if schedule.warmup_steps >= train.steps:
         raise ValueError(
             f"schedule.warmup_steps ({schedule.warmup_steps}) must be below train.steps ({train.steps}); lower it, or set warmup_share"
         )
     data = dataclasses.replace(config.data, **settings)
-    decided: dict[str, Any] = {"epochs": None, "warmup_share": None, "recipes": {}}
+    decided: dict[str, Any] = {"epochs": None, "warmup_ratio": None, "task_overrides": {}}
     return dataclasses.replace(config, train=train, schedule=schedule, data=data, **decided)
 
 

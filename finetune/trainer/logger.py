@@ -32,14 +32,14 @@ class Log(RunLog):
         return {
             "examples_per_second": steps * self._job.config.train.batch_size / seconds,
             "tokens_per_second": text / seconds,
-            "padding": 1 - text / computed,
+            "padding_fraction": 1 - text / computed,
         }
 
     def measure(self) -> None:
         """Scores."""
         with self.paused():
             found = self._job.measure()
-            self.say(shown(found), {**found, "seconds": self._job.course.seconds})
+            self.say(shown(found), {**found, "train_seconds": self._job.course.seconds})
 
 
 def progress(line: Mapping[str, Any]) -> str:

@@ -36,12 +36,12 @@ def finetune(config: FinetuneConfig) -> None:
     """
     check_wandb(config.train.wandb)
     foundation, run_dir = RunInputs(config), Path(config.run_dir)
-    seeds = range(config.seed, config.seed + config.seeds)
+    seeds = range(config.seed, config.seed + config.num_seeds)
     finished = finished_seeds(foundation)
     todo = [seed for seed in seeds if seed not in finished]
     init_env()
     device = use_device()
-    set_timeout(config.train.patience_minutes)
+    set_timeout(config.train.timeout_minutes)
     start_processes(device)
     settings = build_deepspeed_config(
         config.train, config.optim, device, world_size(), config.deepspeed
@@ -107,8 +107,8 @@ def _opening(foundation: RunInputs, device: torch.device, stage: int, n_runs: in
     epochs = config.train.steps * config.train.batch_size / len(foundation.train.items)
     return (
         f"{config.name}: {config.task}, {len(foundation.train.examples):,} train, {dev} examples\n"
-        f"{start} {config.init} ({foundation.folder.kind}; {shape.n_layer} layers, d {shape.d_model})\n"
-        f"{n_runs} run(s) to do of {config.seeds}: {config.train.steps:,} updates of {config.train.batch_size} examples "
+        f"{start} {config.init_from} ({foundation.folder.kind}; {shape.n_layer} layers, d {shape.d_model})\n"
+        f"{n_runs} run(s) to do of {config.num_seeds}: {config.train.steps:,} updates of {config.train.batch_size} examples "
         f"({epochs:.1f} epochs), lr {config.optim.lr:g}, {world_size()} process(es) on {device.type}, ZeRO stage {stage}; "
         f"everything goes to {config.run_dir}"
     )

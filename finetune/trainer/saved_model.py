@@ -25,7 +25,7 @@ def open_task_model(path: Path) -> tuple[TaskModelFolder, Task]:
     model = load_task_model(path)
     said, origin = model.task, f"{path}: {TASK}"
     data = from_mapping(TaskDataConfig, said["data"], origin)
-    summary = from_mapping(TaskModelConfig, {"summary": said["summary"]}, origin).summary
+    summary = from_mapping(TaskModelConfig, {"pooling": said["pooling"]}, origin).pooling
     task = build_task(said["task"], data, summary)
     if missing := task.settings().keys() - said["data"].keys():
         raise ValueError(f"{origin}: its data has no {', '.join(sorted(missing))}; copy the file as it was written")

@@ -59,7 +59,7 @@ class Job:
         self.foundation, self.config, self.seed, self.folder = foundation, foundation.config, seed, folder
         self.comm, self.device = comm, device
         config = self.config
-        self.pass_tokens = device_pass_tokens(config.data.pass_tokens, device)
+        self.pass_tokens = device_pass_tokens(config.data.forward_overhead_tokens, device)
         side = foundation.task.padding
         self._dealer = LengthBucketSampler(foundation.train.items, side, rank(), world_size(), self.pass_tokens)
         self._dtype = PRECISIONS[precision_on(device, config.train.precision)]
@@ -67,7 +67,9 @@ class Job:
         checkpoints, train = folder / checkpoint.FOLDER, config.train
         saved = checkpoint.newest(checkpoints, comm)
         was = checkpoint.facts_of(saved, self._facts) if saved else {}
-        self._writer = CheckpointWriter(checkpoints, comm, train.keep_last, train.keep_every, resumed=saved)
+        self._writer = CheckpointWriter(
+            checkpoints, comm, train.keep_last_checkpoints, train.keep_checkpoints_every, resumed=saved
+        )
         self.best: tuple[float, int] | None = was.get("best") and tuple(was["best"])
         self._without_better: int = was.get("without_better", 0)
         self._start(saved, was)
@@ -76,7 +78,7 @@ class Job:
     @property
     def finished(self) -> bool:
         """Whether the steps are done, the time is used up, or nothing got better for long."""
-        patience = self.config.eval.patience
+        patience = self.config.eval.early_stopping_patience
         return self.course.finished or (patience is not None and self._without_better >= patience)
 
     def begin_step(self) -> list[Parts]:
@@ -90,14 +92,14 @@ class Job:
         task = self.foundation.task
         found: dict[str, float] = {}
         for split in self.foundation.dev:
-            outputs = answer(self.engine.module, split, self.config.eval.rows, self.pass_tokens, self.comm)
+            outputs = answer(self.engine.module, split, self.config.eval.batch_size, self.pass_tokens, self.comm)
             found |= {f"{split.name}/{name}": score for name, score in measure(task, split, outputs).items()}
         score = found[f"{self.foundation.dev[0].name}/{task.score}"]
         if self.course.step == 0:  # a head that knows nothing may be lucky
             return found
         if self.best is None or score > self.best[0]:
             self.best, self._without_better = (score, self.course.step), 0
-            if self.config.eval.keep == "best":
+            if self.config.eval.keep_weights == "best":
                 self._keep()
         else:
             self._without_better += 1
@@ -106,13 +108,13 @@ class Job:
     def save(self) -> None:
         """Begin a checkpoint, which is written while training goes on; every process must call it."""
         step, seconds = self.course.step, self.course.seconds
-        facts = {**self._facts, "seconds": seconds, "best": self.best, "without_better": self._without_better}
+        facts = {**self._facts, "train_seconds": seconds, "best": self.best, "without_better": self._without_better}
         self._writer.begin(step, self.engine, [], facts, partial(self._write, step))
 
     def close(self) -> None:
         """Finish what was begun; keep the last weights if they are the result; give the engine's memory back."""
         self._writer.close()
-        if self.finished and self.config.eval.keep == "last":
+        if self.finished and self.config.eval.keep_weights == "last":
             self._keep()
         del self.engine, self.course.engine
         gc.collect()
@@ -129,7 +131,7 @@ class Job:
         self.comm.barrier()
 
     def _write(self, step: int, path: Path, weights: dict[str, Tensor]) -> None:
-        facts = {"name": self.config.name, "step": step, "seed": self.seed, "init": self.config.init}
+        facts = {"name": self.config.name, "step": step, "seed": self.seed, "init_from": self.config.init_from}
         save_task_model(path, self.foundation.model(weights, facts))
 
     def _start(self, saved: Path | None, was: dict[str, Any]) -> None:
@@ -152,6 +154,6 @@ class Job:
 
 def in_agreement(shape: ModelConfig, device: torch.device, dtype: torch.dtype, comm: Comm) -> ModelConfig:
     """A shape with the attention that process 0 finds fastest on its GPU, which the others take."""
-    found = resolve_backend(shape.attention, device, dtype, shape.head_width) if is_rank_zero() else ""
+    found = resolve_backend(shape.attention_backend, device, dtype, shape.head_width) if is_rank_zero() else ""
     attention: Any = comm.broadcast(found)
-    return dataclasses.replace(shape, attention=attention)
+    return dataclasses.replace(shape, attention_backend=attention)

@@ -66,7 +66,7 @@ def activations(
         batch = _batch(shape)
         memory = initial_memory(model, shape.rows, mem_len=shape.mem_len, device="meta", dtype=dtype)
     given = [*language_model.parameters(), memory.hidden, *vars(batch).values()]
-    with Tensors(given, _inside_of(model.attention)) as tensors:
+    with Tensors(given, _inside_of(model.attention_backend)) as tensors:
         with _FoundIn(shares):
             hidden, new_memory = language_model.backbone(batch, memory)
         kept = tensors.live - new_memory.hidden.nbytes - new_memory.valid.nbytes

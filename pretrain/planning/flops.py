@@ -67,7 +67,7 @@ def batch_shape(config: PretrainConfig, rows: int) -> BatchShape:
     """The shape of a micro-batch of `rows` windows of a pretraining."""
     data, M = config.data, config.model.mem_len
     objective = build_objective(config.objective, data, np.ones(1, bool))  # raises what it cannot read
-    T, R, K = data.window, data.reuse_len, config.model.mem_len + data.window
+    T, R, K = data.seq_len, data.reuse_len, config.model.mem_len + data.seq_len
     # the reused part of a window never sees the rest; a causal model sees a triangle of the window
     visible = (R * (M + R) + (T - R) * K) / (T * K) if objective.sees_ahead else (M + (T + 1) / 2) / K
     targets, next_sentence = objective.n_targets(T, R), config.objective.next_sentence

@@ -87,11 +87,11 @@ class Plan:
     @property
     def tokens_per_step(self) -> int:
         """Window tokens of an update, once the batch has warmed up."""
-        return self.config.train.batch_size * self.config.data.window
+        return self.config.train.batch_size * self.config.data.seq_len
 
     def tokens(self, steps: int) -> int:
         """Window tokens of the first `steps` updates."""
-        return self.config.train.rows(steps) * self.config.data.window
+        return self.config.train.rows(steps) * self.config.data.seq_len
 
     def steps(self, tokens: float) -> int:
         """The first updates that read `tokens` window tokens, if they end with one."""
@@ -207,7 +207,7 @@ class Plan:
 
     def needed(self, micro: int) -> float:
         """Operations that a window token needs."""
-        return flops_per_step(self.model, self.shape(micro)) / (micro * self.config.data.window)
+        return flops_per_step(self.model, self.shape(micro)) / (micro * self.config.data.seq_len)
 
     def tokens_per_second(self, micro: int) -> float:
         """At the stated MFU, on all devices."""

@@ -132,7 +132,7 @@ class Ablation:
             raise ValueError(f"row {row}: {error}") from None
         name, folder = f"{self.name}_{row}_{seed}", self.folder / row / f"seed_{seed}"
         # the name of a run decides where its text and vocabulary are looked for, unless that is set
-        inputs = [f"data.store={said.data.store}", f"tokenizer.path={said.tokenizer.path}"]
+        inputs = [f"data.store_dir={said.data.store_dir}", f"tokenizer.path={said.tokenizer.path}"]
         words = ["--config", str(self.base), *inputs, *changes]
         words += [f"name={name}", f"run_dir={folder}", f"seed={seed}"]
         return Run(row, seed, words, load(PretrainConfig, self.base, words[2:]))
@@ -158,7 +158,7 @@ class Outcome:
             ValueError: it was made with other settings than its row says now.
         """
         run.check_made()
-        measured = [line for line in read_metrics(run.folder) if "held_out_loss" in line]
+        measured = [line for line in read_metrics(run.folder) if "val_loss" in line]
         return cls(run.seed, measured) if measured else None
 
     @property
@@ -169,17 +169,17 @@ class Outcome:
     @property
     def loss(self) -> float:
         """The last held-out loss, in nats; infinite if it was not finite."""
-        return _number(self.last["held_out_loss"])
+        return _number(self.last["val_loss"])
 
     @property
     def losses(self) -> dict[int, float]:
         """Held-out losses by the number of window tokens read."""
-        return {line["tokens"]: _number(line["held_out_loss"]) for line in self.measured}
+        return {line["tokens"]: _number(line["val_loss"]) for line in self.measured}
 
     @property
     def left_at(self) -> float:
         """Millions of window tokens read when it was first measured clearly below the loss of word frequencies; infinite: never."""
-        below = (x for x in self.measured if _number(x["held_out_loss"]) < x["held_out_unigram"] - BELOW)
+        below = (x for x in self.measured if _number(x["val_loss"]) < x["val_unigram_loss"] - BELOW)
         return next((line["tokens"] / 1e6 for line in below), math.inf)
 
 
@@ -203,12 +203,12 @@ def table(ablation: Ablation) -> list[dict[str, str]]:
     against = "against " + (
         "the first" if baseline == next(iter(ablation.rows)) else baseline
     )  # the first was not measured yet
-    targets = first[0].last["held_out_unigram"]
+    targets = first[0].last["val_unigram_loss"]
     lines = []
     for row, several in found.items():
         losses, lasts = sorted(outcome.loss for outcome in several), [outcome.last for outcome in several]
         left = [outcome.left_at for outcome in several]
-        same = abs(lasts[0]["held_out_unigram"] - targets) < 1e-6
+        same = abs(lasts[0]["val_unigram_loss"] - targets) < 1e-6
         then = max(set.intersection(*(set(outcome.losses) for outcome in (*several, *first))))
         at_the_end = median(losses) - median(outcome.loss for outcome in first)
         ours, theirs = (median(outcome.losses[then] for outcome in runs) for runs in (several, first))
@@ -223,10 +223,10 @@ def table(ablation: Ablation) -> list[dict[str, str]]:
                 "lowest to highest": f"{losses[0]:.3f} to {losses[-1]:.3f}" if len(losses) > 1 else "",
                 against: f"{at_the_end:+.3f}" if same else "other targets",
                 "after as many tokens": f"{ours - theirs:+.3f} ({then / 1e6:.2f} M)" if same else "",
-                "word frequencies": f"{lasts[0]['held_out_unigram']:.3f}",
+                "word frequencies": f"{lasts[0]['val_unigram_loss']:.3f}",
                 "below them from, M": _span([x for x in left if x < math.inf], len(left)),
-                "bits a byte": f"{median(_number(x['held_out_bits_per_byte']) for x in lasts):.3f}",
-                "targets right": f"{median(x['held_out_accuracy'] for x in lasts):.1%}",
+                "bits a byte": f"{median(_number(x['val_bpb']) for x in lasts):.3f}",
+                "targets right": f"{median(x['val_accuracy'] for x in lasts):.1%}",
             }
         )
     return lines

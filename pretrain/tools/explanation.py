@@ -111,7 +111,7 @@ def explain(
     direction = "backward, from right to left" if backward else "forward"
     pieces = tokenizer.pieces
     return Explanation(
-        f"{config.objective.name}, {data.window} tokens ({data.reuse_len} reused), {direction}, seed {config.seed}, step {step}",
+        f"{config.objective.name}, {data.seq_len} tokens ({data.reuse_len} reused), {direction}, seed {config.seed}, step {step}",
         [objective.about, *_notes(int(windows.pair_label[0]), data, len(ids) - 1)],
         pieces=[pieces[i] for i in windows.ids[0]],
         read=[pieces[i] for i in row.input_ids[0]],
@@ -129,15 +129,15 @@ def explain(
 
 def fitted(data: DataConfig, n_tokens: int) -> DataConfig:
     """`data` with a window that is no longer than `n_tokens` of text and the symbols, in the same proportions."""
-    plain = data.reuse_len == data.window
+    plain = data.reuse_len == data.seq_len
     least = 2 if plain else 3
     if n_tokens < least:
         raise ValueError(f"the text has {n_tokens} tokens with its <eop>, a window needs {least}; give a longer one")
     window = n_tokens + data.n_symbols
-    if window >= data.window:
+    if window >= data.seq_len:
         return data
-    reuse_len = window if plain else max(1, min(window * data.reuse_len // data.window, n_tokens - 2))
-    return dataclasses.replace(data, window=window, reuse_len=reuse_len)
+    reuse_len = window if plain else max(1, min(window * data.reuse_len // data.seq_len, n_tokens - 2))
+    return dataclasses.replace(data, seq_len=window, reuse_len=reuse_len)
 
 
 def _notes(pair_label: int, data: DataConfig, n_tokens: int) -> list[str]:
@@ -147,8 +147,8 @@ def _notes(pair_label: int, data: DataConfig, n_tokens: int) -> list[str]:
             "what follows A" if pair_label else "from elsewhere (in training anywhere in the store, here in this text)"
         )
         notes.append(f"Segment B is {origin}.")
-    if (room := data.window - data.n_symbols) < n_tokens:
-        notes.append(f"The text has {n_tokens:,} tokens; a window of {data.window} holds {room}, the rest is cut off.")
+    if (room := data.seq_len - data.n_symbols) < n_tokens:
+        notes.append(f"The text has {n_tokens:,} tokens; a window of {data.seq_len} holds {room}, the rest is cut off.")
     return notes
 
 
@@ -156,9 +156,9 @@ def vocabulary(config: PretrainConfig) -> Tokenizer:
     """The vocabulary that `tokenizer.path` names, or else the store's."""
     if Path(config.tokenizer.path).exists():
         return Tokenizer.named_in(config.tokenizer)
-    if Path(config.data.store).exists():
-        return TokenStore(config.data.store).tokenizer()
+    if Path(config.data.store_dir).exists():
+        return TokenStore(config.data.store_dir).tokenizer()
     raise ValueError(
-        f"there is no vocabulary, neither tokenizer.path={config.tokenizer.path} nor data.store={config.data.store}; "
+        f"there is no vocabulary, neither tokenizer.path={config.tokenizer.path} nor data.store_dir={config.data.store_dir}; "
         "make one with pretrain/train_tokenizer.py and the same settings"
     )

@@ -6,7 +6,7 @@ import torch
 
 from pretrain.config import PretrainConfig
 from pretrain.planning.flops import batch_shape, parameters
-from pretrain.trainer.evaluator import held_out_lanes
+from pretrain.trainer.evaluator import val_lanes
 from pretrain.trainer.inputs import RunInputs, checkpoints_of, is_finished
 from pretrain.trainer.samples import Samples
 from xlpre.config.cli import Given
@@ -27,7 +27,7 @@ def dry_run(config: PretrainConfig, given: Given) -> None:
     """
     check_wandb(config.train.wandb)
     foundation = RunInputs(config, given)
-    held_out_lanes(config, foundation.store)
+    val_lanes(config, foundation.store)
     Samples(config, foundation.store, foundation.tokenizer)
     lanes_of(rank(), world_size(), config.train.batch_size, config.train.accumulation)
     start, about = foundation.start, foundation.start.about

@@ -57,9 +57,9 @@ class Evaluator:
         # spans as by default, whatever is trained on, so that runs are measured on the same targets
         wanted = ObjectiveConfig(name=config.objective.name, partial_k=partial_k, perm_size=config.objective.perm_size)
         objective = build_objective(wanted, config.data, tokenizer.starts_word)
-        lanes, self._windows = held_out_lanes(config, store)
+        lanes, self._windows = val_lanes(config, store)
         self._loader = Loader(lanes, config.data, objective, SEED)
-        mine = range(rank(), config.eval.lanes, world_size())
+        mine = range(rank(), config.eval.batch_size, world_size())
         # ZeRO-3 gathers weights together: a process that no lane is left for reads along, and its sums do not count
         self._mine, self._counts = mine or range(1), bool(mine)
         seen = np.asarray(store.unigram) + 1.0  # a token never seen in training has been seen once
@@ -101,18 +101,23 @@ class Evaluator:
 def eval_protocol(config: PretrainConfig) -> dict[str, Any]:
     """The settings that two held-out losses of a run must share to compare."""
     asked = config.eval
-    return {"lanes": asked.lanes, "windows": asked.windows, "mem_len": asked.mem_len, "partial_k": asked.partial_k}
+    return {
+        "batch_size": asked.batch_size,
+        "num_windows": asked.num_windows,
+        "mem_len": asked.mem_len,
+        "partial_k": asked.partial_k,
+    }
 
 
-def held_out_lanes(config: PretrainConfig, store: TokenStore) -> tuple[Lanes, int]:
+def val_lanes(config: PretrainConfig, store: TokenStore) -> tuple[Lanes, int]:
     """Lanes over the held-out text and how many windows of each are measured: no text twice.
 
     Raises:
         ValueError: the held-out text is shorter than a window.
     """
-    n_lanes = config.eval.lanes
+    n_lanes = config.eval.batch_size
     available = (len(store.held_out) - config.data.reach) // config.data.reuse_len // n_lanes
-    windows = max(1, min(config.eval.windows, available))
+    windows = max(1, min(config.eval.num_windows, available))
     lanes = Lanes(
         store.held_out,
         n_lanes,
@@ -122,7 +127,7 @@ def held_out_lanes(config: PretrainConfig, store: TokenStore) -> tuple[Lanes, in
         bidirectional=config.data.bidirectional,
         seed=SEED,
         at_document_end=config.memory.at_document_end,
-        origin=f"the held-out part of {store.path} (text.held_out)",
+        origin=f"the held-out part of {store.path} (text.val_fraction)",
     )
     return lanes, windows
 

@@ -24,9 +24,9 @@ FORMAT = 3  # of a checkpoint: names of parameters, what a batch of a step is
 # long it is, which stand in the table
 GROUPS = ("data", "objective", "model", "memory", "optim", "schedule", "train", "eval")
 FREE = {
-    "data": "store workers",
-    "model": "vocab_size attention",
-    "train": "steps hours compile activation_checkpointing log_every save_every keep_last keep_every max_skipped patience_minutes wandb",
+    "data": "store_dir num_threads",
+    "model": "vocab_size attention_backend",
+    "train": "steps hours compile activation_checkpointing log_every save_every keep_last_checkpoints keep_checkpoints_every max_skipped_steps timeout_minutes wandb",
     "eval": "every sentences",
 }
 
@@ -75,11 +75,11 @@ class RunInputs:
         checkpoint.check_facts(saved, {"format": was.get("format")}, {"format": FORMAT})
         if was["data"]["store"] != self.store.fingerprint:
             raise ValueError(
-                f"{saved} was made with another text than data.store={self.store.path} holds (fingerprints {was['data']['store'][:12]} "
-                f"and {self.store.fingerprint[:12]}); put back the data.store of {self.config.run_dir}/config.yaml, or give the run "
+                f"{saved} was made with another text than data.store_dir={self.store.path} holds (fingerprints {was['data']['store'][:12]} "
+                f"and {self.store.fingerprint[:12]}); put back the data.store_dir of {self.config.run_dir}/config.yaml, or give the run "
                 "another name"
             )
-        was = {"init": self.config.init, **was}  # older ones do not say
+        was = {"init_from": self.config.init_from, **was}  # older ones do not say
         checkpoint.check_facts(saved, was, {**self.facts, **more})
         return was
 
@@ -127,7 +127,7 @@ def is_finished(config: PretrainConfig, given: Given) -> bool:
     last, hours = checkpoint.facts_of(done[-1]), config.train.hours
     if step_of_model(config) != last["step"]:
         return False  # killed between the two
-    if last["step"] < config.train.steps and (hours is None or last["seconds"] < hours * 3600):
+    if last["step"] < config.train.steps and (hours is None or last["train_seconds"] < hours * 3600):
         return False
     RunInputs(config, given).facts_of(done[-1])
     return checkpoint.is_intact(done[-1])
@@ -157,9 +157,9 @@ def finished(config: PretrainConfig) -> str:
 
 def _compared(config: PretrainConfig) -> dict[str, Any]:
     """What two runs of a row must have the same, by key."""
-    found: dict[str, Any] = {"init": config.init}
+    found: dict[str, Any] = {"init_from": config.init_from}
     for group in GROUPS:
-        if group == "model" and config.init:  # the folder that a run begins with says its shape
+        if group == "model" and config.init_from:  # the folder that a run begins with says its shape
             continue
         settings = dataclasses.asdict(getattr(config, group))
         free = FREE.get(group, "").split()
@@ -169,14 +169,14 @@ def _compared(config: PretrainConfig) -> dict[str, Any]:
 
 def _facts(config: PretrainConfig, store: TokenStore, shape: ModelConfig) -> dict[str, Any]:
     data, optim, model = (dataclasses.asdict(group) for group in (config.data, config.optim, shape))
-    del data["workers"], optim["lr"], optim["matrix_lr"], model["attention"]
+    del data["num_threads"], optim["lr"], optim["matrix_lr"], model["attention_backend"]
     momentum, name = optim.pop("momentum"), optim.pop("name")
     optim["muon"] = name == "muon" and {"momentum": momentum}  # False in what was written before there was a choice
     return {
         "format": FORMAT,
-        "init": config.init,
+        "init_from": config.init_from,
         "model": model,
-        "data": {**data, "store": store.fingerprint},
+        "data": {**data, "store_dir": store.fingerprint},
         "objective": dataclasses.asdict(config.objective),
         "memory": dataclasses.asdict(config.memory),
         "optim": optim,
@@ -186,7 +186,7 @@ def _facts(config: PretrainConfig, store: TokenStore, shape: ModelConfig) -> dic
 
 
 def _open(config: PretrainConfig) -> tuple[TokenStore, Tokenizer]:
-    store = TokenStore(config.data.store)
+    store = TokenStore(config.data.store_dir)
     if Path(config.tokenizer.path).exists():
         tokenizer = Tokenizer.named_in(config.tokenizer)
         store.check_vocabulary(tokenizer, f"tokenizer.path={config.tokenizer.path}")
@@ -199,7 +199,7 @@ def _train_lanes(config: PretrainConfig, store: TokenStore) -> Lanes:
         config.train.batch_size,
         stride=config.data.reuse_len,
         reach=config.data.reach,
-        run_windows=config.data.run_windows,
+        run_windows=config.data.windows_per_run,
         bidirectional=config.data.bidirectional,
         seed=config.seed,
         at_document_end=config.memory.at_document_end,

@@ -44,7 +44,7 @@ class Log(RunLog):
             "targets_per_second": rate * self._targets_a_token,
             "flops_per_second": flops,
             "mfu": flops / (self._peak * world_size()) if self._peak else None,
-            "wait_seconds": job.waited_seconds - waited,
+            "data_wait_seconds": job.waited_seconds - waited,
             "tokens": job.tokens,
         }
 
@@ -56,13 +56,13 @@ class Log(RunLog):
                 f"held-out loss {got.loss:.3f} (word frequencies alone: {got.unigram:.3f}), {got.accuracy:.1%} of {got.n_targets:,} right"
                 + "".join(f", {name.replace('_', ' ')} {share:.1%} right" for name, share in got.auxiliary.items()),
                 {
-                    "held_out_loss": got.loss,
-                    "held_out_unigram": got.unigram,
-                    "held_out_accuracy": got.accuracy,
-                    "held_out_bits_per_byte": got.bits_per_byte,
-                    **{f"held_out_{name}_accuracy": share for name, share in got.auxiliary.items()},
+                    "val_loss": got.loss,
+                    "val_unigram_loss": got.unigram,
+                    "val_accuracy": got.accuracy,
+                    "val_bpb": got.bits_per_byte,
+                    **{f"val_{name}_accuracy": share for name, share in got.auxiliary.items()},
                     "tokens": self._job.tokens,
-                    "seconds": self._job.course.seconds,
+                    "train_seconds": self._job.course.seconds,
                 },
             )
         return got
@@ -76,7 +76,7 @@ def progress(line: Mapping[str, Any]) -> str:
     others = "".join(
         f", {name.replace('_', ' ')} {value:.3f}" for name, value in line.items() if name.endswith("_loss")
     )
-    skipped = line["skipped"]
+    skipped = line["skipped_steps"]
     return (
         f"loss {line['loss']:.3f}{others}, lr {line['lr']:.1e}, {line['tokens_per_second']:,.0f} tokens/s "
         f"({line['targets_per_second']:,.0f} targets/s), {computing}, {duration(line['eta_seconds'])} left, "

@@ -81,7 +81,7 @@ class Job:
         init_env()
         self._groups = lanes_of(rank(), world_size(), config.train.batch_size, config.train.accumulation)
         self.device = use_device()
-        set_timeout(config.train.patience_minutes)
+        set_timeout(config.train.timeout_minutes)
         start_processes(self.device)
         self.comm = Comm()
         self._settings = build_deepspeed_config(config.train, config.optim, self.device, world_size(), config.deepspeed)
@@ -95,10 +95,12 @@ class Job:
         folder, train = checkpoints_of(config), config.train
         saved = checkpoint.newest(folder, self.comm)
         was = self._foundation.facts_of(saved, precision=str(self.dtype)) if saved else {}
-        self.writer = CheckpointWriter(folder, self.comm, train.keep_last, train.keep_every, self._publish, saved)
+        self.writer = CheckpointWriter(
+            folder, self.comm, train.keep_last_checkpoints, train.keep_checkpoints_every, self._publish, saved
+        )
         self.tokens: int = was.get("tokens", 0)
         self._measured_anew = was.get("eval", self._facts["eval"]) != self._facts["eval"]  # older ones do not say
-        self._best_loss: float | None = None if self._measured_anew else was.get("best_held_out_loss")
+        self._best_loss: float | None = None if self._measured_anew else was.get("best_val_loss")
         self.memories: list[Memory] = []
         self._met: list[tuple[Batch, Memory]] = []
         self._start(saved, was)
@@ -127,13 +129,13 @@ class Job:
     def carry(self, micro: int, batch: Batch, memory: Memory) -> None:
         """Keep the memory that a batch left for the next window of its lanes."""
         # if this update is skipped too, what it met will be looked at
-        if self.course.skipped_in_a_row + 1 == self.config.train.max_skipped:
+        if self.course.skipped_in_a_row + 1 == self.config.train.max_skipped_steps:
             self._met.append((batch, self.memories[micro]))
         self.memories[micro] = memory
 
     def end_step(self) -> bool:
         """One update is done; see Course."""
-        self.tokens += self.config.train.rows_of(self.course.step) * self.config.data.window
+        self.tokens += self.config.train.rows_of(self.course.step) * self.config.data.seq_len
         asked = self.course.end_step(self._leave_what_was_met)
         if self.course.skipped_in_a_row:
             self.memories = [memory.reset_nonfinite_rows() for memory in self.memories]
@@ -168,7 +170,7 @@ class Job:
             step,
             self.engine,
             [(lanes, memory.hidden, memory.valid) for lanes, memory in zip(self._groups, self.memories, strict=True)],
-            {**self._facts, "seconds": seconds, "tokens": self.tokens, "best_held_out_loss": self._best_loss},
+            {**self._facts, "train_seconds": seconds, "tokens": self.tokens, "best_val_loss": self._best_loss},
             partial(self._write_model, step),
         )
 
@@ -206,7 +208,7 @@ class Job:
         """Build model, engine and memories, at the start or as the checkpoint `saved` has them; `was` is what it says."""
         config = self.config
         seed_everything(config.seed)  # the same starting values on every process
-        shape = dataclasses.replace(self.shape, attention=self._attention())
+        shape = dataclasses.replace(self.shape, attention_backend=self._attention())
         two_streams, next_sentence = self._foundation.objective.two_streams, config.objective.next_sentence
         build = partial(LanguageModel, shape, two_streams, next_sentence)
         weights = load_folder(saved / checkpoint.MODEL).weights if saved else {}
@@ -231,7 +233,11 @@ class Job:
     def _attention(self) -> Any:
         """What process 0 finds fastest on its GPU, which the others take."""
         shape = self.shape
-        found = resolve_backend(shape.attention, self.device, self.dtype, shape.head_width) if is_rank_zero() else ""
+        found = (
+            resolve_backend(shape.attention_backend, self.device, self.dtype, shape.head_width)
+            if is_rank_zero()
+            else ""
+        )
         return self.comm.broadcast(found)
 
     def _opening(self, saved: Path | None) -> str:
@@ -249,7 +255,7 @@ class Job:
         return (
             f"{config.name}: {config.objective.name}, {n_parameters:,} parameters ({shape.n_layer} layers, d {shape.d_model}), "
             f"memory {shape.mem_len}\n"
-            f"{len(self.store.train):,} training tokens, {config.train.batch_size} rows of {config.data.window} tokens a step, {steps}, "
+            f"{len(self.store.train):,} training tokens, {config.train.batch_size} rows of {config.data.seq_len} tokens a step, {steps}, "
             f"{world_size()} process(es) on {self.device.type}, {self.dtype}, ZeRO stage {self._settings['zero_optimization']['stage']}\n"
             f"{start}; everything goes to {self.run_dir}"
         )

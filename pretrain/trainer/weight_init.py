@@ -1,4 +1,4 @@
-"""Where a pretraining starts from: `init=FOLDER` or values of its own; and the shape of the model, which a folder decides."""
+"""Where a pretraining starts from: `init_from=FOLDER` or values of its own; and the shape of the model, which a folder decides."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from xlpre.text.tokenizer import Tokenizer
 from xlpre.training import checkpoint
 
 # what is not in the weights: ours if it is set, else the folder's
-FREE = ("mem_len", "attention_length", "clamp_len", "attention", "dropout", "dropatt", "init", "init_std")
+FREE = ("mem_len", "attention_span", "clamp_len", "attention_backend", "dropout", "dropatt", "init_scheme", "init_std")
 
 
 class Start:
@@ -45,14 +45,14 @@ class Start:
         model = config.model
         if model.vocab_size not in (0, store.vocab_size):
             raise ValueError(
-                f"model.vocab_size ({model.vocab_size}) is not the {store.vocab_size} pieces of data.store={store.path}; "
+                f"model.vocab_size ({model.vocab_size}) is not the {store.vocab_size} pieces of data.store_dir={store.path}; "
                 "leave it out, it is taken from the store"
             )
         self.store, self._config, self._tokenizer = store, config, tokenizer
         self._folder: ModelFolder | None = None
         self.about = "starts at step 0"
         self.shape = dataclasses.replace(model, vocab_size=store.vocab_size)
-        if not config.init:
+        if not config.init_from:
             return
         saved = checkpoint.complete(Path(config.run_dir) / checkpoint.FOLDER)
         if saved:  # the folder was read when the run began, and may be gone
@@ -60,8 +60,10 @@ class Start:
         else:
             self._folder = _read(config, tokenizer)
             has = self._folder.config
-        self.shape, given_way = _merged(model, has, given, config.init)
-        self.about = f"starts from the weights of {config.init}" + (f" ({self._folder.kind})" if self._folder else "")
+        self.shape, given_way = _merged(model, has, given, config.init_from)
+        self.about = f"starts from the weights of {config.init_from}" + (
+            f" ({self._folder.kind})" if self._folder else ""
+        )
         if self._folder and not self._folder.facts:
             self.about += f"; it does not say how its text was prepared, the store's is {tokenizer.preprocess}"
         if self._folder and config.objective.next_sentence and not self._folder.next_sentence:
@@ -105,25 +107,27 @@ def _merged(model: ModelConfig, has: ModelConfig, given: Given, init: str) -> tu
         if name == "d_head":
             theirs, ours = has.head_width, ours or has.d_model // has.n_head
         if in_words and ours != theirs:
-            raise ValueError(f"model.{name} ({ours}) is {theirs} in init={init}; leave it out, it is taken from there")
+            raise ValueError(
+                f"model.{name} ({ours}) is {theirs} in init_from={init}; leave it out, it is taken from there"
+            )
         if in_file and ours != theirs:
             given_way.append(f"{name}={theirs} ({ours})")
     return ModelConfig(**settings), given_way
 
 
 def _read(config: PretrainConfig, tokenizer: Tokenizer) -> ModelFolder:
-    folder = load_init(config.init)
-    theirs = folder.vocabulary(f"init={config.init}")
-    way_out = f"make a store with tokenizer.path={config.init}/spiece.model"
+    folder = load_init(config.init_from)
+    theirs = folder.vocabulary(f"init_from={config.init_from}")
+    way_out = f"make a store with tokenizer.path={config.init_from}/spiece.model"
     if theirs.sha256 != tokenizer.sha256:
         raise ValueError(
-            f"init={config.init} has the vocabulary (sha256) {theirs.sha256[:12]}, data.store={config.data.store} was made "
+            f"init_from={config.init_from} has the vocabulary (sha256) {theirs.sha256[:12]}, data.store_dir={config.data.store_dir} was made "
             f"with {tokenizer.sha256[:12]}; {way_out}"
         )
     known = "preprocess" in folder.facts or folder.kind == "tensorflow"
     if known and theirs.preprocess != tokenizer.preprocess:
         raise ValueError(
-            f"init={config.init} was trained on text with tokenizer.preprocess={theirs.preprocess}, data.store="
-            f"{config.data.store} was made with {tokenizer.preprocess}; {way_out} tokenizer.preprocess={theirs.preprocess}"
+            f"init_from={config.init_from} was trained on text with tokenizer.preprocess={theirs.preprocess}, data.store_dir="
+            f"{config.data.store_dir} was made with {tokenizer.preprocess}; {way_out} tokenizer.preprocess={theirs.preprocess}"
         )
     return folder

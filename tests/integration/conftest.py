@@ -14,9 +14,9 @@ from tests.integration.forking import Forked
 from xlpre.training.distributed import free_port
 
 SHAPE = {
-    "data.window": 32,
+    "data.seq_len": 32,
     "data.reuse_len": 16,
-    "data.run_windows": 4,
+    "data.windows_per_run": 4,
     "model.n_layer": 2,
     "model.d_model": 16,
     "model.n_head": 2,
@@ -29,8 +29,8 @@ SHAPE = {
     "train.batch_size": 4,
     "train.log_every": 1,
     "eval.every": 10,
-    "eval.lanes": 2,
-    "eval.windows": 3,
+    "eval.batch_size": 2,
+    "eval.num_windows": 3,
 }
 
 
@@ -123,7 +123,7 @@ def tiny_words(store, folder: Path, name: str = "tiny", **changes: object) -> li
         **SHAPE,
         "name": name,
         "run_dir": folder / name,
-        "data.store": store.path,
+        "data.store_dir": store.path,
         "tokenizer.path": store.path / "vocabulary.model",
         **{key.replace("__", "."): value for key, value in changes.items()},
     }

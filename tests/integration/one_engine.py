@@ -51,7 +51,7 @@ class Net(nn.Module):
 
 def built(precision, stage, net=None, clip=1.0, **zero):
     train = TrainConfig(batch_size=2, precision=precision)
-    optim = OptimConfig(lr=0.01, clip=clip)
+    optim = OptimConfig(lr=0.01, max_grad_norm=clip)
     return engine_around(net or Net(), train, optim, {"zero_optimization": {"stage": stage, **zero}})
 
 

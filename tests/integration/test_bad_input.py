@@ -33,9 +33,9 @@ def check_sentence(stderr, message):
         ("objective.name=permute", "objective.name: Invalid value 'permute', expected one of"),
         ("model=large", "'model' is a group of settings"),
         ("data.reuse_len=31", "set data.reuse_len=16"),
-        ("data.window=999998", "data.window needs"),
+        ("data.seq_len=999998", "data.seq_len needs"),
         ("deepspeed.train_batch_size=8", "deepspeed.train_batch_size is decided by train.batch_size"),
-        ("data.store=nowhere", "make it with pretrain/prepare.py"),
+        ("data.store_dir=nowhere", "make it with pretrain/prepare.py"),
         ("model.vocab_size=5", "leave it out, it is taken from the store"),
         ("steps", "is not of the form key=value"),
         ("[=3", "is not of the form key=value"),
@@ -61,10 +61,10 @@ def check_sentence(stderr, message):
         ("name=..", "name ('..') names folders"),
         ("run_dir=", "run_dir is empty"),
         (f"run_dir={__file__}/run", "test_bad_input.py is there already and is no folder; set another run_dir"),
-        ("data.store=", "data.store is empty"),
+        ("data.store_dir=", "data.store_dir is empty"),
         (
-            f"data.store={Path(__file__).parent}",
-            "is not a token store; data.store names what pretrain/prepare.py wrote",
+            f"data.store_dir={Path(__file__).parent}",
+            "is not a token store; data.store_dir names what pretrain/prepare.py wrote",
         ),
         (f"tokenizer.path={__file__}", f"tokenizer.path={__file__}: not a SentencePiece model"),
         ("eval.sentences=[abc]", "eval.sentences: 'abc' has no blank; mark one with ____"),
@@ -83,7 +83,7 @@ def check_sentence(stderr, message):
         ("seed=-1", "seed (-1) must be at least 0"),
         ("train.hours=0", "train.hours (0.0) must be positive"),
         ("objective.next_sentence=true data.pairs=false", "data.pairs (False) must be true"),
-        ("objective.next_sentence=true data.reuse_len=32", "data.reuse_len (32) below data.window (32)"),
+        ("objective.next_sentence=true data.reuse_len=32", "data.reuse_len (32) below data.seq_len (32)"),
         (
             "objective.next_sentence=true data.reuse_len=32 objective.name=causal",
             "objective.name=causal reads plain text",
@@ -145,7 +145,11 @@ def test_a_damaged_store_names_its_file(words, store, tmp_path):
 
 
 def test_preparing_tells_what_is_wrong_and_leaves_nothing(text_file, tmp_path):
-    paths = [f"tokenizer.path={tmp_path / 'v.model'}", f"data.store={tmp_path / 'store'}", f"text.source={text_file}"]
+    paths = [
+        f"tokenizer.path={tmp_path / 'v.model'}",
+        f"data.store_dir={tmp_path / 'store'}",
+        f"text.source={text_file}",
+    ]
     tokenizer, prepare = "pretrain/train_tokenizer.py", "pretrain/prepare.py"
     refused(run(tokenizer, *paths, "text.source=nothing/*.txt"), "text.source='nothing/*.txt' matches no file")
     refused(run(tokenizer, *paths, "tokenizer.vocab_size=20000"), "set tokenizer.vocab_size=")
@@ -173,13 +177,14 @@ def test_preparing_tells_what_is_wrong_and_leaves_nothing(text_file, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"empty", "v.model", "v.model.json"}
     assert run(prepare, *paths).returncode == 0
     refused(
-        run(prepare, *paths, "text.limit_mb=1"), "was made with text.limit_mb=null, not 1.0; set text.limit_mb=null"
+        run(prepare, *paths, "text.max_chars=1000000"),
+        "was made with text.max_chars=null, not 1.0; set text.max_chars=null",
     )
     more = text_file.with_name("more.txt")
     more.write_text("Ba be bi.")
     try:
         pattern = f"text.source={text_file.with_name('*.txt')}"
-        several = [*paths[:1], f"data.store={tmp_path / 'several'}", pattern]
+        several = [*paths[:1], f"data.store_dir={tmp_path / 'several'}", pattern]
         assert run(prepare, *several).returncode == 0
         more.write_text("Ba be bi bo.")
         refused(run(prepare, *several), "was made before")

@@ -154,7 +154,7 @@ def test_the_gradients_of_a_pretraining_are_watched_and_position_scores_told_fla
         assert lines[0]["gradient"]["position key, layer 0"] > 0 and lines[0]["update"]["query, layer 1"] > 0
         return max(lines[0]["position_scores"][0])
 
-    assert flatness("model.init=local") > 10 * flatness()
+    assert flatness("model.init_scheme=local") > 10 * flatness()
 
 
 def test_a_pretrained_model_is_compared_with_new_weights_and_what_is_done_is_not_done_again(tokenizer, tmp_path):
@@ -210,12 +210,12 @@ def test_ways_to_read_long_texts_are_compared_on_articles_whose_length_tells_not
 
 @pytest.mark.long
 def test_one_command_goes_from_text_to_what_pretraining_is_worth(text_file, words, tmp_path):
-    changed = {"data.store", "tokenizer.path", "name", "run_dir"}
+    changed = {"data.store_dir", "tokenizer.path", "name", "run_dir"}
     tiny = [word for word in words() if word.partition("=")[0] not in changed]
     tiny += [
         "name=tiny",
         "tokenizer.vocab_size=300",
-        "text.held_out=0.1",
+        "text.val_fraction=0.1",
         "train.hours=null",
         "train.steps=4",
         "eval.every=4",

@@ -40,7 +40,7 @@ def test_an_update_that_is_not_finite_is_not_made_and_is_counted(precision, stag
     update(engine, 2, factor)
     after = everything(engine)
     assert equal(after[0], weights) and equal(after[1], moments)
-    assert (after[2]["updates"], after[2]["skipped"]) == (2, counters["skipped"] + 1)
+    assert (after[2]["updates"], after[2]["skipped_steps"]) == (2, counters["skipped_steps"] + 1)
     update(engine, 3)
     assert not equal(everything(engine)[0], weights)
 

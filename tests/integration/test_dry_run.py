@@ -68,12 +68,12 @@ def test_a_dry_run_says_where_the_start_would_come_from(words, tmp_path, documen
     before, newest = sorted((tmp_path / "first" / "checkpoints").glob("step_*"))
     assert rehearsed(*words("first")).endswith(f"# goes on from {newest} at step 2\n")
     model = tmp_path / "first" / "model"
-    assert f"# starts from the weights of {model} (xlpre)" in rehearsed(*words("second"), f"init={model}")
+    assert f"# starts from the weights of {model} (xlpre)" in rehearsed(*words("second"), f"init_from={model}")
     other = write_store(tmp_path / "other", documents[:300], tokenizer, 0.1, {"source": "docstrings"}, {})
     for word, message in [
         ("seed=9", "seed=1, now"),
-        (f"init={model}", f"init=, now it is {model}; put it back"),
-        (f"data.store={other.path}", "another text than data.store="),
+        (f"init_from={model}", f"init=, now it is {model}; put it back"),
+        (f"data.store_dir={other.path}", "another text than data.store_dir="),
     ]:
         with pytest.raises(SystemExit):
             rehearsed(*words("first"), word)
@@ -90,8 +90,8 @@ def test_a_dry_run_says_where_the_start_would_come_from(words, tmp_path, documen
     ("word", "message"),
     [
         ("data.reuse_len=31", "set data.reuse_len=16"),
-        ("data.store=nowhere", "make it with pretrain/prepare.py"),
-        ("data.window=999998", "data.window needs"),
+        ("data.store_dir=nowhere", "make it with pretrain/prepare.py"),
+        ("data.seq_len=999998", "data.seq_len needs"),
         ("model.vocab_size=5", "leave it out, it is taken from the store"),
         ("train.accumulation=3", "set train.batch_size=3"),
         ("train.wandb=mine", "`pip install wandb`, or leave train.wandb empty"),

@@ -15,7 +15,7 @@ SCRIPT = "pretrain/run.py"
 
 
 def held_out(run_dir):
-    return {x["step"]: x["held_out_loss"] for x in read_metrics(run_dir) if "held_out_loss" in x}
+    return {x["step"]: x["val_loss"] for x in read_metrics(run_dir) if "val_loss" in x}
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +58,12 @@ def test_training_goes_on_from_a_tensorflow_release(trained, words, text_file, t
     made = [
         f"tokenizer.path={release / 'spiece.model'}",
         "tokenizer.preprocess=cased",
-        f"data.store={tmp_path / 'cased'}",
+        f"data.store_dir={tmp_path / 'cased'}",
     ]
-    done = run("pretrain/prepare.py", f"text.source={text_file}", "text.held_out=0.1", *made)
+    done = run("pretrain/prepare.py", f"text.source={text_file}", "text.val_fraction=0.1", *made)
     assert done.returncode == 0, done.stderr
     # the shape is not said again: it is the release's
-    shape = ("model.n_layer", "model.d_model", "model.n_head", "model.d_inner", "tokenizer.", "data.store")
+    shape = ("model.n_layer", "model.d_model", "model.n_head", "model.d_inner", "tokenizer.", "data.store_dir")
     changed = [word for word in words("goes_on", init=release, train__steps=2) if not word.startswith(shape)]
     done = run(SCRIPT, *changed, *made)
     assert done.returncode == 0 and f"from the weights of {release} (tensorflow)" in done.stdout, done.stderr
@@ -75,7 +75,12 @@ def test_another_shape_or_vocabulary_is_refused_by_name(trained, words, text_fil
     done = run(SCRIPT, *words("wider", init=trained / "model", model__d_model=32))
     assert done.returncode == 2 and "model.d_model (32) is 16 in init=" in done.stderr
     store, vocabulary = tmp_path / "other_store", tmp_path / "other.model"
-    made = [f"text.source={text_file}", f"tokenizer.path={vocabulary}", f"data.store={store}", "text.held_out=0.1"]
+    made = [
+        f"text.source={text_file}",
+        f"tokenizer.path={vocabulary}",
+        f"data.store_dir={store}",
+        "text.val_fraction=0.1",
+    ]
     for script in ("pretrain/train_tokenizer.py", "pretrain/prepare.py"):
         assert run(script, *made, "tokenizer.vocab_size=250").returncode == 0
     changed = words("other", init=trained / "model", data__store=store, tokenizer__path=vocabulary)

@@ -41,7 +41,7 @@ def make(request, text, tokenizer):
 
 
 def settings(*words):
-    return load(PretrainConfig, None, ["data.window=64", "data.reuse_len=32", "objective.partial_k=4", *words])
+    return load(PretrainConfig, None, ["data.seq_len=64", "data.reuse_len=32", "objective.partial_k=4", *words])
 
 
 def visible(it):

@@ -98,8 +98,8 @@ def test_weights_too_large_for_numbers_stop_the_run_with_what_it_met_and_how_to_
     done = run(SCRIPT, *words("second", init=tmp_path / "large", train__max_skipped=5))
     assert done.returncode == 2 and "5 updates in a row, to step 5, were not finite" in done.stderr, done.stderr
     assert not (tmp_path / "second" / "checkpoints").exists()
-    lines = [line for line in read_metrics(tmp_path / "second") if "skipped" in line]
-    assert [line["skipped"] for line in lines] == [1, 2, 3, 4]
+    lines = [line for line in read_metrics(tmp_path / "second") if "skipped_steps" in line]
+    assert [line["skipped_steps"] for line in lines] == [1, 2, 3, 4]
     dump = tmp_path / "second" / "not_finite" / "step_00000004"
     assert f"`python pretrain/replay.py {dump}`" in done.stderr
     again = run("pretrain/replay.py", dump)
@@ -132,10 +132,12 @@ def test_what_is_not_finite_on_one_process_is_skipped_by_all_and_counted_on_ever
     done = run_together(2, FAULTY, json.dumps(jobs), fault=fault)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
     for name in NOT_FINITE:
-        lines = [line for line in read_metrics(tmp_path / name) if "skipped" in line]
+        lines = [line for line in read_metrics(tmp_path / name) if "skipped_steps" in line]
         # a memory is met by the window after it, and begins anew after that
         expected = [0, 0, 0, 0, 1, 1] if name.endswith("memory") else [0, 0, 0, 1, 2, 2]
-        assert [line["skipped"] for line in lines[:6]] == expected and lines[-1]["skipped"] == expected[-1], name
+        assert [line["skipped_steps"] for line in lines[:6]] == expected and lines[-1]["skipped_steps"] == expected[
+            -1
+        ], name
         assert all(line["loss"] is not None for line in lines[5:]), name
         (last,) = checkpoint.complete(tmp_path / name / "checkpoints")
         assert checkpoint.facts_of(last)["counters"]["updates"] == 10 - expected[-1]

@@ -53,13 +53,13 @@ def words(tokenizer, documents, tmp_path_factory):
         "data.test": "[test.tsv]",
         "data.text": "[text]",
         "data.label": "kind",
-        "data.pass_tokens": 16,
+        "data.forward_overhead_tokens": 16,
         "optim.lr": 0.01,
         "train.steps": 8,
         "train.batch_size": 16,
         "train.log_every": 1,
         "eval.every": 4,
-        "eval.rows": 8,
+        "eval.batch_size": 8,
     }
 
     def made(name, **changes):

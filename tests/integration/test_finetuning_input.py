@@ -63,10 +63,10 @@ def refused(capsys, message):
         (["schedule.warmup_steps=9"], "schedule.warmup_steps (9) must be below train.steps (4)"),
         (["train.batch_warmup_steps=2", "train.accumulation=2"], "train.batch_warmup_steps (2) has no place in fine-tuning"),
         (["optim.layer_decay=2"], "optim.layer_decay (2.0) must be above 0"),
-        (["model.summary=mean"], "model.summary: Invalid value 'mean', expected one of"),
-        (["data.dev=[]", "data.held_out=0.01"], "data.held_out=0.01 of its 3 examples are none; raise it, or name data.dev"),
+        (["model.pooling=mean"], "model.pooling: Invalid value 'mean', expected one of"),
+        (["data.dev=[]", "data.val_fraction=0.01"], "data.val_fraction=0.01 of its 3 examples are none; raise it, or name data.dev"),
         (["seeds=0"], "seeds (0) must be at least 1"),
-        (["data.long=memory", "data.text=[text, label]"], "train.tsv, line 2: data.long=memory reads one text, and here are 2"),
+        (["data.long_text=memory", "data.text=[text, label]"], "train.tsv, line 2: data.long_text=memory reads one text, and here are 2"),
         (["data.text=[text, text]"], "task=classify needs data.text: [COLUMN] with the text, or two columns; it is ['text', 'text']"),
         (["data.labels=[good]"], "data.labels (good) must be two labels or more, each once"),
         (["data.labels=[good, bad, good]"], "data.labels (good, bad, good) must be two labels or more, each once"),
@@ -75,7 +75,7 @@ def refused(capsys, message):
     ],
 )  # fmt: skip
 def test_a_wrong_word_is_refused_before_anything_is_written(folder, tmp_path, monkeypatch, capsys, words, message):
-    usual = ["task=classify", f"init={folder / 'model'}", f"data.dir={folder}", "data.train=[train.tsv]"]
+    usual = ["task=classify", f"init_from={folder / 'model'}", f"data.dir={folder}", "data.train=[train.tsv]"]
     usual += ["data.dev=[dev.tsv]", "data.text=[text]", "train.steps=4", "train.batch_size=2"]
     monkeypatch.setattr("sys.argv", ["run.py", *usual, f"run_dir={tmp_path / 'run'}", *words])
     refused(capsys, message)
@@ -99,7 +99,7 @@ def test_a_wrong_word_is_refused_before_anything_is_written(folder, tmp_path, mo
 def test_training_examples_that_are_none_are_named(folder, tmp_path, monkeypatch, capsys, file, content, message):
     shutil.copytree(folder, tmp_path / "in", copy_function=shutil.copy)
     (tmp_path / "in" / file).write_text(content)
-    words = ["task=classify", f"init={folder / 'model'}", f"data.dir={tmp_path / 'in'}", f"data.train=[{file}]"]
+    words = ["task=classify", f"init_from={folder / 'model'}", f"data.dir={tmp_path / 'in'}", f"data.train=[{file}]"]
     words += ["data.dev=[dev.tsv]", "data.text=[text]", f"run_dir={tmp_path / 'run'}"]
     monkeypatch.setattr("sys.argv", ["run.py", *words])
     refused(capsys, message)
@@ -115,7 +115,7 @@ def test_labels_are_told_apart_without_the_spaces_around_them_and_a_long_text_is
 
 
 def test_runs_with_other_settings_or_dev_examples_are_refused_in_a_folder_of_runs_and_change_nothing(folder, tmp_path):
-    words = ["task=classify", f"init={folder / 'model'}", f"data.dir={folder}", "data.train=[train.tsv]"]
+    words = ["task=classify", f"init_from={folder / 'model'}", f"data.dir={folder}", "data.train=[train.tsv]"]
     words += [
         "data.dev=[dev.tsv]",
         "data.text=[text]",
@@ -141,7 +141,7 @@ def test_a_folder_with_another_vocabulary_is_refused(folder, documents, tmp_path
     train(documents, TokenizerConfig(vocab_size=250)).save(model / "spiece.model")
     words = [
         "task=classify",
-        f"init={model}",
+        f"init_from={model}",
         f"data.dir={folder}",
         "data.train=[train.tsv]",
         "data.dev=[dev.tsv]",

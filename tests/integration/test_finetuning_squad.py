@@ -45,7 +45,7 @@ def words(tokenizer, documents, tmp_path_factory):
         "data.dir": folder,
         "data.dev": "[dev-v2.0.json, more-v2.0.json]",
         "data.test": "[test-v2.0.json]",
-        "data.max_len": 48,
+        "data.max_seq_len": 48,
         "data.max_question_len": 8,
         "data.doc_stride": 16,
         "optim.lr": 0.01,

@@ -24,7 +24,9 @@ def test_counts_and_rates_are_those_of_the_store(store, tokenizer, capsys, tmp_p
 
 def test_unknown_tokens_are_said_to_be_one_for_many_characters(tokenizer, tmp_path, capsys):
     (tmp_path / "a.txt").write_text("".join(f"Ba be {n}\u4e2d\u6587\u5b57.\n\n" for n in range(40)))
-    build_store(tmp_path / "store", TextConfig(source=str(tmp_path / "a.txt"), held_out=0.2, workers=1), tokenizer)
+    build_store(
+        tmp_path / "store", TextConfig(source=str(tmp_path / "a.txt"), val_fraction=0.2, num_processes=1), tokenizer
+    )
     main([str(tmp_path / "store")])
     assert "an unknown token is one unknown character or many in a row" in capsys.readouterr().out
 

@@ -67,9 +67,9 @@ def test_more_processes_than_held_out_lanes_measure_the_same(words, tmp_path):
     said = several([words(name, **settings, **case) for name, case in cases.items()], processes=2)
     n_parameters = re.findall(r"permutation, ([\d,]+) parameters", said)
     assert len(n_parameters) == 2 and len({*n_parameters}) == 1, "ZeRO-3 leaves an empty tensor of each"
-    keys = ("held_out_loss", "held_out_unigram", "held_out_accuracy", "held_out_bits_per_byte")
+    keys = ("val_loss", "val_unigram_loss", "val_accuracy", "val_bpb")
     one, *others = (
-        [line[key] for line in read_metrics(tmp_path / name) if "held_out_loss" in line for key in keys]
+        [line[key] for line in read_metrics(tmp_path / name) if "val_loss" in line for key in keys]
         for name in ("one", *cases)
     )
     assert len(one) == 2 * len(keys)

@@ -27,7 +27,7 @@ def losses(run_dir):
 
 
 def held_out(run_dir):
-    return {x["step"]: x["held_out_loss"] for x in read_metrics(run_dir) if "held_out_loss" in x}
+    return {x["step"]: x["val_loss"] for x in read_metrics(run_dir) if "val_loss" in x}
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def plain_run(store, tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("plain") / "run"
     changes = {"model.dropout": 0.1, "model.dropatt": 0.1, "train.save_every": 4, "run_dir": folder}
-    settings = {**SHAPE, **changes, "data.store": store.path, "tokenizer.path": store.path / "vocabulary.model"}
+    settings = {**SHAPE, **changes, "data.store_dir": store.path, "tokenizer.path": store.path / "vocabulary.model"}
     words = [f"{key}={value}" for key, value in settings.items()]
     done = run(SCRIPT, *words)
     assert done.returncode == 0, done.stderr
@@ -62,7 +62,7 @@ def test_its_metrics_say_speed_use_memory_and_time_left(plain_run):
         speed = line["tokens_per_second"]
         assert line["targets_per_second"] == pytest.approx(speed * shape.targets / shape.window)
         assert line["flops_per_second"] == pytest.approx(speed * a_token)
-        assert line["mfu"] is None and line["memory_bytes"] > 1e7  # fp32 on a CPU
+        assert line["mfu"] is None and line["peak_memory_bytes"] > 1e7  # fp32 on a CPU
         steps_left = config.train.steps - line["step"]
         assert line["eta_seconds"] == pytest.approx(steps_left * shape.rows * shape.window / speed)
     assert [line["tokens"] for line in lines[:2]] == [128, 256]
@@ -159,10 +159,10 @@ def test_a_damaged_model_folder_is_made_again_from_its_checkpoint(plain_run, tmp
 
 def test_the_best_model_is_looked_for_anew_where_another_measure_is_taken(plain_run, tmp_path):
     plain, words = plain_run
-    for name, change, anew in (("same", "eval.every=11", False), ("other", "eval.lanes=1", True)):
+    for name, change, anew in (("same", "eval.every=11", False), ("other", "eval.batch_size=1", True)):
         folder = shutil.copytree(plain, tmp_path / name)
         last = sorted((folder / "checkpoints").glob("step_*"))[-1]
-        facts = {**checkpoint.facts_of(last), "best_held_out_loss": 0.0}  # none is as low
+        facts = {**checkpoint.facts_of(last), "best_val_loss": 0.0}  # none is as low
         (last / checkpoint.MANIFEST).write_text(checkpoint.manifest_of(facts))
         done = run(SCRIPT, *words, f"run_dir={folder}", "train.steps=22", "schedule.decay=constant", change)
         assert done.returncode == 0 and ("best/ begins anew" in done.stdout) == anew, done.stdout + done.stderr
@@ -192,7 +192,7 @@ def quickstart(words, store, tmp_path):
     content = json.loads(meta.read_text())
     meta.write_text(json.dumps({**content, "source": dataclasses.asdict(TextConfig())}))
     kept = words("quick", train__steps=60, tokenizer__vocab_size=300)
-    return [*(word for word in kept if not word.startswith("data.store=")), f"data.store={tmp_path / 'store'}"]
+    return [*(word for word in kept if not word.startswith("data.store_dir=")), f"data.store_dir={tmp_path / 'store'}"]
 
 
 def begun(words):

@@ -15,5 +15,5 @@ if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
 
 @pytest.fixture(params=NAMES)
 def by_each_backend(request, monkeypatch):
-    """Models with model.attention=auto take this one; under TRITON_INTERPRET=1 that is triton's interpreter."""
+    """Models with model.attention_backend=auto take this one; under TRITON_INTERPRET=1 that is triton's interpreter."""
     monkeypatch.setattr(backend, "fastest", lambda device, dtype, width: backend_named(request.param))

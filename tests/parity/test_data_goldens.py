@@ -179,7 +179,7 @@ def test_rows_and_their_spans_are_the_originals(path):
     config = json.loads(str(arrays["config"]))
     starts, reuse = arrays["is_start_piece"], config["reuse_len"]
     rng, sampler = Replay(json.loads(str(arrays["rng_log"]))), sampler_of(config, starts)
-    data = DataConfig(window=config["seq_len"], reuse_len=reuse)
+    data = DataConfig(seq_len=config["seq_len"], reuse_len=reuse)
     total = config["num_predict"]
     goals = (None, None) if total is None else (total - total // 2, total // 2)
     assert config["num_batch"]

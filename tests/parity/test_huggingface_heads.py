@@ -186,7 +186,7 @@ def test_what_hugging_face_has_no_place_for_is_refused(tokenizer, tmp_path):
     task = build_task(name, TaskDataConfig(**settings), "attn")
     made = make(tokenizer, task, "attn")
     save_task_model(tmp_path / "ours", made)
-    with pytest.raises(ValueError, match="model.summary=attn has no place in Hugging Face"):
+    with pytest.raises(ValueError, match="model.pooling=attn has no place in Hugging Face"):
         main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
     shape = dataclasses.replace(SHAPE, norm="pre")
     save_task_model(tmp_path / "pre", dataclasses.replace(made, folder=dataclasses.replace(made.folder, config=shape)))

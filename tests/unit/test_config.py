@@ -81,7 +81,7 @@ def test_a_setting_that_its_docstring_leaves_out_is_named():
 
 @pytest.mark.parametrize("path", FINETUNE_PRESETS, ids=lambda path: path.stem)
 def test_every_recipe_of_a_preset_is_of_a_task_and_loads(path):
-    for task in load(FinetuneConfig, path).recipes:
+    for task in load(FinetuneConfig, path).task_overrides:
         assert task in NAMES
         load(FinetuneConfig, path, [f"task={task}"], task_overrides)
 
@@ -102,16 +102,16 @@ def test_a_path_may_begin_at_home(tmp_path, monkeypatch):
     (tmp_path / "a.yaml").write_text(
         "run_dir: ~/runs/${name}\ntext: {mixture: {~/wiki/*.txt: 2, 'hf:~/news': 1, b: 1}}"
     )
-    config = load(PretrainConfig, tmp_path / "a.yaml", ["data.store=~/stores/mine", "name=a"])
-    assert (config.run_dir, config.data.store) == ("/home/me/runs/a", "/home/me/stores/mine")
+    config = load(PretrainConfig, tmp_path / "a.yaml", ["data.store_dir=~/stores/mine", "name=a"])
+    assert (config.run_dir, config.data.store_dir) == ("/home/me/runs/a", "/home/me/stores/mine")
     assert config.text.mixture == {"/home/me/wiki/*.txt": 2, "hf:/home/me/news": 1, "b": 1}
     assert load(PretrainConfig, None, ["text.source=hf:~/news"]).text.source == "hf:/home/me/news"
-    assert config.init == "" and load(PretrainConfig, None, ["init=a~/b"]).init == "a~/b"
+    assert config.init_from == "" and load(PretrainConfig, None, ["init=a~/b"]).init_from == "a~/b"
 
 
 def test_a_name_names_the_folders():
     config = load(PretrainConfig, None, ["name=mine"])
-    assert (config.run_dir, config.data.store) == ("runs/mine", "stores/mine")
+    assert (config.run_dir, config.data.store_dir) == ("runs/mine", "stores/mine")
 
 
 @pytest.mark.parametrize("argv", [["--look", "name=a"], ["name=a", "--look"], ["--local_rank=1", "--look", "name=a"]])
@@ -166,8 +166,8 @@ def test_a_misspelt_key_in_a_file_names_the_file_and_the_nearest_key(tmp_path):
 
 
 def test_a_dotted_key_in_a_file_says_how_it_is_written(tmp_path):
-    (tmp_path / "a.yaml").write_text("data.window: 512\n")
-    with pytest.raises(ValueError, match=r"a.yaml: 'data.window' is written as a group, `data: \{window: ...\}`"):
+    (tmp_path / "a.yaml").write_text("data.seq_len: 512\n")
+    with pytest.raises(ValueError, match=r"a.yaml: 'data.seq_len' is written as a group, `data: \{window: ...\}`"):
         load(PretrainConfig, tmp_path / "a.yaml")
 
 

@@ -25,7 +25,7 @@ from xlpre.conversion.weight_maps import COPY, FROM_HEADS, LONE_ROW, TO_HEADS, W
 from xlpre.model.config import ModelConfig
 from xlpre.objectives.registry import OBJECTIVES
 
-UNSAID = ("dropatt", "mem_len", "init")  # settings that their config.json has no word for, or another one
+UNSAID = ("dropatt", "mem_len", "init_scheme")  # settings that their config.json has no word for, or another one
 # their "gelu" is erf's, which no XLNet was trained with
 ACTIVATIONS = {"gelu": "gelu_new", "relu": "relu"}
 # how they write the same function: the one they have had for longest, and two of later years
@@ -157,7 +157,7 @@ def _config(path: Path, given: Mapping[str, Any]) -> ModelConfig:
     if settings.get("attn_type", "bi") not in list(ATTENTION):  # it may be no text
         raise ValueError(f"{path}: attn_type ({settings['attn_type']!r}) must be bi or uni")
     if settings.get("same_length") and settings.get("attn_type") == "uni":
-        raise ValueError(f"{path}: same_length=true is not read; set it to false, and model.attention_length here")
+        raise ValueError(f"{path}: same_length=true is not read; set it to false, and model.attention_span here")
     if activation == "gelu":
         warnings.warn(
             f"{path}: ff_activation=gelu is taken as gelu_new, the tanh approximation that XLNet was trained with",

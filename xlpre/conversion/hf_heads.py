@@ -76,7 +76,7 @@ def to_huggingface(
     if found.summarizes:
         if summary not in SUMMARIES:
             raise ValueError(
-                f"model.summary={summary} has no place in Hugging Face's XLNet, which knows {', '.join(SUMMARIES)}"
+                f"model.pooling={summary} has no place in Hugging Face's XLNet, which knows {', '.join(SUMMARIES)}"
             )
         settings |= {
             "summary_type": summary,

@@ -93,7 +93,7 @@ def load_task_model(path: str | Path) -> TaskModelFolder:
         task = json.loads((path / TASK).read_text("utf-8"))
         if not isinstance(task, dict) or not isinstance(task.get("data"), dict):
             raise ValueError(f"{TASK} must hold an object, and so must `data` in it")
-        if missing := {"task", "summary", "labels"} - {*task}:
+        if missing := {"task", "pooling", "labels"} - {*task}:
             raise ValueError(f"it has no {', '.join(sorted(missing))}")
         whole = task.pop(CHECKSUM, None)
         head = safetensors.torch.load_file(path / HEAD)

@@ -35,7 +35,7 @@ SETTINGS = {
     "ff_activation": "feed_forward",
 }
 # settings that it has no word for: flags of the original's commands, and where it started
-UNSAID = ("mem_len", "clamp_len", "dropout", "dropatt", "init", "init_std")
+UNSAID = ("mem_len", "clamp_len", "dropout", "dropatt", "init_scheme", "init_std")
 NORM_EPS = 1e-12  # of tf.contrib.layers.layer_norm
 SEGMENTS = ("model/transformer/seg_embed", "model/transformer/r_s_bias")  # variables of the relative segment encoding
 

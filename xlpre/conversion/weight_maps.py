@@ -31,7 +31,7 @@ class Layout:
 # what may have any value elsewhere, too: sizes, what is said there by its own word, what has no part in the function of given weights
 FREE = {
     *("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner", "mem_len", "clamp_len", "norm_eps", "untie_r"),
-    *("attention", "dropout", "dropatt", "init", "init_std", "tie_projections"),
+    *("attention_backend", "dropout", "dropatt", "init_scheme", "init_std", "tie_projections"),
 }
 SAME = Layout(lambda w: w, lambda w, c: w)
 # what several of their layers have of its own, and a file would not hold twice otherwise

@@ -50,7 +50,7 @@ def assemble(path: Path, tasks: list[Task], tokenizer: Tokenizer, config: TextCo
         for part, writer in writers.items():
             if not writer.n_documents:
                 raise ValueError(
-                    f"text.held_out={config.held_out} left no document in the {part} part of {n_documents} documents; "
+                    f"text.val_fraction={config.val_fraction} left no document in the {part} part of {n_documents} documents; "
                     f"{_way_out(tasks, dtype)}"
                 )
         unigram.tofile(partial / "unigram.bin")
@@ -74,14 +74,14 @@ def assemble(path: Path, tasks: list[Task], tokenizer: Tokenizer, config: TextCo
 
 
 def _way_out(tasks: list[Task], dtype: np.dtype) -> str:
-    """The least text.held_out, of three digits, by which there is a document in either part, if there is one that may be set."""
+    """The least text.val_fraction, of three digits, by which there is a document in either part, if there is one that may be set."""
     found = [
         (task, encoded_docs.read(shard / part, dtype)) for task in tasks for shard in task.shards() for part in PARTS
     ]
     shares = np.concatenate([piece.share()[_taken(piece.hashes, task.weight)] for task, piece in found])
     least = float(np.floor(shares.min() * 1000) + 1) / 1000
     if least <= shares.max() and least < 0.5:
-        return f"set text.held_out={least:g}, the least that holds one out, or give more documents"
+        return f"set text.val_fraction={least:g}, the least that holds one out, or give more documents"
     return "give more documents: an empty line ends one, and so does a file"
 
 

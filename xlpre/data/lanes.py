@@ -127,8 +127,8 @@ class Lanes:
         available = len(part) - max(reach, stride)
         if available < 0:
             raise ValueError(
-                f"data.window needs {max(reach, stride)} tokens in a row, but {origin} has {len(part)}; "
-                "set a smaller data.window, or give more text"
+                f"data.seq_len needs {max(reach, stride)} tokens in a row, but {origin} has {len(part)}; "
+                "set a smaller data.seq_len, or give more text"
             )
         self.run_windows = max(1, min(run_windows, available // (stride * n_lanes)))
         self.n_runs = available // (self.run_windows * stride) or 1

@@ -64,7 +64,7 @@ def has_shards(work: Path) -> bool:
 
 def tasks_of(work: Path, config: TextConfig, tokenizer: Tokenizer) -> list[Task]:
     """The work, cut so that its shards stay good as long as text, settings and vocabulary are the same."""
-    settings = {key: getattr(config, key) for key in ("column", "rows", "lines", "split", "limit_mb", "held_out")}
+    settings = {key: getattr(config, key) for key in ("column", "rows", "lines", "split", "max_chars", "val_fraction")}
     known = {**settings, "format": FORMAT, "vocabulary": tokenizer.sha256, "preprocess": tokenizer.preprocess}
 
     def key(group: list[Unit]) -> str:
@@ -77,7 +77,7 @@ def tasks_of(work: Path, config: TextConfig, tokenizer: Tokenizer) -> list[Task]
 def encode_all(tasks: list[Task], config: TextConfig, tokenizer: Tokenizer, show: Show) -> None:
     """Write the shards that are not there yet, in `config.workers` processes."""
     todo = list({task.folder: task for task in tasks if not task.finished}.values())
-    wanted = config.workers or os.cpu_count() or 1
+    wanted = config.num_processes or os.cpu_count() or 1
     n_workers = max(1, min(wanted, len(todo)))
     job = Job(config, tokenizer, max(1, wanted // n_workers))
     if n_workers > 1:
@@ -111,7 +111,7 @@ class Job:
                 size = 0
                 while batch and size < SHARD_CHARACTERS:
                     piece = encoded_docs.encode(batch, self.tokenizer, self.config.lines, dtype, self.threads)
-                    held_out = piece.share() < self.config.held_out
+                    held_out = piece.share() < self.config.val_fraction
                     encoded_docs.append(partial / "train", piece.where(~held_out))
                     encoded_docs.append(partial / "held_out", piece.where(held_out))
                     text = sum(len(line) for document in batch for line in document)
@@ -142,7 +142,7 @@ def _side_by_side(job: Job, tasks: list[Task], n_workers: int, show: Show) -> No
             except queue.Empty:
                 if any(process.exitcode for process in processes):
                     raise ValueError(
-                        "a worker was killed, perhaps for lack of memory; run again with fewer text.workers, what is finished is kept"
+                        "a worker was killed, perhaps for lack of memory; run again with fewer text.num_processes, what is finished is kept"
                     ) from None
                 continue
             if kind == "failed":

@@ -128,24 +128,24 @@ class TokenStore:
         """Raise ValueError unless `tokenizer`, read from `origin`, made this store."""
         if tokenizer.sha256 != self.meta["vocabulary_sha256"]:
             raise ValueError(
-                f"data.store={self.path} was made with another vocabulary (sha256 {self.meta['vocabulary_sha256'][:12]}) than "
+                f"data.store_dir={self.path} was made with another vocabulary (sha256 {self.meta['vocabulary_sha256'][:12]}) than "
                 f"{origin} ({tokenizer.sha256[:12]}); delete the folder and make it again with pretrain/prepare.py, or name the right one"
             )
         if tokenizer.preprocess != self.preprocess:
             raise ValueError(
-                f"data.store={self.path} was made with tokenizer.preprocess={self.preprocess}, not {tokenizer.preprocess}; "
+                f"data.store_dir={self.path} was made with tokenizer.preprocess={self.preprocess}, not {tokenizer.preprocess}; "
                 f"set tokenizer.preprocess={self.preprocess}, or delete the folder and make it again with pretrain/prepare.py"
             )
 
     def _read_meta(self) -> dict[str, Any]:
         if is_nothing(self.path):
             raise ValueError(
-                f"data.store={self.path}: no store there; make it with pretrain/prepare.py and the same settings"
+                f"data.store_dir={self.path}: no store there; make it with pretrain/prepare.py and the same settings"
             )
         if not is_store(self.path):
             inside = sorted(path.parent for path in self.path.glob(f"*/{META}") if is_store(path.parent))
-            hint = f"did you mean {inside[0]}?" if inside else "data.store names what pretrain/prepare.py wrote"
-            raise ValueError(f"data.store={self.path} is not a token store; {hint}")
+            hint = f"did you mean {inside[0]}?" if inside else "data.store_dir names what pretrain/prepare.py wrote"
+            raise ValueError(f"data.store_dir={self.path} is not a token store; {hint}")
         path = self.path / META
         try:
             meta = parse_object(path.read_text("utf-8"), str(path))
@@ -153,7 +153,7 @@ class TokenStore:
             raise ValueError(f"{path}: cannot be read ({error}); {MAKE_AGAIN}") from None
         if meta.get("format") != FORMAT:
             raise ValueError(
-                f"data.store={self.path}: format {meta.get('format')} is not {FORMAT}; the store is of another version of xlpre, "
+                f"data.store_dir={self.path}: format {meta.get('format')} is not {FORMAT}; the store is of another version of xlpre, "
                 "make it again with pretrain/prepare.py, under another name or in its place"
             )
         if (key := _not_as_written(meta)) is not None:

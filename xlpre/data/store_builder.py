@@ -39,7 +39,7 @@ def build_store(
         source = {key: value for key, value in dataclasses.asdict(config).items() if key != "workers"}
         try:
             assemble(path, tasks, tokenizer, config, {"source": source, "files": files(config)})
-        except ValueError:  # too few documents: another text.held_out cuts other shards
+        except ValueError:  # too few documents: another text.val_fraction cuts other shards
             shutil.rmtree(work)
             raise
         shutil.rmtree(work)
@@ -60,7 +60,7 @@ def write_store(
     lines: Lines = "paragraphs",
 ) -> TokenStore:
     """Make a store of documents at hand; `source` and `files` say in meta.json where they came from."""
-    path, config = Path(path), TextConfig(held_out=held_out, lines=lines)
+    path, config = Path(path), TextConfig(val_fraction=held_out, lines=lines)
     task = Task(path.with_name(f".{path.name}.unfinished") / "all", [Unit("documents at hand", 1.0)])
     shutil.rmtree(task.folder.parent, ignore_errors=True)
     try:

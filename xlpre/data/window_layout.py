@@ -24,53 +24,53 @@ class DataConfig:
     """How text becomes rows.
 
     Attributes:
-        store: the token store's folder.
-        window: T, tokens of a window, symbols included.
-        reuse_len: how many first tokens of a window enter memory; also how far a lane advances a step. Equal to `window`,
+        store_dir: the token store's folder.
+        seq_len: T, tokens of a window, symbols included.
+        reuse_len: how many first tokens of a window enter memory; also how far a lane advances a step. Equal to `seq_len`,
             the window is plain text (no symbols, no pairs), as in Transformer-XL.
         pairs: two segments A and B, half of the time from different places; else A alone.
         bidirectional: every second lane reads from right to left.
-        run_windows: a lane reads so many windows in a row before it moves to another place of the text.
-        workers: threads that prepare batches ahead.
+        windows_per_run: a lane reads so many windows in a row before it moves to another place of the text.
+        num_threads: threads that prepare batches ahead.
     """
 
-    store: str = "stores/${name}"
-    window: int = 512
+    store_dir: str = "stores/${name}"
+    seq_len: int = 512
     reuse_len: int = 256
     pairs: bool = True
     bidirectional: bool = True
-    run_windows: int = 128
-    workers: int = 1
+    windows_per_run: int = 128
+    num_threads: int = 1
 
     def __post_init__(self) -> None:
-        new = self.window - self.reuse_len
-        if self.window < 2 or self.reuse_len < 1 or (new != 0 and new < 2 + self.n_symbols):
-            window = max(self.window, 2 * (2 + self.n_symbols))
-            plain = max(self.window, 2)
+        new = self.seq_len - self.reuse_len
+        if self.seq_len < 2 or self.reuse_len < 1 or (new != 0 and new < 2 + self.n_symbols):
+            window = max(self.seq_len, 2 * (2 + self.n_symbols))
+            plain = max(self.seq_len, 2)
             raise ValueError(
-                f"data.reuse_len ({self.reuse_len}) must be at least 1 and leave room in data.window ({self.window}) for "
-                f"{self.n_symbols} symbols and 2 tokens; set data.reuse_len={window // 2} data.window={window}, or "
-                f"data.reuse_len={plain} data.window={plain} for plain text without symbols"
+                f"data.reuse_len ({self.reuse_len}) must be at least 1 and leave room in data.seq_len ({self.seq_len}) for "
+                f"{self.n_symbols} symbols and 2 tokens; set data.reuse_len={window // 2} data.seq_len={window}, or "
+                f"data.reuse_len={plain} data.seq_len={plain} for plain text without symbols"
             )
-        if self.run_windows < 1 or self.workers < 1:
+        if self.windows_per_run < 1 or self.num_threads < 1:
             raise ValueError(
-                f"data.run_windows ({self.run_windows}) and data.workers ({self.workers}) must be at least 1"
+                f"data.windows_per_run ({self.windows_per_run}) and data.num_threads ({self.num_threads}) must be at least 1"
             )
 
     @property
     def has_pairs(self) -> bool:
         """Whether windows have a segment B; plain text has none."""
-        return self.pairs and self.reuse_len != self.window
+        return self.pairs and self.reuse_len != self.seq_len
 
     @property
     def n_symbols(self) -> int:
         """<sep> and <cls> of a window."""
-        return 3 if self.has_pairs else 0 if self.reuse_len == self.window else 2
+        return 3 if self.has_pairs else 0 if self.reuse_len == self.seq_len else 2
 
     @property
     def reach(self) -> int:
         """Tokens of text that a window reads from its first one on, and the one after the last."""
-        return self.window - self.n_symbols + 1
+        return self.seq_len - self.n_symbols + 1
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Windows:
 
 def lay_out(places: Sequence[Place], config: DataConfig, draws: RowRng) -> Windows:
     """The windows at `places`; `draws` decide where A ends and B begins."""
-    shape = (len(places), config.window)
+    shape = (len(places), config.seq_len)
     windows = Windows(
         ids=np.full(shape, special_tokens.SEP, np.int64),
         segments=np.full(shape, SEGMENT_A, np.int64),
@@ -114,7 +114,7 @@ def lay_out(places: Sequence[Place], config: DataConfig, draws: RowRng) -> Windo
     if config.has_pairs:
         _put_pairs(windows, places, draws)
     else:
-        _put_plain(windows, places, config.window - config.n_symbols)
+        _put_plain(windows, places, config.seq_len - config.n_symbols)
     if config.n_symbols:
         windows.ids[:, -1], windows.segments[:, -1] = special_tokens.CLS, SEGMENT_CLS
         windows.functional[:, -2:] = True

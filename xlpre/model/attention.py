@@ -31,7 +31,7 @@ class RelativeAttention(nn.Module):
         self.terms = nn.ModuleDict(SCHEMES[config.positions].terms(config, shared))
         if config.relative_segments:
             self.terms["segment"] = SegmentTerm(self.n_head, self.d_head, shared["segment"])
-        self.backend, self.dropatt = backend_named(config.attention), config.dropatt
+        self.backend, self.dropatt = backend_named(config.attention_backend), config.dropatt
 
     def keys_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values, (B, M, H, E) each, of hidden states (B, M, D)."""

@@ -48,7 +48,7 @@ class Backbone(nn.Module):
         self.embedding_scale = config.d_model**0.5 if config.scale_embedding else 1.0
         self.mask_embedding = nn.Parameter(torch.empty(config.d_model))
         self.distance_codes = SCHEMES[config.positions].codes(config)
-        self.backend = backend_named(config.attention)
+        self.backend = backend_named(config.attention_backend)
         self.shared = nn.ParameterDict()
         names = SCHEMES[config.positions].biases + (("segment",) if config.relative_segments else ())
         if not config.untie_r:
@@ -123,7 +123,7 @@ class Backbone(nn.Module):
         """The geometry of all rows, and of those that are read out, which is what the last layer computes."""
         length, columns = batch.input_ids.size(1), memory.n_columns
         distances = memory.once(self.distance_codes, columns + length, length, self.mask_embedding)
-        reach = reach_of(self.config.attention_length, self.config.mem_len, columns)
+        reach = reach_of(self.config.attention_span, self.config.mem_len, columns)
         everywhere, read_out = build_attention_meta(
             batch, memory.key_rank(batch.remembers), distances, reach, self.two_streams, self.n_cls
         )

@@ -37,7 +37,7 @@ class ModelConfig:
             are not normalised, as Transformer-XL's code has it for absolute positions.
         norm_eps: added to the variance.
         mem_len: M, columns of memory; 0 trains without.
-        attention_length: keys that a query may look back to: `all`; `same_length`: itself and the M before, the same
+        attention_span: keys that a query may look back to: `all`; `same_length`: itself and the M before, the same
             number for every query; `exclude_self_slot`: one fewer, Transformer-XL's rule in PyTorch.
         positions: `relative` (Transformer-XL, XLNet), `shaw` (learned, relative), `sinusoidal` or `learned` (absolute).
         n_positions: distances with a learned vector of their own (`shaw`, `learned`); those beyond share the last.
@@ -50,12 +50,12 @@ class ModelConfig:
         scale_embedding: multiply embeddings by the root of d_model, as Transformer-XL does.
         tie_embedding: the softmax uses the embedding's own weights.
         tie_projections: for each cluster, whether the softmax also uses the embedding's projection to its width; [] is none.
-        attention: who computes it (model/kernels), with the same numbers: `auto`, `cpu` on processors where it can be, `triton` on GPUs
+        attention_backend: who computes it (model/kernels), with the same numbers: `auto`, `cpu` on processors where it can be, `triton` on GPUs
             where a trial finds it right and fast, else `sdpa`; `reference`, slow and plain; `sdpa`, torch's; `cpu`, for fp32 on
             processors; `triton`, for GPUs, also for what stands between products.
         dropout: of embeddings, position embedding, attention output, feed-forward and final output.
         dropatt: of attention probabilities.
-        init: `published`: every matrix normal with `init_std`. `local`: the same, and each head starts out looking at a
+        init_scheme: `published`: every matrix normal with `init_std`. `local`: the same, and each head starts out looking at a
             neighbour (model/initialization.py); a departure from the paper that lets small models learn early.
         init_std: standard deviation of the normal.
     """
@@ -70,7 +70,7 @@ class ModelConfig:
     norm: Literal["post", "pre", "pre_keys"] = "post"
     norm_eps: float = 1e-12
     mem_len: int = 384
-    attention_length: Literal["all", "same_length", "exclude_self_slot"] = "all"
+    attention_span: Literal["all", "same_length", "exclude_self_slot"] = "all"
     positions: Literal["relative", "shaw", "sinusoidal", "learned"] = "relative"
     n_positions: int = 0
     clamp_len: int = -1
@@ -82,10 +82,10 @@ class ModelConfig:
     scale_embedding: bool = False
     tie_embedding: bool = True
     tie_projections: list[bool] = field(default_factory=list)
-    attention: Literal["auto", "reference", "sdpa", "cpu", "triton"] = "auto"
+    attention_backend: Literal["auto", "reference", "sdpa", "cpu", "triton"] = "auto"
     dropout: float = 0.1
     dropatt: float = 0.1
-    init: Literal["published", "local"] = "published"
+    init_scheme: Literal["published", "local"] = "published"
     init_std: float = 0.02
 
     def __post_init__(self) -> None:
@@ -106,9 +106,9 @@ class ModelConfig:
             raise ValueError(
                 f"model.dropout ({self.dropout}) and model.dropatt ({self.dropatt}) must be at least 0 and below 1"
             )
-        if self.attention_length == "exclude_self_slot" and self.mem_len == 0:
+        if self.attention_span == "exclude_self_slot" and self.mem_len == 0:
             raise ValueError(
-                "model.attention_length=exclude_self_slot sees model.mem_len keys, none with model.mem_len=0; set same_length"
+                "model.attention_span=exclude_self_slot sees model.mem_len keys, none with model.mem_len=0; set same_length"
             )
         self._check_positions()
         self._check_clusters()
@@ -126,9 +126,9 @@ class ModelConfig:
             raise ValueError(
                 f"model.clamp_len ({self.clamp_len}) does not act on model.positions=learned; set model.n_positions"
             )
-        if self.init == "local" and self.positions != "relative":
+        if self.init_scheme == "local" and self.positions != "relative":
             raise ValueError(
-                f"model.init=local shapes the scores of model.positions=relative, not {self.positions}; set model.init=published"
+                f"model.init_scheme=local shapes the scores of model.positions=relative, not {self.positions}; set model.init_scheme=published"
             )
 
     def _check_clusters(self) -> None:

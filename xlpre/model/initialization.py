@@ -43,7 +43,7 @@ def initialize(backbone: nn.Module, config: ModelConfig) -> None:
             nn.init.uniform_(parameter, -bound, bound)
         else:
             nn.init.normal_(parameter, std=config.init_std)
-    if config.init == "local":
+    if config.init_scheme == "local":
         terms = [module for module in backbone.modules() if isinstance(module, PositionTerm)]
         if terms:
             _look_at_neighbours(terms, config)

@@ -73,7 +73,7 @@ class LanguageModel(nn.Module):
 
 def meta_model(config: ModelConfig, two_streams: bool, next_sentence: bool = False) -> LanguageModel:
     """A model on torch's meta device: names and shapes, no numbers, no memory and no time."""
-    attention = "sdpa" if config.attention == "cpu" else config.attention  # that one looks at numbers
+    attention = "sdpa" if config.attention_backend == "cpu" else config.attention_backend  # that one looks at numbers
     with torch.device("meta"):
-        shape = dataclasses.replace(config, init="published", attention=attention)
+        shape = dataclasses.replace(config, init_scheme="published", attention_backend=attention)
         return LanguageModel(shape, two_streams, next_sentence)

@@ -36,10 +36,10 @@ class TextConfig:
         lines: what a line of text is. `paragraphs`: <eop> follows it, and the ends of its sentences are found. `sentences`: one
             sentence, after which nothing is put, as BERT and the released XLNet read their files.
         split: the split of a hub dataset.
-        limit_mb: stop after so many million characters of each source; null reads everything.
+        max_chars: stop after so many characters of each source; null reads everything.
         deduplicate: leave out documents whose text was there before, to the letter.
-        held_out: the share of documents kept out of training, to measure on. Chosen by a hash of the document.
-        workers: processes that encode; 0 is one for each core.
+        val_fraction: the share of documents kept out of training, to measure on. Chosen by a hash of the document.
+        num_processes: processes that encode; 0 is one for each core.
     """
 
     source: str = "docstrings"
@@ -48,20 +48,22 @@ class TextConfig:
     rows: Rows = "documents"
     lines: Lines = "paragraphs"
     split: str = "train"
-    limit_mb: float | None = None
+    max_chars: int | None = None
     deduplicate: bool = False
-    held_out: float = 0.01
-    workers: int = 0
+    val_fraction: float = 0.01
+    num_processes: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 < self.held_out < 0.5:
+        if not 0 < self.val_fraction < 0.5:
             raise ValueError(
-                f"text.held_out ({self.held_out}) is the share of documents to measure on: above 0, below 0.5"
+                f"text.val_fraction ({self.val_fraction}) is the share of documents to measure on: above 0, below 0.5"
             )
-        if self.limit_mb is not None and self.limit_mb <= 0:
-            raise ValueError(f"text.limit_mb ({self.limit_mb}) must be positive, or null to read everything")
-        if self.workers < 0:
-            raise ValueError(f"text.workers ({self.workers}) must be at least 0, which is one for each core")
+        if self.max_chars is not None and self.max_chars <= 0:
+            raise ValueError(f"text.max_chars ({self.max_chars}) must be positive, or null to read everything")
+        if self.num_processes < 0:
+            raise ValueError(
+                f"text.num_processes ({self.num_processes}) must be at least 0, which is one for each core"
+            )
         for source, weight in self.mixture.items():
             if weight <= 0:
                 raise ValueError(f"text.mixture: {source!r} is taken {weight} times; the number must be positive")
@@ -101,7 +103,9 @@ def units_of(config: TextConfig) -> list[list[Unit]]:
         ValueError: a glob that matches nothing, a file of an unknown kind, a dataset that cannot be loaded.
     """
     found = [units for item in config.sources.items() if (units := _units_of_source(*item, config))]
-    return found if config.limit_mb is not None else [group for units in found for group in _small_ones_together(units)]
+    return (
+        found if config.max_chars is not None else [group for units in found for group in _small_ones_together(units)]
+    )
 
 
 def _small_ones_together(units: list[Unit]) -> Iterator[list[Unit]]:
@@ -172,8 +176,8 @@ def sample_of(config: TextConfig, characters: int) -> list[str]:
 
 
 def documents_of(units: Sequence[Unit], config: TextConfig, meter: ByteCounter) -> Iterator[Document]:
-    """The documents of `units` one after another, `limit_mb` of them; `meter` is told how much was read."""
-    limit = float("inf") if config.limit_mb is None else config.limit_mb * 1e6
+    """The documents of `units` one after another, `max_chars` of them; `meter` is told how much was read."""
+    limit = float("inf") if config.max_chars is None else config.max_chars
     characters = 0
     for unit in units:
         for document in _read(unit, config, meter):

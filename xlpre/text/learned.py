@@ -17,7 +17,7 @@ from xlpre.text.corpus import TextConfig, files
 from xlpre.text.tokenizer import Tokenizer
 from xlpre.text.tokenizer_config import TokenizerConfig
 
-SETTINGS = {"text": ("column", "rows", "split", "limit_mb"), "tokenizer": ("train_mb", "preprocess")}
+SETTINGS = {"text": ("column", "rows", "split", "max_chars"), "tokenizer": ("train_chars", "preprocess")}
 
 
 def beside(path: Path) -> Path:

@@ -191,7 +191,7 @@ def train(documents: Iterable[Document], config: TokenizerConfig) -> Tokenizer:
     Raises:
         ValueError: text of nothing that can be seen, or which does not allow a vocabulary of that size; the message names the largest.
     """
-    lines = lines_to_learn(documents, config.train_mb * 1e6, config.preprocess)
+    lines = lines_to_learn(documents, config.train_chars, config.preprocess)
     model = io.BytesIO()
     try:
         with immediate_interrupts():

@@ -18,7 +18,7 @@ class TokenizerConfig:
         path: the SentencePiece model file; `pretrain/train_tokenizer.py` makes it.
         vocab_size: number of pieces, symbols included.
         character_coverage: share of characters that get a piece; the rest becomes `<unk>`.
-        train_mb: learn from about so many million characters, taken evenly from the whole text.
+        train_chars: learn from about so many characters, taken evenly from the whole text.
         preprocess: what is done to text besides SentencePiece's own NFKC. `none`: nothing. `cased`: as the released XLNet
             was trained (single spaces, plain quotation marks, no accents, a comma after a digit a piece of its own).
             `uncased`: the same in lower case.
@@ -27,7 +27,7 @@ class TokenizerConfig:
     path: str = "tokenizers/${name}.model"
     vocab_size: int = 32000
     character_coverage: float = 0.99995
-    train_mb: float = 100.0
+    train_chars: int = 100_000_000
     preprocess: Preprocess = "none"
 
     def __post_init__(self) -> None:
@@ -36,8 +36,8 @@ class TokenizerConfig:
                 f"tokenizer.character_coverage ({self.character_coverage}) is the share of characters with a piece; SentencePiece takes "
                 f"{LEAST_COVERAGE} to 1"
             )
-        if self.train_mb <= 0:
-            raise ValueError(f"tokenizer.train_mb ({self.train_mb}) must be positive: million characters to learn from")
+        if self.train_chars <= 0:
+            raise ValueError(f"tokenizer.train_chars ({self.train_chars}) must be positive: characters to learn from")
         least = len(special_tokens.PIECES) + len(special_tokens.USER_DEFINED)
         if self.vocab_size <= least:
             raise ValueError(

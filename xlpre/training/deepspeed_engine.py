@@ -39,10 +39,10 @@ class TrainConfig:
         compile: the model goes through torch.compile, which takes a minute or more at the start.
         log_every: updates between lines of metrics.
         save_every: updates between checkpoints.
-        keep_last: checkpoints to keep,
-        keep_every: and those of every so many updates besides; null: no others.
-        max_skipped: updates in a row whose gradients are not finite, and which are therefore not made, before the run stops.
-        patience_minutes: a process that hears nothing from another for so long ends the job.
+        keep_last_checkpoints: checkpoints to keep,
+        keep_checkpoints_every: and those of every so many updates besides; null: no others.
+        max_skipped_steps: updates in a row whose gradients are not finite, and which are therefore not made, before the run stops.
+        timeout_minutes: a process that hears nothing from another for so long ends the job.
         wandb: project of Weights & Biases to which metrics also go; empty: none.
     """
 
@@ -56,14 +56,22 @@ class TrainConfig:
     compile: bool = False
     log_every: int = 20
     save_every: int = 500
-    keep_last: int = 2
-    keep_every: int | None = None
-    max_skipped: int = 20
-    patience_minutes: float = 20.0
+    keep_last_checkpoints: int = 2
+    keep_checkpoints_every: int | None = None
+    max_skipped_steps: int = 20
+    timeout_minutes: float = 20.0
     wandb: str = ""
 
     def __post_init__(self) -> None:
-        counts = ("steps", "batch_size", "accumulation", "log_every", "save_every", "keep_last", "max_skipped")
+        counts = (
+            "steps",
+            "batch_size",
+            "accumulation",
+            "log_every",
+            "save_every",
+            "keep_last_checkpoints",
+            "max_skipped_steps",
+        )
         for name in counts:
             if getattr(self, name) < 1:
                 raise ValueError(f"train.{name} ({getattr(self, name)}) must be at least 1")
@@ -74,9 +82,9 @@ class TrainConfig:
             )
         if self.batch_warmup_steps < 0:
             raise ValueError(f"train.batch_warmup_steps ({self.batch_warmup_steps}) must be at least 0")
-        if self.patience_minutes <= 0 or (self.keep_every is not None and self.keep_every < 1):
+        if self.timeout_minutes <= 0 or (self.keep_checkpoints_every is not None and self.keep_checkpoints_every < 1):
             raise ValueError(
-                f"train.patience_minutes ({self.patience_minutes}) must be positive and train.keep_every ({self.keep_every}) at "
+                f"train.timeout_minutes ({self.timeout_minutes}) must be positive and train.keep_checkpoints_every ({self.keep_checkpoints_every}) at "
                 "least 1, or null"
             )
         if self.hours is not None and self.hours <= 0:
@@ -99,10 +107,10 @@ class TrainConfig:
 
 
 def check_compiled(train: TrainConfig, attention: str) -> None:
-    """Raise ValueError if a model is to be compiled whose attention (`model.attention`) torch.compile cannot follow."""
+    """Raise ValueError if a model is to be compiled whose attention (`model.attention_backend`) torch.compile cannot follow."""
     if train.compile and attention == "cpu":
         raise ValueError(
-            "train.compile=true cannot compile model.attention=cpu, which is written by hand; set model.attention=auto"
+            "train.compile=true cannot compile model.attention_backend=cpu, which is written by hand; set model.attention_backend=auto"
         )
 
 
@@ -136,7 +144,7 @@ def build_deepspeed_config(
     ours = {
         "train_micro_batch_size_per_gpu": train.batch_size // (processes * train.accumulation),
         "gradient_accumulation_steps": train.accumulation,
-        "gradient_clipping": optim.clip if stage else 0.0,  # without ZeRO the optimizer clips
+        "gradient_clipping": optim.max_grad_norm if stage else 0.0,  # without ZeRO the optimizer clips
         "bf16": {"enabled": precision == "bf16", "check_grad_overflow": True},
         "fp16": {"enabled": precision == "fp16"},
         "data_types": {"grad_accum_dtype": "fp32"},

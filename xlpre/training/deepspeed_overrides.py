@@ -12,7 +12,7 @@ OWNED = {
     "train_batch_size": "train.batch_size",
     "train_micro_batch_size_per_gpu": "train.batch_size and train.accumulation",
     "gradient_accumulation_steps": "train.accumulation",
-    "gradient_clipping": "optim.clip",
+    "gradient_clipping": "optim.max_grad_norm",
     "optimizer": "optim.*",
     "scheduler": "schedule.*",
     "bf16": "train.precision",

@@ -23,7 +23,7 @@ class OptimConfig:
         beta2: decay of its second moment.
         eps: added to the root of the second moment.
         weight_decay: decoupled, times the learning rate.
-        clip: largest global norm of the gradient; 0 does not clip.
+        max_grad_norm: largest global norm of the gradient; 0 does not clip.
     """
 
     lr: float = 1e-4
@@ -31,14 +31,14 @@ class OptimConfig:
     beta2: float = 0.999
     eps: float = 1e-6
     weight_decay: float = 0.01
-    clip: float = 1.0
+    max_grad_norm: float = 1.0
 
     def __post_init__(self) -> None:
         rules = {
             "lr": (self.lr > 0, "positive"),
             "eps": (self.eps > 0, "positive"),
             "weight_decay": (self.weight_decay >= 0, "at least 0"),
-            "clip": (self.clip >= 0, "at least 0, which does not clip"),
+            "max_grad_norm": (self.max_grad_norm >= 0, "at least 0, which does not clip"),
             "beta1": (0 <= self.beta1 < 1, "at least 0 and below 1"),
             "beta2": (0 <= self.beta2 < 1, "at least 0 and below 1"),
         }
@@ -122,7 +122,7 @@ class ClipAndSkipMixin(torch.optim.Optimizer):
     Without ZeRO nothing in DeepSpeed would: it reads `overflow` and `_global_grad_norm` from here.
     """
 
-    clip = 0.0
+    max_grad_norm = 0.0
     _global_grad_norm = 0.0
     overflow = False
 
@@ -138,8 +138,8 @@ class ClipAndSkipMixin(torch.optim.Optimizer):
         self.overflow = not math.isfinite(self._global_grad_norm)
         if self.overflow:
             return
-        if self.clip:
-            nn.utils.clip_grads_with_norm_(parameters, self.clip, norm)
+        if self.max_grad_norm:
+            nn.utils.clip_grads_with_norm_(parameters, self.max_grad_norm, norm)
         _scale_gradients(self)
         super().step()
 
@@ -170,7 +170,7 @@ def build_optimizer(model: nn.Module, config: OptimConfig, guarded: bool = False
     else:
         optimizer = (ClipAndSkipAdamW if guarded else torch.optim.AdamW)(groups, **settings)
     if isinstance(optimizer, ClipAndSkipMixin):
-        optimizer.clip = config.clip
+        optimizer.max_grad_norm = config.max_grad_norm
     elif any(group["grad_scale"] != 1 for group in groups):
         # by then DeepSpeed has clipped; a class of one's own it would not take
         optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: _scale_gradients(optimizer))

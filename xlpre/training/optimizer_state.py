@@ -45,7 +45,7 @@ def counters_of(engine: Any) -> dict[str, Any]:
     """Small numbers that go on: updates made, updates skipped, and how fp16's loss is scaled."""
     scaler = getattr(engine.optimizer, "loss_scaler", None)
     scale = {name: getattr(scaler, name) for name in SCALER if hasattr(scaler, name)}
-    return {"updates": n_updates(engine), "skipped": int(engine.skipped_steps), "loss_scale": scale}
+    return {"updates": n_updates(engine), "skipped_steps": int(engine.skipped_steps), "loss_scale": scale}
 
 
 @torch.no_grad()
@@ -56,7 +56,7 @@ def put_state(
 
     The weights that the model computes with are those it had when the engine was built: build it around a model that has `weights`.
     """
-    engine.skipped_steps, n_updates = counters["skipped"], counters["updates"]
+    engine.skipped_steps, n_updates = counters["skipped_steps"], counters["updates"]
     scaler = getattr(engine.optimizer, "loss_scaler", None)  # ZeRO has one in fp32, too, which does nothing
     for name, value in counters["loss_scale"].items() if scaler else ():
         setattr(scaler, name, value)

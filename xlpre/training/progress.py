@@ -44,7 +44,7 @@ class Progress:
         self.train, self.engine, self.comm, self.stopping, self._writer = train, engine, comm, stopping, writer
         self.step, self.seconds, self.skipped, self.skipped_in_a_row = 0, 0.0, 0, 0
         if was:
-            self.step, self.seconds, self.skipped = was["step"], was["seconds"], was["counters"]["skipped"]
+            self.step, self.seconds, self.skipped = was["step"], was["train_seconds"], was["counters"]["skipped_steps"]
         self._started = time.monotonic() - self.seconds
 
     @property
@@ -75,7 +75,7 @@ class Progress:
         self.step += 1
         before, self.skipped = self.skipped, int(self.engine.skipped_steps)  # on all processes or on none
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if self.skipped > before else 0
-        if self.skipped_in_a_row == self.train.max_skipped:
+        if self.skipped_in_a_row == self.train.max_skipped_steps:
             self._writer.finish()
             hint = on_too_many_skips()
             raise ValueError(

@@ -75,9 +75,9 @@ class RunLog(ABC):
             "lr": max(group["lr"] for group in course.engine.optimizer.param_groups if "matrices" not in group),
             "grad_norm": float(course.engine.get_global_grad_norm()),
             **rates,
-            "memory_bytes": int(memory),
-            "skipped": course.skipped,
-            "seconds": course.seconds,
+            "peak_memory_bytes": int(memory),
+            "skipped_steps": course.skipped,
+            "train_seconds": course.seconds,
             "eta_seconds": seconds_left(course.train.steps - course.step, steps / elapsed, budget),
         }
         self.say(self._words(line), line)

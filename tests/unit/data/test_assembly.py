@@ -24,7 +24,7 @@ def test_no_held_out_document_is_ever_trained_on(tmp_path_factory, tokenizer, co
     found = [document for document, n in zip(make_documents(40, seed), copies, strict=True) for _ in range(n)]
     for name, part in (("a", found[::2]), ("b", found[1::2])):
         (folder / f"{name}.txt").write_text("\n\n".join("\n".join(document) for document in part))
-    config = TextConfig(source=f"{folder}/*.txt", held_out=0.3, deduplicate=deduplicate, workers=1)
+    config = TextConfig(source=f"{folder}/*.txt", val_fraction=0.3, deduplicate=deduplicate, num_processes=1)
     store = build_store(folder / "store", config, tokenizer)
     train_texts, held_out = texts(store.train, tokenizer), texts(store.held_out, tokenizer)
     assert not set(train_texts) & set(held_out)
@@ -36,7 +36,7 @@ def test_a_mixture_takes_each_source_as_often_as_its_weight(tmp_path, tokenizer)
     for name, part in (("a", found[:300]), ("b", found[300:600]), ("c", found[600:])):
         (tmp_path / f"{name}.txt").write_text("\n\n".join("\n".join(document) for document in part))
     mixture = {f"{tmp_path}/a.txt": 2.5, f"{tmp_path}/b.txt": 1.0, f"{tmp_path}/c.txt": 0.25}
-    store = build_store(tmp_path / "store", TextConfig(mixture=mixture, held_out=0.1, workers=2), tokenizer)
+    store = build_store(tmp_path / "store", TextConfig(mixture=mixture, val_fraction=0.1, num_processes=2), tokenizer)
     trained, held_out = texts(store.train, tokenizer), texts(store.held_out, tokenizer)
     counts = {}
     for text in trained:
@@ -60,7 +60,7 @@ def test_a_weight_below_one_loses_no_document_that_another_source_has_too(tmp_pa
 
     def documents_of(**weights):
         mixture = {f"{tmp_path}/{name}.txt": weight for name, weight in weights.items()}
-        config = TextConfig(mixture=mixture, deduplicate=True, held_out=0.2, workers=1)
+        config = TextConfig(mixture=mixture, deduplicate=True, val_fraction=0.2, num_processes=1)
         store = build_store(tmp_path / "_".join(map(str, weights.values())), config, tokenizer)
         return sorted(texts(store.train, tokenizer)), sorted(texts(store.held_out, tokenizer))
 

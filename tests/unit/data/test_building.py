@@ -52,7 +52,7 @@ def content(store):
 def test_any_number_of_workers_writes_the_same_bytes(small, files, tokenizer, tmp_path):
     pattern, found = files
     stores = [
-        build_store(tmp_path / f"store{n}", TextConfig(source=pattern, held_out=0.1, workers=n), tokenizer)
+        build_store(tmp_path / f"store{n}", TextConfig(source=pattern, val_fraction=0.1, num_processes=n), tokenizer)
         for n in (1, 2, 4)
     ]
     assert len(units_of(TextConfig(source=pattern))) > 10
@@ -67,7 +67,7 @@ def test_any_number_of_workers_writes_the_same_bytes(small, files, tokenizer, tm
 def test_what_was_finished_before_a_death_is_kept_and_the_bytes_are_the_same(
     small, files, tokenizer, tmp_path, monkeypatch
 ):
-    config = TextConfig(source=files[0], held_out=0.1, workers=1)
+    config = TextConfig(source=files[0], val_fraction=0.1, num_processes=1)
     whole = build_store(tmp_path / "whole", config, tokenizer)
     encode, calls = encoded_docs.encode, []
 
@@ -92,7 +92,7 @@ def test_what_was_finished_before_a_death_is_kept_and_the_bytes_are_the_same(
 
 
 def test_a_file_that_changed_is_read_again_and_the_others_are_not(small, files, tokenizer, tmp_path, monkeypatch):
-    config = TextConfig(source=files[0], held_out=0.1, workers=1)
+    config = TextConfig(source=files[0], val_fraction=0.1, num_processes=1)
     broken = tmp_path / "text" / "g.txt"
     broken.write_bytes(b"Ba be.\n\n\xff")
     with pytest.raises(ValueError, match="g.txt, line 3: not UTF-8"):
@@ -110,7 +110,7 @@ def test_many_small_files_are_few_shards_and_their_documents_stay_apart(tmp_path
     for number, text in enumerate(words):
         (tmp_path / "text" / f"{number:03d}.txt").write_text(text)
     (tmp_path / "text" / "050.txt").write_text("ba be\n\n" * 60_000)  # large
-    config = TextConfig(source=f"{tmp_path}/text/*.txt", held_out=0.1, workers=1)
+    config = TextConfig(source=f"{tmp_path}/text/*.txt", val_fraction=0.1, num_processes=1)
     assert [len(group) for group in units_of(config)] == [50, 1, 74]
     made, encode = [], shards.Job.encode
     monkeypatch.setattr(shards.Job, "encode", lambda *given: made.append(encode(*given)))
@@ -125,7 +125,7 @@ def test_a_dataset_on_disk_that_changed_is_read_again(tmp_path, tokenizer, monke
     rows = [json.dumps({"text": f"Ba {'di ' * length}be."}) for length in range(100)]
     (tmp_path / "set" / "a.jsonl").write_text("\n".join(rows))
     (tmp_path / "set" / "b.jsonl").write_text('{"text": null}')
-    config = TextConfig(source=f"hf:{tmp_path}/set", held_out=0.2, workers=1)
+    config = TextConfig(source=f"hf:{tmp_path}/set", val_fraction=0.2, num_processes=1)
     monkeypatch.setattr(shards, "BATCH_CHARACTERS", 100)
     monkeypatch.setattr(shards, "SHARD_CHARACTERS", 1000)
     with pytest.raises(ValueError, match="row .* is null"):
@@ -157,7 +157,7 @@ class Hub:
 
 def test_a_dataset_that_dies_in_the_middle_loses_nothing_finished(small, tokenizer, tmp_path, monkeypatch):
     rows = ["\n".join(document) for document in make_documents(200)]
-    config = TextConfig(source="hf:owner/data", held_out=0.1, workers=1)
+    config = TextConfig(source="hf:owner/data", val_fraction=0.1, num_processes=1)
     monkeypatch.setattr(corpus, "streamed", lambda source, split: Hub(rows))
     whole = build_store(tmp_path / "whole", config, tokenizer)
     monkeypatch.setattr(corpus, "streamed", lambda source, split: Hub(rows, dies_at=50))

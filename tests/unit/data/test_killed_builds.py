@@ -24,7 +24,7 @@ from xlpre.text.tokenizer import Tokenizer
 corpus.UNIT_BYTES, corpus.SMALL_BYTES = 20_000, 0
 shards.SHARD_CHARACTERS, shards.BATCH_CHARACTERS = 4000, 1000
 source, target, vocabulary, workers = sys.argv[1:]
-build_store(target, TextConfig(source=source, held_out=0.1, workers=int(workers)), Tokenizer.load(vocabulary))
+build_store(target, TextConfig(source=source, val_fraction=0.1, num_processes=int(workers)), Tokenizer.load(vocabulary))
 """
 
 

@@ -123,5 +123,5 @@ def test_text_read_backward_is_the_text_reversed_with_its_boundaries():
 
 
 def test_a_window_longer_than_the_text_is_refused_by_its_key():
-    with pytest.raises(ValueError, match=r"data.window needs 14 tokens in a row, but the text has 13"):
+    with pytest.raises(ValueError, match=r"data.seq_len needs 14 tokens in a row, but the text has 13"):
         lanes_over(part_of(13))

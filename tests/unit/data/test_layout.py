@@ -32,7 +32,7 @@ def Part_without_symbols(n_tokens):  # noqa: N802
 
 
 def test_a_row_is_reused_a_sep_b_sep_cls():
-    config = DataConfig(window=33, reuse_len=12)
+    config = DataConfig(seq_len=33, reuse_len=12)
     for place, window in windows(config):
         assert window.ids.shape == window.segments.shape == (1, 33)
         ids, functional, text = window.ids[0], window.functional[0], place.text
@@ -48,19 +48,19 @@ def test_a_row_is_reused_a_sep_b_sep_cls():
 
 
 def test_half_of_the_pairs_follow_each_other():
-    labels = [window.pair_label for *_, window in windows(DataConfig(window=64, reuse_len=32), n=1000)]
+    labels = [window.pair_label for *_, window in windows(DataConfig(seq_len=64, reuse_len=32), n=1000)]
     assert 0.4 < np.mean(labels) < 0.55  # a stretch without a sentence end cannot follow: a little under half
 
 
 def test_without_pairs_a_is_alone():
-    for place, window in windows(DataConfig(window=32, reuse_len=16, pairs=False), n=20):
+    for place, window in windows(DataConfig(seq_len=32, reuse_len=16, pairs=False), n=20):
         assert (window.ids[0, :30] == place.text.tokens(place.begin, place.begin + 30)).all()
         assert list(window.ids[0, 30:]) == [special_tokens.SEP, special_tokens.CLS]
         assert (window.functional[0] == (np.arange(32) >= 30)).all()
 
 
 def test_a_window_that_is_all_reused_is_plain_text():
-    for place, window in windows(DataConfig(window=32, reuse_len=32), n=20):
+    for place, window in windows(DataConfig(seq_len=32, reuse_len=32), n=20):
         assert (window.ids[0] == place.text.tokens(place.begin, place.begin + 32)).all()
         assert window.following == place.text.tokens(place.begin + 32, place.begin + 33)[0]
 
@@ -87,7 +87,7 @@ def test_a_window_without_room_names_ways_out_that_are_ones(settings):
 
 
 def test_the_row_reaches_no_further_than_it_says():
-    config = DataConfig(window=32, reuse_len=16)
+    config = DataConfig(seq_len=32, reuse_len=16)
     text = Text(part_of(config.reach))
     for seed in range(100):
         assert lay_out([Place(text, 0, 0)], config, RowRng(seed, [0], 0)).ids.shape == (1, 32)

@@ -102,7 +102,7 @@ def test_what_is_no_store_is_not_called_damaged(store, tmp_path):
     (tmp_path / "texts" / "a.txt").write_text("Ba be bi.")
     (tmp_path / "texts" / "meta.json").write_text('{"format": 2}')  # of something else
     for path in (tmp_path / "texts", tmp_path / "texts" / "a.txt"):
-        with pytest.raises(ValueError, match=rf"{path} is not a token store; data.store names what"):
+        with pytest.raises(ValueError, match=rf"{path} is not a token store; data.store_dir names what"):
             TokenStore(path)
     shutil.copytree(store.path, tmp_path / "all" / "mine")
     with pytest.raises(ValueError, match=r"is not a token store; did you mean .*all/mine\?"):
@@ -143,15 +143,15 @@ def test_a_store_of_sentences_has_one_a_line(documents, tokenizer, tmp_path):
 
 
 def test_too_few_documents_to_hold_any_out_are_refused(tmp_path, tokenizer):
-    with pytest.raises(ValueError, match=r"text.held_out=0.001 left no document in the held_out part"):
+    with pytest.raises(ValueError, match=r"text.val_fraction=0.001 left no document in the held_out part"):
         write_store(tmp_path / "store", [["Ba be bi."]], tokenizer, 0.001, {}, {})
 
 
 def test_a_text_of_few_documents_is_told_the_share_that_holds_one_out(tmp_path, tokenizer):
     few = [[f"Ba be bi {vowel}."] for vowel in "aeiou"]
-    with pytest.raises(ValueError, match=r"of 5 documents; set text.held_out=0\.\d+, the least that") as refused:
+    with pytest.raises(ValueError, match=r"of 5 documents; set text.val_fraction=0\.\d+, the least that") as refused:
         write_store(tmp_path / "store", few, tokenizer, 1e-6, {}, {})
-    least = float(re.search(r"set text.held_out=([\d.]+)", str(refused.value))[1])
+    least = float(re.search(r"set text.val_fraction=([\d.]+)", str(refused.value))[1])
     assert write_store(tmp_path / "store", few, tokenizer, least, {}, {}).meta["held_out_n_documents"] == 1
     with pytest.raises(ValueError, match="of 1 documents; give more documents: an empty line ends one"):
         write_store(tmp_path / "one", few[:1], tokenizer, 0.4, {}, {})

@@ -17,7 +17,7 @@ def founded(tokenizer, tmp_path):
     rows = [f"ba {'be ' * number}\t{number % 2}\n" for number in range(20)]
     (tmp_path / "train.tsv").write_text("text\tlabel\n" + "".join(rows))
     (tmp_path / "dev.tsv").write_text("text\tlabel\nba\t1\n")
-    usual = ["task=classify", f"init={tmp_path / 'model'}", f"data.dir={tmp_path}", "data.train=[train.tsv]"]
+    usual = ["task=classify", f"init_from={tmp_path / 'model'}", f"data.dir={tmp_path}", "data.train=[train.tsv]"]
     usual += ["data.dev=[dev.tsv]", "data.text=[text]", "train.batch_size=8"]
     return lambda *words: RunInputs(load(FinetuneConfig, None, [*usual, *words]))
 
@@ -29,7 +29,7 @@ def test_epochs_and_the_share_of_warm_up_become_updates(founded):
 
 
 def test_a_number_that_was_typed_wins_over_a_files_share():
-    config = FinetuneConfig(epochs=3, warmup_share=0.1)
+    config = FinetuneConfig(epochs=3, warmup_ratio=0.1)
     assert apply_cli_precedence(config, {"train.steps"}) == dataclasses.replace(config, epochs=None)
     assert apply_cli_precedence(config, {"epochs", "optim.lr"}) == config
     with pytest.raises(ValueError, match="warmup_share and schedule.warmup_steps say the same"):
@@ -43,7 +43,9 @@ def test_what_was_resolved_resolves_to_itself(founded, tmp_path):
 
 
 def test_a_limit_draws_some_examples_by_the_seed(founded):
-    drawn = [[x.texts for x in founded("data.limit=5", f"seed={seed}").train.examples] for seed in (1, 1, 2)]
+    drawn = [
+        [x.texts for x in founded("data.max_train_examples=5", f"seed={seed}").train.examples] for seed in (1, 1, 2)
+    ]
     assert len(drawn[0]) == 5 and drawn[0] == drawn[1] != drawn[2]
 
 
@@ -58,14 +60,17 @@ def test_of_test_examples_nothing_need_be_read_unless_something_is_true_of_them(
 
 def test_facts_tell_other_examples_weights_and_settings_apart_and_not_speed(founded, tmp_path):
     facts = founded().facts(1)
-    assert founded("train.accumulation=2", "model.attention=reference", "data.pass_tokens=3").facts(1) == facts
-    assert founded("data.limit=19").facts(1)["examples"] != facts["examples"]
+    assert (
+        founded("train.accumulation=2", "model.attention_backend=reference", "data.forward_overhead_tokens=3").facts(1)
+        == facts
+    )
+    assert founded("data.max_train_examples=19").facts(1)["examples"] != facts["examples"]
     (tmp_path / "dev.tsv").write_text("text\tlabel\nba\t0\n")
     assert founded().facts(1)["measured"] != facts["measured"]
     assert founded("data.labels=[1, 0]").facts(1)["labels"] != facts["labels"]
     assert founded("from_scratch=true").facts(1)["weights"] == "drawn" != facts["weights"]
     assert founded("model.dropout=0.3").facts(1)["model"] != facts["model"]
-    assert founded("model.summary=attn").facts(1)["model"] != facts["model"]
+    assert founded("model.pooling=attn").facts(1)["model"] != facts["model"]
 
 
 def test_the_folder_gives_dropout_where_nothing_else_is_said(founded):
@@ -76,4 +81,4 @@ def test_attention_written_by_hand_is_not_compiled():
     with pytest.raises(
         ValueError, match=r"train\.compile=true cannot compile model\.attention=cpu.*set model\.attention=auto"
     ):
-        FinetuneConfig(model=TaskModelConfig(attention="cpu"), train=TaskTrainConfig(compile=True))
+        FinetuneConfig(model=TaskModelConfig(attention_backend="cpu"), train=TaskTrainConfig(compile=True))

@@ -19,7 +19,7 @@ from xlpre.training.distributed import Comm
 
 WINDOW = 8
 SHAPE = ModelConfig(
-    n_layer=3, d_model=16, n_head=2, d_inner=32, vocab_size=100, mem_len=64, attention="reference", dropout=0.0, dropatt=0.0
+    n_layer=3, d_model=16, n_head=2, d_inner=32, vocab_size=100, mem_len=64, attention_backend="reference", dropout=0.0, dropatt=0.0
 )  # fmt: skip
 
 
@@ -35,7 +35,7 @@ def text_of(n, seed=0):
 
 
 def task_of(long, labels=("a", "b"), name="classify", **data):
-    settings = TaskDataConfig(text=["text"], labels=list(labels), max_len=WINDOW, long=long, **data)
+    settings = TaskDataConfig(text=["text"], labels=list(labels), max_seq_len=WINDOW, long_text=long, **data)
     return build_task(name, settings, "last")
 
 
@@ -173,10 +173,10 @@ def test_numbers_are_pooled_too():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"mem_len": 5}, r"data.mem_len \(5\) must be at least 1 and goes with data.long=memory"),
+        ({"mem_len": 5}, r"data.mem_len \(5\) must be at least 1 and goes with data.long_text=memory"),
         ({"long": "windows", "window_stride": 7, "max_len": 8}, r"data.window_stride \(7\) must be between 1 and 6"),
-        ({"window_stride": 7}, "goes with data.long=windows"),
-        ({"pool": "max"}, "data.pool=max has no effect without data.long=windows"),
+        ({"window_stride": 7}, "goes with data.long_text=windows"),
+        ({"pool": "max"}, "data.window_pooling=max has no effect without data.long_text=windows"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings, message):
@@ -186,16 +186,16 @@ def test_settings_that_contradict_each_other_are_refused(settings, message):
 
 def test_what_cannot_be_read_so_is_refused():
     pair = Example("0", ("10 11", "12"), 0, "dev.tsv, line 2")
-    with pytest.raises(ValueError, match="dev.tsv, line 2: data.long=memory reads one text, and here are 2"):
+    with pytest.raises(ValueError, match="dev.tsv, line 2: data.long_text=memory reads one text, and here are 2"):
         task_of("memory").encode([pair], Numbers())
-    with pytest.raises(ValueError, match="data.long=windows reads one text, and task=race several"):
-        build_task("race", TaskDataConfig(long="windows"), "last")
-    with pytest.raises(ValueError, match="data.long=memory reads one text, and task=squad/2.0 several"):
-        build_task("squad/2.0", TaskDataConfig(long="memory"), "last")
-    with pytest.raises(ValueError, match="model.summary=first"):
-        build_task("classify", TaskDataConfig(text=["text"], labels=["a", "b"], long="memory"), "first")
+    with pytest.raises(ValueError, match="data.long_text=windows reads one text, and task=race several"):
+        build_task("race", TaskDataConfig(long_text="windows"), "last")
+    with pytest.raises(ValueError, match="data.long_text=memory reads one text, and task=squad/2.0 several"):
+        build_task("squad/2.0", TaskDataConfig(long_text="memory"), "last")
+    with pytest.raises(ValueError, match="model.pooling=first"):
+        build_task("classify", TaskDataConfig(text=["text"], labels=["a", "b"], long_text="memory"), "first")
     with pytest.raises(ValueError, match="the model of init= has model.mem_len=0; say how much: data.mem_len=384"):
-        check_memory(TaskDataConfig(long="memory"), dataclasses.replace(SHAPE, mem_len=0))
+        check_memory(TaskDataConfig(long_text="memory"), dataclasses.replace(SHAPE, mem_len=0))
 
 
 def learned(long, steps=120):

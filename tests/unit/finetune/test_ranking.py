@@ -160,5 +160,5 @@ def test_settings_that_are_missing_or_have_no_place_are_named(written):
         written(dev=[]).read("train")
     with pytest.raises(ValueError, match="data.queries=.* has no effect on task=classify"):
         build_task("classify", TaskDataConfig(queries=["a"], text=["text"]), "last")
-    with pytest.raises(ValueError, match="data.long=memory reads one text, and task=rank several"):
+    with pytest.raises(ValueError, match="data.long_text=memory reads one text, and task=rank several"):
         written(long="memory")

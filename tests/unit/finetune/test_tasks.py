@@ -85,7 +85,7 @@ def test_numbers_are_learned_on_a_scale_of_their_own_and_answered_on_that_of_the
     (tmp_path / "b.tsv").write_text("text\tlabel\nba\t7\nbe\t7\n")
     assert build("regress", tmp_path, train=["b.tsv"], dev=["a.tsv"], text=["text"]).settings()["scale"] == [7, 1]
     with pytest.raises(ValueError, match="must be a mean and a standard deviation above 0"):
-        TaskDataConfig(scale=[1, 0])
+        TaskDataConfig(label_scale=[1, 0])
 
 
 def test_numbers_far_from_zero_and_close_to_each_other_are_told_apart(tmp_path, tokenizer):

@@ -86,7 +86,7 @@ def test_without_a_compiler_that_can_torch_takes_over_and_why_is_said_once(
     (note,) = caplog.messages
     assert said in note and note.endswith("attention, GELU and dropout take torch's, which is slower")
     with pytest.raises(
-        ValueError, match="model.attention=cpu needs its compiled code: .*; or set model.attention=auto"
+        ValueError, match="model.attention_backend=cpu needs its compiled code: .*; or set model.attention_backend=auto"
     ):
         backend_named("cpu")
     assert not list((empty_cache).glob("*.partial*"))
@@ -103,6 +103,6 @@ def test_a_type_that_it_does_not_compute_is_refused():
     model = make_model(attention="cpu").bfloat16()
     memory = initial_memory(model.config, 2, mem_len=4, dtype=torch.bfloat16)
     with pytest.raises(
-        ValueError, match="computes fp32 on a processor, not torch.bfloat16 on cpu; set model.attention=auto"
+        ValueError, match="computes fp32 on a processor, not torch.bfloat16 on cpu; set model.attention_backend=auto"
     ):
         model(random_batch(), memory)

@@ -96,7 +96,7 @@ class Classes:
 
 @pytest.mark.parametrize("summary", ["last", "first", "mean", "text_mean", "attn"])
 def test_a_step_of_fine_tuning_does_neither(summary):
-    shape = ModelConfig(vocab_size=40, n_layer=1, d_model=16, n_head=2, d_inner=24, mem_len=8, attention="sdpa")
+    shape = ModelConfig(vocab_size=40, n_layer=1, d_model=16, n_head=2, d_inner=24, mem_len=8, attention_backend="sdpa")
     model = in_bf16(TaskModel(shape, Classes(summary)))
     ids = torch.empty(4, 16, dtype=torch.int64, device=META)
     part = Part(ids, ids, ids.bool(), {"truth": ids[:, 0]}, np.arange(4))

@@ -24,7 +24,7 @@ def test_published_values_have_the_published_spread():
 
 def test_a_local_start_makes_each_head_prefer_one_distance():
     torch.manual_seed(0)
-    model = LanguageModel(ModelConfig(**SHAPE, init="local"), two_streams=True)
+    model = LanguageModel(ModelConfig(**SHAPE, init_scheme="local"), two_streams=True)
     distance = torch.arange(20, -20, -1)
     table = distance_table(20, 20, 64, -1, device=torch.device("cpu"), dtype=torch.float32)[0]
     for layer in model.backbone.layers:

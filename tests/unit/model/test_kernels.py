@@ -231,7 +231,7 @@ def test_auto_is_what_the_device_serves():
 
 def test_without_the_package_the_error_says_what_to_set(monkeypatch):
     monkeypatch.setattr("xlpre.model.kernels.backend.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="model.attention=auto"):
+    with pytest.raises(ValueError, match="model.attention_backend=auto"):
         with_triton()
 
 

@@ -96,7 +96,7 @@ def test_without_it_no_parameter_row_or_number_is_there():
 
 
 def test_the_backbone_starts_from_the_same_values_with_it():
-    shape = ModelConfig(vocab_size=40, n_layer=1, d_model=8, n_head=2, d_inner=8, init="local", init_std=0.3)
+    shape = ModelConfig(vocab_size=40, n_layer=1, d_model=8, n_head=2, d_inner=8, init_scheme="local", init_std=0.3)
     with_it, without = {}, {}
     for found, wanted in ((with_it, True), (without, False)):
         torch.manual_seed(0)
@@ -112,7 +112,7 @@ def test_it_learns_to_tell_what_follows_from_what_does_not(tokenizer, tmp_path):
     subjects = rng.choice(["bada", "fefo", "gugi"], 200)  # of which a document knows one
     documents = [[" ".join([subject] * rng.integers(1, 3)) + "." for _ in range(40)] for subject in subjects]
     store = write_store(tmp_path / "store", documents, tokenizer, 0.1, {"source": "docstrings"}, {})
-    data = DataConfig(store="x", window=24, reuse_len=4)
+    data = DataConfig(store_dir="x", seq_len=24, reuse_len=4)
     objective = build_objective(ObjectiveConfig(next_sentence=True), data, tokenizer.starts_word)
     lanes = Lanes(store.train, 16, stride=4, reach=data.reach, run_windows=8, bidirectional=True, seed=0)
     loader = Loader(lanes, data, objective, seed=0)

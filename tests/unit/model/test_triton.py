@@ -208,7 +208,7 @@ def test_rows_need_only_the_tiles_that_they_see():
 def test_heads_too_wide_are_refused_with_a_way_out():
     geometry, _ = small_case()
     tensors = random_tensors(geometry, np.random.default_rng(0), 1, 257, torch.float32, ("place_offsets",))
-    with pytest.raises(ValueError, match="model.attention=sdpa"):
+    with pytest.raises(ValueError, match="model.attention_backend=sdpa"):
         attended(with_triton(), geometry, tensors)
 
 
@@ -216,7 +216,7 @@ def test_heads_too_wide_are_refused_with_a_way_out():
 def test_windows_of_more_numbers_than_32_bits_count_are_refused_with_a_way_out():
     key = torch.empty(1, 1, 1, 1).expand(1, 2**20, 16, 64)
     geometry = types.SimpleNamespace(prepared=types.SimpleNamespace(n_distances=2**21))
-    with pytest.raises(ValueError, match="1 x 1,048,576 rows at 2,097,152 distances .* model.attention=sdpa"):
+    with pytest.raises(ValueError, match="1 x 1,048,576 rows at 2,097,152 distances .* model.attention_backend=sdpa"):
         with_triton().attend(ScoreTerms(key, 0.125), key, key, geometry, 0.0)
 
 
@@ -224,7 +224,9 @@ def test_windows_of_more_numbers_than_32_bits_count_are_refused_with_a_way_out()
 def test_more_heads_of_rows_than_a_grid_has_room_for_are_refused_with_a_way_out():
     key = torch.empty(1, 1, 1, 1).expand(2**12, 8, 16, 16)
     geometry = types.SimpleNamespace(prepared=types.SimpleNamespace(n_distances=16))
-    with pytest.raises(ValueError, match="up to 65,535 heads .* not 4,096 rows of 16 heads; .* model.attention=sdpa"):
+    with pytest.raises(
+        ValueError, match="up to 65,535 heads .* not 4,096 rows of 16 heads; .* model.attention_backend=sdpa"
+    ):
         with_triton().attend(ScoreTerms(key, 0.25), key, key, geometry, 0.0)
 
 

@@ -213,7 +213,7 @@ def test_rows_go_in_whole_and_only_the_branch_is_dropped():
     from xlpre.model.config import ModelConfig
     from xlpre.model.norm import AddNorm
 
-    norm = AddNorm(ModelConfig(vocab_size=9, d_model=16, n_head=2, attention="triton", dropout=0.5)).to(DEVICE)
+    norm = AddNorm(ModelConfig(vocab_size=9, d_model=16, n_head=2, attention_backend="triton", dropout=0.5)).to(DEVICE)
     rows, branch = (torch.randn(2, 9, 16, device=DEVICE) for _ in range(2))
     nothing = torch.zeros_like(rows)
     whole = F.layer_norm(rows, (16,), eps=norm.eps)
@@ -245,5 +245,5 @@ def test_what_is_not_gelu_or_of_several_types_is_left_to_torch():
 
     rows = torch.randn(2, 9, 16, device=DEVICE)
     assert (without_outer("relu")(rows) >= 0).all()
-    norm = AddNorm(ModelConfig(vocab_size=9, d_model=16, n_head=2, attention="triton")).to(DEVICE)
+    norm = AddNorm(ModelConfig(vocab_size=9, d_model=16, n_head=2, attention_backend="triton")).to(DEVICE)
     assert norm(rows.half(), rows).dtype == torch.float32

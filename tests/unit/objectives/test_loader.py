@@ -17,7 +17,7 @@ from xlpre.text import special_tokens
 @pytest.fixture
 def loader_of(store, tokenizer):
     def make(seed=1, workers=1, n_lanes=8, name="permutation"):
-        data = DataConfig(window=64, reuse_len=64 if name == "causal" else 32, workers=workers)
+        data = DataConfig(seq_len=64, reuse_len=64 if name == "causal" else 32, num_threads=workers)
         lanes = lanes_over(store.train, n_lanes, stride=data.reuse_len, reach=data.reach, seed=seed)
         objective = build_objective(ObjectiveConfig(name=name), data, tokenizer.starts_word)
         return Loader(lanes, data, objective, seed)

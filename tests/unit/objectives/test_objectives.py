@@ -13,7 +13,7 @@ from xlpre.text import special_tokens
 @pytest.fixture
 def window_of(store):
     def make(config=None, seed=0, lane=0):
-        config = config or DataConfig(window=64, reuse_len=32)
+        config = config or DataConfig(seq_len=64, reuse_len=32)
         lanes = lanes_over(store.train, stride=config.reuse_len, reach=config.reach)
         return lay_out([lanes.place(lane, seed)], config, RowRng(seed, [lane], 0))
 
@@ -95,7 +95,7 @@ def test_denoising_masks_four_targets_in_five(window_of, tokenizer):
 
 
 def test_causal_predicts_each_next_token(store, window_of, tokenizer):
-    window = window_of(DataConfig(window=32, reuse_len=32))
+    window = window_of(DataConfig(seq_len=32, reuse_len=32))
     one = example("causal", window, tokenizer)
     assert (one.targets == np.append(window.ids[0, 1:], window.following)).all()
     assert (visible(one) == np.tril(np.ones((32, 32), bool))).all()
@@ -105,7 +105,7 @@ def test_causal_predicts_each_next_token(store, window_of, tokenizer):
 @pytest.mark.parametrize(("window", "reuse_len"), [(64, 32), (41, 17)])
 def test_an_example_has_as_many_targets_as_are_foretold(window_of, tokenizer, name, window, reuse_len):
     objective = OBJECTIVES[name](ObjectiveConfig(name=name, partial_k=5.0), tokenizer.starts_word)
-    windows = window_of(DataConfig(window=window, reuse_len=reuse_len))
+    windows = window_of(DataConfig(seq_len=window, reuse_len=reuse_len))
     assert objective.examples(windows, RowRng(0, [0], 1)).targets.shape == (1, objective.n_targets(window, reuse_len))
 
 
@@ -116,9 +116,9 @@ def test_an_objective_says_whether_a_token_sees_what_stands_after_it(window_of, 
 
 
 def test_settings_that_cannot_work_name_the_way_out(tokenizer):
-    with pytest.raises(ValueError, match=r"data.reuse_len \(256\) must equal data.window; set data.reuse_len=512"):
+    with pytest.raises(ValueError, match=r"data.reuse_len \(256\) must equal data.seq_len; set data.reuse_len=512"):
         build_objective(ObjectiveConfig(name="causal"), DataConfig(), tokenizer.starts_word)
     with pytest.raises(ValueError, match=r"objective.partial_k \(1.0\) asks for 16 targets among the 13 tokens"):
-        build_objective(ObjectiveConfig(partial_k=1.0), DataConfig(window=32, reuse_len=16), tokenizer.starts_word)
+        build_objective(ObjectiveConfig(partial_k=1.0), DataConfig(seq_len=32, reuse_len=16), tokenizer.starts_word)
     with pytest.raises(ValueError, match="must be at least 1"):
         ObjectiveConfig(max_span=0)

@@ -19,7 +19,7 @@ from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.objectives.registry import build_objective
 
 SHAPE = ModelConfig(vocab_size=300, n_layer=2, d_model=16, n_head=2, d_inner=24, mem_len=8)
-DATA = DataConfig(store="x", window=32, reuse_len=16)
+DATA = DataConfig(store_dir="x", seq_len=32, reuse_len=16)
 ABOUT = {"seed": 5, "step": 122, "world_size": 1, "precision": "torch.float32"}
 
 

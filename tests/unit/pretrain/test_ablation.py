@@ -32,14 +32,14 @@ def written(tmp_path, monkeypatch):
 def measure(run: str, seed: int, losses: list, unigram: float = 6.0) -> None:
     folder = Path("runs/some") / run / f"seed_{seed}"
     folder.mkdir(parents=True)
-    about = {"held_out_unigram": unigram, "held_out_accuracy": 0.25}
+    about = {"val_unigram_loss": unigram, "val_accuracy": 0.25}
     lines = [
         {
             "step": k,
             "tokens": k * 500_000,
-            "seconds": k * 60.0,
-            "held_out_loss": loss,
-            "held_out_bits_per_byte": loss,
+            "train_seconds": k * 60.0,
+            "val_loss": loss,
+            "val_bpb": loss,
             **about,
         }
         for k, loss in enumerate(losses)
@@ -54,7 +54,7 @@ def test_a_run_is_the_base_with_the_words_of_its_row_and_reads_the_text_of_the_b
     base = load(PretrainConfig, "base.yaml", ["optim.lr=0.5", "model.mem_len=0"])
     theirs = {"name": run.config.name, "run_dir": run.config.run_dir, "seed": 2}
     assert run.config == dataclasses.replace(base, **theirs)
-    assert run.config.data.store == "stores/mine"
+    assert run.config.data.store_dir == "stores/mine"
     assert load(PretrainConfig, run.words[1], run.words[2:]) == run.config
     assert len({run.folder for run in ablation.runs}) == 4
 
@@ -66,7 +66,7 @@ def test_what_was_made_with_other_settings_is_not_shown_as_what_the_row_says_now
         (["optim.lr=1e-2", "train.steps=7", "train.log_every=9"], None),
         (["optim.lr=1e-3"], "runs/some/high/seed_1 was made with optim.lr=0.001, row high says 0.01 now"),
         (["optim.lr=1e-2", "schedule.decay=constant"], "schedule.decay=constant, row high says"),
-        (["optim.lr=1e-2", "eval.windows=3"], "eval.windows=3, row high says"),
+        (["optim.lr=1e-2", "eval.num_windows=3"], "eval.num_windows=3, row high says"),
         (["optim.lr=1e-2", "init=other"], "was made with init=other, row high says  now"),
     ):
         dump(load(PretrainConfig, "base.yaml", words), folder / "config.yaml")
@@ -130,7 +130,7 @@ def test_the_table_has_medians_over_seeds_and_where_a_run_left_word_frequencies(
             {
                 "plain": [],
                 "better": ["model.mem_len=0"],
-                "other": ["data.window=600"],
+                "other": ["data.seq_len=600"],
                 "early": ["optim.lr=1"],
                 "unborn": ["optim.lr=2"],
             }

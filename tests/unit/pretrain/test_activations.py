@@ -50,7 +50,7 @@ class Kept(saved_tensors_hooks):
 def traced_step(kind: str, two_streams: bool, recomputed: bool):
     """A real step: bytes that autograd says it keeps, those there after the forward, the most; and what is foretold."""
     shape = {"vocab_size": 1000, "n_layer": 3, "d_model": 64, "n_head": 4, "d_inner": 256, "mem_len": 24}
-    model = ModelConfig(**{**shape, **TRACED[kind]}, attention="reference")
+    model = ModelConfig(**{**shape, **TRACED[kind]}, attention_backend="reference")
     asked = BatchShape(4, 48, model.mem_len, 48, 24, two_streams, next_sentence=kind == "next sentence")
     batch, language_model = alike(batch_of(asked, 1000)), built(model, asked, recomputed)
     memory = initial_memory(model, 4, initial="zeros")
@@ -93,20 +93,20 @@ def test_activations_of_layers_that_are_computed_again_are_what_a_real_step_keep
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_activations_of_16_bits_are_a_little_over_half(dtype):
     shape = BatchShape(2, 64, 48, 10, 32)
-    model = ModelConfig(vocab_size=500, n_layer=2, d_model=64, n_head=4, d_inner=256, attention="reference")
+    model = ModelConfig(vocab_size=500, n_layer=2, d_model=64, n_head=4, d_inner=256, attention_backend="reference")
     full, half = (activations(model, shape, dtype, gpu=True) for dtype in (torch.float32, dtype))
     assert 0.5 < half.kept / full.kept < 0.75  # probabilities are computed in fp32, dropout keeps a byte in both
 
 
 def test_a_model_whose_attention_is_written_by_hand_can_be_planned():
     shape = BatchShape(2, 64, 48, 10, 32)
-    model = ModelConfig(vocab_size=500, n_layer=2, d_model=64, n_head=4, d_inner=256, attention="cpu")
+    model = ModelConfig(vocab_size=500, n_layer=2, d_model=64, n_head=4, d_inner=256, attention_backend="cpu")
     assert activations(model, shape, torch.float32, gpu=False).kept > 0
 
 
 def test_layers_that_are_computed_again_keep_their_input_and_what_they_share():
     shape, width = BatchShape(2, 64, 48, 10, 32), 64
-    model = ModelConfig(vocab_size=500, n_layer=40, d_model=width, n_head=4, d_inner=256, attention="reference")
+    model = ModelConfig(vocab_size=500, n_layer=40, d_model=width, n_head=4, d_inner=256, attention_backend="reference")
     less = dataclasses.replace(model, n_layer=20)
     of_20_layers, of_40_layers = (
         activations(shape_of, shape, torch.bfloat16, gpu=True, recomputed=True).kept for shape_of in (less, model)
@@ -115,7 +115,9 @@ def test_layers_that_are_computed_again_keep_their_input_and_what_they_share():
 
 
 def of_triton(shape: BatchShape, dropatt: float = 0.0) -> Activations:
-    model = ModelConfig(vocab_size=500, n_layer=1, d_model=256, n_head=16, d_inner=32, attention="triton", dropout=0.0)
+    model = ModelConfig(
+        vocab_size=500, n_layer=1, d_model=256, n_head=16, d_inner=32, attention_backend="triton", dropout=0.0
+    )
     return activations(dataclasses.replace(model, dropatt=dropatt), shape, torch.bfloat16, gpu=True)
 
 

@@ -26,7 +26,7 @@ def test_no_command_shadows_a_library_when_its_folder_comes_first_on_the_path(pa
 
 def test_the_launchers_local_rank_may_come_before_the_users_words():
     config = from_command_line(DataConfig, "", ["--local_rank=1", "window=64", "reuse_len=32", "store=x"])
-    assert (config.window, config.store) == (64, "x")
+    assert (config.seq_len, config.store_dir) == (64, "x")
 
 
 def test_a_training_that_is_over_leaves_the_other_processes(monkeypatch, tmp_path):
@@ -56,8 +56,8 @@ def test_held_out_text_is_not_measured_twice(store, tokenizer):
     from pretrain.trainer.evaluator import Evaluator
     from xlpre.training.distributed import Comm
 
-    data = DataConfig(store="x", window=32, reuse_len=16)
-    config = PretrainConfig(data=data, eval=EvalConfig(lanes=4, windows=10_000))
+    data = DataConfig(store_dir="x", seq_len=32, reuse_len=16)
+    config = PretrainConfig(data=data, eval=EvalConfig(batch_size=4, num_windows=10_000))
     evaluation = Evaluator(config, store, tokenizer, Comm())
     times = np.zeros(len(store.held_out), int)
     for lane, step in itertools.product(range(4), range(evaluation._windows)):
@@ -77,4 +77,4 @@ def test_a_sentence_that_is_too_long_to_fill_in_is_refused_before_the_run_begins
 def test_attention_written_by_hand_is_not_compiled():
     rule = r"train\.compile=true cannot compile model\.attention=cpu.*set model\.attention=auto"
     with pytest.raises(ValueError, match=rule):
-        PretrainConfig(model=ModelConfig(attention="cpu"), train=TrainConfig(compile=True))
+        PretrainConfig(model=ModelConfig(attention_backend="cpu"), train=TrainConfig(compile=True))

@@ -124,7 +124,7 @@ def test_a_causal_model_needs_a_triangle_of_the_window():
 
 
 def test_small_parameters_are_those_that_are_not_split():
-    model = ModelConfig(vocab_size=1000, n_layer=1, d_model=64, n_head=4, d_inner=256, attention="reference")
+    model = ModelConfig(vocab_size=1000, n_layer=1, d_model=64, n_head=4, d_inner=256, attention_backend="reference")
     split = 1000 * 64 + 2 * 64 * 256
     sizes = tensor_sizes(model)
     assert sum(size for size in sizes if size < 10_000) == sum(parameters(model).values()) - split

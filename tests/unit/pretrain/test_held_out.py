@@ -18,10 +18,10 @@ from xlpre.training.distributed import Comm
 @pytest.mark.parametrize("mem_len", [None, 0, 40])
 def test_what_is_measured_does_not_depend_on_how_memory_is_kept(store, tokenizer, monkeypatch, name, mem_len):
     config = PretrainConfig(
-        data=DataConfig(store="x", window=32, reuse_len=32 if name == "causal" else 16),
+        data=DataConfig(store_dir="x", seq_len=32, reuse_len=32 if name == "causal" else 16),
         objective=ObjectiveConfig(name=name),
         memory=MemoryConfig(at_document_end="cut"),
-        eval=EvalConfig(lanes=4, windows=12, mem_len=mem_len),
+        eval=EvalConfig(batch_size=4, num_windows=12, mem_len=mem_len),
     )
     evaluation = evaluator.Evaluator(config, store, tokenizer, Comm())
     model = make_model(two_streams=OBJECTIVES[name].two_streams, vocab_size=store.vocab_size, mem_len=16)
@@ -39,9 +39,9 @@ def test_what_is_measured_does_not_depend_on_how_memory_is_kept(store, tokenizer
 @pytest.mark.parametrize("name", ["permutation", "denoising"])
 def test_next_sentences_are_measured_beside_the_loss_which_stays_that_of_the_targets(store, tokenizer, name):
     config = PretrainConfig(
-        data=DataConfig(store="x", window=32, reuse_len=16),
+        data=DataConfig(store_dir="x", seq_len=32, reuse_len=16),
         objective=ObjectiveConfig(name=name, next_sentence=True),
-        eval=EvalConfig(lanes=4, windows=12),
+        eval=EvalConfig(batch_size=4, num_windows=12),
     )
     evaluation = evaluator.Evaluator(config, store, tokenizer, Comm())
     shape = {"two_streams": name == "permutation", "vocab_size": store.vocab_size, "mem_len": 16}
@@ -61,7 +61,9 @@ def test_next_sentences_are_measured_beside_the_loss_which_stays_that_of_the_tar
 
 
 def test_bits_a_byte_are_those_of_the_text_that_the_targets_stand_for(store, tokenizer, monkeypatch):
-    config = PretrainConfig(data=DataConfig(store="x", window=32, reuse_len=16), eval=EvalConfig(lanes=2, windows=3))
+    config = PretrainConfig(
+        data=DataConfig(store_dir="x", seq_len=32, reuse_len=16), eval=EvalConfig(batch_size=2, num_windows=3)
+    )
     met = []
     monkeypatch.setattr(
         evaluator, "target_losses", lambda logits, targets: met.append(targets) or torch.ones(targets.shape)

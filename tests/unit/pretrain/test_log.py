@@ -7,8 +7,8 @@ LINE = {
     "targets_per_second": 5_200.7,
     "flops_per_second": 4.07e14,
     "mfu": 0.4116,
-    "memory_bytes": 38_120_000_000,
-    "skipped": 0,
+    "peak_memory_bytes": 38_120_000_000,
+    "skipped_steps": 0,
     "eta_seconds": 7_980.0,
 }
 
@@ -20,8 +20,8 @@ def test_a_line_of_progress_says_loss_speed_use_time_and_memory():
 
 
 def test_skipped_updates_are_said_where_there_are_any():
-    assert progress({**LINE, "skipped": 1}).endswith(" GB, 1 update skipped")
-    assert progress({**LINE, "skipped": 3}).endswith(" GB, 3 updates skipped")
+    assert progress({**LINE, "skipped_steps": 1}).endswith(" GB, 1 update skipped")
+    assert progress({**LINE, "skipped_steps": 3}).endswith(" GB, 3 updates skipped")
 
 
 def test_the_loss_of_an_auxiliary_head_is_said_where_there_is_one():
@@ -39,5 +39,5 @@ def test_a_loss_that_is_no_number_can_be_said():
 
 
 def test_a_line_of_a_large_run_fits_120_columns():
-    large = {"tokens_per_second": 4e6, "targets_per_second": 6.7e5, "memory_bytes": 1.391e11, "eta_seconds": 1e6}
+    large = {"tokens_per_second": 4e6, "targets_per_second": 6.7e5, "peak_memory_bytes": 1.391e11, "eta_seconds": 1e6}
     assert len("step 400,000: " + progress({**LINE, **large, "loss": 10.4})) <= 120

@@ -63,7 +63,7 @@ def test_an_update_of_muon_needs_room_where_activations_need_less():
     short = (
         "train.batch_size=64",
         "optim.name=muon",
-        "data.window=64",
+        "data.seq_len=64",
         "data.reuse_len=32",
         "model.mem_len=32",
         "model.vocab_size=2000",

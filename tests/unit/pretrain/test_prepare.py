@@ -16,9 +16,9 @@ from xlpre.text.tokenizer_config import TokenizerConfig
 def config(text_file, tokenizer, tmp_path):
     tokenizer.save(tmp_path / "words.model")
     return PretrainConfig(
-        text=TextConfig(source=str(text_file), held_out=0.1),
+        text=TextConfig(source=str(text_file), val_fraction=0.1),
         tokenizer=TokenizerConfig(path=str(tmp_path / "words.model"), vocab_size=300),
-        data=DataConfig(store=str(tmp_path / "store")),
+        data=DataConfig(store_dir=str(tmp_path / "store")),
     )
 
 
@@ -62,14 +62,14 @@ def test_a_vocabulary_of_another_text_is_told(config, text_file, capsys):
 
 def test_a_folder_of_something_else_is_not_to_be_deleted(config, text_file):
     for path in (text_file, text_file.parent):
-        with pytest.raises(ValueError, match=r"is there already and is no token store; choose another data.store"):
+        with pytest.raises(ValueError, match=r"is there already and is no token store; choose another data.store_dir"):
             make_store(change(config, "data", store=str(path)))
 
 
 def test_a_text_with_too_few_documents_leaves_nothing(config, tmp_path):
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(ValueError, match=r"text.held_out=1e-09 left no document in the held_out part"):
-        make_store(change(config, "text", held_out=1e-9))
+    with pytest.raises(ValueError, match=r"text.val_fraction=1e-09 left no document in the held_out part"):
+        make_store(change(config, "text", val_fraction=1e-9))
     assert sorted(tmp_path.iterdir()) == before
 
 

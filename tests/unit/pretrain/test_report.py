@@ -22,7 +22,7 @@ def write_run(folder, name, **text):
     dump(PretrainConfig(name=name, text=TextConfig(**text)), folder / "config.yaml")
     with closing(MetricsLog(folder, 0)) as log:
         log.write(1, loss=7.0, lr=0.1, tokens_per_second=10.0, tokens=5, seconds=1.0)
-        log.write(1, held_out_loss=7.0, held_out_unigram=6.0, held_out_accuracy=0.0, tokens=5, seconds=1.0)
+        log.write(1, val_loss=7.0, val_unigram_loss=6.0, val_accuracy=0.0, tokens=5, seconds=1.0)
 
 
 def test_runs_are_told_apart_by_their_names_and_text_is_that_of_the_mixture(tmp_path):
@@ -40,7 +40,7 @@ def test_a_page_can_be_made_of_a_run_whose_losses_were_not_all_finite(tmp_path):
     log = MetricsLog(tmp_path, 0)
     for step, loss in enumerate((7.0, float("nan"), float("inf"))):
         log.write(step, loss=loss, lr=0.1, tokens_per_second=10.0, tokens=step, seconds=1.0)
-        log.write(step, held_out_loss=loss, held_out_unigram=6.0, held_out_accuracy=0.0, tokens=step, seconds=1.0)
+        log.write(step, val_loss=loss, val_unigram_loss=6.0, val_accuracy=0.0, tokens=step, seconds=1.0)
     log.close()
     assert "held-out loss<b>nan nats" in write_report(tmp_path).read_text()
 
@@ -115,6 +115,6 @@ def test_what_is_written_from_right_to_left_is_shown_so(tmp_path):
 @pytest.mark.parametrize("n_points", [1, 2])
 def test_a_single_point_of_training_is_seen(n_points):
     trained = [{"tokens": k, "loss": 7.0} for k in range(n_points)]
-    measured = [{"tokens": 0, "held_out_loss": 7.0, "held_out_unigram": 6.0}]
+    measured = [{"tokens": 0, "val_loss": 7.0, "val_unigram_loss": 6.0}]
     line = _loss_plot("mine", trained, measured, []).axes[0].lines[0]
     assert line.get_label() == "training" and line.get_marker() == ("o" if n_points == 1 else "None")

@@ -63,7 +63,7 @@ def test_a_dataset_that_was_saved_to_disk_is_read_split_by_split(tmp_path):
 
 def test_a_limit_stops_after_the_document_that_reaches_it(tmp_path):
     (tmp_path / "a.txt").write_text("\n\n".join(["x" * 100] * 50))
-    assert len(read(tmp_path / "a.txt", limit_mb=0.001)) == 10
+    assert len(read(tmp_path / "a.txt", limit_mb=1000)) == 10
 
 
 def test_docstrings_are_always_there_and_read_as_prose():
@@ -126,7 +126,7 @@ def test_parquet_counts_rows_from_the_files_first_and_may_be_empty(tmp_path):
     with pytest.raises(ValueError, match="holds no text at all"):
         read(tmp_path / "none.parquet")
     mixture = {f"{tmp_path}/none.parquet": 1.0, f"{tmp_path}/a.txt": 1.0}
-    assert list(documents(TextConfig(mixture=mixture, limit_mb=1))) == [["one"]]
+    assert list(documents(TextConfig(mixture=mixture, max_chars=1000000))) == [["one"]]
 
 
 def test_a_file_may_have_the_name_of_a_glob(tmp_path):

@@ -52,7 +52,7 @@ def test_the_same_text_is_known_again_where_it_was_moved_to_and_named_otherwise(
     [
         ({"glob": "a.txt"}, r"one with b.txt \(5 bytes\); set"),
         ({"glob": "*"}, r"one without c.jsonl \(2 bytes\); set"),
-        ({"limit_mb": 1.0}, r"text with text.limit_mb=null, not 1.0; set"),
+        ({"limit_mb": 1.0}, r"text with text.max_chars=null, not 1.0; set"),
         ({"column": "body"}, r"text with text.column=text, not body; set"),
     ],
 )
@@ -80,7 +80,7 @@ def test_a_source_without_files_is_known_by_its_name(saved, texts, tokenizer):
 
 def test_what_is_done_to_the_text_first_is_known_too(saved, texts, tokenizer):
     for change in ({"preprocess": "uncased"}, {"train_mb": 1.0}):
-        with pytest.raises(ValueError, match=r"text with tokenizer\.(preprocess=none|train_mb=100)"):
+        with pytest.raises(ValueError, match=r"text with tokenizer\.(preprocess=none|train_mb=100000000)"):
             check_learned(saved, tokenizer, of(texts), TokenizerConfig(vocab_size=300, **change))
 
 
@@ -94,6 +94,6 @@ def test_a_vocabulary_that_says_nothing_of_itself_is_taken(saved, texts, tokeniz
 
 def test_what_was_not_said_yet_is_not_compared(saved, texts, tokenizer):
     said = json.loads(beside(saved).read_text())
-    del said["tokenizer.train_mb"]
+    del said["tokenizer.train_chars"]
     beside(saved).write_text(json.dumps(said))
-    check_learned(saved, tokenizer, of(texts), TokenizerConfig(vocab_size=300, train_mb=1.0))
+    check_learned(saved, tokenizer, of(texts), TokenizerConfig(vocab_size=300, train_chars=1000000))

@@ -45,16 +45,16 @@ def test_it_is_finished_after_its_steps(make):
 
 
 def test_it_is_finished_when_its_hours_are_used_up_in_all_starts_together(make):
-    was = {"step": 5, "seconds": 3599.0, "counters": {"skipped": 1}}
+    was = {"step": 5, "train_seconds": 3599.0, "counters": {"skipped_steps": 1}}
     course = make(was=was, hours=1.0)
     assert (course.step, course.skipped) == (5, 1) and not course.finished
-    course = make(was={**was, "seconds": 3600.0}, hours=1.0)
+    course = make(was={**was, "train_seconds": 3600.0}, hours=1.0)
     update(course)
     assert course.finished and course.step == 6
 
 
 def test_the_clock_goes_on_from_that_of_the_checkpoint(make):
-    course = make(was={"step": 5, "seconds": 100.0, "counters": {"skipped": 0}})
+    course = make(was={"step": 5, "train_seconds": 100.0, "counters": {"skipped_steps": 0}})
     update(course)
     assert 100 < course.seconds < 101
 
@@ -94,7 +94,7 @@ def test_who_was_asked_to_stop_says_so_after_the_update(make):
 
 
 def test_an_update_has_its_learning_rate_and_its_dropout(make):
-    was = {"step": 3, "seconds": 0.0, "counters": {"skipped": 0}}
+    was = {"step": 3, "train_seconds": 0.0, "counters": {"skipped_steps": 0}}
     drawn = []
     for seed in (1, 1, 2):
         course = make(was=was, steps=10)

@@ -39,14 +39,14 @@ def moved(config, guarded, gradient=1.0):
 
 @pytest.mark.parametrize("guarded", [False, True])
 def test_the_rate_of_a_layer_falls_with_its_depth_and_embedding_and_head_keep_theirs(guarded):
-    config = LayerwiseOptimConfig(layer_decay=0.5, weight_decay=0, clip=0)
+    config = LayerwiseOptimConfig(layer_decay=0.5, weight_decay=0, max_grad_norm=0)
     found, _, _ = moved(config, guarded)
     assert found == pytest.approx([0.1 * scale for scale in SCALES], rel=1e-4)
 
 
 @pytest.mark.parametrize("guarded", [False, True])
 def test_a_scaled_gradient_moves_adam_as_far_but_for_epsilon(guarded):
-    config = LayerwiseOptimConfig(layer_decay=0.5, layer_decay_mode="grad_scale", weight_decay=0, clip=0)
+    config = LayerwiseOptimConfig(layer_decay=0.5, layer_decay_mode="grad_scale", weight_decay=0, max_grad_norm=0)
     found, model, optimizer = moved(config, guarded)
     assert found == pytest.approx([0.1] * 5, rel=1e-4)
     momentum = [optimizer.state[weight]["exp_avg"].item() for weight in model.weights()]
@@ -56,7 +56,7 @@ def test_a_scaled_gradient_moves_adam_as_far_but_for_epsilon(guarded):
 
 
 def test_gradients_are_clipped_before_they_are_scaled():
-    config = LayerwiseOptimConfig(layer_decay=0.5, layer_decay_mode="grad_scale", weight_decay=0, clip=1.0)
+    config = LayerwiseOptimConfig(layer_decay=0.5, layer_decay_mode="grad_scale", weight_decay=0, max_grad_norm=1.0)
     _, model, optimizer = moved(config, guarded=True, gradient=10.0)
     momentum = [optimizer.state[weight]["exp_avg"].item() for weight in model.weights()]
     assert momentum == pytest.approx([0.1 * scale / 5**0.5 for scale in SCALES], rel=1e-4)

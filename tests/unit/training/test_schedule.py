@@ -16,7 +16,7 @@ def test_the_rate_rises_to_its_peak_and_never_again(decay):
 
 
 def test_warmup_stable_decay_stays_at_its_peak_until_the_last_share():
-    config = ScheduleConfig(decay="warmup_stable_decay", decay_share=0.2)
+    config = ScheduleConfig(decay="warmup_stable_decay", decay_ratio=0.2)
     rates = [learning_rate(config, 1.0, step, 100) for step in range(101)]
     assert set(rates[:80]) == {1.0} and rates[90] == pytest.approx(0.5)
 

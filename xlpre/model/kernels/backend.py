@@ -1,4 +1,4 @@
-"""What computes attention, by name: `model.attention`."""
+"""What computes attention, by name: `model.attention_backend`."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def resolve_backend(name: str, device: torch.device, dtype: torch.dtype, width: 
 
 
 def use_triton(config: ModelConfig, x: Tensor) -> bool:
-    """Whether `model.attention` has GPU kernels compute on `x`, attention and what stands between products."""
-    name = resolve_backend(config.attention, x.device, x.dtype, config.head_width)
+    """Whether `model.attention_backend` has GPU kernels compute on `x`, attention and what stands between products."""
+    name = resolve_backend(config.attention_backend, x.device, x.dtype, config.head_width)
     return name == "triton" and computes(config.head_width, x.dtype)
 
 
@@ -82,7 +82,7 @@ def with_triton() -> Backend:
     """Attention by kernels/triton.py, imported here because triton comes with torch's builds for GPUs only."""
     if find_spec("triton") is None:
         raise ValueError(
-            "model.attention=triton needs the package triton, which torch's builds for GPUs bring along; set model.attention=auto"
+            "model.attention_backend=triton needs the package triton, which torch's builds for GPUs bring along; set model.attention_backend=auto"
         )
     from xlpre.model.kernels.triton.attention import Triton
 
@@ -99,5 +99,5 @@ BACKENDS: dict[str, Callable[[], Backend]] = {
 
 
 def backend_named(name: str) -> Backend:
-    """By `model.attention`."""
+    """By `model.attention_backend`."""
     return BACKENDS[name]()

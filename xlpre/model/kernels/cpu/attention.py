@@ -108,14 +108,14 @@ class Cpu:
             library()
         except MissingError as reason:
             raise ValueError(
-                f"model.attention=cpu needs its compiled code: {reason}; or set model.attention=auto"
+                f"model.attention_backend=cpu needs its compiled code: {reason}; or set model.attention_backend=auto"
             ) from None
 
     def prepare(self, geometry: AttentionMeta, like: Tensor) -> Plan:
         """In which blocks."""
         if like.dtype not in TYPES or like.device.type != "cpu":
             raise ValueError(
-                f"model.attention=cpu computes fp32 on a processor, not {like.dtype} on {like.device.type}; set model.attention=auto"
+                f"model.attention_backend=cpu computes fp32 on a processor, not {like.dtype} on {like.device.type}; set model.attention_backend=auto"
             )
         return plan_of(geometry, like.dtype)
 

@@ -94,20 +94,20 @@ class Triton:
         E, dtype = key.size(3), key.dtype
         if not computes(E, dtype):
             raise ValueError(
-                f"model.attention=triton computes heads up to {WIDEST} wide in bf16, fp16 and fp32, not {E} in {dtype}; "
-                f"set model.attention=sdpa"
+                f"model.attention_backend=triton computes heads up to {WIDEST} wide in bf16, fp16 and fp32, not {E} in {dtype}; "
+                f"set model.attention_backend=sdpa"
             )
         width = max(16, 1 << (E - 1).bit_length())
         (B, N, H, _), ready = scores.query.shape, geometry.prepared
         if B * H > MOST_GROUPS:
             raise ValueError(
-                f"model.attention=triton computes up to {MOST_GROUPS:,} heads of rows at once, not {B:,} rows of {H} heads; read fewer "
-                "rows at once (train.batch_size, train.accumulation), or set model.attention=sdpa"
+                f"model.attention_backend=triton computes up to {MOST_GROUPS:,} heads of rows at once, not {B:,} rows of {H} heads; read fewer "
+                "rows at once (train.batch_size, train.accumulation), or set model.attention_backend=sdpa"
             )
         if (max(N, ready.n_distances) + GRANULE) * max(H * width, GRANULE, B * H, B * 6) >= 2**31:
             raise ValueError(
-                f"model.attention=triton counts in 32 bits, and {B:,} x {N:,} rows at {ready.n_distances:,} distances from their keys "
-                f"have more numbers in {H} heads of {width}; set model.attention=sdpa, or a smaller data.window or model.mem_len"
+                f"model.attention_backend=triton counts in 32 bits, and {B:,} x {N:,} rows at {ready.n_distances:,} distances from their keys "
+                f"have more numbers in {H} heads of {width}; set model.attention_backend=sdpa, or a smaller data.seq_len or model.mem_len"
             )
         place_bias = pos_key = step = offsets = None
         query, content_bias = scores.with_bias(None), _scaled(scores.content_bias, scores.scale, width)
