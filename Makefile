@@ -1,10 +1,10 @@
 # make quickstart   from text to a pretrained XLNet, in one go       (ARGS="text.source='my/*.txt' name=mine")
-# make test         linters, types, layers, tests                     (ARGS="-k resume" for some of the tests)
-# make test-long    the tests that take minutes each
+# make test         linters, types, import contracts, tests           (ARGS="-k resume" for some of the tests)
+# make test-long    slow tests, and every property test with all its examples
 
 PYTHON ?= python3
 ARGS ?=
-# processes that run tests side by side
+# number of processes that run tests
 WORKERS ?= 2
 # to keep a torch that is installed already: VENV=--system-site-packages CONSTRAINTS=/dev/null
 VENV ?=
@@ -20,10 +20,10 @@ quickstart: $(INSTALLED)
 	$(BIN)/python pretrain/quickstart.py --config configs/pretrain/quickstart.yaml $(ARGS)
 
 test: $(INSTALLED)-dev lint
-	$(BIN)/python -m pytest -m "not long" -n $(WORKERS) --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -m "not long" -n $(WORKERS) --dist loadgroup -rs $(ARGS)
 
 test-long: $(INSTALLED)-dev
-	$(BIN)/python -m pytest -m long $(ARGS)
+	XLPRE_TEST_EXAMPLES=all $(BIN)/python -m pytest -m "long or hypothesis" -n $(WORKERS) --dist loadgroup -rs $(ARGS)
 
 lint: $(INSTALLED)-dev
 	$(BIN)/ruff check .

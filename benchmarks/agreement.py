@@ -6,7 +6,7 @@ import traceback
 from typing import Any
 
 import torch
-from contenders import Contender, contenders, settings_of
+from contenders import Contender, contenders, list_settings
 from torch import Tensor
 
 from xlpre.training.deepspeed_engine import PRECISIONS
@@ -34,7 +34,7 @@ def agreeing(names: list[str], c: dict[str, Any]) -> tuple[dict[str, Contender],
     for name in failed:
         del found[name]
     for name, one in found.items():
-        one.compile(settings_of(name, c)["compile"])
+        one.compile(list_settings(name, c)["compile"])
         one.train(PRECISIONS[c["dtype"]])
     return found, failed
 

@@ -18,7 +18,7 @@ from pretrain.config import PretrainConfig
 from pretrain.planning.flops import batch_shape, flops_per_step
 from xlpre.batch import Batch
 from xlpre.conversion import hf
-from xlpre.conversion.weight_maps import to_ours
+from xlpre.conversion.weight_maps import to_native
 from xlpre.data.rng import RowRng
 from xlpre.data.window_layout import DataConfig, Windows
 from xlpre.data_loader import batch_of
@@ -57,17 +57,17 @@ def random_batch(c: dict[str, Any]) -> Batch:
     """Rows of random tokens, the second half of them reading backward (as Hugging Face's XLNet has it)."""
     rng = np.random.default_rng(c["seed"])
     B, T = c["rows"], c["window"]
-    functional = np.zeros((B, T), bool)
-    functional[:, [c["reuse_len"] + 5, T - 2, T - 1]] = True
+    special_mask = np.zeros((B, T), bool)
+    special_mask[:, [c["reuse_len"] + 5, T - 2, T - 1]] = True
     segments = np.where(np.arange(T) <= c["reuse_len"] + 5, 0, 1)
     segments[-1] = 2
     windows = Windows(
         ids=rng.integers(10, c["vocab_size"], (B, T)),
         segments=np.tile(segments, (B, 1)),
-        functional=functional,
+        special_mask=special_mask,
         following=np.full(B, 10),
         backward=np.arange(B) >= B // 2,
-        remembers=np.full(B, 10**6),
+        visible_mem_len=np.full(B, 10**6),
         pair_label=np.ones(B, np.int64),
         reuse_len=c["reuse_len"],
     )
@@ -182,7 +182,7 @@ class HuggingFace(Contender):
 
     def gradients(self) -> dict[str, Tensor]:
         """See Contender."""
-        return to_ours(hf.weights_of(self._shape), super().gradients())
+        return to_native(hf.weight_map(self._shape), super().gradients())
 
 
 class Xlpre(Contender):
@@ -207,7 +207,7 @@ class Xlpre(Contender):
         return self._run(*self._inputs)[0]
 
 
-def settings_of(name: str, c: dict[str, Any]) -> dict[str, Any]:
+def list_settings(name: str, c: dict[str, Any]) -> dict[str, Any]:
     """`hf`, `hf-compile`, or `xlpre[:attention[:compile]]`; what the name leaves out is as `c` has it."""
     impl, *more = name.split(":")
     if impl not in ("xlpre", "hf", "hf-compile") or (more and impl != "xlpre") or len(more) > 2:
@@ -224,7 +224,7 @@ def data_of(c: dict[str, Any], dtype: torch.dtype) -> tuple[Batch, Tensor]:
     return random_batch(c).to(c["device"]), hidden.to(c["device"], dtype)
 
 
-def weights_of(theirs: nn.Module) -> dict[str, Tensor]:
+def named_weights(theirs: nn.Module) -> dict[str, Tensor]:
     """Those of Hugging Face's model, by the names of ours."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -237,10 +237,10 @@ def contenders(names: list[str], c: dict[str, Any]) -> dict[str, Contender]:
     """By name, on the same weights, in evaluation mode, eager, in fp32, fed."""
     torch.set_num_threads(c["threads"])
     of_hf = [HuggingFace(c) for name in names if name.startswith("hf")]
-    weights, left = (weights_of(of_hf[0].model) if of_hf else {}), iter(of_hf)
+    weights, left = (named_weights(of_hf[0].model) if of_hf else {}), iter(of_hf)
     found: dict[str, Contender] = {}
     for name in names:
-        found[name] = next(left) if name.startswith("hf") else Xlpre(settings_of(name, c), weights)
+        found[name] = next(left) if name.startswith("hf") else Xlpre(list_settings(name, c), weights)
     data = data_of(c, torch.float32)
     for one in found.values():
         one.model.eval()

@@ -24,8 +24,8 @@ import torch
 from xlpre.batch import Batch
 from xlpre.data.lanes import Lanes
 from xlpre.data.rng import RowRng
-from xlpre.data.store import Part
-from xlpre.data.window_layout import DataConfig, lay_out
+from xlpre.data.store import SplitData
+from xlpre.data.window_layout import DataConfig, build_windows
 from xlpre.data_loader import Loader, batch_of
 from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.objectives.registry import build_objective
@@ -35,10 +35,10 @@ from xlpre.text import special_tokens
 VOCAB, WORD_STARTS, SENTENCE, DOCUMENT = 32_000, 0.65, 28, 700  # pieces, share of them, mean lengths in tokens
 
 
-def random_part(folder: Path, n_tokens: int) -> tuple[Part, np.ndarray]:
+def random_part(folder: Path, n_tokens: int) -> tuple[SplitData, np.ndarray]:
     """Text of Zipf's frequencies as memory-mapped arrays, and which pieces start a word."""
     rng = np.random.default_rng(0)
-    pieces = np.arange(len(special_tokens.PIECES), VOCAB)
+    pieces = np.arange(len(special_tokens.SPECIAL_TOKENS), VOCAB)
     tokens = rng.choice(pieces, n_tokens, p=(1 / pieces) / (1 / pieces).sum()).astype(np.uint16)
     sentences = np.unique(np.append(rng.integers(1, n_tokens, n_tokens // SENTENCE), n_tokens))
     documents = np.unique(np.append(rng.choice(sentences, n_tokens // DOCUMENT), n_tokens))
@@ -46,18 +46,18 @@ def random_part(folder: Path, n_tokens: int) -> tuple[Part, np.ndarray]:
     for name, array in arrays.items():
         array.tofile(folder / name)
     mapped = {name: np.memmap(folder / name, array.dtype, "r") for name, array in arrays.items()}
-    return Part(**mapped), rng.random(VOCAB) < WORD_STARTS
+    return SplitData(**mapped), rng.random(VOCAB) < WORD_STARTS
 
 
-def loader_of(part: Part, starts_word: np.ndarray, name: str, window: int, rows: int) -> Loader:
+def loader_of(part: SplitData, starts_word: np.ndarray, name: str, window: int, rows: int) -> Loader:
     """The loader of one objective."""
     data = DataConfig(seq_len=window, reuse_len=window if name == "causal" else window // 2)
     lanes = Lanes(
         part,
         rows,
         stride=data.reuse_len,
-        reach=data.reach,
-        run_windows=data.windows_per_run,
+        lookahead=data.lookahead,
+        windows_per_run=data.windows_per_run,
         bidirectional=data.bidirectional,
         seed=1,
     )
@@ -70,13 +70,13 @@ def dense(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     return mask, torch.nn.functional.one_hot(batch.target_positions, batch.input_ids.size(1)).float()
 
 
-def stages(part: Part, starts_word: np.ndarray, window: int, rows: int, step: int) -> dict[str, float]:
+def stages(part: SplitData, starts_word: np.ndarray, window: int, rows: int, step: int) -> dict[str, float]:
     """CPU seconds of each stage of one batch of permutation rows."""
     loader, config, lanes = loader_of(part, starts_word, "permutation", window, rows), ObjectiveConfig(), range(rows)
     data, sampler = DataConfig(seq_len=window, reuse_len=window // 2), SpanSampler(config, starts_word)
     objective = build_objective(config, data, starts_word)
     for lane in lanes:
-        loader.lanes.place(lane, step)  # as in training, where a lane moves to another run at one step in 128
+        loader.lanes.location(lane, step)  # as in training, where a lane moves to another run at one step in 128
     took = {}
 
     def timed(stage: str, call: Callable):  # noqa: ANN202
@@ -86,16 +86,16 @@ def stages(part: Part, starts_word: np.ndarray, window: int, rows: int, step: in
         return result
 
     def new_draws() -> RowRng:
-        draws = RowRng(1, lanes, step)
-        draws.uniform(1)  # the first number makes all of them
-        return draws
+        rng = RowRng(1, lanes, step)
+        rng.uniform(1)  # the first number makes all of them
+        return rng
 
-    places = timed("lanes", lambda: [loader.lanes.place(lane, step) for lane in lanes])
-    draws = timed("random numbers", new_draws)
-    windows = timed("layout", lambda: lay_out(places, data, draws))
-    timed("targets", lambda: sampler.targets_of(windows, draws))
-    draws = new_draws()
-    examples = timed("order and ranks", lambda: objective.examples(windows, draws))
+    places = timed("lanes", lambda: [loader.lanes.location(lane, step) for lane in lanes])
+    rng = timed("random numbers", new_draws)
+    windows = timed("layout", lambda: build_windows(places, data, rng))
+    timed("targets", lambda: sampler.targets_of(windows, rng))
+    rng = new_draws()
+    examples = timed("order and ranks", lambda: objective.examples(windows, rng))
     took["order and ranks"] -= took["targets"]
     timed("tensors", lambda: batch_of(windows, examples))
     return took

@@ -24,8 +24,8 @@ from tunings import CONFIG, Tuning
 from xlpre.common.cli_main import run_main
 from xlpre.common.files import write_text
 from xlpre.common.job_pool import run_all
-from xlpre.common.plots import new_panels, save
-from xlpre.common.tables import as_json_lines, as_markdown, write_table
+from xlpre.common.plots import new_axes, save_figure
+from xlpre.common.tables import to_jsonl, to_markdown, write_table
 
 TASKS = ("glue/sst-2", "glue/cola", "glue/mrpc", "glue/qnli", "squad/1.1", "race/middle")
 ALL = "all"
@@ -144,7 +144,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     arms = list(dict.fromkeys(row["arm"] for row in rows))
     places = list(dict.fromkeys((row["task"], row["examples"]) for row in rows))
     colours = {arm: COLOUR_OF_RANDOM if arm == RANDOM else COLOURS[k % len(COLOURS)] for k, arm in enumerate(arms)}
-    figure, (axes,) = new_panels(3 + 1.5 * len(places), 4)
+    figure, (axes,) = new_axes(3 + 1.5 * len(places), 4)
     width, named = 0.8 / len(arms), set()
     for row in rows:
         x = places.index((row["task"], row["examples"])) + width * (arms.index(row["arm"]) - (len(arms) - 1) / 2)
@@ -161,7 +161,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     axes.set_xticks(range(len(places)), ticks)
     axes.set_ylabel("score, percent")
     figure.legend(loc="outside upper center", ncols=len(named) + 1, frameon=False)
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def _key(line: dict[str, Any]) -> tuple[str, str, str]:
@@ -208,11 +208,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise ValueError(f"--tasks {task} needs --{family}, the folder of its files")
     said.runs = Path("runs/downstream") / said.out.name
     lines = lines_of(make(said))
-    write_text(said.out / "results.jsonl", as_json_lines(lines))
+    write_text(said.out / "results.jsonl", to_jsonl(lines))
     rows = table(lines)
     write_table(beside(rows), said.out)
     draw(rows, said.out / "scores.png")
-    print(as_markdown(beside(rows)), end="")
+    print(to_markdown(beside(rows)), end="")
 
 
 if __name__ == "__main__":

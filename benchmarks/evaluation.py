@@ -54,7 +54,7 @@ def causal_batch(tokens: Tensor, n_targets: int) -> Batch:
         targets=tokens[:, T + 1 - n_targets :],
         target_weights=torch.ones(B, n_targets),
         backward=of_rows.bool(),
-        remembers=of_rows + 10**9,
+        visible_mem_len=of_rows + 10**9,
         pair_label=of_rows,
         reuse_len=T,
     )
@@ -73,7 +73,7 @@ class Reader:
         batch = causal_batch(tokens, tokens.size(1) - 1)
         hidden, self._past = self._model.backbone(batch, self._past)
         self._at += self._window
-        return self._model.output(hidden, batch.targets)
+        return self._model.lm_head(hidden, batch.targets)
 
 
 class Sliding:
@@ -87,7 +87,7 @@ class Sliding:
         """(B,) losses of the token after `place`, from the last tokens up to it."""
         batch = causal_batch(self._text[:, max(0, place + 1 - self._length) : place + 2], 1)
         hidden, _ = self._model.backbone(batch, self._nothing)
-        return self._model.output(hidden, batch.targets)[:, 0]
+        return self._model.lm_head(hidden, batch.targets)[:, 0]
 
 
 def model_of(words: argparse.Namespace, length: int, n_layer: int) -> LanguageModel:

@@ -36,8 +36,7 @@ from json_config import configured
 
 from finetune.config import TaskDataConfig
 from finetune.data.batching import LengthBucketSampler
-from finetune.data.examples import Item
-from finetune.data.features import lay_out
+from finetune.data.features import Features, pair_to_row
 from finetune.tasks.registry import build_task
 from finetune.trainer.evaluator import device_pass_tokens
 from xlpre.text.tokenizer import Tokenizer
@@ -48,7 +47,7 @@ DEFAULT = {"vocab_size": 32000, "d_model": 768, "n_layer": 12, "n_head": 12, "d_
 LENGTHS = {"glue/mrpc": (53.1, 12.2), "squad/1.1": (189.1, 75.5)}
 
 
-def random_items(task: str, c: dict[str, Any], count: int, max_len: int) -> list[Item]:
+def random_items(task: str, c: dict[str, Any], count: int, max_len: int) -> list[Features]:
     """Pairs of random tokens, and random answers."""
     rng = np.random.default_rng(0)
     found = []
@@ -57,8 +56,8 @@ def random_items(task: str, c: dict[str, Any], count: int, max_len: int) -> list
         a, b = np.split(rng.integers(10, c["vocab_size"], n), [n // 2])
         start, end = sorted(int(place) for place in rng.integers(0, n // 2, 2))
         spans = {"start": np.int64(start), "end": np.int64(end), "impossible": np.float32(0)}
-        answers = spans if task.startswith("squad") else {"truth": np.int64(number % 2)}
-        found.append(Item(number, (lay_out(a.tolist(), b.tolist(), max_len),), answers))
+        answers = spans if task.startswith("squad") else {"label": np.int64(number % 2)}
+        found.append(Features(number, (pair_to_row(a.tolist(), b.tolist(), max_len),), answers))
     return found
 
 
@@ -106,10 +105,10 @@ def main() -> None:
     c = configured(words.config, DEFAULT)
     task = build_task(words.task, TaskDataConfig(dir=words.data or "", max_seq_len=words.max_len), "last")
     if words.data:
-        items = task.encode(task.read("train"), Tokenizer.load(words.vocabulary))
+        items = task.encode(task.read_split("train"), Tokenizer.load(words.vocabulary))
     else:
         items = random_items(words.task, c, max(256, (words.rounds + 1) * words.rows), words.max_len)
-    dealer = LengthBucketSampler(items, task.padding, 0, 1, device_pass_tokens(None, torch.device("cpu")))
+    dealer = LengthBucketSampler(items, task.padding_side, 0, 1, device_pass_tokens(None, torch.device("cpu")))
     ours, theirs = both(c, task)
     beside = {}
     if words.stage is not None:

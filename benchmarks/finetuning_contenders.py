@@ -6,21 +6,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from contenders import SIZES, weights_of
+from contenders import SIZES, named_weights
 from torch import Tensor
 
 from finetune.config import TaskTrainConfig
-from finetune.data.batching import LengthBucketSampler, Parts
-from finetune.data.examples import Item
-from finetune.data.features import Inputs, pad
+from finetune.data.batching import LengthBucketSampler, MicroStep
+from finetune.data.features import Features, PaddedRows, pad
 from finetune.tasks.base import Task
 from finetune.trainer.task_model import TaskModel
 from xlpre.conversion import hf, hf_heads
-from xlpre.conversion.weight_maps import to_ours
+from xlpre.conversion.weight_maps import to_native
 from xlpre.data.window_layout import SEGMENT_A, SEGMENT_CLS
 from xlpre.model.config import ModelConfig
 from xlpre.text import special_tokens
-from xlpre.training.deepspeed_engine import build_deepspeed_config, build_engine, start_processes
+from xlpre.training.deepspeed_engine import build_deepspeed_config, build_engine, init_process_group
 from xlpre.training.distributed import use_device
 from xlpre.training.optimizer import OptimConfig
 
@@ -41,7 +40,7 @@ class Xlpre:
     def __init__(self, model: TaskModel, dealer: LengthBucketSampler, rows: int, stage: int | None = None) -> None:
         self._dealer, self._rows = dealer, rows
         device, train = use_device(), TaskTrainConfig(batch_size=rows, precision="fp32")
-        start_processes(device)
+        init_process_group(device)
         asked = {} if stage is None else {"zero_optimization": {"stage": stage}}
         self._engine = build_engine(model, build_deepspeed_config(train, OPTIM, device, 1, asked), train, OPTIM, device)
 
@@ -57,8 +56,8 @@ class Xlpre:
         self._engine.backward(self._engine(self._read(step)))
         self._engine.step()
 
-    def _read(self, step: int) -> Parts:
-        return self._dealer.update(1, step, self._rows, 1)[0]
+    def _read(self, step: int) -> MicroStep:
+        return self._dealer.micro_steps(1, step, self._rows, 1)[0]
 
 
 class HuggingFace:
@@ -69,7 +68,7 @@ class HuggingFace:
         model: torch.nn.Module,
         shape: ModelConfig,
         task: Task,
-        items: list[Item],
+        items: list[Features],
         dealer: LengthBucketSampler,
         rows: int,
         length: int | None,
@@ -84,8 +83,8 @@ class HuggingFace:
         self._model.eval()
         loss, gradients = met_of(self._model, self._model(**self._read(0)).loss)
         self._model.train()
-        head = to_ours(hf_heads.KINDS[self._task.head_kind].weights, gradients)
-        backbone = to_ours(hf.weights_of(self._shape), gradients)
+        head = to_native(hf_heads.HEADS[self._task.head_kind].weights, gradients)
+        backbone = to_native(hf.weight_map(self._shape), gradients)
         return loss, backbone | {f"head.{name}": g for name, g in head.items() if f"head.{name}" != APART}
 
     def update(self, step: int) -> None:
@@ -97,11 +96,11 @@ class HuggingFace:
 
     def _read(self, step: int) -> dict[str, Any]:
         items = [self._items[number] for number in numbers_of(self._dealer, step, self._rows)]
-        inputs = pad([item.rows[0] for item in items], self._task.padding, self._length)
+        inputs = pad([item.rows[0] for item in items], self._task.padding_side, self._length)
         return {
-            "input_ids": torch.from_numpy(inputs.ids),
-            "token_type_ids": torch.from_numpy(inputs.segments),
-            "attention_mask": torch.from_numpy(~inputs.padding).float(),
+            "input_ids": torch.from_numpy(inputs.input_ids),
+            "token_type_ids": torch.from_numpy(inputs.segment_ids),
+            "attention_mask": torch.from_numpy(~inputs.padding_mask).float(),
             "use_mems": False,
             **ANSWERS[self._task.head_kind](items, inputs),
         }
@@ -114,26 +113,26 @@ def met_of(model: torch.nn.Module, loss: Tensor) -> Met:
     return loss.item(), {name: g for name, g in zip(parameters, gradients, strict=True) if g is not None}
 
 
-def _labels(items: list[Item], inputs: Inputs) -> dict[str, Tensor]:
-    return {"labels": torch.tensor([int(item.answers["truth"]) for item in items])}
+def _labels(items: list[Features], inputs: PaddedRows) -> dict[str, Tensor]:
+    return {"labels": torch.tensor([int(item.labels["label"]) for item in items])}
 
 
-def _spans(items: list[Item], inputs: Inputs) -> dict[str, Tensor]:
+def _spans(items: list[Features], inputs: PaddedRows) -> dict[str, Tensor]:
     """As their example of question answering prepares them."""
     said = {
-        name: torch.tensor([float(item.answers[name]) for item in items]) for name in ("start", "end", "impossible")
+        name: torch.tensor([float(item.labels[name]) for item in items]) for name in ("start", "end", "impossible")
     }
-    of_text = (inputs.segments == SEGMENT_A) & (inputs.ids != special_tokens.SEP)
+    of_text = (inputs.segment_ids == SEGMENT_A) & (inputs.input_ids != special_tokens.SEP)
     return {
         "start_positions": said["start"].long(),
         "end_positions": said["end"].long(),
         "is_impossible": said["impossible"],
-        "cls_index": torch.from_numpy((~inputs.padding).sum(1) - 1),
-        "p_mask": torch.from_numpy(~(of_text | (inputs.segments == SEGMENT_CLS))).float(),
+        "cls_index": torch.from_numpy((~inputs.padding_mask).sum(1) - 1),
+        "p_mask": torch.from_numpy(~(of_text | (inputs.segment_ids == SEGMENT_CLS))).float(),
     }
 
 
-ANSWERS = {"classes": _labels, "span": _spans}
+ANSWERS = {"classification": _labels, "span": _spans}
 
 
 def both(c: dict[str, Any], task: Task) -> tuple[TaskModel, list[torch.nn.Module]]:
@@ -145,7 +144,7 @@ def both(c: dict[str, Any], task: Task) -> tuple[TaskModel, list[torch.nn.Module
     config = transformers.XLNetConfig(
         **sizes, ff_activation="gelu_new", summary_last_dropout=c["dropout"], num_labels=2
     )
-    architecture = getattr(transformers, hf_heads.KINDS[task.head_kind].architecture)
+    architecture = getattr(transformers, hf_heads.HEADS[task.head_kind].architecture)
     theirs, ours = [architecture(config).train() for _ in range(2)], TaskModel(shape_of(c), task)
     with torch.no_grad():
         for name, parameter in theirs[0].named_parameters():
@@ -156,8 +155,8 @@ def both(c: dict[str, Any], task: Task) -> tuple[TaskModel, list[torch.nn.Module
                 parameter.zero_()
             elif parameter.ndim == 2:
                 parameter.normal_(0, 0.05)  # so that a loss is not that of an even guess
-    ours.put(weights_of(theirs[0]))
-    _, head = hf_heads.to_huggingface(ours.shape, dict(ours.head.named_parameters()), task.head_kind, task.labels)
+    ours.put(named_weights(theirs[0]))
+    _, head = hf_heads.head_to_huggingface(ours.shape, dict(ours.head.named_parameters()), task.head_kind, task.label_names)
     state = {**theirs[0].state_dict(), **head}
     for one in theirs:
         one.load_state_dict(state)
@@ -166,4 +165,4 @@ def both(c: dict[str, Any], task: Task) -> tuple[TaskModel, list[torch.nn.Module
 
 def numbers_of(dealer: LengthBucketSampler, step: int, rows: int) -> np.ndarray:
     """The items of a batch."""
-    return np.concatenate([part.numbers for part in dealer.update(1, step, rows, 1)[0].parts])
+    return np.concatenate([part.indices for part in dealer.micro_steps(1, step, rows, 1)[0].batches])

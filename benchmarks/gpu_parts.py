@@ -117,7 +117,7 @@ def tiny_parts(folder: Path) -> list[Part]:
     small = [
         "text.max_chars=1000000",
         "tokenizer.vocab_size=1000",
-        "train.batch_size=4",
+        "train.global_batch_size=4",
         "train.steps=30",
         "train.hours=null",
     ]

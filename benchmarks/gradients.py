@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from pretrain.config import PretrainConfig
 from pretrain.trainer.inputs import RunInputs
 from xlpre.common.cli_main import run_main
-from xlpre.common.tables import as_json_lines
-from xlpre.config.loader import load
+from xlpre.common.tables import to_jsonl
+from xlpre.config.loader import load_config
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import initial_memory
 from xlpre.model.positions import PositionTerm, distance_table
@@ -57,7 +57,7 @@ def watch(config: PretrainConfig, steps: Sequence[int]) -> list[dict[str, Any]]:
     shape, two_streams = foundation.start.shape, foundation.objective.two_streams
     model = foundation.start.model(partial(LanguageModel, shape, two_streams, config.objective.next_sentence))
     optimizer = build_optimizer(model, config.optim, guarded=True)
-    rows = range(config.train.batch_size)
+    rows = range(config.train.global_batch_size)
     memory: Any = initial_memory(foundation.start.shape, len(rows), device=torch.device("cpu"), dtype=torch.float32)
     lines = []
     for step in range(max(steps) + 1):
@@ -113,9 +113,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="a file for the lines")
     parser.add_argument("words", nargs="*", metavar="key=value")
     said = parser.parse_intermixed_args(argv)
-    lines = watch(load(PretrainConfig, said.config, said.words), said.steps)
+    lines = watch(load_config(PretrainConfig, said.config, said.words), said.steps)
     said.out.parent.mkdir(parents=True, exist_ok=True)
-    said.out.write_text(as_json_lines(lines), encoding="utf-8")
+    said.out.write_text(to_jsonl(lines), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -40,19 +40,19 @@ DEVIATIONS = 6.0  # of a binomial count; by chance in 2e-9 of cases
 BACKENDS = {"cpu": ["reference", "sdpa", "cpu"], "cuda": ["reference", "sdpa", "triton"]}
 
 
-def agreement(layer: AttentionCase, geometry: AttentionMeta, weights: Tensor, dropout: float) -> dict[str, Any]:
+def agreement(layer: AttentionCase, attn_meta: AttentionMeta, weights: Tensor, dropout: float) -> dict[str, Any]:
     """What a line says of the numbers."""
-    expected = exact(geometry, layer.tensors, weights, None, 0.0)
+    expected = exact(attn_meta, layer.tensors, weights, None, 0.0)
     line: dict[str, Any] = {"off_by": apart(layer.all(weights), expected)}
     del expected
     if dropout:
-        kept, seen = kept_by(layer, dropout), geometry.visible()[:, None]
+        kept, seen = kept_by(layer, dropout), attn_meta.visible()[:, None]
         n, stayed = int(seen.sum()) * kept.size(1), int((kept & seen).sum())
         share = 1 - round(dropout * 2**16) / 2**16  # dropout is drawn with 16 bits, at the coarsest
         line["kept"] = round(stayed / n, 6)
         line["kept_deviations"] = round((stayed / n - share) / (share * (1 - share) / n) ** 0.5, 2)
         found = layer.all(weights, dropout)
-        line["off_by_with_dropout"] = apart(found, exact(geometry, layer.tensors, weights, kept, dropout))
+        line["off_by_with_dropout"] = apart(found, exact(attn_meta, layer.tensors, weights, kept, dropout))
     first, second = (layer.all(weights, dropout) for _ in range(2))
     line["same_bits"] = all(torch.equal(first[name], second[name]) for name in first)
     return line
@@ -141,15 +141,15 @@ def main() -> None:
     parser.add_argument("--backends", nargs="+", help="else all that the device has")
     given = parser.parse_args()
     torch.manual_seed(0)
-    geometry = geometry_of(given.rows, given.window, given.memory, given.targets, given.device)
-    tensors = tensors_of(geometry, given.heads, given.width, DTYPES[given.dtype])
-    weights = torch.randn(*geometry.query_rank.shape, given.heads, given.width, device=given.device)
+    attn_meta = geometry_of(given.rows, given.window, given.memory, given.targets, given.device)
+    tensors = tensors_of(attn_meta, given.heads, given.width, DTYPES[given.dtype])
+    weights = torch.randn(*attn_meta.query_rank.shape, given.heads, given.width, device=given.device)
     right = True
     turns = {"bare": bare(tensors, given.dropout)} if given.repeats else {}
     for name in given.backends or BACKENDS[torch.device(given.device).type]:
         try:
-            layer = attention_case(backend_named(name), geometry, tensors)
-            line = agreement(layer, geometry, weights, given.dropout)
+            layer = attention_case(backend_named(name), attn_meta, tensors)
+            line = agreement(layer, attn_meta, weights, given.dropout)
             line["agrees"] = agrees(line, given.dtype)
             turns[name] = of_layer(layer, weights, given.dropout)
         except Exception:

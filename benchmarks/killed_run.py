@@ -101,8 +101,8 @@ def numbers(run_dir: Path) -> dict[tuple[int, bool], list]:
 
 def newest_on_disk(run_dir: Path) -> int:
     """The step of the newest checkpoint that is whole; 0 if there is none."""
-    found = checkpoint.complete(run_dir / "checkpoints")
-    return checkpoint.facts_of(found[-1])["step"] if found else 0
+    found = checkpoint.list_complete(run_dir / "checkpoints")
+    return checkpoint.read_manifest(found[-1])["step"] if found else 0
 
 
 def names_in(run_dir: Path) -> set[str]:
@@ -113,7 +113,7 @@ def names_in(run_dir: Path) -> set[str]:
 
 def differing(one: Path, other: Path) -> list[str]:
     """Of the tensors' files of two runs' last checkpoints, those that are not the same to the last bit."""
-    folders = [checkpoint.complete(run / "checkpoints")[-1] for run in (one, other)]
+    folders = [checkpoint.list_complete(run / "checkpoints")[-1] for run in (one, other)]
     names = [{str(path.relative_to(folder)) for path in folder.rglob("*.safetensors")} for folder in folders]
     shared = names[0] & names[1]
     unequal = {name for name in shared if (folders[0] / name).read_bytes() != (folders[1] / name).read_bytes()}

@@ -46,7 +46,7 @@ SETTINGS = {
     "model.dropatt": 0.1,
     "optim.lr": 0.003,
     "schedule.warmup_steps": 10,
-    "train.batch_size": 4,
+    "train.global_batch_size": 4,
     "train.accumulation": 2,
     "train.log_every": 1,
     "train.save_every": SAVE_EVERY,
@@ -213,7 +213,7 @@ def main() -> None:
     kills, broken = [], []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        store = docstrings_store(folder / "store", million_characters=0.3, vocab_size=300, held_out=0.1)
+        store = docstrings_store(folder / "store", million_characters=0.3, vocab_size=300, val_fraction=0.1)
         for number in words.stages:
             stage = Stage(number, plan_of(number, words.phases, words.every_process, rng), store, folder, rng)
             for line in stage.lines():

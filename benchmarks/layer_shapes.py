@@ -40,14 +40,14 @@ def kept_by(layer: AttentionCase, dropout: float) -> Tensor:
         torch.manual_seed(0)
         parts = replace(layer, tensors={**even, "value": one_hot.requires_grad_()})
         found.append(parts.output(dropout).detach().transpose(1, 2) != 0)
-    return torch.cat(found, 3)[..., : value.size(1)] | ~layer.geometry.visible()[:, None]
+    return torch.cat(found, 3)[..., : value.size(1)] | ~layer.attn_meta.visible()[:, None]
 
 
 def exact(
-    geometry: AttentionMeta, tensors: dict[str, Tensor], weights: Tensor, kept: Tensor | None, dropout: float
+    attn_meta: AttentionMeta, tensors: dict[str, Tensor], weights: Tensor, kept: Tensor | None, dropout: float
 ) -> dict:
     """`reference` in twice the precision, where dropout keeps what is `kept`."""
-    layer = attention_case(backend_named("reference"), geometry, tensors, higher_precision(tensors["key"].dtype))
+    layer = attention_case(backend_named("reference"), attn_meta, tensors, higher_precision(tensors["key"].dtype))
     given = F.dropout if kept is None else lambda probability, rate: probability * kept / (1 - rate)
     with patch.object(F, "dropout", given):
         return layer.all(weights, dropout)

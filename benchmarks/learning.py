@@ -22,8 +22,8 @@ from processes import REPOSITORY
 
 from pretrain.config import PretrainConfig
 from xlpre.common.cli_main import run_main
-from xlpre.config.loader import load
-from xlpre.training.distributed import launcher
+from xlpre.config.loader import load_config
+from xlpre.training.distributed import deepspeed_launcher
 
 KEPT = ("config.yaml", "metrics.jsonl", "samples.jsonl", "report.html", "loss.png")
 TASKS = {"glue": ["glue/sst-2", "glue/qnli", "glue/cola", "glue/mrpc"], "race": ["race/middle"], "squad": ["squad/1.1"]}
@@ -54,14 +54,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("words", nargs="*", metavar="key=value", help="settings of the pretraining")
     said = parser.parse_intermixed_args(argv)
     words = [f"text.source={said.text}", "text.max_chars=null", *said.words]
-    config = load(PretrainConfig, said.config, words)
+    config = load_config(PretrainConfig, said.config, words)
     words = ["--config", said.config, *words]
     if torch.cuda.device_count() == 0:
         os.environ["DS_ACCELERATOR"] = "cpu"
     python = sys.executable
     call(python, str(REPOSITORY / "pretrain/train_tokenizer.py"), *words)
     call(python, str(REPOSITORY / "pretrain/prepare.py"), *words)
-    call(*launcher(max(1, torch.cuda.device_count())), str(REPOSITORY / "pretrain/run.py"), *words)
+    call(*deepspeed_launcher(max(1, torch.cuda.device_count())), str(REPOSITORY / "pretrain/run.py"), *words)
     run_dir = Path(config.run_dir)
     call(python, str(REPOSITORY / "pretrain/report.py"), str(run_dir))
     said.out.mkdir(parents=True, exist_ok=True)

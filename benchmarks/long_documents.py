@@ -24,7 +24,7 @@ from tunings import CONFIG, Tuning
 from xlpre.common.cli_main import run_main
 from xlpre.common.files import write_text
 from xlpre.common.job_pool import run_all
-from xlpre.common.tables import as_json_lines, as_markdown, write_table
+from xlpre.common.tables import to_jsonl, to_markdown, write_table
 from xlpre.conversion.model_folder import load_folder
 
 LEVELS = ("middle", "high")
@@ -66,7 +66,7 @@ def articles(race: Path, split: str, limit: int) -> list[dict[str, str]]:
 def write_articles(said: argparse.Namespace) -> None:
     """train.jsonl and dev.jsonl, in the runs' folder."""
     for split, limit in (("train", said.train), ("dev", said.dev)):
-        write_text(said.runs / f"{split}.jsonl", as_json_lines(articles(said.race, split, limit // 2)))
+        write_text(said.runs / f"{split}.jsonl", to_jsonl(articles(said.race, split, limit // 2)))
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("words", nargs="*", metavar="key=value", help="settings of every run")
     said = parser.parse_intermixed_args(argv)
     said.runs = Path("runs/long") / said.out.name
-    steps = [f"train.steps={said.updates}", f"eval.every={said.updates}", "train.batch_size=16"]
+    steps = [f"train.steps={said.updates}", f"eval.every={said.updates}", "train.global_batch_size=16"]
     said.words = [f"data.max_seq_len={said.max_len}", *steps, *said.words]
     write_articles(said)
     tuned = [
@@ -140,13 +140,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     tokenizer = load_folder(said.model).tokenizer
     lengths = [len(tokenizer.encode(one["text"])) + 2 for one in dev]
     lines = [one.line([each["label"] for each in dev], lengths, said.max_len) for one in tuned]
-    write_text(said.out / "results.jsonl", as_json_lines(lines))
+    write_text(said.out / "results.jsonl", to_jsonl(lines))
     rows = list(rows_of(lines))
     write_table(rows, said.out)
     print(
         f"{len(dev)} articles measured on, of which {sum(n > said.max_len for n in lengths)} are longer than a window"
     )
-    print(as_markdown(rows), end="")
+    print(to_markdown(rows), end="")
 
 
 if __name__ == "__main__":

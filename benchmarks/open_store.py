@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from xlpre.data.lanes import Lanes
-from xlpre.data.store import ARRAYS, CHECKED_AT_OPENING, FORMAT, META, PARTS, TokenStore, fingerprint_of
+from xlpre.data.store import ARRAYS, CHECKED_AT_OPENING, FORMAT, META, SPLITS, TokenStore, fingerprint_of
 from xlpre.data.window_layout import DataConfig
 from xlpre.data_loader import Loader
 from xlpre.objectives.objective import ObjectiveConfig
@@ -33,7 +33,7 @@ VOCABULARY = 32_000
 def make(path: Path, n_tokens: int) -> None:
     """A store of `n_tokens` zeros in each part."""
     lengths = {"tokens": 1, "sentences": 20, "documents": 1000}
-    for part in PARTS:
+    for part in SPLITS:
         (path / part).mkdir(parents=True)
         with open(path / part / "tokens.bin", "wb") as file:
             file.truncate(2 * n_tokens)
@@ -57,7 +57,7 @@ def make(path: Path, n_tokens: int) -> None:
         "vocab_size": VOCABULARY,
         "vocabulary_sha256": "",
         "preprocess": "cased",
-        **{f"{part}_n_{name}": n_tokens // length for part in PARTS for name, length in lengths.items()},
+        **{f"{part}_n_{name}": n_tokens // length for part in SPLITS for name, length in lengths.items()},
         "fingerprint": fingerprint_of("", "cased", sha256),
     }
     (path / META).write_text(json.dumps(meta), encoding="utf-8")
@@ -82,8 +82,8 @@ def measure(path: Path, n_batches: int) -> dict:
         store.train,
         32,
         stride=data.reuse_len,
-        reach=data.reach,
-        run_windows=data.windows_per_run,
+        lookahead=data.lookahead,
+        windows_per_run=data.windows_per_run,
         bidirectional=True,
         seed=1,
     )

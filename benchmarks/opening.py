@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     }
     folder = ModelFolder(shape, weights, None, "permutation", {}, "xlpre")
     about = {"config": words.config, "n_parameters": sum(weight.numel() for weight in weights.values())}
-    elementwise = {"model": timed(folder.model, words.rounds), "reader": timed(folder.reader, words.rounds)}
+    elementwise = {"model": timed(folder.model, words.rounds), "reader": timed(folder.encoder, words.rounds)}
     print(json.dumps({**about, **elementwise, "threads": torch.get_num_threads(), "torch": torch.__version__}))
 
 

@@ -86,7 +86,7 @@ def memory(vocabulary: str, sources: list[Path], times: int, workers: int) -> di
         "workers": workers,
         "seconds": round(seconds, 1),
         "mb_per_second": round(size / 1e6 / seconds, 2),
-        "tokens": meta["train_n_tokens"] + meta["held_out_n_tokens"],
+        "tokens": meta["train_n_tokens"] + meta["val_n_tokens"],
         "peak_mb": round(own / 1e6, 1),
         "peak_mb_of_a_worker": round(largest / 1e6, 1),
     }

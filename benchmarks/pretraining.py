@@ -25,7 +25,7 @@ import torch
 from processes import ON_A_CPU, REPOSITORY, environment, kill
 
 from xlpre.training import checkpoint
-from xlpre.training.distributed import launcher
+from xlpre.training.distributed import deepspeed_launcher
 from xlpre.training.metrics import read_metrics
 
 QUIET = {"PYTHONWARNINGS": "ignore", **({} if torch.cuda.is_available() else ON_A_CPU)}
@@ -37,7 +37,7 @@ SETTINGS = {
     "optim.lr": 3e-4,
     "schedule.warmup_steps": 100,
     "train.steps": 100_000,
-    "train.batch_size": 32,
+    "train.global_batch_size": 32,
     "train.log_every": 10,
     "train.save_every": 100,
     "eval.every": 100_000,  # at the start and at the end
@@ -53,17 +53,17 @@ def prepare(words: list[str]) -> None:
 
 def start(words: list[str]) -> subprocess.Popen[bytes]:
     """`deepspeed pretrain/run.py`, on one device."""
-    command = [*launcher(1), str(REPOSITORY / "pretrain" / "run.py"), *words]
+    command = [*deepspeed_launcher(1), str(REPOSITORY / "pretrain" / "run.py"), *words]
     return subprocess.Popen(command, env=environment(**QUIET), stdout=sys.stderr)
 
 
 def until_saved(process: subprocess.Popen[bytes], run_dir: Path) -> int:
     """Wait for a checkpoint; its step."""
-    while not (saved := checkpoint.complete(run_dir / "checkpoints")):
+    while not (saved := checkpoint.list_complete(run_dir / "checkpoints")):
         if process.poll() is not None:
             raise SystemExit(f"the training ended with status {process.returncode} before it saved")
         time.sleep(0.05)
-    return int(checkpoint.facts_of(saved[-1])["step"])
+    return int(checkpoint.read_manifest(saved[-1])["step"])
 
 
 def summary(what: str, lines: list[dict[str, Any]], seconds: float) -> dict[str, Any]:

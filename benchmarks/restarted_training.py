@@ -23,7 +23,7 @@ def mark(what, more=""):
         print(f"mark {what} {time.time():.3f} {more}", flush=True)
 mark("python")
 import pretrain.trainer.trainer, pretrain.trainer.loop, pretrain.run
-from xlpre.common.cli_main import run_command
+from xlpre.common.cli_main import run_main
 mark("imported")
 def after(owner, name, what, step=False):
     original = getattr(owner, name)
@@ -38,7 +38,7 @@ after(pretrain.trainer.trainer.Job, "save", "saving")
 after(pretrain.trainer.trainer.Job, "_publish", "saved")
 after(pretrain.trainer.trainer, "start_processes", "joined")
 after(pretrain.trainer.loop, "Job", "built")
-run_command(pretrain.run.main)
+run_main(pretrain.run.main)
 """
 MARK = re.compile(r"mark (\w+) ([\d.]+) ?([\d.]*)")
 

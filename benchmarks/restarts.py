@@ -26,13 +26,13 @@ from docstrings_store import docstrings_store
 from processes import REPOSITORY
 from restarted_training import Training, first_update, kill_one
 
-from xlpre.common.tables import as_json_lines
+from xlpre.common.tables import to_jsonl
 from xlpre.training.metrics import read_metrics
 
 LOG_EVERY = 10
 CONFIG = str(REPOSITORY / "configs" / "pretrain" / "debug.yaml")
 SIZE = {  # of an update of about a tenth of a second on two cores
-    "train.batch_size": 16,
+    "train.global_batch_size": 16,
     "data.seq_len": 128,
     "data.reuse_len": 64,
     "model.d_model": 128,
@@ -122,7 +122,7 @@ def main() -> None:
     words = parser.parse_intermixed_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        store = docstrings_store(folder / "store", million_characters=3, vocab_size=2000, held_out=0.05)
+        store = docstrings_store(folder / "store", million_characters=3, vocab_size=2000, val_fraction=0.05)
         run_dir, restarts = folder / "run", int(words.minutes * 60 / words.every)
         settings = {"run_dir": run_dir, "data.store_dir": store, "tokenizer.path": store / "vocabulary.model"}
         settings |= SIZE if words.config == CONFIG else {}
@@ -141,7 +141,7 @@ def main() -> None:
         whole = summary(training, lines, time.time() - since, run_dir, words.save_every)
     print(json.dumps(whole))
     if words.out:
-        words.out.write_text(as_json_lines([*lines, whole]), encoding="utf-8")
+        words.out.write_text(to_jsonl([*lines, whole]), encoding="utf-8")
     print(f"\n{whole['share_that_trains']:.1%} of {whole['wall_seconds']:,.0f} s trained, with {whole['kills']} kills")
     sys.exit(whole["share_that_trains"] < words.goal)
 

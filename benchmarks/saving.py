@@ -15,13 +15,12 @@ import time
 from pathlib import Path
 
 from pretrain.config import PretrainConfig
-from pretrain.prepare import make_store
-from pretrain.train_tokenizer import make_tokenizer
-from pretrain.trainer.trainer import Job
-from xlpre.common.tables import as_json_lines
-from xlpre.config.loader import load
+from pretrain.tools.preparation import make_store, make_tokenizer
+from pretrain.trainer.trainer import Trainer
+from xlpre.common.tables import to_jsonl
+from xlpre.config.loader import load_config
 
-WINDOW = ["data.seq_len=128", "data.reuse_len=64", "model.mem_len=96", "train.batch_size=2", "eval.batch_size=1"]
+WINDOW = ["data.seq_len=128", "data.reuse_len=64", "model.mem_len=96", "train.global_batch_size=2", "eval.batch_size=1"]
 MODELS = {
     "13 M": ["model.n_layer=6", "model.d_model=256", "model.n_head=4", "model.d_inner=1024"],
     "117 M (Base)": ["model.n_layer=12", "model.d_model=768", "model.n_head=12", "model.d_inner=3072"],
@@ -44,7 +43,7 @@ def update(job, batches):
 
 def measure(words, saves, between):
     """Save `saves` times, with so many updates `between`."""
-    job = Job(load(PretrainConfig, None, words))
+    job = Trainer(load_config(PretrainConfig, None, words))
     batches = job.batches()
     for _ in range(3):
         update(job, batches)
@@ -75,7 +74,7 @@ def main() -> None:
         common = [f"tokenizer.path={folder}/t.model", f"data.store_dir={folder}/store"]
         size = 300 if words.tiny else 32000
         common += [f"tokenizer.vocab_size={size}", "tokenizer.train_chars=20000000"]
-        source = load(PretrainConfig, None, [*common, f"text.max_chars={300_000 if words.tiny else 20_000_000}"])
+        source = load_config(PretrainConfig, None, [*common, f"text.max_chars={300_000 if words.tiny else 20_000_000}"])
         make_tokenizer(source)
         make_store(source)
         lines = []
@@ -100,7 +99,7 @@ def main() -> None:
             print(json.dumps(lines[-1]), flush=True)
     if words.out:
         words.out.parent.mkdir(parents=True, exist_ok=True)
-        words.out.write_text(as_json_lines(lines), encoding="utf-8")
+        words.out.write_text(to_jsonl(lines), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from evaluation import causal_batch
 from pretrain.config import PretrainConfig
 from pretrain.planning.activation_memory import activations
 from pretrain.planning.flops import batch_shape, flops_per_step, operations
-from xlpre.common.plots import new_figure, save
+from xlpre.common.plots import new_figure, save_figure
 from xlpre.data.window_layout import DataConfig
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
@@ -178,7 +178,7 @@ def draw(lines: list[dict[str, Any]], path: Path) -> None:
             axis.yaxis.set_major_formatter("{x:g}")
     axes[0, 0].legend(fontsize="small")
     axes[1, 0].legend(fontsize="small")
-    save(figure, path, dpi=110)
+    save_figure(figure, path, dpi=110)
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from pretrain.config import PretrainConfig
 from pretrain.trainer.inputs import RunInputs
 from xlpre.common.cli_main import run_main
-from xlpre.config.loader import load
+from xlpre.config.loader import load_config
 from xlpre.conversion.model_folder import ModelFolder, save_folder
 from xlpre.model.language_model import LanguageModel
 from xlpre.training.distributed import seed_everything
@@ -41,7 +41,7 @@ def changes(frequencies: Tensor, local: Weights, n_head: int) -> dict[str, Calla
         return torch.cat([local[name][:width], value[width:]])
 
     return {
-        "output_bias": lambda name, value: frequencies.log() if name == "output.bias" else value,
+        "output_bias": lambda name, value: frequencies.log() if name == "lm_head.bias" else value,
         "position_x8": lambda name, value: value * 8 if name.endswith("terms.position.key.weight") else value,
         "bias_std_1": lambda name, value: value * 50 if name.endswith("terms.position.r_bias") else value,
         "one_local": one_local,
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="where the folders go")
     parser.add_argument("words", nargs="*", metavar="key=value")
     said = parser.parse_intermixed_args(argv)
-    config = load(PretrainConfig, said.config, said.words)
+    config = load_config(PretrainConfig, said.config, said.words)
     foundation = RunInputs(config, ())
 
     def weights(init: str) -> Weights:

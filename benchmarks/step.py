@@ -35,7 +35,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin slow ea
 import psutil
 import torch
 from agreement import agreeing, why
-from contenders import DEFAULT, Contender, data_of, needed_flops, settings_of
+from contenders import DEFAULT, Contender, data_of, list_settings, needed_flops
 from json_config import configured
 
 from xlpre.data.window_layout import DataConfig
@@ -216,7 +216,7 @@ def main() -> None:
             if words.rss and "failed" not in line:
                 line["step_mb"] = memory_alone(line["impl"], now)
             print(
-                json.dumps({**line, "config": settings_of(line["impl"], now), "torch": torch.__version__}), flush=True
+                json.dumps({**line, "config": list_settings(line["impl"], now), "torch": torch.__version__}), flush=True
             )
             bad |= "failed" in line
         lines = []

@@ -90,8 +90,8 @@ def _milliseconds(work: Callable[[], None], on_gpu: bool) -> float:
 def record(given: argparse.Namespace) -> None:
     """Make one forward and backward, and keep the calls."""
     torch.manual_seed(0)
-    geometry = geometry_of(given.rows, given.window, given.memory, given.targets, given.device)
-    layer = attention_case(with_triton(), geometry, tensors_of(geometry, given.heads, given.width, DTYPES[given.dtype]))
+    attn_meta = geometry_of(given.rows, given.window, given.memory, given.targets, given.device)
+    layer = attention_case(with_triton(), attn_meta, tensors_of(attn_meta, given.heads, given.width, DTYPES[given.dtype]))
     call = Launch.call
 
     def kept(launch: Launch, *words: Any) -> None:

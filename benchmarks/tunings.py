@@ -10,13 +10,12 @@ from pathlib import Path
 
 from processes import REPOSITORY
 
-from finetune.config import FinetuneConfig
-from finetune.recipe import task_overrides
+from finetune.config import FinetuneConfig, task_overrides
 from finetune.trainer.finalize import RESULT, finished_seeds
 from finetune.trainer.inputs import RunInputs
 from finetune.trainer.results import Result
 from xlpre.common.job_pool import Command
-from xlpre.config.loader import load
+from xlpre.config.loader import load_config
 
 CONFIG = str(REPOSITORY / "configs/finetune/small.yaml")
 
@@ -46,7 +45,7 @@ class Tuning:
         """
         if not self.is_made:
             return False
-        return self.seed in finished_seeds(RunInputs(load(FinetuneConfig, config, words, task_overrides)))
+        return self.seed in finished_seeds(RunInputs(load_config(FinetuneConfig, config, words, task_overrides)))
 
     @property
     def result(self) -> Result:

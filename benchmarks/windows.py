@@ -23,10 +23,10 @@ from xlpre.model.kernels.selfcheck.fixtures import attention_case, geometry_of, 
 def line_of(backend: str, window: int, given: argparse.Namespace) -> dict[str, object]:
     """What is said of a backend at a window."""
     torch.manual_seed(0)
-    geometry = geometry_of(given.rows, window, window * 3 // 4, window // 6, given.device)
-    tensors = tensors_of(geometry, given.heads, given.width, DTYPES[given.dtype])
-    weights = torch.randn(*geometry.query_rank.shape, given.heads, given.width, device=given.device)
-    forward = of_layer(attention_case(backend_named(backend), geometry, tensors), weights, given.dropout)
+    attn_meta = geometry_of(given.rows, window, window * 3 // 4, window // 6, given.device)
+    tensors = tensors_of(attn_meta, given.heads, given.width, DTYPES[given.dtype])
+    weights = torch.randn(*attn_meta.query_rank.shape, given.heads, given.width, device=given.device)
+    forward = of_layer(attention_case(backend_named(backend), attn_meta, tensors), weights, given.dropout)
     for _ in range(3):
         found = on_cpu(forward) if given.device == "cpu" else on_gpu(forward)
     forward_ms, backward_ms, mb = found

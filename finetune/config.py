@@ -1,7 +1,9 @@
-"""FinetuneConfig: every setting of a fine-tuning."""
+"""FinetuneConfig: all settings of a fine-tuning run, and how they are combined from a file and the command line."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -9,56 +11,60 @@ from xlpre.training.deepspeed_engine import TrainConfig, check_compiled
 from xlpre.training.deepspeed_overrides import check_overrides
 from xlpre.training.lr_schedule import ScheduleConfig
 from xlpre.training.optimizer import LayerwiseOptimConfig
-from xlpre.training.run_dir import check_identity
+from xlpre.training.run_dir import check_run_identity
+
+# Settings that replace another one: a ratio or a number of epochs, and the number of steps that it decides.
+REPLACES = {"epochs": "train.steps", "warmup_ratio": "schedule.warmup_steps"}
 
 
 @dataclass(frozen=True)
 class TaskDataConfig:
-    """The examples of a task. docs/finetuning.md has the layout of each.
+    """Examples of the task. docs/finetuning.md describes the file layout of each task.
 
     Attributes:
-        dir: the folder that the task is distributed as, or the one that holds it; or hf:NAME, of a dataset of the same content.
-        train: files of training examples, or hf:NAME[/CONFIG]:SPLIT of a dataset; empty: as distributed.
-        dev: files to measure on; empty: as distributed, or a part of the training examples where there are none.
-        test: files to predict; empty: as distributed, where they are there.
-        text: columns (fields) with the text, or the two texts; of `classify` and `regress`.
-        label: the column with the label (or number).
-        labels: the labels; empty: those of the training files, sorted.
-        label_scale: of `regress`, mean and standard deviation of the numbers, which are learned as distances from the one in the other;
-            empty: those of the training examples.
-        queries: of `rank`, files with the texts of queries; `train`, `dev` and `test` are TREC runs there.
-        documents: of `rank`, files with the texts of documents.
-        qrels: of `rank`, files with judgements.
-        val_fraction: the share of training examples to measure on, where there are no others.
-        max_train_examples: train on so many examples, drawn by the seed; null: all.
-        max_seq_len: tokens of a row at most, and of a window.
-        long_text: what becomes of a text that is longer: `cut`, as published; `memory`: it is read window by window, and the head reads
-            the last one, which remembers those before; `windows`: windows that overlap are answered one by one, and their answers
-            pooled. Of one text only.
-        mem_len: of `long_text=memory`, how many hidden states are remembered; null: as many as the model does.
-        window_stride: of `long_text=windows`, tokens from one window to the next; null: half of a window.
-        window_pooling: of `long_text=windows`, the `mean` or the largest (`max`) of the windows' logits, or numbers.
-        max_option_len: of a row's tokens, those of question and option at most, where a task has options; the last ones are kept.
-        max_question_len: of a row's tokens, those of a question about a long text at most; the first ones are kept.
-        doc_stride: a text that is too long is read in windows; each begins so many tokens after the one before.
-        max_answer_len: tokens of an answer out of a text at most.
-        null_score_threshold: no answer is given where the log-odds that there is none are above it, and scores are those of that; null: what
-            was best on dev (0 where nothing was measured).
-        forward_overhead_tokens: so many tokens take as long as one more forward pass; batches are cut so that padding costs less than that.
-            null: 128, on a GPU 8192.
+        dir: folder of the task as it is distributed, or its parent folder; or hf:NAME, a Hub dataset with the same content.
+        train: files of training examples, or hf:NAME[/CONFIG]:SPLIT. null: the files that the task is distributed with.
+        dev: files of validation examples. null: the files that the task is distributed with; where it has none, a fraction
+            `val_fraction` of the training examples.
+        test: files to predict. null: the files that the task is distributed with, if they are present.
+        text: for `classify` and `regress`, the column with the text, or the two columns of a text pair.
+        label: column with the label, or the number.
+        labels: names of the classes. null: the labels of the training files, sorted.
+        label_scale: for `regress`, mean and standard deviation by which numbers are normalized. null: those of the training
+            examples.
+        queries: for `rank`, files with the texts of the queries. `train`, `dev` and `test` are TREC run files there.
+        documents: for `rank`, files with the texts of the documents.
+        qrels: for `rank`, files with relevance judgements.
+        val_fraction: fraction of the training examples to hold out for validation, if there are no others.
+        max_train_examples: number of training examples to use, sampled with the seed. null: all.
+        max_seq_len: maximum number of tokens in a row, or in a window of a long text.
+        long_text: handling of texts longer than `max_seq_len`. `cut`: truncate, as the paper does. `memory`: read window by
+            window; the head reads the last window, whose memory holds the previous ones. `windows`: predict overlapping
+            windows one by one and pool the predictions. Only for tasks with a single text.
+        mem_len: for `long_text=memory`, number of hidden states in memory. null: the memory length of the model.
+        window_stride: for `long_text=windows`, number of tokens from the start of one window to the next. null: half a window.
+        window_pooling: for `long_text=windows`, pool the logits (or numbers) of the windows by `mean` or `max`.
+        max_option_len: for tasks with options, maximum number of tokens in question and option. The first tokens are cut off.
+        max_question_len: for span tasks, maximum number of tokens in a question. The last tokens are cut off.
+        doc_stride: for span tasks, number of tokens from the start of one window of a long text to the next.
+        max_answer_len: for span tasks, maximum number of tokens in a predicted span.
+        null_score_threshold: for span tasks, predict "no answer" if its log-odds exceed this value. null: the best threshold on
+            the dev examples, or 0 if there are none.
+        forward_overhead_tokens: fixed cost of a forward pass, in tokens. Batches are split into parts of similar length where
+            that saves more padding than it costs. null: 128 on a CPU, 8192 on a GPU.
     """
 
-    dir: str = ""
-    train: list[str] = field(default_factory=list)
-    dev: list[str] = field(default_factory=list)
-    test: list[str] = field(default_factory=list)
-    text: list[str] = field(default_factory=list)
+    dir: str | None = None
+    train: list[str] | None = None
+    dev: list[str] | None = None
+    test: list[str] | None = None
+    text: list[str] | None = None
     label: str = "label"
-    labels: list[str] = field(default_factory=list)
-    label_scale: list[float] = field(default_factory=list)
-    queries: list[str] = field(default_factory=list)
-    documents: list[str] = field(default_factory=list)
-    qrels: list[str] = field(default_factory=list)
+    labels: list[str] | None = None
+    label_scale: list[float] | None = None
+    queries: list[str] | None = None
+    documents: list[str] | None = None
+    qrels: list[str] | None = None
     val_fraction: float = 0.1
     max_train_examples: int | None = None
     max_seq_len: int = 128
@@ -73,61 +79,74 @@ class TaskDataConfig:
     null_score_threshold: float | None = None
     forward_overhead_tokens: int | None = None
 
+    @property
+    def root(self) -> str:
+        """`dir`, or an empty path (the working directory) if it is not set."""
+        return self.dir or ""
+
     def __post_init__(self) -> None:
         if not 0 < self.val_fraction < 1:
             raise ValueError(
-                f"data.val_fraction ({self.val_fraction}) is a share of the training examples: above 0, below 1"
+                f"data.val_fraction={self.val_fraction} is invalid: it is a fraction of the training examples. "
+                "Set a number between 0 and 1, such as 0.1."
             )
-        if self.max_train_examples is not None and self.max_train_examples < 1:
+        for name in ("max_seq_len", "max_option_len"):
+            self._check_minimum(name, 8)
+        for name in ("max_question_len", "doc_stride", "max_answer_len", "max_train_examples"):
+            self._check_minimum(name, 1)
+        self._check_minimum("forward_overhead_tokens", 0)
+        if self.label_scale is not None and (len(self.label_scale) != 2 or self.label_scale[1] <= 0):
             raise ValueError(
-                f"data.max_train_examples ({self.max_train_examples}) must be at least 1, or null for all examples"
+                f"data.label_scale={self.label_scale} is invalid: it must be a mean and a standard deviation above 0. "
+                "Leave it out to take both from the training examples."
             )
-        if min(self.max_seq_len, self.max_option_len) < 8:
-            raise ValueError(
-                f"data.max_seq_len ({self.max_seq_len}) and data.max_option_len ({self.max_option_len}) must be at least 8"
-            )
-        if min(self.max_question_len, self.doc_stride, self.max_answer_len) < 1:
-            raise ValueError(
-                f"data.max_question_len ({self.max_question_len}), data.doc_stride ({self.doc_stride}) and data.max_answer_len "
-                f"({self.max_answer_len}) must be at least 1"
-            )
-        if self.forward_overhead_tokens is not None and self.forward_overhead_tokens < 0:
-            raise ValueError(
-                f"data.forward_overhead_tokens ({self.forward_overhead_tokens}) must be at least 0, or null"
-            )
-        if self.label_scale and (len(self.label_scale) != 2 or self.label_scale[1] <= 0):
-            raise ValueError(
-                f"data.label_scale ({self.label_scale}) must be a mean and a standard deviation above 0; or leave it out"
-            )
-        self._check_long()
+        self._check_long_text()
 
-    def _check_long(self) -> None:
-        if self.mem_len is not None and (self.long_text != "memory" or self.mem_len < 1):
+    def _check_minimum(self, name: str, minimum: int) -> None:
+        """Raise ValueError if a setting is below its minimum. null is accepted where it is the default."""
+        value = getattr(self, name)
+        if value is not None and value < minimum:
+            default = type(self).__dataclass_fields__[name].default
+            remedy = "Set null for the default." if default is None else f"The default is {default}."
+            raise ValueError(f"data.{name}={value} is invalid: it must be at least {minimum}. {remedy}")
+
+    def _check_long_text(self) -> None:
+        """Raise ValueError if a setting of one way to read long texts is set with another one."""
+        self._check_minimum("mem_len", 1)
+        if self.mem_len is not None and self.long_text != "memory":
             raise ValueError(
-                f"data.mem_len ({self.mem_len}) must be at least 1 and goes with data.long_text=memory; or null"
+                f"data.mem_len={self.mem_len} is invalid: it needs data.long_text=memory, which is {self.long_text}. "
+                "Set data.long_text=memory, or data.mem_len=null."
             )
-        room = self.max_seq_len - 2  # for a text and its two symbols
-        if self.window_stride is not None and (self.long_text != "windows" or not 1 <= self.window_stride <= room):
+        max_text_len = self.max_seq_len - 2  # <sep> and <cls> follow the text
+        if self.window_stride is not None and not 1 <= self.window_stride <= max_text_len:
             raise ValueError(
-                f"data.window_stride ({self.window_stride}) must be between 1 and {room} (data.max_seq_len without two symbols) and goes "
-                "with data.long_text=windows; or null"
+                f"data.window_stride={self.window_stride} is invalid: it must be between 1 and {max_text_len} (data.max_seq_len minus "
+                "two special tokens). Set null for half a window."
+            )
+        if self.window_stride is not None and self.long_text != "windows":
+            raise ValueError(
+                f"data.window_stride={self.window_stride} is invalid: it needs data.long_text=windows, which is {self.long_text}. "
+                "Set data.long_text=windows, or data.window_stride=null."
             )
         if self.window_pooling != "mean" and self.long_text != "windows":
             raise ValueError(
-                f"data.window_pooling={self.window_pooling} has no effect without data.long_text=windows; leave it out"
+                f"data.window_pooling={self.window_pooling} is invalid: it has no effect without data.long_text=windows. "
+                "Set data.long_text=windows, or leave it out."
             )
 
 
 @dataclass(frozen=True)
 class TaskModelConfig:
-    """What the folder of weights does not decide.
+    """Model settings that are not part of the pretrained weights.
 
     Attributes:
-        pooling: how a row becomes one vector: `last` (its <cls>), `first`, `text_mean` (of its tokens; the published mean is of
-            padding, too, of which a row has here as much as its batch happens to need), `attn` (a learned attention).
-        dropout: null: as the folder has it.
-        dropatt: of attention probabilities; null: as the folder has it.
-        attention_backend: who computes it, see pretraining.
+        pooling: how a row becomes one vector. `last`: hidden state of <cls>, the last token. `first`: hidden state of the first
+            token. `text_mean`: mean over the text tokens (the published mean includes padding, whose amount depends on the
+            batch). `attn`: learned attention.
+        dropout: dropout probability. null: as in the model folder.
+        dropatt: dropout probability of attention weights. null: as in the model folder.
+        attention_backend: implementation of attention, as in pretraining.
     """
 
     pooling: Literal["last", "first", "text_mean", "attn"] = "last"
@@ -139,18 +158,20 @@ class TaskModelConfig:
         for name in ("dropout", "dropatt"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
-                raise ValueError(f"model.{name} ({value}) must be at least 0 and below 1, or null")
+                raise ValueError(
+                    f"model.{name}={value} is invalid: it must be at least 0 and below 1. Set null for the value of the model folder."
+                )
 
 
 @dataclass(frozen=True)
 class TaskEvalConfig:
-    """Measuring on the dev examples.
+    """Evaluation on the dev examples.
 
     Attributes:
-        every: updates between evaluations.
-        batch_size: examples in one forward pass of a process.
-        keep_weights: which weights are the result: `best` of all evaluations, or `last`.
-        early_stopping_patience: stop after so many evaluations in a row without a better score; null: never.
+        every: optimizer steps between evaluations.
+        batch_size: examples per forward pass of a process.
+        keep_weights: weights to keep as the result: the `best` of all evaluations, or the `last`.
+        early_stopping_patience: stop after this number of evaluations in a row without a better score. null: never.
     """
 
     every: int = 500
@@ -159,21 +180,22 @@ class TaskEvalConfig:
     early_stopping_patience: int | None = None
 
     def __post_init__(self) -> None:
-        if min(self.every, self.batch_size) < 1 or (
-            self.early_stopping_patience is not None and self.early_stopping_patience < 1
-        ):
-            raise ValueError(
-                f"eval.every ({self.every}) and eval.batch_size ({self.batch_size}) must be at least 1, eval.early_stopping_patience ({self.early_stopping_patience}) too, or null"
-            )
+        for name in ("every", "batch_size", "early_stopping_patience"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                remedy = " Set null to never stop early." if name == "early_stopping_patience" else ""
+                raise ValueError(f"eval.{name}={value} is invalid: it must be at least 1.{remedy}")
 
 
 @dataclass(frozen=True)
 class TaskTrainConfig(TrainConfig):
-    """The course of a run.
+    """Length, batch size and bookkeeping of a run.
 
     Attributes:
-        batch_size: examples of an update, over all processes and accumulation.
-        batch_warmup_steps: of pretraining only; here batches are of one size.
+        global_batch_size: examples per optimizer step, over all processes and micro-steps.
+        micro_batch_size: examples of one process per forward and backward pass. null: all examples of the process. The number of
+            micro-steps (gradient accumulation) is global_batch_size / (number of processes * micro_batch_size).
+        batch_warmup_steps: for pretraining only. Batches have a fixed size in fine-tuning.
     """
 
     steps: int = 1000
@@ -182,34 +204,36 @@ class TaskTrainConfig(TrainConfig):
         super().__post_init__()
         if self.batch_warmup_steps:
             raise ValueError(
-                f"train.batch_warmup_steps ({self.batch_warmup_steps}) has no place in fine-tuning: batches are of one size; leave it out"
+                f"train.batch_warmup_steps={self.batch_warmup_steps} is invalid: batches have a fixed size in fine-tuning. Leave it out."
             )
 
 
 @dataclass(frozen=True)
 class FinetuneConfig:
-    """A fine-tuning.
+    """Settings of a fine-tuning run.
 
     Attributes:
-        task: its name: glue/cola, glue/sst-2, glue/mrpc, glue/qqp, glue/sts-b, glue/mnli, glue/qnli, glue/rte, glue/wnli, glue/ax,
-            race, race/middle, race/high, squad/1.1, squad/2.0, imdb, yelp-2, yelp-5, ag-news, dbpedia, amazon-2, amazon-5;
-            `classify`, `regress` and `rank` for files of one's own.
-        name: the run's name, which also names its folder.
-        run_dir: where everything goes.
-        init_from: a folder with a model: of xlpre, of Hugging Face's XLNet, or the original TensorFlow release.
-        from_scratch: take only shape and vocabulary from `init_from`, and draw new weights: what pretraining is compared with.
-        seed: decides the head's starting values, the order of examples and dropout.
-        num_seeds: so many runs, with this seed and those after it.
-        epochs: passes over the training examples, instead of train.steps.
-        warmup_ratio: of the updates, instead of schedule.warmup_steps.
-        task_overrides: for a task, words that are taken as if typed before all others; a file of settings brings them.
-        deepspeed: settings handed to DeepSpeed untouched.
+        task: name of the task: glue/cola, glue/sst-2, glue/mrpc, glue/qqp, glue/sts-b, glue/mnli, glue/qnli, glue/rte, glue/wnli,
+            glue/ax, race, race/middle, race/high, squad/1.1, squad/2.0, imdb, yelp-2, yelp-5, ag-news, dbpedia, amazon-2,
+            amazon-5; `classify`, `regress` and `rank` for your own files.
+        name: name of the run, and of its folder.
+        run_dir: folder for all output.
+        init_from: folder of the pretrained model: a model folder of xlpre, a Hugging Face XLNet, or the original TensorFlow
+            release.
+        from_scratch: take only the shape and the vocabulary from `init_from` and initialize new weights, as a baseline without
+            pretraining.
+        seed: random seed of the initial head, the order of the examples, and dropout.
+        num_seeds: number of runs. They use this seed and the following ones.
+        epochs: passes over the training examples. Replaces train.steps.
+        warmup_ratio: fraction of the steps. Replaces schedule.warmup_steps.
+        task_overrides: for each task, `key=value` settings that a config file adds. Settings on the command line override them.
+        deepspeed: settings that are passed to DeepSpeed unchanged.
     """
 
-    task: str = ""
+    task: str | None = None
     name: str = "finetuned"
     run_dir: str = "runs/${name}"
-    init_from: str = ""
+    init_from: str | None = None
     from_scratch: bool = False
     seed: int = 1
     num_seeds: int = 1
@@ -225,12 +249,38 @@ class FinetuneConfig:
     deepspeed: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_identity(self.name, self.run_dir, self.seed, self.num_seeds)
+        check_run_identity(self.name, self.run_dir, self.seed, self.num_seeds)
         if self.epochs is not None and self.epochs <= 0:
-            raise ValueError(f"epochs ({self.epochs}) must be positive, or null for train.steps")
+            raise ValueError(f"epochs={self.epochs} is invalid: it must be above 0. Set null to use train.steps.")
         if self.warmup_ratio is not None and not 0 <= self.warmup_ratio <= 1:
             raise ValueError(
-                f"warmup_ratio ({self.warmup_ratio}) must be between 0 and 1, or null for schedule.warmup_steps"
+                f"warmup_ratio={self.warmup_ratio} is invalid: it must be between 0 and 1. Set null to use schedule.warmup_steps."
             )
         check_compiled(self.train, self.model.attention_backend)
         check_overrides(self.deepspeed)
+
+
+def task_overrides(config: FinetuneConfig) -> Sequence[str]:
+    """Return the `key=value` settings that the config file adds for the selected task."""
+    return config.task_overrides.get(config.task or "", [])
+
+
+def apply_cli_precedence(config: FinetuneConfig, cli_keys: Collection[str]) -> FinetuneConfig:
+    """Drop a ratio that a config file sets if the command line sets the number that it replaces.
+
+    Args:
+        config: the settings.
+        cli_keys: keys that are set on the command line.
+
+    Raises:
+        ValueError: the command line sets both.
+    """
+    for ratio, number in REPLACES.items():
+        if number in cli_keys and getattr(config, ratio) is not None:
+            if ratio in cli_keys:
+                raise ValueError(
+                    f"{ratio}={getattr(config, ratio)} is invalid: {number} is set, too, and {ratio} replaces it. Set one of them."
+                )
+            unset: dict[str, Any] = {ratio: None}
+            config = dataclasses.replace(config, **unset)
+    return config

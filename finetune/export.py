@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from finetune.tasks.regression import RegressionTask
-from finetune.trainer.saved_model import open_task_model
+from finetune.trainer.task_model import open_task_model
 from xlpre.common.cli_main import run_main
 from xlpre.conversion.task_model import save_huggingface_task_model
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if isinstance(task, RegressionTask):
         model = dataclasses.replace(model, head=task.unscaled(model.head))
     summary = model.task["pooling"]
-    save_huggingface_task_model(words.target, model, task.head_kind, task.labels, summary, task.padding)
+    save_huggingface_task_model(words.target, model, task.head_kind, task.label_names, summary, task.padding_side)
     print(f"{words.source}: {task.name}, written to {words.target} for Hugging Face's transformers")
 
 

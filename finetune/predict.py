@@ -22,13 +22,14 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from finetune.data.examples import Example, Item, Split
+from finetune.data.examples import Example, Prediction, Split
+from finetune.data.features import Features
 from finetune.data.table_reader import Fields, read_rows
-from finetune.tasks.base import Prediction, Task
+from finetune.tasks.base import Task
 from finetune.tasks.span import SpanTask
-from finetune.tasks.squad_files import questions_in
+from finetune.tasks.squad_files import read_questions
 from finetune.trainer.evaluator import answer, device_pass_tokens
-from finetune.trainer.saved_model import open_task_model
+from finetune.trainer.task_model import open_task_model
 from finetune.trainer.task_model import TaskModel
 from xlpre.common.cli_main import run_main
 from xlpre.conversion.task_model import TaskModelFolder
@@ -57,13 +58,13 @@ def predict(
         ValueError: a line that is not as the task wants it, once those before it are answered.
     """
     network = build_with_weights(model.weights, partial(TaskModel, model.folder.config, task)).to(use_device())
-    tokenizer, pass_tokens = model.folder.vocabulary("the folder"), device_pass_tokens(None, network.device)
+    tokenizer, pass_tokens = model.folder.require_tokenizer("the folder"), device_pass_tokens(None, network.device)
     rest, comm = iter(lines), Comm()
     fault = None
     while not fault:
         split, fault = _next_split(task, islice(rest, chunk), tokenizer)
         if split.examples:
-            yield from task.predictions(split, answer(network, split, rows, pass_tokens, comm))
+            yield from task.to_predictions(split, answer(network, split, rows, pass_tokens, comm))
         elif not fault:
             return
     raise fault
@@ -74,11 +75,11 @@ def _next_split(
 ) -> tuple[Split, ValueError | None]:
     """Lines up to the first that cannot be read, and what is wrong with that."""
     examples: list[Example] = []
-    items: list[Item] = []
+    items: list[Features] = []
     try:
         for place, line in lines:
             example = _example(task, line, place)
-            items += [replace(item, example=len(examples)) for item in task.encode([example], tokenizer)]
+            items += [replace(item, example_index=len(examples)) for item in task.encode([example], tokenizer)]
             examples.append(example)
     except ValueError as error:
         return Split("lines", examples, items), error
@@ -92,17 +93,17 @@ def _example(task: Task, line: str | Fields, place: str) -> Example:
         try:
             fields = parse_object(line, place)
         except ValueError as error:
-            way_out = f'; a text that begins so is given as {{"{task.columns[0]}": "{{..."}}' if task.columns else ""
+            way_out = f'; a text that begins so is given as {{"{task.text_columns[0]}": "{{..."}}' if task.text_columns else ""
             raise ValueError(f"{error}{way_out}") from None
     else:
-        columns, texts = task.columns, _texts_in(line)
+        columns, texts = task.text_columns, _texts_in(line)
         if len(columns) != len(texts):
             wanted = " and ".join(columns) if columns else "a JSON object"
             raise ValueError(
                 f"{place}: {task.name} reads {wanted}; the line has {len(texts)} text(s), apart by tabs or in a list"
             )
         fields = dict(zip(columns, texts, strict=True))
-    return task.example({"id": place.rpartition(" ")[2], **fields}, place)
+    return task.parse_example({"id": place.rpartition(" ")[2], **fields}, place)
 
 
 def _texts_in(line: str) -> list[str]:
@@ -129,7 +130,7 @@ def entries_of(file: Path | None, columns: Sequence[str], squad: bool = False) -
     if file is not None and not file.is_file():
         raise ValueError(f"{file}: {'is a folder' if file.is_dir() else 'there is no such file'}; name a file of lines")
     if file is not None and squad and ".json" in file.suffixes:
-        yield from questions_in(file)
+        yield from read_questions(file)
         return
     if file is not None and _has_columns(file, columns):
         yield from read_rows(file)
@@ -157,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if words.rows < 1:
         raise ValueError(f"--rows {words.rows} must be at least 1")
     model, task = open_task_model(words.model)
-    entries = entries_of(words.file, task.columns, isinstance(task, SpanTask))
+    entries = entries_of(words.file, task.text_columns, isinstance(task, SpanTask))
     chunk = 1 if words.file is None and os.isatty(0) else CHUNK  # who types a line waits for its answer
     for one in predict(model, task, entries, words.rows, chunk):
         print(json.dumps(one, ensure_ascii=not str(sys.stdout.encoding).lower().startswith("utf")))

@@ -9,19 +9,18 @@ Stopped at any time, the same command goes on from the last checkpoint. docs/fin
 
 from __future__ import annotations
 
-from finetune.config import FinetuneConfig
-from finetune.recipe import apply_cli_precedence, task_overrides
+from finetune.config import FinetuneConfig, apply_cli_precedence, task_overrides
 from finetune.trainer.loop import finetune
 from xlpre.common.cli_main import run_main
-from xlpre.config.cli import given_keys, with_flags
-from xlpre.training.distributed import leave
+from xlpre.config.cli import parse_config_and_flags, read_explicit_keys
+from xlpre.training.distributed import destroy_process_group
 
 
 def main() -> None:
     """The command."""
-    config, _ = with_flags(FinetuneConfig, __doc__ or "", {}, recipe=task_overrides)
-    finetune(apply_cli_precedence(config, given_keys({}).words))
-    leave()
+    config, _ = parse_config_and_flags(FinetuneConfig, __doc__ or "", {}, recipe=task_overrides)
+    finetune(apply_cli_precedence(config, read_explicit_keys({}).words))
+    destroy_process_group()
 
 
 if __name__ == "__main__":

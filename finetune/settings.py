@@ -6,7 +6,7 @@ python finetune/settings.py > docs/finetuning_settings.md
 from __future__ import annotations
 
 from finetune.config import FinetuneConfig
-from xlpre.config.schema_docs import settings_table
+from xlpre.config.schema_docs import settings_markdown
 
 HEAD = """# Settings of fine-tuning
 
@@ -21,7 +21,7 @@ This page is made by `python finetune/settings.py`.
 
 def page() -> str:
     """The page, from the docstrings of the schema."""
-    return HEAD + settings_table(FinetuneConfig)
+    return HEAD + settings_markdown(FinetuneConfig)
 
 
 if __name__ == "__main__":

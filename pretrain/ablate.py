@@ -23,9 +23,8 @@ from pretrain.tools.ablation import Ablation, Run, outcomes, table
 from pretrain.trainer.inputs import RunInputs, is_finished
 from xlpre.common.cli_main import run_main
 from xlpre.common.job_pool import Command, run_all
-from xlpre.common.plots import COLOURS, in_legend, new_panels, save
-from xlpre.common.tables import as_markdown, write_table
-from xlpre.data_loader import lanes_of
+from xlpre.common.plots import COLOURS, legend_label, new_axes, save_figure
+from xlpre.common.tables import to_markdown, write_table
 
 
 def errand_of(run: Run, processes: int) -> Command:
@@ -57,7 +56,7 @@ def _check_shares(run: Run, processes: int) -> None:
     """Raise ValueError if so many processes cannot share the batch of a run."""
     train = run.config.train
     try:
-        lanes_of(0, processes, train.batch_size, train.accumulation)
+        train.batch_schedule(processes)
     except ValueError as error:
         raise ValueError(f"row {run.row} with --processes {processes}: {error}") from None
 
@@ -66,13 +65,13 @@ def compare(ablation: Ablation, some: bool = False) -> None:
     """Write table.md, table.csv and curves.png into the ablation's folder, and print the table; of `some` rows beside those of all."""
     rows, kind = table(ablation), "some_" * some
     write_table(rows, ablation.folder, f"{kind}table")
-    save(_curves(ablation), ablation.folder / f"{kind}curves.png")
-    print(as_markdown(rows), end="")
+    save_figure(_curves(ablation), ablation.folder / f"{kind}curves.png")
+    print(to_markdown(rows), end="")
 
 
 def _curves(ablation: Ablation) -> Any:
     """Held-out loss against tokens, a colour for each row, a line for each run."""
-    figure, (axes,) = new_panels(9, 5)
+    figure, (axes,) = new_axes(9, 5)
     found = outcomes(ablation)
     for (row, several), colour in zip(found.items(), itertools.cycle(COLOURS), strict=False):
         for outcome in several:
@@ -82,7 +81,7 @@ def _curves(ablation: Ablation) -> Any:
                 [x["val_loss"] for x in told],
                 color=colour,
                 linewidth=1.3,
-                label=in_legend(row) if outcome is several[0] else None,
+                label=legend_label(row) if outcome is several[0] else None,
             )
     levels = {round(outcome.last["val_unigram_loss"], 4) for several in found.values() for outcome in several}
     for number, level in enumerate(sorted(levels)):
@@ -120,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         _check_shares(run, said.processes)
     errands = [errand_of(run, said.processes) for run in ablation.runs]
     if said.print:
-        print("\n".join(shlex.join(errand.command) for errand in errands))
+        print("\n".join(shlex.join(errand.argv) for errand in errands))
     if said.run:
         check(ablation)
         try:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from xlpre.config.loader import load
+from xlpre.config.loader import load_config
 from xlpre.data.window_layout import DataConfig
 from xlpre.inference.cloze import BLANK, has_blank
 from xlpre.model.config import ModelConfig
@@ -18,7 +18,7 @@ from xlpre.training.deepspeed_engine import TrainConfig, check_compiled
 from xlpre.training.deepspeed_overrides import check_overrides, check_whole_matrices
 from xlpre.training.lr_schedule import ScheduleConfig
 from xlpre.training.optimizer import PretrainOptimConfig
-from xlpre.training.run_dir import check_identity
+from xlpre.training.run_dir import check_run_identity
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class PretrainConfig:
     deepspeed: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_identity(self.name, self.run_dir, self.seed)
+        check_run_identity(self.name, self.run_dir, self.seed)
         if not self.data.store_dir:
             raise ValueError("data.store_dir is empty; name the folder of a token store, or leave it out: stores/NAME")
         check_compiled(self.train, self.model.attention_backend)
@@ -103,4 +103,4 @@ def settings_of_run(run_dir: Path) -> PretrainConfig:
     if not written.exists() or not written.read_bytes().strip():
         state = "empty" if written.exists() else "not there"
         raise ValueError(f"{written} is {state}; it held the settings that the run was made with: put it back")
-    return load(PretrainConfig, written)
+    return load_config(PretrainConfig, written)

@@ -19,7 +19,7 @@ from pretrain.config import PretrainConfig
 from pretrain.tools.explain_picture import PICTURES, save_picture
 from pretrain.tools.explanation import Explanation, explain, vocabulary
 from xlpre.common.cli_main import run_main
-from xlpre.config.loader import load
+from xlpre.config.loader import load_config
 from xlpre.text import special_tokens
 
 WIDTH = 100  # columns of a terminal
@@ -57,8 +57,8 @@ def sentence(it: Explanation, target: int) -> str:
     row = list(it.streams.values())[-1][place] > 0
     shown = []
     for position, (piece, read) in enumerate(zip(it.pieces, it.read, strict=True)):
-        space = " " if (read if row[position] else piece).startswith((special_tokens.SPACE, "<")) else ""
-        bare = (read.removeprefix(special_tokens.SPACE) or read) if row[position] else "?" if position == place else "_"
+        space = " " if (read if row[position] else piece).startswith((special_tokens.WORD_BOUNDARY, "<")) else ""
+        bare = (read.removeprefix(special_tokens.WORD_BOUNDARY) or read) if row[position] else "?" if position == place else "_"
         shown.append(f"{space}[{bare}]" if position == place else space + bare)
     last = max([place, *np.flatnonzero(row)]) + 1
     return "".join(shown[:last] if not it.backward else shown[:last][::-1]).strip()
@@ -165,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise ValueError(
                 f"{word!r} is not of the form key=value; if it belongs to the text, put quotes around all of it"
             )
-    config = load(PretrainConfig, words.config, words.overrides)
+    config = load_config(PretrainConfig, words.config, words.overrides)
     explanation = explain(words.text, vocabulary(config), config, words.step, words.backward)
     print(show(explanation))
     if words.picture:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import get_args
 
 from xlpre.common.cli_main import run_main
-from xlpre.conversion.model_folder import ModelFolder, load_folder, save_folder, save_huggingface, save_release
+from xlpre.conversion.model_folder import ModelFolder, load_folder, save_folder, save_huggingface, save_tensorflow
 from xlpre.text.preprocess import Preprocess
 from xlpre.text.tokenizer import Tokenizer
 from xlpre.training import checkpoint
@@ -27,7 +27,7 @@ from xlpre.training import checkpoint
 KINDS = {
     "ours": (save_folder, ""),
     "hf": (save_huggingface, " for Hugging Face's transformers"),
-    "tf": (save_release, " for the original's TensorFlow code"),
+    "tf": (save_tensorflow, " for the original's TensorFlow code"),
 }
 
 
@@ -37,12 +37,12 @@ def find_model(source: Path) -> ModelFolder:
     Raises:
         ValueError: there is none, or it cannot be read.
     """
-    folder, checkpoints = source / "model", source / checkpoint.FOLDER
+    folder, checkpoints = source / "model", source / checkpoint.CHECKPOINTS_DIR
     if checkpoints.is_dir() and not folder.is_dir():
         saved = checkpoint.latest_valid(checkpoints)
         if saved is None:
             raise ValueError(f"{source}: the run has no whole checkpoint yet, and so no model")
-        folder = saved / checkpoint.MODEL
+        folder = saved / checkpoint.MODEL_DIR
     return load_folder(folder if folder.is_dir() else source)
 
 

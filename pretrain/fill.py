@@ -19,7 +19,7 @@ import torch
 from xlpre.batch import Batch
 from xlpre.common.cli_main import run_main
 from xlpre.conversion.model_folder import load_folder
-from xlpre.data.store import Part
+from xlpre.data.store import SplitData
 from xlpre.inference.cloze import BLANK, blanks_batch, hide
 from xlpre.model.dropout import without_dropout
 from xlpre.model.language_model import LanguageModel
@@ -62,7 +62,7 @@ def fill(model: LanguageModel, tokenizer: Tokenizer, text: str) -> ClozeResult:
     return ClozeResult(text, likeliest(model, blanks_batch(text, tokenizer), tokenizer), [])
 
 
-def held_out_puzzles(part: Part, tokenizer: Tokenizer, count: int, seed: int) -> list[tuple[np.ndarray, int]]:
+def held_out_puzzles(part: SplitData, tokenizer: Tokenizer, count: int, seed: int) -> list[tuple[np.ndarray, int]]:
     """Sentences of held-out text, each with the position of one whole word, a single piece, to hide."""
     rng = np.random.default_rng(seed)
     ends = part.sentence_ends
@@ -84,7 +84,7 @@ def held_out_puzzles(part: Part, tokenizer: Tokenizer, count: int, seed: int) ->
 
 def _is_word(piece: str) -> bool:
     """Letters and their marks alone, three or more where words are written with spaces."""
-    bare = piece.removeprefix(special_tokens.SPACE)
+    bare = piece.removeprefix(special_tokens.WORD_BOUNDARY)
     letters = all(unicodedata.category(character)[0] in "LM" for character in bare)
     return letters and (len(bare) >= 3 or (len(bare) > 0 and written_without_spaces(bare[0])))
 
@@ -93,7 +93,7 @@ def solve(model: LanguageModel, tokenizer: Tokenizer, puzzle: tuple[np.ndarray, 
     """Fill in the hidden word of a puzzle."""
     tokens, position = puzzle
     before, after = tokenizer.decode(tokens[:position]), tokenizer.decode(tokens[position + 1 :])
-    if len(after) and tokenizer.pieces[tokens[position + 1]].startswith(special_tokens.SPACE):
+    if len(after) and tokenizer.pieces[tokens[position + 1]].startswith(special_tokens.WORD_BOUNDARY):
         after = f" {after}"
     guesses = likeliest(model, hide(tokens, np.array([position])), tokenizer)
     return ClozeResult(f"{before} {BLANK}{after}", guesses, [plain(tokenizer.pieces[tokens[position]])])
@@ -110,7 +110,7 @@ def show(filled: ClozeResult) -> str:
 
 def plain(piece: str) -> str:
     """A piece as a person reads it: one that goes on a word opens with a hyphen, a mark has a circle to stand on."""
-    bare = piece.removeprefix(special_tokens.SPACE)
+    bare = piece.removeprefix(special_tokens.WORD_BOUNDARY)
     if not bare:
         return "␣"
     shown = f"◌{bare}" if unicodedata.category(bare[0])[0] == "M" else bare
@@ -128,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ValueError(
             f"{words.model} holds a {folder.objective} model, which sees nothing after a blank; it cannot fill one in"
         )
-    model, tokenizer = folder.model(), folder.vocabulary(words.model)
+    model, tokenizer = folder.model(), folder.require_tokenizer(words.model)
     for text in words.text:
         print(show(fill(model, tokenizer, text)))
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from xlpre.common.cli_main import run_main
-from xlpre.common.plots import new_figure, save
+from xlpre.common.plots import new_figure, save_figure
 from xlpre.data.lanes import Lanes
-from xlpre.data.store import PARTS, Part, TokenStore
+from xlpre.data.store import SPLITS, SplitData, TokenStore
 from xlpre.data.window_layout import DataConfig
 from xlpre.data_loader import Loader
 from xlpre.objectives.objective import ObjectiveConfig
@@ -43,7 +43,7 @@ class PartFacts:
     document_lengths: np.ndarray
 
 
-def facts_of(part: Part, starts_word: np.ndarray) -> PartFacts:
+def facts_of(part: SplitData, starts_word: np.ndarray) -> PartFacts:
     """Count `part`; `longest` is (tokens, number of the document) of the five longest documents."""
     lengths = np.diff(part.document_ends, prepend=0)
     ids = np.asarray(part.tokens[:READ])
@@ -67,8 +67,8 @@ def span_lengths(store: TokenStore, tokenizer: Tokenizer, data: DataConfig, obje
         store.train,
         1,
         stride=data.reuse_len,
-        reach=data.reach,
-        run_windows=1,
+        lookahead=data.lookahead,
+        windows_per_run=1,
         bidirectional=False,
         seed=SEED,
         origin=f"the training part of {store.path}",
@@ -97,7 +97,7 @@ def describe(
     meta = store.meta
     facts = {
         name: facts_of(part, tokenizer.starts_word)
-        for name, part in zip(PARTS, (store.train, store.held_out), strict=True)
+        for name, part in zip(SPLITS, (store.train, store.validation), strict=True)
     }
     lines = [
         f"{store.path}: {meta['vocab_size']:,} pieces (sha256 {meta['vocabulary_sha256'][:12]}), ids of {meta['dtype']}, "
@@ -114,7 +114,7 @@ def describe(
         ("unknown tokens", "unknown", ".4%"),
     ]
     lines += [
-        f"{name:24}" + "".join(f"{getattr(facts[part], key):>16{form}}" for part in PARTS) for name, key, form in rows
+        f"{name:24}" + "".join(f"{getattr(facts[part], key):>16{form}}" for part in SPLITS) for name, key, form in rows
     ]
     if any(part.unknown for part in facts.values()):
         lines += [
@@ -125,7 +125,7 @@ def describe(
         begin = int(store.train.document_ends[number]) - length
         lines.append(f"{length:>12,}  {tokenizer.decode(store.train.tokens[begin : begin + 24])} ...")
     data, objective, counts = DataConfig(), ObjectiveConfig(), None
-    if len(store.train) > data.reach + data.reuse_len:
+    if len(store.train) > data.lookahead + data.reuse_len:
         counts = span_lengths(store, tokenizer, data, objective)
         lines += ["", f"spans of n words in {WINDOWS} windows, and 1/n (spans that touch count as one)"]
         expected = np.pad(theory(objective.max_span), (0, len(counts)))
@@ -157,7 +157,7 @@ def draw(path: Path, facts: dict[str, PartFacts], counts: np.ndarray | None) -> 
         right.plot(np.arange(1, len(expected)), expected[1:], "o--", color="#c05020", label="1/n")
         right.set(xlabel="words of a span", ylabel="share", title=f"spans of {WINDOWS} windows")
         right.legend()
-    save(figure, path, dpi=110)
+    save_figure(figure, path, dpi=110)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pretrain.config import PretrainConfig
 from pretrain.planning.plan import USABLE, Plan
 from xlpre.common.cli_main import run_main
-from xlpre.config.loader import load
+from xlpre.config.loader import load_config
 from xlpre.training.device_specs import DEVICES
 
 SECONDS_A_DAY = 86_400
@@ -61,7 +61,7 @@ def _memory(plan: Plan, stage: int, micro: int) -> list[str]:
     }
     unit, name_of_unit = (1e9, "GB") if plan.n_parameters > 1e7 else (1e6, "MB")
     lines = [
-        f"MEMORY OF A GPU in {name_of_unit} (prediction; micro-batch of {micro} rows, train.accumulation={plan.rows // micro})",
+        f"MEMORY OF A GPU in {name_of_unit} (prediction; train.micro_batch_size={micro}, {plan.rows // micro:,} micro-steps)",
         f"  {'ZeRO stage':36}" + "".join(f"{number:>10}" for number in range(4)),
     ]
     rows = {
@@ -81,11 +81,9 @@ def _memory(plan: Plan, stage: int, micro: int) -> list[str]:
     lines.append(f"  {'largest micro-batch that fits':36}" + "".join(f"{size or '-':>10}" for size in largest))
     if not plan.fits(stage, micro):
         return [*lines, "  Nothing fits: take more GPUs, a smaller model, a shorter window or memory."]
-    taken = plan.config.train.accumulation
-    as_set = f"; train.accumulation={taken} as set is a micro-batch of {plan.rows / taken:g} rows"
-    lines.append(
-        f"  Take stage {stage} and train.accumulation={plan.rows // micro}{as_set * (plan.rows // micro != taken)}."
-    )
+    configured = plan.config.train.micro_batch_size or plan.rows
+    configured_size = f" (not train.micro_batch_size={configured}, as configured)" * (configured != micro)
+    lines.append(f"  Take stage {stage} and train.micro_batch_size={micro}{configured_size}.")
     return [
         *lines,
         "  Stage 0 is for fp32, and what one process alone takes; training refuses it in bf16 and fp16."
@@ -107,7 +105,7 @@ def _operations(plan: Plan, micro: int) -> list[str]:
     ]
     sums = sum(needed.values()), sum(executed.values())
     lines.append(f"  {'all':32}" + "".join(f"{n / tokens / 1e6:>12,.1f}" for n in sums))
-    steps = plan.config.train.batch_size / micro / 1e15
+    steps = plan.config.train.global_batch_size / micro / 1e15
     lines.append(f"  {'an update, in PFLOP':32}" + "".join(f"{n * steps:>12,.3f}" for n in sums))
     return lines
 
@@ -127,7 +125,7 @@ def _time(plan: Plan, stage: int, micro: int, tokens: int | None) -> list[str]:
         else "  the update runs on the CPU, and is not counted",
         f"  {f'days for {steps:,} updates':32}{in_all / rate / SECONDS_A_DAY:>16,.2f}",
         f"  {'window tokens in all':32}{in_all:>16,}",
-        f"  {'tokens of text read':32}{train.rows(steps) * plan.config.data.reuse_len:>16,}",
+        f"  {'tokens of text read':32}{plan.total_rows(steps) * plan.config.data.reuse_len:>16,}",
     ]
     if train.hours and not tokens:
         within = plan.steps(train.hours * 3600 * rate + 1) - 1  # whole ones
@@ -151,7 +149,7 @@ def _communication(plan: Plan, micro: int) -> list[str]:
 
 def _reach(plan: Plan, stage: int, micro: int) -> list[str]:
     lines = [
-        f"REACH on paper with the same train.batch_size (prediction: {plan.mfu:.0%} MFU, communication all hidden or not)",
+        f"REACH on paper with the same train.global_batch_size (prediction: {plan.mfu:.0%} MFU, communication all hidden or not)",
         f"  {'GPUs':>8}{'stage':>8}{'rows each':>12}{'micro-batch':>12}{'k tokens/s hidden':>20}{'not hidden':>14}{'days':>18}{'fits':>6}",
     ]
     for gpus in sorted({plan.gpus, *REACH}):
@@ -194,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if words.peak is not None:
         device = dataclasses.replace(device, flops=words.peak * 1e12)
     nodes = words.nodes or math.ceil(words.gpus / device.per_node)
-    config = load(PretrainConfig, words.config, words.overrides)
+    config = load_config(PretrainConfig, words.config, words.overrides)
     print(describe(Plan(config, device, words.gpus, nodes, words.mfu), words.device, words.tokens))
 
 

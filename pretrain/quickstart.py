@@ -21,33 +21,32 @@ import torch
 
 from pretrain.config import PretrainConfig
 from pretrain.fill import ClozeResult, show
-from pretrain.prepare import make_store
-from pretrain.report import write_report
-from pretrain.train_tokenizer import make_tokenizer
+from pretrain.tools.preparation import make_store, make_tokenizer
+from pretrain.tools.report_page import write_report
 from pretrain.trainer.inputs import finished, is_finished
 from pretrain.trainer.samples import read_samples
 from xlpre.common.cli_main import run_main
-from xlpre.common.job_pool import asked_to_stop
-from xlpre.config.cli import from_command_line, given_keys
-from xlpre.training.distributed import launcher
+from xlpre.common.job_pool import stop_on_signal
+from xlpre.config.cli import parse_config, read_explicit_keys
+from xlpre.training.distributed import deepspeed_launcher
 from xlpre.training.shutdown import STARTED_BY
 
 
 def train(config: PretrainConfig, words: list[str]) -> None:
     """Start `deepspeed pretrain/run.py` with the same words, on all GPUs or two CPU processes."""
-    if is_finished(config, given_keys({}, words)):
+    if is_finished(config, read_explicit_keys({}, words)):
         print(f"{finished(config)}; give the run another name to begin anew")
         return
     available = torch.cuda.device_count() or min(2, os.cpu_count() or 1)
-    rows = config.train.batch_size // config.train.accumulation
+    rows = config.train.global_batch_size // config.train.accumulation
     processes = max(n for n in range(1, available + 1) if rows % n == 0)
-    command = [*launcher(processes), os.path.relpath(Path(__file__).with_name("run.py")), *words]
+    command = [*deepspeed_launcher(processes), os.path.relpath(Path(__file__).with_name("run.py")), *words]
     print("+", shlex.join(command), flush=True)
     environment = {**os.environ, "PYTHONWARNINGS": "ignore::FutureWarning", STARTED_BY: str(os.getpid())}
     if not torch.cuda.is_available():
         environment["DS_ACCELERATOR"] = "cpu"
     told: set[int] = set()
-    with asked_to_stop() as asked:
+    with stop_on_signal() as asked:
         child = subprocess.Popen(command, env=environment, start_new_session=True)
         while child.poll() is None:
             if asked:
@@ -90,12 +89,12 @@ def show_samples(config: PretrainConfig) -> None:
 def main() -> None:
     """The command."""
     words = sys.argv[1:]
-    config = from_command_line(PretrainConfig, __doc__ or "", words)
+    config = parse_config(PretrainConfig, __doc__ or "", words)
     started = time.monotonic()
     make_tokenizer(config)
     make_store(config)
     train(config, words)
-    if not is_finished(config, given_keys({}, words)):
+    if not is_finished(config, read_explicit_keys({}, words)):
         print("stopped; the same command goes on from there")
         return
     page = write_report(Path(config.run_dir))

@@ -177,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder, shares = nan_dump.read(words.folder)
     run, was = shares[0], shares[0].precision
     dtype = PRECISIONS.get(words.precision, was)
-    tokenizer = folder.vocabulary(words.folder / "model")
+    tokenizer = folder.require_tokenizer(words.folder / "model")
     model = folder.model().to(device, dtype).train()
     spoken = {value: key for key, value in PRECISIONS.items()}
     print(

@@ -16,22 +16,22 @@ from pretrain.trainer.dry_run import dry_run
 from pretrain.trainer.inputs import finished, is_finished
 from pretrain.trainer.loop import pretrain
 from xlpre.common.cli_main import run_main
-from xlpre.config.cli import given_keys, with_flags
-from xlpre.training.distributed import is_rank_zero, leave
+from xlpre.config.cli import parse_config_and_flags, read_explicit_keys
+from xlpre.training.distributed import is_rank_zero, destroy_process_group
 
 FLAGS = {"dry-run": "print what the run would be, and write nothing"}
 
 
 def main() -> None:
     """The command."""
-    config, flags = with_flags(PretrainConfig, __doc__ or "", FLAGS)
-    given = given_keys(FLAGS)
+    config, flags = parse_config_and_flags(PretrainConfig, __doc__ or "", FLAGS)
+    given = read_explicit_keys(FLAGS)
     _warn_of_restarts()
     if "dry-run" in flags:
         dry_run(config, given)
     elif not is_finished(config, given):
         pretrain(config, given)
-        leave()
+        destroy_process_group()
     elif is_rank_zero():
         print(f"{finished(config)}; raise train.steps (and train.hours) to go on, or give the run another name")
 

@@ -6,7 +6,7 @@ python pretrain/settings.py > docs/configuration.md
 from __future__ import annotations
 
 from pretrain.config import PretrainConfig
-from xlpre.config.schema_docs import settings_table
+from xlpre.config.schema_docs import settings_markdown
 
 HEAD = """# Settings
 
@@ -27,7 +27,7 @@ This page is made by `python pretrain/settings.py`; the defaults are XLNet-Base.
 
 def page() -> str:
     """The page, from the docstrings of the schema."""
-    return HEAD + settings_table(PretrainConfig)
+    return HEAD + settings_markdown(PretrainConfig)
 
 
 if __name__ == "__main__":

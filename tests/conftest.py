@@ -1,4 +1,4 @@
-"""What tests share: a corpus of made-up words, a vocabulary and a store of it, all made in seconds."""
+"""Fixtures and options shared by all tests: a corpus of invented words, its vocabulary and its token store."""
 
 import dataclasses
 import os
@@ -8,6 +8,7 @@ from pathlib import Path
 os.environ["DS_ACCELERATOR"] = "cpu"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
@@ -23,14 +24,41 @@ from xlpre.text.tokenizer_config import TokenizerConfig
 REPOSITORY = Path(__file__).parents[1]
 TINY = ModelConfig(n_layer=2, d_model=16, n_head=2, d_inner=32, mem_len=8, dropout=0.0, dropatt=0.0, init_std=0.1)
 
-# under nohup it is ignored, and so are interrupts by what a script starts in its background; also by all that tests start
+# `make test` draws the same examples every time; `make test-long` draws three times as many, and new ones.
+ALL_EXAMPLES = os.environ.get("XLPRE_TEST_EXAMPLES") == "all"
+hypothesis.settings.register_profile("xlpre", deadline=None, derandomize=not ALL_EXAMPLES, print_blob=True)
+hypothesis.settings.load_profile("xlpre")
+
+# nohup ignores SIGHUP, and a script's background jobs ignore SIGINT; the processes that tests start would inherit both.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def examples(n: int) -> int:
+    """Return the number of hypothesis examples to draw: `n` in `make test-long`, a third of it in `make test`."""
+    return n if ALL_EXAMPLES else max(1, n // 3)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--max-skips", type=int, help="fail if more tests than this are skipped")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail the run if more tests were skipped than `--max-skips` allows."""
+    limit = session.config.getoption("--max-skips")
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if limit is None or reporter is None or hasattr(session.config, "workerinput"):
+        return
+    n_skipped = len(reporter.stats.get("skipped", []))
+    if n_skipped > limit:
+        reporter.write_line(f"{n_skipped} tests were skipped, more than --max-skips={limit}: see the reasons below", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 def make_documents(n_documents: int, seed: int = 0) -> list[list[str]]:
-    """Documents of sentences of words of syllables, of which some are frequent."""
+    """Return documents whose sentences consist of invented words with Zipf-like frequencies."""
     rng = np.random.default_rng(seed)
     syllables = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
     words = ["".join(rng.choice(syllables, rng.integers(1, 4))) for _ in range(400)]
@@ -71,7 +99,7 @@ def text_file(documents, tmp_path_factory) -> Path:
 
 
 def write_folder(path: Path, tokenizer: Tokenizer) -> Path:
-    """A folder of a tiny model with random weights."""
+    """Write a model folder with a tiny model and random weights."""
     torch.manual_seed(0)
     shape = dataclasses.replace(TINY, vocab_size=len(tokenizer))
     weights = {name: p.detach() for name, p in LanguageModel(shape, True).named_parameters()}
@@ -80,16 +108,16 @@ def write_folder(path: Path, tokenizer: Tokenizer) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
+def one_thread() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
 
 
 def has_fp16() -> bool:
-    """Whether DeepSpeed trains in fp16 on this processor."""
+    """Return True if DeepSpeed can train in fp16 on this processor."""
     return getattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", bool)()
 
 
 def has_bf16() -> bool:
-    """Whether training in bf16 is not refused on this processor."""
+    """Return True if this processor has instructions for bf16."""
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

@@ -17,7 +17,7 @@ SHAPES = {
     "targets": ("BP", torch.int64),
     "target_weights": ("BP", torch.float32),
     "backward": ("B", torch.bool),
-    "remembers": ("B", torch.int64),
+    "visible_mem_len": ("B", torch.int64),
     "pair_label": ("B", torch.int64),
 }
 
@@ -52,7 +52,7 @@ class Batch:
     targets: Tensor
     target_weights: Tensor
     backward: Tensor
-    remembers: Tensor
+    visible_mem_len: Tensor
     pair_label: Tensor
     reuse_len: int
 

@@ -13,7 +13,7 @@ import torch
 from xlpre.batch import Batch
 from xlpre.data.lanes import Lanes
 from xlpre.data.rng import RowRng
-from xlpre.data.window_layout import DataConfig, Windows, lay_out
+from xlpre.data.window_layout import DataConfig, Windows, build_windows
 from xlpre.objectives.objective import Examples, Objective
 
 
@@ -46,9 +46,9 @@ class Loader:
                 f"lanes ({lanes}) must be some of range({self.lanes.n_lanes}), and step ({step}) at least 0; `batches` takes a list of "
                 "such groups of lanes for each step, [range(n_lanes)] for all at once"
             )
-        draws = RowRng(self._seed, lanes, step)
-        windows = lay_out([self.lanes.place(lane, step) for lane in lanes], self._data, draws)
-        batch = batch_of(windows, self._objective.examples(windows, draws))
+        rng = RowRng(self._seed, lanes, step)
+        windows = build_windows([self.lanes.location(lane, step) for lane in lanes], self._data, rng)
+        batch = batch_of(windows, self._objective.examples(windows, rng))
         return batch.pin_memory() if self._pin else batch
 
     def batches(
@@ -87,7 +87,7 @@ def batch_of(windows: Windows, examples: Examples) -> Batch:
         "targets": examples.targets,
         "target_weights": np.ones(examples.targets.shape, np.float32),
         "backward": windows.backward,
-        "remembers": windows.remembers,
+        "visible_mem_len": windows.visible_mem_len,
         "pair_label": windows.pair_label,
     }
     return Batch(
@@ -111,21 +111,17 @@ def _check(examples: Examples) -> None:
         )
 
 
-def lanes_of(process: int, world_size: int, n_lanes: int, accumulation: int) -> list[range]:
-    """The lanes of one process, a group for each micro-step.
+def assign_lanes(rank: int, world_size: int, micro_batch_size: int, accumulation: int) -> list[range]:
+    """Return the lanes of one process, a range for each micro-step.
 
-    A micro-step of all processes together takes consecutive lanes, so that the order of targets does not depend on how many
-    processes share them.
+    A micro-step of all processes together takes consecutive lanes. The order of the lanes therefore does not depend on the number of
+    processes.
 
-    Raises:
-        ValueError: they cannot share them equally.
+    Args:
+        rank: index of the process.
+        world_size: number of processes.
+        micro_batch_size: rows of one process in one micro-step.
+        accumulation: micro-steps of a step.
     """
-    shares = world_size * accumulation
-    rows, left = divmod(n_lanes, shares)
-    if left:
-        raise ValueError(
-            f"train.batch_size ({n_lanes}) must be a multiple of {world_size} processes times train.accumulation "
-            f"({accumulation}); set train.batch_size={max(rows, 1) * shares}"
-        )
-    begins = [(micro * world_size + process) * rows for micro in range(accumulation)]
-    return [range(begin, begin + rows) for begin in begins]
+    starts = [(micro_step * world_size + rank) * micro_batch_size for micro_step in range(accumulation)]
+    return [range(start, start + micro_batch_size) for start in starts]

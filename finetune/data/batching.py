@@ -1,7 +1,7 @@
-"""Batches of items of like length, dealt to processes and micro-steps. Which items an update reads depends on seed and step alone.
+"""Batches of features of similar length, for processes and micro-steps. A batch depends on seed and step only.
 
-The items of an update are sorted by length and cut into parts, each padded to its own longest. The loss is the mean over all of
-the update's items, whatever the parts, processes and micro-steps, so that no work on padding costs nothing but time saved.
+The features of a step are sorted by length and split into batches, each padded to its own longest row. The loss is the mean over
+all features of the step, however they are split into batches, processes and micro-steps.
 """
 
 from __future__ import annotations
@@ -14,173 +14,222 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from finetune.data.examples import Item, Reading
-from finetune.data.features import Padding, pad
+from finetune.data.features import Chunking, Features, PaddingSide, pad
 from xlpre.batch import Batch
 from xlpre.model.visibility import HIDDEN
 
-FILLER = -1  # the number of an item that only fills a round; its answer is dropped
+FILLER = -1  # index of a feature that gives every process the same number of rows; its outputs are dropped
 
 
 @dataclass(frozen=True)
-class Part:
-    """n items of like length, whose B = n C rows are padded to one length T.
+class PaddedBatch:
+    """n features of similar length. Their B = n C rows, C for each feature, are padded to one length T.
 
     Attributes:
-        ids: (B, T) int64; the rows of an item are next to each other.
-        segments: (B, T) int64.
-        padding: (B, T) bool.
-        answers: what losses need, by name, each (n, ...); empty where it is not known of all.
-        numbers: of the items, (n,), on the CPU.
-        reading: whether rows are read whole or window by window.
+        input_ids: (B, T) int64; the rows of a feature are adjacent.
+        segment_ids: (B, T) int64.
+        padding_mask: (B, T) bool, True at padding.
+        labels: arrays that the loss needs, by name, each (n, ...); empty if a feature has no labels.
+        indices: (n,) int64, indices of the features in their split, on the CPU; FILLER for a filler.
+        chunking: how the rows are read, whole or window by window.
     """
 
-    ids: Tensor
-    segments: Tensor
-    padding: Tensor
-    answers: dict[str, Tensor]
-    numbers: np.ndarray
-    reading: Reading = field(default_factory=Reading)
+    input_ids: Tensor
+    segment_ids: Tensor
+    padding_mask: Tensor
+    labels: dict[str, Tensor]
+    indices: np.ndarray
+    chunking: Chunking = field(default_factory=Chunking)
 
-    def to(self, device: torch.device) -> Part:
-        """The same on another device."""
-        ids, segments, padding = (_moved(x, device) for x in (self.ids, self.segments, self.padding))
-        answers = {name: _moved(answer, device) for name, answer in self.answers.items()}
-        return dataclasses.replace(self, ids=ids, segments=segments, padding=padding, answers=answers)
+    def to(self, device: torch.device) -> PaddedBatch:
+        """Copy the tensors to another device."""
+        return dataclasses.replace(
+            self,
+            input_ids=_to_device(self.input_ids, device),
+            segment_ids=_to_device(self.segment_ids, device),
+            padding_mask=_to_device(self.padding_mask, device),
+            labels={name: _to_device(label, device) for name, label in self.labels.items()},
+        )
 
-    def windows(self) -> list[Part]:
-        """What is read at once, in its order: cut from the right, so that the first may be narrower and holds all padding."""
-        length = self.ids.size(1)
-        width = self.reading.window or length
-        cuts = [slice(max(end - width, 0), end) for end in range(length, 0, -width)][::-1]
+    def windows(self) -> list[PaddedBatch]:
+        """Split the rows into windows, in reading order.
+
+        Windows are counted from the right: the first may be shorter, and contains all left padding that fits.
+        """
+        length = self.input_ids.size(1)
+        window_len = self.chunking.window_len or length
+        slices = [slice(max(end - window_len, 0), end) for end in range(length, 0, -window_len)][::-1]
         return [
             dataclasses.replace(
-                self, ids=self.ids[:, cut], segments=self.segments[:, cut], padding=self.padding[:, cut]
+                self,
+                input_ids=self.input_ids[:, window],
+                segment_ids=self.segment_ids[:, window],
+                padding_mask=self.padding_mask[:, window],
             )
-            for cut in cuts
+            for window in slices
         ]
 
-    def batch(self, positions: Tensor, seen: Tensor | None = None, reuse_len: int = 0) -> Batch:
-        """As the backbone reads it: all tokens see all others but padding.
+    def model_batch(self, target_positions: Tensor, visible_mem_len: Tensor | None = None, reuse_len: int = 0) -> Batch:
+        """Return the input of the backbone: every token sees all tokens but padding.
 
         Args:
-            positions: (B, P), where hidden states are wanted.
-            seen: (B,), how many tokens of the row were read before, which memory may show; none if not given.
-            reuse_len: how many tokens enter memory.
+            target_positions: (B, P) int64, positions to return hidden states of.
+            visible_mem_len: (B,) int64, number of previous tokens of the row that memory may show. None: none.
+            reuse_len: number of first tokens of the window that enter memory.
         """
-        B = len(self.ids)
-        of_rows = self.ids.new_zeros(B)
+        zeros = self.input_ids.new_zeros(len(self.input_ids))
         return Batch(
-            input_ids=self.ids,
-            segment_ids=self.segments,
-            query_rank=torch.ones_like(self.ids, dtype=torch.int32),
-            key_rank=self.padding.int() * HIDDEN,
-            target_positions=positions,
-            targets=torch.zeros_like(positions),
-            target_weights=torch.ones_like(positions, dtype=torch.float32),
-            backward=of_rows.bool(),
-            remembers=of_rows if seen is None else seen,
-            pair_label=of_rows,
+            input_ids=self.input_ids,
+            segment_ids=self.segment_ids,
+            query_rank=torch.ones_like(self.input_ids, dtype=torch.int32),
+            key_rank=self.padding_mask.int() * HIDDEN,
+            target_positions=target_positions,
+            targets=torch.zeros_like(target_positions),
+            target_weights=torch.ones_like(target_positions, dtype=torch.float32),
+            backward=zeros.bool(),
+            visible_mem_len=zeros if visible_mem_len is None else visible_mem_len,
+            pair_label=zeros,
             reuse_len=reuse_len,
         )
 
 
 @dataclass(frozen=True)
-class Parts:
-    """What one process reads in one micro-step; its loss is the sum over its items times `scale`."""
+class MicroStep:
+    """Batches that one process reads in one micro-step.
 
-    parts: list[Part]
-    scale: float
+    Attributes:
+        batches: batches of different lengths.
+        loss_scale: factor for the sum of the losses of all features.
+    """
 
-    def to(self, device: torch.device) -> Parts:
-        """The same on another device."""
-        return Parts([part.to(device) for part in self.parts], self.scale)
+    batches: list[PaddedBatch]
+    loss_scale: float
+
+    def to(self, device: torch.device) -> MicroStep:
+        """Copy the batches to another device."""
+        return MicroStep([batch.to(device) for batch in self.batches], self.loss_scale)
 
     @property
-    def n_tokens(self) -> tuple[int, int]:
-        """Tokens of text, and places that are computed, padding included."""
-        return sum(int((~part.padding).sum()) for part in self.parts), sum(part.ids.numel() for part in self.parts)
+    def n_tokens(self) -> int:
+        """Number of tokens without padding."""
+        return sum(int((~batch.padding_mask).sum()) for batch in self.batches)
+
+    @property
+    def n_padded_tokens(self) -> int:
+        """Number of tokens with padding."""
+        return sum(batch.input_ids.numel() for batch in self.batches)
 
 
 class LengthBucketSampler:
-    """Deals items out.
+    """Sampler of features into batches of similar length.
 
     Args:
-        items: all of them.
-        side: of the padding.
-        process: of this process,
-        n_processes: of the job.
-        pass_tokens: so many tokens cost as much time as one more forward pass; it decides how finely parts are cut.
+        features: all features of a split.
+        padding_side: side to pad on.
+        process_index: rank of this process.
+        world_size: number of processes.
+        forward_overhead_tokens: fixed cost of a forward pass, in tokens. It decides into how many batches features are split.
     """
 
-    def __init__(self, items: Sequence[Item], side: Padding, process: int, world_size: int, pass_tokens: int) -> None:
-        self._items, self._side, self._pass_tokens = items, side, pass_tokens
-        self._process, self._n_processes = process, world_size
-        self._lengths = np.array([item.length for item in items])
-        self._order = (-1, np.empty(0, np.int64))
+    def __init__(
+        self,
+        features: Sequence[Features],
+        padding_side: PaddingSide,
+        process_index: int,
+        world_size: int,
+        forward_overhead_tokens: int,
+    ) -> None:
+        self._features, self._padding_side = features, padding_side
+        self._process_index, self._world_size = process_index, world_size
+        self._forward_overhead_tokens = forward_overhead_tokens
+        self._lengths = np.array([feature.length for feature in features])
+        self._epoch, self._epoch_order = -1, np.empty(0, np.int64)
 
-    def update(self, seed: int, step: int, batch_size: int, accumulation: int) -> list[Parts]:
-        """The micro-steps of update `step`, `batch_size` items in all; every epoch has an order of its own."""
-        numbers = np.array([self._number(seed, place) for place in range(step * batch_size, (step + 1) * batch_size)])
-        numbers = numbers[np.argsort(self._lengths[numbers], kind="stable")]
+    def micro_steps(self, seed: int, step: int, batch_size: int, accumulation_steps: int) -> list[MicroStep]:
+        """Return the micro-steps of this process in an optimizer step.
+
+        Args:
+            seed: seed of the order of features, which differs in every epoch.
+            step: number of the optimizer step.
+            batch_size: number of features per step, over all processes and micro-steps.
+            accumulation_steps: number of micro-steps per step.
+        """
+        indices = np.array([self._index_at(seed, n) for n in range(step * batch_size, (step + 1) * batch_size)])
+        indices = indices[np.argsort(self._lengths[indices], kind="stable")]
         # DeepSpeed divides by the accumulation and takes the mean over processes
-        scale = accumulation * self._n_processes / batch_size
-        rounds = numbers.reshape(accumulation, -1, self._n_processes)
-        return [Parts(self._parts(of_micro), scale) for of_micro in rounds]
+        loss_scale = accumulation_steps * self._world_size / batch_size
+        shares = indices.reshape(accumulation_steps, -1, self._world_size)
+        return [MicroStep(self._batches(share), loss_scale) for share in shares]
 
-    def once(self, rows: int) -> Iterator[Part]:
-        """All items, each once over all processes, of which each gets equally many parts; up to `rows` items in one."""
-        numbers = np.argsort(self._lengths, kind="stable")
-        filled = np.append(numbers, np.full(-len(numbers) % self._n_processes, FILLER))
-        rounds = filled.reshape(-1, self._n_processes)
-        for begin in range(0, len(rounds), rows):
-            yield from self._parts(rounds[begin : begin + rows])
+    def eval_batches(self, batch_size: int) -> Iterator[PaddedBatch]:
+        """Iterate over all features, each on one process. Every process gets the same number of batches.
 
-    def _number(self, seed: int, place: int) -> int:
-        """The item at a place in the endless row of epochs."""
-        epoch, index = divmod(place, len(self._items))
-        if self._order[0] != epoch:
-            self._order = (epoch, np.random.default_rng([seed, epoch]).permutation(len(self._items)))
-        return int(self._order[1][index])
+        Args:
+            batch_size: maximum number of features per batch and process.
+        """
+        indices = np.argsort(self._lengths, kind="stable")
+        filled = np.append(indices, np.full(-len(indices) % self._world_size, FILLER))
+        shares = filled.reshape(-1, self._world_size)
+        for start in range(0, len(shares), batch_size):
+            yield from self._batches(shares[start : start + batch_size])
 
-    def _parts(self, rounds: np.ndarray) -> list[Part]:
-        """Parts of this process, from rounds (n, processes) of items by length; all processes cut at the same rounds."""
-        longest = self._lengths[rounds].max(1)
-        n_rows = len(self._items[0].rows)
-        ends = cut(longest * n_rows, self._pass_tokens)
-        mine = rounds[:, self._process]
+    def _index_at(self, seed: int, n: int) -> int:
+        """Return the index of the n-th feature to train on, counted from the first epoch."""
+        epoch, offset = divmod(n, len(self._features))
+        if self._epoch != epoch:
+            self._epoch = epoch
+            self._epoch_order = np.random.default_rng([seed, epoch]).permutation(len(self._features))
+        return int(self._epoch_order[offset])
+
+    def _batches(self, shares: np.ndarray) -> list[PaddedBatch]:
+        """Return the batches of this process.
+
+        Args:
+            shares: (n, processes) indices by rising length, a column for each process. All processes split them at the same
+                rows.
+        """
+        max_lengths = self._lengths[shares].max(1)
+        n_rows = len(self._features[0].rows)
+        ends = bucket_ends(max_lengths * n_rows, self._forward_overhead_tokens)
+        indices = shares[:, self._process_index]
         return [
-            self._part(mine[begin:end], int(longest[begin:end].max()))
-            for begin, end in zip([0, *ends], ends, strict=False)
+            self._batch(indices[start:end], int(max_lengths[start:end].max()))
+            for start, end in zip([0, *ends], ends, strict=False)
         ]
 
-    def _part(self, numbers: np.ndarray, length: int) -> Part:
-        items = [self._items[number] for number in numbers]  # NOBODY is the last item, for the sake of its shape
-        inputs = pad([row for item in items for row in item.rows], self._side, length)
-        known = items[0].answers.keys() if all(item.answers for item in items) else ()
-        answers = {name: torch.from_numpy(np.stack([item.answers[name] for item in items])) for name in known}
-        ids, segments, padding = map(torch.from_numpy, (inputs.ids, inputs.segments, inputs.padding))
-        return Part(ids, segments, padding, answers, numbers, items[0].reading)
+    def _batch(self, indices: np.ndarray, length: int) -> PaddedBatch:
+        features = [self._features[index] for index in indices]  # FILLER is the last feature, for its shape
+        rows = pad([row for feature in features for row in feature.rows], self._padding_side, length)
+        names = features[0].labels.keys() if all(feature.labels for feature in features) else ()
+        labels = {name: torch.from_numpy(np.stack([feature.labels[name] for feature in features])) for name in names}
+        input_ids, segment_ids, padding_mask = map(
+            torch.from_numpy, (rows.input_ids, rows.segment_ids, rows.padding_mask)
+        )
+        return PaddedBatch(input_ids, segment_ids, padding_mask, labels, indices, features[0].chunking)
 
 
-def _moved(x: Tensor, device: torch.device) -> Tensor:
-    """To a GPU from page-locked memory, so that nobody waits for the copy."""
-    return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
+def bucket_ends(lengths: np.ndarray, overhead: int) -> list[int]:
+    """Split sorted lengths into buckets of minimum cost. Each bucket costs its size times its longest length, plus `overhead`.
 
-
-def cut(lengths: np.ndarray, overhead: int) -> list[int]:
-    """Where to cut rising `lengths` (n,) so that parts, each as wide as its longest, and `overhead` for each, cost least.
+    Args:
+        lengths: (n,) rising lengths.
+        overhead: fixed cost of a bucket.
 
     Returns:
-        The end of each part; the last is n.
+        The end of each bucket; the last is n.
     """
     n = len(lengths)
-    cost, begin = np.zeros(n + 1), np.zeros(n + 1, np.int64)
+    cost, best_start = np.zeros(n + 1), np.zeros(n + 1, np.int64)
     for end in range(1, n + 1):
-        of_begin = cost[:end] + (end - np.arange(end)) * lengths[end - 1] + overhead
-        begin[end] = of_begin.argmin()
-        cost[end] = of_begin[begin[end]]
+        candidates = cost[:end] + (end - np.arange(end)) * lengths[end - 1] + overhead
+        best_start[end] = candidates.argmin()
+        cost[end] = candidates[best_start[end]]
     ends = [n]
-    while begin[ends[-1]]:
-        ends.append(int(begin[ends[-1]]))
+    while best_start[ends[-1]]:
+        ends.append(int(best_start[ends[-1]]))
     return ends[::-1]
+
+
+def _to_device(x: Tensor, device: torch.device) -> Tensor:
+    """Copy to a GPU from page-locked memory, so that the host does not wait for the copy."""
+    return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)

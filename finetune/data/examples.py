@@ -1,78 +1,47 @@
-"""Examples as a person reads them, and items as a model does."""
+"""Examples as they are in a data set, splits of them, and what a model returns for a split."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from finetune.data.features import Row
+import numpy as np
+
+from finetune.data.features import Features
+
+Outputs = dict[str, np.ndarray]  # model outputs by name, one entry per Features of a split, in their order
+Prediction = dict[str, Any]  # one line of a .jsonl file
 
 
 @dataclass(frozen=True)
 class Example:
-    """What a person would read.
+    """One example of a task.
 
     Attributes:
-        id: its name in its file.
-        texts: what is read.
-        answer: the truth, as the task has it (number of a class or an option, a number); None where it is not known.
-        place: file and line.
-        group: a part of the split that has a score of its own; empty: none.
+        id: id in its file.
+        texts: texts to read.
+        label: index of the true class or option, or the true number or spans; None if unknown.
+        location: file and line, for error messages.
+        group: part of the split with a metric of its own, such as a level or a query; may be empty.
     """
 
     id: str
     texts: tuple[str, ...]
-    answer: Any
-    place: str
+    label: Any
+    location: str
     group: str = ""
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How rows are read that may be longer than a window.
-
-    Attributes:
-        window: tokens that are read at once, counted from the row's end; those before are read first, window by window, into
-            memory. null: the whole row.
-        mem_len: hidden states that are remembered; null: as many as the model does.
-    """
-
-    window: int | None = None
-    mem_len: int | None = None
-
-
-@dataclass(frozen=True)
-class Item:
-    """What a model answers in one go.
-
-    Attributes:
-        example: its number in the split.
-        rows: what is read, as many for every item of a task.
-        answers: what a loss needs, by name; empty where the truth is not known.
-        reading: of its rows; the same for every item of a task.
-    """
-
-    example: int
-    rows: tuple[Row, ...]
-    answers: Mapping[str, Any] = field(default_factory=dict)
-    reading: Reading = field(default_factory=Reading)
-
-    @property
-    def length(self) -> int:
-        """Tokens of its longest row."""
-        return max(len(row.ids) for row in self.rows)
-
-
-@dataclass(frozen=True)
 class Split:
-    """Examples of one file (or folder), and what became of them."""
+    """Examples of one split and their features, in the same order."""
 
     name: str
     examples: Sequence[Example]
-    items: Sequence[Item]
+    features: Sequence[Features]
 
     @property
-    def labelled(self) -> bool:
-        """Whether the truth is known of all."""
-        return all(example.answer is not None for example in self.examples)
+    def is_labelled(self) -> bool:
+        """True if every example has a label."""
+        return all(example.label is not None for example in self.examples)

@@ -1,96 +1,148 @@
-"""One or two texts as a row of a task, `A <sep> B <sep> <cls>`, cut to a length; rows as one array, padded to the longest.
+"""Model inputs of examples: token rows with their labels, and rows padded to one length.
 
-Source: zihangdai/xlnet classifier_utils.py (padding on the left); its run_squad.py pads on the right.
+Source: zihangdai/xlnet classifier_utils.py (padding on the left); run_squad.py pads on the right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 
 from xlpre.data.window_layout import SEGMENT_A, SEGMENT_B, SEGMENT_CLS
 from xlpre.text import special_tokens
 
-Padding = Literal["left", "right"]
-PADDING_TOKEN = 0  # the published code pads with <unk>, not with <pad>; nothing may look at it
-SEGMENT_PADDING = {"left": 4, "right": 3}
+PaddingSide = Literal["left", "right"]
+PADDING_ID = 0  # the published code pads with <unk>, not with <pad>; padding is always masked
+PADDING_SEGMENT = {"left": 4, "right": 3}  # as in the published code for each side
 
 
 @dataclass(frozen=True)
 class Row:
-    """What is read in one go, without padding.
+    """One unpadded model input.
 
     Attributes:
-        ids: (n,) int32.
-        segments: (n,) uint8: 0 for A and its <sep>, 1 for B and its <sep>, 2 for <cls>.
+        input_ids: (n,) int32.
+        segment_ids: (n,) uint8: 0 for text A and its <sep>, 1 for text B and its <sep>, 2 for <cls>.
     """
 
-    ids: np.ndarray
-    segments: np.ndarray
+    input_ids: np.ndarray
+    segment_ids: np.ndarray
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """B rows of one length.
+class Chunking:
+    """Settings to read rows that may be longer than one window.
 
     Attributes:
-        ids: (B, T) int64.
-        segments: (B, T) int64, as of the rows, and 4 (left) or 3 (right) for padding.
-        padding: (B, T) bool, true where there is no text.
+        window_len: number of tokens per forward pass, counted from the end of the row. Earlier tokens are read first, window by
+            window, into memory. None: the whole row in one pass.
+        mem_len: number of hidden states to keep in memory. None: as many as the model does.
     """
 
-    ids: np.ndarray
-    segments: np.ndarray
-    padding: np.ndarray
+    window_len: int | None = None
+    mem_len: int | None = None
 
 
-def lay_out(a: Sequence[int], b: Sequence[int], length: int) -> Row:
-    """`a` and `b` (empty: `a` alone) as a row of at most `length` tokens.
+@dataclass(frozen=True)
+class Features:
+    """Rows that the model reads together, with their labels.
 
-    Too long a pair loses its last tokens: always the longer of the two, of two equals the second. A second text of which
-    nothing is left goes with its <sep>.
+    Attributes:
+        example_index: index of the example in its split.
+        rows: model inputs. All features of a task have the same number of rows.
+        labels: arrays that the loss needs, by name; empty if the example has no label.
+        chunking: how the rows are read; the same for all features of a task.
+    """
+
+    example_index: int
+    rows: tuple[Row, ...]
+    labels: Mapping[str, Any] = field(default_factory=dict)
+    chunking: Chunking = field(default_factory=Chunking)
+
+    @property
+    def length(self) -> int:
+        """Number of tokens in the longest row."""
+        return max(len(row.input_ids) for row in self.rows)
+
+
+@dataclass(frozen=True)
+class PaddedRows:
+    """B rows padded to one length T.
+
+    Attributes:
+        input_ids: (B, T) int64.
+        segment_ids: (B, T) int64; PADDING_SEGMENT at padding.
+        padding_mask: (B, T) bool, True at padding.
+    """
+
+    input_ids: np.ndarray
+    segment_ids: np.ndarray
+    padding_mask: np.ndarray
+
+
+def pair_to_row(a: Sequence[int], b: Sequence[int], max_len: int) -> Row:
+    """Concatenate one or two texts into the row `A <sep> B <sep> <cls>` of at most `max_len` tokens.
+
+    A pair that is too long loses its last tokens one by one, each from the longer text, or from B if both are equally long. If
+    nothing is left of B, its <sep> is left out as well.
+
+    Args:
+        a: token ids of the first text.
+        b: token ids of the second text; empty for a single text.
+        max_len: maximum number of tokens, special tokens included.
 
     Raises:
-        ValueError: no room for the symbols and a token.
+        ValueError: `max_len` has no room for the special tokens and one token of text.
     """
-    n_symbols = 3 if b else 2
-    if length <= n_symbols:
+    n_special = 3 if b else 2
+    if max_len <= n_special:
         raise ValueError(
-            f"a row of {length} tokens has no room for {n_symbols} symbols and a token; set a length above {n_symbols}"
+            f"a row of {max_len} tokens is too short: {n_special} special tokens and one token of text need more. "
+            f"Set a length above {n_special}."
         )
-    a_len, b_len = _cut(len(a), len(b), length - n_symbols)
-    ids, segments = [*a[:a_len], special_tokens.SEP], [SEGMENT_A] * (a_len + 1)
+    a_len, b_len = _truncated_lengths(len(a), len(b), max_len - n_special)
+    input_ids, segment_ids = [*a[:a_len], special_tokens.SEP], [SEGMENT_A] * (a_len + 1)
     if b_len:
-        ids += [*b[:b_len], special_tokens.SEP]
-        segments += [SEGMENT_B] * (b_len + 1)
-    ids.append(special_tokens.CLS)
-    segments.append(SEGMENT_CLS)
-    return Row(np.array(ids, np.int32), np.array(segments, np.uint8))
+        input_ids += [*b[:b_len], special_tokens.SEP]
+        segment_ids += [SEGMENT_B] * (b_len + 1)
+    input_ids.append(special_tokens.CLS)
+    segment_ids.append(SEGMENT_CLS)
+    return Row(np.array(input_ids, np.int32), np.array(segment_ids, np.uint8))
 
 
-def pad(rows: Sequence[Row], side: Padding, length: int | None = None) -> Inputs:
-    """Rows as one array, padded to `length` (by default that of the longest)."""
-    T = length or max(len(row.ids) for row in rows)
-    ids = np.full((len(rows), T), PADDING_TOKEN, np.int64)
-    segments = np.full((len(rows), T), SEGMENT_PADDING[side], np.int64)
-    padding = np.ones((len(rows), T), bool)
-    for number, row in enumerate(rows):
-        n = len(row.ids)
-        where = slice(T - n, T) if side == "left" else slice(0, n)
-        ids[number, where], segments[number, where], padding[number, where] = row.ids, row.segments, False
-    return Inputs(ids, segments, padding)
+def pad(rows: Sequence[Row], padding_side: PaddingSide, length: int | None = None) -> PaddedRows:
+    """Pad rows to one length.
+
+    Args:
+        rows: B rows.
+        padding_side: side to pad on.
+        length: length T to pad to. None: that of the longest row.
+    """
+    T = length or max(len(row.input_ids) for row in rows)
+    input_ids = np.full((len(rows), T), PADDING_ID, np.int64)
+    segment_ids = np.full((len(rows), T), PADDING_SEGMENT[padding_side], np.int64)
+    padding_mask = np.ones((len(rows), T), bool)
+    for index, row in enumerate(rows):
+        n = len(row.input_ids)
+        text = slice(T - n, T) if padding_side == "left" else slice(0, n)
+        input_ids[index, text], segment_ids[index, text], padding_mask[index, text] = (
+            row.input_ids,
+            row.segment_ids,
+            False,
+        )
+    return PaddedRows(input_ids, segment_ids, padding_mask)
 
 
-def _cut(a_len: int, b_len: int, room: int) -> tuple[int, int]:
-    """Lengths that fit into `room` together."""
-    if a_len + b_len <= room:
+def _truncated_lengths(a_len: int, b_len: int, max_len: int) -> tuple[int, int]:
+    """Truncate a pair of lengths so that their sum is at most `max_len`."""
+    if a_len + b_len <= max_len:
         return a_len, b_len
     if a_len > b_len:
-        a_len = max(b_len, room - b_len)
+        a_len = max(b_len, max_len - b_len)
     else:
-        b_len = max(a_len, room - a_len)
-    excess = max(0, a_len + b_len - room)  # now both are equally long, and lose in turn, B first
+        b_len = max(a_len, max_len - a_len)
+    excess = max(0, a_len + b_len - max_len)  # both texts are equally long by now and lose tokens in turn, B first
     return a_len - excess // 2, b_len - (excess + 1) // 2

@@ -12,9 +12,8 @@ from typing import Protocol
 import numpy as np
 
 from finetune.config import TaskDataConfig
-from finetune.data.examples import Reading, Split
-from finetune.data.features import Row, lay_out
-from finetune.tasks.base import Outputs
+from finetune.data.examples import Outputs, Split
+from finetune.data.features import Chunking, Row, pair_to_row
 from xlpre.model.config import ModelConfig
 
 N_SYMBOLS = 2  # <sep> and <cls> after a text
@@ -23,7 +22,7 @@ N_SYMBOLS = 2  # <sep> and <cls> after a text
 class Long(Protocol):
     """What becomes of a text; `reading` says how the rows are read."""
 
-    reading: Reading
+    chunking: Chunking
 
     def rows(self, texts: Sequence[Sequence[int]], place: str) -> list[Row]:
         """Rows of an example, of whose one or two texts these are the tokens.
@@ -37,12 +36,12 @@ class Cut:
     """One row; what is too long is cut."""
 
     def __init__(self, data: TaskDataConfig) -> None:
-        self.reading, self._max_len = Reading(), data.max_seq_len
+        self.chunking, self._max_len = Chunking(), data.max_seq_len
 
     def rows(self, texts: Sequence[Sequence[int]], place: str) -> list[Row]:
         """See Long."""
         a, b = (*texts, ())[:2]
-        return [lay_out(a, b, self._max_len)]
+        return [pair_to_row(a, b, self._max_len)]
 
 
 class RecurrentMemory:
@@ -52,26 +51,26 @@ class RecurrentMemory:
     """
 
     def __init__(self, data: TaskDataConfig) -> None:
-        self.reading = Reading(data.max_seq_len, data.mem_len)
+        self.chunking = Chunking(data.max_seq_len, data.mem_len)
 
     def rows(self, texts: Sequence[Sequence[int]], place: str) -> list[Row]:
         """See Long."""
         text = _only(texts, place, "memory")
-        return [lay_out(text, (), max(len(text), 1) + N_SYMBOLS)]
+        return [pair_to_row(text, (), max(len(text), 1) + N_SYMBOLS)]
 
 
 class Windows:
     """A row for each window, with symbols of its own; windows overlap, and the last ends where the text does or behind it."""
 
     def __init__(self, data: TaskDataConfig) -> None:
-        self.reading, self._max_len = Reading(), data.max_seq_len
+        self.chunking, self._max_len = Chunking(), data.max_seq_len
         self._stride = data.window_stride or max(1, (data.max_seq_len - N_SYMBOLS) // 2)
 
     def rows(self, texts: Sequence[Sequence[int]], place: str) -> list[Row]:
         """See Long."""
         text, room = _only(texts, place, "windows"), self._max_len - N_SYMBOLS
         begins = range(0, max(len(text) - room, 0) + self._stride, self._stride)
-        return [lay_out(text[begin : begin + room], (), self._max_len) for begin in begins]
+        return [pair_to_row(text[begin : begin + room], (), self._max_len) for begin in begins]
 
 
 LONG: Mapping[str, Callable[[TaskDataConfig], Long]] = {"cut": Cut, "memory": RecurrentMemory, "windows": Windows}
@@ -80,14 +79,14 @@ LONG: Mapping[str, Callable[[TaskDataConfig], Long]] = {"cut": Cut, "memory": Re
 def pooled(split: Split, outputs: Outputs, pool: str) -> Outputs:
     """Logits of examples (N, ...) in float64, the `mean` or `max` of those of their windows."""
     logits = outputs["logits"].astype(np.float64)
-    begins = np.flatnonzero(np.diff([item.example for item in split.items], prepend=-1))
+    begins = np.flatnonzero(np.diff([item.example_index for item in split.features], prepend=-1))
     if pool == "max":
         return {"logits": np.maximum.reduceat(logits, begins)}
     counts = np.diff([*begins, len(logits)])
     return {"logits": (np.add.reduceat(logits, begins).T / counts).T}
 
 
-def check_whole(data: TaskDataConfig, task: str) -> None:
+def check_checksum(data: TaskDataConfig, task: str) -> None:
     """Raise ValueError if texts should be read in another way than whole or cut, for a task whose answer is of several rows."""
     if data.long_text != "cut":
         raise ValueError(

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from finetune.data.examples import Item
-from finetune.data.features import lay_out
-from xlpre.text.offsets import Located
+from finetune.data.features import Features, pair_to_row
+from xlpre.text.offsets import TokenOffsets
 
 
 @dataclass(frozen=True, kw_only=True)
-class Window(Item):
+class Window(Features):
     """Tokens of a text, with a question about it.
 
     Attributes:
@@ -25,7 +24,7 @@ class Window(Item):
         central: (n,) bool, of the n tokens of the window: no other window has more context of it.
     """
 
-    text: Located
+    text: TokenOffsets
     first: int
     central: np.ndarray
 
@@ -68,7 +67,7 @@ def most_context(found: Sequence[tuple[int, int]]) -> list[np.ndarray]:
 
 
 def windows(
-    example: int, text: Located, question: Sequence[int], max_len: int, stride: int, truth: Truth | None
+    example: int, text: TokenOffsets, question: Sequence[int], max_len: int, stride: int, truth: Truth | None
 ) -> list[Window]:
     """The windows of a text with a question.
 
@@ -83,8 +82,8 @@ def windows(
     found = stretches(len(text.ids), max_len - len(question) - 3, stride)
     made = []
     for (first, length), central in zip(found, most_context(found), strict=True):
-        row = lay_out(text.ids[first : first + length], question, max_len)
-        answers = {} if truth is None else _answers(truth, first, length, cls=len(row.ids) - 1)
+        row = pair_to_row(text.ids[first : first + length], question, max_len)
+        answers = {} if truth is None else _answers(truth, first, length, cls=len(row.input_ids) - 1)
         made.append(Window(example, (row,), answers, text=text, first=first, central=central))
     return made
 

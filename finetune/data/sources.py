@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from finetune.config import TaskDataConfig
-from finetune.data.examples import Example
+from finetune.data.examples import Example, Prediction
 from finetune.data.hub_datasets import HubColumns
 from finetune.data.table_reader import KINDS, Fields, class_of, is_split, number_of, read_rows, text_of
-from finetune.tasks.base import Prediction
 from xlpre.text.hub import PREFIX, is_dataset
 from xlpre.text.readers import PACKED
 
@@ -25,20 +24,20 @@ ENDINGS = (*PACKED, *KINDS, ".json", ".run")
 class Source(Protocol):
     """What a task is read from; see Task. `texts` are its `columns`."""
 
-    dev: tuple[str, ...]
-    test: tuple[str, ...]
-    texts: tuple[str, ...]
+    dev_splits: tuple[str, ...]
+    test_splits: tuple[str, ...]
+    text_columns: tuple[str, ...]
 
-    def settings(self) -> dict[str, Any]:
+    def data_settings(self) -> dict[str, Any]:
         """See Task."""
 
-    def read(self, split: str) -> list[Example]:
+    def read_split(self, split: str) -> list[Example]:
         """See Task."""
 
-    def example(self, fields: Fields, place: str) -> Example:
+    def parse_example(self, fields: Fields, place: str) -> Example:
         """See Task."""
 
-    def submit(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
+    def write_submission(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
         """See Task."""
 
 
@@ -89,16 +88,16 @@ class TableSource:
         test: Mapping[str, Path],
         data: TaskDataConfig,
     ) -> None:
-        self.columns, self.texts, self._data = columns, columns.texts, data
+        self.columns, self.text_columns, self._data = columns, columns.texts, data
         self._train, self._files = train, {**dev, **test}
         self._holds_out = not dev
-        self.dev, self.test = tuple(dev) or (HELD_OUT,), tuple(test)
+        self.dev_splits, self.test_splits = tuple(dev) or (HELD_OUT,), tuple(test)
 
-    def settings(self) -> dict[str, Any]:
+    def data_settings(self) -> dict[str, Any]:
         """What reading a line needs."""
         return {"max_seq_len": self._data.max_seq_len}
 
-    def read(self, split: str) -> list[Example]:
+    def read_split(self, split: str) -> list[Example]:
         """The examples of a split.
 
         Raises:
@@ -112,15 +111,15 @@ class TableSource:
                 found = part_of(found, self._data.val_fraction, split, str(self._train[0]))
         else:
             path = self._files[split]
-            labelled = split in self.dev or self.tests_are_labelled
+            labelled = split in self.dev_splits or self.tests_are_labelled
             found = list(self._rows(path, labelled))
-            if not (labelled or self.columns.labels) and all(example.answer in (None, -1) for example in found):
-                found = [replace(example, answer=None) for example in found]  # -1 throughout is how truth is hidden
+            if not (labelled or self.columns.labels) and all(example.label in (None, -1) for example in found):
+                found = [replace(example, label=None) for example in found]  # -1 throughout is how truth is hidden
         if not found:
             raise ValueError(f"{self._files.get(split, self._train[0])}: holds no example")
         return found
 
-    def example(self, fields: Fields, place: str, labelled: bool = False, number: int = 0) -> Example:
+    def parse_example(self, fields: Fields, place: str, labelled: bool = False, number: int = 0) -> Example:
         """An example of one row; a text of which nothing is known may be empty.
 
         Raises:
@@ -135,7 +134,7 @@ class TableSource:
         name = next((str(fields[key]) for key in ("index", "id") if key in fields), str(number))
         return Example(name, self._texts(fields, place, may_be_empty=answer is None), answer, place)
 
-    def submit(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
+    def write_submission(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
         """There is no official format."""
         return []
 
@@ -159,7 +158,7 @@ class TableSource:
         of = self.columns
         for number, (place, fields) in enumerate(read_rows(path, names, of.damaged and labelled)):
             row = of.dataset.as_in_files(fields, of.label, place) if is_split(path) else fields
-            yield self.example(row, place, labelled, number)
+            yield self.parse_example(row, place, labelled, number)
 
 
 def part_of(examples: Sequence[Example], share: float, split: str, origin: str) -> list[Example]:
@@ -180,8 +179,8 @@ def part_of(examples: Sequence[Example], share: float, split: str, origin: str) 
 
 def find_folder(data: TaskDataConfig, name: str) -> Path:
     """The folder called `name` in `data.dir`, or that itself."""
-    inside = Path(data.dir) / name
-    return inside if inside.is_dir() else Path(data.dir)
+    inside = Path(data.root) / name
+    return inside if inside.is_dir() else Path(data.root)
 
 
 def check_folder(data: TaskDataConfig, task: str, contains: str) -> None:

@@ -46,7 +46,7 @@ def spearman(truth: np.ndarray, answers: np.ndarray) -> float:
     return pearson(_ranks(truth), _ranks(answers))
 
 
-SCORES: dict[str, Score] = {
+METRICS: dict[str, Score] = {
     "accuracy": accuracy,
     "f1": f1,
     "matthews": matthews,
@@ -134,7 +134,7 @@ def chance_threshold(score: str, truth: np.ndarray) -> float:
     """
     if score in ("matthews", "pearson", "spearman"):
         return 2 / np.sqrt(len(truth))
-    constants = [SCORES[score](truth, np.full_like(truth, label)) for label in np.unique(truth)]
+    constants = [METRICS[score](truth, np.full_like(truth, label)) for label in np.unique(truth)]
     p = max(constants)
     return float(min(p + 2 * np.sqrt(p * (1 - p) / len(truth)), 1.0))
 

@@ -16,26 +16,26 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-def words_of(text: str) -> list[str]:
+def normalize_words(text: str) -> list[str]:
     """Words in lower case, without ASCII punctuation and articles."""
     return _ARTICLES.sub(" ", text.lower().translate(_WITHOUT_PUNCTUATION)).split()
 
 
 def exact(answer: str, truth: str) -> float:
     """1 if the words are the same."""
-    return float(words_of(answer) == words_of(truth))
+    return float(normalize_words(answer) == normalize_words(truth))
 
 
 def f1(answer: str, truth: str, empty_counts: bool) -> float:
     """Harmonic mean of precision and recall of words; with `empty_counts`, two without words agree (2.0), else they do not (1.1)."""
-    found, wanted = words_of(answer), words_of(truth)
+    found, wanted = normalize_words(answer), normalize_words(truth)
     if empty_counts and not (found and wanted):
         return float(found == wanted)
     common = sum((Counter(found) & Counter(wanted)).values())
     return 2 * common / (len(found) + len(wanted)) if common else 0.0
 
 
-def scores_of(answer: str, truths: Sequence[str], answerable: bool) -> tuple[float, float]:
+def score_prediction(answer: str, truths: Sequence[str], answerable: bool) -> tuple[float, float]:
     """Exact match and F1 with the truth that each fits best.
 
     Args:
@@ -44,7 +44,7 @@ def scores_of(answer: str, truths: Sequence[str], answerable: bool) -> tuple[flo
         answerable: every question has one (1.1). Else truths without words do not count.
     """
     if not answerable:
-        truths = [truth for truth in truths if words_of(truth)] or [""]
+        truths = [truth for truth in truths if normalize_words(truth)] or [""]
     return max(exact(answer, truth) for truth in truths), max(f1(answer, truth, not answerable) for truth in truths)
 
 

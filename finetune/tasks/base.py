@@ -1,6 +1,6 @@
 """What a task is: examples, how a model reads them, which head answers, and what the answers are worth.
 
-    file -> Example -> Item (rows of tokens) -> batches -> hidden states -> head -> outputs of items -> predictions, scores, files
+    file -> Example -> Features (rows of tokens) -> batches -> hidden states -> head -> outputs of items -> predictions, scores, files
 
 An example may become several items (windows of a long text), an item has one row or several that are answered together (the
 options of a question).
@@ -12,17 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 from torch import Tensor, nn
 
-from finetune.data.batching import Part
-from finetune.data.examples import Example, Item, Split
-from finetune.data.features import Padding
+from finetune.data.batching import PaddedBatch
+from finetune.data.examples import Example, Split
+from finetune.data.features import Features, PaddingSide
 from xlpre.model.config import ModelConfig
 from xlpre.text.tokenizer import Tokenizer
-
-Outputs = dict[str, np.ndarray]  # of the items of a split, in their order
-Prediction = dict[str, Any]  # one line of JSON
 
 
 class Task(Protocol):
@@ -30,7 +26,7 @@ class Task(Protocol):
 
     Attributes:
         name: as `task=` has it.
-        padding: the side on which rows are padded.
+        padding_side: the side on which rows are padded.
         dev: names of the splits to measure on; the first decides which weights are best.
         test: names of the splits to predict.
         score: the name of the score that decides; higher is better.
@@ -40,57 +36,57 @@ class Task(Protocol):
     """
 
     name: str
-    padding: Padding
-    dev: tuple[str, ...]
-    test: tuple[str, ...]
-    score: str
+    padding_side: PaddingSide
+    dev_splits: tuple[str, ...]
+    test_splits: tuple[str, ...]
+    main_metric: str
     head_kind: str
-    labels: Sequence[str]
-    columns: tuple[str, ...]
+    label_names: Sequence[str]
+    text_columns: tuple[str, ...]
 
-    def settings(self) -> dict[str, Any]:
+    def data_settings(self) -> dict[str, Any]:
         """The `data` settings that make this task again in another place, for reading texts one by one."""
 
-    def read(self, split: str) -> list[Example]:
+    def read_split(self, split: str) -> list[Example]:
         """The examples of `train`, or of a split in `dev` or `test`.
 
         Raises:
             ValueError: what is wrong with a file, with file and line.
         """
 
-    def example(self, fields: Mapping[str, Any], place: str) -> Example:
+    def parse_example(self, fields: Mapping[str, Any], place: str) -> Example:
         """An example from the fields of one line, the truth among them or not.
 
         Raises:
             ValueError: a field is missing, empty or unknown.
         """
 
-    def encode(self, examples: Sequence[Example], tokenizer: Tokenizer) -> list[Item]:
+    def encode(self, examples: Sequence[Example], tokenizer: Tokenizer) -> list[Features]:
         """The items of examples, in order."""
 
-    def head(self, shape: ModelConfig) -> nn.Module:
+    def build_head(self, shape: ModelConfig) -> nn.Module:
         """A new head."""
 
-    def positions(self, head: nn.Module, part: Part) -> Tensor:
+    def head_positions(self, head: nn.Module, part: PaddedBatch) -> Tensor:
         """Places (B, P) of each row that the head reads, so that the last layer computes no others."""
 
-    def losses(self, head: nn.Module, hidden: Tensor, part: Part) -> Tensor:
+    def compute_losses(self, head: nn.Module, hidden: Tensor, part: PaddedBatch) -> Tensor:
         """Of each item (n,), from hidden states (B, P, D) at `positions`."""
 
-    def outputs(self, head: nn.Module, hidden: Tensor, part: Part) -> dict[str, Tensor]:
+    def compute_outputs(self, head: nn.Module, hidden: Tensor, part: PaddedBatch) -> dict[str, Tensor]:
         """What is kept of each item's answer, each (n, ...)."""
 
-    def measure(self, split: Split, outputs: Outputs) -> dict[str, float]:
+    def compute_metrics(self, split: Split, outputs: Outputs) -> dict[str, float]:
         """Scores by name, `score` first."""
 
     def chance_threshold(self, split: Split) -> float:
         """What `score` must exceed to say that anything was learned."""
 
-    def decided(self, scores: Mapping[str, float]) -> dict[str, Any]:
+    def tuned_settings(self, scores: Mapping[str, float]) -> dict[str, Any]:
         """`data` settings that the scores on the first dev split decide, for all answers to come (a threshold)."""
 
-    def predictions(self, split: Split, outputs: Outputs) -> list[Prediction]:
+    def to_predictions(self, split: Split, outputs: Outputs) -> list[Prediction]:
         """An answer for each example; `id` and `prediction` are in all."""
 
-    def submit(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
+    def write_submission(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
         """Write predictions of the first dev split and all test splits in the official format, if those have one. Returns the files."""

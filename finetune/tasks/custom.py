@@ -21,8 +21,8 @@ from xlpre.model.pooling import Summary
 
 def build_classification(name: str, data: TaskDataConfig, summary: Summary) -> Task:
     """`classify`: accuracy decides, and Matthews' correlation is told."""
-    labels = [label.strip() for label in data.labels] or labels_in(
-        [file_in(data.dir, file) for file in data.train], data.label
+    labels = [label.strip() for label in data.labels or ()] or read_label_names(
+        [file_in(data.root, file) for file in data.train or ()], data.label
     )
     if data.labels and len({*labels}) < max(len(labels), 2):
         raise ValueError(f"data.labels ({', '.join(labels)}) must be two labels or more, each once")
@@ -33,17 +33,17 @@ def build_classification(name: str, data: TaskDataConfig, summary: Summary) -> T
 def build_regression(name: str, data: TaskDataConfig, summary: Summary) -> Task:
     """`regress`: Pearson's correlation decides, Spearman's is told."""
     source = _source(name, data, ())
-    scale = data.label_scale or (scale_of(source.read(TRAIN)) if data.train else ())
+    scale = data.label_scale or (scale_of(source.read_split(TRAIN)) if data.train else ())
     return RegressionTask(name, source, data, summary, ("pearson", "spearman"), scale=scale)
 
 
 def scale_of(examples: Sequence[Example]) -> tuple[float, float]:
     """Mean and standard deviation of the truth, 1 where it is all the same."""
-    truth = np.array([example.answer for example in examples])
+    truth = np.array([example.label for example in examples])
     return float(truth.mean()), float(truth.std()) or 1.0
 
 
-def labels_in(files: Sequence[Path], column: str) -> list[str]:
+def read_label_names(files: Sequence[Path], column: str) -> list[str]:
     """The labels in the training files, in the order of numbers if they are, else of the alphabet.
 
     Raises:
@@ -62,17 +62,18 @@ def labels_in(files: Sequence[Path], column: str) -> list[str]:
 class OwnSource(TableSource):
     """Files whose columns the settings name."""
 
-    def settings(self) -> dict[str, Any]:
+    def data_settings(self) -> dict[str, Any]:
         """The columns, too."""
         columns = self.columns
-        named = {"text": list(columns.texts), "label": columns.label, "labels": list(columns.labels)}
-        return {**super().settings(), **named}
+        named = {"text": list(columns.texts), "label": columns.label, "labels": list(columns.labels) or None}
+        return {**super().data_settings(), **named}
 
 
 def _source(name: str, data: TaskDataConfig, labels: Sequence[str]) -> TableSource:
-    if not 1 <= len(data.text) <= 2 or len({*data.text}) < len(data.text):
+    texts = tuple(data.text or ())
+    if not 1 <= len(texts) <= 2 or len({*texts}) < len(texts):
         raise ValueError(f"task={name} needs data.text: [COLUMN] with the text, or two columns; it is {data.text}")
-    folder = Path(data.dir)
-    train, dev = [file_in(folder, file) for file in data.train], by_split(folder, data.dev)
-    columns = Columns(tuple(data.text), data.label, labels)
-    return OwnSource(columns, train, dev, by_split(folder, data.test, dev), data)
+    folder = Path(data.root)
+    train, dev = [file_in(folder, file) for file in data.train or ()], by_split(folder, data.dev or ())
+    columns = Columns(texts, data.label, labels)
+    return OwnSource(columns, train, dev, by_split(folder, data.test or (), dev), data)

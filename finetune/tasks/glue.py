@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from finetune.config import TaskDataConfig
+from finetune.data.examples import Prediction
 from finetune.data.hub_datasets import HubColumns, split_path
 from finetune.data.sources import TRAIN, Columns, TableSource, by_split, check_folder, file_in, find_folder, split_name
-from finetune.tasks.base import Prediction, Task
+from finetune.tasks.base import Task
 from finetune.tasks.regression import RegressionTask
 from finetune.tasks.sequence import ClassificationTask
-from xlpre.common.files import new_file, write_text
+from xlpre.common.files import atomic_write, write_text
 from xlpre.model.pooling import Summary
 from xlpre.text.hub import is_dataset
 
@@ -126,7 +127,7 @@ class GlueSource(TableSource):
 
     def __init__(self, name: str, data: TaskDataConfig) -> None:
         layout = LAYOUTS[name]
-        self._name, by_name = name, is_dataset(data.dir)
+        self._name, by_name = name, is_dataset(data.root)
         folder = Path() if by_name else find_folder(data, layout.folder)
         there: dict[str, str] = {}  # by their name in a submission: one has two places
         for file, submitted in layout.test.items():
@@ -137,15 +138,15 @@ class GlueSource(TableSource):
         dev = by_split(folder, data.dev or layout.dev)
         test = by_split(folder, data.test or list(there.values()), dev)
         if by_name:
-            train = train if data.train else [split_path(data.dir, TRAIN, layout.config)]
-            dev = dev if data.dev else {split: _named(data.dir, layout, split) for split in dev}
-            test = test if data.test else {split: _named(data.dir, layout, split) for split in test}
+            train = train if data.train else [split_path(data.root, TRAIN, layout.config)]
+            dev = dev if data.dev else {split: _named(data.root, layout, split) for split in dev}
+            test = test if data.test else {split: _named(data.root, layout, split) for split in test}
         super().__init__(layout.columns, train, dev, test, data)
 
-    def read(self, split: str) -> Any:
+    def read_split(self, split: str) -> Any:
         """See TableSource."""
         check_folder(self._data, self._name, f"{LAYOUTS[self._name].folder}/train.tsv")
-        found = super().read(split)
+        found = super().read_split(split)
         if split in self._submitted:
             name, count = Counter(example.id for example in found).most_common(1)[0]
             if count > 1:
@@ -155,16 +156,16 @@ class GlueSource(TableSource):
         if not self.columns.labels:
             low, high = STS_B
             for example in found:
-                if example.answer is not None and not low <= example.answer <= high:
+                if example.label is not None and not low <= example.label <= high:
                     raise ValueError(
-                        f"{example.place}: the score {example.answer:g} is not between {low:g} and {high:g}"
+                        f"{example.location}: the score {example.label:g} is not between {low:g} and {high:g}"
                     )
         return found
 
-    def submit(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
+    def write_submission(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
         """A file of `index`, `prediction` for each test file, and all of them in submission.zip."""
         written = []
-        for split in self.test:
+        for split in self.test_splits:
             path = folder / self._submitted.get(split, f"{split}.tsv")
             rows = (f"{one['id']}\t{one['prediction']}\n" for one in predictions[split])
             write_text(path, "".join(["index\tprediction\n", *rows]))
@@ -182,7 +183,7 @@ def _named(dataset: str, layout: Layout, split: str) -> Path:
 
 def zip_files(files: list[Path], path: Path) -> None:
     """Write a zip of `files`, without their folders."""
-    with new_file(path) as partial, zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
+    with atomic_write(path) as partial, zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in sorted(files, key=lambda file: file.name):
             archive.write(file, file.name)
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from finetune.config import TaskDataConfig
-from finetune.data.examples import Example
+from finetune.data.examples import Example, Prediction
 from finetune.data.hub_datasets import split_path
 from finetune.data.sources import check_folder, find_folder
 from finetune.data.table_reader import Fields, read_rows, value_of
-from finetune.tasks.base import Prediction, Task
+from finetune.tasks.base import Task
 from finetune.tasks.sequence import ChoiceTask
 from xlpre.model.pooling import Summary
 from xlpre.text.hub import is_dataset
@@ -36,19 +36,19 @@ class RaceSource:
         data: the settings.
     """
 
-    dev: tuple[str, ...] = ("dev",)
-    texts: tuple[str, ...] = ()
+    dev_splits: tuple[str, ...] = ("dev",)
+    text_columns: tuple[str, ...] = ()
 
     def __init__(self, name: str, data: TaskDataConfig) -> None:
         self._name, self._data = name, data
-        self._folder, self._by_name = find_folder(data, "RACE"), is_dataset(data.dir)
-        self.test: tuple[str, ...] = ("test",) if self._by_name or (self._folder / "test").is_dir() else ()
+        self._folder, self._by_name = find_folder(data, "RACE"), is_dataset(data.root)
+        self.test_splits: tuple[str, ...] = ("test",) if self._by_name or (self._folder / "test").is_dir() else ()
 
-    def settings(self) -> dict[str, Any]:
+    def data_settings(self) -> dict[str, Any]:
         """What reading a question needs."""
         return {"max_seq_len": self._data.max_seq_len, "max_option_len": self._data.max_option_len}
 
-    def read(self, split: str) -> list[Example]:
+    def read_split(self, split: str) -> list[Example]:
         """The questions of a split, level by level, in the order of the numbers of their files."""
         check_folder(self._data, self._name, "RACE/train/middle (unpack RACE.tar.gz there)")
         found: list[Example] = []
@@ -67,19 +67,19 @@ class RaceSource:
             raise ValueError(f"{self._folder / split}: holds no question of {' or '.join(LEVELS[self._name])}")
         return found
 
-    def example(self, fields: Fields, place: str) -> Example:
+    def parse_example(self, fields: Fields, place: str) -> Example:
         """A question from a line: article, question, options and perhaps answer."""
         article, question, options = (value_of(fields, name, place) for name in ("article", "question", "options"))
         return _example(str(fields.get("id", place)), article, question, options, fields.get("answer"), place)
 
-    def submit(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
+    def write_submission(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
         """There is no official format: the answers are in the files."""
         return []
 
     def _rows(self, split: str, level: str) -> Iterator[Example]:
         """The questions of a split of the dataset, which has one a row and calls the files by level and number."""
         numbers: Counter[str] = Counter()
-        for place, fields in read_rows(split_path(self._data.dir, split, level)):
+        for place, fields in read_rows(split_path(self._data.root, split, level)):
             file = Path(str(value_of(fields, "example_id", place))).stem.removeprefix(level)
             article, question, options, answer = (
                 value_of(fields, name, place) for name in ("article", "question", "options", "answer")

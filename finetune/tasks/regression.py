@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from finetune.data.examples import Example, Split
-from finetune.tasks.base import Outputs, Prediction
+from finetune.data.examples import Example, Outputs, Prediction, Split
 from finetune.tasks.sequence import SequenceTask
 from xlpre.model.config import ModelConfig
 from xlpre.model.heads import RegressionHead
@@ -26,42 +25,42 @@ class RegressionTask(SequenceTask):
         scale: mean and standard deviation; the head learns how many of the latter a number is from the former. Empty: the number itself.
     """
 
-    head_kind = "number"
+    head_kind = "regression"
 
     def __init__(self, *arguments: Any, bounds: tuple[float, float] | None = None, scale: Sequence[float] = ()) -> None:
         super().__init__(*arguments)
         self.bounds, self.scale = bounds, scale
         self._mean, self._deviation = scale or (0.0, 1.0)
 
-    def settings(self) -> dict[str, Any]:
+    def data_settings(self) -> dict[str, Any]:
         """The scale, too, where there is one."""
-        return {**super().settings(), **({"label_scale": list(self.scale)} if self.scale else {})}
+        return {**super().data_settings(), **({"label_scale": list(self.scale)} if self.scale else {})}
 
-    def head(self, shape: ModelConfig) -> nn.Module:
+    def build_head(self, shape: ModelConfig) -> nn.Module:
         """A new head."""
         return RegressionHead(shape, self.summary)
 
     def unscaled(self, head: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Weights of a head that answers with the numbers themselves."""
-        weight, bias = (head[f"logits.{part}"].double() * self._deviation for part in ("weight", "bias"))
-        return {**head, "logits.weight": weight.float(), "logits.bias": (bias + self._mean).float()}
+        weight, bias = (head[f"logits_proj.{part}"].double() * self._deviation for part in ("weight", "bias"))
+        return {**head, "logits_proj.weight": weight.float(), "logits_proj.bias": (bias + self._mean).float()}
 
-    def answers(self, outputs: Outputs) -> np.ndarray:
+    def predict_values(self, outputs: Outputs) -> np.ndarray:
         """(N,) the numbers, float64."""
         numbers = outputs["logits"].astype(np.float64) * self._deviation + self._mean
         return numbers if self.bounds is None else numbers.clip(*self.bounds)
 
-    def predictions(self, split: Split, outputs: Outputs) -> list[Prediction]:
+    def to_predictions(self, split: Split, outputs: Outputs) -> list[Prediction]:
         """The number."""
         return [
             {"id": example.id, "prediction": self._rounded(number)}
-            for example, number in zip(split.examples, self.answers(self.of_examples(split, outputs)), strict=True)
+            for example, number in zip(split.examples, self.predict_values(self.pool_outputs(split, outputs)), strict=True)
         ]
 
     def _answers(self, example: Example) -> dict[str, Any]:
-        if example.answer is None:
+        if example.label is None:
             return {}
-        return {"truth": np.float32((example.answer - self._mean) / self._deviation)}
+        return {"label": np.float32((example.label - self._mean) / self._deviation)}
 
     def _rounded(self, number: float) -> float:
         """To six digits of itself, and of what it can differ by where that is less."""

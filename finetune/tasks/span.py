@@ -15,17 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from finetune.config import TaskDataConfig
-from finetune.data.batching import Part
-from finetune.data.examples import Example, Item, Split
-from finetune.data.features import Padding
+from finetune.data.batching import PaddedBatch
+from finetune.data.examples import Example, Outputs, Prediction, Split
+from finetune.data.features import Features
 from finetune.data.qa_windows import Truth, Window, windows
-from finetune.metrics.squad import best_threshold, scores_of
-from finetune.tasks.base import Outputs, Prediction
+from finetune.metrics.squad import best_threshold, score_prediction
 from xlpre.data.window_layout import SEGMENT_A, SEGMENT_CLS
 from xlpre.model.config import ModelConfig
 from xlpre.model.heads import SpanHead
 from xlpre.text import special_tokens
-from xlpre.text.offsets import Located
+from xlpre.text.offsets import TokenOffsets
 from xlpre.text.tokenizer import Tokenizer
 
 N_STARTS = N_ENDS = 5  # as published, and as Hugging Face's configuration has it
@@ -33,7 +32,7 @@ N_BEST = 5  # answers told of a question
 
 
 @dataclass(frozen=True)
-class Answered:
+class SpanPrediction:
     """The best answers to a question, and the log-odds that there is none.
 
     Attributes:
@@ -57,30 +56,30 @@ class SpanTask:
         ValueError: no room for a text beside the question.
     """
 
-    padding: Padding = "right"
+    padding_side: PaddingSide = "right"
     head_kind = "span"
-    labels: Sequence[str] = ()
-    columns: tuple[str, ...] = ()
+    label_names: Sequence[str] = ()
+    text_columns: tuple[str, ...] = ()
 
     def __init__(self, name: str, data: TaskDataConfig, answerable: bool) -> None:
         self.name, self.answerable, self._data = name, answerable, data
-        self.score = "f1" if answerable or data.null_score_threshold is not None else "best_f1"
+        self.main_metric = "f1" if answerable or data.null_score_threshold is not None else "best_f1"
         if data.max_seq_len < data.max_question_len + 4:
             raise ValueError(
                 f"data.max_seq_len ({data.max_seq_len}) has no room for data.max_question_len ({data.max_question_len}), 3 symbols and a text; "
                 f"set data.max_seq_len above {data.max_question_len + 3}"
             )
 
-    def settings(self) -> dict[str, Any]:
+    def data_settings(self) -> dict[str, Any]:
         """What reading a question and answering it need."""
         names = ("max_seq_len", "max_question_len", "doc_stride", "max_answer_len", "null_score_threshold")
         return {name: getattr(self._data, name) for name in names}
 
-    def encode(self, examples: Sequence[Example], tokenizer: Tokenizer) -> list[Item]:
+    def encode(self, examples: Sequence[Example], tokenizer: Tokenizer) -> list[Features]:
         """A row for each window of the context, the question after it."""
         data = self._data
-        found: list[Item] = []
-        text = Located("", [], np.empty(0), np.empty(0))
+        found: list[Features] = []
+        text = TokenOffsets("", [], np.empty(0), np.empty(0))
         for number, example in enumerate(examples):
             context, question = example.texts
             if context != text.text:  # questions about a context are next to each other
@@ -88,34 +87,34 @@ class SpanTask:
             ids = tokenizer.encode(question)[: data.max_question_len]
             if not text.ids or not ids:
                 raise ValueError(
-                    f"{example.place}: of {question if text.ids else context!r} the vocabulary reads nothing; remove it"
+                    f"{example.location}: of {question if text.ids else context!r} the vocabulary reads nothing; remove it"
                 )
             found += windows(number, text, ids, data.max_seq_len, data.doc_stride, _truth(example, text))
         return found
 
-    def head(self, shape: ModelConfig) -> nn.Module:
+    def build_head(self, shape: ModelConfig) -> nn.Module:
         """A new head."""
         return SpanHead(shape)
 
-    def positions(self, head: nn.Module, part: Part) -> Tensor:
+    def head_positions(self, head: nn.Module, part: PaddedBatch) -> Tensor:
         """All."""
-        B, T = part.ids.shape
-        return torch.arange(T, device=part.ids.device).expand(B, T)
+        B, T = part.input_ids.shape
+        return torch.arange(T, device=part.input_ids.device).expand(B, T)
 
-    def losses(self, head: nn.Module, hidden: Tensor, part: Part) -> Tensor:
+    def compute_losses(self, head: nn.Module, hidden: Tensor, part: PaddedBatch) -> Tensor:
         """The head's own."""
-        start, end, impossible = (part.answers[name] for name in ("start", "end", "impossible"))
-        scores = cast(SpanHead, head)(hidden, *answer_places(part), start)
+        start, end, impossible = (part.labels[name] for name in ("start", "end", "impossible"))
+        scores = cast(SpanHead, head)(hidden, *span_masks(part), start)
         return SpanHead.losses(scores, start, end, impossible)
 
-    def outputs(self, head: nn.Module, hidden: Tensor, part: Part) -> dict[str, Tensor]:
+    def compute_outputs(self, head: nn.Module, hidden: Tensor, part: PaddedBatch) -> dict[str, Tensor]:
         """Beams of start and end, and the log-odds of there being no answer."""
-        return vars(cast(SpanHead, head).beams(hidden, *answer_places(part), N_STARTS, N_ENDS))
+        return vars(cast(SpanHead, head).beams(hidden, *span_masks(part), N_STARTS, N_ENDS))
 
-    def measure(self, split: Split, outputs: Outputs) -> dict[str, float]:
+    def compute_metrics(self, split: Split, outputs: Outputs) -> dict[str, float]:
         """As the official scorers; of 2.0 at the threshold, or, where none is set or decided yet, at even odds and the best of all."""
         answered = self._answered(split, outputs)
-        truths = [[text for _, text in example.answer] for example in split.examples]
+        truths = [[text for _, text in example.label] for example in split.examples]
         texts = [one.best[0][0] if one.best else "" for one in answered]
         of_texts = self._scores(texts, truths)
         if self.answerable:
@@ -138,16 +137,16 @@ class SpanTask:
 
     def chance_threshold(self, split: Split) -> float:
         """What never giving an answer gets, and two standard errors."""
-        p = float(np.mean([not example.answer for example in split.examples]))
+        p = float(np.mean([not example.label for example in split.examples]))
         return min(p + 2 * math.sqrt(p * (1 - p) / len(split.examples)), 1.0)
 
-    def decided(self, scores: Mapping[str, float]) -> dict[str, Any]:
+    def tuned_settings(self, scores: Mapping[str, float]) -> dict[str, Any]:
         """The threshold, if none was set."""
         if self.answerable or self._data.null_score_threshold is not None:
             return {}
         return {"null_score_threshold": scores["best_f1_threshold"]}
 
-    def predictions(self, split: Split, outputs: Outputs) -> list[Prediction]:
+    def to_predictions(self, split: Split, outputs: Outputs) -> list[Prediction]:
         """The answer (empty: there is none), the best ones with their probabilities among each other, and the odds of there being none."""
         answered = self._answered(split, outputs)
         return [self._prediction(*one) for one in zip(split.examples, answered, strict=True)]
@@ -157,7 +156,7 @@ class SpanTask:
         """No answer is given above it: even odds, unless another was set or decided."""
         return self._data.null_score_threshold or 0.0
 
-    def _prediction(self, example: Example, answered: Answered) -> Prediction:
+    def _prediction(self, example: Example, answered: SpanPrediction) -> Prediction:
         texts = [text for text, _, _ in answered.best] or [""]
         scores = np.array([start + end for _, start, end in answered.best] or [0.0])
         shares = np.exp(scores - scores.max())
@@ -178,32 +177,32 @@ class SpanTask:
 
     def _scores(self, texts: Sequence[str], truths: Sequence[Sequence[str]]) -> np.ndarray:
         """(N, 2) exact match and F1."""
-        return np.array([scores_of(*one, self.answerable) for one in zip(texts, truths, strict=True)])
+        return np.array([score_prediction(*one, self.answerable) for one in zip(texts, truths, strict=True)])
 
-    def _answered(self, split: Split, outputs: Outputs) -> list[Answered]:
+    def _answered(self, split: Split, outputs: Outputs) -> list[SpanPrediction]:
         """Of each example, from all of its windows."""
         found: list[list[tuple[str, float, float]]] = [[] for _ in split.examples]
         odds = [math.inf] * len(split.examples)
-        for number, item in enumerate(split.items):
-            found[item.example] += _spans(cast(Window, item), outputs, number, self._data.max_answer_len)
-            odds[item.example] = min(odds[item.example], float(outputs["no_answer"][number]))
-        return [Answered(_best(of_example), odd) for of_example, odd in zip(found, odds, strict=True)]
+        for number, item in enumerate(split.features):
+            found[item.example_index] += _spans(cast(Window, item), outputs, number, self._data.max_answer_len)
+            odds[item.example_index] = min(odds[item.example_index], float(outputs["no_answer"][number]))
+        return [SpanPrediction(_best(of_example), odd) for of_example, odd in zip(found, odds, strict=True)]
 
 
-def answer_places(part: Part) -> tuple[Tensor, Tensor]:
+def span_masks(part: PaddedBatch) -> tuple[Tensor, Tensor]:
     """(B, T) bool, what is no part of an answer: all but the text and <cls>; and (B,) the place of <cls>."""
-    of_text = (part.segments == SEGMENT_A) & (part.ids != special_tokens.SEP)
-    return ~(of_text | (part.segments == SEGMENT_CLS)), (~part.padding).sum(1) - 1
+    of_text = (part.segment_ids == SEGMENT_A) & (part.input_ids != special_tokens.SEP)
+    return ~(of_text | (part.segment_ids == SEGMENT_CLS)), (~part.padding_mask).sum(1) - 1
 
 
-def _truth(example: Example, text: Located) -> Truth | None:
+def _truth(example: Example, text: TokenOffsets) -> Truth | None:
     """Of several answers the first, as in training, where there is one."""
-    if not example.answer:
-        return None if example.answer is None else Truth(False)
-    begin, answer = example.answer[0]
+    if not example.label:
+        return None if example.label is None else Truth(False)
+    begin, answer = example.label[0]
     first, last = text.tokens(begin, begin + len(answer))
     if text.begins[first] >= begin + len(answer) or text.ends[last] <= begin:
-        raise ValueError(f"{example.place}: of the answer {answer!r} the vocabulary reads nothing; remove the question")
+        raise ValueError(f"{example.location}: of the answer {answer!r} the vocabulary reads nothing; remove the question")
     return Truth(True, first, last)
 
 

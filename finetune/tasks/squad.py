@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from finetune.config import TaskDataConfig
-from finetune.data.examples import Example
+from finetune.data.examples import Example, Prediction
 from finetune.data.hub_datasets import split_path
-from finetune.data.long_text import check_whole
+from finetune.data.long_text import check_checksum
 from finetune.data.sources import TRAIN, by_split, check_folder, file_in
-from finetune.tasks.base import Prediction, Task
+from finetune.tasks.base import Task
 from finetune.tasks.span import SpanTask
 from finetune.tasks.squad_files import question_of, read_squad
 from xlpre.common.files import write_text
@@ -36,28 +36,28 @@ class SquadTask(SpanTask):
     """One of the VERSIONS; for the rest see SpanTask."""
 
     def __init__(self, name: str, data: TaskDataConfig) -> None:
-        check_whole(data, name)
+        check_checksum(data, name)
         super().__init__(name, data, answerable=name == "squad/1.1")
-        folder = Path() if is_dataset(data.dir) else Path(data.dir)
-        self._train = [file_in(folder, file) for file in data.train] or [_official(data.dir, "train", name)]
-        dev = by_split(folder, data.dev) or {f"dev-{VERSIONS[name]}": _official(data.dir, "dev", name)}
-        test = by_split(folder, data.test, dev)
-        self._files, self.dev, self.test = {**dev, **test}, tuple(dev), tuple(test)
+        folder = Path() if is_dataset(data.root) else Path(data.root)
+        self._train = [file_in(folder, file) for file in data.train or ()] or [_official(data.root, "train", name)]
+        dev = by_split(folder, data.dev or ()) or {f"dev-{VERSIONS[name]}": _official(data.root, "dev", name)}
+        test = by_split(folder, data.test or (), dev)
+        self._files, self.dev_splits, self.test_splits = {**dev, **test}, tuple(dev), tuple(test)
 
-    def read(self, split: str) -> list[Example]:
+    def read_split(self, split: str) -> list[Example]:
         """See Task."""
         if not (self._data.train and self._data.dev):
             check_folder(self._data, self.name, f"train-{VERSIONS[self.name]}.json and dev-{VERSIONS[self.name]}.json")
         files = self._train if split == TRAIN else [self._files[split]]
         return [
-            example for path in files for example in read_squad(path, self.answerable, labelled=split not in self.test)
+            example for path in files for example in read_squad(path, self.answerable, labelled=split not in self.test_splits)
         ]
 
-    def example(self, fields: Mapping[str, Any], place: str) -> Example:
+    def parse_example(self, fields: Mapping[str, Any], place: str) -> Example:
         """A question from a line: context, question and perhaps id and answers."""
         return question_of(fields, place, self.answerable)
 
-    def submit(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
+    def write_submission(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
         """The files that the module names, of every split."""
         return [path for split, of_split in predictions.items() for path in self._write(folder, split, of_split)]
 

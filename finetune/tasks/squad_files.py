@@ -32,11 +32,11 @@ def read_squad(path: Path, answerable: bool, labelled: bool) -> list[Example]:
         ValueError: what is wrong with it, with file and question.
     """
     in_rows = is_split(path) or {".jsonl", ".parquet"} & {*path.suffixes}
-    rows = list(read_rows(path) if in_rows else questions_in(path))
+    rows = list(read_rows(path) if in_rows else read_questions(path))
     found = [question_of(fields, place, answerable, labelled) for place, fields in rows]
-    if not (labelled or answerable) and any(example.answer for example in found):
+    if not (labelled or answerable) and any(example.label for example in found):
         found = [
-            dataclasses.replace(example, answer=()) if "answers" in fields and not example.answer else example
+            dataclasses.replace(example, label=()) if "answers" in fields and not example.label else example
             for example, (_, fields) in zip(found, rows, strict=True)
         ]
     if not found:
@@ -76,7 +76,7 @@ def question_of(fields: Fields, place: str, answerable: bool, labelled: bool = F
     return Example(str(name), (context, question), answer, place)
 
 
-def questions_in(path: Path) -> Iterator[tuple[str, Fields]]:
+def read_questions(path: Path) -> Iterator[tuple[str, Fields]]:
     """Place and fields of each question of a .json file, also .gz, as distributed.
 
     Raises:

@@ -62,10 +62,10 @@ class CorpusSource(TableSource):
         columns = Columns(corpus.texts, "label", labels, names, dataset=dataset)
         super().__init__(columns, *_parts(data, folder / "train.csv", folder / "test.csv"), data)
 
-    def read(self, split: str) -> list[Example]:
+    def read_split(self, split: str) -> list[Example]:
         """See TableSource."""
         check_folder(self._data, self._name, f"{self._corpus.folder}/train.csv")
-        return super().read(split)
+        return super().read_split(split)
 
     def _texts(self, fields: Fields, place: str, may_be_empty: bool) -> tuple[str, ...]:
         """One text; a title may be empty, all of them only where nothing is known of them."""
@@ -92,12 +92,12 @@ class ImdbSource(TableSource):
         """The text, without marks of line ends."""
         return tuple(text.replace("<br />", " ") for text in super()._texts(fields, place, may_be_empty))
 
-    def read(self, split: str) -> list[Example]:
+    def read_split(self, split: str) -> list[Example]:
         """See TableSource."""
         check_folder(self._data, "imdb", "aclImdb/train/pos")
-        if is_dataset(self._data.dir):
-            return super().read(split)
-        part = split if split in self.test else TRAIN
+        if is_dataset(self._data.root):
+            return super().read_split(split)
+        part = split if split in self.test_splits else TRAIN
         found = []
         for label in SENTIMENTS:
             files = sorted((self._folder / part / label).glob("*.txt"))
@@ -107,7 +107,7 @@ class ImdbSource(TableSource):
                 )
             for path in files:
                 fields = {"id": path.stem, "text": _review(path), "label": label}
-                found.append(self.example(fields, str(path), labelled=True))
+                found.append(self.parse_example(fields, str(path), labelled=True))
         return (
             part_of(found, self._data.val_fraction, split, str(self._folder)) if split in (TRAIN, HELD_OUT) else found
         )
@@ -115,8 +115,8 @@ class ImdbSource(TableSource):
 
 def _parts(data: TaskDataConfig, train: Path, test: Path) -> tuple[list[Path], dict[str, Path], dict[str, Path]]:
     """Training, dev and test files; of a dataset its splits."""
-    if is_dataset(data.dir):
-        return [split_path(data.dir, TRAIN)], {}, {"test": split_path(data.dir, "test")}
+    if is_dataset(data.root):
+        return [split_path(data.root, TRAIN)], {}, {"test": split_path(data.root, "test")}
     return [train], {}, {"test": test} if test.exists() else {}
 
 

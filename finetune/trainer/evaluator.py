@@ -1,4 +1,4 @@
-"""Answers to all items of a split: each once, whatever the number of processes."""
+"""Predictions for a split: every item once, whatever the number of processes."""
 
 from __future__ import annotations
 
@@ -6,68 +6,65 @@ import numpy as np
 import torch
 
 from finetune.data.batching import FILLER, LengthBucketSampler
-from finetune.data.examples import Split
-from finetune.tasks.base import Outputs, Task
+from finetune.data.examples import Outputs, Split
 from finetune.trainer.task_model import TaskModel
 from xlpre.model.dropout import without_dropout
 from xlpre.training.distributed import Comm, rank, world_size
 
 
-def answer(model: TaskModel, split: Split, rows: int, pass_tokens: int, comm: Comm) -> Outputs:
-    """Outputs of the items in their order, on every process; every process must call it.
+def predict_split(model: TaskModel, split: Split, batch_size: int, overhead_tokens: int, comm: Comm) -> Outputs:
+    """Run the model on all items of a split. Every process must call it, and receives all outputs in the order of the items.
 
     Args:
-        model: on the device of this process.
-        split: what is asked.
-        rows: items in one forward pass of a process.
-        pass_tokens: see Dealer.
-        comm: between the processes.
+        model: the model, on the device of this process.
+        split: the encoded examples.
+        batch_size: items per forward pass of a process.
+        overhead_tokens: fixed cost of a forward pass, in tokens; see LengthBucketSampler.
+        comm: communication between processes.
 
     Raises:
-        ValueError: an answer is not a number.
+        ValueError: an output is NaN.
     """
-    dealer = LengthBucketSampler(split.items, model.task.padding, rank(), world_size(), pass_tokens)
-    numbers: list[np.ndarray] = []
-    found: list[dict[str, np.ndarray]] = []
+    sampler = LengthBucketSampler(split.features, model.task.padding_side, rank(), world_size(), overhead_tokens)
+    indices: list[np.ndarray] = []
+    parts: list[dict[str, np.ndarray]] = []
     with without_dropout(model):
-        for part in dealer.once(rows):
-            answers = {name: _array(x) for name, x in model.answer(part.to(model.device)).items()}
-            if not split.labelled:
-                answers.pop("loss", None)  # a part may know all of its answers, another not
-            mine = part.numbers != FILLER
-            numbers.append(part.numbers[mine])
-            found.append({name: x[mine] for name, x in answers.items()})
-    outputs = _gathered(numbers, found, len(split.items), comm)
-    if any(np.isnan(x).any() for x in outputs.values()):
+        for part in sampler.eval_batches(batch_size):
+            outputs = {name: _to_numpy(x) for name, x in model.predict(part.to(model.device)).items()}
+            if not split.is_labelled:
+                outputs.pop("loss", None)  # labels may be known for all items of one part and not of another
+            is_item = part.indices != FILLER
+            indices.append(part.indices[is_item])
+            parts.append({name: x[is_item] for name, x in outputs.items()})
+    gathered = _gather(indices, parts, len(split.features), comm)
+    if any(np.isnan(x).any() for x in gathered.values()):
         raise ValueError(
-            f"what the model answers to {split.name} is not a number: the weights that it started from are not, or optim.lr is too high"
+            f"the outputs of the model for {split.name} are NaN: the weights of init_from are not finite, or optim.lr is too high. "
+            "Lower optim.lr, or use other weights."
         )
-    return outputs
+    return gathered
 
 
-def _array(x: torch.Tensor) -> np.ndarray:
+def _to_numpy(x: torch.Tensor) -> np.ndarray:
     return (x.float() if x.is_floating_point() else x).cpu().numpy()
 
 
-def _gathered(numbers: list[np.ndarray], found: list[dict[str, np.ndarray]], n_items: int, comm: Comm) -> Outputs:
-    """Of all processes, in the order of items."""
-    mine = (np.concatenate(numbers), {name: np.concatenate([x[name] for x in found]) for name in found[0]})
-    everywhere = comm.all_gather(mine)
-    order = np.concatenate([theirs for theirs, _ in everywhere])
-    assert (np.sort(order) == np.arange(n_items)).all(), "an item was answered twice or not at all"
-    place = np.argsort(order)
-    return {name: np.concatenate([outputs[name] for _, outputs in everywhere])[place] for name in mine[1]}
+def _gather(indices: list[np.ndarray], parts: list[dict[str, np.ndarray]], n_items: int, comm: Comm) -> Outputs:
+    """Collect the outputs of all processes, in the order of the items."""
+    local = (np.concatenate(indices), {name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+    gathered = comm.all_gather(local)
+    all_indices = np.concatenate([of_process for of_process, _ in gathered])
+    assert (np.sort(all_indices) == np.arange(n_items)).all(), "an item was predicted twice or not at all"
+    order = np.argsort(all_indices)
+    return {name: np.concatenate([outputs[name] for _, outputs in gathered])[order] for name in local[1]}
 
 
-def measure(task: Task, split: Split, outputs: Outputs) -> dict[str, float]:
-    """The task's scores, and the mean `loss` in its unit."""
-    return {**task.measure(split, outputs), "loss": float(outputs["loss"].mean())}
-
-
-def device_pass_tokens(pass_tokens: int | None, device: torch.device) -> int:
-    """`data.forward_overhead_tokens`, or what fits the device.
+def resolve_overhead_tokens(overhead_tokens: int | None, device: torch.device) -> int:
+    """Return `data.forward_overhead_tokens`, or the default of the device if it is null.
 
     On a CPU, 64 to 256 were equally good for models of 2 x 128, 4 x 256 and 3 x 768 (2026-11-21, SST-2). On a GPU, where a pass of
-    few tokens costs as much as one of many, it is a guess.
+    few tokens costs as much as one of many, 8192 is a guess.
     """
-    return pass_tokens if pass_tokens is not None else 8192 if device.type == "cuda" else 128
+    if overhead_tokens is not None:
+        return overhead_tokens
+    return 8192 if device.type == "cuda" else 128

@@ -18,19 +18,19 @@ from typing import Any
 import torch
 
 from finetune.config import FinetuneConfig
-from finetune.data.examples import Split
-from finetune.tasks.base import Outputs, Prediction, Task
+from finetune.data.examples import Outputs, Prediction, Split
+from finetune.tasks.base import Task
 from finetune.tasks.registry import build_task
 from finetune.trainer.evaluator import answer, device_pass_tokens, measure
 from finetune.trainer.inputs import RunInputs
 from finetune.trainer.logger import shown
 from finetune.trainer.plots import draw
 from finetune.trainer.results import Result, Summary, summarize
-from finetune.trainer.saved_model import check_head
+from finetune.trainer.task_model import check_head
 from finetune.trainer.task_model import TaskModel
 from finetune.trainer.trainer import KEPT, in_agreement
-from xlpre.common.files import linked_copy, write_text
-from xlpre.common.tables import as_json_lines, write_table
+from xlpre.common.files import hardlink_copy, write_text
+from xlpre.common.tables import to_jsonl, write_table
 from xlpre.conversion.task_model import TaskModelFolder, load_task_model, save_task_model
 from xlpre.model.initialization import build_with_weights
 from xlpre.training import checkpoint
@@ -53,7 +53,7 @@ def finished_seeds(foundation: RunInputs) -> set[int]:
     found = set()
     for path in sorted(Path(foundation.config.run_dir).glob(f"seed_*/{RESULT}")):
         seed, facts = Result.read(path).seed, Result.facts(path)
-        checkpoint.check_facts(path, facts, json.loads(json.dumps(foundation.facts(seed))))
+        checkpoint.check_compatible(path, facts, json.loads(json.dumps(foundation.facts(seed))))
         found.add(seed)
     return found
 
@@ -71,7 +71,7 @@ def finalize_run(
     answers = [_answer(foundation, model, split, comm) for split in foundation.dev]
     if is_rank_zero():
         deciding = measure(foundation.task, foundation.dev[0], answers[0])
-        decided = foundation.task.decided(deciding)
+        decided = foundation.task.tuned_settings(deciding)
         if decided:
             saved = dataclasses.replace(saved, task={**saved.task, "data": {**saved.task["data"], **decided}})
             save_task_model(folder / KEPT, saved)
@@ -80,11 +80,11 @@ def finalize_run(
         for split, outputs in zip(foundation.dev, answers, strict=True):
             scores = deciding if split is foundation.dev[0] else measure(task, split, outputs)
             found |= {f"{split.name}/{name}": score for name, score in scores.items()}
-            write_text(folder / f"{split.name}.jsonl", as_json_lines(task.predictions(split, outputs)))
-        kept_step = saved.folder.facts["step"]
+            write_text(folder / f"{split.name}.jsonl", to_jsonl(task.to_predictions(split, outputs)))
+        kept_step = saved.folder.provenance["step"]
         result = _result(foundation, seed, found, kept_step=kept_step, steps=steps, seconds=seconds)
         result.write(folder / RESULT, foundation.facts(seed))
-        shutil.rmtree(folder / checkpoint.FOLDER, ignore_errors=True)
+        shutil.rmtree(folder / checkpoint.CHECKPOINTS_DIR, ignore_errors=True)
         print(f"seed {seed}: kept the weights of step {kept_step:,}: {shown(found)}", flush=True)
     comm.barrier()
     return answers[0]
@@ -96,7 +96,7 @@ def _result(foundation: RunInputs, seed: int, found: dict[str, float], **course:
         name=foundation.config.name,
         task=task.name,
         seed=seed,
-        score=f"{foundation.dev[0].name}/{task.score}",
+        score=f"{foundation.dev[0].name}/{task.main_metric}",
         scores=found,
         chance=task.chance_threshold(foundation.dev[0]),
         **course,
@@ -121,7 +121,7 @@ def finalize(
     best = max(results, key=lambda result: result.main)
     folder = seed_folder(config, best.seed)
     if is_rank_zero():
-        linked_copy(folder / KEPT, run_dir / "model")
+        hardlink_copy(folder / KEPT, run_dir / "model")
     comm.barrier()
     model, saved = _kept(foundation, folder, device, comm)
     tests, measured = foundation.test, foundation.dev[0]
@@ -131,8 +131,8 @@ def finalize(
         return
     task = _task_of(foundation, saved)
     predictions, tested = _write_tests(task, run_dir / "predictions", tests, answers)
-    predictions[measured.name] = task.predictions(measured, known)
-    written = task.submit(run_dir / "predictions", predictions)
+    predictions[measured.name] = task.to_predictions(measured, known)
+    written = task.write_submission(run_dir / "predictions", predictions)
     summary = summarize(results)
     write_table([summary.row()], run_dir)
     draw(run_dir, folders, foundation.task, measured, known)
@@ -148,11 +148,11 @@ def _write_tests(
     shutil.rmtree(folder, ignore_errors=True)  # of other test examples
     folder.mkdir(parents=True)
     for split, outputs in zip(tests, answers, strict=True):
-        predictions[split.name] = task.predictions(split, outputs)
-        write_text(folder / f"{split.name}.jsonl", as_json_lines(predictions[split.name]))
-        if split.labelled:
+        predictions[split.name] = task.to_predictions(split, outputs)
+        write_text(folder / f"{split.name}.jsonl", to_jsonl(predictions[split.name]))
+        if split.is_labelled:
             found |= {f"{split.name}/{name}": score for name, score in measure(task, split, outputs).items()}
-        elif known := sum(example.answer is not None for example in split.examples):
+        elif known := sum(example.label is not None for example in split.examples):
             print(
                 f"warning: {split.name} is answered and not measured: the truth of {known:,} of its {len(split.examples):,} examples is "
                 "known; fill in that of the others, or give those that have it a file of their own",

@@ -17,10 +17,10 @@ from finetune.data.examples import Example, Split
 from finetune.data.long_text import check_memory
 from finetune.data.sources import TRAIN
 from finetune.tasks.registry import build_task
-from xlpre.conversion.model_folder import load_init
-from xlpre.conversion.task_model import TaskModelFolder, fine_tuned
+from xlpre.conversion.model_folder import load_init_from
+from xlpre.conversion.task_model import TaskModelFolder
 from xlpre.training.distributed import world_size
-from xlpre.training.run_dir import check_place
+from xlpre.training.run_dir import check_run_dir_writable
 
 FORMAT = 2  # of a checkpoint: names of parameters, what a batch of a step is
 
@@ -50,19 +50,19 @@ class RunInputs:
             raise ValueError(
                 f"{missing} is not set; say task=NAME (such as glue/mrpc) and init_from=FOLDER (of a model)"
             )
-        check_place(config.run_dir)
+        check_run_dir_writable(config.run_dir)
         self.task = build_task(config.task, config.data, config.model.pooling)
-        examples: dict[str, Sequence[Example]] = {split: self.task.read(split) for split in (TRAIN, *self.task.dev)}
-        examples |= {split: self.task.read(split) for split in self.task.test}
-        self.folder = load_init(config.init_from)
-        self.tokenizer = self.folder.vocabulary(f"init_from={config.init_from}")
+        examples: dict[str, Sequence[Example]] = {split: self.task.read_split(split) for split in (TRAIN, *self.task.dev_splits)}
+        examples |= {split: self.task.read_split(split) for split in self.task.test_splits}
+        self.folder = load_init_from(config.init_from)
+        self.tokenizer = self.folder.require_tokenizer(f"init_from={config.init_from}")
         examples[TRAIN] = _drawn(examples[TRAIN], config.data.max_train_examples, config.seed)
         self.train = self.split(TRAIN, examples[TRAIN])
         self.dev, self.test = (
-            [self.split(name, examples[name]) for name in names] for names in (self.task.dev, self.task.test)
+            [self.split(name, examples[name]) for name in names] for names in (self.task.dev_splits, self.task.test_splits)
         )
-        self.config = _resolved(config, len(self.train.items), self.task.settings())
-        _check_shares(config)
+        self.config = _resolved(config, len(self.train.features), self.task.data_settings())
+        config.train.batch_schedule(world_size())
         given = {"dropout": config.model.dropout, "dropatt": config.model.dropatt}
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         self.shape = dataclasses.replace(
@@ -78,11 +78,11 @@ class RunInputs:
         """What became of the weights."""
         task = {
             "task": self.task.name,
-            "data": self.task.settings(),
+            "data": self.task.data_settings(),
             "pooling": self.config.model.pooling,
-            "labels": list(self.task.labels),
+            "labels": list(self.task.label_names),
         }
-        return fine_tuned(self.folder, self.shape, weights, task, facts)
+        return TaskModelFolder.from_finetuned(self.folder, self.shape, weights, task, facts)
 
     def facts(self, seed: int) -> dict[str, Any]:
         """What must be the same for a run to go on; settings of speed and memory may change."""
@@ -92,16 +92,16 @@ class RunInputs:
         return {
             "format": FORMAT,
             "task": config.task,
-            "labels": list(self.task.labels),
-            "data": self.task.settings(),
+            "labels": list(self.task.label_names),
+            "data": self.task.data_settings(),
             "model": {**model, "pooling": config.model.pooling},
             "weights": self._fingerprint_of_weights,
             "examples": self._fingerprints[TRAIN],
             "measured": {split.name: self._fingerprints[split.name] for split in self.dev},
-            "reading": dataclasses.asdict(self.train.items[0].reading),
+            "reading": dataclasses.asdict(self.train.features[0].chunking),
             "optim": dataclasses.asdict(config.optim),
             "schedule": dataclasses.asdict(config.schedule),
-            "train": {"batch_size": config.train.batch_size, "steps": config.train.steps},
+            "train": {"global_batch_size": config.train.global_batch_size, "steps": config.train.steps},
             "eval": {name: getattr(config.eval, name) for name in ("every", "keep_weights", "early_stopping_patience")},
             "seed": seed,
         }
@@ -125,13 +125,13 @@ class RunInputs:
 def _fingerprint(split: Split) -> str:
     """Of what is read, and what is true of it."""
     content = hashlib.sha256()
-    for item in split.items:
+    for item in split.features:
         for row in item.rows:
-            content.update(row.ids.tobytes())
-        for answer in item.answers.values():
+            content.update(row.input_ids.tobytes())
+        for answer in item.labels.values():
             content.update(np.asarray(answer).tobytes())
     for example in split.examples:
-        content.update(f"{example.id} {example.answer!r} {example.group}\n".encode())
+        content.update(f"{example.id} {example.label!r} {example.group}\n".encode())
     return content.hexdigest()[:16]
 
 
@@ -147,7 +147,7 @@ def _resolved(config: FinetuneConfig, n_items: int, settings: dict[str, Any]) ->
     """With the number of updates, the warm-up and the labels that the examples decide, and no recipe left to follow."""
     train, schedule = config.train, config.schedule
     if config.epochs is not None:
-        train = dataclasses.replace(train, steps=max(1, math.ceil(config.epochs * n_items / train.batch_size)))
+        train = dataclasses.replace(train, steps=max(1, math.ceil(config.epochs * n_items / train.global_batch_size)))
     if config.warmup_ratio is not None:
         schedule = dataclasses.replace(schedule, warmup_steps=round(config.warmup_ratio * train.steps))
     if schedule.warmup_steps >= train.steps:
@@ -157,14 +157,3 @@ def _resolved(config: FinetuneConfig, n_items: int, settings: dict[str, Any]) ->
     data = dataclasses.replace(config.data, **settings)
     decided: dict[str, Any] = {"epochs": None, "warmup_ratio": None, "task_overrides": {}}
     return dataclasses.replace(config, train=train, schedule=schedule, data=data, **decided)
-
-
-def _check_shares(config: FinetuneConfig) -> None:
-    """Raise ValueError if processes and micro-steps cannot share a batch equally."""
-    shares = world_size() * config.train.accumulation
-    rows, left = divmod(config.train.batch_size, shares)
-    if left:
-        raise ValueError(
-            f"train.batch_size ({config.train.batch_size}) must be a multiple of {world_size()} processes times train.accumulation "
-            f"({config.train.accumulation}); set train.batch_size={max(rows, 1) * shares}"
-        )

@@ -6,23 +6,23 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from finetune.data.batching import Parts
-from finetune.trainer.trainer import Job
-from xlpre.training.metrics import duration
-from xlpre.training.run_logger import RunLog
+from finetune.data.batching import MicroStep
+from finetune.trainer.trainer import Trainer
+from xlpre.training.metrics import format_duration
+from xlpre.training.run_logger import RunLogger
 
 
-class Log(RunLog):
+class Log(RunLogger):
     """Says and writes how the run goes."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Trainer) -> None:
         name, settings = f"{job.config.name}-seed-{job.seed}", dataclasses.asdict(job.config)
         super().__init__(job.course, job.folder, name, settings, progress, f"seed {job.seed}, step")
         self._job, self._text, self._computed = job, 0, 0
 
-    def count(self, batch: Parts) -> None:
+    def count(self, batch: MicroStep) -> None:
         """What a micro-step read."""
-        text, computed = batch.n_tokens
+        text, computed = batch.n_tokens, batch.n_padded_tokens
         self._text, self._computed = self._text + text, self._computed + computed
 
     def rates(self, seconds: float, steps: int) -> dict[str, Any]:
@@ -30,7 +30,7 @@ class Log(RunLog):
         text, computed = self._job.comm.all_reduce_sum(self._text, self._computed)
         self._text = self._computed = 0
         return {
-            "examples_per_second": steps * self._job.config.train.batch_size / seconds,
+            "examples_per_second": steps * self._job.config.train.global_batch_size / seconds,
             "tokens_per_second": text / seconds,
             "padding_fraction": 1 - text / computed,
         }
@@ -46,7 +46,7 @@ def progress(line: Mapping[str, Any]) -> str:
     """What a person reads of a line of metrics."""
     return (
         f"loss {line['loss']:.4f}, lr {line['lr']:.1e}, {line['tokens_per_second']:,.0f} tokens/s ({line['padding']:.0%} of places "
-        f"padding), {duration(line['eta_seconds'])} left"
+        f"padding), {format_duration(line['eta_seconds'])} left"
     )
 
 

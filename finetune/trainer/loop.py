@@ -7,14 +7,14 @@ from pathlib import Path
 import torch
 
 from finetune.config import FinetuneConfig
-from finetune.tasks.base import Outputs
+from finetune.data.examples import Outputs
 from finetune.trainer.finalize import finalize, finalize_run, finished_seeds, seed_folder
 from finetune.trainer.inputs import RunInputs
 from finetune.trainer.logger import Log
-from finetune.trainer.trainer import Job
-from xlpre.common.files import exclusive
-from xlpre.config.loader import dump
-from xlpre.training.deepspeed_engine import build_deepspeed_config, start_processes
+from finetune.trainer.trainer import Trainer
+from xlpre.common.files import lock_dir
+from xlpre.config.loader import save_config
+from xlpre.training.deepspeed_engine import build_deepspeed_config, init_process_group
 from xlpre.training.distributed import (
     Comm,
     check_shared_filesystem,
@@ -24,7 +24,7 @@ from xlpre.training.distributed import (
     use_device,
     world_size,
 )
-from xlpre.training.metrics import check_wandb
+from xlpre.training.metrics import check_wandb_installed
 from xlpre.training.shutdown import ShutdownHandler
 
 
@@ -34,7 +34,7 @@ def finetune(config: FinetuneConfig) -> None:
     Raises:
         ValueError: settings, examples or a folder that cannot be used, or that are not those of the run that would go on.
     """
-    check_wandb(config.train.wandb)
+    check_wandb_installed(config.train.wandb)
     foundation, run_dir = RunInputs(config), Path(config.run_dir)
     seeds = range(config.seed, config.seed + config.num_seeds)
     finished = finished_seeds(foundation)
@@ -42,12 +42,12 @@ def finetune(config: FinetuneConfig) -> None:
     init_env()
     device = use_device()
     set_timeout(config.train.timeout_minutes)
-    start_processes(device)
+    init_process_group(device)
     settings = build_deepspeed_config(
         config.train, config.optim, device, world_size(), config.deepspeed
     )  # refused before anything is written
     comm, stopping = Comm(), ShutdownHandler()
-    lock = exclusive(run_dir, "another fine-tuning goes on in it; wait for it, or stop it") if is_rank_zero() else None
+    lock = lock_dir(run_dir, "another fine-tuning goes on in it; wait for it, or stop it") if is_rank_zero() else None
     check_shared_filesystem(run_dir, comm)
     if is_rank_zero():
         print(_opening(foundation, device, settings["zero_optimization"]["stage"], len(todo)), flush=True)
@@ -70,9 +70,9 @@ def _run(
 ) -> Outputs | None:
     """One run. Returns what it answers to the first dev split; None if it was stopped."""
     config = foundation.config
-    job = Job(foundation, seed, seed_folder(config, seed), comm, device, stopping)
+    job = Trainer(foundation, seed, seed_folder(config, seed), comm, device, stopping)
     if is_rank_zero():
-        dump(config, Path(config.run_dir) / "config.yaml")
+        save_config(config, Path(config.run_dir) / "config.yaml")
     log, course = Log(job), job.course
     if course.step == 0:
         log.measure()
@@ -104,11 +104,11 @@ def _opening(foundation: RunInputs, device: torch.device, stage: int, n_runs: in
     config, shape = foundation.config, foundation.shape
     dev = ", ".join(f"{len(split.examples):,} {split.name}" for split in foundation.dev)
     start = "new weights of the shape of" if config.from_scratch else "the weights of"
-    epochs = config.train.steps * config.train.batch_size / len(foundation.train.items)
+    epochs = config.train.steps * config.train.global_batch_size / len(foundation.train.features)
     return (
         f"{config.name}: {config.task}, {len(foundation.train.examples):,} train, {dev} examples\n"
         f"{start} {config.init_from} ({foundation.folder.kind}; {shape.n_layer} layers, d {shape.d_model})\n"
-        f"{n_runs} run(s) to do of {config.num_seeds}: {config.train.steps:,} updates of {config.train.batch_size} examples "
+        f"{n_runs} run(s) to do of {config.num_seeds}: {config.train.steps:,} updates of {config.train.global_batch_size} examples "
         f"({epochs:.1f} epochs), lr {config.optim.lr:g}, {world_size()} process(es) on {device.type}, ZeRO stage {stage}; "
         f"everything goes to {config.run_dir}"
     )

@@ -1,4 +1,4 @@
-"""Results of runs, and what several seeds have in common: median, spread, runs at chance."""
+"""Results of single runs, the summary of several seeds (median, spread, runs at chance level), and merged GLUE submissions."""
 
 from __future__ import annotations
 
@@ -11,156 +11,219 @@ from typing import Any
 
 import numpy as np
 
+from finetune.tasks.glue import N_ROWS, zip_files
 from xlpre.common.files import write_text
-from xlpre.training.metrics import duration
+from xlpre.training.metrics import format_duration
+
+RESULT = "result.json"  # in the folder of a run
+BEST = "best"  # model folder with the weights that are the result, in the folder of a run
+# what a model at chance level does, by the name of the metric
+CHANCE_BASELINES = {
+    "accuracy": "always predicting one class",
+    "matthews": "random guessing",
+    "pearson": "random guessing",
+    "spearman": "random guessing",
+    "ndcg": "a random order",
+}
 
 
 @dataclass(frozen=True)
 class Result:
-    """One run.
+    """Result of a run with one seed.
 
     Attributes:
-        name: of the fine-tuning.
-        task: its name.
-        seed: of the run.
-        score: the name of the score that decides.
-        scores: all, of the weights that were kept.
-        chance: what `score` must exceed to say that anything was learned.
-        kept_step: of the weights that were kept.
-        steps: updates made.
-        seconds: taken, without the time to start and to conclude.
+        name: name of the fine-tuning.
+        task: name of the task.
+        seed: seed of the run.
+        main_metric: name of the metric that selects the best weights, as SPLIT/METRIC.
+        metrics: all metrics of the selected weights, by SPLIT/METRIC.
+        chance_threshold: value that the main metric must exceed to show that the model learned anything.
+        model_step: step of the selected weights.
+        steps: optimizer steps of the run.
+        train_seconds: training time, without start-up and final evaluation.
     """
 
     name: str
     task: str
     seed: int
-    score: str
-    scores: Mapping[str, float]
-    chance: float
-    kept_step: int
+    main_metric: str
+    metrics: Mapping[str, float]
+    chance_threshold: float
+    model_step: int
     steps: int
-    seconds: float
+    train_seconds: float
 
     @property
-    def main(self) -> float:
-        """The score that decides."""
-        return self.scores[self.score]
+    def score(self) -> float:
+        """Value of the main metric."""
+        return self.metrics[self.main_metric]
 
     @property
-    def at_chance(self) -> bool:
-        """Whether nothing shows that anything was learned."""
-        return self.main <= self.chance
+    def is_at_chance(self) -> bool:
+        """True if the score does not exceed the chance threshold."""
+        return self.score <= self.chance_threshold
 
-    def write(self, path: Path, facts: Mapping[str, Any]) -> None:
-        """Write it, and the facts that it is a result of."""
-        write_text(path, json.dumps({**dataclasses.asdict(self), "facts": facts}, indent=1))
+    def write(self, path: Path, manifest: Mapping[str, Any]) -> None:
+        """Write the result and the manifest of its run."""
+        write_text(path, json.dumps({**dataclasses.asdict(self), "manifest": manifest}, indent=1))
 
     @classmethod
     def read(cls, path: Path) -> Result:
-        """Read what `write` wrote.
+        """Read a result.
 
         Raises:
-            ValueError: it is not that.
+            ValueError: the file is damaged, or was written by another version.
         """
         try:
             content = json.loads(path.read_text("utf-8"))
             return cls(**{field.name: content[field.name] for field in dataclasses.fields(cls)})
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(
-                f"{path}: cannot be read as a result ({error!r}); remove it, and the command that made it makes it again"
+                f"{path} is not a valid result: {error!r}. Remove it, and run the command that wrote it again."
             ) from None
 
     @staticmethod
-    def facts(path: Path) -> dict[str, Any]:
-        """What `write` was given as facts; nothing, if it has none."""
-        found: dict[str, Any] = json.loads(path.read_text("utf-8")).get("facts", {})
-        return found
+    def read_manifest(path: Path) -> dict[str, Any]:
+        """Return the manifest of the run; empty if the file has none."""
+        manifest: dict[str, Any] = json.loads(path.read_text("utf-8")).get("manifest", {})
+        return manifest
 
 
 @dataclass(frozen=True)
 class Summary:
-    """All runs of a fine-tuning.
+    """Summary of all runs of a fine-tuning.
 
     Attributes:
-        name: of the fine-tuning.
-        task: its name.
-        score: the name of the score that decides.
-        medians: of all scores.
-        values: of the score that decides, one for each run.
-        chance: see Result.
-        n_at_chance: runs that show no sign of having learned anything.
-        steps: updates, the median.
-        seconds: of a run, the median.
+        name: name of the fine-tuning.
+        task: name of the task.
+        main_metric: name of the metric that selects the best weights.
+        medians: median of each metric.
+        scores: main metric of each run.
+        chance_threshold: value that the main metric must exceed to show that the model learned anything.
+        n_at_chance: number of runs whose score does not exceed it.
+        steps: median number of optimizer steps.
+        train_seconds: median training time of a run.
     """
 
     name: str
     task: str
-    score: str
+    main_metric: str
     medians: Mapping[str, float]
-    values: Sequence[float]
-    chance: float
+    scores: Sequence[float]
+    chance_threshold: float
     n_at_chance: int
     steps: int
-    seconds: float
+    train_seconds: float
 
-    def sentence(self) -> str:
-        """For a terminal."""
-        values = np.array(self.values)
-        several = (
-            f"median {np.median(values):.4f} of {len(values)} runs ({values.min():.4f} to {values.max():.4f}, "
-            f"standard deviation {values.std(ddof=1):.4f})"
-            if len(values) > 1
-            else f"{values[0]:.4f}"
-        )
-        stayed = (
-            f", {self.n_at_chance} of {len(values)} at chance (at most {self.chance:.4f})" if self.n_at_chance else ""
-        )
-        return f"{self.task}: {self.score} {several}{stayed}"
+    def describe(self) -> str:
+        """Return one line for the console."""
+        scores = np.array(self.scores)
+        value = f"{scores[0]:.4f}"
+        if len(scores) > 1:
+            value = (
+                f"median {np.median(scores):.4f} of {len(scores)} runs (min {scores.min():.4f}, max {scores.max():.4f}, "
+                f"std {scores.std(ddof=1):.4f})"
+            )
+        at_chance = ""
+        if self.n_at_chance:
+            at_chance = f", {self.n_at_chance} of {len(scores)} runs at chance level (at most {self.chance_threshold:.4f})"
+        return f"{self.task}: {self.main_metric} {value}{at_chance}"
 
-    def row(self) -> dict[str, Any]:
-        """Of a table."""
-        values = np.array(self.values)
-        others = {name: score for name, score in self.medians.items() if name != self.score}
+    def chance_warning(self, lr: float) -> str:
+        """Return what to try if runs ended at chance level; empty if none did.
+
+        Args:
+            lr: learning rate of the runs.
+        """
+        if not self.n_at_chance:
+            return ""
+        metric = self.main_metric.rpartition("/")[2]
+        baseline = CHANCE_BASELINES.get(metric.partition("@")[0], "a trivial baseline")
+        remedy = (
+            "Small models need a higher learning rate: try optim.lr=1e-3."
+            if lr < 1e-3
+            else f"Try another learning rate than optim.lr={lr:g}, more steps, or weights that were pretrained for longer."
+        )
+        return f"{metric} {min(self.scores):.3f} is no better than {baseline} ({self.chance_threshold:.3f} counts as chance). {remedy}"
+
+    def to_row(self) -> dict[str, Any]:
+        """Return a table row."""
+        scores = np.array(self.scores)
+        others = {name: value for name, value in self.medians.items() if name != self.main_metric}
         return {
             "name": self.name,
             "task": self.task,
-            "score": self.score,
-            "median": f"{np.median(values):.4f}",
-            "lowest": f"{values.min():.4f}",
-            "highest": f"{values.max():.4f}",
-            "deviation": f"{values.std(ddof=1):.4f}" if len(values) > 1 else "",
-            "runs": len(values),
+            "metric": self.main_metric,
+            "median": f"{np.median(scores):.4f}",
+            "min": f"{scores.min():.4f}",
+            "max": f"{scores.max():.4f}",
+            "std": f"{scores.std(ddof=1):.4f}" if len(scores) > 1 else "",
+            "runs": len(scores),
             "at chance": self.n_at_chance,
-            "level of chance": f"{self.chance:.4f}",
-            "updates": self.steps,
-            "time of a run": duration(self.seconds),
-            "medians of others": ", ".join(f"{name} {score:.4f}" for name, score in others.items()),
+            "chance threshold": f"{self.chance_threshold:.4f}",
+            "steps": self.steps,
+            "time per run": format_duration(self.train_seconds),
+            "medians of other metrics": ", ".join(f"{name} {value:.4f}" for name, value in others.items()),
         }
 
 
 def summarize(results: Sequence[Result]) -> Summary:
-    """Put the runs of a fine-tuning together."""
+    """Summarize the runs of a fine-tuning."""
     first = results[0]
     return Summary(
         name=first.name,
         task=first.task,
-        score=first.score,
-        medians={name: float(np.median([result.scores[name] for result in results])) for name in first.scores},
-        values=[result.main for result in results],
-        chance=first.chance,
-        n_at_chance=sum(result.at_chance for result in results),
+        main_metric=first.main_metric,
+        medians={name: float(np.median([result.metrics[name] for result in results])) for name in first.metrics},
+        scores=[result.score for result in results],
+        chance_threshold=first.chance_threshold,
+        n_at_chance=sum(result.is_at_chance for result in results),
         steps=int(np.median([result.steps for result in results])),
-        seconds=float(np.median([result.seconds for result in results])),
+        train_seconds=float(np.median([result.train_seconds for result in results])),
     )
 
 
 def read_run(run_dir: Path) -> Summary:
-    """The runs in a folder.
+    """Read and summarize the runs in a folder.
 
     Raises:
-        ValueError: there is none with a result.
+        ValueError: the folder has no result.
     """
-    found = sorted(run_dir.glob("seed_*/result.json"), key=lambda path: int(path.parent.name.partition("_")[2]))
-    if not found:
-        raise ValueError(f"{run_dir}: holds no seed_*/result.json; it is not the folder of a finished fine-tuning")
-    return summarize([Result.read(path) for path in found])
+    paths = sorted(run_dir.glob(f"seed_*/{RESULT}"), key=lambda path: int(path.parent.name.partition("_")[2]))
+    if not paths:
+        raise ValueError(f"{run_dir} has no seed_*/{RESULT}: it is not the folder of a finished fine-tuning.")
+    return summarize([Result.read(path) for path in paths])
+
+
+def is_finished(run_dir: Path) -> bool:
+    """True if the folder has the result of at least one seed."""
+    return any(run_dir.glob(f"seed_*/{RESULT}"))
+
+
+def merge_glue_submissions(run_dirs: Sequence[Path], target: Path) -> list[str]:
+    """Write the official prediction files of several runs into one zip file.
+
+    Args:
+        run_dirs: folders of finished runs on GLUE tasks.
+        target: the zip file.
+
+    Returns:
+        Names of the files that a complete submission needs besides.
+
+    Raises:
+        ValueError: two runs have predictions for the same task, a file is incomplete, or there are no predictions at all.
+    """
+    files: dict[str, Path] = {}
+    for path in (path for run_dir in run_dirs for path in sorted((run_dir / "predictions").glob("*.tsv"))):
+        if path.name in files:
+            raise ValueError(f"{path} and {files[path.name]} are predictions for the same task. Name only one of the runs.")
+        n_rows = path.read_text("utf-8").count("\n") - 1
+        if path.name not in N_ROWS:
+            raise ValueError(f"{path} is not part of a GLUE submission, which has {', '.join(N_ROWS)}. Leave the run out.")
+        if n_rows != N_ROWS[path.name]:
+            raise ValueError(f"{path} has {n_rows:,} predictions: a submission needs {N_ROWS[path.name]:,}. Predict the whole test file.")
+        files[path.name] = path
+    if not files:
+        raise ValueError(f"{', '.join(map(str, run_dirs))}: no predictions for a test file of GLUE. Name folders of GLUE runs.")
+    zip_files(list(files.values()), target)
+    return sorted(N_ROWS.keys() - files.keys())

@@ -1,84 +1,127 @@
-"""The model of a task: the pretrained backbone, read from its content stream, and a head."""
+"""Model of a task: the pretrained backbone with the content stream only, and the head of the task."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from finetune.data.batching import Part, Parts
+from finetune.config import TaskDataConfig, TaskModelConfig
+from finetune.data.batching import MicroStep, PaddedBatch
 from finetune.tasks.base import Task
+from finetune.tasks.registry import build_task
+from xlpre.config.loader import from_mapping
+from xlpre.conversion.task_model import HEAD, TASK, TaskModelFolder, load_task_model
 from xlpre.model.backbone import Backbone
 from xlpre.model.config import ModelConfig
 from xlpre.model.memory import Memory, initial_memory
 
 
 class TaskModel(nn.Module):
-    """Backbone and head; parameters are named `backbone.*` and `head.*`.
+    """Backbone and head. Parameters are named `backbone.*` and `head.*`.
 
     Args:
-        shape: of the backbone.
-        task: whose head, and how it is used.
+        shape: configuration of the backbone.
+        task: the task, which builds the head and computes losses and outputs with it.
     """
 
     def __init__(self, shape: ModelConfig, task: Task) -> None:
         super().__init__()
         self.shape, self.task = shape, task
         self.backbone = Backbone(shape, two_streams=False)
-        self.head = task.head(shape)
+        self.head = task.build_head(shape)
 
-    def forward(self, batch: Parts) -> Tensor:
-        """The loss of what one process reads in one micro-step."""
-        read = [(last, *self._memory(earlier, last)) for *earlier, last in (part.windows() for part in batch.parts)]
-        ids = torch.cat([last.ids.flatten() for last, *_ in read])
-        looked_up = self.backbone.embedding(ids[None])[0].split([last.ids.numel() for last, *_ in read])
+    def forward(self, batch: MicroStep) -> Tensor:
+        """Return the loss of a micro-step: the sum over its examples, times `batch.loss_scale`."""
+        inputs = [(last, *self._read_memory(earlier, last)) for *earlier, last in (part.windows() for part in batch.batches)]
+        # one embedding lookup for all parts, so that the gradient of the embedding is computed once
+        ids = torch.cat([last.input_ids.flatten() for last, *_ in inputs])
+        embeddings = self.backbone.word_embedding(ids[None])[0].split([last.input_ids.numel() for last, *_ in inputs])
         losses = [
-            self.task.losses(self.head, self._hidden(last, memory, seen, vectors.view(*last.ids.shape, -1)), last)
-            for (last, memory, seen), vectors in zip(read, looked_up, strict=True)
+            self.task.compute_losses(
+                self.head, self._hidden(last, memory, n_seen, embedding.view(*last.input_ids.shape, -1)), last
+            )
+            for (last, memory, n_seen), embedding in zip(inputs, embeddings, strict=True)
         ]
-        return torch.cat(losses).sum() * batch.scale
+        return torch.cat(losses).sum() * batch.loss_scale
 
     @torch.no_grad()
-    def answer(self, part: Part) -> dict[str, Tensor]:
-        """The task's outputs for each item, and `loss` (n,) where the truth is known."""
+    def predict(self, part: PaddedBatch) -> dict[str, Tensor]:
+        """Return the outputs of the task, one row per item, and `loss` (n,) if the labels are known."""
         *earlier, last = part.windows()
-        hidden = self._hidden(last, *self._memory(earlier, last))
-        found = self.task.outputs(self.head, hidden, last)
-        if part.answers:
-            found["loss"] = self.task.losses(self.head, hidden, last)
-        return found
+        hidden = self._hidden(last, *self._read_memory(earlier, last))
+        outputs = self.task.compute_outputs(self.head, hidden, last)
+        if part.labels:
+            outputs["loss"] = self.task.compute_losses(self.head, hidden, last)
+        return outputs
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """Device of the parameters."""
         return self.backbone.mask_embedding.device
 
     @torch.no_grad()
-    def put(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy the `weights` of parameters that have them; others stay as they are."""
+    def load_available(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy `weights` into the parameters of the same name. Parameters without a weight keep their values."""
         for name, parameter in self.named_parameters():
             if name in weights:
                 parameter.copy_(weights[name])
 
     @torch.no_grad()
-    def _memory(self, earlier: Sequence[Part], last: Part) -> tuple[Memory, Tensor]:
-        """What the `last` window remembers of the `earlier` ones, and how many tokens of each row (B,) these had.
+    def _read_memory(self, earlier: Sequence[PaddedBatch], last: PaddedBatch) -> tuple[Memory, Tensor]:
+        """Return the memory after the `earlier` windows, and the number of tokens that each row (B,) has in them.
 
-        Memory has no gradient, as in pretraining: an update costs the graph of one window, however long the text.
+        Memory has no gradient, as in pretraining. An optimizer step costs the graph of one window, however long the text is.
         """
-        wanted, like = last.reading.mem_len, self.backbone.mask_embedding
-        before = sum(window.ids.size(1) for window in earlier)
-        mem_len = min(self.shape.mem_len if wanted is None else wanted, before)
-        memory = initial_memory(self.shape, len(last.ids), mem_len=mem_len, device=like.device, dtype=like.dtype)
-        seen = last.ids.new_zeros(len(last.ids))
-        for window in earlier:  # padding is on the left, so that what a row has seen are memory's last columns
-            batch = window.batch(window.ids.new_zeros(len(seen), 1), seen, reuse_len=window.ids.size(1))
+        requested, parameter = last.chunking.mem_len, self.backbone.mask_embedding
+        n_positions = sum(window.input_ids.size(1) for window in earlier)
+        mem_len = min(self.shape.mem_len if requested is None else requested, n_positions)
+        memory = initial_memory(
+            self.shape, len(last.input_ids), mem_len=mem_len, device=parameter.device, dtype=parameter.dtype
+        )
+        n_seen = last.input_ids.new_zeros(len(last.input_ids))
+        for window in earlier:  # padding is on the left, so the tokens seen are the last columns of memory
+            batch = window.model_batch(window.input_ids.new_zeros(len(n_seen), 1), n_seen, reuse_len=window.input_ids.size(1))
             _, memory = self.backbone(batch, memory)
-            seen = seen + (~window.padding).sum(1)
-        return memory, seen
+            n_seen = n_seen + (~window.padding_mask).sum(1)
+        return memory, n_seen
 
-    def _hidden(self, part: Part, memory: Memory, seen: Tensor, vectors: Tensor | None = None) -> Tensor:
-        """(B, P, D) hidden states at what the head reads of a window."""
-        hidden, _ = self.backbone(part.batch(self.task.positions(self.head, part), seen), memory, vectors)
+    def _hidden(self, part: PaddedBatch, memory: Memory, n_seen: Tensor, embedding: Tensor | None = None) -> Tensor:
+        """Return the hidden states (B, P, D) at the positions that the head reads."""
+        hidden, _ = self.backbone(part.model_batch(self.task.head_positions(self.head, part), n_seen), memory, embedding)
         return hidden
+
+
+def open_task_model(path: Path) -> tuple[TaskModelFolder, Task]:
+    """Read a fine-tuned model folder and build its task.
+
+    Args:
+        path: the model folder, or the folder of its run.
+
+    Raises:
+        ValueError: the folder cannot be read, its settings are incomplete or invalid, or its head does not fit the task.
+    """
+    model = load_task_model(path)
+    saved, origin = model.task, f"{path}: {TASK}"
+    data = from_mapping(TaskDataConfig, saved["data"], origin)
+    pooling = from_mapping(TaskModelConfig, {"pooling": saved["pooling"]}, origin).pooling
+    task = build_task(saved["task"], data, pooling)
+    if missing := task.data_settings().keys() - saved["data"].keys():
+        raise ValueError(f"{origin} is incomplete: `data` has no {', '.join(sorted(missing))}. Copy the original file.")
+    check_head(path, model.head, task, model.folder.config)
+    return model, task
+
+
+def check_head(path: Path, head: Mapping[str, Tensor], task: Task, shape: ModelConfig) -> None:
+    """Raise ValueError unless the weights of a `head` have the names and shapes of the task's head for this `shape`."""
+    with torch.device("meta"):
+        expected = {name: tuple(weight.shape) for name, weight in task.build_head(shape).named_parameters()}
+    actual = {name: tuple(weight.shape) for name, weight in head.items()}
+    for name in sorted(expected.keys() | actual.keys()):
+        if actual.get(name) != expected.get(name):
+            saved, required = (str(shapes.get(name, "missing")) for shapes in (actual, expected))
+            raise ValueError(
+                f"{path}: {name} in {HEAD} is {saved}, but the head of {task.name} needs {required}. Copy the whole original folder."
+            )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from finetune.data.batching import LengthBucketSampler, Parts
+from finetune.data.batching import LengthBucketSampler, MicroStep
 from finetune.trainer.evaluator import answer, device_pass_tokens, measure
 from finetune.trainer.inputs import RunInputs
 from finetune.trainer.task_model import TaskModel
@@ -21,16 +21,16 @@ from xlpre.model.initialization import build_with_weights
 from xlpre.model.kernels.backend import resolve_backend
 from xlpre.training import checkpoint
 from xlpre.training.checkpoint_writer import CheckpointWriter
-from xlpre.training.deepspeed_engine import PRECISIONS, build_deepspeed_config, build_engine, precision_on
+from xlpre.training.deepspeed_engine import PRECISIONS, build_deepspeed_config, build_engine, resolve_precision
 from xlpre.training.distributed import Comm, is_rank_zero, rank, seed_everything, world_size
-from xlpre.training.optimizer_state import put_state
+from xlpre.training.optimizer_state import load_state
 from xlpre.training.progress import Progress
 from xlpre.training.shutdown import ShutdownHandler
 
 KEPT = "kept"
 
 
-class Job:
+class Trainer:
     """What the loop reads.
 
     Args:
@@ -60,13 +60,13 @@ class Job:
         self.comm, self.device = comm, device
         config = self.config
         self.pass_tokens = device_pass_tokens(config.data.forward_overhead_tokens, device)
-        side = foundation.task.padding
-        self._dealer = LengthBucketSampler(foundation.train.items, side, rank(), world_size(), self.pass_tokens)
-        self._dtype = PRECISIONS[precision_on(device, config.train.precision)]
+        side = foundation.task.padding_side
+        self._dealer = LengthBucketSampler(foundation.train.features, side, rank(), world_size(), self.pass_tokens)
+        self._dtype = PRECISIONS[resolve_precision(device, config.train.precision)]
         self._facts = {**foundation.facts(seed), "precision": str(self._dtype)}
-        checkpoints, train = folder / checkpoint.FOLDER, config.train
-        saved = checkpoint.newest(checkpoints, comm)
-        was = checkpoint.facts_of(saved, self._facts) if saved else {}
+        checkpoints, train = folder / checkpoint.CHECKPOINTS_DIR, config.train
+        saved = checkpoint.find_resume_checkpoint(checkpoints, comm)
+        was = checkpoint.read_manifest(saved, self._facts) if saved else {}
         self._writer = CheckpointWriter(
             checkpoints, comm, train.keep_last_checkpoints, train.keep_checkpoints_every, resumed=saved
         )
@@ -81,11 +81,11 @@ class Job:
         patience = self.config.eval.early_stopping_patience
         return self.course.finished or (patience is not None and self._without_better >= patience)
 
-    def begin_step(self) -> list[Parts]:
+    def begin_step(self) -> list[MicroStep]:
         """Set the learning rate and what dropout draws; returns what this process reads, one for each micro-step."""
         self.course.begin_step(self.seed, self.config.schedule, self.config.optim.lr)
         train = self.config.train
-        return self._dealer.update(self.seed, self.course.step, train.batch_size, train.accumulation)
+        return self._dealer.micro_steps(self.seed, self.course.step, train.global_batch_size, train.batch_schedule(world_size()).accumulation)
 
     def measure(self) -> dict[str, float]:
         """Scores on all that is measured on, as SPLIT/SCORE; the best weights are kept. Every process must call it."""
@@ -94,7 +94,7 @@ class Job:
         for split in self.foundation.dev:
             outputs = answer(self.engine.module, split, self.config.eval.batch_size, self.pass_tokens, self.comm)
             found |= {f"{split.name}/{name}": score for name, score in measure(task, split, outputs).items()}
-        score = found[f"{self.foundation.dev[0].name}/{task.score}"]
+        score = found[f"{self.foundation.dev[0].name}/{task.main_metric}"]
         if self.course.step == 0:  # a head that knows nothing may be lucky
             return found
         if self.best is None or score > self.best[0]:
@@ -140,7 +140,7 @@ class Job:
         seed_everything(self.seed)  # the same starting values on every process
         shape = in_agreement(self.foundation.shape, self.device, self._dtype, self.comm)
         build = partial(TaskModel, shape, self.foundation.task)
-        weights = load_task_model(saved / checkpoint.MODEL).weights if saved else {}
+        weights = load_task_model(saved / checkpoint.MODEL_DIR).weights if saved else {}
         model = build_with_weights(weights, build) if saved else build()
         if not saved and not config.from_scratch:  # the head keeps the values that it begins with
             model.put(self.foundation.folder.weights)
@@ -149,7 +149,7 @@ class Job:
         settings = build_deepspeed_config(config.train, config.optim, self.device, world_size(), config.deepspeed)
         self.engine = build_engine(model, settings, config.train, config.optim, self.device)
         if saved:
-            put_state(self.engine, weights, checkpoint.Moments(saved), was["counters"])
+            load_state(self.engine, weights, checkpoint.SavedMoments(saved), was["counters"])
 
 
 def in_agreement(shape: ModelConfig, device: torch.device, dtype: torch.dtype, comm: Comm) -> ModelConfig:

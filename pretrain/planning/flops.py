@@ -25,14 +25,14 @@ Counting = Literal["executed", "needed"]  # see operations
 # what a parameter is, by the first of these that its name matches
 PARTS = {
     "norms": r"norm",
-    "biases": r"bias|\.shared\.",
-    "segments": r"same_different",
-    "positions": r"terms\.position|places",
+    "biases": r"bias",
+    "segments": r"seg_embed",
+    "positions": r"terms\.position|position_embedding",
     "feed-forward": r"feed_forward",
     "attention": r"attention",
-    "embedding": r"backbone\.(embedding|mask_embedding)",
-    "softmax": r"^output",
-    "next sentence": r"^auxiliary\.next_sentence",
+    "embedding": r"backbone\.(word_embedding|mask_embedding)",
+    "softmax": r"^lm_head",
+    "next sentence": r"^auxiliary_heads\.next_sentence",
 }
 
 

@@ -19,10 +19,10 @@ from pretrain.planning.flops import (
     parameters,
     tensor_sizes,
 )
+from pretrain.planning.zero_memory import ZeroMemory, communication_volume, zero_memory
 from xlpre.model.config import ModelConfig
-from xlpre.training.deepspeed_engine import PRECISIONS, bucket_of
-from xlpre.training.deepspeed_overrides import offloads, stage_of
-from xlpre.training.device_specs import Device, State, communication_volume, zero_memory
+from xlpre.training.deepspeed_engine import PRECISIONS, reduce_bucket_size
+from xlpre.training.deepspeed_overrides import offloads, zero_stage
 from xlpre.training.muon import working_bytes
 
 USABLE = 0.92  # of the memory: the rest is the driver's, libraries' and lost between tensors (an assumption)
@@ -33,31 +33,31 @@ class Plan:
     """A pretraining on `gpus` devices. Times in seconds, sizes in bytes, rates in window tokens."""
 
     config: PretrainConfig
-    device: Device
+    device: DeviceSpec
     gpus: int
     nodes: int
     mfu: float
 
     def __post_init__(self) -> None:
-        rows = self.config.train.batch_size
+        rows = self.config.train.global_batch_size
         if self.gpus % self.nodes:
             raise ValueError(
                 f"--gpus ({self.gpus}) counts all of them and must be a multiple of --nodes ({self.nodes})"
             )
         if rows < self.gpus:
             raise ValueError(
-                f"--gpus ({self.gpus}) must be at most train.batch_size ({rows}): each GPU needs a row of its own; take fewer, or "
-                "raise train.batch_size"
+                f"--gpus ({self.gpus}) must be at most train.global_batch_size ({rows}): each GPU needs a row of its own; take fewer, or "
+                "raise train.global_batch_size"
             )
         if rows % self.gpus:
             raise ValueError(
-                f"train.batch_size ({rows}) must be a multiple of --gpus ({self.gpus}); set train.batch_size="
+                f"train.global_batch_size ({rows}) must be a multiple of --gpus ({self.gpus}); set train.global_batch_size="
                 f"{rows // self.gpus * self.gpus}"
             )
         if self.config.train.batch_warmup_steps and self.rows < 2:
             raise ValueError(
                 f"train.batch_warmup_steps ({self.config.train.batch_warmup_steps}) starts with some of a GPU's rows, and --gpus "
-                f"({self.gpus}) leaves it {self.rows}; take fewer, raise train.batch_size, or set train.batch_warmup_steps=0"
+                f"({self.gpus}) leaves it {self.rows}; take fewer, raise train.global_batch_size, or set train.batch_warmup_steps=0"
             )
         if not 0 < self.mfu <= 1:
             raise ValueError(f"--mfu ({self.mfu}) is a share of the peak: above 0, at most 1")
@@ -82,16 +82,23 @@ class Plan:
     @property
     def rows(self) -> int:
         """Rows of a device in an update."""
-        return self.config.train.batch_size // self.gpus
+        return self.config.train.global_batch_size // self.gpus
+
+    def total_rows(self, n_steps: int) -> int:
+        """Return the rows that all devices read in the first `n_steps` steps."""
+        train = self.config.train
+        if not train.batch_warmup_steps:
+            return n_steps * train.global_batch_size
+        return train.batch_schedule(self.gpus).total_rows(n_steps)
 
     @property
     def tokens_per_step(self) -> int:
         """Window tokens of an update, once the batch has warmed up."""
-        return self.config.train.batch_size * self.config.data.seq_len
+        return self.config.train.global_batch_size * self.config.data.seq_len
 
     def tokens(self, steps: int) -> int:
         """Window tokens of the first `steps` updates."""
-        return self.config.train.rows(steps) * self.config.data.seq_len
+        return self.total_rows(steps) * self.config.data.seq_len
 
     def steps(self, tokens: float) -> int:
         """The first updates that read `tokens` window tokens, if they end with one."""
@@ -133,10 +140,10 @@ class Plan:
         """What is kept in the machine's memory."""
         return offloads(self.config.deepspeed)
 
-    def state(self, stage: int) -> State:
+    def state(self, stage: int) -> ZeroMemory:
         """Bytes of a device that do not depend on the batch."""
         zero = self.config.deepspeed.get("zero_optimization", {})
-        bucket, unsplit = bucket_of(zero, sum(self._sizes)), zero.get("stage3_param_persistence_threshold", 100_000)
+        bucket, unsplit = reduce_bucket_size(zero, sum(self._sizes)), zero.get("stage3_param_persistence_threshold", 100_000)
         single = sum(map(math.prod, self._matrices))
         return zero_memory(
             self._sizes, stage, self.gpus, self.precision, bucket, unsplit, **self.offloads, single=single
@@ -192,7 +199,7 @@ class Plan:
     @property
     def stage(self) -> int:
         """The ZeRO stage that training takes with these settings."""
-        return stage_of(self.config.deepspeed, self.precision, self.gpus)
+        return zero_stage(self.config.deepspeed, self.precision, self.gpus)
 
     @functools.cached_property
     def choice(self) -> tuple[int, int]:

@@ -12,8 +12,8 @@ from typing import Any
 
 from pretrain.config import PretrainConfig
 from pretrain.trainer.inputs import other_settings
-from xlpre.config.cli import Given, given_keys
-from xlpre.config.loader import load
+from xlpre.config.cli import ExplicitKeys, read_explicit_keys
+from xlpre.config.loader import load_config
 from xlpre.training.metrics import read_metrics
 
 OURS = ("name", "run_dir", "seed")  # of a run, decided by its row
@@ -73,9 +73,9 @@ class Run:
         return Path(self.config.run_dir)
 
     @property
-    def given(self) -> Given:
+    def given(self) -> ExplicitKeys:
         """The keys that its command line sets."""
-        return given_keys({}, self.words)
+        return read_explicit_keys({}, self.words)
 
     def check_made(self) -> None:
         """Raise ValueError if what is in the folder was made with other settings than the row says now."""
@@ -107,7 +107,7 @@ class Ablation:
     def __init__(
         self, path: Path, words: Sequence[str] = (), rows: Sequence[str] = (), seeds: int | None = None
     ) -> None:
-        config = load(AblationConfig, path)
+        config = load_config(AblationConfig, path)
         for row in rows:
             if row not in config.rows:
                 raise ValueError(f"{path} has no row {row!r}; it has {', '.join(config.rows)}")
@@ -127,7 +127,7 @@ class Ablation:
     def _run(self, row: str, seed: int, common: Sequence[str]) -> Run:
         changes = [*common, *self.rows[row]]
         try:
-            said = load(PretrainConfig, self.base, changes)
+            said = load_config(PretrainConfig, self.base, changes)
         except ValueError as error:
             raise ValueError(f"row {row}: {error}") from None
         name, folder = f"{self.name}_{row}_{seed}", self.folder / row / f"seed_{seed}"
@@ -135,7 +135,7 @@ class Ablation:
         inputs = [f"data.store_dir={said.data.store_dir}", f"tokenizer.path={said.tokenizer.path}"]
         words = ["--config", str(self.base), *inputs, *changes]
         words += [f"name={name}", f"run_dir={folder}", f"seed={seed}"]
-        return Run(row, seed, words, load(PretrainConfig, self.base, words[2:]))
+        return Run(row, seed, words, load_config(PretrainConfig, self.base, words[2:]))
 
 
 @dataclass(frozen=True)

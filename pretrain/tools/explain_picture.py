@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pretrain.tools.explanation import ITSELF, SEEN, Explanation
-from xlpre.common.plots import new_figure, save
+from xlpre.common.plots import new_figure, save_figure
 
 OWN = "seen only as its own"
 COLORS = {"not seen": "#eceff3", "seen": "#6d93c8", "seen, a target": "#ee9a3a", OWN: "#c7b2de"}
@@ -84,4 +84,4 @@ def save_picture(it: Explanation, path: Path) -> None:
     """
     if path.suffix not in PICTURES:
         raise ValueError(f"--picture {path}: the name must end with {' or '.join(PICTURES)}")
-    save(draw(it), path, dpi=130)
+    save_figure(draw(it), path, dpi=130)

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from pretrain.config import PretrainConfig
-from xlpre.data.lanes import Place, Text
+from xlpre.data.lanes import DirectedText, WindowLocation
 from xlpre.data.rng import RowRng
-from xlpre.data.store import Part, TokenStore
-from xlpre.data.window_layout import SEGMENT_A, SEGMENT_B, SEGMENT_CLS, DataConfig, lay_out
+from xlpre.data.store import SplitData, TokenStore
+from xlpre.data.window_layout import SEGMENT_A, SEGMENT_B, SEGMENT_CLS, DataConfig, build_windows
 from xlpre.objectives.registry import build_objective
 from xlpre.text.tokenizer import Tokenizer
 
@@ -34,7 +34,7 @@ class Explanation:
         key_rank: (T,) the same.
         target_positions: (P,) places in the window.
         wanted: P pieces to predict there.
-        functional: (T,) bool, <sep> and <cls>.
+        special_mask: (T,) bool, <sep> and <cls>.
         reuse_len: length of the reused part.
         backward: the row runs from right to left.
         two_streams: a query stream predicts, which does not see the token at its own place.
@@ -49,7 +49,7 @@ class Explanation:
     key_rank: np.ndarray
     target_positions: np.ndarray
     wanted: list[str]
-    functional: np.ndarray
+    special_mask: np.ndarray
     reuse_len: int
     backward: bool
     two_streams: bool
@@ -76,7 +76,7 @@ class Explanation:
             return [None] * len(self.pieces)
         in_rest = np.arange(len(self.pieces)) >= self.reuse_len
         order = self.key_rank - np.where(in_rest, self.reuse_len + 1, 0)
-        placed = self.is_target | self.functional
+        placed = self.is_target | self.special_mask
         return [int(place) if has else None for place, has in zip(order, placed, strict=True)]
 
 
@@ -88,7 +88,7 @@ def explain(
     Args:
         text: one line a paragraph.
         tokenizer: the vocabulary.
-        config: its `data`, `objective`, `text.lines` and `seed` count; the window shrinks to a text that is shorter.
+        config: its `data`, `objective`, `text.line_type` and `seed` count; the window shrinks to a text that is shorter.
         step: each draws anew.
         backward: read from right to left.
 
@@ -98,16 +98,16 @@ def explain(
     document = [line for line in text.splitlines() if line.strip()]
     if not document:
         raise ValueError("the text is empty; give a sentence or two in quotes")
-    ids, sentence_ends = tokenizer.encode_document(document, config.text.lines)
+    ids, sentence_ends = tokenizer.encode_document(document, config.text.line_type)
     if backward:  # the window ends where the text does: the <eod> beyond it is the one before
         ids, sentence_ends = np.roll(ids, 1), np.append(sentence_ends[:-1] + 1, len(ids))
     build_objective(config.objective, config.data, tokenizer.starts_word)  # here a message has the numbers as given
     data = fitted(config.data, len(ids) - 1)
     objective = build_objective(config.objective, data, tokenizer.starts_word)
-    whole = Text(Part(ids, sentence_ends, np.array([len(ids)])), backward)
-    draws = RowRng(config.seed, [int(backward)], step)
-    windows = lay_out([Place(whole, begin=0, remembers=0)], data, draws)
-    row = objective.examples(windows, draws)
+    whole = DirectedText(SplitData(ids, sentence_ends, np.array([len(ids)])), backward)
+    rng = RowRng(config.seed, [int(backward)], step)
+    windows = build_windows([WindowLocation(whole, begin=0, visible_mem_len=0)], data, rng)
+    row = objective.examples(windows, rng)
     direction = "backward, from right to left" if backward else "forward"
     pieces = tokenizer.pieces
     return Explanation(
@@ -120,7 +120,7 @@ def explain(
         key_rank=row.key_rank[0],
         target_positions=row.target_positions[0],
         wanted=[pieces[i] for i in row.targets[0]],
-        functional=windows.functional[0],
+        special_mask=windows.special_mask[0],
         reuse_len=data.reuse_len,
         backward=backward,
         two_streams=objective.two_streams,

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from xlpre.batch import Batch
-from xlpre.common.files import new_file
+from xlpre.common.files import atomic_write
 from xlpre.conversion.model_folder import ModelFolder, load_folder, save_folder
 from xlpre.model.memory import Memory
 from xlpre.training.deepspeed_engine import PRECISIONS
@@ -93,7 +93,7 @@ def write(
         tensors.update({f"{i}.batch.{name}": _own(getattr(batch, name)) for name in BATCH})
         tensors.update({f"{i}.memory.{name}": _own(getattr(memory, name)) for name in MEMORY})
     facts = {**about, "process": process, "reuse_len": met[0][0].reuse_len, "n_micro_steps": len(met)}
-    with new_file(_file(folder, process)) as partial:
+    with atomic_write(_file(folder, process)) as partial:
         partial.write_bytes(safetensors.torch.save(tensors, {key: str(value) for key, value in facts.items()}))
 
 
@@ -119,7 +119,7 @@ def read(folder: Path) -> tuple[ModelFolder, list[Share]]:
             raise ValueError(
                 f"{share.path}: of another update than {first.path}; both must be from one stop of one run"
             )
-    return load_folder(folder / "model", spoilt=True), shares
+    return load_folder(folder / "model", allow_nonfinite=True), shares
 
 
 def _share(path: Path) -> Share:

@@ -9,42 +9,41 @@ from pretrain.planning.flops import batch_shape, parameters
 from pretrain.trainer.evaluator import val_lanes
 from pretrain.trainer.inputs import RunInputs, checkpoints_of, is_finished
 from pretrain.trainer.samples import Samples
-from xlpre.config.cli import Given
-from xlpre.config.loader import as_yaml
-from xlpre.data_loader import lanes_of
+from xlpre.config.cli import ExplicitKeys
+from xlpre.config.loader import to_yaml
 from xlpre.training import checkpoint
-from xlpre.training.deepspeed_engine import precision_on
-from xlpre.training.deepspeed_overrides import stage_of
-from xlpre.training.distributed import device_type, is_rank_zero, rank, world_size
-from xlpre.training.metrics import check_wandb
+from xlpre.training.deepspeed_engine import resolve_precision
+from xlpre.training.deepspeed_overrides import zero_stage
+from xlpre.training.distributed import device_type, is_rank_zero, world_size
+from xlpre.training.metrics import check_wandb_installed
 
 
-def dry_run(config: PretrainConfig, given: Given) -> None:
+def dry_run(config: PretrainConfig, given: ExplicitKeys) -> None:
     """Print the settings as YAML, all else as its comments.
 
     Raises:
         ValueError: what a start would refuse, as far as one process alone can tell; settings of DeepSpeed's own are not read.
     """
-    check_wandb(config.train.wandb)
+    check_wandb_installed(config.train.wandb)
     foundation = RunInputs(config, given)
     val_lanes(config, foundation.store)
     Samples(config, foundation.store, foundation.tokenizer)
-    lanes_of(rank(), world_size(), config.train.batch_size, config.train.accumulation)
+    config.train.batch_schedule(world_size())
     start, about = foundation.start, foundation.start.about
     folder, over = checkpoints_of(config), is_finished(config, given)
-    saved = checkpoint.complete(folder)[-1] if over else checkpoint.latest_valid(folder)
+    saved = checkpoint.list_complete(folder)[-1] if over else checkpoint.latest_valid(folder)
     if saved:
         step = foundation.facts_of(saved)["step"]
         about = f"finished already at step {step:,}" if over else f"goes on from {saved} at step {step:,}"
     if is_rank_zero():
         sizes = _sizes(start.resolved(), len(foundation.store.train))
-        print(as_yaml(start.resolved()) + sizes + _processes(config) + f"# {about}", flush=True)
+        print(to_yaml(start.resolved()) + sizes + _processes(config) + f"# {about}", flush=True)
 
 
 def _sizes(config: PretrainConfig, text_tokens: int) -> str:
     train, data = config.train, config.data
-    shape = batch_shape(config, train.batch_size)
-    read = train.rows(train.steps) * data.reuse_len
+    shape = batch_shape(config, train.global_batch_size)
+    read = train.batch_schedule(world_size()).total_rows(train.steps) * data.reuse_len
     within = f", or what {train.hours:g} hours allow" if train.hours else ""
     return (
         f"# {sum(parameters(config.model, shape.two_streams, shape.next_sentence).values()):,} parameters\n"
@@ -56,6 +55,6 @@ def _sizes(config: PretrainConfig, text_tokens: int) -> str:
 def _processes(config: PretrainConfig) -> str:
     """What they compute on and in, as far as this machine, which need not be the one that trains, can tell."""
     kind, wanted = device_type(), config.train.precision
-    precision = precision_on(torch.device(kind), wanted) if wanted == "auto" else wanted
-    stage = stage_of(config.deepspeed, precision, world_size())
+    precision = resolve_precision(torch.device(kind), wanted) if wanted == "auto" else wanted
+    stage = zero_stage(config.deepspeed, precision, world_size())
     return f"# here {world_size()} process(es) on {kind}, {precision}, ZeRO stage {stage}\n"

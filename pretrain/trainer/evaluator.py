@@ -72,7 +72,7 @@ class Evaluator:
         with without_dropout(model):
             sums = self._sums(model)
         loss, unigram, right, n_bytes, count, rows, *others = self._comm.all_reduce_sum(*(sums * self._counts))
-        auxiliary = {name: n_right / rows for name, n_right in zip(model.auxiliary, others, strict=True)}
+        auxiliary = {name: n_right / rows for name, n_right in zip(model.auxiliary_heads, others, strict=True)}
         return EvalResult(
             loss / count, unigram / count, right / count, loss / math.log(2) / n_bytes, int(count), auxiliary
         )
@@ -83,7 +83,7 @@ class Evaluator:
         mem_len = self._config.eval.mem_len
         start = initial_memory(model.config, len(self._mine), mem_len=mem_len, device=weight.device, dtype=weight.dtype)
         memory = cached(start, model.backbone)
-        sums = np.zeros(6 + len(model.auxiliary))
+        sums = np.zeros(6 + len(model.auxiliary_heads))
         for step in range(self._windows):
             batch = self._loader.batch(step, self._mine)
             logits, memory, *scores = model.logits(batch.to(weight.device), memory)
@@ -116,14 +116,14 @@ def val_lanes(config: PretrainConfig, store: TokenStore) -> tuple[Lanes, int]:
         ValueError: the held-out text is shorter than a window.
     """
     n_lanes = config.eval.batch_size
-    available = (len(store.held_out) - config.data.reach) // config.data.reuse_len // n_lanes
+    available = (len(store.validation) - config.data.lookahead) // config.data.reuse_len // n_lanes
     windows = max(1, min(config.eval.num_windows, available))
     lanes = Lanes(
-        store.held_out,
+        store.validation,
         n_lanes,
         stride=config.data.reuse_len,
-        reach=config.data.reach,
-        run_windows=windows,
+        lookahead=config.data.lookahead,
+        windows_per_run=windows,
         bidirectional=config.data.bidirectional,
         seed=SEED,
         at_document_end=config.memory.at_document_end,

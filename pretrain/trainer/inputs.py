@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.config import PretrainConfig, settings_of_run
-from pretrain.trainer.weight_init import Start
-from xlpre.config.cli import Given
-from xlpre.conversion import provenance
+from pretrain.trainer.weight_init import WeightInit
+from xlpre.config.cli import ExplicitKeys
+from xlpre.conversion.provenance import read_provenance
 from xlpre.data.lanes import Lanes
 from xlpre.data.store import TokenStore
 from xlpre.data_loader import Loader
@@ -17,7 +17,7 @@ from xlpre.model.config import ModelConfig
 from xlpre.objectives.registry import build_objective
 from xlpre.text.tokenizer import Tokenizer
 from xlpre.training import checkpoint
-from xlpre.training.run_dir import check_place
+from xlpre.training.run_dir import check_run_dir_writable
 
 FORMAT = 3  # of a checkpoint: names of parameters, what a batch of a step is
 # the settings that what is reached depends on, and those among them on which it does not, which a run finds in its text, or, being how
@@ -51,12 +51,12 @@ class RunInputs:
         ValueError: settings that contradict each other, the store or the vocabulary.
     """
 
-    def __init__(self, config: PretrainConfig, given: Given) -> None:
+    def __init__(self, config: PretrainConfig, given: ExplicitKeys) -> None:
         self.config = config
-        check_place(config.run_dir, checkpoint.FOLDER)
+        check_run_dir_writable(config.run_dir, checkpoint.CHECKPOINTS_DIR)
         check_begun(config)
         self.store, self.tokenizer = _open(config)
-        self.start = Start(config, self.store, self.tokenizer, given)
+        self.start = WeightInit(config, self.store, self.tokenizer, given)
         self.objective = build_objective(config.objective, config.data, self.tokenizer.starts_word)
         self.loader = Loader(_train_lanes(config, self.store), config.data, self.objective, config.seed)
         self.facts = _facts(config, self.store, self.start.shape)
@@ -71,8 +71,8 @@ class RunInputs:
         Raises:
             ValueError: it was made with another text, or other settings.
         """
-        was = checkpoint.facts_of(saved)
-        checkpoint.check_facts(saved, {"format": was.get("format")}, {"format": FORMAT})
+        was = checkpoint.read_manifest(saved)
+        checkpoint.check_compatible(saved, {"format": was.get("format")}, {"format": FORMAT})
         if was["data"]["store"] != self.store.fingerprint:
             raise ValueError(
                 f"{saved} was made with another text than data.store_dir={self.store.path} holds (fingerprints {was['data']['store'][:12]} "
@@ -80,13 +80,13 @@ class RunInputs:
                 "another name"
             )
         was = {"init_from": self.config.init_from, **was}  # older ones do not say
-        checkpoint.check_facts(saved, was, {**self.facts, **more})
+        checkpoint.check_compatible(saved, was, {**self.facts, **more})
         return was
 
 
 def checkpoints_of(config: PretrainConfig) -> Path:
     """Where the checkpoints of a run are."""
-    return Path(config.run_dir) / checkpoint.FOLDER
+    return Path(config.run_dir) / checkpoint.CHECKPOINTS_DIR
 
 
 def model_folder(config: PretrainConfig) -> Path:
@@ -97,7 +97,7 @@ def model_folder(config: PretrainConfig) -> Path:
 def step_of_model(config: PretrainConfig) -> int:
     """The step of the model folder; -1 if there is none, or a damaged one, which its checkpoint can make again."""
     try:
-        written = provenance.read(model_folder(config)) or {}
+        written = read_provenance(model_folder(config)) or {}
     except ValueError:
         return -1
     step = written.get("step")
@@ -106,14 +106,14 @@ def step_of_model(config: PretrainConfig) -> int:
 
 def check_begun(config: PretrainConfig) -> None:
     """Raise ValueError if the checkpoints of a run are gone whose model is there: it would begin anew, and replace that."""
-    if step_of_model(config) > 0 and not checkpoint.all_of(checkpoints_of(config)):
+    if step_of_model(config) > 0 and not checkpoint.list_all(checkpoints_of(config)):
         raise ValueError(
             f"{config.run_dir} has the model of step {step_of_model(config):,}, which a run that begins anew would replace, and no "
             "checkpoint to go on from; put its checkpoints/ back, give the run another name, or remove that folder"
         )
 
 
-def is_finished(config: PretrainConfig, given: Given) -> bool:
+def is_finished(config: PretrainConfig, given: ExplicitKeys) -> bool:
     """Whether the run has its last checkpoint, every byte as it was written, and its model folder.
 
     The checkpoint is read through, which takes as long as loading it; one that is damaged would be passed over by a start.
@@ -121,16 +121,16 @@ def is_finished(config: PretrainConfig, given: Given) -> bool:
     Raises:
         ValueError: it has, but was made with other settings than `config`.
     """
-    done = checkpoint.complete(checkpoints_of(config))
+    done = checkpoint.list_complete(checkpoints_of(config))
     if not done:
         return False
-    last, hours = checkpoint.facts_of(done[-1]), config.train.hours
+    last, hours = checkpoint.read_manifest(done[-1]), config.train.hours
     if step_of_model(config) != last["step"]:
         return False  # killed between the two
     if last["step"] < config.train.steps and (hours is None or last["train_seconds"] < hours * 3600):
         return False
     RunInputs(config, given).facts_of(done[-1])
-    return checkpoint.is_intact(done[-1])
+    return checkpoint.is_valid(done[-1])
 
 
 def other_settings(config: PretrainConfig) -> dict[str, tuple[Any, Any]]:
@@ -181,7 +181,7 @@ def _facts(config: PretrainConfig, store: TokenStore, shape: ModelConfig) -> dic
         "memory": dataclasses.asdict(config.memory),
         "optim": optim,
         "seed": config.seed,
-        "train": {"batch_size": config.train.batch_size},
+        "train": {"global_batch_size": config.train.global_batch_size},
     }
 
 
@@ -196,10 +196,10 @@ def _open(config: PretrainConfig) -> tuple[TokenStore, Tokenizer]:
 def _train_lanes(config: PretrainConfig, store: TokenStore) -> Lanes:
     return Lanes(
         store.train,
-        config.train.batch_size,
+        config.train.global_batch_size,
         stride=config.data.reuse_len,
-        reach=config.data.reach,
-        run_windows=config.data.windows_per_run,
+        lookahead=config.data.lookahead,
+        windows_per_run=config.data.windows_per_run,
         bidirectional=config.data.bidirectional,
         seed=config.seed,
         at_document_end=config.memory.at_document_end,

@@ -10,25 +10,25 @@ import torch
 
 from pretrain.planning.flops import batch_shape, flops_per_step
 from pretrain.trainer.evaluator import EvalResult
-from pretrain.trainer.trainer import Job
+from pretrain.trainer.trainer import Trainer
 from xlpre.training.device_specs import device_named
 from xlpre.training.distributed import world_size
-from xlpre.training.metrics import duration
-from xlpre.training.run_logger import RunLog
+from xlpre.training.metrics import format_duration
+from xlpre.training.run_logger import RunLogger
 
 
-class Log(RunLog):
+class Log(RunLogger):
     """Says and writes how the job goes."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Trainer) -> None:
         config = job.resolved
         self._job, self._tokens, self._waited = job, job.tokens, job.waited_seconds
-        rows = config.train.batch_size // (world_size() * config.train.accumulation)
+        rows = config.train.batch_schedule(world_size()).micro_batch_size
         shape = batch_shape(config, rows)
         self._targets_a_token = shape.targets / shape.window
         self._flops_a_token = flops_per_step(job.shape, shape) / (rows * shape.window)
         self._peak = _peak(job.device, job.dtype)
-        auxiliary = job.engine.module.auxiliary
+        auxiliary = job.engine.module.auxiliary_heads
         super().__init__(
             job.course, job.run_dir, config.name, dataclasses.asdict(config), progress, auxiliary=auxiliary
         )
@@ -79,7 +79,7 @@ def progress(line: Mapping[str, Any]) -> str:
     skipped = line["skipped_steps"]
     return (
         f"loss {line['loss']:.3f}{others}, lr {line['lr']:.1e}, {line['tokens_per_second']:,.0f} tokens/s "
-        f"({line['targets_per_second']:,.0f} targets/s), {computing}, {duration(line['eta_seconds'])} left, "
+        f"({line['targets_per_second']:,.0f} targets/s), {computing}, {format_duration(line['eta_seconds'])} left, "
         f"{line['memory_bytes'] / 1e9:.1f} GB"
         + (f", {skipped:,} update{'s' * (skipped > 1)} skipped" if skipped else "")
     )

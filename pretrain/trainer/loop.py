@@ -5,16 +5,16 @@ from __future__ import annotations
 from pretrain.config import PretrainConfig
 from pretrain.trainer.inputs import model_folder
 from pretrain.trainer.logger import Log
-from pretrain.trainer.trainer import Job
-from xlpre.config.cli import NOTHING, Given
+from pretrain.trainer.trainer import Trainer
+from xlpre.config.cli import NO_EXPLICIT_KEYS, ExplicitKeys
 from xlpre.training.distributed import is_rank_zero
-from xlpre.training.metrics import check_wandb
+from xlpre.training.metrics import check_wandb_installed
 
 
-def pretrain(config: PretrainConfig, given: Given = NOTHING) -> None:
+def pretrain(config: PretrainConfig, given: ExplicitKeys = NO_EXPLICIT_KEYS) -> None:
     """Train as `config` says; stopping at any time and calling it again goes on from the last checkpoint. See Job."""
-    check_wandb(config.train.wandb)
-    job = Job(config, given)
+    check_wandb_installed(config.train.wandb)
+    job = Trainer(config, given)
     log, course = Log(job), job.course
     if course.step == 0:
         log.measure()

@@ -33,7 +33,7 @@ class Samples:
         if not OBJECTIVES[config.objective.name].sees_ahead:  # nor what is after a blank
             self._sentences = []
         elif not self._sentences:
-            self._puzzles = held_out_puzzles(store.held_out, tokenizer, COUNT, seed=0)
+            self._puzzles = held_out_puzzles(store.validation, tokenizer, COUNT, seed=0)
         for text in self._sentences:
             try:
                 blanks_batch(text, tokenizer)

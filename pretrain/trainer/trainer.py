@@ -17,11 +17,11 @@ from pretrain.trainer.evaluator import EvalResult, Evaluator, eval_protocol
 from pretrain.trainer.inputs import RunInputs, checkpoints_of, model_folder, step_of_model
 from pretrain.trainer.samples import Samples
 from xlpre.batch import Batch
-from xlpre.common.files import exclusive, linked_copy
-from xlpre.config.cli import NOTHING, Given
-from xlpre.config.loader import dump
+from xlpre.common.files import hardlink_copy, lock_dir
+from xlpre.config.cli import NO_EXPLICIT_KEYS, ExplicitKeys
+from xlpre.config.loader import save_config
 from xlpre.conversion.model_folder import ModelFolder, load_folder, save_folder
-from xlpre.data_loader import lanes_of
+from xlpre.data_loader import assign_lanes
 from xlpre.model.initialization import build_with_weights
 from xlpre.model.kernels.backend import resolve_backend
 from xlpre.model.language_model import LanguageModel
@@ -32,8 +32,8 @@ from xlpre.training.deepspeed_engine import (
     PRECISIONS,
     build_deepspeed_config,
     build_engine,
-    precision_on,
-    start_processes,
+    resolve_precision,
+    init_process_group,
 )
 from xlpre.training.distributed import (
     Comm,
@@ -46,12 +46,12 @@ from xlpre.training.distributed import (
     use_device,
     world_size,
 )
-from xlpre.training.optimizer_state import put_state, weights_of
+from xlpre.training.optimizer_state import load_state, gather_weights
 from xlpre.training.progress import Progress
 from xlpre.training.shutdown import ShutdownHandler
 
 
-class Job:
+class Trainer:
     """What the loop reads.
 
     Attributes:
@@ -64,7 +64,7 @@ class Job:
         tokens: window tokens read by all processes.
     """
 
-    def __init__(self, config: PretrainConfig, given: Given = NOTHING) -> None:
+    def __init__(self, config: PretrainConfig, given: ExplicitKeys = NO_EXPLICIT_KEYS) -> None:
         """Build, and go on from the newest checkpoint if there is one.
 
         Args:
@@ -79,21 +79,22 @@ class Job:
         self.store, self.tokenizer, start = self._foundation.store, self._foundation.tokenizer, self._foundation.start
         self.resolved, self.shape, self._loader = start.resolved(), start.shape, self._foundation.loader
         init_env()
-        self._groups = lanes_of(rank(), world_size(), config.train.batch_size, config.train.accumulation)
+        batch = self._batch = config.train.batch_schedule(world_size())
+        self._groups = assign_lanes(rank(), world_size(), batch.micro_batch_size, batch.accumulation)
         self.device = use_device()
         set_timeout(config.train.timeout_minutes)
-        start_processes(self.device)
+        init_process_group(self.device)
         self.comm = Comm()
         self._settings = build_deepspeed_config(config.train, config.optim, self.device, world_size(), config.deepspeed)
-        self.dtype = PRECISIONS[precision_on(self.device, config.train.precision)]
+        self.dtype = PRECISIONS[resolve_precision(self.device, config.train.precision)]
         self._facts = {**self._foundation.facts, "precision": str(self.dtype), "eval": eval_protocol(config)}
         self._evaluation = Evaluator(config, self.store, self.tokenizer, self.comm)
         self._samples = Samples(config, self.store, self.tokenizer)
         if is_rank_zero():
-            self._lock = exclusive(self.run_dir, "another training goes on in it; wait for it, or stop it")
+            self._lock = lock_dir(self.run_dir, "another training goes on in it; wait for it, or stop it")
         check_shared_filesystem(self.run_dir, self.comm)
         folder, train = checkpoints_of(config), config.train
-        saved = checkpoint.newest(folder, self.comm)
+        saved = checkpoint.find_resume_checkpoint(folder, self.comm)
         was = self._foundation.facts_of(saved, precision=str(self.dtype)) if saved else {}
         self.writer = CheckpointWriter(
             folder, self.comm, train.keep_last_checkpoints, train.keep_checkpoints_every, self._publish, saved
@@ -106,12 +107,12 @@ class Job:
         self._start(saved, was)
         self.course = Progress(train, self.engine, self.comm, ShutdownHandler(), self.writer, was)
         if is_rank_zero():
-            dump(self.resolved, self.run_dir / "config.yaml")
+            save_config(self.resolved, self.run_dir / "config.yaml")
             print(self._opening(saved), flush=True)
 
     def batches(self) -> Generator[Batch, None, None]:
         """Endless micro-batches of this process, from the present step on."""
-        return self._loader.batches(self.course.step, lambda step: self._groups[: self.config.train.micro_steps(step)])
+        return self._loader.batches(self.course.step, lambda step: self._groups[: self._batch.micro_steps(step)])
 
     @property
     def waited_seconds(self) -> float:
@@ -120,11 +121,11 @@ class Job:
 
     def begin_step(self) -> int:
         """Set the learning rate, what dropout draws, and the number of micro-steps, which is returned."""
-        train, step = self.config.train, self.course.step
+        step = self.course.step
         self._met.clear()
         self.course.begin_step(self.config.seed, self.config.schedule, self.config.optim.lr)
-        self.engine.set_train_batch_size(train.rows_of(step))
-        return train.micro_steps(step)
+        self.engine.set_train_batch_size(self._batch.rows(step))
+        return self._batch.micro_steps(step)
 
     def carry(self, micro: int, batch: Batch, memory: Memory) -> None:
         """Keep the memory that a batch left for the next window of its lanes."""
@@ -135,7 +136,7 @@ class Job:
 
     def end_step(self) -> bool:
         """One update is done; see Course."""
-        self.tokens += self.config.train.rows_of(self.course.step) * self.config.data.seq_len
+        self.tokens += self._batch.rows(self.course.step) * self.config.data.seq_len
         asked = self.course.end_step(self._leave_what_was_met)
         if self.course.skipped_in_a_row:
             self.memories = [memory.reset_nonfinite_rows() for memory in self.memories]
@@ -184,7 +185,7 @@ class Job:
         """Leave what the last update met, in every process, for a person to look at; says how."""
         step = self.course.step - 1
         folder = nan_dump.folder_of(self.run_dir, step)
-        weights = weights_of(self.engine, keep=is_rank_zero())
+        weights = gather_weights(self.engine, keep=is_rank_zero())
         about = {"seed": self.config.seed, "step": step, "world_size": world_size(), "precision": str(self.dtype)}
         nan_dump.write(folder, rank(), self._met, self._model(step, weights) if is_rank_zero() else None, about)
         self.comm.barrier()
@@ -202,7 +203,7 @@ class Job:
 
     def _publish(self, saved: Path) -> None:
         """Make the model of a checkpoint the model of the run."""
-        linked_copy(saved / checkpoint.MODEL, model_folder(self.config))
+        hardlink_copy(saved / checkpoint.MODEL_DIR, model_folder(self.config))
 
     def _start(self, saved: Path | None, was: dict[str, Any]) -> None:
         """Build model, engine and memories, at the start or as the checkpoint `saved` has them; `was` is what it says."""
@@ -211,7 +212,7 @@ class Job:
         shape = dataclasses.replace(self.shape, attention_backend=self._attention())
         two_streams, next_sentence = self._foundation.objective.two_streams, config.objective.next_sentence
         build = partial(LanguageModel, shape, two_streams, next_sentence)
-        weights = load_folder(saved / checkpoint.MODEL).weights if saved else {}
+        weights = load_folder(saved / checkpoint.MODEL_DIR).weights if saved else {}
         model = build_with_weights(weights, build) if saved else self._foundation.start.model(build)
         if config.train.activation_checkpointing:
             model.backbone.recompute_layers()
@@ -224,8 +225,8 @@ class Job:
                 for group in self._groups
             ]
             return
-        put_state(self.engine, weights, checkpoint.Moments(saved), was["counters"])
-        stored = (checkpoint.memory_of(saved, group) for group in self._groups)
+        load_state(self.engine, weights, checkpoint.SavedMoments(saved), was["counters"])
+        stored = (checkpoint.read_lane_memory(saved, group) for group in self._groups)
         self.memories = [Memory(hidden.to(self.device), valid.to(self.device)) for hidden, valid in stored]
         if is_rank_zero() and step_of_model(config) != was["step"]:
             self._publish(saved)  # killed between the checkpoint and its model
@@ -248,14 +249,14 @@ class Job:
         start = self._foundation.start.about
         if saved:
             start = f"goes on from {saved} at step {self.course.step:,}"
-        if unfinished := checkpoint.unfinished(checkpoints_of(config), saved):
+        if unfinished := checkpoint.list_incomplete(checkpoints_of(config), saved):
             start += f" (passed over, because a file is missing, cut or damaged: {', '.join(path.name for path in unfinished)})"
         if self._measured_anew:
             start += "; eval is not as it was, so that held-out losses do not compare with those before, and best/ begins anew"
         return (
             f"{config.name}: {config.objective.name}, {n_parameters:,} parameters ({shape.n_layer} layers, d {shape.d_model}), "
             f"memory {shape.mem_len}\n"
-            f"{len(self.store.train):,} training tokens, {config.train.batch_size} rows of {config.data.seq_len} tokens a step, {steps}, "
+            f"{len(self.store.train):,} training tokens, {config.train.global_batch_size} rows of {config.data.seq_len} tokens a step, {steps}, "
             f"{world_size()} process(es) on {self.device.type}, {self.dtype}, ZeRO stage {self._settings['zero_optimization']['stage']}\n"
             f"{start}; everything goes to {self.run_dir}"
         )

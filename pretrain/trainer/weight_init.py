@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.config import PretrainConfig
-from xlpre.config.cli import Given
-from xlpre.config.loader import from_mapping
-from xlpre.conversion.model_folder import ModelFolder, load_init
+from xlpre.config.cli import ExplicitKeys
+from xlpre.config.loader import config_from_mapping
+from xlpre.conversion.model_folder import ModelFolder, load_init_from
 from xlpre.data.store import META, TokenStore
 from xlpre.model.config import ModelConfig
 from xlpre.model.initialization import build_with_weights, load_weights
@@ -23,7 +23,7 @@ from xlpre.training import checkpoint
 FREE = ("mem_len", "attention_span", "clamp_len", "attention_backend", "dropout", "dropatt", "init_scheme", "init_std")
 
 
-class Start:
+class WeightInit:
     """The start of a run.
 
     Args:
@@ -41,7 +41,7 @@ class Start:
         ValueError: the folder cannot be read, has another vocabulary than the store, or another shape than was asked for.
     """
 
-    def __init__(self, config: PretrainConfig, store: TokenStore, tokenizer: Tokenizer, given: Given) -> None:
+    def __init__(self, config: PretrainConfig, store: TokenStore, tokenizer: Tokenizer, given: ExplicitKeys) -> None:
         model = config.model
         if model.vocab_size not in (0, store.vocab_size):
             raise ValueError(
@@ -54,9 +54,9 @@ class Start:
         self.shape = dataclasses.replace(model, vocab_size=store.vocab_size)
         if not config.init_from:
             return
-        saved = checkpoint.complete(Path(config.run_dir) / checkpoint.FOLDER)
+        saved = checkpoint.list_complete(Path(config.run_dir) / checkpoint.CHECKPOINTS_DIR)
         if saved:  # the folder was read when the run began, and may be gone
-            has = ModelConfig(**checkpoint.facts_of(saved[-1])["model"])
+            has = ModelConfig(**checkpoint.read_manifest(saved[-1])["model"])
         else:
             self._folder = _read(config, tokenizer)
             has = self._folder.config
@@ -64,7 +64,7 @@ class Start:
         self.about = f"starts from the weights of {config.init_from}" + (
             f" ({self._folder.kind})" if self._folder else ""
         )
-        if self._folder and not self._folder.facts:
+        if self._folder and not self._folder.provenance:
             self.about += f"; it does not say how its text was prepared, the store's is {tokenizer.preprocess}"
         if self._folder and config.objective.next_sentence and not self._folder.next_sentence:
             self.about += "; it has no head of next-sentence prediction, which starts anew"
@@ -79,7 +79,7 @@ class Start:
             vocab_size=self.store.vocab_size,
             preprocess=self._tokenizer.preprocess,
         )
-        text = from_mapping(TextConfig, self.store.meta["source"], str(self.store.path / META))
+        text = config_from_mapping(TextConfig, self.store.meta["source"], str(self.store.path / META))
         return dataclasses.replace(self._config, model=self.shape, text=text, tokenizer=vocabulary)
 
     def model(self, build: Callable[[], LanguageModel]) -> LanguageModel:
@@ -90,11 +90,11 @@ class Start:
         if self._folder.next_sentence or not self._config.objective.next_sentence:
             return build_with_weights(weights, build)
         model = build()  # the head keeps the values it begins with
-        load_weights({**weights, **dict(model.auxiliary.named_parameters(prefix="auxiliary"))}, model)
+        load_weights({**weights, **dict(model.auxiliary_heads.named_parameters(prefix="auxiliary_heads"))}, model)
         return model
 
 
-def _merged(model: ModelConfig, has: ModelConfig, given: Given, init: str) -> tuple[ModelConfig, list[str]]:
+def _merged(model: ModelConfig, has: ModelConfig, given: ExplicitKeys, init: str) -> tuple[ModelConfig, list[str]]:
     """The shape of a model that starts from one with the shape `has`, and what gave way to it."""
     settings: dict[str, Any] = {}
     given_way = []
@@ -116,15 +116,15 @@ def _merged(model: ModelConfig, has: ModelConfig, given: Given, init: str) -> tu
 
 
 def _read(config: PretrainConfig, tokenizer: Tokenizer) -> ModelFolder:
-    folder = load_init(config.init_from)
-    theirs = folder.vocabulary(f"init_from={config.init_from}")
+    folder = load_init_from(config.init_from)
+    theirs = folder.require_tokenizer(f"init_from={config.init_from}")
     way_out = f"make a store with tokenizer.path={config.init_from}/spiece.model"
     if theirs.sha256 != tokenizer.sha256:
         raise ValueError(
             f"init_from={config.init_from} has the vocabulary (sha256) {theirs.sha256[:12]}, data.store_dir={config.data.store_dir} was made "
             f"with {tokenizer.sha256[:12]}; {way_out}"
         )
-    known = "preprocess" in folder.facts or folder.kind == "tensorflow"
+    known = "preprocess" in folder.provenance or folder.kind == "tensorflow"
     if known and theirs.preprocess != tokenizer.preprocess:
         raise ValueError(
             f"init_from={config.init_from} was trained on text with tokenizer.preprocess={theirs.preprocess}, data.store_dir="

@@ -26,7 +26,7 @@ SHAPE = {
     "model.dropatt": 0.0,
     "optim.lr": 0.01,
     "train.steps": 20,
-    "train.batch_size": 4,
+    "train.global_batch_size": 4,
     "train.log_every": 1,
     "eval.every": 10,
     "eval.batch_size": 2,

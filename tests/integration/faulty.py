@@ -19,10 +19,10 @@ import pretrain.run
 import pretrain.trainer.loop
 import pretrain.trainer.trainer
 from pretrain.config import PretrainConfig
-from pretrain.trainer.trainer import Job
+from pretrain.trainer.trainer import Trainer
 from xlpre.common import files
 from xlpre.common.cli_main import run_main
-from xlpre.config.loader import load
+from xlpre.config.loader import load_config
 from xlpre.model.language_model import LanguageModel
 from xlpre.training import checkpoint, checkpoint_writer, distributed
 from xlpre.training.checkpoint_writer import CheckpointWriter
@@ -42,23 +42,23 @@ def between_renames(source, target) -> bool:
 
 PHASES = {  # before a call of what; of those calls, before which
     "meeting": (distributed, "_names_in"),  # whether all see the run folder
-    "start": (Job, "_start"),  # processes joined, nothing built
+    "start": (Trainer, "_start"),  # processes joined, nothing built
     "loading": (checkpoint, "memory_of"),  # of a resumed run only
     "forward": (LanguageModel, "forward"),
     "backward": (torch.autograd, "backward"),
     "update": (torch.optim.AdamW, "step"),  # inside the engine's step
-    "after_update": (Job, "end_update"),
-    "measuring": (Job, "measure"),
-    "copying": (checkpoint_writer, "moments_of"),  # what is to be saved
+    "after_update": (Trainer, "end_update"),
+    "measuring": (Trainer, "measure"),
+    "copying": (checkpoint_writer, "gather_moments"),  # what is to be saved
     "writing": (CheckpointWriter, "_write"),
-    "half_written": (checkpoint_writer, "checksum"),  # all is written, or read back
-    "model": (Job, "_write_model"),
+    "half_written": (checkpoint_writer, "compute_crc32c"),  # all is written, or read back
+    "model": (Trainer, "_write_model"),
     "manifest": (checkpoint_writer, "write_text"),  # all is there but the manifest
     "removing": (CheckpointWriter, "_remove_old"),  # the manifest is there
     "half_removed": (checkpoint_writer.shutil, "rmtree", only_half_removed),
-    "publishing": (pretrain.trainer.trainer, "linked_copy"),
+    "publishing": (pretrain.trainer.trainer, "hardlink_copy"),
     "between_renames": (files.os, "replace", between_renames),
-    "closing": (Job, "close"),
+    "closing": (Trainer, "close"),
 }
 STEP = {"now": 0}
 
@@ -110,7 +110,7 @@ def spoil() -> None:
 
 
 def note_steps() -> None:
-    begin, end = Job.begin_step, Job.end_step
+    begin, end = Trainer.begin_step, Trainer.end_step
 
     def began(job):
         STEP["now"] = job.course.step
@@ -120,7 +120,7 @@ def note_steps() -> None:
         STEP["now"] = job.course.step + 1
         return end(job)
 
-    Job.begin_step, Job.end_step = began, ended
+    Trainer.begin_step, Trainer.end_step = began, ended
 
 
 def main() -> None:
@@ -130,7 +130,7 @@ def main() -> None:
         return
     for words, do in zip(json.loads(sys.argv[-1]), FAULT["each"], strict=True):
         FAULT["do"], STEP["now"] = do, 0
-        pretrain.trainer.loop.pretrain(load(PretrainConfig, None, words))
+        pretrain.trainer.loop.pretrain(load_config(PretrainConfig, None, words))
 
 
 if __name__ == "__main__":

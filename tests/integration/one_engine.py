@@ -6,7 +6,7 @@ from torch import nn
 
 from tests.conftest import has_bf16, has_fp16
 from xlpre.training import distributed, optimizer_state
-from xlpre.training.deepspeed_engine import TrainConfig, build_deepspeed_config, build_engine, start_processes
+from xlpre.training.deepspeed_engine import TrainConfig, build_deepspeed_config, build_engine, init_process_group
 from xlpre.training.optimizer import OptimConfig
 
 CPU = torch.device("cpu")
@@ -30,7 +30,7 @@ def one_process():
         for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}.items():
             patch.setenv(name, value)
         patch.setenv("MASTER_PORT", str(distributed.free_port()))
-        start_processes(CPU)
+        init_process_group(CPU)
         yield
         import deepspeed.comm
 
@@ -66,9 +66,9 @@ def update(engine, number, factor=1.0):
 def everything(engine):
     """Weights, moments, counters, as a checkpoint has them."""
     return (
-        optimizer_state.weights_of(engine, keep=True),
-        optimizer_state.moments_of(engine, lambda index: True),
-        optimizer_state.counters_of(engine),
+        optimizer_state.gather_weights(engine, keep=True),
+        optimizer_state.gather_moments(engine, lambda index: True),
+        optimizer_state.read_counters(engine),
     )
 
 

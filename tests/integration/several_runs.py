@@ -5,8 +5,8 @@ import sys
 
 from pretrain.config import PretrainConfig
 from pretrain.trainer.loop import pretrain
-from xlpre.config.loader import load
+from xlpre.config.loader import load_config
 
 for words in json.loads(sys.argv[-1]):
     print(words, flush=True)
-    pretrain(load(PretrainConfig, None, words))
+    pretrain(load_config(PretrainConfig, None, words))

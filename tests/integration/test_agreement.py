@@ -66,9 +66,9 @@ def test_a_fine_tuning_has_the_gradients_of_hugging_faces_and_a_wrong_one_among_
     c = {**finetuning.DEFAULT, **shape, "dropout": 0.0}
     of = build_task(task, TaskDataConfig(), "last")
     items = finetuning.random_items(task, c, 8, 128)
-    dealer = LengthBucketSampler(items, of.padding, 0, 1, 128)
+    dealer = LengthBucketSampler(items, of.padding_side, 0, 1, 128)
     ours, (theirs, _) = contenders.both(c, of)
-    expected = contenders.met_of(ours, ours(dealer.update(1, 0, 4, 1)[0]))
+    expected = contenders.met_of(ours, ours(dealer.micro_steps(1, 0, 4, 1)[0]))
     of_hf = contenders.HuggingFace(theirs, ours.shape, of, items, dealer, 4, None)
     assert expected[1].keys() == {name for name, _ in ours.named_parameters()} - {
         "backbone.mask_embedding",

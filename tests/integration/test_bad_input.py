@@ -34,7 +34,7 @@ def check_sentence(stderr, message):
         ("model=large", "'model' is a group of settings"),
         ("data.reuse_len=31", "set data.reuse_len=16"),
         ("data.seq_len=999998", "data.seq_len needs"),
-        ("deepspeed.train_batch_size=8", "deepspeed.train_batch_size is decided by train.batch_size"),
+        ("deepspeed.train_batch_size=8", "deepspeed.train_batch_size is decided by train.global_batch_size"),
         ("data.store_dir=nowhere", "make it with pretrain/prepare.py"),
         ("model.vocab_size=5", "leave it out, it is taken from the store"),
         ("steps", "is not of the form key=value"),
@@ -103,8 +103,8 @@ def test_a_wrong_word_is_refused_before_anything_is_written(words, tmp_path, mon
     ("changes", "message"),
     [
         (
-            {"train__batch_size": 3, "train__accumulation": 2},
-            "train.batch_size (3) must be a multiple of 1 processes times",
+            {"train__global_batch_size": 3, "train__accumulation": 2},
+            "train.global_batch_size (3) must be a multiple of 1 processes times",
         ),
         ({"deepspeed.zero_optimization.overlap": "true"}, "deepspeed: overlap"),
         (

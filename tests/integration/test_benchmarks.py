@@ -165,7 +165,7 @@ def test_a_pretrained_model_is_compared_with_new_weights_and_what_is_done_is_not
         (tmp_path / "SST-2" / f"{name}.tsv").write_text("sentence\tlabel\n" + rows)
     words = ["benchmarks/downstream.py", "--models", f"ours={model}", "--glue", tmp_path, "--tasks", "glue/sst-2"]
     words += ["--rates", "1e-3,1e-2", "--examples", 6, "--seeds", 2, "--jobs", 2, "--out", "compared"]
-    words += ["train.steps=2", "eval.every=2", "train.batch_size=4"]
+    words += ["train.steps=2", "eval.every=2", "train.global_batch_size=4"]
     done = run_with_forks(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in (tmp_path / "compared/results.jsonl").read_text().splitlines()]
@@ -236,4 +236,4 @@ def test_one_command_goes_from_text_to_what_pretraining_is_worth(text_file, word
         "report.html",
         "loss.png",
     }
-    assert load_folder(tmp_path / "runs/tiny/model").facts["step"] == 4
+    assert load_folder(tmp_path / "runs/tiny/model").provenance["step"] == 4

@@ -21,9 +21,9 @@ from tests.integration.one_engine import (
     update,
 )
 from xlpre.training import optimizer_state
-from xlpre.training.checkpoint import complete
+from xlpre.training.checkpoint import list_complete
 from xlpre.training.checkpoint_writer import CheckpointWriter
-from xlpre.training.deepspeed_engine import TrainConfig, precision_on
+from xlpre.training.deepspeed_engine import TrainConfig, resolve_precision
 from xlpre.training.distributed import Comm
 from xlpre.training.optimizer import ClipAndSkipAdamW, OptimConfig, set_lr
 
@@ -74,7 +74,7 @@ def test_weights_that_are_not_finite_are_not_saved(precision, stage, tmp_path):
         ValueError, match=r"not finite after step 2 \(\S+ is the first .* from step_00000001, whose weights are finite"
     ):
         writer.begin(2, engine, [], {}, lambda path, weights: path.mkdir())
-    assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"] == [x.name for x in complete(tmp_path)]
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"] == [x.name for x in list_complete(tmp_path)]
 
 
 def test_without_zero_deepspeed_itself_would_make_it(monkeypatch):
@@ -82,7 +82,7 @@ def test_without_zero_deepspeed_itself_would_make_it(monkeypatch):
     engine = built("fp32", 0)
     update(engine, 0, math.nan)
     assert engine.skipped_steps == 0
-    assert not all(weight.isfinite().all() for weight in optimizer_state.weights_of(engine, keep=True).values())
+    assert not all(weight.isfinite().all() for weight in optimizer_state.gather_weights(engine, keep=True).values())
 
 
 @every_engine
@@ -109,7 +109,7 @@ def test_it_clips_as_torch_does(stage):
         net(torch.randn(2, WIDTH)).backward()
         nn.utils.clip_grad_norm_(net.parameters(), 0.1)
         adam.step()
-    for name, weight in optimizer_state.weights_of(engine, keep=True).items():
+    for name, weight in optimizer_state.gather_weights(engine, keep=True).items():
         torch.testing.assert_close(weight, net.state_dict()[name], rtol=1e-5, atol=1e-6)
 
 
@@ -206,7 +206,7 @@ def test_bf16_is_refused_on_a_processor_without_instructions_for_it(monkeypatch)
     with pytest.raises(ValueError, match="train.precision=bf16 on a processor without instructions"):
         built("bf16", 1)
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    assert precision_on(CPU, "bf16") == "bf16"  # cannot be asked there
+    assert resolve_precision(CPU, "bf16") == "bf16"  # cannot be asked there
 
 
 def test_fp16_is_refused_where_it_is_not_to_be_had(monkeypatch):

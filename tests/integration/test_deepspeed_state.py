@@ -28,7 +28,7 @@ def test_what_is_read_and_put_into_another_engine_goes_on_bit_for_bit(precision,
     net = Net()
     net.load_state_dict(weights)
     other = built(precision, stage, net)
-    optimizer_state.put_state(other, weights, moments, counters)
+    optimizer_state.load_state(other, weights, moments, counters)
     got = everything(other)
     assert equal(got[0], weights) and equal(got[1], moments) and got[2] == counters
     assert counters["updates"] == 5 - len(not_finite) and len(moments) == 2 * len(weights)
@@ -46,7 +46,7 @@ def test_another_stage_is_given_the_same_bits_and_makes_the_same_updates(one, ot
     net = Net()
     net.load_state_dict(weights)
     after = built("fp32", other, net)
-    optimizer_state.put_state(after, weights, moments, counters)
+    optimizer_state.load_state(after, weights, moments, counters)
     got = everything(after)
     assert equal(got[0], weights) and equal(got[1], moments)
     assert (got[2]["updates"], got[2]["skipped_steps"]) == (counters["updates"], counters["skipped_steps"]) == (4, 1)
@@ -62,7 +62,7 @@ def test_what_is_offloaded_can_be_read_and_put_back(stage, offloaded):
     engine, other = (built("fp32", stage, **{offloaded: {"device": "cpu"}}) for _ in range(2))
     update(engine, 0)
     weights, moments, counters = everything(engine)
-    optimizer_state.put_state(other, weights, moments, counters)
+    optimizer_state.load_state(other, weights, moments, counters)
     got = everything(other)
     assert equal(got[0], weights) and equal(got[1], moments) and got[2] == counters
 
@@ -98,10 +98,10 @@ def test_stage_3_cannot_put_a_tensor_that_the_processes_cannot_share_equally(mon
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_the_scaler_of_fp16_has_the_numbers_that_are_saved_and_they_move(stage):
     engine = built("fp16", stage)
-    first = optimizer_state.counters_of(engine)["loss_scale"]
+    first = optimizer_state.read_counters(engine)["loss_scale"]
     assert set(first) == set(optimizer_state.SCALER)
     for number in range(3):  # the first is forgiven
         update(engine, number, math.inf)
     update(engine, 3)
-    last = optimizer_state.counters_of(engine)["loss_scale"]
+    last = optimizer_state.read_counters(engine)["loss_scale"]
     assert last["cur_scale"] < first["cur_scale"] and last["cur_iter"] == 4 and last["last_overflow_iter"] == 2

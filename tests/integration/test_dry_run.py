@@ -9,7 +9,7 @@ from pretrain.config import PretrainConfig
 from pretrain.run import main
 from tests.integration.conftest import damage, run, run_together
 from xlpre.common.cli_main import run_main
-from xlpre.config.loader import load
+from xlpre.config.loader import load_config
 from xlpre.data.store_builder import write_store
 from xlpre.model.language_model import meta_model
 from xlpre.training import checkpoint
@@ -34,8 +34,8 @@ def rehearsed(tmp_path, monkeypatch, capsys):
 def test_a_dry_run_prints_settings_that_load_and_sizes_and_writes_nothing(words, store, tmp_path, rehearsed):
     said = rehearsed(*words(), "train.hours=2")
     (tmp_path / "config.yaml").write_text(said)
-    config = load(PretrainConfig, tmp_path / "config.yaml")
-    typed = load(PretrainConfig, None, [*words(), "train.hours=2"])
+    config = load_config(PretrainConfig, tmp_path / "config.yaml")
+    typed = load_config(PretrainConfig, None, [*words(), "train.hours=2"])
     assert config.model == dataclasses.replace(typed.model, vocab_size=300) and config.train == typed.train
     n_parameters = sum(parameter.numel() for parameter in meta_model(config.model, True).parameters())
     share = 20 * 4 * 16 / len(store.train)
@@ -78,9 +78,9 @@ def test_a_dry_run_says_where_the_start_would_come_from(words, tmp_path, documen
         with pytest.raises(SystemExit):
             rehearsed(*words("first"), word)
         assert f"{newest} was made with {message}" in capsys.readouterr().err
-    facts = checkpoint.facts_of(newest)
+    facts = checkpoint.read_manifest(newest)
     del facts["init"]  # as before it was one
-    (newest / checkpoint.MANIFEST).write_text(checkpoint.manifest_of(facts))
+    (newest / checkpoint.MANIFEST).write_text(checkpoint.format_manifest(facts))
     assert rehearsed(*two).endswith("# finished already at step 2\n")
     damage(newest / "model" / "model.safetensors")
     assert rehearsed(*two).endswith(f"# goes on from {before} at step 1\n")
@@ -93,7 +93,7 @@ def test_a_dry_run_says_where_the_start_would_come_from(words, tmp_path, documen
         ("data.store_dir=nowhere", "make it with pretrain/prepare.py"),
         ("data.seq_len=999998", "data.seq_len needs"),
         ("model.vocab_size=5", "leave it out, it is taken from the store"),
-        ("train.accumulation=3", "set train.batch_size=3"),
+        ("train.accumulation=3", "set train.global_batch_size=3"),
         ("train.wandb=mine", "`pip install wandb`, or leave train.wandb empty"),
         ("init=nowhere", "init: nowhere: there is no such folder"),
     ],

@@ -13,7 +13,7 @@ from pretrain.tools.explanation import explain
 from tests.conftest import REPOSITORY
 from tests.integration.conftest import run
 from xlpre.common.cli_main import run_main
-from xlpre.config.loader import load
+from xlpre.config.loader import load_config
 from xlpre.text.tokenizer import train
 from xlpre.text.tokenizer_config import TokenizerConfig
 
@@ -41,7 +41,7 @@ def make(request, text, tokenizer):
 
 
 def settings(*words):
-    return load(PretrainConfig, None, ["data.seq_len=64", "data.reuse_len=32", "objective.partial_k=4", *words])
+    return load_config(PretrainConfig, None, ["data.seq_len=64", "data.reuse_len=32", "objective.partial_k=4", *words])
 
 
 def visible(it):
@@ -187,7 +187,7 @@ def test_the_stores_vocabulary_serves_where_there_is_no_other(words, capsys):
     ("given", "changes", "message"),
     [
         ([" "], {}, "the text is empty"),
-        (["A"], {"text__lines": "sentences"}, "a window needs 3; give a longer one"),
+        (["A"], {"text__line_type": "sentences"}, "a window needs 3; give a longer one"),
         (["one more", "word"], {}, "'word' is not of the form key=value; if it belongs to the text, put quotes"),
         (["caf\udce9."], {}, r"'caf\udce9.' is not UTF-8; convert it"),
         (["Some text.", "--step", str(2**63)], {}, "must be at least 0, and below 2^63"),
@@ -223,7 +223,7 @@ def test_the_page_about_objectives_shows_what_the_command_prints():
     page = (REPOSITORY / "docs/objectives.md").read_text()
     command = re.search(r'pretrain/explain.py "([^"]*)" --config (\S+) (.*) --step (\d+)', page)
     whole_words = vocabulary_of_words(command[1])
-    config = load(PretrainConfig, REPOSITORY / command[2], command[3].split())
+    config = load_config(PretrainConfig, REPOSITORY / command[2], command[3].split())
     printed = show(explain(command[1], whole_words, config, int(command[4])))
     shown = "\n\n".join(block.rstrip("\n") for block in re.findall(r"```text\n(.*?)```", page, re.DOTALL))
     assert shown == printed, "the draws changed: run the page's command again, paste what it prints, commit its picture"

@@ -85,7 +85,7 @@ def test_a_training_whose_terminal_is_closed_saves(words, tmp_path):
     until(b"step 3:", terminal)
     assert os.waitpid(process, 0)[1] == 0
     step = max(line["step"] for line in read_metrics(tmp_path / "closed"))
-    assert [checkpoint.facts_of(path)["step"] for path in checkpoint.complete(tmp_path / "closed" / "checkpoints")] == [
+    assert [checkpoint.read_manifest(path)["step"] for path in checkpoint.list_complete(tmp_path / "closed" / "checkpoints")] == [
         step
     ]
 
@@ -93,7 +93,7 @@ def test_a_training_whose_terminal_is_closed_saves(words, tmp_path):
 def test_weights_too_large_for_numbers_stop_the_run_with_what_it_met_and_how_to_replay_it(words, tmp_path):
     assert run(SCRIPT, *words("first", train__steps=2)).returncode == 0
     folder = load_folder(tmp_path / "first" / "model")
-    folder.weights["backbone.embedding.weight"][100:] = 3e38
+    folder.weights["backbone.word_embedding.weight"][100:] = 3e38
     save_folder(tmp_path / "large", folder)
     done = run(SCRIPT, *words("second", init=tmp_path / "large", train__max_skipped=5))
     assert done.returncode == 2 and "5 updates in a row, to step 5, were not finite" in done.stderr, done.stderr
@@ -139,8 +139,8 @@ def test_what_is_not_finite_on_one_process_is_skipped_by_all_and_counted_on_ever
             -1
         ], name
         assert all(line["loss"] is not None for line in lines[5:]), name
-        (last,) = checkpoint.complete(tmp_path / name / "checkpoints")
-        assert checkpoint.facts_of(last)["counters"]["updates"] == 10 - expected[-1]
+        (last,) = checkpoint.list_complete(tmp_path / name / "checkpoints")
+        assert checkpoint.read_manifest(last)["counters"]["updates"] == 10 - expected[-1]
 
 
 def test_a_full_disk_while_saving_is_named_and_the_checkpoint_before_is_good(words, tmp_path):

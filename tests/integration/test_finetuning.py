@@ -56,7 +56,7 @@ def words(tokenizer, documents, tmp_path_factory):
         "data.forward_overhead_tokens": 16,
         "optim.lr": 0.01,
         "train.steps": 8,
-        "train.batch_size": 16,
+        "train.global_batch_size": 16,
         "train.log_every": 1,
         "eval.every": 4,
         "eval.batch_size": 8,
@@ -175,12 +175,12 @@ def test_the_gradient_of_lower_layers_is_scaled_after_clipping_where_asked(words
     if stage != 1:
         finetune(*plain_and_scaled(words, stage))
     found, expected = (
-        checkpoint.Moments(words.folder / f"{name}_{stage}" / "seed_1/checkpoints/step_00000001")
+        checkpoint.SavedMoments(words.folder / f"{name}_{stage}" / "seed_1/checkpoints/step_00000001")
         for name in ("scaled", "plain")
     )
     for name in expected:
         if name.endswith("/exp_avg"):
-            for_all_layers = name.endswith(("r_bias/exp_avg", "same_different/exp_avg"))  # in the published code
+            for_all_layers = name.endswith(("r_bias/exp_avg", "seg_embed/exp_avg"))  # in the published code
             scale = 0.25 if name.startswith("backbone.layers.0.") and not for_all_layers else 1.0
             torch.testing.assert_close(found[name], scale * expected[name], rtol=1e-4, atol=1e-9)
 
@@ -205,7 +205,7 @@ def test_the_result_is_a_model_folder_that_answers_and_from_which_training_goes_
     assert load_folder(folder / "model").config.n_layer == 2
     texts = [line.split("\t")[0] for line in (words.folder / "dev.tsv").read_text().splitlines()[1:]]
     answers = answers_of(folder, texts)
-    best = json.loads((folder / "model" / "passport.json").read_text())["seed"]
+    best = json.loads((folder / "model" / "provenance.json").read_text())["seed"]
     expected = predictions(folder / f"seed_{best}" / "dev.jsonl")
     assert [x["prediction"] for x in answers] == [x["prediction"] for x in expected]
     assert [x["id"] for x in answers] == [str(number + 1) for number in range(33)]

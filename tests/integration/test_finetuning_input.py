@@ -9,7 +9,7 @@ import pytest
 
 from finetune import predict
 from finetune.run import main
-from finetune.tasks.custom import labels_in
+from finetune.tasks.custom import read_label_names
 from tests.conftest import write_folder
 from tests.integration.conftest import run
 from tests.integration.test_bad_input import check_sentence
@@ -59,7 +59,7 @@ def refused(capsys, message):
         (["data.txt=[a]"], "did you mean 'data.text'?"),
         (["task=regress"], "train.tsv, line 2: 'good' in 'label' is no number"),
         (["task=glue/mrpc", "data.train=[]", "data.dev=[]", "data.text=[]"], "train.tsv, line 2: there is no column 'Quality'"),
-        (["train.batch_size=3", "train.accumulation=2"], "train.batch_size (3) must be a multiple of 1 processes times"),
+        (["train.global_batch_size=3", "train.accumulation=2"], "train.global_batch_size (3) must be a multiple of 1 processes times"),
         (["schedule.warmup_steps=9"], "schedule.warmup_steps (9) must be below train.steps (4)"),
         (["train.batch_warmup_steps=2", "train.accumulation=2"], "train.batch_warmup_steps (2) has no place in fine-tuning"),
         (["optim.layer_decay=2"], "optim.layer_decay (2.0) must be above 0"),
@@ -76,7 +76,7 @@ def refused(capsys, message):
 )  # fmt: skip
 def test_a_wrong_word_is_refused_before_anything_is_written(folder, tmp_path, monkeypatch, capsys, words, message):
     usual = ["task=classify", f"init_from={folder / 'model'}", f"data.dir={folder}", "data.train=[train.tsv]"]
-    usual += ["data.dev=[dev.tsv]", "data.text=[text]", "train.steps=4", "train.batch_size=2"]
+    usual += ["data.dev=[dev.tsv]", "data.text=[text]", "train.steps=4", "train.global_batch_size=2"]
     monkeypatch.setattr("sys.argv", ["run.py", *usual, f"run_dir={tmp_path / 'run'}", *words])
     refused(capsys, message)
     assert not (tmp_path / "run").exists()
@@ -108,10 +108,10 @@ def test_training_examples_that_are_none_are_named(folder, tmp_path, monkeypatch
 
 def test_labels_are_told_apart_without_the_spaces_around_them_and_a_long_text_is_csv(tmp_path):
     (tmp_path / "a.csv").write_text(f"text,label\nba,good \nbe,bad\n{'ba ' * 100000},good\n")
-    assert labels_in([tmp_path / "a.csv"], "label") == ["bad", "good"]
+    assert read_label_names([tmp_path / "a.csv"], "label") == ["bad", "good"]
     spellings = ["-0", "0", "00", "000", "01", "1"]
     (tmp_path / "b.csv").write_text("text,label\n" + "".join(f"ba,{label}\n" for label in spellings[::-1]))
-    assert labels_in([tmp_path / "b.csv"], "label") == spellings
+    assert read_label_names([tmp_path / "b.csv"], "label") == spellings
 
 
 def test_runs_with_other_settings_or_dev_examples_are_refused_in_a_folder_of_runs_and_change_nothing(folder, tmp_path):
@@ -120,7 +120,7 @@ def test_runs_with_other_settings_or_dev_examples_are_refused_in_a_folder_of_run
         "data.dev=[dev.tsv]",
         "data.text=[text]",
         "train.steps=2",
-        "train.batch_size=2",
+        "train.global_batch_size=2",
         f"run_dir={tmp_path / 'run'}",
     ]
     assert run("finetune/run.py", *words).returncode == 0

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from finetune.metrics.squad import scores_of
+from finetune.metrics.squad import score_prediction
 from tests.conftest import write_folder
 from tests.integration.conftest import answers_of
 from tests.integration.test_finetuning import finetune, predictions
@@ -51,7 +51,7 @@ def words(tokenizer, documents, tmp_path_factory):
         "optim.lr": 0.01,
         "train.steps": 100,
         "schedule.warmup_steps": 10,
-        "train.batch_size": 16,
+        "train.global_batch_size": 16,
         "eval.every": 50,
     }
 
@@ -86,7 +86,7 @@ def test_a_tiny_squad_is_learned_to_the_last_question_and_windows_are_put_togeth
     assert answers.keys() == spans.keys() == odds.keys() == {question["id"] for question, _ in questions}
     for question, context in questions:
         truths = [answer["text"] for answer in question["answers"]]
-        assert scores_of(answers[question["id"]], truths, False) == (1, 1)
+        assert score_prediction(answers[question["id"]], truths, False) == (1, 1)
         assert answers[question["id"]] == (truths[0] if truths else "")  # to the character, odd spaces and accents too
         assert spans[question["id"]] in context
 

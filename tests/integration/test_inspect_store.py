@@ -11,7 +11,7 @@ from xlpre.text.corpus import TextConfig
 def test_counts_and_rates_are_those_of_the_store(store, tokenizer, capsys, tmp_path):
     main([str(store.path), "--picture", str(tmp_path / "store.png"), "--verify", "--samples", "2"])
     shown = capsys.readouterr().out
-    for part in ("train", "held_out"):
+    for part in ("train", "val"):
         for what in ("n_documents", "n_sentences", "n_tokens"):
             assert f"{store.meta[f'{part}_{what}']:,}" in shown
     assert "every file is as it was written" in shown and shown.count("  document ") == 2

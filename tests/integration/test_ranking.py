@@ -47,7 +47,7 @@ def test_a_ranking_is_learned_and_written_as_a_run(tokenizer, documents, tmp_pat
         "optim.lr": 0.01,
         "schedule.warmup_steps": 30,
         "train.steps": 120,
-        "train.batch_size": 16,
+        "train.global_batch_size": 16,
         "eval.every": 60,
     }
     done = run("finetune/run.py", *(f"{key}={value}" for key, value in settings.items()), timeout=300)

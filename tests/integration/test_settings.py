@@ -17,7 +17,7 @@ COMMON = {
     "eval__every": 1000,
     "schedule__decay": "constant",
     "train__steps": STEPS,
-    "train__batch_size": 8,
+    "train__global_batch_size": 8,
     "train__accumulation": 2,
 }
 pytestmark = pytest.mark.long
@@ -96,7 +96,7 @@ def test_fp16_trains_as_fp32_does_to_its_precision(runs, name):
 @pytest.mark.parametrize("name", FP16 or [""])
 def test_the_scale_of_the_loss_goes_on_after_a_stop(runs, name):
     scales = [
-        checkpoint.facts_of(checkpoint.complete(runs / run / "checkpoints")[-1])["counters"]["loss_scale"]
+        checkpoint.read_manifest(checkpoint.list_complete(runs / run / "checkpoints")[-1])["counters"]["loss_scale"]
         for run in (name, f"{name}_stopped")
     ]
     assert scales[0] == scales[1]

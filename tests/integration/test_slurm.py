@@ -91,9 +91,9 @@ def test_a_slurm_job_that_is_done_or_cancelled_or_has_a_wrong_setting_does_not_g
     said = job.communicate(timeout=90)[0]
     assert job.returncode == 0 and "finished at step 3" in said, said
 
-    job = slurm.start(words("wrong", train__batch_size=3))
+    job = slurm.start(words("wrong", train__global_batch_size=3))
     said = job.communicate(timeout=90)[0]
-    assert job.returncode == 2 and said.count("error: ") == 1 and "train.batch_size (3)" in said, said
+    assert job.returncode == 2 and said.count("error: ") == 1 and "train.global_batch_size (3)" in said, said
 
     job = slurm.start(words("cancelled", train__steps=100000))
     said = read_until(job, "step 5:")

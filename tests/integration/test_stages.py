@@ -12,7 +12,7 @@ from xlpre.training import checkpoint
 from xlpre.training.metrics import read_metrics
 
 STAGE = "deepspeed.zero_optimization.stage"
-QUIET = {"eval__every": 1000, "schedule__decay": "constant", "train__batch_size": 8}
+QUIET = {"eval__every": 1000, "schedule__decay": "constant", "train__global_batch_size": 8}
 DROPOUT = {"model__dropout": 0.1, "model__dropatt": 0.1}
 
 
@@ -112,8 +112,8 @@ def test_a_run_goes_on_with_another_number_of_processes_stage_and_accumulation(w
     whole = numbers(tmp_path / "whole")
     for name in ("from_one", "from_two"):
         assert largest_difference(numbers(tmp_path / name), whole) < 2e-5
-        (first, last) = checkpoint.complete(tmp_path / name / "checkpoints")
-        assert checkpoint.facts_of(first)["world_size"] != checkpoint.facts_of(last)["world_size"]
+        (first, last) = checkpoint.list_complete(tmp_path / name / "checkpoints")
+        assert checkpoint.read_manifest(first)["world_size"] != checkpoint.read_manifest(last)["world_size"]
 
 
 def test_a_run_of_a_process_alone_goes_on_without_zero_and_with_it(words, tmp_path):

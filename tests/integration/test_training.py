@@ -13,8 +13,8 @@ from pretrain.config import PretrainConfig
 from pretrain.planning.flops import batch_shape, flops_per_step
 from tests.conftest import REPOSITORY
 from tests.integration.conftest import begin, damage, environment, run, run_with_forks
-from xlpre.common.files import exclusive
-from xlpre.config.loader import load
+from xlpre.common.files import lock_dir
+from xlpre.config.loader import load_config
 from xlpre.conversion.model_folder import load_folder
 from xlpre.training import checkpoint
 from xlpre.training.metrics import read_metrics
@@ -55,8 +55,8 @@ def test_it_learns_and_leaves_a_model_folder(plain_run):
 def test_its_metrics_say_speed_use_memory_and_time_left(plain_run):
     folder, words = plain_run
     lines = [line for line in read_metrics(folder) if "loss" in line]
-    config = load(PretrainConfig, folder / "config.yaml")
-    shape = batch_shape(config, config.train.batch_size)
+    config = load_config(PretrainConfig, folder / "config.yaml")
+    shape = batch_shape(config, config.train.global_batch_size)
     a_token = flops_per_step(config.model, shape) / (shape.rows * shape.window)
     for line in lines:
         speed = line["tokens_per_second"]
@@ -106,7 +106,7 @@ def test_a_run_asked_to_stop_saves_and_goes_on_to_the_same_numbers(plain_run, tm
 def test_a_second_training_in_the_same_folder_is_refused(plain_run, tmp_path):
     _, words = plain_run
     folder = tmp_path / "busy"
-    held = exclusive(folder, "")
+    held = lock_dir(folder, "")
     second = run(SCRIPT, *words, f"run_dir={folder}")
     held.close()
     assert second.returncode == 2 and f"error: {folder}: another training goes on in it" in second.stderr, second.stderr
@@ -150,11 +150,11 @@ def test_a_run_whose_checkpoints_are_gone_does_not_replace_its_model(plain_run, 
 def test_a_damaged_model_folder_is_made_again_from_its_checkpoint(plain_run, tmp_path):
     plain, words = plain_run
     shutil.copytree(plain, tmp_path / "damaged")
-    (tmp_path / "damaged" / "model" / "passport.json").write_text("")
+    (tmp_path / "damaged" / "model" / "provenance.json").write_text("")
     again = run(SCRIPT, *words, f"run_dir={tmp_path / 'damaged'}")
     assert again.returncode == 0, again.stderr
     made, was = (load_folder(path / "model") for path in (tmp_path / "damaged", plain))
-    assert made.facts == was.facts and losses(tmp_path / "damaged") == losses(plain)
+    assert made.provenance == was.provenance and losses(tmp_path / "damaged") == losses(plain)
 
 
 def test_the_best_model_is_looked_for_anew_where_another_measure_is_taken(plain_run, tmp_path):
@@ -162,17 +162,17 @@ def test_the_best_model_is_looked_for_anew_where_another_measure_is_taken(plain_
     for name, change, anew in (("same", "eval.every=11", False), ("other", "eval.batch_size=1", True)):
         folder = shutil.copytree(plain, tmp_path / name)
         last = sorted((folder / "checkpoints").glob("step_*"))[-1]
-        facts = {**checkpoint.facts_of(last), "best_val_loss": 0.0}  # none is as low
-        (last / checkpoint.MANIFEST).write_text(checkpoint.manifest_of(facts))
+        facts = {**checkpoint.read_manifest(last), "best_val_loss": 0.0}  # none is as low
+        (last / checkpoint.MANIFEST).write_text(checkpoint.format_manifest(facts))
         done = run(SCRIPT, *words, f"run_dir={folder}", "train.steps=22", "schedule.decay=constant", change)
         assert done.returncode == 0 and ("best/ begins anew" in done.stdout) == anew, done.stdout + done.stderr
-        step = json.loads((folder / "best" / "passport.json").read_text())["step"]
+        step = json.loads((folder / "best" / "provenance.json").read_text())["step"]
         assert (step == 22) == anew
 
 
 def test_a_run_does_not_go_on_with_another_shape_or_seed(plain_run):
     _, words = plain_run
-    for change in ("model.mem_len=8", "seed=9", "train.batch_size=8", "objective.max_span=1", "data.pairs=false"):
+    for change in ("model.mem_len=8", "seed=9", "train.global_batch_size=8", "objective.max_span=1", "data.pairs=false"):
         key = change.partition("=")[0]
         done = run(SCRIPT, *words, change)  # it is finished
         assert done.returncode == 2 and f"was made with {key}=" in done.stderr, done.stderr
@@ -212,7 +212,7 @@ def test_a_quickstart_that_is_killed_leaves_no_training_behind(quickstart, tmp_p
     for child in left:
         child.kill()
     assert len(children) >= 3 and not left
-    assert len(checkpoint.complete(tmp_path / "quick" / "checkpoints")) == 1
+    assert len(checkpoint.list_complete(tmp_path / "quick" / "checkpoints")) == 1
     process.stdout.close()
     process.wait()
 

@@ -7,10 +7,10 @@ import pytest
 
 from tests.parity.goldens import files
 from tests.parity.replay import MAX_SPAN, Replay
-from xlpre.data.lanes import Place, Text
+from xlpre.data.lanes import DirectedText, WindowLocation
 from xlpre.data.rng import RowRng
-from xlpre.data.store import Part
-from xlpre.data.window_layout import DataConfig, lay_out, split_pair
+from xlpre.data.store import SplitData
+from xlpre.data.window_layout import DataConfig, build_windows, split_pair
 from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.objectives.permutation import ranks_of
 from xlpre.objectives.target_sampling import SpanSampler
@@ -21,7 +21,7 @@ from xlpre.text.sentence_boundaries import starts_word
 def part_of(data, flags):
     """Text whose sentences are where the original's flags change."""
     ends = np.append(np.flatnonzero(flags[1:] != flags[:-1]) + 1, len(flags))
-    return Part(data, ends, ends[-1:])
+    return SplitData(data, ends, ends[-1:])
 
 
 def masked(query, key):
@@ -35,9 +35,9 @@ def test_ranks_give_the_originals_mask_of_a_half(path):
     assert names
     for name in names:
         given = {key: arrays[f"{name}/in/{key}"] for key in ("inputs", "is_masked", "sigma")}
-        functional = np.isin(given["inputs"], (special_tokens.SEP, special_tokens.CLS))
-        target = given["is_masked"] & ~functional
-        (query,), (key,) = ranks_of(target[None], functional[None], given["sigma"][None], base=0)
+        special_mask = np.isin(given["inputs"], (special_tokens.SEP, special_tokens.CLS))
+        target = given["is_masked"] & ~special_mask
+        (query,), (key,) = ranks_of(target[None], special_mask[None], given["sigma"][None], base=0)
         assert (masked(query, key) == (arrays[f"{name}/out/perm_mask"] > 0)).all(), name
         assert (target == (arrays[f"{name}/out/target_mask"] > 0)).all(), name
 
@@ -52,11 +52,11 @@ def test_ranks_give_the_originals_mask_and_targets_of_a_window(path):
     sigma = arrays["sigma"].reshape(len(rows), 2, -1)
     expected = arrays["feat/perm_mask"].reshape(len(rows), *rows.shape[1:], rows.shape[1]) > 0
     for row in range(len(rows)):
-        functional = np.isin(rows[row], (special_tokens.SEP, special_tokens.CLS))
-        target = is_masked[row] & ~functional
+        special_mask = np.isin(rows[row], (special_tokens.SEP, special_tokens.CLS))
+        target = is_masked[row] & ~special_mask
         halves = [(slice(0, reuse), 0), (slice(reuse, None), reuse + 1)]
         ranks = [
-            ranks_of(target[None, h], functional[None, h], sigma[row, None, i], base)
+            ranks_of(target[None, h], special_mask[None, h], sigma[row, None, i], base)
             for i, (h, base) in enumerate(halves)
         ]
         query, key = (np.concatenate([rank[side][0] for rank in ranks]) for side in (0, 1))
@@ -77,7 +77,7 @@ def test_a_and_b_are_split_as_the_original_splits_them(path):
         config = json.loads(str(arrays[f"{case}/config"]))
         if bool(arrays[f"{case}/is_none"]):
             continue  # the original gives the file up where a sentence reaches its end; here it is cut there
-        text = Text(part_of(data, arrays[config["sent_ids"]]))
+        text = DirectedText(part_of(data, arrays[config["sent_ids"]]))
         rng = Replay(json.loads(str(arrays[f"{case}/rng_log"])))
         begin = config["begin_idx"]
         pair = split_pair(text, begin, config["tot_len"], *rng.pair())
@@ -133,7 +133,7 @@ def test_spans_as_released_are_as_long_and_as_frequent_as_the_originals(path):
     starts, n_theirs, n_ours, length = arrays["is_start_piece"], 3000, 3000, 256
     sampler = sampler_of({"mask_alpha": 6, "mask_beta": 1}, starts)
     # the file does not say what text it drew on: ordinary pieces, each as often as another, agree with it
-    ids = np.random.default_rng(0).integers(len(special_tokens.PIECES), len(starts), (n_ours, length))
+    ids = np.random.default_rng(0).integers(len(special_tokens.SPECIAL_TOKENS), len(starts), (n_ours, length))
     draws = sampler.draw(length, RowRng(0, range(n_ours), 0))
     chosen = sampler.sample(ids, np.ones(ids.shape, bool), 43, np.zeros(n_ours, bool), draws)
     both = 1 / n_theirs + 1 / n_ours
@@ -159,7 +159,7 @@ def lanes_of(arrays, config):
     )
     parts = [part_of(*lane) for lane in zip(data, flags, strict=True)]
     of_core = [parts[i : i + n_lanes // cores] for i in range(0, n_lanes, n_lanes // cores)]
-    return [Text(part, way) for core in of_core for way in backward for part in core]
+    return [DirectedText(part, way) for core in of_core for way in backward for part in core]
 
 
 class PairDraws:
@@ -185,7 +185,7 @@ def test_rows_and_their_spans_are_the_originals(path):
     assert config["num_batch"]
     for step in range(config["num_batch"]):
         for row, text in enumerate(lanes_of(arrays, config)):
-            window = lay_out([Place(text, step * reuse, 0)], data, PairDraws(rng))
+            window = build_windows([WindowLocation(text, step * reuse, 0)], data, PairDraws(rng))
             assert (window.ids[0] == arrays["row/input"][step, row]).all()
             assert (window.segments[0] == arrays["row/seg_id"][step, row]).all()
             assert window.pair_label == arrays["row/label"][step, row]

@@ -26,7 +26,7 @@ def in_order(n_tokens, key_rank, reach) -> AttentionMeta:
         key_segments=torch.zeros_like(key_rank),
         positions=places,
         n_content=n_tokens,
-        n_own=n_tokens,
+        n_self_visible=n_tokens,
         reach=reach,
         direction=torch.zeros(rows, dtype=torch.long),
         distances=torch.empty(2, n_keys + n_tokens, 0),

@@ -10,8 +10,8 @@ from torch import nn
 from tests.parity.goldens import files
 from tests.parity.xlnet import GRADIENT_TOLERANCE, TOLERANCE, part_of, put, shape_of
 from xlpre.batch import Batch
-from xlpre.conversion.tf import weights_of
-from xlpre.conversion.weight_maps import FROM_HEADS, TO_HEADS, TRANSPOSED, Weight, to_ours
+from xlpre.conversion.tf import weight_map
+from xlpre.conversion.weight_maps import FROM_HEADS, TO_HEADS, TRANSPOSED, WeightEntry, to_native
 from xlpre.model.backbone import Backbone
 from xlpre.model.heads import ChoiceHead, ClassificationHead, RegressionHead, SpanHead
 from xlpre.model.memory import initial_memory
@@ -20,27 +20,27 @@ from xlpre.model.visibility import HIDDEN
 pytestmark = pytest.mark.usefixtures("by_each_backend")
 
 
-def dense(ours: str, theirs: str) -> list[Weight]:
-    return [Weight(f"{ours}.weight", f"{theirs}/kernel", TRANSPOSED), Weight(f"{ours}.bias", f"{theirs}/bias")]
+def dense(ours: str, theirs: str) -> list[WeightEntry]:
+    return [WeightEntry(f"{ours}.weight", f"{theirs}/kernel", TRANSPOSED), WeightEntry(f"{ours}.bias", f"{theirs}/bias")]
 
 
-def norm(ours: str, theirs: str) -> list[Weight]:
-    return [Weight(f"{ours}.weight", f"{theirs}/LayerNorm/gamma"), Weight(f"{ours}.bias", f"{theirs}/LayerNorm/beta")]
+def norm(ours: str, theirs: str) -> list[WeightEntry]:
+    return [WeightEntry(f"{ours}.weight", f"{theirs}/LayerNorm/gamma"), WeightEntry(f"{ours}.bias", f"{theirs}/LayerNorm/beta")]
 
 
 SUMMARY = "model/sequnece_summary"  # so it is spelled
 HEAD = [
     *dense("head.summary.dense", f"{SUMMARY}/summary"),
-    Weight("head.summary.pool.start", f"{SUMMARY}/summary_bias"),
+    WeightEntry("head.summary.pool.start", f"{SUMMARY}/summary_bias"),
     *(
-        Weight(f"head.summary.pool.{name}.weight", f"{SUMMARY}/abs_attn/{kernel}/kernel", TO_HEADS)
+        WeightEntry(f"head.summary.pool.{name}.weight", f"{SUMMARY}/abs_attn/{kernel}/kernel", TO_HEADS)
         for name, kernel in (("query", "q"), ("key", "k"), ("value", "v"))
     ),
-    Weight("head.summary.pool.output.weight", f"{SUMMARY}/abs_attn/o/kernel", FROM_HEADS),
+    WeightEntry("head.summary.pool.output.weight", f"{SUMMARY}/abs_attn/o/kernel", FROM_HEADS),
     *norm("head.summary.pool.norm", f"{SUMMARY}/abs_attn"),
-    *dense("head.logits", "model/classification_demo/logit"),
-    *dense("head.logits", "model/regression_demo/logit"),
-    *dense("head.logits", "logits/dense"),
+    *dense("head.logits_proj", "model/classification_demo/logit"),
+    *dense("head.logits_proj", "model/regression_demo/logit"),
+    *dense("head.logits_proj", "logits/dense"),
     *dense("head.start", "start_logits/dense"),
     *dense("head.end_inner", "end_logits/dense_0"),
     *norm("head.end_norm", "end_logits"),
@@ -52,7 +52,7 @@ HEAD = [
 
 def weights(shape, arrays) -> dict[str, torch.Tensor]:
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    return to_ours([*weights_of(shape), *HEAD], tensors)
+    return to_native([*weight_map(shape), *HEAD], tensors)
 
 
 class Model(nn.Module):
@@ -82,7 +82,7 @@ class Model(nn.Module):
             targets=torch.zeros_like(positions),
             target_weights=torch.ones(positions.shape),
             backward=torch.zeros(B, dtype=torch.bool),
-            remembers=torch.zeros(B, dtype=torch.long),
+            visible_mem_len=torch.zeros(B, dtype=torch.long),
             pair_label=torch.ones(B, dtype=torch.long),
             reuse_len=0,
         )

@@ -40,15 +40,15 @@ def batch_of(seed: int, backward: bool, tokenizer) -> Batch:
     """A batch of the permutation objective; with `backward`, the second half of its rows."""
     rng = np.random.default_rng(seed)
     objective = OBJECTIVES["permutation"](ObjectiveConfig(partial_k=T / P), tokenizer.starts_word)
-    functional = np.zeros((B, T), bool)
-    functional[:, [-6, -2, -1]] = True
+    special_mask = np.zeros((B, T), bool)
+    special_mask[:, [-6, -2, -1]] = True
     windows = Windows(
-        ids=np.where(functional, 4, rng.integers(9, 300, (B, T))),
+        ids=np.where(special_mask, 4, rng.integers(9, 300, (B, T))),
         segments=np.tile(np.repeat([0, 1, 2], [T - 5, 4, 1]), (B, 1)),
-        functional=functional,
+        special_mask=special_mask,
         following=np.full(B, 7),
         backward=(np.arange(B) >= B // 2) & backward,
-        remembers=np.full(B, M),
+        visible_mem_len=np.full(B, M),
         pair_label=np.ones(B, np.int64),
         reuse_len=T // 2,
     )
@@ -73,7 +73,7 @@ def compare(ours: LanguageModel, theirs, tokenizer, backward=False):
     for seed in range(2):  # two windows, the second with the memory of the first
         batch = batch_of(seed, backward, tokenizer)
         hidden, new_memory = ours.backbone(batch, memory)
-        logits = ours.output(hidden)
+        logits = ours.lm_head(hidden)
         with torch.no_grad():
             answer = theirs(**as_huggingface_sees(batch, memory))
         torch.testing.assert_close(logits.detach(), answer.logits, atol=TOLERANCE, rtol=0)
@@ -141,7 +141,7 @@ ALIKE = [
 @pytest.mark.parametrize("changes", ALIKE)
 def test_other_words_of_theirs_for_the_same_model_are_understood(folder, tokenizer, tmp_path, changes):
     save_huggingface(tmp_path / "hf", folder)
-    (tmp_path / "hf" / "passport.json").unlink()
+    (tmp_path / "hf" / "provenance.json").unlink()
     file = tmp_path / "hf" / "config.json"
     settings = {**json.loads(file.read_text()), **changes}
     file.write_text(json.dumps({key: value for key, value in settings.items() if value is not None}))
@@ -155,7 +155,7 @@ def test_weights_that_are_not_finite_are_named(folder, tmp_path):
     spoilt[name] = spoilt[name].clone()
     spoilt[name][3, 1] = torch.nan
     save_huggingface(tmp_path / "hf", dataclasses.replace(folder, weights=spoilt))
-    with pytest.raises(ValueError, match="the weight transformer.word_embedding.weight has values that are not finite"):
+    with pytest.raises(ValueError, match="the weight transformer.word_embedding.weight has .* NaN"):
         load_folder(tmp_path / "hf")
 
 
@@ -166,7 +166,7 @@ def test_a_round_trip_is_the_identity(folder, tmp_path, kind):
     assert dataclasses.replace(back.config) == folder.config and back.objective == folder.objective
     assert back.weights.keys() == folder.weights.keys()
     assert all(torch.equal(back.weights[name], weight) for name, weight in folder.weights.items())
-    assert back.tokenizer.model == folder.tokenizer.model and back.facts["step"] == 7
+    assert back.tokenizer.model == folder.tokenizer.model and back.provenance["step"] == 7
 
 
 def test_from_huggingface_to_us_and_back_is_the_identity(tokenizer, tmp_path):

@@ -11,11 +11,11 @@ from finetune.data.batching import LengthBucketSampler
 from finetune.export import main
 from finetune.predict import predict
 from finetune.tasks.registry import build_task
-from finetune.tasks.span import answer_places
+from finetune.tasks.span import span_masks
 from finetune.trainer.task_model import TaskModel
-from xlpre.conversion.hf_heads import KINDS, to_huggingface
+from xlpre.conversion.hf_heads import HEADS, head_to_huggingface
 from xlpre.conversion.model_folder import ModelFolder
-from xlpre.conversion.task_model import fine_tuned, load_task_model, save_task_model
+from xlpre.conversion.task_model import TaskModelFolder, load_task_model, save_task_model
 from xlpre.model.config import ModelConfig
 from xlpre.model.heads import SpanHead
 from xlpre.model.language_model import LanguageModel
@@ -45,8 +45,8 @@ def make(tokenizer, task, summary):
         if "norm" in name and name.endswith("weight"):
             weights[name] += 1
     folder = ModelFolder(SHAPE, before, tokenizer, "permutation", {"step": 3}, "xlpre")
-    facts = {"task": task.name, "data": task.settings(), "summary": summary, "labels": list(task.labels)}
-    return fine_tuned(folder, SHAPE, weights, facts, {"step": 5})
+    facts = {"task": task.name, "data": task.data_settings(), "summary": summary, "labels": list(task.label_names)}
+    return TaskModelFolder.from_finetuned(folder, SHAPE, weights, facts, {"step": 5})
 
 
 @pytest.mark.parametrize(("name", "settings", "summary"), TASKS)
@@ -56,13 +56,13 @@ def test_logits_in_hugging_face_are_ours(name, settings, summary, tokenizer, tmp
     save_task_model(tmp_path / "ours", made)
     main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
     lines = QUESTIONS if name == "race" else PAIRS
-    examples = [task.example(fields, "") for fields in lines]
-    (part,) = LengthBucketSampler(task.encode(examples, tokenizer), task.padding, 0, 1, 10**6).once(2)
+    examples = [task.parse_example(fields, "") for fields in lines]
+    (part,) = LengthBucketSampler(task.encode(examples, tokenizer), task.padding_side, 0, 1, 10**6).eval_batches(2)
     ours = TaskModel(SHAPE, task).eval()
     ours.put(load_task_model(tmp_path / "ours").weights)
     found = ours.answer(part)["logits"]
     if name == "regress":
-        found = torch.from_numpy(task.answers({"logits": found.numpy()})).float()
+        found = torch.from_numpy(task.predict_values({"logits": found.numpy()})).float()
 
     auto = (
         transformers.AutoModelForMultipleChoice if name == "race" else transformers.AutoModelForSequenceClassification
@@ -70,8 +70,8 @@ def test_logits_in_hugging_face_are_ours(name, settings, summary, tokenizer, tmp
     theirs = auto.from_pretrained(tmp_path / "theirs").eval()
     assert theirs.config.problem_type == {"classify": "single_label_classification", "regress": "regression"}.get(name)
     if name == "classify":
-        assert [theirs.config.id2label[i] for i in range(len(task.labels))] == task.labels
-    inputs = {"input_ids": part.ids, "token_type_ids": part.segments, "attention_mask": (~part.padding).float()}
+        assert [theirs.config.id2label[i] for i in range(len(task.label_names))] == task.label_names
+    inputs = {"input_ids": part.input_ids, "token_type_ids": part.segment_ids, "attention_mask": (~part.padding_mask).float()}
     if name == "race":
         inputs = {key: x.view(2, 4, -1) for key, x in inputs.items()}
     with torch.no_grad():
@@ -86,17 +86,17 @@ def test_spans_in_hugging_face_are_ours(tokenizer, tmp_path):
     save_task_model(tmp_path / "ours", make(tokenizer, task, "last"))
     main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
     contexts = ["Ba be bi bo bu. " * 4, "Ka ke ki ko da de di."]
-    examples = [task.example({"context": context, "question": "Da di?"}, "") for context in contexts]
+    examples = [task.parse_example({"context": context, "question": "Da di?"}, "") for context in contexts]
     items = task.encode(examples, tokenizer)
     assert len(items) > 2 and len({item.length for item in items}) > 1
-    (part,) = LengthBucketSampler(items, task.padding, 0, 1, 10**6).once(len(items))
+    (part,) = LengthBucketSampler(items, task.padding_side, 0, 1, 10**6).eval_batches(len(items))
     ours = TaskModel(SHAPE, task).eval()
     ours.put(load_task_model(tmp_path / "ours").weights)
     found = ours.answer(part)
 
     theirs = transformers.XLNetForQuestionAnswering.from_pretrained(tmp_path / "theirs").eval()
-    excluded, cls = answer_places(part)
-    inputs = {"input_ids": part.ids, "token_type_ids": part.segments, "attention_mask": (~part.padding).float()}
+    excluded, cls = span_masks(part)
+    inputs = {"input_ids": part.input_ids, "token_type_ids": part.segment_ids, "attention_mask": (~part.padding_mask).float()}
     with torch.no_grad():
         beams = theirs(**inputs, cls_index=cls, p_mask=excluded.float())
     B, S, N = found["end"].shape  # theirs are probabilities, and of ends (B, N, S)
@@ -121,17 +121,17 @@ def test_training_takes_the_same_course_as_hugging_faces(tokenizer, tmp_path):
     ours.put(made.weights)
     labels = ["good", "bad", "none"]
     lines = [{"one": "ba " * (2 * i + 1), "two": "be bi", "label": labels[i % 3]} for i in range(6)]
-    items = task.encode([task.example(fields, "") for fields in lines], tokenizer)
-    in_parts = LengthBucketSampler(items, "left", 0, 1, 8).update(seed=1, step=0, batch_size=6, accumulation=1)[0]
+    items = task.encode([task.parse_example(fields, "") for fields in lines], tokenizer)
+    in_parts = LengthBucketSampler(items, "left", 0, 1, 8).micro_steps(seed=1, step=0, batch_size=6, accumulation_steps=1)[0]
     (whole,) = (
-        LengthBucketSampler(items, "left", 0, 1, 10**6).update(seed=1, step=0, batch_size=6, accumulation=1)[0].parts
+        LengthBucketSampler(items, "left", 0, 1, 10**6).micro_steps(seed=1, step=0, batch_size=6, accumulation_steps=1)[0].batches
     )
-    assert len(in_parts.parts) > 1 and in_parts.n_tokens[1] < whole.ids.numel()
-    padded = {"input_ids": whole.ids, "token_type_ids": whole.segments, "attention_mask": (~whole.padding).float()}
+    assert len(in_parts.batches) > 1 and in_parts.n_padded_tokens < whole.input_ids.numel()
+    padded = {"input_ids": whole.input_ids, "token_type_ids": whole.segment_ids, "attention_mask": (~whole.padding_mask).float()}
     courses = []
     for model, loss in (
         (ours, lambda: ours(in_parts)),
-        (theirs, lambda: theirs(**padded, labels=whole.answers["truth"]).loss),
+        (theirs, lambda: theirs(**padded, labels=whole.labels["label"]).loss),
     ):
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0)
         courses.append([])
@@ -150,8 +150,8 @@ def test_their_tokenizer_lays_a_pair_out_as_we_do(tokenizer, tmp_path):
     save_task_model(tmp_path / "ours", make(tokenizer, task, summary))
     main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")("Ba be.", "Bi bo.")
-    row = task.encode([task.example({"one": "Ba be.", "two": "Bi bo."}, "")], tokenizer)[0].rows[0]
-    assert theirs["input_ids"] == row.ids.tolist() and theirs["token_type_ids"] == row.segments.tolist()
+    row = task.encode([task.parse_example({"one": "Ba be.", "two": "Bi bo."}, "")], tokenizer)[0].rows[0]
+    assert theirs["input_ids"] == row.input_ids.tolist() and theirs["token_type_ids"] == row.segment_ids.tolist()
 
 
 @pytest.mark.parametrize("summary", ["last", "first"])
@@ -175,10 +175,10 @@ def test_the_table_of_spans_names_every_weight_of_their_head():
     config = transformers.XLNetConfig(vocab_size=300, d_model=32, n_layer=1, n_head=4, d_inner=64)
     theirs = transformers.XLNetForQuestionAnswering(config).state_dict()
     head = {name: p.detach() for name, p in SpanHead(SHAPE).named_parameters()}
-    settings, weights = to_huggingface(SHAPE, head, "span", [])
+    settings, weights = head_to_huggingface(SHAPE, head, "span", [])
     assert {name for name in theirs if not name.startswith("transformer.")} == weights.keys()
     assert all(theirs[name].shape == weight.shape for name, weight in weights.items())
-    assert settings == {"architectures": [KINDS["span"].architecture]}
+    assert settings == {"architectures": [HEADS["span"].architecture]}
 
 
 def test_what_hugging_face_has_no_place_for_is_refused(tokenizer, tmp_path):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from finetune.data.features import lay_out, pad
+from finetune.data.features import pair_to_row, pad
 from tests.parity.goldens import files
 
 
@@ -15,7 +15,7 @@ def test_texts_are_laid_out_cut_and_padded_as_the_original_does(path):
     for case in cases:
         a, b = (arrays[f"{case}/text_{which}"].tolist() for which in "ab")
         length = int(arrays[f"{case}/max_seq_length"])
-        inputs = pad([lay_out(a, b, length)], "left", length)
-        assert (inputs.ids[0] == arrays[f"{case}/input_ids"]).all(), case
-        assert (inputs.segments[0] == arrays[f"{case}/segment_ids"]).all(), case
-        assert (inputs.padding[0] == (arrays[f"{case}/input_mask"] > 0)).all(), case
+        inputs = pad([pair_to_row(a, b, length)], "left", length)
+        assert (inputs.input_ids[0] == arrays[f"{case}/input_ids"]).all(), case
+        assert (inputs.segment_ids[0] == arrays[f"{case}/segment_ids"]).all(), case
+        assert (inputs.padding_mask[0] == (arrays[f"{case}/input_mask"] > 0)).all(), case

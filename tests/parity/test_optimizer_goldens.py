@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.parity.goldens import GOLDENS, files
-from xlpre.conversion.tf import weights_of
+from xlpre.conversion.tf import weight_map
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
 from xlpre.training.lr_schedule import ScheduleConfig, learning_rate
@@ -37,10 +37,10 @@ def test_gradients_are_scaled_of_what_the_original_holds_in_its_layers():
     model = LanguageModel(shape, two_streams=True)
     optimizer = build_optimizer(model, LayerwiseOptimConfig(layer_decay=0.5, layer_decay_mode="grad_scale"))
     scales = {p: group["grad_scale"] for group in optimizer.param_groups for p in group["params"]}
-    for weight in weights_of(shape):
-        layer = re.match(r"model/transformer/layer_(\d+)/", weight.theirs)
+    for weight in weight_map(shape):
+        layer = re.match(r"model/transformer/layer_(\d+)/", weight.external)
         expected = 0.5 ** (2 - int(layer[1])) if layer else 1.0
-        assert scales[model.get_parameter(weight.ours)] == expected, weight.ours
+        assert scales[model.get_parameter(weight.native)] == expected, weight.native
 
 
 def test_norms_and_layer_biases_do_not_decay_and_score_biases_do():
@@ -48,7 +48,7 @@ def test_norms_and_layer_biases_do_not_decay_and_score_biases_do():
     spared = {name for name, _ in model.named_parameters() if not decays(name)}
     layer = "backbone.layers.0."
     assert spared == {
-        "output.bias",
+        "lm_head.bias",
         *(f"{layer}{norm}.{part}" for norm in ("attention_norm", "feed_forward_norm") for part in ("weight", "bias")),
         *(f"{layer}feed_forward.{part}.bias" for part in ("inner", "outer")),
     }

@@ -40,7 +40,7 @@ def test_blanks_hidden_states_and_scores_are_what_the_page_says(names, tokenizer
     words = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
     text = "The name of the function."
     expected = theirs(**words(text, return_tensors="pt")).last_hidden_state
-    found, _ = names["reader"](names["whole"](np.array(tokenizer.encode(text))), names["nothing"])
+    found, _ = names["encoder"](names["whole"](np.array(tokenizer.encode(text))), names["nothing"])
     assert torch.allclose(found, expected, atol=TOLERANCE)
     assert torch.allclose(names["means"][0], expected[0].mean(0), atol=TOLERANCE)
     tokens, score = names["tokens"], 0.0
@@ -63,5 +63,5 @@ def test_the_loop_learns_and_its_model_is_a_folder(names, store):
 
 def test_a_head_reaches_the_weights_and_transformers_hands_them_back(names):
     names["scores"].sum().backward()
-    assert names["scores"].shape == (2, 2) and names["classifier"].backbone.embedding.weight.grad.abs().sum() > 0
+    assert names["scores"].shape == (2, 2) and names["classifier"].backbone.word_embedding.weight.grad.abs().sum() > 0
     assert all(torch.equal(weight, names["folder"].weights[name]) for name, weight in names["back"].weights.items())

@@ -49,7 +49,7 @@ def stream_of(lines, folder):
     """Our ids and sentence ends of one file."""
     (folder / "file.txt").write_text("\n".join(lines) + "\n")
     ids, ends = [], []
-    for document in documents(TextConfig(source=str(folder / "file.txt"), lines="sentences")):
+    for document in documents(TextConfig(source=str(folder / "file.txt"), line_type="sentences")):
         numbers = [[int(word) for word in line.split()] for line in document]  # lines of ids: no vocabulary is asked
         more, their_ends, _ = joined([numbers], "sentences", np.array([]))
         ends += [len(ids) + end for end in their_ends.tolist()]

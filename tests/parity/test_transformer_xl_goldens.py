@@ -69,13 +69,13 @@ def from_txl(shape: ModelConfig, arrays: dict[str, np.ndarray]) -> dict[str, tor
             ours[name] = change(theirs[found])
 
     if shape.plain_embedding:
-        take("backbone.embedding.weight", "word_emb.emb_layers.0.weight")
-        take("output.bias", "crit.out_layers.0.bias")
+        take("backbone.word_embedding.weight", "word_emb.emb_layers.0.weight")
+        take("lm_head.bias", "crit.out_layers.0.bias")
     else:
         for i, (low, high, _) in enumerate(shape.clusters):
-            scores = f"output.clusters.{i}"
-            take(f"backbone.embedding.clusters.{i}.table", f"word_emb.emb_layers.{i}.weight")
-            take(f"backbone.embedding.clusters.{i}.projection", f"word_emb.emb_projs.{i}")
+            scores = f"lm_head.clusters.{i}"
+            take(f"backbone.word_embedding.clusters.{i}.table", f"word_emb.emb_layers.{i}.weight")
+            take(f"backbone.word_embedding.clusters.{i}.projection", f"word_emb.emb_projs.{i}")
             take(f"{scores}.projection", f"crit.out_projs.{i}")
             if not shape.tie_embedding:
                 take(f"{scores}.table", f"crit.out_layers.{i}.weight")
@@ -84,11 +84,11 @@ def from_txl(shape: ModelConfig, arrays: dict[str, np.ndarray]) -> dict[str, tor
             else:  # one layer for all clusters
                 take(f"{scores}.bias", "crit.out_layers.0.bias", lambda b: b[low:high])  # noqa: B023
         # their PyTorch code gives the last entry of the head to the first cluster of rare words
-        take("output.clusters.0.entries.weight", "crit.cluster_weight", lambda w: w.flip(0))
-        take("output.clusters.0.entries.bias", "crit.cluster_bias", lambda w: w.flip(0))
+        take("lm_head.clusters.0.cluster_logits.weight", "crit.cluster_weight", lambda w: w.flip(0))
+        take("lm_head.clusters.0.cluster_logits.bias", "crit.cluster_bias", lambda w: w.flip(0))
     if shape.positions == "relative":
-        take("backbone.shared.content", "r_w_bias")
-        take("backbone.shared.position", "r_r_bias")
+        take("backbone.shared_biases.content", "r_w_bias")
+        take("backbone.shared_biases.position", "r_r_bias")
     for i in range(shape.n_layer):
         mine, layer = f"backbone.layers.{i}", f"layers.{i}"
         width = shape.n_head * shape.head_width
@@ -110,7 +110,7 @@ def from_txl(shape: ModelConfig, arrays: dict[str, np.ndarray]) -> dict[str, tor
             ours[f"{mine}.attention.terms.position.keys"] = by_distance(theirs["r_emb"][i])
             ours[f"{mine}.attention.terms.position.offsets"] = by_distance(theirs["r_bias"][i])
         if shape.positions == "learned":
-            ours[f"{mine}.places.table"] = by_distance(theirs["r_emb"][i].flatten(1))
+            ours[f"{mine}.position_embedding.table"] = by_distance(theirs["r_emb"][i].flatten(1))
     return ours
 
 
@@ -127,7 +127,7 @@ def batch_of(part, ext_len: int) -> Batch:
         targets=targets,
         target_weights=torch.ones(B, T),
         backward=torch.zeros(B, dtype=torch.bool),
-        remembers=torch.full((B,), 10**6),
+        visible_mem_len=torch.full((B,), 10**6),
         pair_label=torch.ones(B, dtype=torch.long),
         reuse_len=T - ext_len,  # "extended context": the last tokens do not enter memory
     )
@@ -150,9 +150,9 @@ def test_losses_memory_and_gradients_equal_transformer_xls(path):
         # the original swaps two lengths there, so that its first segment ignores ext_len
         batch = batch_of(part, config["ext_len"] if segment != segments[0] else 0)
         hidden, memory = model.backbone(batch, memory)
-        losses = model.output(hidden, batch.targets)
+        losses = model.lm_head(hidden, batch.targets)
         np.testing.assert_allclose(losses.detach(), part["out/loss"].T, atol=TOLERANCE, err_msg=segment)
-        log_probabilities = model.output(hidden).log_softmax(-1)
+        log_probabilities = model.lm_head(hidden).log_softmax(-1)
         by_hand = -log_probabilities.gather(2, batch.targets[:, :, None]).squeeze(2)
         np.testing.assert_allclose(by_hand.detach(), part["out/loss"].T, atol=TOLERANCE)
         if "out/new_mems" in part:
@@ -164,7 +164,7 @@ def test_losses_memory_and_gradients_equal_transformer_xls(path):
     if not adds_places and any(name.startswith("grad/") for name in arrays):
         # the recorded gradient is of the last segment read once more, with the memory after it
         hidden, _ = model.backbone(batch, memory)
-        model.output(hidden, batch.targets).mean().backward()
+        model.lm_head(hidden, batch.targets).mean().backward()
         theirs = from_txl(shape, part_of(arrays, "grad"))
         largest = max(gradient.abs().max().item() for gradient in theirs.values())
         for name, parameter in model.named_parameters():
@@ -183,5 +183,5 @@ def with_places(model, remembered: torch.Tensor) -> torch.Tensor:
     if shape.positions == "sinusoidal":
         return torch.cat([remembered[:1] + codes, remembered[1:]])
     return torch.stack(
-        [hidden + layer.places.table[codes] for hidden, layer in zip(remembered, model.backbone.layers, strict=True)]
+        [hidden + layer.position_embedding.table[codes] for hidden, layer in zip(remembered, model.backbone.layers, strict=True)]
     )

@@ -109,7 +109,7 @@ def batch_of(arrays, config, positions: np.ndarray, **targets) -> Batch:
         targets=t(targets.get("targets", np.zeros(positions.shape))).long(),
         target_weights=t(targets.get("weights", np.ones(positions.shape))).float(),
         backward=t(backward),
-        remembers=torch.full((B,), 10**6),
+        visible_mem_len=torch.full((B,), 10**6),
         pair_label=torch.ones(B, dtype=torch.long),
         reuse_len=config["reuse_len"] or T,
     )
@@ -143,7 +143,7 @@ def read(model, arrays, config, memory):
         output, new_memory = model.backbone(batch_of(arrays, config, everywhere, **targets), memory)
         return (
             output,
-            target_losses(model.output(output), torch.from_numpy(targets["targets"].copy()).long()),
+            target_losses(model.lm_head(output), torch.from_numpy(targets["targets"].copy()).long()),
             new_memory,
         )
     if "in/target_mapping" in arrays:
@@ -158,7 +158,7 @@ def read(model, arrays, config, memory):
         from_content, _ = model.backbone(batch, memory)
         model.backbone.two_streams = True
         output = torch.where(predicted[:, :, None], from_queries, from_content)
-    return output, target_losses(model.output(output), batch.targets), new_memory
+    return output, target_losses(model.lm_head(output), batch.targets), new_memory
 
 
 def check_window(model, arrays, config, memory) -> tuple[torch.Tensor, Memory]:

@@ -26,7 +26,7 @@ def place_vector(layer, index: int, place: int, config):
     if config.positions == "sinusoidal" and index == 0:
         return sinusoid(place, config)
     if config.positions == "learned":
-        return layer.places.table[table_row(place, config)]
+        return layer.position_embedding.table[table_row(place, config)]
     return 0.0
 
 
@@ -43,7 +43,7 @@ def score(attention, h, q, key, distance, different, config):
         row = table_row(distance, config)
         total = total + q[h] @ terms["position"].keys[row, h] + terms["position"].offsets[row, h]
     if "segment" in terms:
-        total = total + (q[h] + terms["segment"].r_bias[h]) @ terms["segment"].same_different[int(different), h]
+        total = total + (q[h] + terms["segment"].r_bias[h]) @ terms["segment"].seg_embed[int(different), h]
     return total / math.sqrt(attention.d_head)
 
 
@@ -78,9 +78,9 @@ def two_streams(model, batch, memory, b):
     backbone, config, T = model.backbone, model.config, batch.input_ids.size(1)
     M, sign = memory.hidden.size(2), -1 if batch.backward[b] else 1
     positions = batch.target_positions[b].tolist()
-    content = list(backbone.embedding(batch.input_ids[b]))
+    content = list(backbone.word_embedding(batch.input_ids[b]))
     query = [backbone.mask_embedding for _ in positions]
-    valid = min(int(memory.valid[b]), int(batch.remembers[b]))
+    valid = min(int(memory.valid[b]), int(batch.visible_mem_len[b]))
     places = list(range(-M, T))
     segments = [0] * M + batch.segment_ids[b].tolist()
     longest = max(M, config.mem_len)

@@ -16,19 +16,19 @@ def ranks(length: int, order: list[int]) -> list[int]:
     return found
 
 
-def hidden_from(is_target: list[bool], functional: list[bool], order: list[int]) -> list[list[bool]]:
+def hidden_from(is_target: list[bool], special_mask: list[bool], order: list[int]) -> list[list[bool]]:
     """(L, L): row i is true at the keys that a query at place i must not see."""
     length = len(is_target)
     rank = ranks(length, order)
     for place in range(length):
-        if not is_target[place] and not functional[place]:
+        if not is_target[place] and not special_mask[place]:
             rank[place] = -1
     hidden = []
     for query in range(length):
         own = rank[query] if is_target[query] else rank[query] + 1
         row = []
         for key in range(length):
-            concealed = is_target[key] or functional[key]
+            concealed = is_target[key] or special_mask[key]
             row.append(concealed and own <= rank[key])
         hidden.append(row)
     return hidden

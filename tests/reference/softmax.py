@@ -12,23 +12,23 @@ def embed(embedding, token: int) -> torch.Tensor:
     raise AssertionError(token)
 
 
-def probability(output, embedding, hidden: torch.Tensor, token: int) -> torch.Tensor:
+def probability(lm_head, embedding, hidden: torch.Tensor, token: int) -> torch.Tensor:
     """p(token | hidden (D,)): of its cluster, times of it in its cluster."""
 
     def projected(scores):
         return hidden if scores.projection is None else hidden @ scores.projection
 
     def logits(i):
-        scores, (low, high) = output.clusters[i], output.bounds[i]
+        scores, (low, high) = lm_head.clusters[i], lm_head.bounds[i]
         first = low if len(embedding.clusters) == 1 else 0  # a single table has all pieces
         return [projected(scores) @ scores.table[first + k] + scores.bias[k] for k in range(high - low)]
 
     frequent, entries = logits(0), []
-    if len(output.bounds) > 1:
-        head = output.clusters[0]
-        entries = [projected(head) @ w + b for w, b in zip(head.entries.weight, head.entries.bias, strict=True)]
+    if len(lm_head.bounds) > 1:
+        head = lm_head.clusters[0]
+        entries = [projected(head) @ w + b for w, b in zip(head.cluster_logits.weight, head.cluster_logits.bias, strict=True)]
     shares = torch.stack(frequent + entries).softmax(0)
-    for i, (low, high) in enumerate(output.bounds):
+    for i, (low, high) in enumerate(lm_head.bounds):
         if low <= token < high:
             if i == 0:
                 return shares[token]

@@ -1,4 +1,7 @@
-"""Files and folders that appear whole or not at all: written under a temporary name, synced, then renamed."""
+"""Atomic files and folders, folder locks and checksums.
+
+A file or folder is written under a temporary name, flushed to disk, then renamed: readers see all of it or nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+import google_crc32c
 import psutil
 
-WEIGHTS = ".safetensors"
+WEIGHTS_SUFFIX = ".safetensors"
 
 
-def cache_folder() -> Path:
-    """Where what was made for this machine is kept, $XDG_CACHE_HOME/xlpre or ~/.cache/xlpre; it is there then.
+def cache_dir() -> Path:
+    """Return the folder for files compiled or measured on this machine: $XDG_CACHE_HOME/xlpre or ~/.cache/xlpre.
+
+    The folder is created if it does not exist.
 
     Raises:
-        OSError: it cannot be made.
-        RuntimeError: nobody is at home.
+        OSError: the folder cannot be created.
+        RuntimeError: the home directory is unknown.
     """
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "xlpre"
     folder.mkdir(parents=True, exist_ok=True)
@@ -29,8 +35,8 @@ def cache_folder() -> Path:
 
 
 @contextmanager
-def named(path: Path) -> Iterator[None]:
-    """What the operating system refuses meanwhile without a name, as it does when a disk is full, has that of `path`."""
+def with_filename(path: Path) -> Iterator[None]:
+    """Add `path` to an OSError that names no file, as the error of a full disk does."""
     try:
         yield
     except OSError as error:
@@ -40,66 +46,70 @@ def named(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def new_file(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on success it becomes `path`, on an error it is removed."""
+def atomic_write(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary path next to `path`. On success it is renamed to `path`; on an error it is removed."""
     path = Path(path)
-    partial = _partial(path)
+    partial = _temporary_path(path)
     try:
-        with named(path):
+        with with_filename(path):
             yield partial
-            sync(partial)
+            fsync(partial)
             os.replace(partial, path)
-            sync(path.parent)
+            fsync(path.parent)
     finally:
         partial.unlink(missing_ok=True)
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Make `text`, in UTF-8, all that is in the file `path`; see new_file."""
-    with new_file(path) as partial:
+    """Replace the content of the file `path` by `text`, in UTF-8; see `atomic_write`."""
+    with atomic_write(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
 @contextmanager
-def new_folder(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary folder beside `path`; on success it takes the place of `path`, on an error it is removed."""
+def atomic_dir(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary folder next to `path`. On success it replaces `path`; on an error it is removed."""
     path = Path(path)
-    partial = _partial(path)
+    partial = _temporary_path(path)
     partial.mkdir()
     try:
-        with named(path):
+        with with_filename(path):
             yield partial
             for file in sorted(partial.rglob("*")):
-                sync(file)
+                fsync(file)
             replaced = path.with_name(f".{path.name}.replaced-{os.getpid()}")
             if path.exists():
                 os.replace(path, replaced)
             os.replace(partial, path)
-            sync(path.parent)
+            fsync(path.parent)
         shutil.rmtree(replaced, ignore_errors=True)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def linked_copy(source: Path, target: Path) -> None:
-    """A folder at `target` with the files of `source`, on the disk only once where it can be; one that is there is replaced."""
-    with new_folder(target) as partial:
+def hardlink_copy(source: Path, target: Path) -> None:
+    """Copy the folder `source` to `target`, replacing what is there. Weight files become hard links where possible."""
+    with atomic_dir(target) as partial:
         for file in source.iterdir():
-            if not (file.suffix == WEIGHTS and _linked(file, partial / file.name)):
+            if not (file.suffix == WEIGHTS_SUFFIX and _hardlink_read_only(file, partial / file.name)):
                 shutil.copy2(file, partial / file.name)
 
 
-def exclusive(folder: Path, refusal: str) -> IO[str]:
-    """Hold `folder` for this process, until it ends, however it ends, or the returned file is closed.
+def lock_dir(folder: Path, refusal: str) -> IO[str]:
+    """Lock `folder` for this process. The lock ends when the returned file is closed or the process exits.
+
+    Args:
+        folder: created if it does not exist.
+        refusal: end of the error message if another process holds the lock.
 
     Raises:
-        ValueError: it cannot be made or written in; another process holds it, where the message ends with `refusal`.
+        ValueError: the folder cannot be created or written, or another process holds the lock.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / ".lock", "w")  # noqa: SIM115 - it is the open file that holds the folder
+        lock = open(folder / ".lock", "w")  # noqa: SIM115 - the open file is the lock
     except OSError as error:
-        raise ValueError(f"{folder}: nothing can be written there ({error.strerror}); name another place") from None
+        raise ValueError(f"{folder} cannot be written ({error.strerror}). Choose another folder.") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -108,8 +118,8 @@ def exclusive(folder: Path, refusal: str) -> IO[str]:
     return lock
 
 
-def sync(path: Path) -> None:
-    """Ask the operating system to put a file or folder on the disk now."""
+def fsync(path: Path) -> None:
+    """Flush a file or folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -117,37 +127,47 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _linked(file: Path, name: Path) -> bool:
-    """Whether `file`, read-only from now on, could be given another name; some file systems have no hard links."""
+def compute_crc32c(path: Path) -> int:
+    """Return the CRC-32C of a file, which detects corruption at reading speed."""
+    crc = 0
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            crc = google_crc32c.extend(crc, block)
+    return crc
+
+
+def _hardlink_read_only(source: Path, target: Path) -> bool:
+    """Make `source` read-only and hard-link it to `target`. Return False where the file system has no hard links."""
     try:
-        file.chmod(file.stat().st_mode & 0o555)
-        os.link(file, name)
+        source.chmod(source.stat().st_mode & 0o555)
+        os.link(source, target)
     except OSError:
         return False
     return True
 
 
-def _partial(path: Path) -> Path:
-    """A name beside `path` for this process; what a killed process left under such names is removed, or put back."""
+def _temporary_path(path: Path) -> Path:
+    """Return a name next to `path` for this process, after removing or restoring leftovers of killed processes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    for left in _left_by_the_dead(path, "replaced"):
+    for leftover in _leftovers(path, "replaced"):
         if path.exists():
-            _remove(left)
+            _remove(leftover)
         else:
-            os.replace(left, path)  # killed between the two renames
-    for left in _left_by_the_dead(path, "partial"):
-        _remove(left)
+            os.replace(leftover, path)  # the process was killed between the two renames of atomic_dir
+    for leftover in _leftovers(path, "partial"):
+        _remove(leftover)
     return path.with_name(f".{path.name}.partial-{os.getpid()}")
 
 
-def _left_by_the_dead(path: Path, kind: str) -> list[Path]:
-    found = path.parent.glob(f".{glob.escape(path.name)}.{kind}-*")
-    numbers = [(left, int(left.name.rpartition("-")[2])) for left in found]
-    return [left for left, number in numbers if number == os.getpid() or not psutil.pid_exists(number)]
+def _leftovers(path: Path, kind: str) -> list[Path]:
+    """List the temporary files of `path` that belong to this process or to no living process."""
+    candidates = path.parent.glob(f".{glob.escape(path.name)}.{kind}-*")
+    pids = [(leftover, int(leftover.name.rpartition("-")[2])) for leftover in candidates]
+    return [leftover for leftover, pid in pids if pid == os.getpid() or not psutil.pid_exists(pid)]
 
 
-def _remove(left: Path) -> None:
-    if left.is_dir():
-        shutil.rmtree(left)
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
     else:
-        left.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)

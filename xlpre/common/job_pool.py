@@ -1,4 +1,4 @@
-"""Several commands at a time, each on its own share of the machine."""
+"""Run several commands in parallel, each on its own share of the cores and GPUs."""
 
 from __future__ import annotations
 
@@ -20,119 +20,120 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 @dataclass(frozen=True)
 class Command:
-    """A command to run to its end.
+    """A command and its folder.
 
     Attributes:
-        folder: its own; what it prints is added to log.txt there.
-        command: a program that is installed beside this Python, or `python`, and its words.
-        finished: whether there is nothing left to do.
+        folder: working folder of the command, whose output is appended to log.txt in it.
+        argv: the program, `python` or one installed next to this Python, and its arguments.
+        is_finished: returns True if the command has nothing left to do.
     """
 
     folder: Path
-    command: Sequence[str]
-    finished: Callable[[], bool]
+    argv: Sequence[str]
+    is_finished: Callable[[], bool]
 
 
-def run_all(errands: Sequence[Command], jobs: int | None = None, processes: int = 1) -> None:
-    """Run what is not finished. Asked to stop (see asked_to_stop), it asks the commands, which save, and waits for them.
+def run_all(commands: Sequence[Command], jobs: int | None = None, processes: int = 1) -> None:
+    """Run all unfinished commands.
 
-    However this process ends, killed or because nobody reads what it prints, the commands are asked to stop.
+    On a signal (see `stop_on_signal`), SIGTERM is sent to the running commands, which save and exit.
+    They also receive SIGTERM if this process is killed or its output is closed.
 
     Args:
-        errands: all of them.
-        jobs: how many side by side; each has an equal share of the cores, and its own GPUs where there are any. None: as many as
-            there are GPUs, or cores, for their processes.
-        processes: of a command, each with a GPU of its own where there are any.
+        commands: commands to run. Finished ones are skipped.
+        jobs: number of commands that run at a time, each with an equal share of the cores and its own GPUs.
+            None: as many as the GPUs, or without GPUs the cores, suffice for.
+        processes: processes of one command. On a machine with GPUs each process has its own.
 
     Raises:
-        ValueError: there are too few GPUs; or some failed, and the others were run all the same.
+        ValueError: there are too few GPUs, or a command failed. The other commands are run first.
     """
-    gpus = _gpus()
+    gpus = _visible_gpus()
     jobs = jobs or max(1, (len(gpus) or len(os.sched_getaffinity(0))) // processes)
     if gpus and jobs * processes > len(gpus):
         raise ValueError(
-            f"--jobs ({jobs}) times {processes} process(es) each must be at most the number of GPUs ({len(gpus)}), of which each "
-            "process has its own; take fewer"
+            f"--jobs={jobs} is invalid: {jobs} commands of {processes} process(es) need {jobs * processes} GPUs, and there are "
+            f"{len(gpus)}. Lower --jobs or the number of processes."
         )
-    waiting = [errand for errand in errands if not errand.finished()]
-    print(f"{len(errands)} runs, {len(errands) - len(waiting)} of them finished already", flush=True)
-    going: dict[int, tuple[Command, subprocess.Popen[bytes], float]] = {}
+    waiting = [command for command in commands if not command.is_finished()]
+    print(f"{len(commands)} runs, {len(commands) - len(waiting)} of them finished already", flush=True)
+    running: dict[int, tuple[Command, subprocess.Popen[bytes], float]] = {}
     failed: list[Path] = []
-    told = False
-    with asked_to_stop() as asked:
-        while going or (waiting and not asked):
-            for place in range(jobs):
-                if waiting and place not in going and not asked:
-                    errand = waiting.pop(0)
-                    going[place] = (
-                        errand,
-                        _start(errand, place, jobs, gpus[place * processes :][:processes]),
-                        time.monotonic(),
-                    )
-            if asked and not told:
-                told = True
-                for _, child, _ in going.values():
+    stop_sent = False
+    with stop_on_signal() as signals:
+        while running or (waiting and not signals):
+            for slot in range(jobs):
+                if waiting and slot not in running and not signals:
+                    command = waiting.pop(0)
+                    child = _start(command, slot, jobs, gpus[slot * processes :][:processes])
+                    running[slot] = (command, child, time.monotonic())
+            if signals and not stop_sent:
+                stop_sent = True
+                for _, child, _ in running.values():
                     os.killpg(child.pid, signal.SIGTERM)
             time.sleep(0.2)
-            for place, (errand, child, since) in list(going.items()):
+            for slot, (command, child, started) in list(running.items()):
                 if child.poll() is not None:
-                    del going[place]
-                    status = (
-                        0 if told and child.returncode == -signal.SIGTERM else child.returncode
-                    )  # before it could save
-                    failed += [errand.folder] if status else []
-                    ending = _ending(errand, status)
-                    print(f"{errand.folder}: {ending}, {time.monotonic() - since:.0f} s", flush=True)
+                    del running[slot]
+                    # a command that SIGTERM kills has not installed its handler yet: it is stopped, not failed
+                    status = 0 if stop_sent and child.returncode == -signal.SIGTERM else child.returncode
+                    failed += [command.folder] if status else []
+                    outcome = _outcome(command, status)
+                    print(f"{command.folder}: {outcome}, {time.monotonic() - started:.0f} s", flush=True)
     if failed:
         logs = ", ".join(str(folder / "log.txt") for folder in failed)
-        raise ValueError(f"{len(failed)} of {len(errands)} runs failed, see {logs}")
+        raise ValueError(f"{len(failed)} of {len(commands)} runs failed. Their output is in {logs}.")
 
 
-def _gpus() -> list[str]:
-    """What CUDA_VISIBLE_DEVICES may name of what this process may use: numbers, or names of whole and parted GPUs."""
+@contextmanager
+def stop_on_signal() -> Iterator[list[int]]:
+    """Collect stop signals instead of exiting. Yields a list to which the numbers of received signals are appended.
+
+    The signals are SIGINT, SIGTERM and, unless it is ignored (nohup), SIGHUP of a closed terminal.
+    """
+    received: list[int] = []
+    signals = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signals.append(signal.SIGHUP)
+    previous = [signal.signal(number, lambda number, _: received.append(number)) for number in signals]
+    try:
+        yield received
+    finally:
+        for number, handler in zip(signals, previous, strict=True):
+            signal.signal(number, handler)
+
+
+def _visible_gpus() -> list[str]:
+    """List the GPUs of this process as CUDA_VISIBLE_DEVICES names them: numbers, UUIDs or MIG instances."""
     n_gpus = 0 if os.environ.get("DS_ACCELERATOR") == "cpu" else torch.cuda.device_count()
     listed = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(n_gpus))))
     return listed.split(",")[:n_gpus]
 
 
-def _start(errand: Command, place: int, jobs: int, gpus: Sequence[str]) -> subprocess.Popen[bytes]:
-    errand.folder.mkdir(parents=True, exist_ok=True)
-    program, *words = errand.command
+def _start(command: Command, slot: int, jobs: int, gpus: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a command on share `slot` of `jobs` of the cores, and on `gpus`."""
+    command.folder.mkdir(parents=True, exist_ok=True)
+    program, *args = command.argv
     path = sys.executable if program == "python" else str(Path(sys.executable).with_name(program))
     environment = dict(os.environ)
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    with open(errand.folder / "log.txt", "ab") as log:
+    with open(command.folder / "log.txt", "ab") as log:
         child = subprocess.Popen(
-            [path, *words], env=environment, stdout=log, stderr=log, start_new_session=True, preexec_fn=_end_with_us
+            [path, *args], env=environment, stdout=log, stderr=log, start_new_session=True, preexec_fn=_stop_with_parent
         )
     cores = sorted(os.sched_getaffinity(0))
     if share := len(cores) // jobs:
-        os.sched_setaffinity(child.pid, cores[place * share : (place + 1) * share])
+        os.sched_setaffinity(child.pid, cores[slot * share : (slot + 1) * share])
     return child
 
 
-def _end_with_us() -> None:
-    """Have the operating system ask this process to stop when the one that started it is gone."""
+def _stop_with_parent() -> None:
+    """Have Linux send SIGTERM to this process when its parent exits."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _ending(errand: Command, status: int) -> str:
+def _outcome(command: Command, status: int) -> str:
     if status:
-        return f"failed with status {status}, see {errand.folder}/log.txt"
-    return "finished" if errand.finished() else "stopped"
-
-
-@contextmanager
-def asked_to_stop() -> Iterator[list[int]]:
-    """A list that is not empty once SIGINT or SIGTERM came, or SIGHUP, as a closed terminal sends it, unless it is ignored (nohup)."""
-    came: list[int] = []
-    signals = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        signals.append(signal.SIGHUP)
-    before = [signal.signal(number, lambda *got: came.append(got[0])) for number in signals]
-    try:
-        yield came
-    finally:
-        for number, handler in zip(signals, before, strict=True):
-            signal.signal(number, handler)
+        return f"failed with status {status}, see {command.folder}/log.txt"
+    return "finished" if command.is_finished() else "stopped"

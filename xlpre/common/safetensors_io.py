@@ -1,4 +1,4 @@
-"""Tensors of files: writing them, and whether what was read is numbers."""
+"""Writing of safetensors files, and checks for non-finite values."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
     """Write a safetensors file.
 
     Raises:
-        OSError: it cannot be written, for lack of room perhaps.
-        ValueError: one tensor under two names.
+        OSError: the file cannot be written, for example because the disk is full.
+        ValueError: two names share one tensor.
     """
-    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
     try:
-        save_file(whole, path, metadata)
-    except RuntimeError as error:  # safetensors' word for two names of one tensor
+        save_file(contiguous, path, metadata)
+    except RuntimeError as error:  # raised by safetensors for shared tensors
         raise ValueError(
-            f"{path}: two of the weights are one tensor, as model.state_dict() has them; take model.named_parameters(), which has each "
-            f"once ({str(error).strip()})"
+            f"{path}: two weights share one tensor, as in model.state_dict(). "
+            f"Use model.named_parameters(), which lists each tensor once. ({str(error).strip()})"
         ) from None
     except SafetensorError as error:
-        raise OSError(f"{path}: cannot be written: {error}") from None
+        raise OSError(f"{path} cannot be written: {error}") from None
 
 
 def check_finite(origin: Path, weights: Mapping[str, Tensor]) -> None:
-    """Raise ValueError if a weight that was read from `origin` has values that are not finite."""
+    """Raise ValueError if a weight that was read from `origin` has an infinite or NaN value."""
     for name, weight in weights.items():
         if not all_finite(weight):
             raise ValueError(
-                f"{origin}: the weight {name} has values that are not finite, so that no model can be made of it"
+                f"{origin} is invalid: the weight {name} has infinite or NaN values. Use another checkpoint."
             )
 
 
 def all_finite(tensor: Tensor) -> bool:
-    """Whether no element is infinite or no number: in one pass, twenty times as fast as isfinite on a processor."""
-    return all(math.isfinite(extreme.item()) for extreme in torch.aminmax(tensor))  # which is nan where an element is
+    """Return True if no element is infinite or NaN. One pass, on a CPU twenty times as fast as torch.isfinite."""
+    return all(math.isfinite(extreme.item()) for extreme in torch.aminmax(tensor))  # NaN if an element is NaN

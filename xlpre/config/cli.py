@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from xlpre.config.loader import Recipe, Schema, keys_in, load
+from xlpre.config.loader import Recipe, Schema, keys_in, load_config
 
 
 @dataclass(frozen=True)
-class Given:
+class ExplicitKeys:
     """Keys that somebody set, to whatever value.
 
     Attributes:
@@ -22,15 +22,15 @@ class Given:
     file: frozenset[str] = frozenset()
 
 
-NOTHING = Given()
+NO_EXPLICIT_KEYS = ExplicitKeys()
 
 
-def from_command_line(schema: type[Schema], description: str, argv: Sequence[str] | None = None) -> Schema:
+def parse_config(schema: type[Schema], description: str, argv: Sequence[str] | None = None) -> Schema:
     """Read `--config FILE key=value ...`; `--local_rank`, which the deepspeed launcher puts first, is accepted and unused."""
-    return with_flags(schema, description, {}, argv)[0]
+    return parse_config_and_flags(schema, description, {}, argv)[0]
 
 
-def with_flags(
+def parse_config_and_flags(
     schema: type[Schema],
     description: str,
     flags: Mapping[str, str],
@@ -39,14 +39,14 @@ def with_flags(
 ) -> tuple[Schema, set[str]]:
     """The same for a command that has `flags` besides: what each does, by its name without dashes. Returns those given, too."""
     words = _command_line(description, flags, argv)
-    return load(schema, words.config, words.overrides, recipe), set(words.flags)
+    return load_config(schema, words.config, words.overrides, recipe), set(words.flags)
 
 
-def given_keys(flags: Mapping[str, str], argv: Sequence[str] | None = None) -> Given:
+def read_explicit_keys(flags: Mapping[str, str], argv: Sequence[str] | None = None) -> ExplicitKeys:
     """Those that the command line of a command with such flags, and its file, set."""
     words = _command_line("", flags, argv)
     file = keys_in(words.config) if words.config else ()
-    return Given(frozenset(word.partition("=")[0] for word in words.overrides), frozenset(file))
+    return ExplicitKeys(frozenset(word.partition("=")[0] for word in words.overrides), frozenset(file))
 
 
 def _command_line(description: str, flags: Mapping[str, str], argv: Sequence[str] | None) -> argparse.Namespace:

@@ -18,13 +18,13 @@ from omegaconf import BooleanNode, DictConfig, ListConfig, OmegaConf, StringNode
 from omegaconf.errors import OmegaConfBaseException
 
 from xlpre.common.files import write_text
-from xlpre.config.schema_docs import keys_of, nearest
+from xlpre.config.schema_docs import setting_keys, suggest_key
 
 Schema = TypeVar("Schema")
 Recipe = Callable[[Any], Sequence[str]]  # from settings to words that they ask for
 
 
-def load(
+def load_config(
     schema: type[Schema],
     path: str | Path | None = None,
     overrides: Sequence[str] = (),
@@ -42,14 +42,14 @@ def load(
         ValueError: a file that cannot be read, a key that does not exist, a value of the wrong type or against a rule.
     """
     if recipe is not None:
-        overrides = [*recipe(load(schema, path, overrides)), *overrides]
+        overrides = [*recipe(load_config(schema, path, overrides)), *overrides]
     layers = [(str(path), _read(Path(path), ()))] if path is not None else []
     known = OmegaConf.structured(schema)
     layers += [(word, _parse(word, known)) for word in overrides]
     return _filled(known, layers, str(path or "settings"))  # type: ignore[return-value]
 
 
-def from_mapping(schema: type[Schema], settings: Mapping[str, Any], origin: str) -> Schema:
+def config_from_mapping(schema: type[Schema], settings: Mapping[str, Any], origin: str) -> Schema:
     """Fill `schema` from settings that were read from the file `origin`.
 
     Raises:
@@ -65,12 +65,12 @@ def from_mapping(schema: type[Schema], settings: Mapping[str, Any], origin: str)
         raise ValueError(str(error) if origin in str(error) else f"{origin}: {error}") from None
 
 
-def dump(config: Any, path: str | Path) -> None:
+def save_config(config: Any, path: str | Path) -> None:
     """Write the resolved settings as YAML that `load` reads back to an equal object."""
-    write_text(path, as_yaml(config))
+    write_text(path, to_yaml(config))
 
 
-def as_yaml(config: Any) -> str:
+def to_yaml(config: Any) -> str:
     """The settings as YAML."""
     return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
 
@@ -185,15 +185,15 @@ def _check_keys(schema: DictConfig, given: DictConfig, origin: str, prefix: str 
         path = f"{prefix}{key}"
         value: Any = given._get_node(key)
         if key not in schema:
-            path, known = _longest(path, value), list(keys_of(_root(schema)))
+            path, known = _longest(path, value), list(setting_keys(_root(schema)))
             if "." in key and path in known:
                 group = f"`{path.replace('.', ': {')}: ...{'}' * path.count('.')}`"
                 raise ValueError(f"{origin}: {path!r} is written as a group, {group}")
-            raise ValueError(f"{origin}: there is no setting {path!r}; {nearest(path, known)}")
+            raise ValueError(f"{origin}: there is no setting {path!r}; {suggest_key(path, known)}")
         inner = schema._get_node(key)
         if _is_group(inner):
             if not isinstance(value, DictConfig):
-                inside = ", ".join(keys_of(OmegaConf.get_type(inner), f"{path}."))  # type: ignore[arg-type]
+                inside = ", ".join(setting_keys(OmegaConf.get_type(inner), f"{path}."))  # type: ignore[arg-type]
                 raise ValueError(f"{origin}: {path!r} is a group of settings; name one of {inside}")
             _check_keys(inner, value, origin, path + ".")
         else:

@@ -21,7 +21,7 @@ class Setting:
     about: str
 
 
-def settings_of(schema: type) -> list[Setting]:
+def list_settings(schema: type) -> list[Setting]:
     """Every setting of `schema`, in the order of its fields; each has a default."""
     found = []
     for key, group, field in _leaves(schema):
@@ -33,18 +33,18 @@ def settings_of(schema: type) -> list[Setting]:
     return found
 
 
-def settings_table(schema: type) -> str:
+def settings_markdown(schema: type) -> str:
     """The same in Markdown, a line each."""
-    rows = [f"| `{one.key}` | `{one.default}` | {one.about.replace('|', '/')} |" for one in settings_of(schema)]
+    rows = [f"| `{one.key}` | `{one.default}` | {one.about.replace('|', '/')} |" for one in list_settings(schema)]
     return "\n".join(["| key | default | |", "| --- | --- | --- |", *rows]) + "\n"
 
 
-def keys_of(schema: type, prefix: str = "") -> Iterator[str]:
+def setting_keys(schema: type, prefix: str = "") -> Iterator[str]:
     """The keys of all settings of `schema`, which stands at `prefix`."""
     return (key for key, _, _ in _leaves(schema, prefix))
 
 
-def nearest(path: str, known: list[str]) -> str:
+def suggest_key(path: str, known: list[str]) -> str:
     """A question that names the one of `known` that may have been meant by `path`; all of them where none is near."""
     last_words = {key.rpartition(".")[2] for key in known}
     last = difflib.get_close_matches(path.rpartition(".")[2], last_words, n=1, cutoff=0.7)

@@ -1,4 +1,4 @@
-"""Hugging Face's XLNet folder: config.json, model.safetensors (or pytorch_model.bin), spiece.model.
+"""Folder of Hugging Face's XLNet: config.json, model.safetensors (or pytorch_model.bin), spiece.model.
 
 Source of names and shapes: transformers 5.23, models/xlnet/modeling_xlnet.py.
 """
@@ -21,52 +21,58 @@ from torch import Tensor
 from xlpre.common.safetensors_io import check_finite, write_tensors
 from xlpre.config.loader import from_mapping
 from xlpre.conversion import weight_maps
-from xlpre.conversion.weight_maps import COPY, FROM_HEADS, LONE_ROW, TO_HEADS, Weight, to_ours, to_theirs
+from xlpre.conversion.weight_maps import (
+    COPY,
+    FROM_HEADS,
+    SINGLE_ROW,
+    TO_HEADS,
+    WeightEntry,
+    WeightMap,
+    to_external,
+    to_native,
+)
 from xlpre.model.config import ModelConfig
 from xlpre.objectives.registry import OBJECTIVES
 
-UNSAID = ("dropatt", "mem_len", "init_scheme")  # settings that their config.json has no word for, or another one
-# their "gelu" is erf's, which no XLNet was trained with
-ACTIVATIONS = {"gelu": "gelu_new", "relu": "relu"}
-# how they write the same function: the one they have had for longest, and two of later years
-TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
-# names that older files have, and any file may
+UNMAPPED = ("dropatt", "mem_len", "init_scheme")  # settings that config.json does not store, or not exactly
+ACTIVATIONS = {"gelu": "gelu_new", "relu": "relu"}  # transformers' "gelu" uses erf, XLNet the tanh approximation
+TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")  # names of the same function
+# former names of keys, which transformers still accepts
 ALIASES = {
     "n_token": "vocab_size",
     "hidden_size": "d_model",
     "num_attention_heads": "n_head",
     "num_hidden_layers": "n_layer",
 }
-# their attn_type, and the objective that a model of it is taken to have learned
-ATTENTION = {"bi": "permutation", "uni": "causal"}
+OBJECTIVE_BY_ATTN_TYPE = {"bi": "permutation", "uni": "causal"}
 
 
-def weights_of(config: ModelConfig) -> list[Weight]:
-    """Every weight of an XLNet and its name in XLNetLMHeadModel, where biases that layers share are each layer's own."""
+def weight_map(config: ModelConfig) -> WeightMap:
+    """Return the weight map to XLNetLMHeadModel, in which each layer has its own attention biases."""
     table = [
-        Weight("backbone.embedding.weight", "transformer.word_embedding.weight"),
-        Weight("backbone.mask_embedding", "transformer.mask_emb", LONE_ROW),
-        Weight("output.bias", "lm_loss.bias"),
+        WeightEntry("backbone.word_embedding.weight", "transformer.word_embedding.weight"),
+        WeightEntry("backbone.mask_embedding", "transformer.mask_emb", SINGLE_ROW),
+        WeightEntry("lm_head.bias", "lm_loss.bias"),
     ]
     for i in range(config.n_layer):
-        ours, theirs = f"backbone.layers.{i}", f"transformer.layer.{i}"
+        native, external = f"backbone.layers.{i}", f"transformer.layer.{i}"
         for name, kernel in (("query", "q"), ("key", "k"), ("value", "v"), ("terms.position.key", "r")):
-            table.append(Weight(f"{ours}.attention.{name}.weight", f"{theirs}.rel_attn.{kernel}", TO_HEADS))
-        table.append(Weight(f"{ours}.attention.output.weight", f"{theirs}.rel_attn.o", FROM_HEADS))
+            table.append(WeightEntry(f"{native}.attention.{name}.weight", f"{external}.rel_attn.{kernel}", TO_HEADS))
+        table.append(WeightEntry(f"{native}.attention.output.weight", f"{external}.rel_attn.o", FROM_HEADS))
         for term, name in (("content", "r_w_bias"), ("position", "r_r_bias"), ("segment", "r_s_bias")):
-            bias = f"{ours}.attention.terms.{term}.r_bias" if config.untie_r else f"backbone.shared.{term}"
-            table.append(Weight(bias, f"{theirs}.rel_attn.{name}", COPY))
-        table.append(Weight(f"{ours}.attention.terms.segment.same_different", f"{theirs}.rel_attn.seg_embed"))
+            bias = f"{native}.attention.terms.{term}.r_bias" if config.untie_r else f"backbone.shared_biases.{term}"
+            table.append(WeightEntry(bias, f"{external}.rel_attn.{name}", COPY))
+        table.append(WeightEntry(f"{native}.attention.terms.segment.seg_embed", f"{external}.rel_attn.seg_embed"))
         for part in ("weight", "bias"):
-            table.append(Weight(f"{ours}.attention_norm.{part}", f"{theirs}.rel_attn.layer_norm.{part}"))
-            table.append(Weight(f"{ours}.feed_forward_norm.{part}", f"{theirs}.ff.layer_norm.{part}"))
-            table.append(Weight(f"{ours}.feed_forward.inner.{part}", f"{theirs}.ff.layer_1.{part}"))
-            table.append(Weight(f"{ours}.feed_forward.outer.{part}", f"{theirs}.ff.layer_2.{part}"))
+            table.append(WeightEntry(f"{native}.attention_norm.{part}", f"{external}.rel_attn.layer_norm.{part}"))
+            table.append(WeightEntry(f"{native}.feed_forward_norm.{part}", f"{external}.ff.layer_norm.{part}"))
+            table.append(WeightEntry(f"{native}.feed_forward.inner.{part}", f"{external}.ff.layer_1.{part}"))
+            table.append(WeightEntry(f"{native}.feed_forward.outer.{part}", f"{external}.ff.layer_2.{part}"))
     return table
 
 
 def check_expressible(config: ModelConfig) -> None:
-    """Raise ValueError, by the name of the key, for a model that Hugging Face's XLNet cannot be."""
+    """Raise ValueError for a setting that Hugging Face's XLNet cannot represent."""
     weight_maps.check_expressible(
         config, "Hugging Face's XLNet", {"d_head": (Fraction(config.d_model, config.n_head),)}
     )
@@ -77,17 +83,23 @@ def write_model(
     config: ModelConfig,
     weights: Mapping[str, Tensor],
     objective: str,
-    more: Mapping[str, Any] | None = None,
+    extra_settings: Mapping[str, Any] | None = None,
     head: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write config.json and model.safetensors of a model that `check_expressible` has passed into the folder `path`.
+    """Write config.json and model.safetensors into the folder `path`.
 
-    With a `head` (their weights of it, and `more` of their settings), the softmax is left out.
+    Args:
+        path: The folder.
+        config: Model config that `check_expressible` accepts.
+        weights: Native weights.
+        objective: Name of the pretraining objective.
+        extra_settings: More settings for config.json.
+        head: Weights of a task head by their names in transformers. They replace the LM head.
     """
-    theirs = to_theirs(weights_of(config), weights, config)
+    arrays = to_external(weight_map(config), weights, config)
     if head is not None:
-        theirs = {name: weight for name, weight in theirs.items() if name.startswith("transformer.")} | dict(head)
-    write_tensors(path / "model.safetensors", theirs, {"format": "pt"})
+        arrays = {name: array for name, array in arrays.items() if name.startswith("transformer.")} | dict(head)
+    write_tensors(path / "model.safetensors", arrays, {"format": "pt"})
     settings = {
         "architectures": ["XLNetLMHeadModel"],
         "model_type": "xlnet",
@@ -104,7 +116,7 @@ def write_model(
         "layer_norm_eps": config.norm_eps,
         "dropout": config.dropout,
         "mem_len": config.mem_len or None,
-        "use_mems_eval": config.mem_len > 0,  # with no length given they keep all states
+        "use_mems_eval": config.mem_len > 0,  # without a mem_len, transformers would keep all hidden states
         "use_mems_train": False,
         "reuse_len": None,
         "bi_data": False,
@@ -115,57 +127,75 @@ def write_model(
         "bos_token_id": 1,
         "eos_token_id": 2,
         "dtype": "float32",
-        **(more or {}),
+        **(extra_settings or {}),
     }
     (path / "config.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
 
 
 def read_model(path: Path, settings: Mapping[str, Any]) -> tuple[ModelConfig, dict[str, Tensor], str]:
-    """Shape, weights and objective of a folder whose config.json holds `settings`; heads of downstream tasks are passed over.
+    """Read a folder of Hugging Face's XLNet; task heads are skipped with a warning.
+
+    Args:
+        path: Folder of the model.
+        settings: Content of its config.json.
+
+    Returns:
+        Model config, fp32 native weights, and name of the objective.
 
     Raises:
-        ValueError: a setting that is not known, weights that are missing or of another shape, a file that cannot be read.
+        ValueError: An unknown setting, weights that are missing or have a wrong shape, or a file that cannot be read.
     """
-    config = _config(path / "config.json", settings)
-    found, origin = _tensors(path)
-    if not any(name.startswith("transformer.") for name in found):
-        found = {f"transformer.{name}": tensor for name, tensor in found.items()}  # a bare XLNetModel
-    table = weights_of(config)
-    if "lm_loss.bias" not in found:
-        warnings.warn(f"{origin} has no lm_loss.bias; the softmax starts with a bias of zero", stacklevel=2)
-        found["lm_loss.bias"] = torch.zeros(config.vocab_size)
-    if missing := {entry.theirs for entry in table} - found.keys():
-        raise ValueError(f"{origin}: the weight {sorted(missing)[0]} of an XLNet is not in it")
-    check_finite(origin, found)
-    embedding = found["transformer.word_embedding.weight"]
-    if not torch.equal(found.get("lm_loss.weight", embedding), embedding):
-        raise ValueError(f"{origin}: lm_loss.weight is not the word embedding; an XLNet shares them")
-    known = {entry.theirs for entry in table}
-    if heads := sorted({name.partition(".")[0] for name in found} - {"transformer", "lm_loss"}):
+    config = _config_from(path / "config.json", settings)
+    arrays, origin = _read_arrays(path)
+    if not any(name.startswith("transformer.") for name in arrays):
+        arrays = {f"transformer.{name}": array for name, array in arrays.items()}  # saved from a bare XLNetModel
+    table = weight_map(config)
+    names = {entry.external for entry in table}
+    if "lm_loss.bias" not in arrays:
+        warnings.warn(f"{origin} has no lm_loss.bias; the bias of the LM head starts at zero", stacklevel=2)
+        arrays["lm_loss.bias"] = torch.zeros(config.vocab_size)
+    if missing := names - arrays.keys():
+        raise ValueError(
+            f"{origin} is invalid: the weight {min(missing)} is missing. Save the model again with transformers."
+        )
+    check_finite(origin, arrays)
+    embedding = arrays["transformer.word_embedding.weight"]
+    if not torch.equal(arrays.get("lm_loss.weight", embedding), embedding):
+        raise ValueError(
+            f"{origin} is invalid: lm_loss.weight differs from the word embedding, which an XLNet shares with it. "
+            "Set tie_word_embeddings to true and save the model again with transformers."
+        )
+    if heads := sorted({name.partition(".")[0] for name in arrays} - {"transformer", "lm_loss"}):
         warnings.warn(f"{origin}: its task head ({', '.join(heads)}) is not read", stacklevel=2)
-    if odd := sorted(name for name in found if name.startswith("transformer.") and name not in known):
-        raise ValueError(f"{origin}: holds {odd[0]}, which {config.n_layer} layers of an XLNet do not have")
-    weights = {name: tensor.float() for name, tensor in to_ours(table, found).items()}
-    return config, weights, ATTENTION[settings.get("attn_type", "bi")]
+    if unknown := sorted(name for name in arrays if name.startswith("transformer.") and name not in names):
+        raise ValueError(
+            f"{origin} is invalid: an XLNet of {config.n_layer} layers has no weight {unknown[0]}. "
+            "Correct n_layer in config.json, or save the model again with transformers."
+        )
+    weights = {name: weight.float() for name, weight in to_native(table, arrays).items()}
+    return config, weights, OBJECTIVE_BY_ATTN_TYPE[settings.get("attn_type", "bi")]
 
 
-def _config(path: Path, given: Mapping[str, Any]) -> ModelConfig:
-    settings = {ALIASES.get(key, key): value for key, value in given.items()}
+def _config_from(path: Path, content: Mapping[str, Any]) -> ModelConfig:
+    """Return the model config for the `content` of config.json."""
+    settings = {ALIASES.get(key, key): value for key, value in content.items()}
     activation = settings.get("ff_activation", "gelu")
     if activation not in ("gelu", *TANH_GELU, "relu"):
-        raise ValueError(f"{path}: ff_activation ({activation!r}) must be gelu_new, gelu or relu")
-    if settings.get("attn_type", "bi") not in list(ATTENTION):  # it may be no text
-        raise ValueError(f"{path}: attn_type ({settings['attn_type']!r}) must be bi or uni")
+        raise ValueError(f"{path}: ff_activation={activation!r} is invalid: it must be gelu_new, gelu or relu.")
+    if settings.get("attn_type", "bi") not in list(OBJECTIVE_BY_ATTN_TYPE):  # a list: the value may be unhashable
+        raise ValueError(f"{path}: attn_type={settings['attn_type']!r} is invalid: it must be bi or uni.")
     if settings.get("same_length") and settings.get("attn_type") == "uni":
-        raise ValueError(f"{path}: same_length=true is not read; set it to false, and model.attention_span here")
+        raise ValueError(
+            f"{path}: same_length=true is invalid: it is not read. Set it to false, and model.attention_span here."
+        )
     if activation == "gelu":
         warnings.warn(
-            f"{path}: ff_activation=gelu is taken as gelu_new, the tanh approximation that XLNet was trained with",
+            f"{path}: ff_activation=gelu is read as gelu_new, the tanh approximation that XLNet was trained with",
             stacklevel=2,
         )
     clamp_len = settings.get("clamp_len", -1)
     try:
-        found = {
+        values = {
             "vocab_size": settings["vocab_size"],
             "d_model": settings["d_model"],
             "n_layer": settings["n_layer"],
@@ -180,12 +210,12 @@ def _config(path: Path, given: Mapping[str, Any]) -> ModelConfig:
             "init_std": settings.get("initializer_range", 0.02),
         }
     except KeyError as error:
-        raise ValueError(f"{path}: has no key {error}; is it the config.json of an XLNet?") from None
-    return from_mapping(ModelConfig, found, str(path))
+        raise ValueError(f"{path} is invalid: the key {error} is missing. Give the config.json of an XLNet.") from None
+    return from_mapping(ModelConfig, values, str(path))
 
 
-def _tensors(path: Path) -> tuple[dict[str, Tensor], Path]:
-    """All tensors of a folder by name, and the file they are in. Nothing is ever unpickled but plain tensors."""
+def _read_arrays(path: Path) -> tuple[dict[str, Tensor], Path]:
+    """Return all tensors of a folder by name, and the file that holds them. Nothing but plain tensors is unpickled."""
     single, index, pickled = (
         path / name for name in ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
     )
@@ -195,26 +225,29 @@ def _tensors(path: Path) -> tuple[dict[str, Tensor], Path]:
         if index.exists():
             shards = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
             if outside := [shard for shard in shards if Path(shard).name != shard]:
-                raise ValueError(f"{outside[0]} lies outside of the folder")
-            found: dict[str, Tensor] = {}
+                raise ValueError(f"{outside[0]} is outside of the folder")
+            arrays: dict[str, Tensor] = {}
             for shard in shards:
-                found |= safetensors.torch.load_file(path / shard)
-            return found, index
+                arrays |= safetensors.torch.load_file(path / shard)
+            return arrays, index
         if pickled.exists():
-            found = torch.load(pickled, map_location="cpu", weights_only=True)
-            if not all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in found.items()):
+            arrays = torch.load(pickled, map_location="cpu", weights_only=True)
+            if not all(isinstance(name, str) and isinstance(array, Tensor) for name, array in arrays.items()):
                 raise ValueError("it holds more than tensors by name")
-            return found, pickled
+            return arrays, pickled
     except pickle.UnpicklingError:
         raise ValueError(
-            f"{pickled}: holds code or objects besides tensors, and was refused; nothing was loaded"
+            f"{pickled} is refused: it holds code or objects besides tensors. Save the model as safetensors. Nothing was loaded."
         ) from None
-    except Exception as error:  # noqa: BLE001 - whatever a damaged or hostile file makes a library raise
+    except Exception as error:  # noqa: BLE001 - a damaged or hostile file may raise any error inside a library
         raise ValueError(
-            f"{path}: its weights cannot be read ({type(error).__name__}: {str(error).splitlines()[0][:200]}); nothing was loaded"
+            f"{path}: the weights cannot be read ({type(error).__name__}: {str(error).splitlines()[0][:200]}). "
+            "Copy the folder again. Nothing was loaded."
         ) from None
     if (path / f"{pickled.name}.index.json").exists():
         raise ValueError(
-            f"{path}: shards of {pickled.name} are not read; write the model as safetensors, with its save_pretrained of transformers"
+            f"{path} is invalid: shards of {pickled.name} are not read. Save the model as safetensors, with save_pretrained of transformers."
         )
-    raise ValueError(f"{path}: there is no model.safetensors and no pytorch_model.bin in it")
+    raise ValueError(
+        f"{path} is invalid: it has neither model.safetensors nor pytorch_model.bin. Copy the whole folder."
+    )

@@ -1,4 +1,4 @@
-"""Heads of downstream tasks in Hugging Face's XLNet: classes, names of weights, settings.
+"""Heads of downstream tasks in Hugging Face's XLNet: classes, weight names, settings.
 
 Source: transformers 5.23, models/xlnet/modeling_xlnet.py.
 """
@@ -11,37 +11,39 @@ from typing import Any
 
 from torch import Tensor
 
-from xlpre.conversion.weight_maps import Weight, to_theirs
+from xlpre.conversion.weight_maps import WeightEntry, WeightMap, to_external
 from xlpre.model.config import ModelConfig
 
-SUMMARIES = ("last", "first")  # their mean is of padding, too, and "attn" raises
+POOLINGS = ("last", "first")  # transformers' "mean" includes padding, and its "attn" raises NotImplementedError
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A head of theirs.
+class HFHead:
+    """A head of Hugging Face's XLNet.
 
     Attributes:
-        architecture: their class.
-        weights: of the head, ours and theirs.
-        summarizes: whether it reads a row by one vector.
+        architecture: Class in transformers.
+        weights: Weight map of the head.
+        pools: True if the head reads one vector per row.
     """
 
     architecture: str
-    weights: list[Weight]
-    summarizes: bool = True
+    weights: WeightMap
+    pools: bool = True
 
 
-def _dense(ours: str, theirs: str, bias: bool = True) -> list[Weight]:
-    return [Weight(f"{ours}.{part}", f"{theirs}.{part}") for part in (("weight", "bias") if bias else ("weight",))]
+def _dense(native: str, external: str, bias: bool = True) -> WeightMap:
+    return [
+        WeightEntry(f"{native}.{part}", f"{external}.{part}") for part in (["weight", "bias"] if bias else ["weight"])
+    ]
 
 
-_ONE_VECTOR = [*_dense("summary.dense", "sequence_summary.summary"), *_dense("logits", "logits_proj")]
-KINDS = {
-    "classes": Kind("XLNetForSequenceClassification", _ONE_VECTOR),
-    "number": Kind("XLNetForSequenceClassification", _ONE_VECTOR),
-    "choice": Kind("XLNetForMultipleChoice", _ONE_VECTOR),
-    "span": Kind(
+_SEQUENCE_HEAD = [*_dense("summary.dense", "sequence_summary.summary"), *_dense("logits_proj", "logits_proj")]
+HEADS = {
+    "classification": HFHead("XLNetForSequenceClassification", _SEQUENCE_HEAD),
+    "regression": HFHead("XLNetForSequenceClassification", _SEQUENCE_HEAD),
+    "multiple_choice": HFHead("XLNetForMultipleChoice", _SEQUENCE_HEAD),
+    "span": HFHead(
         "XLNetForQuestionAnswering",
         [
             *_dense("start", "start_logits.dense"),
@@ -51,44 +53,48 @@ KINDS = {
             *_dense("no_answer_inner", "answer_class.dense_0"),
             *_dense("no_answer_outer", "answer_class.dense_1", bias=False),
         ],
-        summarizes=False,
+        pools=False,
     ),
 }
 
 
-def to_huggingface(
-    config: ModelConfig, head: Mapping[str, Tensor], kind: str, labels: Sequence[str], summary: str = "last"
+def head_to_huggingface(
+    config: ModelConfig, head: Mapping[str, Tensor], kind: str, labels: Sequence[str], pooling: str = "last"
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Settings for their config.json and weights for their file.
+    """Convert a head to Hugging Face's format.
 
     Args:
-        config: of the model.
-        head: our weights of it.
-        kind: one of KINDS.
-        labels: names of the classes; of a number or of options none.
-        summary: how a row becomes one vector.
+        config: Model config.
+        head: Native weights of the head.
+        kind: A key of `HEADS`.
+        labels: Class names; empty for regression and multiple choice.
+        pooling: How a row becomes one vector.
+
+    Returns:
+        Settings for config.json, and weights by their names in transformers.
 
     Raises:
-        ValueError: a summary that they do not have.
+        ValueError: A pooling that transformers does not have.
     """
-    found = KINDS[kind]
-    settings: dict[str, Any] = {"architectures": [found.architecture]}
-    if found.summarizes:
-        if summary not in SUMMARIES:
+    hf_head = HEADS[kind]
+    settings: dict[str, Any] = {"architectures": [hf_head.architecture]}
+    if hf_head.pools:
+        if pooling not in POOLINGS:
             raise ValueError(
-                f"model.pooling={summary} has no place in Hugging Face's XLNet, which knows {', '.join(SUMMARIES)}"
+                f"model.pooling={pooling} is invalid for Hugging Face's XLNet: it must be {' or '.join(POOLINGS)}. "
+                "Fine-tune with one of these to export the model."
             )
         settings |= {
-            "summary_type": summary,
+            "summary_type": pooling,
             "summary_use_proj": True,
             "summary_activation": "tanh",
             "summary_last_dropout": config.dropout,
         }
-    names = {"classes": list(labels), "number": ["LABEL_0"]}.get(kind)
+    names = {"classification": list(labels), "regression": ["LABEL_0"]}.get(kind)
     if names is not None:
         settings |= {
-            "id2label": {str(number): name for number, name in enumerate(names)},
-            "label2id": {name: number for number, name in enumerate(names)},
-            "problem_type": "regression" if kind == "number" else "single_label_classification",
+            "id2label": {str(index): name for index, name in enumerate(names)},
+            "label2id": {name: index for index, name in enumerate(names)},
+            "problem_type": "regression" if kind == "regression" else "single_label_classification",
         }
-    return settings, to_theirs(found.weights, head, config)
+    return settings, to_external(hf_head.weights, head, config)

@@ -28,7 +28,7 @@ from typing import Any, Literal
 from xlpre.conversion.hf_normalizer import Json, map_characters, ranges, replace
 from xlpre.text import special_tokens
 from xlpre.text.preprocess import Preprocess
-from xlpre.text.special_tokens import SPACE
+from xlpre.text.special_tokens import WORD_BOUNDARY
 from xlpre.text.tokenizer import Tokenizer
 
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # sentencepiece_model.proto
@@ -89,7 +89,7 @@ def read_preprocess(folder: Path) -> Preprocess:
 
 
 def _config(preprocess: Preprocess, padding: str) -> Json:
-    unk, bos, eos, cls, sep, pad, mask, eod, _ = special_tokens.PIECES
+    unk, bos, eos, cls, sep, pad, mask, eod, _ = special_tokens.SPECIAL_TOKENS
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",  # XLNetTokenizer would not take tokenizer.json's normalizer
         "unk_token": unk,
@@ -121,7 +121,7 @@ def _tokenizer(tokenizer: Tokenizer) -> Json:
     symbol = {piece.piece: i for i, piece in enumerate(proto.pieces) if piece.type in (UNKNOWN, CONTROL)}
     own = [piece.piece for piece in proto.pieces if piece.type == USER_DEFINED]
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    space = {"type": "Metaspace", "replacement": SPACE, "split": True}
+    space = {"type": "Metaspace", "replacement": WORD_BOUNDARY, "split": True}
     return {
         "version": "1.0",
         "truncation": None,
@@ -131,8 +131,8 @@ def _tokenizer(tokenizer: Tokenizer) -> Json:
             *_preprocess(tokenizer.preprocess),
             *map_characters(spec.precompiled_charsmap, own),
             *_single_spaces(),
-            {"type": "Prepend", "prepend": SPACE},
-            {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
+            {"type": "Prepend", "prepend": WORD_BOUNDARY},
+            {"type": "Replace", "pattern": {"String": " "}, "content": WORD_BOUNDARY},
         ),
         "pre_tokenizer": {
             "type": "Sequence",
@@ -163,14 +163,14 @@ def _template() -> Json:
         return {"Sequence": {"id": which, "type_id": segment}}
 
     def symbol(i: int, segment: int) -> Json:
-        return {"SpecialToken": {"id": special_tokens.PIECES[i], "type_id": segment}}
+        return {"SpecialToken": {"id": special_tokens.SPECIAL_TOKENS[i], "type_id": segment}}
 
     first, second, end = (
         [text("A", 0), symbol(special_tokens.SEP, 0)],
         [text("B", 1), symbol(special_tokens.SEP, 1)],
         [symbol(special_tokens.CLS, 2)],
     )
-    named = {special_tokens.PIECES[i]: i for i in (special_tokens.SEP, special_tokens.CLS)}
+    named = {special_tokens.SPECIAL_TOKENS[i]: i for i in (special_tokens.SEP, special_tokens.CLS)}
     return {
         "type": "TemplateProcessing",
         "single": first + end,

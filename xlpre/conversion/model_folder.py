@@ -1,12 +1,12 @@
-"""The model folder: weights in safetensors, config, vocabulary, passport. Nothing in it is ever unpickled.
+"""Model folder: weights in safetensors, config, vocabulary and provenance. Nothing in it is ever unpickled.
 
-model.safetensors   fp32 weights by their names in xlpre/model; the head of next-sentence prediction among them, if it was learned
-config.json         `model`: ModelConfig, `objective`: its name, and a checksum of the weights
-spiece.model        the SentencePiece vocabulary
-provenance.json       vocabulary hash, special ids, data fingerprint, step, revision, versions
+model.safetensors   fp32 weights by their parameter names in xlpre/model, including a trained next-sentence head
+config.json         `format_version`, `model` (ModelConfig), `objective` (its name), and a checksum of the weights
+spiece.model        SentencePiece vocabulary
+provenance.json     vocabulary hash, special ids, data fingerprint, step, revision, versions
 
-`load_folder` also reads a folder of Hugging Face's XLNet and one of the original TensorFlow release, told apart on sight;
-`save_huggingface` and `save_release` write them.
+`load_folder` also reads folders of Hugging Face's XLNet and of the original TensorFlow release; it recognizes them by
+their files. `save_huggingface` and `save_tensorflow` write them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from xlpre.common.files import new_folder
+from xlpre.common.files import atomic_dir
 from xlpre.common.safetensors_io import check_finite
-from xlpre.conversion import hf, native, provenance, tf
+from xlpre.conversion import hf, native, tf
+from xlpre.conversion import provenance as provenance_file
 from xlpre.conversion.hf_tokenizer import read_preprocess, read_vocabulary, write_tokenizer
+from xlpre.conversion.provenance import check_vocabulary, read_provenance, write_provenance
 from xlpre.model.backbone import Backbone
 from xlpre.model.config import ModelConfig
 from xlpre.model.initialization import build_with_weights
@@ -32,20 +35,20 @@ from xlpre.objectives.registry import OBJECTIVES
 from xlpre.text.preprocess import Preprocess
 from xlpre.text.tokenizer import Tokenizer
 
-KINDS = f"a model folder of xlpre (config.json), a folder of Hugging Face's XLNet (config.json), or a TensorFlow release ({tf.CONFIG})"
+READABLE = f"a model folder of xlpre (config.json), a folder of Hugging Face's XLNet (config.json) or a TensorFlow release ({tf.CONFIG_FILE})"
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """What a folder holds.
+    """Content of a model folder.
 
     Attributes:
-        config: the shape of the model.
-        weights: fp32, by their names in xlpre/model.
-        tokenizer: the vocabulary; None if the folder has none. How text is preprocessed for it is known from a passport only,
-            and else taken to be as published.
-        objective: the name of what it was trained on.
-        facts: its passport; empty if it has none.
+        config: Model config.
+        weights: fp32 weights by their parameter names in xlpre/model.
+        tokenizer: Vocabulary, or None if the folder has none. Its preprocessing is read from the provenance; without provenance, it is
+            that of the published models.
+        objective: Name of the pretraining objective.
+        provenance: Fields of provenance.json; empty if there is no such file.
         kind: `xlpre`, `huggingface` or `tensorflow`.
     """
 
@@ -53,193 +56,230 @@ class ModelFolder:
     weights: dict[str, Tensor]
     tokenizer: Tokenizer | None
     objective: str
-    facts: dict[str, Any]
+    provenance: dict[str, Any]
     kind: str
+
+    @classmethod
+    def from_model(cls, model: LanguageModel, tokenizer: Tokenizer, objective: str, **provenance: Any) -> ModelFolder:
+        """Return the folder content of a model in memory, with a copy of its weights on the CPU in fp32.
+
+        Args:
+            model: Language model, on any device and in any precision.
+            tokenizer: Its vocabulary.
+            objective: Name of its pretraining objective. For a custom objective, give `permutation` if the model has two streams,
+                else `denoising`.
+            provenance: More fields for provenance.json.
+
+        Raises:
+            ValueError: An unknown objective, an objective with another number of streams, or a vocabulary of another size.
+        """
+        two_streams = model.backbone.two_streams
+        names = [name for name, known in OBJECTIVES.items() if known.two_streams == two_streams]
+        if objective not in names:
+            streams = "two streams" if two_streams else "one stream"
+            raise ValueError(
+                f"objective={objective!r} is invalid: the model has {streams}. Set objective to {' or '.join(names)}."
+            )
+        if len(tokenizer) != model.config.vocab_size:
+            raise ValueError(
+                f"tokenizer is invalid: it has {len(tokenizer)} pieces, and the model {model.config.vocab_size}. Give the vocabulary "
+                "that the model was trained with."
+            )
+        weights = {name: p.detach().to("cpu", torch.float32, copy=True) for name, p in model.named_parameters()}
+        return cls(model.config, weights, tokenizer, objective, provenance, "xlpre")
 
     @property
     def next_sentence(self) -> bool:
-        """Whether there is a head of next-sentence prediction, which its weights say."""
-        return any(name.startswith("auxiliary.next_sentence.") for name in self.weights)
+        """True if the weights include a next-sentence head."""
+        return any(name.startswith("auxiliary_heads.next_sentence.") for name in self.weights)
 
     def model(self) -> LanguageModel:
-        """The language model, ready to evaluate."""
+        """Return the language model in evaluation mode."""
         two_streams = OBJECTIVES[self.objective].two_streams
         return build_with_weights(
             self.weights, lambda: LanguageModel(self.config, two_streams, self.next_sentence)
         ).eval()
 
-    def reader(self) -> Backbone:
-        """The backbone as fine-tuning reads with it, ready to evaluate: its hidden states are those of the content stream."""
+    def encoder(self) -> Backbone:
+        """Return the backbone in evaluation mode, with the content stream only, as fine-tuning uses it."""
         return build_with_weights(self.weights, lambda: LanguageModel(self.config, two_streams=False)).eval().backbone
 
-    def vocabulary(self, origin: object) -> Tokenizer:
-        """The vocabulary; ValueError naming `origin`, the folder, if it has none."""
+    def require_tokenizer(self, origin: object) -> Tokenizer:
+        """Return the vocabulary; raise ValueError, which names the folder `origin`, if there is none."""
         if self.tokenizer is None:
-            raise ValueError(f"{origin} has no spiece.model; put the vocabulary of its model there (or into a copy)")
+            raise ValueError(
+                f"{origin} is invalid: it has no spiece.model. Put the vocabulary of the model into the folder, or into a copy of it."
+            )
         return self.tokenizer
 
 
 def save_folder(path: str | Path, folder: ModelFolder) -> None:
-    """Write our own model folder, whole or not at all; one that is there is replaced."""
-    with new_folder(path) as partial:
-        write_files(partial, folder)
+    """Write a native model folder atomically; an existing one is replaced."""
+    with atomic_dir(path) as partial:
+        write_native_files(partial, folder)
 
 
-def write_files(path: Path, folder: ModelFolder) -> None:
-    """Write the files of our own model folder into `path`, an empty one."""
-    tokenizer = folder.vocabulary("the folder that the model was read from")
+def write_native_files(path: Path, folder: ModelFolder) -> None:
+    """Write the files of a native model folder into the empty folder `path`."""
+    tokenizer = folder.require_tokenizer("the source folder")
     native.write_model(path, folder.config, folder.weights, folder.objective)
     tokenizer.save(path / "spiece.model")
-    provenance.write(path, tokenizer, folder.facts)
+    write_provenance(path, tokenizer, folder.provenance)
 
 
 def save_huggingface(path: str | Path, folder: ModelFolder) -> None:
-    """Write a folder that transformers opens (`XLNetLMHeadModel`, `AutoModel`, `AutoTokenizer`), whole or not at all.
+    """Write a folder for transformers (`XLNetLMHeadModel`, `AutoModel`, `AutoTokenizer`) atomically.
 
     Raises:
-        ValueError: something that Hugging Face cannot express, by the name of its key.
+        ValueError: A setting that Hugging Face's XLNet cannot represent.
     """
     hf.check_expressible(folder.config)
     with export_folder(path, folder) as (partial, tokenizer):
         hf.write_model(partial, folder.config, folder.weights, folder.objective)
         write_tokenizer(tokenizer, partial)
-        native.as_readable_as_the_rest(partial / "model.safetensors")
+        native.copy_permissions(partial / "model.safetensors")
 
 
-def save_release(path: str | Path, folder: ModelFolder) -> None:
-    """Write a folder as the original's TensorFlow release is laid out, whole or not at all.
+def save_tensorflow(path: str | Path, folder: ModelFolder) -> None:
+    """Write a folder in the layout of the original TensorFlow release atomically.
 
     Raises:
-        ValueError: something that the original cannot express, by the name of its key.
+        ValueError: A setting that the original cannot represent.
     """
     tf.check_expressible(folder.config)
     with export_folder(path, folder) as (partial, tokenizer):
-        tf.write_release(partial, folder.config, folder.weights)
+        tf.write_model(partial, folder.config, folder.weights)
         tokenizer.save(partial / "spiece.model")
 
 
 @contextmanager
-def export_folder(path: str | Path, folder: ModelFolder, **facts: Any) -> Iterator[tuple[Path, Tokenizer]]:
-    """Yield a folder for a model in another's format, and its vocabulary, both to be written, whole or not at all.
+def export_folder(path: str | Path, folder: ModelFolder, **provenance: Any) -> Iterator[tuple[Path, Tokenizer]]:
+    """Write a folder in another format atomically, with a provenance.json.
 
-    A passport is put beside them: that of `folder`, `facts`, and what the format has no word for.
+    The provenance holds the fields of `folder`, those given here, and the settings that the other format cannot store.
+
+    Yields:
+        Folder to write the files of the format into, and the vocabulary.
     """
-    tokenizer = folder.vocabulary("the folder that the model was read from")
-    with new_folder(path) as partial:
+    tokenizer = folder.require_tokenizer("the source folder")
+    with atomic_dir(path) as partial:
         yield partial, tokenizer
-        said = {"model": dataclasses.asdict(folder.config), "objective": folder.objective}
-        provenance.write(partial, tokenizer, {**folder.facts, **said, **facts})
+        settings = {"model": dataclasses.asdict(folder.config), "objective": folder.objective}
+        write_provenance(partial, tokenizer, {**folder.provenance, **settings, **provenance})
 
 
-def load_folder(path: str | Path, spoilt: bool = False) -> ModelFolder:
-    """Read a folder of any of the three kinds.
+def load_folder(path: str | Path, allow_nonfinite: bool = False) -> ModelFolder:
+    """Read a model folder of xlpre, Hugging Face or the TensorFlow release.
 
     Args:
-        path: the folder.
-        spoilt: weights that are not finite are what is looked for: one of ours that has them is read, too.
+        path: The folder.
+        allow_nonfinite: Accept NaN and infinity in the weights of a native folder.
 
     Raises:
-        ValueError: none of the three, a file missing or damaged, weights that are not finite or of another shape, another
-            vocabulary than it was saved with.
+        ValueError: The folder has none of the three formats; a file is missing or damaged; weights are not finite or have a wrong
+            shape; or the vocabulary is not the one that the model was saved with.
     """
     path = Path(path)
     try:
-        folder = _checked(path, _read(path))
-        if not spoilt:
+        folder = _read(path)
+        _check_consistent(path, folder)
+        if not allow_nonfinite:
             check_finite(path, folder.weights)
         return folder
     except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
         raise ValueError(
-            f"{path}: its files do not fit together ({type(error).__name__}: {str(error).splitlines()[0]}); nothing was loaded"
+            f"{path} is invalid: its files do not fit together ({type(error).__name__}: {str(error).splitlines()[0]}). "
+            "Copy the whole folder again. Nothing was loaded."
         ) from None
 
 
-def load_init(path: str) -> ModelFolder:
-    """Read the folder that the setting `init` names, which messages name, too."""
+def load_init_from(path: str) -> ModelFolder:
+    """Read the folder in the setting `init_from`; error messages name the setting."""
     try:
         return load_folder(path)
     except ValueError as error:
-        raise ValueError(f"init: {error}") from None
+        raise ValueError(f"init_from: {error}") from None
 
 
 def _read(path: Path) -> ModelFolder:
     if tf.is_release(path):
-        return _release(path)
-    settings = native.read_settings(path, KINDS)
+        return _read_tensorflow(path)
+    settings = native.read_settings(path, READABLE)
     if settings.get("format") == native.FORMAT:
-        return _ours(path, settings)
+        return _read_native(path, settings)
     if settings.get("model_type") == "xlnet":
-        return _huggingface(path, settings)
+        return _read_huggingface(path, settings)
     raise ValueError(
-        f"{path}/config.json: neither format {native.FORMAT!r} nor model_type 'xlnet' in it; what can be read is {KINDS}"
+        f"{path}/config.json is invalid: it must hold format {native.FORMAT!r} or model_type 'xlnet'. Give {READABLE}."
     )
 
 
-def _ours(path: Path, settings: dict[str, Any]) -> ModelFolder:
-    facts = provenance.read(path)
-    if facts is None:
-        raise ValueError(f"{path}: {provenance.FILE} is missing; copy the whole folder")
-    tokenizer = _vocabulary(path, facts, facts["preprocess"])
+def _read_native(path: Path, settings: dict[str, Any]) -> ModelFolder:
     config, weights, objective = native.read_model(path, settings)
-    return ModelFolder(config, weights, tokenizer, objective, facts, "xlpre")
+    provenance = read_provenance(path)
+    if provenance is None:
+        raise ValueError(f"{path} is invalid: {provenance_file.FILE} is missing. Copy the whole folder.")
+    tokenizer = _read_tokenizer(path, provenance, provenance["preprocess"])
+    return ModelFolder(config, weights, tokenizer, objective, provenance, "xlpre")
 
 
-def _huggingface(path: Path, settings: dict[str, Any]) -> ModelFolder:
-    facts = provenance.read(path) or {}
+def _read_huggingface(path: Path, settings: dict[str, Any]) -> ModelFolder:
+    provenance = read_provenance(path) or {}
     config, weights, objective = hf.read_model(path, settings)
-    config, objective = _said(facts, config, objective, hf.UNSAID)
-    tokenizer = _vocabulary(path, facts, facts["preprocess"] if facts else read_preprocess(path))
-    return ModelFolder(config, weights, tokenizer, objective, facts, "huggingface")
+    config, objective = _with_unmapped(provenance, config, objective, hf.UNMAPPED)
+    preprocess = provenance["preprocess"] if provenance else read_preprocess(path)
+    tokenizer = _read_tokenizer(path, provenance, preprocess)
+    return ModelFolder(config, weights, tokenizer, objective, provenance, "huggingface")
 
 
-def _release(path: Path) -> ModelFolder:
-    facts = provenance.read(path) or {}
-    config, weights = tf.read_release(path)
-    config, objective = _said(facts, config, "permutation", tf.UNSAID)
-    known = facts or (path / "spiece.model").exists()
-    tokenizer = _vocabulary(path, facts, facts.get("preprocess", "cased")) if known else None
-    return ModelFolder(config, weights, tokenizer, objective, facts, "tensorflow")
+def _read_tensorflow(path: Path) -> ModelFolder:
+    provenance = read_provenance(path) or {}
+    config, weights = tf.read_model(path)
+    config, objective = _with_unmapped(provenance, config, "permutation", tf.UNMAPPED)
+    has_vocabulary = provenance or (path / "spiece.model").exists()
+    tokenizer = _read_tokenizer(path, provenance, provenance.get("preprocess", "cased")) if has_vocabulary else None
+    return ModelFolder(config, weights, tokenizer, objective, provenance, "tensorflow")
 
 
-def _said(
-    facts: Mapping[str, Any], config: ModelConfig, objective: str, unsaid: Sequence[str]
+def _with_unmapped(
+    provenance: Mapping[str, Any], config: ModelConfig, objective: str, unmapped: Sequence[str]
 ) -> tuple[ModelConfig, str]:
-    """Shape and objective of a model in another's format, with what a passport of ours says where the format has no word (`unsaid`)."""
-    if not (was := facts.get("model")):
+    """Return config and objective with the settings `unmapped`, which the other format does not store, from the provenance."""
+    if not (model := provenance.get("model")):
         return config, objective
-    return dataclasses.replace(config, **{key: was[key] for key in unsaid}), facts["objective"]
+    return dataclasses.replace(config, **{key: model[key] for key in unmapped}), provenance["objective"]
 
 
-def _vocabulary(path: Path, facts: Mapping[str, Any], preprocess: Preprocess) -> Tokenizer:
-    """That of the folder `path`, which must be the one its passport knows, if it has one."""
+def _read_tokenizer(path: Path, provenance: Mapping[str, Any], preprocess: Preprocess) -> Tokenizer:
+    """Read the vocabulary of a folder, and check it against the provenance if there is any."""
     tokenizer = Tokenizer(read_vocabulary(path), str(path / "spiece.model"), preprocess)
-    if facts:
-        provenance.check_vocabulary(path, facts, tokenizer)
+    if provenance:
+        check_vocabulary(path, provenance, tokenizer)
     return tokenizer
 
 
-def _checked(path: Path, folder: ModelFolder) -> ModelFolder:
-    """Raise ValueError unless weights, vocabulary and shape agree."""
+def _check_consistent(path: Path, folder: ModelFolder) -> None:
+    """Raise ValueError unless objective, weights, vocabulary and config agree."""
     if folder.objective not in OBJECTIVES:
-        raise ValueError(f"{path}: objective {folder.objective!r} is none of {', '.join(OBJECTIVES)}")
-    expected = dict(meta_model(folder.config, two_streams=True, next_sentence=folder.next_sentence).named_parameters())
-    if odd := expected.keys() ^ folder.weights.keys():
-        side = (
-            "missing from the weights" if sorted(odd)[0] in expected else "not in the model that the config describes"
+        raise ValueError(
+            f"{path}: objective={folder.objective!r} is invalid: it must be one of {', '.join(OBJECTIVES)}. "
+            "Copy the whole folder again."
         )
-        raise ValueError(f"{path}: {sorted(odd)[0]} is {side}")
+    expected = dict(meta_model(folder.config, two_streams=True, next_sentence=folder.next_sentence).named_parameters())
+    if differing := expected.keys() ^ folder.weights.keys():
+        name = min(differing)
+        problem = "is missing from the weights" if name in expected else "is not in the model of the config"
+        raise ValueError(f"{path} is invalid: {name} {problem}. Copy the whole folder again.")
     for name, parameter in expected.items():
         if parameter.shape != folder.weights[name].shape:
             raise ValueError(
-                f"{path}: {name} is {tuple(folder.weights[name].shape)}, the config says {tuple(parameter.shape)}"
+                f"{path} is invalid: {name} has the shape {tuple(folder.weights[name].shape)}, and {tuple(parameter.shape)} in the "
+                "model of the config. Copy the whole folder again."
             )
     if folder.tokenizer and len(folder.tokenizer) != folder.config.vocab_size:
         n_pieces, n_rows = len(folder.tokenizer), folder.config.vocab_size
+        resize = f"; or, if tokens were added to the model, remove them with resize_token_embeddings({n_pieces})"
         raise ValueError(
-            f"{path}: spiece.model has {n_pieces} pieces, the model {n_rows}; put the model's own there"
-            + (
-                f", or, if tokens were added to the model, take them out: resize_token_embeddings({n_pieces})"
-                * (n_rows > n_pieces)
-            )
+            f"{path} is invalid: spiece.model has {n_pieces} pieces, and the model {n_rows}. Put the spiece.model of this model there"
+            f"{resize if n_rows > n_pieces else ''}."
         )
-    return folder

@@ -1,4 +1,4 @@
-"""The model in a folder of ours: model.safetensors, fp32 weights by their names in xlpre/model; config.json, its shape and a checksum."""
+"""Config and weights in a native model folder: config.json and model.safetensors."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from torch import Tensor
 from xlpre.common.checksum import checksum
 from xlpre.common.safetensors_io import write_tensors
 from xlpre.config.loader import from_mapping
+from xlpre.conversion.provenance import older_format
 from xlpre.model.config import ModelConfig
 
 FORMAT = "xlpre"
+FORMAT_VERSION = 2  # raised when names in the files change
 CHECKSUM = "weights_crc32c"
 
 
@@ -27,75 +29,90 @@ def write_model(path: Path, config: ModelConfig, weights: Mapping[str, Tensor], 
     write_tensors(path / "model.safetensors", weights)
     content = {
         "format": FORMAT,
+        "format_version": FORMAT_VERSION,
         "model": dataclasses.asdict(config),
         "objective": objective,
         CHECKSUM: checksum(path / "model.safetensors"),
     }
     (path / "config.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
-    as_readable_as_the_rest(path / "model.safetensors")
+    copy_permissions(path / "model.safetensors")
 
 
-def read_settings(path: Path, kinds: str) -> dict[str, Any]:
-    """What config.json of the folder `path` holds, of ours or of Hugging Face's.
+def read_settings(path: Path, readable: str) -> dict[str, Any]:
+    """Read config.json of the folder `path`, native or of Hugging Face.
+
+    Args:
+        path: Folder of a model.
+        readable: Kinds of folder that can be read, for the message.
 
     Raises:
-        ValueError: there is none, with what can be read (`kinds`), or it is no object.
+        ValueError: The folder or the file is missing, or the file is not a JSON object.
     """
     file = path / "config.json"
     if not path.is_dir():
-        missing = "there is no such folder" if not path.exists() else "not a folder"
+        problem = "there is no such folder" if not path.exists() else "it is not a folder"
         raise ValueError(
-            f"{path}: {missing}; what can be read is {kinds}, on this machine (a model of a hub must be fetched first)"
+            f"{path} is invalid: {problem}. Give {readable}, on this machine; download a model of the Hugging Face Hub first."
         )
     if not file.exists():
         inside = path / "model"
         run = next((parent for parent in path.parents if (parent / "model" / "config.json").exists()), None)
-        hint = (
-            f"did you mean {inside}?"
-            if inside.is_dir()
-            else f"did you mean {run}/model?"
-            if run
-            else f"what can be read is {kinds}"
-        )
-        raise ValueError(f"{path}: not a model folder; {hint}")
+        suggestion = inside if inside.is_dir() else run and run / "model"
+        remedy = f"Did you mean {suggestion}?" if suggestion else f"Give {readable}."
+        raise ValueError(f"{path} is invalid: it is not a model folder. {remedy}")
     try:
         settings = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"{file}: cannot be read: {error}") from None
+        raise ValueError(f"{file} cannot be read: {error}. Copy the file again from the original folder.") from None
     if not isinstance(settings, dict):
-        raise ValueError(f"{file}: must hold an object, not a {type(settings).__name__}")
+        raise ValueError(
+            f"{file} is invalid: it must hold an object, not a {type(settings).__name__}. "
+            "Copy the file again from the original folder."
+        )
     return settings
 
 
 def read_model(path: Path, settings: Mapping[str, Any]) -> tuple[ModelConfig, dict[str, Tensor], str]:
-    """Shape, weights and objective of a folder whose config.json holds `settings`.
+    """Read a native model folder.
+
+    Args:
+        path: Folder of the model.
+        settings: Content of its config.json.
+
+    Returns:
+        Model config, fp32 weights by parameter name, and name of the objective.
 
     Raises:
-        ValueError: a setting that is not known, a file that cannot be read, weights that are not those that were written.
+        ValueError: An older format, an unknown setting, a file that cannot be read, or weights that do not match their checksum.
     """
-    file, described = path / "model.safetensors", path / "config.json"
-    shape, objective = settings.get("model"), settings.get("objective")
-    if not isinstance(shape, dict) or not isinstance(objective, str):
+    file, config_file = path / "model.safetensors", path / "config.json"
+    if settings.get("format_version", 1) != FORMAT_VERSION:
+        raise ValueError(older_format(path))
+    model, objective = settings.get("model"), settings.get("objective")
+    if not isinstance(model, dict) or not isinstance(objective, str):
         raise ValueError(
-            f"{described}: not of this version of xlpre: it must hold `model`, an object, and `objective`, a name"
+            f"{config_file} is invalid: it must hold `model`, an object, and `objective`, a name. "
+            "Copy the file again from the original folder."
         )
-    config = from_mapping(ModelConfig, shape, str(described))
+    config = from_mapping(ModelConfig, model, str(config_file))
     try:
-        check_whole(file, settings.get(CHECKSUM), described, CHECKSUM)
+        check_checksum(file, settings.get(CHECKSUM), config_file, CHECKSUM)
         return config, safetensors.torch.load_file(file), objective
     except (OSError, safetensors.SafetensorError) as error:
-        raise ValueError(f"{file}: cannot be read: {str(error).splitlines()[0]}") from None
+        raise ValueError(
+            f"{file} cannot be read: {str(error).splitlines()[0]}. Copy the file again from the original folder."
+        ) from None
 
 
-def check_whole(file: Path, expected: int | None, described: Path, key: str) -> None:
-    """Raise ValueError if the checksum of a file is another than `described` says in `key`; one of before says nothing."""
+def check_checksum(file: Path, expected: int | None, config_file: Path, key: str) -> None:
+    """Raise ValueError if the checksum of `file` differs from the value of `key` in `config_file`; None is not checked."""
     if expected is not None and checksum(file) != expected:
         raise ValueError(
-            f"{file} is not as it was written (its checksum is not {key} of {described}); get it anew, or, if its weights were "
-            f"changed on purpose, remove {key} from there"
+            f"{file} is damaged: its checksum is not {key} in {config_file}. Copy the file again from the original folder; or, if you "
+            f"changed the weights on purpose, remove {key} from {config_file.name}."
         )
 
 
-def as_readable_as_the_rest(weights: Path) -> None:
-    """The safetensors library lets only the owner read its files."""
+def copy_permissions(weights: Path) -> None:
+    """Give a weights file the permissions of config.json: the safetensors library lets only the owner read its files."""
     shutil.copymode(weights.with_name("config.json"), weights)

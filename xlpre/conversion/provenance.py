@@ -1,4 +1,4 @@
-"""The passport of a saved folder: what made it, so that a wrong vocabulary or an unknown origin is noticed."""
+"""Provenance of a saved folder: vocabulary, special ids, revision and versions, so that a wrong vocabulary is noticed."""
 
 from __future__ import annotations
 
@@ -15,58 +15,79 @@ from xlpre.text import special_tokens
 from xlpre.text.preprocess import Preprocess
 from xlpre.text.tokenizer import Tokenizer
 
-FILE = "passport.json"
+FILE = "provenance.json"
+FORMER_FILE = "passport.json"  # its name in format 1
 PACKAGES = ("xlpre", "torch", "deepspeed", "sentencepiece", "numpy")
 
 
-def write(path: Path, tokenizer: Tokenizer, facts: Mapping[str, Any]) -> None:
-    """Write passport.json into the folder `path`: `facts`, and vocabulary, special ids, revision and versions."""
+def write_provenance(path: Path, tokenizer: Tokenizer, fields: Mapping[str, Any]) -> None:
+    """Write provenance.json into the folder `path`.
+
+    Args:
+        path: Folder of a model.
+        tokenizer: Vocabulary of the model; its hash, its preprocessing and the special ids are stored.
+        fields: More fields. The git revision of this code and the versions of packages are added.
+    """
     content = {
-        **facts,
+        **fields,
         "vocabulary_sha256": tokenizer.sha256,
         "preprocess": tokenizer.preprocess,
-        "special_ids": {piece: number for number, piece in enumerate(special_tokens.PIECES)},
+        "special_ids": {piece: index for index, piece in enumerate(special_tokens.SPECIAL_TOKENS)},
         "revision": revision(),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
     }
     (path / FILE).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
-def read(path: Path) -> dict[str, Any] | None:
-    """The passport of the folder `path`, None if it has none.
+def read_provenance(path: Path) -> dict[str, Any] | None:
+    """Return the fields of provenance.json in the folder `path`, or None if there is no such file.
 
     Raises:
-        ValueError: one that cannot be read.
+        ValueError: The file is not readable, lacks a required field, or is of an older format.
     """
+    file = path / FILE
+    if not file.exists() and (path / FORMER_FILE).exists():
+        raise ValueError(older_format(path))
     try:
-        content = json.loads((path / FILE).read_text("utf-8"))
+        content = json.loads(file.read_text("utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path / FILE}: cannot be read: {error}") from None
-    known = isinstance(content, dict) and isinstance(content.get("vocabulary_sha256"), str)
-    if not known or content.get("preprocess") not in get_args(Preprocess):
-        raise ValueError(f"{path / FILE}: not a passport: it must have vocabulary_sha256 and preprocess")
+        raise ValueError(f"{file} cannot be read: {error}. Copy the file again from the original folder.") from None
+    valid = isinstance(content, dict) and isinstance(content.get("vocabulary_sha256"), str)
+    if not valid or content.get("preprocess") not in get_args(Preprocess):
+        raise ValueError(
+            f"{file} is invalid: it must be an object with vocabulary_sha256 and preprocess ({', '.join(get_args(Preprocess))}). "
+            "Copy the file again from the original folder."
+        )
     return content
 
 
-def check_vocabulary(path: Path, passport: Mapping[str, Any], tokenizer: Tokenizer) -> None:
+def older_format(path: Path) -> str:
+    """Return the message that refuses a folder of an older format."""
+    return (
+        f"{path} is invalid: it has an older format of xlpre. Use the version that wrote it, or export it there with "
+        f"pretrain/export.py --hf and delete {FORMER_FILE} from the result."
+    )
+
+
+def check_vocabulary(path: Path, provenance: Mapping[str, Any], tokenizer: Tokenizer) -> None:
     """Raise ValueError unless `tokenizer` is the vocabulary that the folder `path` was saved with."""
-    if tokenizer.sha256 != passport["vocabulary_sha256"]:
+    if tokenizer.sha256 != provenance["vocabulary_sha256"]:
         raise ValueError(
-            f"{path}/spiece.model (sha256 {tokenizer.sha256[:12]}) is not the vocabulary that the model was saved with "
-            f"({passport['vocabulary_sha256'][:12]}); put that one back"
+            f"{path}/spiece.model (sha256 {tokenizer.sha256[:12]}) is invalid: the model was saved with another vocabulary "
+            f"(sha256 {provenance['vocabulary_sha256'][:12]}). Put the original spiece.model back."
         )
 
 
 @cache
 def revision() -> str | None:
-    """The git revision of this code as it was when first asked, with a mark if it was changed; None outside a checkout."""
+    """Return the git revision of this code at the first call, marked if it was modified; None outside a checkout."""
     folder = Path(__file__).parents[2]
     if not (folder / ".git").exists():
         return None
     try:
-        answer = subprocess.run(
+        result = subprocess.run(
             ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"],
             capture_output=True,
             text=True,
@@ -75,7 +96,7 @@ def revision() -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return answer.stdout.strip()
+    return result.stdout.strip()
 
 
 def _version(package: str) -> str | None:

@@ -1,16 +1,16 @@
-"""A fine-tuned model's folder: a model folder, from which training can go on like from any other, and two files more.
+"""Folder of a fine-tuned model: a model folder, from which training can start as from any other, and two more files.
 
 head.safetensors    fp32 weights of the head by their names in xlpre/model/heads.py
-task.json           what the task is, for those who answer it, and a checksum of the head
+task.json           the task and its settings, and a checksum of the head
 
-`save_huggingface_task_model` writes one that transformers opens, with its head.
+`save_huggingface_task_model` writes a folder for transformers, including the head.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,12 +20,12 @@ import safetensors.torch
 from torch import Tensor
 
 from xlpre.common.checksum import checksum
-from xlpre.common.files import new_folder
+from xlpre.common.files import atomic_dir
 from xlpre.common.safetensors_io import check_finite, write_tensors
 from xlpre.conversion import hf, hf_heads
 from xlpre.conversion.hf_tokenizer import write_tokenizer
-from xlpre.conversion.model_folder import ModelFolder, export_folder, load_folder, write_files
-from xlpre.conversion.native import as_readable_as_the_rest, check_whole
+from xlpre.conversion.model_folder import ModelFolder, export_folder, load_folder, write_native_files
+from xlpre.conversion.native import check_checksum, copy_permissions
 from xlpre.model.config import ModelConfig
 
 HEAD, TASK, CHECKSUM = "head.safetensors", "task.json", "head_crc32c"
@@ -33,73 +33,94 @@ HEAD, TASK, CHECKSUM = "head.safetensors", "task.json", "head_crc32c"
 
 @dataclass(frozen=True)
 class TaskModelFolder:
-    """What a folder holds.
+    """Content of the folder of a fine-tuned model.
 
     Attributes:
-        folder: the backbone; what fine-tuning has no use for (the softmax, the mask's embedding) is as it was before.
-        head: weights of the head.
-        task: what the task is.
+        folder: The language model. Weights that fine-tuning does not use (LM head, mask embedding) are those of the pretrained model.
+        head: Native weights of the head.
+        task: Content of task.json.
     """
 
     folder: ModelFolder
     head: dict[str, Tensor]
     task: dict[str, Any]
 
+    @classmethod
+    def from_finetuned(
+        cls,
+        pretrained: ModelFolder,
+        config: ModelConfig,
+        weights: Mapping[str, Tensor],
+        task: dict[str, Any],
+        provenance: dict[str, Any],
+    ) -> TaskModelFolder:
+        """Return the folder content of a fine-tuned model.
+
+        Args:
+            pretrained: Folder that fine-tuning started from.
+            config: Config of the fine-tuned model.
+            weights: Weights of backbone and head, with the prefixes `backbone.` and `head.`.
+            task: Content of task.json.
+            provenance: Fields for provenance.json.
+        """
+        backbone = {
+            name: weight
+            for name, weight in weights.items()
+            if name.startswith("backbone.") and name != "backbone.mask_embedding"
+        }
+        head = {name.removeprefix("head."): weight for name, weight in weights.items() if name.startswith("head.")}
+        folder = dataclasses.replace(
+            pretrained,
+            config=config,
+            weights={**pretrained.weights, **backbone},
+            provenance=provenance,
+            kind="xlpre",
+        )
+        return cls(folder, head, task)
+
     @property
     def weights(self) -> dict[str, Tensor]:
-        """Of backbone and head, by their names in a model that has both."""
+        """Weights of backbone and head by their names in a model that has both."""
         return {**self.folder.weights, **{f"head.{name}": weight for name, weight in self.head.items()}}
 
 
-def fine_tuned(
-    before: ModelFolder, shape: ModelConfig, weights: dict[str, Tensor], task: dict[str, Any], facts: dict[str, Any]
-) -> TaskModelFolder:
-    """What became of the folder `before`: a model of this `shape` that has a backbone and a head with these `weights`."""
-    backbone = {
-        name: weight
-        for name, weight in weights.items()
-        if name.startswith("backbone.") and name != "backbone.mask_embedding"
-    }
-    head = {name.removeprefix("head."): weight for name, weight in weights.items() if name.startswith("head.")}
-    folder = dataclasses.replace(
-        before, config=shape, weights={**before.weights, **backbone}, facts=facts, kind="xlpre"
-    )
-    return TaskModelFolder(folder, head, task)
-
-
 def save_task_model(path: str | Path, model: TaskModelFolder) -> None:
-    """Write the folder, whole or not at all; one that is there is replaced."""
-    with new_folder(path) as partial:
-        write_files(partial, model.folder)
+    """Write the folder atomically; an existing one is replaced."""
+    with atomic_dir(path) as partial:
+        write_native_files(partial, model.folder)
         write_tensors(partial / HEAD, model.head)
-        as_readable_as_the_rest(partial / HEAD)
+        copy_permissions(partial / HEAD)
         task = {**model.task, CHECKSUM: checksum(partial / HEAD)}
         (partial / TASK).write_text(json.dumps(task, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
 def load_task_model(path: str | Path) -> TaskModelFolder:
-    """Read a folder.
+    """Read the folder of a fine-tuned model, or of a fine-tuning run.
 
     Raises:
-        ValueError: not that of a fine-tuned model, or something `load_folder` refuses.
+        ValueError: The folder is not that of a fine-tuned model, is damaged, or is refused by `load_folder`.
     """
     path = Path(path)
     if (path / "model" / TASK).exists() and not (path / TASK).exists():
-        path = path / "model"  # a run's folder
+        path = path / "model"  # the folder of a run
     folder = load_folder(path)
     if not (path / TASK).exists():
-        raise ValueError(f"{path}: has no {TASK}; it is a model that was not fine-tuned, which finetune/run.py does")
+        raise ValueError(
+            f"{path} is invalid: it has no {TASK}, so the model was not fine-tuned. Run finetune/run.py first."
+        )
     try:
         task = json.loads((path / TASK).read_text("utf-8"))
         if not isinstance(task, dict) or not isinstance(task.get("data"), dict):
-            raise ValueError(f"{TASK} must hold an object, and so must `data` in it")
+            raise ValueError(f"{TASK} must hold an object with an object `data`")
         if missing := {"task", "pooling", "labels"} - {*task}:
-            raise ValueError(f"it has no {', '.join(sorted(missing))}")
-        whole = task.pop(CHECKSUM, None)
+            raise ValueError(f"{TASK} lacks {', '.join(sorted(missing))}")
+        expected = task.pop(CHECKSUM, None)
         head = safetensors.torch.load_file(path / HEAD)
     except (OSError, ValueError, safetensors.SafetensorError) as error:
-        raise ValueError(f"{path}: {HEAD} or {TASK} cannot be read: {str(error).splitlines()[0]}") from None
-    check_whole(path / HEAD, whole, path / TASK, CHECKSUM)
+        raise ValueError(
+            f"{path}: {HEAD} or {TASK} cannot be read: {str(error).splitlines()[0]}. Copy the whole folder again."
+        ) from None
+    check_checksum(path / HEAD, expected, path / TASK, CHECKSUM)
     check_finite(path / HEAD, head)
     return TaskModelFolder(folder, head, task)
 
@@ -109,26 +130,26 @@ def save_huggingface_task_model(
     model: TaskModelFolder,
     kind: str,
     labels: Sequence[str],
-    summary: str,
-    padding: Literal["left", "right"],
+    pooling: str,
+    padding_side: Literal["left", "right"],
 ) -> None:
-    """Write a folder that transformers opens with the head (`XLNetForSequenceClassification` and others), whole or not at all.
+    """Write a folder for transformers with the head (`XLNetForSequenceClassification` and others) atomically.
 
     Args:
-        path: the folder.
-        model: what is written.
-        kind: of head, see hf_heads.KINDS.
-        labels: names of the classes; of a number or of options none.
-        summary: how the head reads a row, if by one vector.
-        padding: the side on which rows are padded, where the head reads none.
+        path: The folder.
+        model: Fine-tuned model.
+        kind: Kind of the head, a key of `hf_heads.HEADS`.
+        labels: Class names; empty for regression and multiple choice.
+        pooling: How a row becomes one vector, for heads that read one.
+        padding_side: Side on which the tokenizer pads rows.
 
     Raises:
-        ValueError: something that Hugging Face cannot express, by the name of its key.
+        ValueError: A setting that Hugging Face's XLNet cannot represent.
     """
     folder = model.folder
     hf.check_expressible(folder.config)
-    settings, weights = hf_heads.to_huggingface(folder.config, model.head, kind, labels, summary)
+    settings, weights = hf_heads.head_to_huggingface(folder.config, model.head, kind, labels, pooling)
     with export_folder(path, folder, task=model.task) as (partial, tokenizer):
         hf.write_model(partial, folder.config, folder.weights, "permutation", settings, weights)
-        write_tokenizer(tokenizer, partial, padding)
-        as_readable_as_the_rest(partial / "model.safetensors")
+        write_tokenizer(tokenizer, partial, padding_side)
+        copy_permissions(partial / "model.safetensors")

@@ -1,7 +1,7 @@
-"""The original's TensorFlow release: xlnet_config.json, xlnet_model.ckpt.*, spiece.model; read and written without TensorFlow.
+"""The original TensorFlow release: xlnet_config.json, xlnet_model.ckpt.*, spiece.model; read and written without TensorFlow.
 
 Source of names and shapes: zihangdai/xlnet modeling.py; of the settings: its xlnet.py, XLNetConfig; of the files: its README, "Released
-Models". The release's xlnet_model.ckpt.meta, a graph, is not written: neither tf.train.load_checkpoint nor init_from_checkpoint opens it.
+Models". The graph of the release, xlnet_model.ckpt.meta, is not written: tf.train.load_checkpoint and init_from_checkpoint do not open it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,23 @@ from torch import Tensor
 
 from xlpre.config.loader import from_mapping
 from xlpre.conversion import weight_maps
-from xlpre.conversion.tf_checkpoint import read_bundle, write_bundle
-from xlpre.conversion.weight_maps import FROM_HEADS, LONE_ROW, TO_HEADS, TRANSPOSED, Weight, to_ours, to_theirs
+from xlpre.conversion.tf_checkpoint import read_checkpoint, write_checkpoint
+from xlpre.conversion.weight_maps import (
+    FROM_HEADS,
+    SINGLE_ROW,
+    TO_HEADS,
+    TRANSPOSED,
+    WeightEntry,
+    WeightMap,
+    to_external,
+    to_native,
+)
 from xlpre.model.config import ModelConfig
 
-CONFIG = "xlnet_config.json"
+CONFIG_FILE = "xlnet_config.json"
 CHECKPOINT = "xlnet_model.ckpt"
-# their name of a setting, ours
-SETTINGS = {
+# keys of xlnet_config.json and the native settings
+CONFIG_KEYS = {
     "d_model": "d_model",
     "d_head": "d_head",
     "d_inner": "d_inner",
@@ -34,102 +43,111 @@ SETTINGS = {
     "untie_r": "untie_r",
     "ff_activation": "feed_forward",
 }
-# settings that it has no word for: flags of the original's commands, and where it started
-UNSAID = ("mem_len", "clamp_len", "dropout", "dropatt", "init_scheme", "init_std")
+# settings that xlnet_config.json does not store: flags of the original's commands, and initialization
+UNMAPPED = ("mem_len", "clamp_len", "dropout", "dropatt", "init_scheme", "init_std")
 NORM_EPS = 1e-12  # of tf.contrib.layers.layer_norm
-SEGMENTS = ("model/transformer/seg_embed", "model/transformer/r_s_bias")  # variables of the relative segment encoding
+SEGMENT_VARIABLES = ("model/transformer/seg_embed", "model/transformer/r_s_bias")
 
 
-def weights_of(config: ModelConfig) -> list[Weight]:
-    """Every weight of an XLNet and the TensorFlow variable that holds it."""
+def weight_map(config: ModelConfig) -> WeightMap:
+    """Return the weight map to the variables of the TensorFlow release."""
     root = "model/transformer"
     table = [
-        Weight("backbone.embedding.weight", f"{root}/word_embedding/lookup_table"),
-        Weight("backbone.mask_embedding", f"{root}/mask_emb/mask_emb", LONE_ROW),
-        Weight("output.bias", "model/lm_loss/bias"),
+        WeightEntry("backbone.word_embedding.weight", f"{root}/word_embedding/lookup_table"),
+        WeightEntry("backbone.mask_embedding", f"{root}/mask_emb/mask_emb", SINGLE_ROW),
+        WeightEntry("lm_head.bias", "model/lm_loss/bias"),
     ]
     biases = {"content": "r_w_bias", "position": "r_r_bias", "segment": "r_s_bias"}
     if not config.relative_segments:
         del biases["segment"]
     if not config.untie_r:
-        table += [Weight(f"backbone.shared.{term}", f"{root}/{name}") for term, name in biases.items()]
+        table += [WeightEntry(f"backbone.shared_biases.{term}", f"{root}/{name}") for term, name in biases.items()]
     for i in range(config.n_layer):
-        ours, theirs = f"backbone.layers.{i}", f"{root}/layer_{i}"
+        native, external = f"backbone.layers.{i}", f"{root}/layer_{i}"
         for name, kernel in (("query", "q"), ("key", "k"), ("value", "v"), ("terms.position.key", "r")):
-            table.append(Weight(f"{ours}.attention.{name}.weight", f"{theirs}/rel_attn/{kernel}/kernel", TO_HEADS))
-        table.append(Weight(f"{ours}.attention.output.weight", f"{theirs}/rel_attn/o/kernel", FROM_HEADS))
+            table.append(
+                WeightEntry(f"{native}.attention.{name}.weight", f"{external}/rel_attn/{kernel}/kernel", TO_HEADS)
+            )
+        table.append(WeightEntry(f"{native}.attention.output.weight", f"{external}/rel_attn/o/kernel", FROM_HEADS))
         for norm, scope in (("attention_norm", "rel_attn"), ("feed_forward_norm", "ff")):
-            table.append(Weight(f"{ours}.{norm}.weight", f"{theirs}/{scope}/LayerNorm/gamma"))
-            table.append(Weight(f"{ours}.{norm}.bias", f"{theirs}/{scope}/LayerNorm/beta"))
+            table.append(WeightEntry(f"{native}.{norm}.weight", f"{external}/{scope}/LayerNorm/gamma"))
+            table.append(WeightEntry(f"{native}.{norm}.bias", f"{external}/{scope}/LayerNorm/beta"))
         for name, dense in (("inner", "layer_1"), ("outer", "layer_2")):
-            table.append(Weight(f"{ours}.feed_forward.{name}.weight", f"{theirs}/ff/{dense}/kernel", TRANSPOSED))
-            table.append(Weight(f"{ours}.feed_forward.{name}.bias", f"{theirs}/ff/{dense}/bias"))
+            table.append(
+                WeightEntry(f"{native}.feed_forward.{name}.weight", f"{external}/ff/{dense}/kernel", TRANSPOSED)
+            )
+            table.append(WeightEntry(f"{native}.feed_forward.{name}.bias", f"{external}/ff/{dense}/bias"))
         if config.relative_segments:
-            table.append(Weight(f"{ours}.attention.terms.segment.same_different", f"{root}/seg_embed", row=i))
+            table.append(WeightEntry(f"{native}.attention.terms.segment.seg_embed", f"{root}/seg_embed", row=i))
         if config.untie_r:
             table += [
-                Weight(f"{ours}.attention.terms.{term}.r_bias", f"{root}/{name}", row=i)
+                WeightEntry(f"{native}.attention.terms.{term}.r_bias", f"{root}/{name}", row=i)
                 for term, name in biases.items()
             ]
     return table
 
 
 def from_arrays(config: ModelConfig, arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-    """Our weights from TensorFlow variables by their names."""
-    return to_ours(weights_of(config), {name: torch.from_numpy(np.asarray(a)) for name, a in arrays.items()})
+    """Convert TensorFlow variables by name to native weights."""
+    return to_native(weight_map(config), {name: torch.from_numpy(np.asarray(a)) for name, a in arrays.items()})
 
 
 def check_expressible(config: ModelConfig) -> None:
-    """Raise ValueError, by the name of the key, for a model that the original cannot be."""
-    only = {"norm_eps": (NORM_EPS,), "relative_segments": (True, False)}
-    weight_maps.check_expressible(config, "the original's TensorFlow code", only)
+    """Raise ValueError for a setting that the original cannot represent."""
+    allowed = {"norm_eps": (NORM_EPS,), "relative_segments": (True, False)}
+    weight_maps.check_expressible(config, "the original's TensorFlow code", allowed)
 
 
-def write_release(path: Path, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
-    """Write config and checkpoint of a model that `check_expressible` has passed into the folder `path`."""
-    arrays = to_theirs(weights_of(config), weights, config)
-    write_bundle(path / CHECKPOINT, {name: array.numpy() for name, array in arrays.items()})
-    settings = {theirs: getattr(config, ours) for theirs, ours in SETTINGS.items()} | {"d_head": config.head_width}
-    (path / CONFIG).write_text(json.dumps(settings, indent=4, sort_keys=True), encoding="utf-8")
+def write_model(path: Path, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
+    """Write config and checkpoint into the folder `path`; `check_expressible` must accept `config`."""
+    arrays = to_external(weight_map(config), weights, config)
+    write_checkpoint(path / CHECKPOINT, {name: array.numpy() for name, array in arrays.items()})
+    settings = {key: getattr(config, native) for key, native in CONFIG_KEYS.items()} | {"d_head": config.head_width}
+    (path / CONFIG_FILE).write_text(json.dumps(settings, indent=4, sort_keys=True), encoding="utf-8")
 
 
 def is_release(path: Path) -> bool:
-    """Whether `path` is a folder of the TensorFlow release."""
-    return (path / CONFIG).is_file()
+    """Return True if `path` is a folder of the TensorFlow release."""
+    return (path / CONFIG_FILE).is_file()
 
 
-def read_release(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Shape and weights of a release folder; optimizer slots and the step counter are passed over.
+def read_model(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Read a release folder; optimizer slots and the step counter are skipped.
+
+    Returns:
+        Model config and fp32 native weights.
 
     Raises:
-        ValueError: a file that is missing, cut or damaged, a setting that is not known, a variable that is not there.
+        ValueError: A file is missing, truncated or damaged; a setting is unknown; or a variable is missing.
     """
-    config = _config(path / CONFIG)
-    wanted = {entry.theirs for entry in weights_of(config)}
-    arrays = read_bundle(path / CHECKPOINT, lambda name: name in wanted)
-    if not arrays.keys() & set(SEGMENTS):
+    config = _read_config(path / CONFIG_FILE)
+    index = f"{path / CHECKPOINT}.index"
+    names = {entry.external for entry in weight_map(config)}
+    arrays = read_checkpoint(path / CHECKPOINT, lambda name: name in names)
+    if not arrays.keys() & set(SEGMENT_VARIABLES):
         config = dataclasses.replace(config, relative_segments=False)
-    table = weights_of(config)
-    wanted = {entry.theirs for entry in table}
-    if missing := sorted(wanted - arrays.keys()):
-        raise ValueError(f"{path / CHECKPOINT}.index: the variable {missing[0]} of an XLNet is not in it")
+    table = weight_map(config)
+    if missing := {entry.external for entry in table} - arrays.keys():
+        raise ValueError(f"{index} is invalid: the variable {min(missing)} is missing. Download the release again.")
     for entry in table:
-        if entry.row is not None and len(arrays[entry.theirs]) != config.n_layer:
+        if entry.row is not None and (n_rows := len(arrays[entry.external])) != config.n_layer:
             raise ValueError(
-                f"{path / CHECKPOINT}.index: {entry.theirs} has {len(arrays[entry.theirs])} rows, {CONFIG} says "
-                f"{config.n_layer} layers"
+                f"{index} is invalid: {entry.external} has {n_rows} rows, and {CONFIG_FILE} {config.n_layer} layers. "
+                "Put the config of this checkpoint there."
             )
     return config, from_arrays(config, arrays)
 
 
-def _config(path: Path) -> ModelConfig:
+def _read_config(path: Path) -> ModelConfig:
     try:
-        given = json.loads(path.read_text("utf-8"))
-        settings = {ours: given[theirs] for theirs, ours in SETTINGS.items()}
+        content = json.loads(path.read_text("utf-8"))
+        settings = {native: content[key] for key, native in CONFIG_KEYS.items()}
     except (OSError, json.JSONDecodeError, TypeError) as error:
-        raise ValueError(f"{path}: cannot be read: {error}") from None
+        raise ValueError(f"{path} cannot be read: {error}. Download the release again.") from None
     except KeyError as error:
-        raise ValueError(f"{path}: has no key {error}; is it the xlnet_config.json of a release?") from None
+        raise ValueError(
+            f"{path} is invalid: the key {error} is missing. Give the {CONFIG_FILE} of a release."
+        ) from None
     if settings["feed_forward"] not in ("gelu", "relu"):
-        raise ValueError(f"{path}: ff_activation ({settings['feed_forward']!r}) must be gelu or relu")
+        raise ValueError(f"{path}: ff_activation={settings['feed_forward']!r} is invalid: it must be gelu or relu.")
     return from_mapping(ModelConfig, settings, str(path))

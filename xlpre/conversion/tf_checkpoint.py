@@ -15,7 +15,7 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 
-from xlpre.common.files import new_file
+from xlpre.common.files import atomic_write
 
 MAGIC = 0xDB4775248B80FB57.to_bytes(8, "little")
 FOOTER_BYTES = 48
@@ -28,7 +28,7 @@ BFLOAT16 = 14
 DTYPE_NUMBERS = {np.dtype(dtype): number for number, dtype in DTYPES.items() if number != BFLOAT16}
 
 
-def read_bundle(prefix: str | Path, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, np.ndarray]:
+def read_checkpoint(prefix: str | Path, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, np.ndarray]:
     """Read the tensors of a TensorFlow checkpoint: all that are wanted, each checked, or none.
 
     Args:
@@ -60,7 +60,7 @@ def read_bundle(prefix: str | Path, wanted: Callable[[str], bool] = lambda name:
     return tensors
 
 
-def write_bundle(prefix: str | Path, tensors: Mapping[str, np.ndarray]) -> None:
+def write_checkpoint(prefix: str | Path, tensors: Mapping[str, np.ndarray]) -> None:
     """Write a checkpoint that TensorFlow opens, one data file, not compressed: whole or not at all.
 
     Args:
@@ -76,7 +76,7 @@ def write_bundle(prefix: str | Path, tensors: Mapping[str, np.ndarray]) -> None:
         if tensor.dtype.newbyteorder("<") not in DTYPE_NUMBERS:
             raise ValueError(f"{prefix}: {name} is {tensor.dtype}, which is not written; convert it, say to float32")
     entries = [(b"", _field(1, 1) + _field(3, _field(1, 1)))]  # num_shards, version.producer
-    with new_file(f"{prefix}.index") as new_index, new_file(f"{prefix}.data-00000-of-00001") as new_shard:
+    with atomic_write(f"{prefix}.index") as new_index, atomic_write(f"{prefix}.data-00000-of-00001") as new_shard:
         with open(new_shard, "wb") as file:  # which takes its name before the index does
             for name in sorted(tensors, key=str.encode):
                 dtype = tensors[name].dtype.newbyteorder("<")

@@ -1,6 +1,6 @@
-"""How the same weight is laid out here and elsewhere, and under which name: pure tables, one entry a weight.
+"""Weight maps: names and shapes of the weights here (native) and in another format (external).
 
-And which models have a place elsewhere at all.
+A weight map is a list with one entry per weight. `check_expressible` refuses models that another format cannot represent.
 """
 
 from __future__ import annotations
@@ -16,90 +16,100 @@ from xlpre.model.config import ModelConfig
 
 
 @dataclass(frozen=True)
-class Layout:
-    """A change of shape that loses nothing.
+class Transform:
+    """Lossless change of shape between an external and a native array.
 
     Attributes:
-        to_ours: from their array to ours.
-        to_theirs: back; it may ask for the shape of the model.
+        to_native: Convert an external array.
+        to_external: Convert a native array, given the model config.
     """
 
-    to_ours: Callable[[Tensor], Tensor]
-    to_theirs: Callable[[Tensor, ModelConfig], Tensor]
+    to_native: Callable[[Tensor], Tensor]
+    to_external: Callable[[Tensor, ModelConfig], Tensor]
 
 
-# what may have any value elsewhere, too: sizes, what is said there by its own word, what has no part in the function of given weights
-FREE = {
-    *("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner", "mem_len", "clamp_len", "norm_eps", "untie_r"),
-    *("attention_backend", "dropout", "dropatt", "init_scheme", "init_std", "tie_projections"),
-}
-SAME = Layout(lambda w: w, lambda w, c: w)
-# what several of their layers have of its own, and a file would not hold twice otherwise
-COPY = Layout(lambda w: w, lambda w, c: w.clone())
-# a dense kernel (in, out) against (out, in)
-TRANSPOSED = Layout(lambda w: w.T, lambda w, c: w.T)
-# a projection to heads (D, H, E) against (H*E, D)
-TO_HEADS = Layout(lambda w: w.flatten(1).T, lambda w, c: w.T.reshape(c.d_model, c.n_head, c.head_width))
-# the projection back, (D, H, E) against (D, H*E)
-FROM_HEADS = Layout(lambda w: w.flatten(1), lambda w, c: w.reshape(c.d_model, c.n_head, c.head_width))
-# the mask embedding (1, 1, D) against (D)
-LONE_ROW = Layout(lambda w: w[0, 0], lambda w, c: w[None, None])
+IDENTITY = Transform(lambda w: w, lambda w, c: w)
+# a weight that the external model stores once per layer: safetensors refuses tensors that share memory
+COPY = Transform(lambda w: w, lambda w, c: w.clone())
+# dense kernel: (in, out) external, (out, in) native
+TRANSPOSED = Transform(lambda w: w.T, lambda w, c: w.T)
+# projection to heads: (D, H, E) external, (H*E, D) native
+TO_HEADS = Transform(lambda w: w.flatten(1).T, lambda w, c: w.T.reshape(c.d_model, c.n_head, c.head_width))
+# projection from heads: (D, H, E) external, (D, H*E) native
+FROM_HEADS = Transform(lambda w: w.flatten(1), lambda w, c: w.reshape(c.d_model, c.n_head, c.head_width))
+# mask embedding: (1, 1, D) external, (D) native
+SINGLE_ROW = Transform(lambda w: w[0, 0], lambda w, c: w[None, None])
 
 
 @dataclass(frozen=True)
-class Weight:
-    """One of our weights and where it is in their files.
+class WeightEntry:
+    """One weight in both formats.
 
     Attributes:
-        ours: its name in xlpre/model.
-        theirs: its name there.
-        layout: how it lies.
-        row: where theirs stacks all layers in one array, which row of it; else None.
+        native: Parameter name in xlpre/model.
+        external: Name in the other format.
+        transform: Change of shape between the two.
+        row: Row of the external array that holds this weight, if that array stacks all layers; else None.
     """
 
-    ours: str
-    theirs: str
-    layout: Layout = SAME
+    native: str
+    external: str
+    transform: Transform = IDENTITY
     row: int | None = None
 
 
-def to_ours(table: list[Weight], theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our weights from theirs; entries whose array is not there are left out."""
-    found = {}
-    for entry in table:
-        if entry.theirs in theirs:
-            array = theirs[entry.theirs]
-            found[entry.ours] = entry.layout.to_ours(array if entry.row is None else array[entry.row]).contiguous()
-    return found
+WeightMap = list[WeightEntry]
 
 
-def to_theirs(table: list[Weight], ours: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Their arrays from our weights."""
+def to_native(weight_map: WeightMap, external: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Convert external arrays to native weights; entries without an array are skipped."""
+    weights = {}
+    for entry in weight_map:
+        if entry.external in external:
+            array = external[entry.external]
+            row = array if entry.row is None else array[entry.row]
+            weights[entry.native] = entry.transform.to_native(row).contiguous()
+    return weights
+
+
+def to_external(weight_map: WeightMap, native: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """Convert native weights to external arrays."""
     stacked: dict[str, list[Tensor]] = {}
-    found: dict[str, Tensor] = {}
-    for entry in table:
-        array = entry.layout.to_theirs(ours[entry.ours], config).contiguous()
+    arrays: dict[str, Tensor] = {}
+    for entry in weight_map:
+        array = entry.transform.to_external(native[entry.native], config).contiguous()
         if entry.row is None:
-            found[entry.theirs] = array
+            arrays[entry.external] = array
         else:
-            stacked.setdefault(entry.theirs, []).append(array)  # rows are listed in order
-    return found | {name: torch.stack(rows) for name, rows in stacked.items()}
+            stacked.setdefault(entry.external, []).append(array)  # entries are in the order of their rows
+    return arrays | {name: torch.stack(rows) for name, rows in stacked.items()}
 
 
-def check_expressible(config: ModelConfig, place: str, only: Mapping[str, Sequence[Any]]) -> None:
-    """Raise ValueError, by the name of the key, for a model that is no XLNet as published.
+# Settings that need no check: sizes, settings with an equivalent in the other format, and settings that do not change
+# the function that given weights compute.
+UNRESTRICTED = {
+    *("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner", "mem_len", "clamp_len", "norm_eps", "untie_r"),
+    *("attention_backend", "dropout", "dropatt", "init_scheme", "init_std", "tie_projections"),
+}
+
+
+def check_expressible(config: ModelConfig, target: str, allowed: Mapping[str, Sequence[Any]]) -> None:
+    """Check that another format can represent a model.
 
     Args:
-        config: the model.
-        place: where it has no place then, for the message.
-        only: values that a key may have there, if they are others than its default.
+        config: Model config.
+        target: Name of the other format, for the message.
+        allowed: Values that the format has for a key, where they differ from the default of `ModelConfig`.
+
+    Raises:
+        ValueError: A setting that the format cannot represent.
     """
-    as_published = {key: (value,) for key, value in asdict(type(config)()).items() if key not in FREE}
-    allowed = {**as_published, "feed_forward": ("gelu", "relu"), "d_embed": (config.d_model,), **only}
+    defaults = {key: (value,) for key, value in asdict(type(config)()).items() if key not in UNRESTRICTED}
+    supported = {**defaults, "feed_forward": ("gelu", "relu"), "d_embed": (config.d_model,), **allowed}
     values = {**asdict(config), "d_head": config.head_width, "d_embed": config.embedding_width}
-    for key, known in allowed.items():
-        if values[key] not in known:
+    for key, choices in supported.items():
+        if values[key] not in choices:
             raise ValueError(
-                f"model.{key}={values[key]} has no place in {place}, where it is {' or '.join(map(str, known))}; "
-                "only a folder of ours holds such a model"
+                f"model.{key}={values[key]} is invalid for {target}: it must be {' or '.join(map(str, choices))}. "
+                "Export the model as a folder of xlpre (without --hf or --tf)."
             )

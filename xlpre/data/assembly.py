@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from xlpre.common.files import new_folder
+from xlpre.common.files import atomic_dir
 from xlpre.data import encoded_docs
-from xlpre.data.encoded_docs import Piece
-from xlpre.data.shards import Task
-from xlpre.data.store import FORMAT, PARTS, fingerprint_of
+from xlpre.data.encoded_docs import EncodedDocs
+from xlpre.data.shards import ShardTask
+from xlpre.data.store import FORMAT, SPLITS, fingerprint_of
 from xlpre.text.corpus import TextConfig, no_text
 from xlpre.text.tokenizer import Tokenizer
 
 
-def assemble(path: Path, tasks: list[Task], tokenizer: Tokenizer, config: TextConfig, origin: dict[str, Any]) -> None:
+def assemble(path: Path, tasks: list[ShardTask], tokenizer: Tokenizer, config: TextConfig, origin: dict[str, Any]) -> None:
     """Put the shards of all tasks together, in order; nothing is at `path` until all of it is.
 
     Args:
@@ -34,8 +34,8 @@ def assemble(path: Path, tasks: list[Task], tokenizer: Tokenizer, config: TextCo
     """
     dtype = encoded_docs.dtype_of(tokenizer)
     unigram = np.zeros(len(tokenizer), np.int64)
-    with new_folder(path) as partial:
-        writers = {part: _PartWriter(partial / part) for part in PARTS}
+    with atomic_dir(path) as partial:
+        writers = {part: _PartWriter(partial / part) for part in SPLITS}
         try:
             for part, piece in _chosen(tasks, config, dtype):
                 writers[part].add(piece)
@@ -55,7 +55,7 @@ def assemble(path: Path, tasks: list[Task], tokenizer: Tokenizer, config: TextCo
                 )
         unigram.tofile(partial / "unigram.bin")
         tokenizer.save(partial / "vocabulary.model")
-        checksums = {f"{part}/{name}.bin": digest for part in PARTS for name, digest in writers[part].checksums.items()}
+        checksums = {f"{part}/{name}.bin": digest for part in SPLITS for name, digest in writers[part].checksums.items()}
         for name in ("unigram.bin", "vocabulary.model"):
             checksums[name] = hashlib.sha256((partial / name).read_bytes()).hexdigest()
         meta = {
@@ -73,10 +73,10 @@ def assemble(path: Path, tasks: list[Task], tokenizer: Tokenizer, config: TextCo
         (partial / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
 
 
-def _way_out(tasks: list[Task], dtype: np.dtype) -> str:
+def _way_out(tasks: list[ShardTask], dtype: np.dtype) -> str:
     """The least text.val_fraction, of three digits, by which there is a document in either part, if there is one that may be set."""
     found = [
-        (task, encoded_docs.read(shard / part, dtype)) for task in tasks for shard in task.shards() for part in PARTS
+        (task, encoded_docs.read(shard / part, dtype)) for task in tasks for shard in task.shards() for part in SPLITS
     ]
     shares = np.concatenate([piece.share()[_taken(piece.hashes, task.weight)] for task, piece in found])
     least = float(np.floor(shares.min() * 1000) + 1) / 1000
@@ -85,14 +85,14 @@ def _way_out(tasks: list[Task], dtype: np.dtype) -> str:
     return "give more documents: an empty line ends one, and so does a file"
 
 
-def _chosen(tasks: list[Task], config: TextConfig, dtype: np.dtype) -> Iterator[tuple[str, Piece]]:
+def _chosen(tasks: list[ShardTask], config: TextConfig, dtype: np.dtype) -> Iterator[tuple[str, EncodedDocs]]:
     """The pieces of the store: each document once, again as often as its weight says, and duplicates not at all."""
-    seen = {part: _First(tasks, part) if config.deduplicate else None for part in PARTS}
+    seen = {part: _First(tasks, part) if config.deduplicate else None for part in SPLITS}
     for again in range(int(np.ceil(max((task.weight for task in tasks), default=0)))):
         for number, task in enumerate(tasks):
             weight = task.weight - again
             for shard in task.shards() if weight > 0 else []:
-                for part in PARTS if again == 0 else PARTS[:1]:
+                for part in SPLITS if again == 0 else SPLITS[:1]:
                     piece = encoded_docs.read(shard / part, dtype)
                     kept = _taken(piece.hashes, weight)
                     first = seen[part]
@@ -110,7 +110,7 @@ def _taken(hashes: np.ndarray, weight: float) -> np.ndarray:
 class _First:
     """Which documents of each shard are the first of their text, of those that weights leave: 64 bits of a hash tell texts apart."""
 
-    def __init__(self, tasks: list[Task], part: str) -> None:
+    def __init__(self, tasks: list[ShardTask], part: str) -> None:
         shards = [(number, shard) for number, task in enumerate(tasks) for shard in task.shards()]
         hashes = [np.fromfile(shard / part / "hashes.bin", "uint64") for _, shard in shards]
         taken = [_taken(found, tasks[number].weight) for (number, _), found in zip(shards, hashes, strict=True)]
@@ -138,7 +138,7 @@ class _PartWriter:
         self._digests = {name: hashlib.sha256() for name in self.NAMES}
         self.n_documents = self._n_tokens = self._n_sentences = 0
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: EncodedDocs) -> None:
         offset = self._n_tokens
         arrays = (piece.tokens, np.cumsum(piece.sentences) + offset, np.cumsum(piece.documents) + offset)
         for name, array in zip(self.NAMES, arrays, strict=True):

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from xlpre.text.document import Document, Lines
+from xlpre.text.document import Document, LineType
 from xlpre.text.tokenizer import Tokenizer
 
 FIELDS = {"tokens": None, "sentences": "int64", "documents": "int64", "hashes": "uint64"}  # None: by vocabulary
 
 
 @dataclass(frozen=True)
-class Piece:
+class EncodedDocs:
     """Some documents.
 
     Attributes:
@@ -31,12 +31,12 @@ class Piece:
     documents: np.ndarray
     hashes: np.ndarray
 
-    def where(self, kept: np.ndarray) -> Piece:
+    def where(self, kept: np.ndarray) -> EncodedDocs:
         """The documents of which `kept` is true."""
         if kept.all():
             return self
         owner = np.searchsorted(np.cumsum(self.documents), np.cumsum(self.sentences))
-        return Piece(
+        return EncodedDocs(
             self.tokens[np.repeat(kept, self.documents)],
             self.sentences[kept[owner]],
             self.documents[kept],
@@ -48,19 +48,19 @@ class Piece:
         return self.hashes / 2.0**64
 
 
-def encode(documents: Sequence[Document], tokenizer: Tokenizer, lines: Lines, dtype: np.dtype, threads: int) -> Piece:
+def encode(documents: Sequence[Document], tokenizer: Tokenizer, line_type: LineType, dtype: np.dtype, threads: int) -> EncodedDocs:
     """Encode documents.
 
     Args:
         documents: some.
         tokenizer: the vocabulary.
-        lines: what a line of theirs is.
+        line_type: what a line of theirs is.
         dtype: of the ids.
         threads: for the encoding.
     """
-    ids, sentence_ends, document_ends = tokenizer.encode_documents(documents, lines, threads)
+    ids, sentence_ends, document_ends = tokenizer.encode_documents(documents, line_type, threads)
     hashes = [hashlib.blake2b("\n".join(document).encode(), digest_size=8).digest() for document in documents]
-    return Piece(
+    return EncodedDocs(
         ids.astype(dtype),
         np.diff(sentence_ends, prepend=0),
         np.diff(document_ends, prepend=0),
@@ -73,16 +73,16 @@ def dtype_of(tokenizer: Tokenizer) -> np.dtype:
     return np.dtype("uint16" if len(tokenizer) <= 1 << 16 else "uint32")
 
 
-def append(folder: Path, piece: Piece) -> None:
+def append(folder: Path, piece: EncodedDocs) -> None:
     """Add a piece to the files in `folder`."""
     for name in FIELDS:
         with open(folder / f"{name}.bin", "ab") as file:
             getattr(piece, name).tofile(file)
 
 
-def read(folder: Path, dtype: np.dtype) -> Piece:
+def read(folder: Path, dtype: np.dtype) -> EncodedDocs:
     """What `append` wrote."""
-    return Piece(*(np.fromfile(folder / f"{name}.bin", kind or dtype) for name, kind in FIELDS.items()))
+    return EncodedDocs(*(np.fromfile(folder / f"{name}.bin", kind or dtype) for name, kind in FIELDS.items()))
 
 
 def count(folder: Path) -> int:

@@ -1,6 +1,6 @@
 """Lanes: which stretch of text each batch row reads at each step. A pure function of (seed, lane, step).
 
-The text of a part is cut into runs of `run_windows` windows, fewer where there would not be a run for each lane. A lane walks one run
+The text of a part is cut into runs of `windows_per_run` windows, fewer where there would not be a run for each lane. A lane walks one run
 after another, in an order drawn anew for each epoch; inside a run every window starts where the reused half of the last one ended, so that
 memory continues. A run is the same text in either direction, so that lanes of both read all of it between them. Nothing held here grows
 with the text: the order is a keyed permutation computed on demand.
@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from xlpre.data.store import Part
+from xlpre.data.store import SplitData
 
 
 class BoundaryIndex:
@@ -49,7 +49,7 @@ class BoundaryIndex:
         return int(self._ends[index - 1]) if index else 0
 
 
-class Text:
+class DirectedText:
     """A part read in one direction. Position 0 is its first token, or its last one if `backward`.
 
     Attributes:
@@ -58,7 +58,7 @@ class Text:
         documents: where documents meet.
     """
 
-    def __init__(self, part: Part, backward: bool = False) -> None:
+    def __init__(self, part: SplitData, backward: bool = False) -> None:
         self.backward = backward
         self.sentences, self.documents = (
             BoundaryIndex(ends, backward) for ends in (part.sentence_ends, part.document_ends)
@@ -76,7 +76,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WindowLocation:
     """Where a row's window lies.
 
     Attributes:
@@ -85,9 +85,9 @@ class Place:
         remembers: how many tokens before it the row's memory may show; 0 where its lane jumped.
     """
 
-    text: Text
+    text: DirectedText
     begin: int
-    remembers: int
+    visible_mem_len: int
 
 
 class Lanes:
@@ -110,55 +110,55 @@ class Lanes:
 
     def __init__(
         self,
-        part: Part,
+        part: SplitData,
         n_lanes: int,
         *,
         stride: int,
-        reach: int,
-        run_windows: int,
+        lookahead: int,
+        windows_per_run: int,
         bidirectional: bool,
         seed: int,
         at_document_end: Literal["carry", "cut"] = "carry",
         origin: str = "the text",
     ) -> None:
         self.n_lanes, self.bidirectional = n_lanes, bidirectional
-        self._texts = (Text(part), Text(part, backward=True))
+        self._texts = (DirectedText(part), DirectedText(part, backward=True))
         self._stride, self._seed, self._cut = stride, seed, at_document_end == "cut"
-        available = len(part) - max(reach, stride)
+        available = len(part) - max(lookahead, stride)
         if available < 0:
             raise ValueError(
-                f"data.seq_len needs {max(reach, stride)} tokens in a row, but {origin} has {len(part)}; "
+                f"data.seq_len needs {max(lookahead, stride)} tokens in a row, but {origin} has {len(part)}; "
                 "set a smaller data.seq_len, or give more text"
             )
-        self.run_windows = max(1, min(run_windows, available // (stride * n_lanes)))
-        self.n_runs = available // (self.run_windows * stride) or 1
+        self.windows_per_run = max(1, min(windows_per_run, available // (stride * n_lanes)))
+        self.n_runs = available // (self.windows_per_run * stride) or 1
         # each epoch shifts all runs, so that windows do not begin at the same tokens again and the text's end is read, too
-        self._slack = available - (self.n_runs * self.run_windows - 1) * stride
-        self._last = available - (self.run_windows - 1) * stride  # where a run can begin
+        self._slack = available - (self.n_runs * self.windows_per_run - 1) * stride
+        self._last = available - (self.windows_per_run - 1) * stride  # where a run can begin
         # a lane asks for the same run at every step of it, and the permutation takes 6 to 20 microseconds (2026-11)
         self._begin_of = lru_cache(maxsize=4 * n_lanes)(self._run_begin)
 
-    def place(self, lane: int, step: int) -> Place:
+    def location(self, lane: int, step: int) -> WindowLocation:
         """Where `lane` reads at `step` (both from 0)."""
-        slot, window = divmod(step, self.run_windows)
+        slot, window = divmod(step, self.windows_per_run)
         text = self._texts[self.bidirectional and lane % 2]
         walked = window * self._stride
         begin = self._begin_of(slot * self.n_lanes + lane)
         if text.backward:
-            begin = min(len(text) - begin - self.run_windows * self._stride, self._last)
+            begin = min(len(text) - begin - self.windows_per_run * self._stride, self._last)
         begin += walked
         if self._cut:
             walked = min(walked, begin - text.documents[text.documents.last_until(begin)])
-        return Place(text, begin, walked)
+        return WindowLocation(text, begin, walked)
 
     def _run_begin(self, number: int) -> int:
         """The first token, in the forward text, of the run that is read as the `number`-th of all."""
         epoch, index = divmod(number, self.n_runs)
-        run = permuted(index, self.n_runs, (self._seed, epoch))
-        return run * self.run_windows * self._stride + int(_mix(self._seed, epoch) % (self._slack + 1))
+        run = permute_index(index, self.n_runs, (self._seed, epoch))
+        return run * self.windows_per_run * self._stride + int(_mix(self._seed, epoch) % (self._slack + 1))
 
 
-def permuted(index: int, size: int, key: tuple[int, int]) -> int:
+def permute_index(index: int, size: int, key: tuple[int, int]) -> int:
     """Where `index` goes in a pseudo-random permutation of range(size), in O(1) memory.
 
     A Feistel network on the next even power of two, walked until it falls inside (Black and Rogaway 2002).

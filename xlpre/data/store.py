@@ -6,7 +6,7 @@
     store/train/tokens.bin     uint16 (uint32 for more than 65,536 pieces)
     store/train/sentences.bin  int64, offsets after each sentence
     store/train/documents.bin  int64, offsets after each document
-    store/held_out/...         the same for the documents kept out of training
+    store/val/...         the same for the documents kept out of training
 
 Nothing about training (batch, window, processes, direction, objective) is in it. xlpre/data/store_builder.py makes it.
 """
@@ -27,18 +27,18 @@ from xlpre.text.preprocess import Preprocess
 from xlpre.text.tokenizer import Tokenizer
 
 FORMAT = 3
-PARTS = ("train", "held_out")
+SPLITS = ("train", "val")
 CHECKED_AT_OPENING = 256 << 20  # bytes; a larger store is read through by TokenStore.verify alone
 META = "meta.json"
-ARRAYS = tuple(f"{part}/{name}.bin" for part in PARTS for name in ("tokens", "sentences", "documents"))
-COUNTS = ("vocab_size", *(f"{part}_n_{what}" for part in PARTS for what in ("documents", "tokens", "sentences")))
+ARRAYS = tuple(f"{part}/{name}.bin" for part in SPLITS for name in ("tokens", "sentences", "documents"))
+COUNTS = ("vocab_size", *(f"{part}_n_{what}" for part in SPLITS for what in ("documents", "tokens", "sentences")))
 TEXTS = ("dtype", "vocabulary_sha256", "preprocess", "fingerprint")
-SIGNS = ("unigram.bin", *(f"{part}/tokens.bin" for part in PARTS))  # by which a store is known that lost its meta.json
+SIGNS = ("unigram.bin", *(f"{part}/tokens.bin" for part in SPLITS))  # by which a store is known that lost its meta.json
 MAKE_AGAIN = "the store is damaged, delete the folder and make it again with pretrain/prepare.py"
 
 
 @dataclass(frozen=True)
-class Part:
+class SplitData:
     """One run of text.
 
     Attributes:
@@ -70,7 +70,7 @@ def is_store(path: Path) -> bool:
 
 
 class TokenStore:
-    """An opened store. Attributes: `path`, `meta` (dict), `train` and `held_out` (Part), `unigram` (V,) counts."""
+    """An opened store. Attributes: `path`, `meta` (dict), `train` and `validation` (Part), `unigram` (V,) counts."""
 
     def __init__(self, path: str | Path) -> None:
         """Open `path`: sizes are checked, and in a small store every byte.
@@ -85,13 +85,13 @@ class TokenStore:
         if sum(self.meta["bytes"].values()) <= CHECKED_AT_OPENING:
             self.verify()
         self.unigram = self._map("unigram.bin", "int64")
-        self.train, self.held_out = (
-            Part(
+        self.train, self.validation = (
+            SplitData(
                 self._map(f"{part}/tokens.bin", self.meta["dtype"]),
                 self._map(f"{part}/sentences.bin", "int64"),
                 self._map(f"{part}/documents.bin", "int64"),
             )
-            for part in PARTS
+            for part in SPLITS
         )
 
     def verify(self) -> None:
@@ -172,7 +172,7 @@ class TokenStore:
 
 def fingerprint_of(vocabulary_sha256: str, preprocess: str, sha256: Mapping[str, str]) -> str:
     """A hash of the vocabulary and every token, from hashes of the files."""
-    known = [vocabulary_sha256, preprocess, *(sha256[f"{part}/tokens.bin"] for part in PARTS)]
+    known = [vocabulary_sha256, preprocess, *(sha256[f"{part}/tokens.bin"] for part in SPLITS)]
     return hashlib.sha256(json.dumps(known).encode()).hexdigest()
 
 

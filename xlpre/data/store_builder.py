@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from xlpre.common.files import exclusive
+from xlpre.common.files import lock_dir
 from xlpre.data.assembly import assemble
-from xlpre.data.shards import Job, Show, Task, encode_all, has_shards, tasks_of
+from xlpre.data.shards import EncodeJob, ShardTask, Show, encode_all, has_shards, tasks_of
 from xlpre.data.store import TokenStore
-from xlpre.text.corpus import TextConfig, Unit, files
-from xlpre.text.document import Document, Lines
+from xlpre.text.corpus import ReadUnit, TextConfig, files
+from xlpre.text.document import Document, LineType
 from xlpre.text.tokenizer import Tokenizer
 
 
@@ -31,7 +31,7 @@ def build_store(
     """
     path = Path(path)
     work = path.with_name(f".{path.name}.unfinished")
-    lock = exclusive(work, "another command prepares this store; wait for it, or stop it")
+    lock = lock_dir(work, "another command prepares this store; wait for it, or stop it")
     try:
         tasks = tasks_of(work, config, tokenizer)
         with _says_what_is_kept(work):
@@ -54,17 +54,17 @@ def write_store(
     path: str | Path,
     found: Iterable[Document],
     tokenizer: Tokenizer,
-    held_out: float,
+    val_fraction: float,
     source: Mapping[str, Any],
     files: Mapping[str, int],
-    lines: Lines = "paragraphs",
+    line_type: LineType = "paragraphs",
 ) -> TokenStore:
     """Make a store of documents at hand; `source` and `files` say in meta.json where they came from."""
-    path, config = Path(path), TextConfig(val_fraction=held_out, lines=lines)
-    task = Task(path.with_name(f".{path.name}.unfinished") / "all", [Unit("documents at hand", 1.0)])
+    path, config = Path(path), TextConfig(val_fraction=val_fraction, line_type=line_type)
+    task = ShardTask(path.with_name(f".{path.name}.unfinished") / "all", [ReadUnit("documents at hand", 1.0)])
     shutil.rmtree(task.folder.parent, ignore_errors=True)
     try:
-        Job(config, tokenizer, 1).encode(task, lambda source, text: None, iter(found))
+        EncodeJob(config, tokenizer, 1).encode(task, lambda source, text: None, iter(found))
         assemble(path, [task], tokenizer, config, {"source": dict(source), "files": dict(files)})
     finally:
         shutil.rmtree(task.folder.parent, ignore_errors=True)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xlpre.data.lanes import Place, Text
+from xlpre.data.lanes import DirectedText, WindowLocation
 from xlpre.data.rng import RowRng
 from xlpre.text import special_tokens
 
@@ -68,7 +68,7 @@ class DataConfig:
         return 3 if self.has_pairs else 0 if self.reuse_len == self.seq_len else 2
 
     @property
-    def reach(self) -> int:
+    def lookahead(self) -> int:
         """Tokens of text that a window reads from its first one on, and the one after the last."""
         return self.seq_len - self.n_symbols + 1
 
@@ -80,7 +80,7 @@ class Windows:
     Attributes:
         ids: (B, T) int64.
         segments: (B, T) int64.
-        functional: (B, T) bool, <sep> and <cls> put there by the layout: never targets.
+        special_mask: (B, T) bool, <sep> and <cls> put there by the layout: never targets.
         following: (B,) int64, the id after the last token of a plain window, which its last position predicts in a causal model.
         backward: (B,) bool, the row runs from right to left.
         remembers: (B,) int64, how many tokens before the window its memory may show.
@@ -90,52 +90,52 @@ class Windows:
 
     ids: np.ndarray
     segments: np.ndarray
-    functional: np.ndarray
+    special_mask: np.ndarray
     following: np.ndarray
     backward: np.ndarray
-    remembers: np.ndarray
+    visible_mem_len: np.ndarray
     pair_label: np.ndarray
     reuse_len: int
 
 
-def lay_out(places: Sequence[Place], config: DataConfig, draws: RowRng) -> Windows:
-    """The windows at `places`; `draws` decide where A ends and B begins."""
+def build_windows(places: Sequence[WindowLocation], config: DataConfig, rng: RowRng) -> Windows:
+    """The windows at `places`; `rng` decide where A ends and B begins."""
     shape = (len(places), config.seq_len)
     windows = Windows(
         ids=np.full(shape, special_tokens.SEP, np.int64),
         segments=np.full(shape, SEGMENT_A, np.int64),
-        functional=np.zeros(shape, bool),
+        special_mask=np.zeros(shape, bool),
         following=np.full(len(places), special_tokens.EOD, np.int64),
         backward=np.array([place.text.backward for place in places]),
-        remembers=np.array([place.remembers for place in places], np.int64),
+        visible_mem_len=np.array([place.visible_mem_len for place in places], np.int64),
         pair_label=np.ones(len(places), np.int64),
         reuse_len=config.reuse_len,
     )
     if config.has_pairs:
-        _put_pairs(windows, places, draws)
+        _put_pairs(windows, places, rng)
     else:
         _put_plain(windows, places, config.seq_len - config.n_symbols)
     if config.n_symbols:
         windows.ids[:, -1], windows.segments[:, -1] = special_tokens.CLS, SEGMENT_CLS
-        windows.functional[:, -2:] = True
+        windows.special_mask[:, -2:] = True
     return windows
 
 
-def _put_plain(windows: Windows, places: Sequence[Place], n_tokens: int) -> None:
+def _put_plain(windows: Windows, places: Sequence[WindowLocation], n_tokens: int) -> None:
     for row, place in enumerate(places):
         read = place.text.tokens(place.begin, place.begin + n_tokens + 1)
         windows.ids[row, :n_tokens], windows.following[row] = read[:-1], read[-1]
 
 
-def _put_pairs(windows: Windows, places: Sequence[Place], draws: RowRng) -> None:
+def _put_pairs(windows: Windows, places: Sequence[WindowLocation], rng: RowRng) -> None:
     n_new = windows.ids.shape[1] - windows.reuse_len - 3
-    for row, (place, drawn) in enumerate(zip(places, draws.uniform(3).tolist(), strict=True)):
+    for row, (place, drawn) in enumerate(zip(places, rng.uniform(3).tolist(), strict=True)):
         pair = split_pair(place.text, place.begin + windows.reuse_len, n_new, *drawn)
         sep = pair.a_end - place.begin  # A follows the reused part in the text
         windows.ids[row, :sep] = place.text.tokens(place.begin, pair.a_end)
         windows.ids[row, sep + 1 : -2] = place.text.tokens(pair.b_begin, pair.b_end)
         windows.segments[row, sep + 1 :] = SEGMENT_B
-        windows.functional[row, sep] = True
+        windows.special_mask[row, sep] = True
         windows.pair_label[row] = pair.label
 
 
@@ -148,7 +148,7 @@ class Pair(NamedTuple):
     label: int
 
 
-def split_pair(text: Text, begin: int, total: int, coin: float, cut: float, elsewhere: float) -> Pair:
+def split_pair(text: DirectedText, begin: int, total: int, coin: float, cut: float, elsewhere: float) -> Pair:
     """Segments A and B of `total` tokens together, A from `begin` on.
 
     Half of the time B is what follows A (label 1), else a sentence from anywhere (label 0). Both are then cut on their right,

@@ -42,12 +42,12 @@ def blanks_batch(text: str, tokenizer: Tokenizer) -> Batch:
             f"the text must be one str, not {text!r:.60}; of several texts each has a batch of its own, and xlpre.inference.collate "
             "makes them one"
         )
-    as_blank = special_tokens.PIECES[special_tokens.EOP]  # a piece of its own
+    as_blank = special_tokens.SPECIAL_TOKENS[special_tokens.EOP]  # a piece of its own
     if as_blank in text:
         raise ValueError(f"{text!r} has {as_blank}, which is no text but a symbol; leave it out")
     ids = tokenizer.encode(re.sub(rf"\s*{ANY_BLANK}", as_blank, text.strip()))
     # the space before a blank belongs to the word that is missing
-    space = tokenizer.pieces.index(special_tokens.SPACE) if special_tokens.SPACE in tokenizer.pieces else None
+    space = tokenizer.pieces.index(special_tokens.WORD_BOUNDARY) if special_tokens.WORD_BOUNDARY in tokenizer.pieces else None
     ids = [
         i for i, after in zip(ids, [*ids[1:], None], strict=False) if not (i == space and after == special_tokens.EOP)
     ]
@@ -118,7 +118,7 @@ def batch_of(tokens: np.ndarray, positions: np.ndarray) -> Batch:
         targets=row(tokens[positions])[None],
         target_weights=torch.ones(1, len(positions)),
         backward=torch.tensor([False]),
-        remembers=torch.tensor([0]),
+        visible_mem_len=torch.tensor([0]),
         pair_label=torch.tensor([1]),
         reuse_len=0,
     )

@@ -33,9 +33,9 @@ def together(batches: Sequence[Batch]) -> Batch:
     """
     if not batches:
         raise ValueError("there is no batch to put together; give one or more")
-    if any(batch.reuse_len or bool(batch.remembers.any()) for batch in batches):
+    if any(batch.reuse_len or bool(batch.visible_mem_len.any()) for batch in batches):
         raise ValueError(
-            "a batch with reuse_len or remembers above 0 goes with a memory, which must end where its tokens begin; read it by itself, or "
+            "a batch with reuse_len or visible_mem_len above 0 goes with a memory, which must end where its tokens begin; read it by itself, or "
             "with rows of its own length"
         )
     P = max(batch.targets.size(1) for batch in batches)

@@ -38,7 +38,7 @@ class RelativeAttention(nn.Module):
         states = states.contiguous()  # else each product would copy and keep them
         return self._heads(self.key(states)), self._heads(self.value(states))
 
-    def forward(self, rows: Tensor, key: Tensor, value: Tensor, geometry: AttentionMeta) -> Tensor:
+    def forward(self, rows: Tensor, key: Tensor, value: Tensor, attn_meta: AttentionMeta) -> Tensor:
         """Attend from N rows to K keys.
 
         Args:
@@ -52,10 +52,10 @@ class RelativeAttention(nn.Module):
         """
         # under torch.autocast products are of another type than biases
         query = self._heads(self.query(rows)).to(key.dtype)
-        parts = {name: x.to(key.dtype) for term in self.terms.values() for name, x in term(geometry).items()}
+        parts = {name: x.to(key.dtype) for term in self.terms.values() for name, x in term(attn_meta).items()}
         scores = ScoreTerms(query, self.d_head**-0.5, **parts)
         dropout = self.dropatt if self.training else 0.0
-        return self.output(self.backend.attend(scores, key, value, geometry, dropout).flatten(2))
+        return self.output(self.backend.attend(scores, key, value, attn_meta, dropout).flatten(2))
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], self.n_head, self.d_head)

@@ -1,46 +1,68 @@
-"""Geometry: what attention must know about places, computed once a step and shared by all layers.
+"""Attention mask: what each query may attend to, from ranks and positions (docs/design.md).
 
-Rows are queries: first the T content rows, if any, in their order, then rows at any places of the window (the query stream,
-or the rows that are read out).
+The mask is one comparison of two integer vectors, the ranks of queries and of keys. `AttentionMeta` holds these and the positions of
+the rows. It is built once per forward pass (model/two_stream.py) and shared by all layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-
-from xlpre.batch import Batch
-from xlpre.model.visibility import visible
 
 
-def afresh(make: Callable[..., Any], *given: Any) -> Any:
-    """What `make` makes of what is given."""
-    return make(*given)
+def visible(query_rank: Tensor, key_rank: Tensor) -> Tensor:
+    """Return the attention mask: a query sees the keys ranked below it.
+
+    Causal, permuted and bidirectional attention differ only in the ranks.
+
+    Args:
+        query_rank: (B, N) int32.
+        key_rank: (B, K) int32, memory first.
+
+    Returns:
+        (B, N, K) bool, True where the query may attend.
+
+    Source: XLNet, section 2.2. docs/objectives.md derives the ranks.
+    """
+    return query_rank[:, :, None] > key_rank[:, None, :]
+
+
+def max_key_distance(attention_span: str, mem_len: int, n_columns: int) -> int | None:
+    """Return the largest distance at which a key is visible, or None if there is no limit.
+
+    Args:
+        attention_span: `ModelConfig.attention_span`. With `same_length`, every query sees M + 1 keys, itself included
+            (Transformer-XL in TensorFlow). With `exclude_self_slot`, it sees M keys (Transformer-XL in PyTorch).
+        mem_len: M of the model.
+        n_columns: number of memory columns in this forward pass. A longer memory than `mem_len` extends the span.
+    """
+    excluded = {"same_length": 0, "exclude_self_slot": 1}
+    return max(mem_len, n_columns) - excluded[attention_span] if attention_span in excluded else None
 
 
 @dataclass(frozen=True)
 class AttentionMeta:
-    """N queries against K = M + T keys, memory first.
+    """Ranks, segments and positions of N query rows and K = M + T keys, memory first.
+
+    Rows come in this order: the T content rows, if any, then rows at arbitrary window positions (the query stream, or the content
+    rows that the last layer computes).
 
     Attributes:
-        query_rank: (B, N) int32,
-        key_rank: (B, K) int32: a row sees the keys ranked below it.
-        row_segments: (B, N) int64,
-        key_segments: (B, K) int64; memory is segment 0.
-        positions: (B, N) int64, places of the rows in the window.
-        n_content: T, or 0: so many first rows are those of the window in their order.
-        n_own: so many first rows also see the key of their own place; those of the content stream.
-        reach: keys farther back are not seen; None: no such limit.
+        query_rank: (B, N) int32.
+        key_rank: (B, K) int32. A row sees the keys ranked below it.
+        row_segments: (B, N) int64.
+        key_segments: (B, K) int64. Memory is segment 0.
+        positions: (B, N) int64, window position of each row.
+        n_content: T, or 0. The first `n_content` rows are the window's content rows in order.
+        n_self_visible: number of leading rows that also see the key at their own position (rows of the content stream).
+        max_distance: largest distance at which a key is visible. None means no limit.
         direction: (B,) int64, 0 forward, 1 backward.
-        distances: (2, R, ...) what the position scheme makes of each distance (model/positions.py), for both directions,
-            from K down to 1 - T; R = K + T.
-        once: see Past (model/memory.py): how terms make something of distances.
-        prepared: what the attention's backend makes of all this (model/kernels).
+        pos_encoding: (2, R, ...) encodings of the R = K + T distances from K down to 1 - T, forward and backward
+            (model/positions.py).
+        prepared: the attention backend's own form of this metadata (model/kernels).
     """
 
     query_rank: Tensor
@@ -49,11 +71,10 @@ class AttentionMeta:
     key_segments: Tensor
     positions: Tensor
     n_content: int
-    n_own: int
-    reach: int | None
+    n_self_visible: int
+    max_distance: int | None
     direction: Tensor
-    distances: Tensor
-    once: Callable[..., Any] = afresh
+    pos_encoding: Tensor
     prepared: Any = None
 
     @property
@@ -62,102 +83,79 @@ class AttentionMeta:
         return self.key_rank.size(1)
 
     @property
-    def n_tokens(self) -> int:
-        """T."""
-        return self.distances.size(1) - self.n_keys
-
-    def visible(self) -> Tensor:
-        """Which keys each row sees, (B, N, K) bool."""
-        seen = visible(self.query_rank, self.key_rank)
-        keys = torch.arange(self.n_keys, device=seen.device)
-        back = self.own_key[:, :, None] - keys  # how far
-        if self.n_own:
-            own = torch.arange(self.query_rank.size(1), device=seen.device)[:, None] < self.n_own
-            seen = seen | (own & (back == 0))
-        return seen if self.reach is None else seen & (back <= self.reach)
+    def n_distances(self) -> int:
+        """R."""
+        return self.pos_encoding.size(1)
 
     @property
-    def own_key(self) -> Tensor:
-        """Which of the keys stands at the place of each row, (B, N)."""
+    def n_tokens(self) -> int:
+        """T."""
+        return self.n_distances - self.n_keys
+
+    @property
+    def self_key(self) -> Tensor:
+        """(B, N) int64, index of the key at each row's own position."""
         return self.positions + (self.n_keys - self.n_tokens)
 
-    def some_rows(self, first: int, last: int) -> AttentionMeta:
-        """Of rows `first` to `last` alone, for what asks about ranks, places and segments."""
-        if (first, last) == (0, self.query_rank.size(1)):
-            return self
-        ranks, segments, positions = (x[:, first:last] for x in (self.query_rank, self.row_segments, self.positions))
-        n_content, n_own = (min(max(n - first, 0), last - first) for n in (self.n_content, self.n_own))
-        return replace(
-            self, query_rank=ranks, row_segments=segments, positions=positions, n_content=n_content, n_own=n_own
-        )
+    def visible(self) -> Tensor:
+        """Return the attention mask, (B, N, K) bool."""
+        mask = visible(self.query_rank, self.key_rank)
+        distance = self.self_key[:, :, None] - torch.arange(self.n_keys, device=mask.device)
+        if self.n_self_visible:
+            sees_self = torch.arange(self.query_rank.size(1), device=mask.device)[:, None] < self.n_self_visible
+            mask = mask | (sees_self & (distance == 0))
+        return mask if self.max_distance is None else mask & (distance <= self.max_distance)
 
-    def different(self) -> Tensor:
-        """Where the segments of row and key differ, (B, N, K) bool."""
+    def segments_differ(self) -> Tensor:
+        """Return (B, N, K) bool, True where row and key belong to different segments."""
         return self.row_segments[:, :, None] != self.key_segments[:, None]
 
-    def columns(self, first: int, last: int) -> Tensor:
-        """For rows `first` to `last`, the index of each key's distance among the R, (B, last - first, K) int64."""
-        start = (self.n_tokens - self.positions[:, first:last])[:, :, None]
-        return start + torch.arange(self.n_keys, device=start.device)
+    def slice_rows(self, start: int, end: int) -> AttentionMeta:
+        """Return the metadata of rows `start` to `end`. `prepared` is that of all rows."""
+        if (start, end) == (0, self.query_rank.size(1)):
+            return self
+        n_content, n_self_visible = (min(max(n - start, 0), end - start) for n in (self.n_content, self.n_self_visible))
+        return replace(
+            self,
+            query_rank=self.query_rank[:, start:end],
+            row_segments=self.row_segments[:, start:end],
+            positions=self.positions[:, start:end],
+            n_content=n_content,
+            n_self_visible=n_self_visible,
+        )
 
-    def align(self, by_distance: Tensor) -> Tensor:
-        """From scores by distance (B, H, N, R) to scores by key (B, H, N, K)."""
-        content, others = by_distance.split([self.n_content, by_distance.size(2) - self.n_content], dim=2)
-        aligned = [_shift(content, self.n_keys)] if self.n_content else []
-        if others.size(2):
-            columns = self.columns(self.n_content, by_distance.size(2))
-            aligned.append(others.gather(3, columns[:, None].expand(-1, others.size(1), -1, -1)))
-        return torch.cat(aligned, dim=2) if len(aligned) > 1 else aligned[0]
+    def rel_shift(self, by_distance: Tensor) -> Tensor:
+        """Reorder scores by distance, (B, H, N, R), into scores by key, (B, H, N, K)."""
+        n_others = by_distance.size(2) - self.n_content
+        content, others = by_distance.split([self.n_content, n_others], dim=2)
+        by_key = [_rel_shift_in_order(content, self.n_keys)] if self.n_content else []
+        if n_others:
+            index = self._distance_index(self.n_content, by_distance.size(2))
+            by_key.append(others.gather(3, index[:, None].expand(-1, others.size(1), -1, -1)))
+        return torch.cat(by_key, dim=2) if len(by_key) > 1 else by_key[0]
 
-    def places(self) -> Tensor:
-        """(2, K, ...) codes of the keys' places, which are distances to the window's last token."""
-        return self.distances[:, 1 : self.n_keys + 1]
+    def key_encoding(self) -> Tensor:
+        """Return (2, K, ...) encodings of the keys' positions, measured as distances to the last token of the window."""
+        return self.pos_encoding[:, 1 : self.n_keys + 1]
 
-    def of_rows(self, of_content: Tensor) -> Tensor:
-        """(B, N, D) from (B, T, D): what stands at the place of each row."""
-        return of_content.gather(1, self.positions[:, :, None].expand(-1, -1, of_content.size(2)))
+    def take_rows(self, content: Tensor) -> Tensor:
+        """Gather (B, T, D) content rows at the positions of the rows: (B, N, D)."""
+        if self.n_content == self.positions.size(1):
+            return content
+        return content.gather(1, self.positions[:, :, None].expand(-1, -1, content.size(2)))
 
-
-def build_attention_meta(
-    batch: Batch, memory_rank: Tensor, distances: Tensor, reach: int | None, two_streams: bool, n_cls: int
-) -> tuple[AttentionMeta, AttentionMeta]:
-    """The geometry of all rows, content and query stream, and of the rows that are read out, which the last layer computes: the same
-    one where all content rows are.
-
-    Args:
-        batch: of B windows.
-        memory_rank: (B, M) ranks of the memory's columns.
-        distances: codes of distances.
-        reach: how far back is seen.
-        two_streams: the query stream is read out; else content rows at the targets.
-        n_cls: so many last content rows are read out before them.
-    """
-    ranks, segments, targets = batch.query_rank, batch.segment_ids, batch.target_positions
-    in_order = torch.arange(ranks.size(1), device=ranks.device).expand_as(ranks)
-    shared: dict[str, Any] = {
-        "key_rank": torch.cat([memory_rank, batch.key_rank], dim=1),
-        "key_segments": F.pad(segments, (memory_rank.size(1), 0)),
-        "reach": reach,
-        "direction": batch.backward.long(),
-        "distances": distances,
-    }
-    length, n_targets = ranks.size(1), targets.size(1)
-    content, at_targets = (ranks, segments, in_order), (ranks.gather(1, targets), segments.gather(1, targets), targets)
-    both = [torch.cat(rows, dim=1) for rows in zip(content, at_targets, strict=True)]
-    ranks, segments, places = both if two_streams else content
-    everywhere = AttentionMeta(ranks, row_segments=segments, positions=places, n_content=length, n_own=length, **shared)
-    if n_targets == length and not (two_streams or n_cls):
-        return everywhere, everywhere
-    ranks, segments, places = (rows[:, length - n_cls :] for rows in both)
-    n_own = n_cls if two_streams else n_cls + n_targets
-    read_out = AttentionMeta(ranks, row_segments=segments, positions=places, n_content=0, n_own=n_own, **shared)
-    return everywhere, read_out
+    def _distance_index(self, start: int, end: int) -> Tensor:
+        """Return (B, end - start, K) int64: for rows `start` to `end`, where the distance to each key is among the R."""
+        first = (self.n_tokens - self.positions[:, start:end])[:, :, None]
+        return first + torch.arange(self.n_keys, device=first.device)
 
 
-def _shift(by_distance: Tensor, n_keys: int) -> Tensor:
-    """Row t at column j gets distance M + t - j, which stands in column T - t + j: a view, nothing is moved.
+def _rel_shift_in_order(by_distance: Tensor, n_keys: int) -> Tensor:
+    """Shift scores of rows in window order. The result is a view.
 
-    Source: Transformer-XL appendix B.
+    Row t, key j has distance M + t - j, which is column T - t + j of the input.
+
+    Source: Transformer-XL, appendix B.
     """
     rows, heads, length, n_distances = by_distance.shape
     flat = by_distance.reshape(rows, heads, n_distances, length)[:, :, 1:]

@@ -44,16 +44,16 @@ class Backbone(nn.Module):
     def __init__(self, config: ModelConfig, two_streams: bool, reads_cls: bool = False) -> None:
         super().__init__()
         self.config, self.two_streams, self.n_cls = config, two_streams, int(reads_cls)
-        self.embedding = build_embedding(config)
+        self.word_embedding = build_embedding(config)
         self.embedding_scale = config.d_model**0.5 if config.scale_embedding else 1.0
         self.mask_embedding = nn.Parameter(torch.empty(config.d_model))
         self.distance_codes = SCHEMES[config.positions].codes(config)
         self.backend = backend_named(config.attention_backend)
-        self.shared = nn.ParameterDict()
+        self.shared_biases = nn.ParameterDict()
         names = SCHEMES[config.positions].biases + (("segment",) if config.relative_segments else ())
         if not config.untie_r:
-            self.shared.update({name: nn.Parameter(torch.empty(config.n_head, config.head_width)) for name in names})
-        biases: SharedBiases = {name: None if config.untie_r else self.shared[name] for name in names}
+            self.shared_biases.update({name: nn.Parameter(torch.empty(config.n_head, config.head_width)) for name in names})
+        biases: SharedBiases = {name: None if config.untie_r else self.shared_biases[name] for name in names}
         layer = LAYERS[config.norm]
         self.layers = nn.ModuleList(layer(config, biases, index) for index in range(config.n_layer))
         self.dropout = Dropout(config.dropout)
@@ -83,7 +83,7 @@ class Backbone(nn.Module):
         self.check(batch, memory, vectors)
         length = batch.input_ids.size(1)
         everywhere, read_out = self._geometries(batch, memory)
-        rows = (self.embedding(batch.input_ids) if vectors is None else vectors) * self.embedding_scale
+        rows = (self.word_embedding(batch.input_ids) if vectors is None else vectors) * self.embedding_scale
         if self.two_streams:
             queries = self.mask_embedding.to(rows.dtype).expand(*batch.target_positions.shape, -1)
             rows = torch.cat([rows, queries], dim=1)
@@ -93,11 +93,11 @@ class Backbone(nn.Module):
             project = cast(Projection, layer.keys_values)
             attended.append(memory.attended(index, rows[:, :length], project))
             if layer is self.layers[-1]:
-                rows, geometry = self._rows_read_out(rows, read_out), read_out
+                rows, attn_meta = self._rows_read_out(rows, read_out), read_out
             else:
-                geometry = everywhere
-            rows = self._run(layer, rows, attended[-1], geometry)
-        return self.dropout(rows), memory.extended(attended, batch.reuse_len, batch.remembers)
+                attn_meta = everywhere
+            rows = self._run(layer, rows, attended[-1], attn_meta)
+        return self.dropout(rows), memory.extended(attended, batch.reuse_len, batch.visible_mem_len)
 
     def check(self, batch: Batch, memory: Past, vectors: Tensor | None = None) -> None:
         """Raise ValueError unless they fit together, by shapes and types alone."""
@@ -125,15 +125,15 @@ class Backbone(nn.Module):
         distances = memory.once(self.distance_codes, columns + length, length, self.mask_embedding)
         reach = reach_of(self.config.attention_span, self.config.mem_len, columns)
         everywhere, read_out = build_attention_meta(
-            batch, memory.key_rank(batch.remembers), distances, reach, self.two_streams, self.n_cls
+            batch, memory.key_rank(batch.visible_mem_len), distances, reach, self.two_streams, self.n_cls
         )
         ready = self._ready(everywhere, memory)
         return ready, ready if read_out is everywhere else self._ready(read_out, memory)
 
-    def _ready(self, geometry: AttentionMeta, memory: Past) -> AttentionMeta:
+    def _ready(self, attn_meta: AttentionMeta, memory: Past) -> AttentionMeta:
         weight = self.mask_embedding.new_empty(self.config.head_width, self.config.head_width)
         like_keys = weight[:0] @ weight  # of the type that torch.autocast gives to products
-        return replace(geometry, once=memory.once, prepared=self.backend.prepare(geometry, like_keys))
+        return replace(attn_meta, once=memory.once, prepared=self.backend.prepare(attn_meta, like_keys))
 
 
 def _run(layer: nn.Module, *args: object) -> Tensor:

@@ -24,12 +24,12 @@ class ClassificationHead(nn.Module):
     def __init__(self, config: ModelConfig, n_classes: int, kind: Summary = "last", project: bool = True) -> None:
         super().__init__()
         self.summary = SequenceSummary(config, kind, project)
-        self.logits = nn.Linear(config.d_model, n_classes)
-        initialize_linear(self.logits, config)
+        self.logits_proj = nn.Linear(config.d_model, n_classes)
+        initialize_linear(self.logits_proj, config)
 
     def forward(self, hidden: Tensor, padding: Tensor) -> Tensor:
         """(B, P, D), (B, T) -> (B, C)."""
-        return self.logits(self.summary(hidden, padding))
+        return self.logits_proj(self.summary(hidden, padding))
 
     @staticmethod
     def losses(logits: Tensor, labels: Tensor) -> Tensor:

@@ -72,11 +72,11 @@ class Cache(Past):
         before, (key, value) = self.layers[layer], project(content)
         return KeysValues(torch.cat([before.key, key], dim=1), torch.cat([before.value, value], dim=1))
 
-    def extended(self, attended: Sequence[KeysValues], n_new: int, remembers: Tensor) -> Cache:
+    def extended(self, attended: Sequence[KeysValues], n_new: int, visible_mem_len: Tensor) -> Cache:
         """See Past. Nothing is copied: columns `n_new` to `n_new` + M of what was attended to."""
         kept = (n_new, self.n_columns)
         layers = [KeysValues(one.key.narrow(1, *kept), one.value.narrow(1, *kept)) for one in attended]
-        return Cache(layers, self.valid_after(n_new, remembers), self.once)
+        return Cache(layers, self.valid_after(n_new, visible_mem_len), self.once)
 
 
 def cached(memory: Memory, backbone: Backbone) -> Past:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from xlpre.batch import Batch
 from xlpre.model.backbone import Backbone
 from xlpre.model.config import ModelConfig
-from xlpre.model.lm_head import build_output
+from xlpre.model.lm_head import build_lm_head
 from xlpre.model.memory import Past
 from xlpre.model.next_sentence import NextSentence
 
@@ -32,8 +32,8 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.config = config
         self.backbone = Backbone(config, two_streams, reads_cls=next_sentence)
-        self.output = build_output(config, self.backbone.embedding)
-        self.auxiliary = nn.ModuleDict({"next_sentence": NextSentence(config)} if next_sentence else {})
+        self.lm_head = build_lm_head(config, self.backbone.word_embedding)
+        self.auxiliary_heads = nn.ModuleDict({"next_sentence": NextSentence(config)} if next_sentence else {})
 
     def forward(self, batch: Batch, memory: Past) -> tuple[Any, ...]:
         """The mean loss over targets, in nats, memory for the next window, then the losses of `auxiliary`.
@@ -44,7 +44,7 @@ class LanguageModel(nn.Module):
             ValueError: see Backbone; ids that are none of the vocabulary's (on a GPU they end the process).
         """
         self.backbone.check(batch, memory)
-        vectors, table = self.backbone.embedding(batch.input_ids, with_table=True)
+        vectors, table = self.backbone.word_embedding(batch.input_ids, with_table=True)
         hidden, memory = self.backbone(batch, memory, vectors)
         loss, *others = self.losses(hidden, batch, table)
         return loss, memory, *others
@@ -58,17 +58,17 @@ class LanguageModel(nn.Module):
                 f"Batch.targets {tuple(batch.targets.shape)} and target_weights {tuple(batch.target_weights.shape)} must have one for each "
                 f"of target_positions {tuple(batch.target_positions.shape)}; replace them together"
             )
-        losses = self.output(hidden[:, self.backbone.n_cls :], batch.targets, table)
+        losses = self.lm_head(hidden[:, self.backbone.n_cls :], batch.targets, table)
         mean = (losses * batch.target_weights).sum() / batch.target_weights.sum()
-        return mean, *(head(hidden[:, 0], batch.pair_label).mean() for head in self.auxiliary.values())
+        return mean, *(head(hidden[:, 0], batch.pair_label).mean() for head in self.auxiliary_heads.values())
 
     def logits(self, batch: Batch, memory: Past) -> tuple[Any, ...]:
         """(B, P, V) scores at the targets, whose softmax is the distribution, memory for the next window, then the scores of
         `auxiliary`, (B, classes) each.
         """
         hidden, memory = self.backbone(batch, memory)
-        others = (head(hidden[:, 0]) for head in self.auxiliary.values())
-        return self.output(hidden[:, self.backbone.n_cls :]), memory, *others
+        others = (head(hidden[:, 0]) for head in self.auxiliary_heads.values())
+        return self.lm_head(hidden[:, self.backbone.n_cls :]), memory, *others
 
 
 def meta_model(config: ModelConfig, two_streams: bool, next_sentence: bool = False) -> LanguageModel:

@@ -29,7 +29,7 @@ class PostNormLayer(nn.Module):
 
     def __init__(self, config: ModelConfig, shared: SharedBiases, index: int) -> None:
         super().__init__()
-        self.places = SCHEMES[config.positions].places(config, index)
+        self.position_embedding = SCHEMES[config.positions].places(config, index)
         self.attention = RelativeAttention(config, shared)
         self.attention_norm = self._norm(config)
         self.feed_forward = build_feed_forward(config)
@@ -39,11 +39,11 @@ class PostNormLayer(nn.Module):
         """Keys and values, (B, M, H, E) each, of hidden states (B, M, D) with their places."""
         return self.attention.keys_values(states)
 
-    def forward(self, rows: Tensor, attended: Attended, geometry: AttentionMeta) -> Tensor:
+    def forward(self, rows: Tensor, attended: Attended, attn_meta: AttentionMeta) -> Tensor:
         """(B, N, D) rows -> (B, N, D); see RelativeAttention."""
-        rows, attended = self.places(rows, attended, geometry)
+        rows, attended = self.position_embedding(rows, attended, attn_meta)
         key, value = attended.keys_values(self.keys_values)
-        rows = self.attention_norm(rows, self.attention(rows, key, value, geometry))
+        rows = self.attention_norm(rows, self.attention(rows, key, value, attn_meta))
         return self.feed_forward_norm(rows, self.feed_forward(rows))
 
 
@@ -60,11 +60,11 @@ class PreNormLayer(PostNormLayer):
         """Keys and values, (B, M, H, E) each, of hidden states (B, M, D) with their places."""
         return self.attention.keys_values(self.attention_norm(states))
 
-    def forward(self, rows: Tensor, attended: Attended, geometry: AttentionMeta) -> Tensor:
+    def forward(self, rows: Tensor, attended: Attended, attn_meta: AttentionMeta) -> Tensor:
         """(B, N, D) rows -> (B, N, D); see RelativeAttention."""
-        rows, attended = self.places(rows, attended, geometry)
+        rows, attended = self.position_embedding(rows, attended, attn_meta)
         key, value = attended.keys_values(self.keys_values)
-        rows = rows + self.dropout(self.attention(self._queries(rows), key, value, geometry))
+        rows = rows + self.dropout(self.attention(self._queries(rows), key, value, attn_meta))
         return rows + self.dropout(self.feed_forward(self.feed_forward_norm(rows)))
 
     def _queries(self, rows: Tensor) -> Tensor:

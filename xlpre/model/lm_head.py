@@ -13,7 +13,7 @@ from xlpre.model.embedding import AdaptiveEmbedding, TokenEmbedding
 from xlpre.model.initialization import initialize_linear
 
 
-def build_output(config: ModelConfig, embedding: nn.Module) -> nn.Module:
+def build_lm_head(config: ModelConfig, embedding: nn.Module) -> nn.Module:
     """The output that `config` asks for.
 
     Called with hidden states (B, P, D) it gives scores (B, P, V) whose softmax is the distribution; called with targets (B, P)
@@ -85,7 +85,7 @@ class ClusterScores(nn.Module):
         table: (rows, width) of `offset` and further pieces; the embedding's own, if it is shared.
         offset: the piece of the table's first row.
         projection: (D, width), or None where the width is D.
-        entries: scores of the clusters, which follow those of the pieces, in the head of the adaptive softmax; else None.
+        cluster_logits: scores of the clusters, which follow those of the pieces, in the head of the adaptive softmax; else None.
     """
 
     def __init__(
@@ -95,19 +95,19 @@ class ClusterScores(nn.Module):
         table: nn.Parameter,
         offset: int,
         projection: nn.Parameter | None,
-        entries: nn.Linear | None,
+        cluster_logits: nn.Linear | None,
     ) -> None:
         super().__init__()
         self.rows = slice(low - offset, high - offset)
         self.table, self.projection = table, projection
         self.bias = nn.Parameter(torch.zeros(high - low))
-        self.entries = entries
+        self.cluster_logits = cluster_logits
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """(N, D) -> (N, pieces of the range and entries)."""
+        """(N, D) -> (N, pieces of the range and cluster_logits)."""
         narrow = hidden if self.projection is None else hidden @ self.projection
         scores = F.linear(narrow, self.table[self.rows], self.bias)
-        return scores if self.entries is None else torch.cat([scores, self.entries(narrow)], dim=1)
+        return scores if self.cluster_logits is None else torch.cat([scores, self.cluster_logits(narrow)], dim=1)
 
 
 class AdaptiveSoftmax(nn.Module):
@@ -130,11 +130,11 @@ class AdaptiveSoftmax(nn.Module):
             projection = embedding.parts[own].projection
             if projection is not None and not tied[i]:
                 projection = _new(config, config.d_model, width)
-            entries = nn.Linear(width, len(self.bounds) - 1) if i == 0 and len(self.bounds) > 1 else None
-            if entries:
-                initialize_linear(entries, config)
+            cluster_logits = nn.Linear(width, len(self.bounds) - 1) if i == 0 and len(self.bounds) > 1 else None
+            if cluster_logits:
+                initialize_linear(cluster_logits, config)
             offset = embedding.parts[own].low
-            self.clusters.append(ClusterScores(low, high, tables[own], offset, projection, entries))
+            self.clusters.append(ClusterScores(low, high, tables[own], offset, projection, cluster_logits))
 
     def forward(self, hidden: Tensor, targets: Tensor | None = None, table: None = None) -> Tensor:
         """Log-probabilities (B, P, V), or losses (B, P); always with its own tables."""

@@ -86,26 +86,26 @@ class Past(ABC):
         """What rows of a layer attend to, in a window whose content stream is `content` (B, T, D)."""
 
     @abstractmethod
-    def extended(self, attended: Sequence[Any], n_new: int, remembers: Tensor) -> Past:
+    def extended(self, attended: Sequence[Any], n_new: int, visible_mem_len: Tensor) -> Past:
         """What is past after a window: the first `n_new` places of what its layers attended to are appended, M columns kept."""
 
     @abstractmethod
     def check(self, config: ModelConfig, rows: int, like: Tensor) -> None:
         """Raise ValueError unless a model of `config`, with weights like `like`, can read on from it with so many rows."""
 
-    def key_rank(self, remembers: Tensor) -> Tensor:
+    def key_rank(self, visible_mem_len: Tensor) -> Tensor:
         """Ranks of the M columns: visible to all, or hidden where empty or older than the row remembers. (B, M) int32."""
         age = torch.arange(self.n_columns, 0, -1, device=self.valid.device)
-        seen = age <= self._shown(remembers)[:, None]
+        seen = age <= self._shown(visible_mem_len)[:, None]
         return torch.where(seen, MEMORY_RANK, HIDDEN).to(torch.int32)
 
-    def valid_after(self, n_new: int, remembers: Tensor) -> Tensor:
+    def valid_after(self, n_new: int, visible_mem_len: Tensor) -> Tensor:
         """`valid` after a window of which `n_new` columns are appended."""
-        return (self._shown(remembers) + n_new).clamp(max=self.n_columns)
+        return (self._shown(visible_mem_len) + n_new).clamp(max=self.n_columns)
 
-    def _shown(self, remembers: Tensor) -> Tensor:
-        """How many of the last columns a window of each row sees, of which it `remembers` (B,) tokens. (B,) int64."""
-        return torch.minimum(self.valid, remembers)
+    def _shown(self, visible_mem_len: Tensor) -> Tensor:
+        """How many of the last columns a window of each row sees, of which it `visible_mem_len` (B,) tokens. (B,) int64."""
+        return torch.minimum(self.valid, visible_mem_len)
 
 
 @dataclass(frozen=True)
@@ -130,10 +130,10 @@ class Memory(Past):
         """See Past."""
         return States(self.hidden[layer], content)
 
-    def extended(self, attended: Sequence[States], n_new: int, remembers: Tensor) -> Memory:
+    def extended(self, attended: Sequence[States], n_new: int, visible_mem_len: Tensor) -> Memory:
         """See Past."""
         new = torch.stack([states.content[:, :n_new] for states in attended])
-        return Memory(extend_memory(self.hidden, new), self.valid_after(n_new, remembers))
+        return Memory(extend_memory(self.hidden, new), self.valid_after(n_new, visible_mem_len))
 
     def check(self, config: ModelConfig, rows: int, like: Tensor) -> None:
         """See Past."""

@@ -19,11 +19,11 @@ class NextSentence(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.dense, self.logits = nn.Linear(config.d_model, config.d_model), nn.Linear(config.d_model, 2)
-        for linear in (self.dense, self.logits):
+        self.dense, self.logits_proj = nn.Linear(config.d_model, config.d_model), nn.Linear(config.d_model, 2)
+        for linear in (self.dense, self.logits_proj):
             initialize_linear(linear, config)
 
     def forward(self, hidden: Tensor, labels: Tensor | None = None) -> Tensor:
         """Of hidden states (B, D): logits (B, 2), or with `labels` (B,) int64 the loss of each row in nats, (B,) float32."""
-        logits = self.logits(torch.tanh(self.dense(hidden)))
+        logits = self.logits_proj(torch.tanh(self.dense(hidden)))
         return logits if labels is None else target_losses(logits, labels)

@@ -106,10 +106,10 @@ class PositionTerm(BiasedTerm):
         super().__init__(config.n_head, config.head_width, r_bias)
         self.key = RelativeKeyProjection(config)
 
-    def forward(self, geometry: AttentionMeta) -> dict[str, Tensor]:
+    def forward(self, attn_meta: AttentionMeta) -> dict[str, Tensor]:
         """Its bias, and keys of distances."""
-        keys = geometry.once(self.key, geometry.distances, geometry.n_keys)  # (2, R, H*E)
-        return {"place_bias": self.r_bias, "place_keys": keys.view(*keys.shape[:2], self.n_head, self.d_head)}
+        keys = attn_meta.once(self.key, attn_meta.distances, attn_meta.n_keys)  # (2, R, H*E)
+        return {"r_r_bias": self.r_bias, "pos_key": keys.view(*keys.shape[:2], self.n_head, self.d_head)}
 
 
 class ShawTerm(ScoreTerm):
@@ -121,18 +121,18 @@ class ShawTerm(ScoreTerm):
         self.keys = nn.Parameter(torch.empty(n_rows, config.n_head, config.head_width))
         self.offsets = nn.Parameter(torch.empty(n_rows, config.n_head))
 
-    def forward(self, geometry: AttentionMeta) -> dict[str, Tensor]:
+    def forward(self, attn_meta: AttentionMeta) -> dict[str, Tensor]:
         """Keys and offsets of distances."""
-        return geometry.once(self._of, geometry.distances)
+        return attn_meta.once(self._of, attn_meta.distances)
 
     def _of(self, distances: Tensor) -> dict[str, Tensor]:
-        return {"place_keys": self.keys[distances], "place_offsets": self.offsets[distances]}
+        return {"pos_key": self.keys[distances], "pos_offset": self.offsets[distances]}
 
 
 class NoPositionEmbedding(nn.Module):
     """Inputs of a layer as they are: positions enter by the scores."""
 
-    def forward(self, rows: Tensor, attended: Attended, geometry: AttentionMeta) -> tuple[Tensor, Attended]:
+    def forward(self, rows: Tensor, attended: Attended, attn_meta: AttentionMeta) -> tuple[Tensor, Attended]:
         """Rows (B, N, D) and what they attend to, unchanged."""
         return rows, attended
 
@@ -140,15 +140,15 @@ class NoPositionEmbedding(nn.Module):
 class SinusoidalPositionEmbedding(nn.Module):
     """Sinusoids of the place are added to content, memory and rows."""
 
-    def vectors(self, geometry: AttentionMeta) -> Tensor:
+    def vectors(self, attn_meta: AttentionMeta) -> Tensor:
         """(B, K, D), one for each key."""
-        return geometry.places()[geometry.direction]
+        return attn_meta.places()[attn_meta.direction]
 
-    def forward(self, rows: Tensor, attended: States, geometry: AttentionMeta) -> tuple[Tensor, States]:
+    def forward(self, rows: Tensor, attended: States, attn_meta: AttentionMeta) -> tuple[Tensor, States]:
         """Rows (B, N, D) and the hidden states that they attend to, each with its places."""
         memory, content = attended.memory, attended.content
-        of_memory, of_content = self.vectors(geometry).split([memory.size(1), content.size(1)], dim=1)
-        return rows + geometry.of_rows(of_content), States(memory + of_memory, content + of_content)
+        of_memory, of_content = self.vectors(attn_meta).split([memory.size(1), content.size(1)], dim=1)
+        return rows + attn_meta.of_rows(of_content), States(memory + of_memory, content + of_content)
 
 
 class LearnedPositionEmbedding(SinusoidalPositionEmbedding):
@@ -158,9 +158,9 @@ class LearnedPositionEmbedding(SinusoidalPositionEmbedding):
         super().__init__()
         self.table = nn.Parameter(torch.empty(2 * config.n_positions - 1, config.d_model))
 
-    def vectors(self, geometry: AttentionMeta) -> Tensor:
+    def vectors(self, attn_meta: AttentionMeta) -> Tensor:
         """(B, K, D), one for each key."""
-        return self.table[geometry.places()[geometry.direction]]
+        return self.table[attn_meta.places()[attn_meta.direction]]
 
 
 SharedBiases = dict[str, nn.Parameter | None]  # by the name of their term, where all layers share them

@@ -1,8 +1,8 @@
 """The score of a query and a key is a sum of terms: content + position + segment. An ablation leaves one out.
 
-score[n, k] = scale * ((q[n] + content_bias) . key[k]
-+ (q[n] + place_bias) . place_keys[d] + place_offsets[d]        d: the distance of n and k
-+ (q[n] + step_bias) . step, where the segments of n and k differ)
+score[n, k] = scale * ((q[n] + r_w_bias) . key[k]
++ (q[n] + r_r_bias) . pos_key[d] + pos_offset[d]        d: the distance of n and k
++ (q[n] + r_s_bias) . segment_diff, where the segments of n and k differ)
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ class ScoreTerms:
     Attributes:
         query: (B, N, H, E).
         scale: 1/sqrt(E).
-        content_bias: (H, E).
-        place_bias: (H, E).
-        place_keys: (2, R, H, E) keys of distances from K down to 1 - T, forward and backward.
-        place_offsets: (2, R, H), added to what `pos_key` give.
-        step_bias: (H, E).
-        step: (H, E).
+        r_w_bias: (H, E).
+        r_r_bias: (H, E).
+        pos_key: (2, R, H, E) keys of distances from K down to 1 - T, forward and backward.
+        pos_offset: (2, R, H), added to what `pos_key` give.
+        r_s_bias: (H, E).
+        segment_diff: (H, E).
     """
 
     query: Tensor
     scale: float
-    content_bias: Tensor | None = None
-    place_bias: Tensor | None = None
+    r_w_bias: Tensor | None = None
+    r_r_bias: Tensor | None = None
     pos_key: Tensor | None = None
     pos_offset: Tensor | None = None
-    step_bias: Tensor | None = None
-    step: Tensor | None = None
+    r_s_bias: Tensor | None = None
+    segment_diff: Tensor | None = None
 
     def __post_init__(self) -> None:
         alone = self.pos_offset is not None and self.pos_key is None
         assert not alone, (
-            "backends add place_offsets to what place_keys give; a term of offsets alone hands over keys of zeros too"
+            "backends add pos_offset to what pos_key give; a term of offsets alone hands over keys of zeros too"
         )
 
     def with_bias(self, bias: Tensor | None) -> Tensor:
@@ -62,7 +62,7 @@ class ScoreTerm(nn.Module):
         super().__init__()
         self.n_head, self.d_head = n_head, d_head
 
-    def forward(self, geometry: AttentionMeta) -> dict[str, Tensor]:
+    def forward(self, attn_meta: AttentionMeta) -> dict[str, Tensor]:
         """What of Scores it decides."""
         raise NotImplementedError
 
@@ -84,7 +84,7 @@ class BiasedTerm(ScoreTerm):
 class PlainContentTerm(ScoreTerm):
     """q . k, the whole score of an absolute Transformer."""
 
-    def forward(self, geometry: AttentionMeta) -> dict[str, Tensor]:
+    def forward(self, attn_meta: AttentionMeta) -> dict[str, Tensor]:
         """Nothing but the query."""
         return {}
 
@@ -92,6 +92,6 @@ class PlainContentTerm(ScoreTerm):
 class ContentTerm(BiasedTerm):
     """(q + r_w) . k, the content term of the relative score."""
 
-    def forward(self, geometry: AttentionMeta) -> dict[str, Tensor]:
+    def forward(self, attn_meta: AttentionMeta) -> dict[str, Tensor]:
         """Its bias."""
-        return {"content_bias": self.r_bias}
+        return {"r_w_bias": self.r_bias}

@@ -18,8 +18,8 @@ class SegmentTerm(BiasedTerm):
 
     def __init__(self, n_head: int, d_head: int, r_bias: nn.Parameter | None) -> None:
         super().__init__(n_head, d_head, r_bias)
-        self.same_different = nn.Parameter(torch.empty(2, n_head, d_head))
+        self.seg_embed = nn.Parameter(torch.empty(2, n_head, d_head))
 
-    def forward(self, geometry: AttentionMeta) -> dict[str, Tensor]:
+    def forward(self, attn_meta: AttentionMeta) -> dict[str, Tensor]:
         """Its bias, and the difference of its two vectors."""
-        return {"step_bias": self.r_bias, "step": self.same_different[1] - self.same_different[0]}
+        return {"r_s_bias": self.r_bias, "segment_diff": self.seg_embed[1] - self.seg_embed[0]}

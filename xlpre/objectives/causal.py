@@ -22,7 +22,7 @@ class Causal:
         """All of them."""
         return window
 
-    def examples(self, windows: Windows, draws: RowRng) -> Examples:
+    def examples(self, windows: Windows, rng: RowRng) -> Examples:
         """The examples of plain windows; nothing is drawn."""
         rows, length = windows.ids.shape
         places = np.tile(np.arange(length, dtype=np.int32), (rows, 1))

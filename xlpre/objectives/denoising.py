@@ -29,12 +29,12 @@ class Denoising:
         """As many as spans are drawn for."""
         return sum(self._spans.shares(window, reuse_len))
 
-    def examples(self, windows: Windows, draws: RowRng) -> Examples:
-        """Draw targets for each row (the same as permutation would with these `draws`) and hide them."""
-        positions = positions_of(self._spans.targets_of(windows, draws))
+    def examples(self, windows: Windows, rng: RowRng) -> Examples:
+        """Draw targets for each row (the same as permutation would with these `rng`) and hide them."""
+        positions = positions_of(self._spans.targets_of(windows, rng))
         targets = np.take_along_axis(windows.ids, positions, axis=1)
-        fate, piece = draws.uniform(positions.shape[1]), draws.uniform(positions.shape[1])
-        n_symbols = len(special_tokens.PIECES)
+        fate, piece = rng.uniform(positions.shape[1]), rng.uniform(positions.shape[1])
+        n_symbols = len(special_tokens.SPECIAL_TOKENS)
         random_piece = n_symbols + (piece * (self._vocab_size - n_symbols)).astype(np.int64)
         hidden = np.where(fate < 0.8, special_tokens.MASK, np.where(fate < 0.9, random_piece, targets))
         input_ids = windows.ids.copy()

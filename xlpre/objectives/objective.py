@@ -89,6 +89,6 @@ class Objective(Protocol):
         """P, of a window of so many tokens of which so many first are reused."""
         ...
 
-    def examples(self, windows: Windows, draws: RowRng) -> Examples:
-        """The examples of `windows`; every draw comes from `draws`."""
+    def examples(self, windows: Windows, rng: RowRng) -> Examples:
+        """The examples of `windows`; every draw comes from `rng`."""
         ...

@@ -31,15 +31,15 @@ class Permutation:
         """As many as spans are drawn for."""
         return sum(self._spans.shares(window, reuse_len))
 
-    def examples(self, windows: Windows, draws: RowRng) -> Examples:
+    def examples(self, windows: Windows, rng: RowRng) -> Examples:
         """Draw targets and an order for each row."""
-        is_target = self._spans.targets_of(windows, draws)
+        is_target = self._spans.targets_of(windows, rng)
         ranks = []
         for half in window_parts(windows):
             length = half.stop - half.start
-            places = draws.uniform(min(self._config.perm_size or length, length)).argsort(axis=1)
+            places = rng.uniform(min(self._config.perm_size or length, length)).argsort(axis=1)
             base = 0 if half.start == 0 else windows.reuse_len + 1
-            ranks.append(ranks_of(is_target[:, half], windows.functional[:, half], places, base))
+            ranks.append(ranks_of(is_target[:, half], windows.special_mask[:, half], places, base))
         query_rank, key_rank = (np.concatenate(side, axis=1) for side in zip(*ranks, strict=True))
         positions = positions_of(is_target)
         return Examples(
@@ -52,13 +52,13 @@ class Permutation:
 
 
 def ranks_of(
-    is_target: np.ndarray, functional: np.ndarray, places: np.ndarray, base: int
+    is_target: np.ndarray, special_mask: np.ndarray, places: np.ndarray, base: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Query and key ranks of one half of each window.
 
     Args:
         is_target: (B, L) bool.
-        functional: (B, L) bool, <sep> and <cls>: hidden from the context like targets, but never predicted.
+        special_mask: (B, L) bool, <sep> and <cls>: hidden from the context like targets, but never predicted.
         places: (B, S) permutations of the places in a chunk, a row's the same for all its chunks; chunks follow each other from
             left to right.
         base: rank of the half's first place.
@@ -73,5 +73,5 @@ def ranks_of(
     tail = places[places < in_tail].reshape(rows, in_tail)  # the last chunk may be shorter
     order = np.concatenate([places] * (length // size) + [tail], axis=1, dtype=np.int32, casting="same_kind")
     order += (np.arange(length) // size * size + base).astype(np.int32)
-    key = np.where(is_target | functional, order, np.int32(base - 1))
+    key = np.where(is_target | special_mask, order, np.int32(base - 1))
     return key + ~is_target, key

@@ -50,22 +50,22 @@ class SpanSampler:
         """How many targets the halves of a window have; see target_shares."""
         return num_targets(window, reuse_len, self._k)
 
-    def targets_of(self, windows: Windows, draws: RowRng) -> np.ndarray:
+    def targets_of(self, windows: Windows, rng: RowRng) -> np.ndarray:
         """(B, T) bool with exactly P true in each row, shared between the halves of a window by their lengths."""
         goals = self.shares(windows.ids.shape[1], windows.reuse_len)
-        allowed = ~windows.functional
+        allowed = ~windows.special_mask
         chosen = [
             self.sample(
-                windows.ids[:, half], allowed[:, half], goal, windows.backward, self.draw(half.stop - half.start, draws)
+                windows.ids[:, half], allowed[:, half], goal, windows.backward, self.draw(half.stop - half.start, rng)
             )
             for half, goal in zip(window_parts(windows), goals, strict=False)
         ]
         return np.concatenate(chosen, axis=1)
 
-    def draw(self, length: int, draws: RowRng) -> SpanDraws:
+    def draw(self, length: int, rng: RowRng) -> SpanDraws:
         """The draws for stretches of `length` tokens."""
         most = (length - 1) // (self._contexts[1] + 1) + 1  # a span and its context take so many tokens at least
-        return SpanDraws(draws.uniform(most), draws.uniform(most), draws.uniform(length))
+        return SpanDraws(rng.uniform(most), rng.uniform(most), rng.uniform(length))
 
     def sample(
         self, ids: np.ndarray, allowed: np.ndarray, goal: int, backward: np.ndarray, draws: SpanDraws

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from xlpre.text.docstrings import docstrings
-from xlpre.text.document import Document, Lines, Rows, from_lines, from_rows
+from xlpre.text.document import Document, LineType, RowType, from_lines, from_rows
 from xlpre.text.hub import files_of, is_dataset, rows_of, streamed
 from xlpre.text.readers import PACKED, ByteCounter, json_rows, kind_of, parquet_rows, read_lines, row_groups
 
@@ -31,9 +31,9 @@ class TextConfig:
         mixture: several sources instead, each with how often its documents are taken for training: 2 is twice, 0.5 every
             second one, as `{"wiki/*.txt.gz": 2, "hf:owner/data": 0.5}`.
         column: the field of a jsonl, parquet or hub row that holds the text.
-        rows: whether a row of a jsonl, parquet or hub source is a whole document, or one line of text (as in a .txt file,
+        row_type: whether a row of a jsonl, parquet or hub source is a whole document, or one line of text (as in a .txt file,
             where an empty line ends a document).
-        lines: what a line of text is. `paragraphs`: <eop> follows it, and the ends of its sentences are found. `sentences`: one
+        line_type: what a line of text is. `paragraphs`: <eop> follows it, and the ends of its sentences are found. `sentences`: one
             sentence, after which nothing is put, as BERT and the released XLNet read their files.
         split: the split of a hub dataset.
         max_chars: stop after so many characters of each source; null reads everything.
@@ -45,8 +45,8 @@ class TextConfig:
     source: str = "docstrings"
     mixture: dict[str, float] = field(default_factory=dict)
     column: str = "text"
-    rows: Rows = "documents"
-    lines: Lines = "paragraphs"
+    row_type: RowType = "documents"
+    line_type: LineType = "paragraphs"
     split: str = "train"
     max_chars: int | None = None
     deduplicate: bool = False
@@ -75,7 +75,7 @@ class TextConfig:
 
 
 @dataclass(frozen=True)
-class Unit:
+class ReadUnit:
     """A part of the text that can be read by itself.
 
     Attributes:
@@ -94,7 +94,7 @@ class Unit:
     changed: int = 0
 
 
-def units_of(config: TextConfig) -> list[list[Unit]]:
+def units_of(config: TextConfig) -> list[list[ReadUnit]]:
     """What can be read side by side: each unit alone, small ones together, or, where a limit counts through them, all of a source.
 
     Their order depends on nothing but the text and `config`.
@@ -108,9 +108,9 @@ def units_of(config: TextConfig) -> list[list[Unit]]:
     )
 
 
-def _small_ones_together(units: list[Unit]) -> Iterator[list[Unit]]:
+def _small_ones_together(units: list[ReadUnit]) -> Iterator[list[ReadUnit]]:
     """Neighbours that are small in groups, by their number, so that a file that grows moves no other into another group."""
-    group: list[Unit] = []
+    group: list[ReadUnit] = []
     for unit in units:
         small = unit.n_bytes < SMALL_BYTES and not is_dataset(unit.source)  # whose size may be unknown
         if group and (not small or len(group) == TOGETHER):
@@ -124,15 +124,15 @@ def _small_ones_together(units: list[Unit]) -> Iterator[list[Unit]]:
         yield group
 
 
-def _units_of_source(source: str, weight: float, config: TextConfig) -> list[Unit]:
+def _units_of_source(source: str, weight: float, config: TextConfig) -> list[ReadUnit]:
     if source == "docstrings":
-        return [Unit(source, weight)]
+        return [ReadUnit(source, weight)]
     if is_dataset(source):
         n_shares = streamed(source, config.split).num_shards
         states = [path.stat() for path in files_of(source)]
         changed = max((state.st_mtime_ns for state in states), default=0)
         n_bytes = sum(state.st_size for state in states) // n_shares
-        return [Unit(source, weight, i, n_shares, n_bytes, changed) for i in range(n_shares)]
+        return [ReadUnit(source, weight, i, n_shares, n_bytes, changed) for i in range(n_shares)]
     return [unit for path in _matching(source) for unit in _units_of_file(path, weight, config)]
 
 
@@ -175,7 +175,7 @@ def sample_of(config: TextConfig, characters: int) -> list[str]:
     return lines
 
 
-def documents_of(units: Sequence[Unit], config: TextConfig, meter: ByteCounter) -> Iterator[Document]:
+def documents_of(units: Sequence[ReadUnit], config: TextConfig, meter: ByteCounter) -> Iterator[Document]:
     """The documents of `units` one after another, `max_chars` of them; `meter` is told how much was read."""
     limit = float("inf") if config.max_chars is None else config.max_chars
     characters = 0
@@ -206,16 +206,16 @@ def _matching(pattern: str) -> list[Path]:
     return paths
 
 
-def _units_of_file(path: Path, weight: float, config: TextConfig) -> Iterator[Unit]:
+def _units_of_file(path: Path, weight: float, config: TextConfig) -> Iterator[ReadUnit]:
     kind, state = kind_of(path), path.stat()
-    whole = Unit(str(path), weight, n_bytes=state.st_size, changed=state.st_mtime_ns)
+    whole = ReadUnit(str(path), weight, n_bytes=state.st_size, changed=state.st_mtime_ns)
     if kind == ".parquet":
         sizes = row_groups(path)
-        for i, size in enumerate(sizes if config.rows == "documents" else []):
+        for i, size in enumerate(sizes if config.row_type == "documents" else []):
             yield dataclasses.replace(whole, begin=i, end=i + 1, n_bytes=size)
-        if config.rows == "lines":
+        if config.row_type == "lines":
             yield dataclasses.replace(whole, n_bytes=sum(sizes))
-    elif path.suffix in PACKED or (kind == ".jsonl" and config.rows == "lines"):
+    elif path.suffix in PACKED or (kind == ".jsonl" and config.row_type == "lines"):
         yield whole
     else:
         for begin in range(0, max(state.st_size, 1), UNIT_BYTES):
@@ -223,7 +223,7 @@ def _units_of_file(path: Path, weight: float, config: TextConfig) -> Iterator[Un
             yield dataclasses.replace(whole, begin=begin, end=end, n_bytes=end - begin)
 
 
-def _read(unit: Unit, config: TextConfig, meter: ByteCounter) -> Iterator[Document]:
+def _read(unit: ReadUnit, config: TextConfig, meter: ByteCounter) -> Iterator[Document]:
     if unit.source == "docstrings":
         return docstrings()
     if is_dataset(unit.source):
@@ -231,11 +231,11 @@ def _read(unit: Unit, config: TextConfig, meter: ByteCounter) -> Iterator[Docume
         share_of = f" of share {unit.begin + 1} of {unit.end}" if unit.end != 1 else ""
         rows = enumerate(rows_of(share, f"text.source={unit.source!r}"), 1)
         named = ((f"{unit.source}, row {number}{share_of}", row) for number, row in rows)
-        return from_rows(named, config.column, config.rows)
+        return from_rows(named, config.column, config.row_type)
     path = Path(unit.source)
     kind = kind_of(path)
     if kind == ".txt":
         return from_lines(read_lines(path, meter, unit.begin), unit.begin, unit.end)
     if kind == ".jsonl":
-        return from_rows(json_rows(path, meter, unit.begin, unit.end), config.column, config.rows)
-    return from_rows(parquet_rows(path, meter, config.column, unit.begin, unit.end), config.column, config.rows)
+        return from_rows(json_rows(path, meter, unit.begin, unit.end), config.column, config.row_type)
+    return from_rows(parquet_rows(path, meter, config.column, unit.begin, unit.end), config.column, config.row_type)

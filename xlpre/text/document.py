@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 Document = list[str]
-Lines = Literal["paragraphs", "sentences"]  # what a line of a document is
-Rows = Literal["documents", "lines"]  # what a row of a source is
+LineType = Literal["paragraphs", "sentences"]  # what a line of a document is
+RowType = Literal["documents", "lines"]  # what a row of a source is
 LONGEST_DOCUMENT = 16_000_000  # characters; what is longer is cut
 
 
@@ -40,7 +40,7 @@ def from_lines(lines: Iterable[tuple[int, str]], begin: int, end: int | None) ->
     return _split_at_empty_lines(own())
 
 
-def from_rows(rows: Iterable[tuple[str, dict[str, Any]]], column: str, each: Rows) -> Iterator[Document]:
+def from_rows(rows: Iterable[tuple[str, dict[str, Any]]], column: str, each: RowType) -> Iterator[Document]:
     """Documents of rows, given after their places for messages, whose text is in `column`; `each` says what a row is.
 
     Raises:

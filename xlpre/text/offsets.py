@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from xlpre.text.preprocess import Preprocess
-from xlpre.text.special_tokens import SPACE
+from xlpre.text.special_tokens import WORD_BOUNDARY
 
 NOWHERE = -1  # of a piece that is a space and nothing else
 
 
 @dataclass(frozen=True)
-class Located:
+class TokenOffsets:
     """A text and its N tokens.
 
     Attributes:
@@ -64,7 +64,7 @@ def prepared_and_located(text: str, preprocess: Preprocess) -> tuple[str, np.nda
     return cleaned, np.array([*(begin for _, begin in kept), len(text)])
 
 
-def located(text: str, ids: list[int], extents: Sequence[tuple[int, int]], places: np.ndarray) -> Located:
+def located(text: str, ids: list[int], extents: Sequence[tuple[int, int]], places: np.ndarray) -> TokenOffsets:
     """Tokens with their stretches.
 
     Args:
@@ -84,7 +84,7 @@ def located(text: str, ids: list[int], extents: Sequence[tuple[int, int]], place
             end -= 1
         ends[number] = end
     before = np.cumsum(of_text)  # tokens with text, up to and with each
-    return Located(text, ids, np.append(begins, len(text))[before - of_text], np.insert(ends, 0, 0)[before])
+    return TokenOffsets(text, ids, np.append(begins, len(text))[before - of_text], np.insert(ends, 0, 0)[before])
 
 
 def extents_of(pieces: Iterable[Sequence[str]]) -> list[tuple[int, int]]:
@@ -96,8 +96,8 @@ def extents_of(pieces: Iterable[Sequence[str]]) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     begin = 0
     for whole, *parts in pieces:
-        visible = [begin + number for number, character in enumerate(whole) if character != SPACE]
-        lengths = [len(part) - part.count(SPACE) for part in parts]
+        visible = [begin + number for number, character in enumerate(whole) if character != WORD_BOUNDARY]
+        lengths = [len(part) - part.count(WORD_BOUNDARY) for part in parts]
         known = sum(lengths) == len(visible)  # else it was normalized once more, and otherwise: each part gets all
         taken = 0
         for length in lengths:

@@ -9,7 +9,7 @@ import unicodedata
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-from xlpre.text.special_tokens import SPACE
+from xlpre.text.special_tokens import WORD_BOUNDARY
 
 Preprocess = Literal["none", "cased", "uncased"]
 
@@ -60,7 +60,7 @@ def split_after_digits(piece: str, encode: Callable[[str], list[str]]) -> list[s
     """
     if piece[-1:] != "," or not piece[-2:-1].isdigit():
         return [piece]
-    first, *rest = encode(piece[:-1].replace(SPACE, ""))
-    if not piece.startswith(SPACE):  # SentencePiece put a space before the number
-        first = first.removeprefix(SPACE)
+    first, *rest = encode(piece[:-1].replace(WORD_BOUNDARY, ""))
+    if not piece.startswith(WORD_BOUNDARY):  # SentencePiece put a space before the number
+        first = first.removeprefix(WORD_BOUNDARY)
     return [first, *rest, ","] if first else [*rest, ","]

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from xlpre.text import special_tokens
-from xlpre.text.document import Lines
+from xlpre.text.document import LineType
 from xlpre.text.preprocess import Preprocess
-from xlpre.text.special_tokens import SPACE
+from xlpre.text.special_tokens import WORD_BOUNDARY
 
 TERMINAL, CLOSING, QUOTE, LOWER, LONE_SPACE, SPACED, UNSPACED, BREAK = (
     1 << i for i in range(8)
@@ -25,7 +25,7 @@ def starts_word(piece: str) -> bool:
     Source: zihangdai/xlnet data_utils.py (space mark, '<', ASCII punctuation), and here also a script written without spaces, whose
     every piece begins one.
     """
-    if piece.startswith((SPACE, "<")) or (len(piece) == 1 and piece in '!"#$%&()*+,-./:;?@[\\]^_`{|}~'):
+    if piece.startswith((WORD_BOUNDARY, "<")) or (len(piece) == 1 and piece in '!"#$%&()*+,-./:;?@[\\]^_`{|}~'):
         return True
     first = piece[:1]
     return first != "" and written_without_spaces(first)
@@ -72,13 +72,13 @@ def sentence_ends(ids: np.ndarray, kinds: np.ndarray) -> np.ndarray:
 
 
 def joined(
-    documents: Iterable[Iterable[list[int]]], lines: Lines, kinds: np.ndarray
+    documents: Iterable[Iterable[list[int]]], line_type: LineType, kinds: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Encoded documents one after another, with the symbols that end their lines and them.
 
     Args:
         documents: of each its lines' ids.
-        lines: what a line is, see Tokenizer.encode_documents.
+        line_type: what a line is, see Tokenizer.encode_documents.
         kinds: (V,) of the vocabulary, see kinds_of.
 
     Returns:
@@ -88,13 +88,13 @@ def joined(
     for document in documents:
         for line in document:
             ids.fromlist(line)
-            if lines == "paragraphs":
+            if line_type == "paragraphs":
                 ids.append(special_tokens.EOP)
             line_ends.append(len(ids))
         ids.append(special_tokens.EOD)
         document_ends.append(len(ids))
     found = np.asarray(ids)
-    if lines == "paragraphs":
+    if line_type == "paragraphs":
         return found, sentence_ends(found, kinds), np.array(document_ends)
     ends = np.array(line_ends, np.int64)
     ends = ends[(ends > 0) & (found[ends] != special_tokens.EOD)]  # the last line of a document ends with it
@@ -108,11 +108,11 @@ def _kind(piece: str, preprocess: Preprocess) -> int:
         TERMINAL: _bare(piece).endswith(tuple(TERMINALS)),
         CLOSING: piece != "" and _bare(piece) == "",
         QUOTE: category == {"Pi"},
-        LOWER: piece.removeprefix(SPACE)[:1].islower() and preprocess != "uncased",  # where lower case says something
-        LONE_SPACE: piece == SPACE,
-        SPACED: piece.startswith(SPACE),
+        LOWER: piece.removeprefix(WORD_BOUNDARY)[:1].islower() and preprocess != "uncased",  # where lower case says something
+        LONE_SPACE: piece == WORD_BOUNDARY,
+        SPACED: piece.startswith(WORD_BOUNDARY),
         UNSPACED: written_without_spaces(piece[:1]) or (not piece.isascii() and category <= {"Ps", "Pi"}),
-        BREAK: piece in (special_tokens.PIECES[special_tokens.EOP], special_tokens.PIECES[special_tokens.EOD]),
+        BREAK: piece in (special_tokens.SPECIAL_TOKENS[special_tokens.EOP], special_tokens.SPECIAL_TOKENS[special_tokens.EOD]),
     }
     return sum(mark for mark, is_so in marks.items() if is_so)
 

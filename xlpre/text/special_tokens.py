@@ -2,8 +2,8 @@
 
 UNK, BOS, EOS, CLS, SEP, PAD, MASK, EOD, EOP = range(9)
 
-PIECES = ("<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>")
-CONTROL = PIECES[CLS:EOP]  # never produced from text
-USER_DEFINED = (PIECES[EOP], ".", "(", ")", '"', "-", "–", "£", "€")  # always a piece of their own
+SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>")
+CONTROL = SPECIAL_TOKENS[CLS:EOP]  # never produced from text
+USER_DEFINED = (SPECIAL_TOKENS[EOP], ".", "(", ")", '"', "-", "–", "£", "€")  # always a piece of their own
 
-SPACE = "▁"  # SentencePiece's mark of a space before a piece
+WORD_BOUNDARY = "▁"  # SentencePiece's mark of a space before a piece

@@ -19,10 +19,10 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
 from xlpre.common.cli_main import immediate_interrupts
-from xlpre.common.files import new_file
+from xlpre.common.files import atomic_write
 from xlpre.text import special_tokens
-from xlpre.text.document import Document, Lines
-from xlpre.text.offsets import Located, extents_of, located, prepared_and_located
+from xlpre.text.document import Document, LineType
+from xlpre.text.offsets import TokenOffsets, extents_of, located, prepared_and_located
 from xlpre.text.preprocess import Preprocess, all_split_after_digits, prepared, split_after_digits
 from xlpre.text.sentence_boundaries import joined, kinds_of, starts_word
 from xlpre.text.tokenizer_config import LEAST_COVERAGE, TokenizerConfig
@@ -38,10 +38,10 @@ class Tokenizer:
             self._pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError:
             raise ValueError(f"{origin}: not a SentencePiece model, as pretrain/train_tokenizer.py makes one") from None
-        found = tuple(self._pieces.id_to_piece(i) for i in range(min(len(special_tokens.PIECES), len(self))))
-        if found != special_tokens.PIECES:
+        found = tuple(self._pieces.id_to_piece(i) for i in range(min(len(special_tokens.SPECIAL_TOKENS), len(self))))
+        if found != special_tokens.SPECIAL_TOKENS:
             raise ValueError(
-                f"{origin}: pieces 0-8 must be {' '.join(special_tokens.PIECES)}, not {' '.join(found)}; train one with train_tokenizer.py"
+                f"{origin}: pieces 0-8 must be {' '.join(special_tokens.SPECIAL_TOKENS)}, not {' '.join(found)}; train one with train_tokenizer.py"
             )
 
     @classmethod
@@ -66,7 +66,7 @@ class Tokenizer:
 
     def save(self, path: str | Path) -> None:
         """Write the model file, whole or not at all."""
-        with new_file(path) as partial:
+        with atomic_write(path) as partial:
             partial.write_bytes(self.model)
 
     def __len__(self) -> int:
@@ -102,7 +102,7 @@ class Tokenizer:
             raise ValueError(f"one text is encoded at a time, a str, not {text!r:.60}")
         return self._encode([text])[0]
 
-    def locate(self, text: str) -> Located:
+    def locate(self, text: str) -> TokenOffsets:
         """The token ids that `encode` gives, and where in the text they stand."""
         cleaned, places = prepared_and_located(text, self.preprocess)
         _, offsets = self._pieces.normalize(cleaned, with_offsets=True)
@@ -111,18 +111,18 @@ class Tokenizer:
         extents = extents_of((piece, *parts) for piece, parts in pieces)
         return located(text, ids, extents, places[offsets])
 
-    def encode_document(self, document: Document, lines: Lines = "paragraphs") -> tuple[np.ndarray, np.ndarray]:
+    def encode_document(self, document: Document, line_type: LineType = "paragraphs") -> tuple[np.ndarray, np.ndarray]:
         """Token ids (N,) of one document, and the offsets after each of its sentences; see encode_documents."""
-        return self.encode_documents([document], lines)[:2]
+        return self.encode_documents([document], line_type)[:2]
 
     def encode_documents(
-        self, documents: Sequence[Document], lines: Lines = "paragraphs", threads: int = 1
+        self, documents: Sequence[Document], line_type: LineType = "paragraphs", threads: int = 1
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Token ids of documents one after another, and where their sentences and they themselves end.
 
         Args:
             documents: each a list of lines.
-            lines: what they are. Each paragraph gets an <eop>, a sentence nothing; an <eod> follows the last line either way,
+            line_type: what a line is. Each paragraph gets an <eop>, a sentence nothing; an <eod> follows the last line either way,
                 and belongs to the sentence before it.
             threads: for the encoding.
 
@@ -130,7 +130,7 @@ class Tokenizer:
             (N,) int64 ids; (S,) and (documents,) int64 increasing offsets, the last ones N.
         """
         encoded = iter(self._encode([line for document in documents for line in document], threads))
-        return joined((islice(encoded, len(document)) for document in documents), lines, self._kinds)
+        return joined((islice(encoded, len(document)) for document in documents), line_type, self._kinds)
 
     def _encode(self, texts: list[str], threads: int = 1) -> list[list[int]]:
         try:
@@ -177,8 +177,8 @@ class Tokenizer:
     @cached_property
     def n_bytes(self) -> np.ndarray:
         """(V,) int64: bytes of UTF-8 that a piece stands for; a symbol counts as one, and so does what is unknown."""
-        lengths = [len(piece.replace(special_tokens.SPACE, " ").encode()) for piece in self.pieces]
-        return np.array([1] * len(special_tokens.PIECES) + lengths[len(special_tokens.PIECES) :])
+        lengths = [len(piece.replace(special_tokens.WORD_BOUNDARY, " ").encode()) for piece in self.pieces]
+        return np.array([1] * len(special_tokens.SPECIAL_TOKENS) + lengths[len(special_tokens.SPECIAL_TOKENS) :])
 
     @cached_property
     def _kinds(self) -> np.ndarray:

@@ -38,7 +38,7 @@ class TokenizerConfig:
             )
         if self.train_chars <= 0:
             raise ValueError(f"tokenizer.train_chars ({self.train_chars}) must be positive: characters to learn from")
-        least = len(special_tokens.PIECES) + len(special_tokens.USER_DEFINED)
+        least = len(special_tokens.SPECIAL_TOKENS) + len(special_tokens.USER_DEFINED)
         if self.vocab_size <= least:
             raise ValueError(
                 f"tokenizer.vocab_size ({self.vocab_size}) must be above {least}, the number of special symbols"

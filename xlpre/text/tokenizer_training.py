@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from xlpre.text.document import Document
 from xlpre.text.preprocess import Preprocess, prepared
-from xlpre.text.special_tokens import SPACE
+from xlpre.text.special_tokens import WORD_BOUNDARY
 
 LONGEST_SENTENCE = 1 << 16  # bytes; SentencePiece, for which a line is a sentence, passes over longer ones
 
@@ -19,7 +19,7 @@ def lines_to_learn(documents: Iterable[Document], characters: float, preprocess:
     """
     lines = [prepared(line, preprocess) for line in _evenly(documents, characters)]
     if all(
-        character == SPACE or not character.isprintable() for line in lines for character in line if character != " "
+        character == WORD_BOUNDARY or not character.isprintable() for line in lines for character in line if character != " "
     ):
         raise ValueError("the text has no characters that can be seen; a vocabulary has nothing to learn from it")
     return (part for line in lines for part in parts_of(line))

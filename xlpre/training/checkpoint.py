@@ -22,43 +22,43 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from xlpre.common.checksum import checksum
+from xlpre.common.files import compute_crc32c
 from xlpre.training.deepspeed_engine import PRECISIONS
 from xlpre.training.distributed import Comm, rank, world_size
 
-FOLDER = "checkpoints"  # of all of them, in that of a run
+CHECKPOINTS_DIR = "checkpoints"  # of all of them, in that of a run
 NAME = re.compile(r"step_\d{8,}")
 MANIFEST = "manifest.json"
-MODEL = "model"
+MODEL_DIR = "model"
 
 
-def all_of(folder: Path) -> list[Path]:
+def list_all(folder: Path) -> list[Path]:
     """What training put into `folder`, whole or not, oldest first; another name, such as that of a copy, is its owner's."""
     return sorted(path for path in folder.glob("step_*") if NAME.fullmatch(path.name) and path.is_dir())
 
 
-def complete(folder: Path) -> list[Path]:
+def list_complete(folder: Path) -> list[Path]:
     """The checkpoints in `folder` whose files are all there with their sizes, oldest first."""
-    return [path for path in all_of(folder) if _is_whole(path)]
+    return [path for path in list_all(folder) if _is_whole(path)]
 
 
-def unfinished(folder: Path, newest: Path | None) -> list[Path]:
+def list_incomplete(folder: Path, newest: Path | None) -> list[Path]:
     """Folders after `newest`, which are cut or damaged."""
-    return [path for path in all_of(folder) if newest is None or path.name > newest.name]
+    return [path for path in list_all(folder) if newest is None or path.name > newest.name]
 
 
-def newest(folder: Path, comm: Comm) -> Path | None:
+def find_resume_checkpoint(folder: Path, comm: Comm) -> Path | None:
     """The newest checkpoint whose every byte is as it was written; every process must call it, and reads a share of the files.
 
     Raises:
         ValueError: there were checkpoints, and none is as it was written.
     """
-    names = comm.broadcast(" ".join(path.name for path in reversed(complete(folder)))).split()
+    names = comm.broadcast(" ".join(path.name for path in reversed(list_complete(folder)))).split()
     for path in (folder / name for name in names):
         (n_damaged,) = comm.all_reduce_sum(_n_damaged(path, rank(), world_size()))
         if not n_damaged:
             return path
-    if damaged := [path.name for path in all_of(folder) if (path / MANIFEST).exists()]:
+    if damaged := [path.name for path in list_all(folder) if (path / MANIFEST).exists()]:
         raise ValueError(
             f"{folder}: {', '.join(damaged)} have files that are missing, cut or damaged, and there is no other checkpoint; put them "
             "back, or remove them to begin again at step 0"
@@ -66,17 +66,17 @@ def newest(folder: Path, comm: Comm) -> Path | None:
     return None
 
 
-def is_intact(checkpoint: Path) -> bool:
+def is_valid(checkpoint: Path) -> bool:
     """Whether its every byte is as it was written; this process reads it all."""
     return not _n_damaged(checkpoint, 0, 1)
 
 
 def latest_valid(folder: Path) -> Path | None:
     """The newest checkpoint whose every byte is as it was written, for a process that is alone; see newest."""
-    return next(filter(is_intact, reversed(complete(folder))), None)
+    return next(filter(is_valid, reversed(list_complete(folder))), None)
 
 
-def facts_of(checkpoint: Path, expected: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def read_manifest(checkpoint: Path, expected: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """What its manifest says.
 
     Raises:
@@ -84,11 +84,11 @@ def facts_of(checkpoint: Path, expected: Mapping[str, Any] | None = None) -> dic
     """
     found = _read_manifest(checkpoint)
     if expected is not None:
-        check_facts(checkpoint, found, expected)
+        check_compatible(checkpoint, found, expected)
     return found
 
 
-def manifest_of(facts: Mapping[str, Any]) -> str:
+def format_manifest(facts: Mapping[str, Any]) -> str:
     """The text of a manifest: facts, and a checksum of them."""
     return json.dumps({**facts, "checksum": _checksum_of(facts)}, indent=1)
 
@@ -105,7 +105,7 @@ def _checksum_of(facts: Mapping[str, Any]) -> int:
     return int(google_crc32c.value(json.dumps(facts, indent=1).encode()))
 
 
-def check_facts(saved: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def check_compatible(saved: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise ValueError if what was written in `saved` was made with other facts than `now`, one of which is `format`."""
     if was.get("format") != now["format"]:
         raise ValueError(
@@ -138,7 +138,7 @@ def _as_set(key: str, before: Any, now: Any) -> tuple[str, Any, Any]:
     return key, before, now
 
 
-class Moments(Mapping[str, Tensor]):
+class SavedMoments(Mapping[str, Tensor]):
     """Adam's moments in a checkpoint by their names, read when they are asked for."""
 
     def __init__(self, checkpoint: Path) -> None:
@@ -155,7 +155,7 @@ class Moments(Mapping[str, Tensor]):
         return len(self._file_of)
 
 
-def memory_of(checkpoint: Path, lanes: Sequence[int]) -> tuple[Tensor, Tensor]:
+def read_lane_memory(checkpoint: Path, lanes: Sequence[int]) -> tuple[Tensor, Tensor]:
     """The memory of `lanes`, whichever process had them: hidden (L, B, M, D) and valid (B,), on the CPU."""
     rows: dict[int, tuple[Tensor, Tensor]] = {}
     for path in sorted(checkpoint.glob("lanes_*.safetensors")):
@@ -171,20 +171,20 @@ def memory_of(checkpoint: Path, lanes: Sequence[int]) -> tuple[Tensor, Tensor]:
 
 def _n_damaged(path: Path, share: int, n_shares: int) -> int:
     """How many files of one of the equal shares of a checkpoint are not as they were written."""
-    files = facts_of(path)["files"]
+    files = read_manifest(path)["files"]
     return sum(not _is_as_written(path / name, files[name]["crc32c"]) for name in sorted(files)[share::n_shares])
 
 
 def _is_as_written(file: Path, crc32c: int) -> bool:
     try:
-        return checksum(file) == crc32c
+        return compute_crc32c(file) == crc32c
     except OSError:  # what a disk says of a part that it cannot read any more
         return False
 
 
 def _is_whole(path: Path) -> bool:
     try:
-        files = facts_of(path)["files"]
+        files = read_manifest(path)["files"]
         return all(
             (path / name).stat().st_size == about["bytes"] and "crc32c" in about for name, about in files.items()
         )

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xlpre.common.checksum import checksum
-from xlpre.common.files import sync, write_text
+from xlpre.common.files import compute_crc32c, fsync, write_text
 from xlpre.common.safetensors_io import all_finite, write_tensors
-from xlpre.training.checkpoint import MANIFEST, MODEL, all_of, complete, facts_of, manifest_of
+from xlpre.training.checkpoint import MANIFEST, MODEL_DIR, list_all, list_complete, read_manifest, format_manifest
 from xlpre.training.distributed import Comm, is_rank_zero, rank, world_size
-from xlpre.training.optimizer_state import counters_of, moments_of, weights_of
+from xlpre.training.optimizer_state import read_counters, gather_moments, gather_weights
 
 LaneMemory = tuple[Sequence[int], Tensor, Tensor]  # lanes, hidden (L, B, M, D), valid (B,)
 
@@ -49,7 +48,7 @@ class CheckpointWriter:
         self._work: Future[dict[str, tuple[int, int]]] | None = None
         self._target = folder
         self._facts: dict[str, Any] = {}
-        self._good = resumed or next(reversed(complete(folder)), None)
+        self._good = resumed or next(reversed(list_complete(folder)), None)
         if is_rank_zero():
             self._remove_unfinished()
 
@@ -80,7 +79,7 @@ class CheckpointWriter:
             shutil.rmtree(self._target, ignore_errors=True)  # an unfinished one of the same step
             self._target.mkdir(parents=True)
         self._comm.barrier()
-        moments = moments_of(engine, keep=lambda index: index % world_size() == rank())
+        moments = gather_moments(engine, keep=lambda index: index % world_size() == rank())
         lanes: dict[str, Tensor] = {}
         for group, (numbers, hidden, valid) in enumerate(memories):
             lanes |= {
@@ -88,7 +87,7 @@ class CheckpointWriter:
                 f"{group}.hidden": hidden.cpu(),
                 f"{group}.valid": valid.cpu(),
             }
-        self._facts = {"step": step, "world_size": world_size(), "counters": counters_of(engine), **facts}
+        self._facts = {"step": step, "world_size": world_size(), "counters": read_counters(engine), **facts}
         self._work = self._thread.submit(self._write, self._target, weights, moments, lanes, write_model)
 
     def weights(self, step: int, engine: Any) -> dict[str, Tensor]:
@@ -97,7 +96,7 @@ class CheckpointWriter:
         Raises:
             ValueError: they are not finite. What was begun before is a checkpoint by then.
         """
-        weights = weights_of(engine, keep=is_rank_zero())
+        weights = gather_weights(engine, keep=is_rank_zero())
         spoilt = self._comm.broadcast(next((name for name, weight in weights.items() if not all_finite(weight)), ""))
         if spoilt:
             self.finish()
@@ -167,7 +166,7 @@ class CheckpointWriter:
     def _complete(self, files: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
         """Make what is written a checkpoint."""
         self._facts["files"] = {name: {"bytes": size, "crc32c": found} for name, (size, found) in files.items()}
-        write_text(self._target / MANIFEST, manifest_of(self._facts))
+        write_text(self._target / MANIFEST, format_manifest(self._facts))
         self._remove_undone()
         self._remove_old()
         self._publish(self._target)
@@ -191,29 +190,29 @@ class CheckpointWriter:
         for name, tensors in zip(names, (moments, lanes), strict=True):
             write_tensors(target / name, tensors)
         if is_rank_zero():
-            write_model(target / MODEL, weights)
-            names += [str(path.relative_to(target)) for path in sorted((target / MODEL).iterdir())]
+            write_model(target / MODEL_DIR, weights)
+            names += [str(path.relative_to(target)) for path in sorted((target / MODEL_DIR).iterdir())]
         for name in names:
-            sync(target / name)
-        return {name: ((target / name).stat().st_size, checksum(target / name)) for name in names}
+            fsync(target / name)
+        return {name: ((target / name).stat().st_size, compute_crc32c(target / name)) for name in names}
 
     def _remove_undone(self) -> None:
         """What is later than the checkpoint that training went on from: damaged, and its steps were made again."""
         since = min(self._good or self._target, self._target)
-        for left in all_of(self._folder):
+        for left in list_all(self._folder):
             if left > since and left != self._target:
                 _remove(left)
 
     def _remove_old(self) -> None:
-        for old in complete(self._folder)[: -self._keep_last]:
-            if not (self._keep_every and facts_of(old)["step"] % self._keep_every == 0):
+        for old in list_complete(self._folder)[: -self._keep_last]:
+            if not (self._keep_every and read_manifest(old)["step"] % self._keep_every == 0):
                 _remove(old)
         self._remove_unfinished()
 
     def _remove_unfinished(self) -> None:
         """What a kill cut short, while it was written or removed, and a newer checkpoint has made useless."""
-        for newest in complete(self._folder)[-1:]:
-            for left in all_of(self._folder):
+        for newest in list_complete(self._folder)[-1:]:
+            for left in list_all(self._folder):
                 if left.name < newest.name and not (left / MANIFEST).exists():
                     shutil.rmtree(left)
 

@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from xlpre.training.deepspeed_overrides import Asked, check_known, stage_of
+from xlpre.training.batch_schedule import BatchSchedule, split_batch
+from xlpre.training.deepspeed_overrides import Asked, check_known, zero_stage
 from xlpre.training.distributed import world_size
 from xlpre.training.optimizer import OptimConfig, build_optimizer
 
@@ -29,10 +30,11 @@ class TrainConfig:
     Attributes:
         steps: updates in all.
         hours: a time budget; the schedule then follows the clock where it runs ahead of the steps. null: no budget.
-        batch_size: rows (lanes) of an update, over all processes and accumulation.
-        accumulation: micro-steps of an update.
-        batch_warmup_steps: updates over which the micro-steps of an update rise from 1 to `accumulation`; lanes of those not
-            made yet wait.
+        global_batch_size: rows (lanes) of a step, over all processes and micro-steps.
+        micro_batch_size: rows of one process in one forward and backward pass; null: all rows of the process. The number of micro-steps
+            (accumulation) is global_batch_size / (number of processes * micro_batch_size).
+        batch_warmup_steps: steps during which the micro-steps of a step rise from 1 to the accumulation. The lanes of the missing
+            micro-steps are not read.
         precision: `auto` is bf16 on a GPU that has it, else fp32.
         activation_checkpointing: keep no activations inside layers and compute them again for the backward pass: less memory,
             a third more operations.
@@ -48,8 +50,8 @@ class TrainConfig:
 
     steps: int = 100_000
     hours: float | None = None
-    batch_size: int = 32
-    accumulation: int = 1
+    global_batch_size: int = 32
+    micro_batch_size: int | None = None
     batch_warmup_steps: int = 0
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     activation_checkpointing: bool = False
@@ -65,8 +67,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         counts = (
             "steps",
-            "batch_size",
-            "accumulation",
+            "global_batch_size",
             "log_every",
             "save_every",
             "keep_last_checkpoints",
@@ -75,10 +76,10 @@ class TrainConfig:
         for name in counts:
             if getattr(self, name) < 1:
                 raise ValueError(f"train.{name} ({getattr(self, name)}) must be at least 1")
-        if self.batch_warmup_steps and self.accumulation == 1:
+        if self.micro_batch_size is not None and self.micro_batch_size < 1:
             raise ValueError(
-                f"train.batch_warmup_steps ({self.batch_warmup_steps}) adds micro-steps, and train.accumulation is 1; raise that, or "
-                "leave train.batch_warmup_steps=0"
+                f"train.micro_batch_size={self.micro_batch_size} is invalid: it must be at least 1. "
+                "Set train.micro_batch_size=null for one micro-step."
             )
         if self.batch_warmup_steps < 0:
             raise ValueError(f"train.batch_warmup_steps ({self.batch_warmup_steps}) must be at least 0")
@@ -90,20 +91,20 @@ class TrainConfig:
         if self.hours is not None and self.hours <= 0:
             raise ValueError(f"train.hours ({self.hours}) must be positive, or null for no budget of time")
 
-    def micro_steps(self, step: int) -> int:
-        """Of update `step` (from 0)."""
-        if step >= self.batch_warmup_steps:
-            return self.accumulation
-        return 1 + step * self.accumulation // self.batch_warmup_steps
+    def batch_schedule(self, world_size: int) -> BatchSchedule:
+        """Divide the global batch among `world_size` processes.
 
-    def rows_of(self, step: int) -> int:
-        """Read in update `step` (from 0), by all processes."""
-        return self.batch_size // self.accumulation * self.micro_steps(step)
-
-    def rows(self, steps: int) -> int:
-        """Read in the first `steps` updates, by all processes."""
-        rising = min(steps, self.batch_warmup_steps)
-        return sum(map(self.rows_of, range(rising))) + (steps - rising) * self.batch_size
+        Raises:
+            ValueError: the rows cannot be divided equally, or `batch_warmup_steps` is set and there is one micro-step only.
+        """
+        micro_batch_size, accumulation = split_batch(self.global_batch_size, self.micro_batch_size, world_size)
+        if self.batch_warmup_steps and accumulation == 1:
+            raise ValueError(
+                f"train.batch_warmup_steps={self.batch_warmup_steps} is invalid: it adds micro-steps, and a step of {world_size} "
+                f"process(es) has one micro-step of {micro_batch_size} rows each. Lower train.micro_batch_size, or set "
+                "train.batch_warmup_steps=0."
+            )
+        return BatchSchedule(world_size, micro_batch_size, accumulation, self.batch_warmup_steps)
 
 
 def check_compiled(train: TrainConfig, attention: str) -> None:
@@ -114,7 +115,7 @@ def check_compiled(train: TrainConfig, attention: str) -> None:
         )
 
 
-def start_processes(device: torch.device) -> None:
+def init_process_group(device: torch.device) -> None:
     """Join the other processes of the job, for as long as `set_timeout` says: DeepSpeed would give them ten minutes."""
     _deepspeed(device).init_distributed(verbose=False, timeout=dist.distributed_c10d.default_pg_timeout)
 
@@ -134,16 +135,17 @@ def build_deepspeed_config(
     Raises:
         ValueError: a precision that the device does not have or the stage gets wrong, a key that DeepSpeed does not have.
     """
-    precision = precision_on(device, train.precision)
-    stage = stage_of(overrides, precision, processes)
+    batch = train.batch_schedule(processes)
+    precision = resolve_precision(device, train.precision)
+    stage = zero_stage(overrides, precision, processes)
     if stage == 0 and precision != "fp32":
         raise ValueError(
             f"deepspeed.zero_optimization.stage=0 with {precision} (train.precision={train.precision}) is computed wrongly by DeepSpeed; "
             "leave the stage out, or set 1, 2, 3, or train.precision=fp32"
         )
     ours = {
-        "train_micro_batch_size_per_gpu": train.batch_size // (processes * train.accumulation),
-        "gradient_accumulation_steps": train.accumulation,
+        "train_micro_batch_size_per_gpu": batch.micro_batch_size,
+        "gradient_accumulation_steps": batch.accumulation,
         "gradient_clipping": optim.max_grad_norm if stage else 0.0,  # without ZeRO the optimizer clips
         "bf16": {"enabled": precision == "bf16", "check_grad_overflow": True},
         "fp16": {"enabled": precision == "fp16"},
@@ -179,7 +181,7 @@ def build_engine(
     """DeepSpeed's engine around `model`, which it calls as one would by hand, with `build_deepspeed_config` it."""
     zero = settings["zero_optimization"]
     guarded = zero["stage"] == 0
-    bucket = {"reduce_bucket_size": bucket_of(zero, sum(parameter.numel() for parameter in model.parameters()))}
+    bucket = {"reduce_bucket_size": reduce_bucket_size(zero, sum(parameter.numel() for parameter in model.parameters()))}
     settings, optimizer = _merged(settings, {"zero_optimization": bucket}), build_optimizer(model, optim, guarded)
     deepspeed = _deepspeed(device)  # whose log goes on to what stdout is at its first import
     with redirect_stdout(io.StringIO()):  # in bf16 it prints many lines of the memory at hand
@@ -195,7 +197,7 @@ def build_engine(
     return engine
 
 
-def bucket_of(zero: dict[str, Any], parameters: int) -> int:
+def reduce_bucket_size(zero: dict[str, Any], parameters: int) -> int:
     """Elements of the buffer in which gradients are reduced: DeepSpeed's 500 million, and no more than the model has.
 
     Args:
@@ -205,7 +207,7 @@ def bucket_of(zero: dict[str, Any], parameters: int) -> int:
     return int(zero.get("reduce_bucket_size", min(parameters, 500_000_000)))
 
 
-def precision_on(device: torch.device, wanted: str) -> str:
+def resolve_precision(device: torch.device, wanted: str) -> str:
     """What `wanted`, a `train.precision`, is on `device`: fp32, bf16 or fp16.
 
     Raises:

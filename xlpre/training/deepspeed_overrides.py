@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from xlpre.config.schema_docs import nearest
+from xlpre.config.schema_docs import suggest_key
 
 # what the project decides from its own settings; the user's `deepspeed:` may not contradict it
 OWNED = {
-    "train_batch_size": "train.batch_size",
-    "train_micro_batch_size_per_gpu": "train.batch_size and train.accumulation",
-    "gradient_accumulation_steps": "train.accumulation",
+    "train_batch_size": "train.global_batch_size",
+    "train_micro_batch_size_per_gpu": "train.micro_batch_size",
+    "gradient_accumulation_steps": "train.micro_batch_size",
     "gradient_clipping": "optim.max_grad_norm",
     "optimizer": "optim.*",
     "scheduler": "schedule.*",
@@ -58,7 +58,7 @@ def check_overrides(overrides: Mapping[str, Any]) -> None:
         raise ValueError(f"deepspeed.zero_optimization.stage ({stage!r}) must be 0, 1, 2 or 3")
 
 
-def stage_of(overrides: Mapping[str, Any], precision: str, processes: int) -> int:
+def zero_stage(overrides: Mapping[str, Any], precision: str, processes: int) -> int:
     """The ZeRO stage: as asked for, else 1, but 0 where there is nothing to share out and no 16 bits to keep fp32 beside.
 
     Args:
@@ -71,7 +71,7 @@ def stage_of(overrides: Mapping[str, Any], precision: str, processes: int) -> in
     return stage
 
 
-def offloads(overrides: Mapping[str, Any]) -> dict[str, bool]:
+def enabled_offloads(overrides: Mapping[str, Any]) -> dict[str, bool]:
     """Whether the optimizer, and the parameters, are kept in the machine's memory."""
     zero = overrides.get("zero_optimization", {})
     return {name: zero.get(name, {}).get("device", "none") != "none" for name in GROUPS}
@@ -82,7 +82,7 @@ def check_whole_matrices(overrides: Mapping[str, Any]) -> None:
     zero = overrides.get("zero_optimization", {})
     found = {
         "stage=3": zero.get("stage") == 3,
-        "offload_optimizer": offloads(overrides)["offload_optimizer"],
+        "offload_optimizer": enabled_offloads(overrides)["offload_optimizer"],
         **{name: zero.get(name, False) for name in ("round_robin_gradients", "parameter_alignment")},
     }
     for name in (name for name, is_set in found.items() if is_set):
@@ -96,7 +96,7 @@ def check_known(overrides: Mapping[str, Any], asked: Asked) -> None:
     """Raise ValueError for a setting that DeepSpeed did not ask for when it read `asked`: it would have no effect."""
     for key in overrides:
         if key not in asked.known:
-            question = nearest(key, sorted(asked.known - OWNED.keys()))
+            question = suggest_key(key, sorted(asked.known - OWNED.keys()))
             raise ValueError(f"deepspeed.{key}: DeepSpeed has no such setting; {question}")
 
 

@@ -1,4 +1,4 @@
-"""Processes: who am I, how many are we, what do we agree on. torch.distributed only."""
+"""Rank, world size, device of the process, and small collectives on the CPU. Uses torch.distributed only."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import secrets
 import socket
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,131 +19,134 @@ import torch.distributed as dist
 from torch import Tensor
 
 
+def rank() -> int:
+    """Return the global rank of this process."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def world_size() -> int:
+    """Return the number of processes of the job."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_rank_zero() -> bool:
+    """Return True on the process that prints and writes."""
+    return rank() == 0
+
+
 def init_env() -> None:
-    """Make a plain `python run.py` a job of one process, as a launcher would have."""
+    """Set the environment variables that a launcher sets, so that `python run.py` is a job of one process."""
     if "RANK" not in os.environ:
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", **address)
 
 
 def set_timeout(minutes: float) -> None:
-    """How long a process waits for the others before the job ends; call it before they are joined.
+    """Set the time after which a collective fails. Call it before the process group is created.
 
-    DeepSpeed's own groups take torch's default and no setting of theirs, so it is the default that is changed.
+    DeepSpeed creates its groups with the default timeout of torch and has no setting for it, so the default is changed.
     """
     dist.distributed_c10d.default_pg_timeout = timedelta(minutes=minutes)
     dist.distributed_c10d.default_pg_nccl_timeout = timedelta(minutes=minutes)
 
 
-def leave() -> None:
-    """Let go of the other processes, at the end of all; NCCL complains if that is left to the end of the program."""
+def destroy_process_group() -> None:
+    """Destroy the process group at the end of the job. NCCL prints a warning if the interpreter exits first."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """Return a TCP port of this machine that is not in use."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
 
 
-def launcher(processes: int) -> list[str]:
-    """The command `deepspeed` of this Python, for so many processes on this machine; what they run goes after it."""
-    beside = Path(sys.executable).with_name("deepspeed")
-    program = [str(beside)] if beside.exists() else [sys.executable, "-m", "deepspeed.launcher.runner"]
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if torch.cuda.is_available() else []
-    if listed and all(number.isdigit() for number in listed):  # which it would forget beside --num_gpus
-        chosen = ["--include", f"localhost:{','.join(listed[:processes])}"]
+def deepspeed_launcher(n_processes: int) -> list[str]:
+    """Return the `deepspeed` command of this Python that starts `n_processes` on this machine; append the script and its arguments."""
+    executable = Path(sys.executable).with_name("deepspeed")
+    program = [str(executable)] if executable.exists() else [sys.executable, "-m", "deepspeed.launcher.runner"]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if torch.cuda.is_available() else []
+    if visible and all(index.isdigit() for index in visible):  # the launcher ignores the variable if --num_gpus is set
+        devices = ["--include", f"localhost:{','.join(visible[:n_processes])}"]
     else:
-        chosen = ["--num_gpus", str(processes)]
-    return [*program, "-q", *chosen, "--master_port", str(free_port())]
-
-
-def rank() -> int:
-    """The number of this process, from 0."""
-    return int(os.environ.get("RANK", "0"))
-
-
-def world_size() -> int:
-    """How many processes the job has."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def is_rank_zero() -> bool:
-    """Whether this is process 0, which prints and writes."""
-    return rank() == 0
+        devices = ["--num_gpus", str(n_processes)]
+    return [*program, "-q", *devices, "--master_port", str(free_port())]
 
 
 def device_type() -> str:
-    """What is computed on here, `cuda` or `cpu`. DeepSpeed's own word for "not the GPU", DS_ACCELERATOR=cpu, is obeyed."""
+    """Return `cuda` or `cpu`. DS_ACCELERATOR=cpu, the variable of DeepSpeed, selects the CPU on a machine with GPUs."""
     return "cuda" if torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu" else "cpu"
 
 
 def use_device() -> torch.device:
-    """The device of this process; on a CPU, also share the cores out among the processes of this machine.
+    """Select and return the device of this process.
 
-    OMP_NUM_THREADS is obeyed, as the most threads of a process.
+    On a CPU, the cores are divided among the processes of this machine. OMP_NUM_THREADS is the upper limit of threads per process.
 
     Raises:
-        OSError: this process sees fewer GPUs than its number on this machine takes.
+        OSError: LOCAL_RANK is not below the number of visible GPUs.
     """
     if device_type() == "cuda":
-        number, n_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-        if number >= n_gpus:
+        local_rank, n_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        if local_rank >= n_gpus:
             raise OSError(
-                f"LOCAL_RANK ({number}) must be below the number of GPUs that process {rank()} sees ({n_gpus}); start a process for "
-                "each of them, or set LOCAL_RANK=0 where each sees one of its own"
+                f"LOCAL_RANK={local_rank} is invalid: process {rank()} sees {n_gpus} GPU(s). Start one process per GPU, or set "
+                "LOCAL_RANK=0 if each process sees one GPU only."
             )
-        device = torch.device("cuda", number)
+        device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-        # cuDNN's attention refuses masks that need a gradient, so that it would run at evaluation only, and its masks have had faults
+        # the attention of cuDNN refuses masks that need a gradient, so it would run in evaluation only; its masks had bugs
         torch.backends.cuda.enable_cudnn_sdp(False)
         return device
-    here = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or world_size())
-    cores, most = len(os.sched_getaffinity(0)) // here, os.environ.get("OMP_NUM_THREADS", "")
-    torch.set_num_threads(max(1, min(cores, int(most)) if most.isdecimal() else cores))
+    n_local = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or world_size())
+    cores, limit = len(os.sched_getaffinity(0)) // n_local, os.environ.get("OMP_NUM_THREADS", "")
+    torch.set_num_threads(max(1, min(cores, int(limit)) if limit.isdecimal() else cores))
     return torch.device("cpu")
 
 
 def seed_everything(seed: int) -> None:
-    """Seed the global generators, which starting values are drawn from."""
+    """Seed the global random generators, which draw the initial weights."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
-def seed_step(seed: int, step: int, process: int) -> None:
-    """Seed what dropout draws from: a function of the step, so that there is no state to keep, and other on each process."""
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """Seed dropout for one step of one process.
+
+    The seed is a function of step and rank, so a resumed run needs no state of a random generator.
+    """
     torch.manual_seed(
-        int(np.random.SeedSequence([seed, step, process]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+        int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0] >> np.uint64(1))
     )
 
 
-def check_shared_filesystem(folder: Path, comm: Comm, patience_seconds: float = 60.0) -> None:
-    """Raise ValueError, on every process, if a machine does not see what process 0 writes to `folder`."""
-    # a name that nobody looked for before, so that no network file system remembers its absence
-    sign = folder / f".seen_{comm.broadcast(secrets.token_hex(8))}"
+def check_shared_filesystem(folder: Path, comm: Comm, timeout_seconds: float = 60.0) -> None:
+    """Raise ValueError, on every process, if a machine does not see the files that rank 0 writes to `folder`."""
+    # a new name: a network file system caches the absence of a name that was looked up before
+    marker = folder / f".seen_{comm.broadcast(secrets.token_hex(8))}"
     if is_rank_zero():
-        for left in folder.glob(".seen_*"):  # by who was killed here
-            left.unlink()
-        sign.touch()
+        for stale in folder.glob(".seen_*"):  # of a run that was killed here
+            stale.unlink()
+        marker.touch()
     comm.barrier()
-    until = time.monotonic() + patience_seconds
-    while not (seen := sign.name in _names_in(folder)) and time.monotonic() < until:
+    deadline = time.monotonic() + timeout_seconds
+    while not (is_seen := marker.name in _list_dir(folder)) and time.monotonic() < deadline:
         time.sleep(0.5)
-    blind = sorted({machine for machine, sees in comm.all_gather((socket.gethostname(), seen)) if not sees})
+    failed = sorted({host for host, host_sees_it in comm.all_gather((socket.gethostname(), is_seen)) if not host_sees_it})
     if is_rank_zero():
-        sign.unlink(missing_ok=True)
-    if blind:
+        marker.unlink(missing_ok=True)
+    if failed:
         raise ValueError(
-            f"run_dir={folder}, as process 0 writes it, is not seen on {', '.join(blind)}; put it on a file system that all machines "
-            "share (docs/clusters.md)"
+            f"run_dir={folder} is invalid: {', '.join(failed)} cannot see the files that rank 0 writes there. Set run_dir to a folder "
+            "on a file system that all machines share (docs/clusters.md)."
         )
 
 
-def _names_in(folder: Path) -> list[str]:
-    """Of its files: opening the folder makes a network file system look again."""
+def _list_dir(folder: Path) -> list[str]:
+    """List the names in a folder. Opening the folder makes a network file system refresh its cache."""
     try:
         return os.listdir(folder)
     except OSError:
@@ -150,41 +154,45 @@ def _names_in(folder: Path) -> list[str]:
 
 
 class Comm:
-    """Small numbers that all processes must agree on, exchanged over the CPU so that no GPU waits."""
+    """Collectives for small values over the CPU (gloo), so that no GPU is synchronized. Every process must call each method."""
 
     def __init__(self) -> None:
         self._group = dist.new_group(backend="gloo") if world_size() > 1 else None
 
     def all_reduce_max(self, *values: float) -> list[float]:
-        """The largest of each value over all processes."""
+        """Return the maximum over all processes of each value."""
         return self._reduce(values, dist.ReduceOp.MAX)
 
     def all_reduce_sum(self, *values: float) -> list[float]:
-        """The sum of each value over all processes."""
+        """Return the sum over all processes of each value."""
         return self._reduce(values, dist.ReduceOp.SUM)
 
     def broadcast(self, value: str) -> str:
-        """A word of process 0."""
-        box = [value]
+        """Return the value of rank 0."""
+        values = [value]
         if self._group is not None:
-            dist.broadcast_object_list(box, src=0, group=self._group)
-        return box[0]
+            dist.broadcast_object_list(values, src=0, group=self._group)
+        return values[0]
+
+    def call_on_rank_zero(self, function: Callable[[], str]) -> str:
+        """Call `function` on rank 0 and return its result on every process."""
+        return self.broadcast(function() if is_rank_zero() else "")
 
     def all_gather(self, value: Any) -> list[Any]:
-        """A small value of each process, by its number."""
-        box = [value] * world_size()
+        """Return the values of all processes, in the order of their ranks."""
+        values = [value] * world_size()
         if self._group is not None:
-            dist.all_gather_object(box, value, group=self._group)
-        return box
+            dist.all_gather_object(values, value, group=self._group)
+        return values
 
     def barrier(self) -> None:
-        """Wait for all."""
+        """Wait until every process calls it."""
         if self._group is not None:
             dist.barrier(self._group)
 
-    def _reduce(self, values: tuple[float, ...], how: dist.ReduceOp.RedOpType) -> list[float]:
+    def _reduce(self, values: tuple[float, ...], operation: dist.ReduceOp.RedOpType) -> list[float]:
         if self._group is None:
             return list(values)
         tensor: Tensor = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(tensor, how, group=self._group)
+        dist.all_reduce(tensor, operation, group=self._group)
         return tensor.tolist()

@@ -12,20 +12,20 @@ from typing import Any
 import psutil
 import torch
 
-from xlpre.common.files import named, write_text
+from xlpre.common.files import with_filename, write_text
 from xlpre.training.distributed import is_rank_zero
 from xlpre.training.jsonl import read_lines, rewrite
 
 BOARD = "tensorboard"
 
 
-class MetricsLog:
+class MetricsWriter:
     """Appends to `metrics.jsonl` and TensorBoard in a run folder, and to a project of Weights & Biases.
 
     Args:
         folder: of the run.
         step: where the run goes on; lines of later steps, written before a stop, are dropped (all of them if it starts over).
-        project: of Weights & Biases; empty: none. `check_wandb` has passed it.
+        project: of Weights & Biases; empty: none. `check_wandb_installed` has passed it.
         name: of the run, there.
         settings: of the run, shown there.
     """
@@ -47,10 +47,10 @@ class MetricsLog:
         """One line; numbers also go to TensorBoard and Weights & Biases, as they are."""
         if self._board is None:
             return
-        with named(self._path), open(self._path, "a", encoding="utf-8") as file:
+        with with_filename(self._path), open(self._path, "a", encoding="utf-8") as file:
             file.write(_json({"step": step, **values}) + "\n")
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
-        with named(self._path.with_name(BOARD)):
+        with with_filename(self._path.with_name(BOARD)):
             for name, value in numbers.items():
                 self._board.add_scalar(name, value, step)
         if self._chart is not None:
@@ -59,7 +59,7 @@ class MetricsLog:
     def close(self) -> None:
         """Write out what is not yet written."""
         if self._board is not None:
-            with named(self._path.with_name(BOARD)):
+            with with_filename(self._path.with_name(BOARD)):
                 self._board.close()
         if self._chart is not None:
             self._chart.finish()
@@ -74,7 +74,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return read_lines(folder / "metrics.jsonl")
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """In words, the two largest units."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -86,14 +86,14 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def memory_bytes(device: torch.device) -> int:
+def peak_memory_bytes(device: torch.device) -> int:
     """Bytes of this process: the most that tensors took on a GPU so far, what it holds on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return psutil.Process().memory_info().rss
 
 
-def check_wandb(project: str) -> None:
+def check_wandb_installed(project: str) -> None:
     """Raise ValueError if there is a `project` of Weights & Biases, and its library is not there."""
     if not project:
         return

@@ -218,7 +218,7 @@ def _layer_of(name: str) -> int:
 
 def _held_for_all_layers(name: str) -> bool:
     """Whether the published code has a parameter of a layer in one variable of all layers, which is of none."""
-    return re.search(r"\.terms\.\w+\.(r_bias|same_different)$", name) is not None
+    return re.search(r"\.terms\.\w+\.(r_bias|seg_embed)$", name) is not None
 
 
 @torch.no_grad()

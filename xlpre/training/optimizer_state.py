@@ -19,12 +19,12 @@ SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")  # of
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def weights_of(engine: Any, keep: bool) -> dict[str, Tensor]:
+def gather_weights(engine: Any, keep: bool) -> dict[str, Tensor]:
     """The model's weights on the CPU. Every process must call it; those that do not `keep` them get none."""
     return dict(_whole(engine, None, lambda index: keep))
 
 
-def moments_of(engine: Any, keep: Callable[[int], bool]) -> dict[str, Tensor]:
+def gather_moments(engine: Any, keep: Callable[[int], bool]) -> dict[str, Tensor]:
     """Adam's moments on the CPU, as `NAME/exp_avg` and `NAME/exp_avg_sq`.
 
     Every process must call it, and gets those of the parameters whose index it wants to `keep`. There are none before the first
@@ -41,7 +41,7 @@ def n_updates(engine: Any) -> int:
     return int(max((state["step"].item() for state in _adam(engine).state.values()), default=0))
 
 
-def counters_of(engine: Any) -> dict[str, Any]:
+def read_counters(engine: Any) -> dict[str, Any]:
     """Small numbers that go on: updates made, updates skipped, and how fp16's loss is scaled."""
     scaler = getattr(engine.optimizer, "loss_scaler", None)
     scale = {name: getattr(scaler, name) for name in SCALER if hasattr(scaler, name)}
@@ -49,7 +49,7 @@ def counters_of(engine: Any) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def put_state(
+def load_state(
     engine: Any, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor], counters: Mapping[str, Any]
 ) -> None:
     """Set the fp32 weights, the moments and the counters; every process must call it.

@@ -1,40 +1,51 @@
-"""What a run is called, where it goes and what it draws by: the rules that pretraining and fine-tuning share."""
+"""Name, folder and seed of a run: the checks that pretraining and fine-tuning share."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-MAX_SEED = 2**63 - 1  # what torch and numpy both take
+MAX_SEED = 2**63 - 1  # the largest seed that both torch and numpy accept
 
 
-def check_identity(name: str, run_dir: str, seed: int, seeds: int = 1) -> None:
-    """Raise ValueError for a name that names no folder, for no folder, for one of `seeds` seeds, from `seed` on, that none can be."""
+def check_run_identity(name: str, run_dir: str, seed: int, num_seeds: int = 1) -> None:
+    """Check the name, the folder and the `num_seeds` seeds of a run, of which `seed` is the first.
+
+    Raises:
+        ValueError: one of them is invalid.
+    """
     if name in ("", ".", "..") or "/" in name:
         raise ValueError(
-            f"name ({name!r}) names folders, in runs/ and elsewhere, and must not be empty, . or .., or hold a slash; set run_dir for "
-            "another place"
+            f"name={name!r} is invalid: it names the folders of the run and must not be empty, `.` or `..`, or contain a slash. "
+            "Set run_dir to choose another folder."
         )
     if not run_dir:
-        raise ValueError("run_dir is empty; name the folder of the run, or leave it out: runs/NAME")
+        raise ValueError("run_dir='' is invalid: it must name a folder. Leave it out for runs/NAME.")
     if seed < 0:
-        raise ValueError(f"seed ({seed}) must be at least 0")
-    if seeds < 1:
-        raise ValueError(f"seeds ({seeds}) must be at least 1")
-    if (last := seed + seeds - 1) > MAX_SEED:
-        raise ValueError(f"seed ({last}) must be at most {MAX_SEED}")
+        raise ValueError(f"seed={seed} is invalid: it must be at least 0. Set seed=1.")
+    if num_seeds < 1:
+        raise ValueError(f"num_seeds={num_seeds} is invalid: it must be at least 1. Set num_seeds=1.")
+    if (last := seed + num_seeds - 1) > MAX_SEED:
+        raise ValueError(f"seed={last} is invalid: it must be at most {MAX_SEED}. Set seed=1.")
 
 
-def check_place(run_dir: str, folder: str = "") -> None:
-    """Raise ValueError if `run_dir`, or a `folder` in it, is no folder and none can be made there, as far as can be told without it."""
-    place = Path(run_dir) / folder
-    while not (place.exists() or place.is_symlink()) and place != place.parent:
-        place = place.parent
-    if place.is_symlink() and not place.exists():
+def check_run_dir_writable(run_dir: str, subfolder: str = "") -> None:
+    """Check that `run_dir`, or `subfolder` in it, is a writable folder or can be created. Nothing is written.
+
+    Raises:
+        ValueError: the path is a file, a broken link, or not writable.
+    """
+    path = Path(run_dir) / subfolder
+    while not (path.exists() or path.is_symlink()) and path != path.parent:
+        path = path.parent
+    if path.is_symlink() and not path.exists():
         raise ValueError(
-            f"run_dir={run_dir}: {place} is a link to {os.readlink(place)}, which is not there; put that back, or remove the link"
+            f"run_dir={run_dir} is invalid: {path} is a link to {os.readlink(path)}, which does not exist. Restore that folder, or "
+            "remove the link."
         )
-    if not place.is_dir():
-        raise ValueError(f"run_dir={run_dir}: {place} is there already and is no folder; set another run_dir, or name")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise ValueError(f"run_dir={run_dir}: {place} is not yours to write in; set another run_dir, or name")
+    if not path.is_dir():
+        raise ValueError(f"run_dir={run_dir} is invalid: {path} is not a folder. Set another run_dir, or another name.")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise ValueError(
+            f"run_dir={run_dir} is invalid: you may not write to {path}. Set another run_dir, or another name."
+        )

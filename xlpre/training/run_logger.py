@@ -13,11 +13,11 @@ import torch
 from tqdm import tqdm
 
 from xlpre.training.distributed import is_rank_zero, world_size
-from xlpre.training.metrics import MetricsLog, memory_bytes
+from xlpre.training.metrics import MetricsWriter, peak_memory_bytes
 from xlpre.training.progress import Progress
 
 
-class RunLog(ABC):
+class RunLogger(ABC):
     """Says and writes how a run goes; its clock stands still while it is paused.
 
     Args:
@@ -42,7 +42,7 @@ class RunLog(ABC):
     ) -> None:
         self._course, self._words, self._title = course, words, title
         self._names = ("loss", *(f"{name}_loss" for name in auxiliary))
-        self._file = MetricsLog(folder, course.step, course.train.wandb, name, settings)
+        self._file = MetricsWriter(folder, course.step, course.train.wandb, name, settings)
         self._bar = tqdm(
             total=course.train.steps,
             initial=course.step,
@@ -67,7 +67,7 @@ class RunLog(ABC):
         rates = self.rates(elapsed, steps)
         means = [torch.stack(several).mean().item() for several in zip(*self._losses, strict=True)]
         sums = zip(self._names, course.comm.all_reduce_sum(*means), strict=True)
-        (memory,) = course.comm.all_reduce_max(float(memory_bytes(course.engine.device)))
+        (memory,) = course.comm.all_reduce_max(float(peak_memory_bytes(course.engine.device)))
         hours = course.train.hours
         budget = hours * 3600 - course.seconds if hours else None
         line = {

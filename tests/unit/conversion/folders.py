@@ -8,8 +8,8 @@ import numpy as np
 
 from xlpre.conversion import tf
 from xlpre.conversion.model_folder import ModelFolder, save_folder, save_huggingface
-from xlpre.conversion.tf_checkpoint import write_bundle
-from xlpre.conversion.weight_maps import to_theirs
+from xlpre.conversion.tf_checkpoint import write_checkpoint
+from xlpre.conversion.weight_maps import to_external
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
 
@@ -24,10 +24,10 @@ def make(tokenizer, next_sentence=False, **settings) -> ModelFolder:
 
 def write_release(path: Path, folder: ModelFolder) -> Path:
     """The folder as the original's TensorFlow release, optimizer slots included."""
-    arrays = to_theirs(tf.weights_of(folder.config), folder.weights, folder.config)
+    arrays = to_external(tf.weight_map(folder.config), folder.weights, folder.config)
     slots = {f"{name}/adam_m": np.zeros(2, np.float32) for name in arrays}
     path.mkdir()
-    write_bundle(
+    write_checkpoint(
         path / tf.CHECKPOINT,
         {**{n: a.numpy() for n, a in arrays.items()}, **slots, "global_step": np.int64(7)},
     )

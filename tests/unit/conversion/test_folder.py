@@ -8,7 +8,7 @@ import safetensors.torch
 import torch
 
 from tests.unit.conversion.folders import KINDS, make, write_release
-from xlpre.conversion.model_folder import load_folder, save_folder, save_huggingface, save_release
+from xlpre.conversion.model_folder import load_folder, save_folder, save_huggingface, save_tensorflow
 from xlpre.text.tokenizer import train
 from xlpre.text.tokenizer_config import TokenizerConfig
 
@@ -51,22 +51,22 @@ def test_the_head_of_next_sentence_prediction_stays_in_our_own_folder_alone(toke
     save_folder(tmp_path / "ours", folder)
     back = load_folder(tmp_path / "ours")
     assert back.next_sentence and back.weights.keys() == folder.weights.keys()
-    head = back.model().auxiliary["next_sentence"]
-    assert torch.equal(head.dense.weight, folder.weights["auxiliary.next_sentence.dense.weight"])
-    for save in (save_huggingface, save_release):
+    head = back.model().auxiliary_heads["next_sentence"]
+    assert torch.equal(head.dense.weight, folder.weights["auxiliary_heads.next_sentence.dense.weight"])
+    for save in (save_huggingface, save_tensorflow):
         save(tmp_path / "theirs", folder)
         left = load_folder(tmp_path / "theirs")
-        assert not left.next_sentence and not left.model().auxiliary
-        assert left.weights.keys() == {name for name in folder.weights if not name.startswith("auxiliary.")}
+        assert not left.next_sentence and not left.model().auxiliary_heads
+        assert left.weights.keys() == {name for name in folder.weights if not name.startswith("auxiliary_heads.")}
     fewer = {name: weight for name, weight in folder.weights.items() if not name.endswith("dense.bias")}
     save_folder(tmp_path / "cut", dataclasses.replace(folder, weights=fewer))
-    with pytest.raises(ValueError, match=r"auxiliary.next_sentence.dense.bias is missing from the weights"):
+    with pytest.raises(ValueError, match=r"auxiliary_heads.next_sentence.dense.bias is missing from the weights"):
         load_folder(tmp_path / "cut")
 
 
 def test_a_passport_says_what_made_the_folder(tokenizer, tmp_path):
     save_folder(tmp_path / "model", make(tokenizer))
-    passport = json.loads((tmp_path / "model" / "passport.json").read_text())
+    passport = json.loads((tmp_path / "model" / "provenance.json").read_text())
     assert passport["vocabulary_sha256"] == tokenizer.sha256 and passport["step"] == 3
     assert passport["special_ids"]["<sep>"] == 4 and passport["versions"]["torch"] and "revision" in passport
 
@@ -94,7 +94,7 @@ def test_the_weights_of_huggingface_may_be_shards_or_an_old_bin(tokenizer, tmp_p
     found = safetensors.torch.load_file(single)
     single.unlink()
     torch.save(found, tmp_path / "model" / "pytorch_model.bin")
-    assert torch.equal(load_folder(tmp_path / "model").weights["output.bias"], folder.weights["output.bias"])
+    assert torch.equal(load_folder(tmp_path / "model").weights["lm_head.bias"], folder.weights["lm_head.bias"])
     (tmp_path / "model" / "pytorch_model.bin").unlink()
     index = {}
     for number, (name, tensor) in enumerate(found.items()):
@@ -103,7 +103,7 @@ def test_the_weights_of_huggingface_may_be_shards_or_an_old_bin(tokenizer, tmp_p
         part = {n: t for i, (n, t) in enumerate(found.items()) if i % 2 == number % 2}
         safetensors.torch.save_file(part, tmp_path / "model" / shard)
     (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-    assert torch.equal(load_folder(tmp_path / "model").weights["output.bias"], folder.weights["output.bias"])
+    assert torch.equal(load_folder(tmp_path / "model").weights["lm_head.bias"], folder.weights["lm_head.bias"])
     (tmp_path / "model" / "model-1.safetensors").unlink()
     with pytest.raises(ValueError, match="model-1.safetensors"):
         load_folder(tmp_path / "model")

@@ -15,7 +15,7 @@ def test_a_model_of_any_precision_is_saved_in_fp32_with_what_is_said_of_it(token
     model = make(tokenizer).model().to(dtype)
     save_folder(tmp_path / "there", folder_of(model, tokenizer, "permutation", step=3))
     back = load_folder(tmp_path / "there")
-    assert back.facts["step"] == 3 and {weight.dtype for weight in back.weights.values()} == {torch.float32}
+    assert back.provenance["step"] == 3 and {weight.dtype for weight in back.weights.values()} == {torch.float32}
     assert all(torch.equal(back.weights[name], p.float()) for name, p in model.named_parameters())
 
 

@@ -11,8 +11,8 @@ from pretrain.export import main
 from tests.parity.goldens import GOLDENS
 from tests.unit.conversion.folders import make
 from xlpre.conversion import hf, tf
-from xlpre.conversion.model_folder import ModelFolder, load_folder, save_folder, save_release
-from xlpre.conversion.tf_checkpoint import read_bundle, write_bundle
+from xlpre.conversion.model_folder import ModelFolder, load_folder, save_folder, save_tensorflow
+from xlpre.conversion.tf_checkpoint import read_checkpoint, write_checkpoint
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import meta_model
 from xlpre.text.tokenizer import Tokenizer, train
@@ -69,20 +69,20 @@ def any_folder(seed: int, tokenizer: Tokenizer) -> ModelFolder:
 @pytest.mark.parametrize("seed", range(12))
 def test_a_model_that_was_a_release_for_a_while_is_the_same_model(seed, tokenizer, tmp_path):
     folder = any_folder(seed, tokenizer)
-    save_release(tmp_path / "there", folder)
+    save_tensorflow(tmp_path / "there", folder)
     back = load_folder(tmp_path / "there")
     assert back.kind == "tensorflow" and back.config == folder.config and back.objective == folder.objective
     assert back.weights.keys() == folder.weights.keys()
     assert all(torch.equal(back.weights[name], weight) for name, weight in folder.weights.items())
     assert back.tokenizer.model == tokenizer.model and back.tokenizer.preprocess == folder.tokenizer.preprocess
-    assert back.facts.items() >= folder.facts.items()
+    assert back.provenance.items() >= folder.provenance.items()
 
 
 def test_a_release_has_the_files_settings_and_variables_of_the_original(tokenizer, tmp_path):
-    save_release(tmp_path / "there", make(tokenizer, n_layer=1))
+    save_tensorflow(tmp_path / "there", make(tokenizer, n_layer=1))
     files = {file.name for file in (tmp_path / "there").iterdir()}
     checkpoint = {"xlnet_model.ckpt.index", "xlnet_model.ckpt.data-00000-of-00001"}
-    assert files == checkpoint | {"xlnet_config.json", "spiece.model", "passport.json"}
+    assert files == checkpoint | {"xlnet_config.json", "spiece.model", "provenance.json"}
     assert json.loads((tmp_path / "there/xlnet_config.json").read_text()) == {
         "n_layer": 1,
         "d_model": 16,
@@ -93,14 +93,14 @@ def test_a_release_has_the_files_settings_and_variables_of_the_original(tokenize
         "ff_activation": "gelu",
         "untie_r": True,
     }
-    arrays = read_bundle(tmp_path / "there/xlnet_model.ckpt")
+    arrays = read_checkpoint(tmp_path / "there/xlnet_model.ckpt")
     assert {name: array.shape for name, array in arrays.items()} == SHAPES
     assert {array.dtype for array in arrays.values()} == {np.dtype("f4")}
 
 
 def test_biases_that_layers_share_are_one_variable_without_segments_there_are_fewer(tokenizer, tmp_path):
-    save_release(tmp_path / "there", make(tokenizer, untie_r=False, relative_segments=False))
-    arrays = read_bundle(tmp_path / "there/xlnet_model.ckpt")
+    save_tensorflow(tmp_path / "there", make(tokenizer, untie_r=False, relative_segments=False))
+    arrays = read_checkpoint(tmp_path / "there/xlnet_model.ckpt")
     root = "model/transformer/"
     outside = {name: array.shape for name, array in arrays.items() if name.startswith(f"{root}r_")}
     assert outside == {f"{root}r_w_bias": (2, 8), f"{root}r_r_bias": (2, 8)} and f"{root}seg_embed" not in arrays
@@ -111,7 +111,7 @@ def test_a_release_of_the_original_read_and_written_again_has_its_variables_bit_
     if not release.is_dir():
         pytest.skip(f"no {release.name} in {GOLDENS}; set XLPRE_GOLDENS")
     tf.write_release(tmp_path, *tf.read_release(release))
-    again, first = (read_bundle(folder / tf.CHECKPOINT) for folder in (tmp_path, release))
+    again, first = (read_checkpoint(folder / tf.CHECKPOINT) for folder in (tmp_path, release))
     assert again.keys() == {name for name in first if not name.endswith(("/Adam", "/Adam_1", "global_step"))}
     assert all(np.array_equal(array, first[name]) for name, array in again.items())
     assert json.loads((tmp_path / tf.CONFIG).read_text()) == json.loads((release / tf.CONFIG).read_text())
@@ -158,21 +158,21 @@ def test_a_disk_that_is_full_on_the_way_leaves_nothing(tokenizer, tmp_path, monk
 
     monkeypatch.setattr(tf, "write_bundle", full)
     with pytest.raises(OSError, match="no space left"):
-        save_release(tmp_path / "there", make(tokenizer))
+        save_tensorflow(tmp_path / "there", make(tokenizer))
     assert not list(tmp_path.iterdir())
 
 
 def test_half_of_the_segment_encoding_is_a_variable_that_is_missing(tokenizer, tmp_path):
-    save_release(tmp_path / "there", make(tokenizer))
-    arrays = read_bundle(tmp_path / "there" / tf.CHECKPOINT)
+    save_tensorflow(tmp_path / "there", make(tokenizer))
+    arrays = read_checkpoint(tmp_path / "there" / tf.CHECKPOINT)
     del arrays["model/transformer/seg_embed"]
-    write_bundle(tmp_path / "there" / tf.CHECKPOINT, arrays)
+    write_checkpoint(tmp_path / "there" / tf.CHECKPOINT, arrays)
     with pytest.raises(ValueError, match="the variable model/transformer/seg_embed of an XLNet is not in it"):
         load_folder(tmp_path / "there")
 
 
 def test_the_vocabulary_must_be_the_one_that_the_passport_knows(tokenizer, documents, tmp_path):
-    save_release(tmp_path / "there", make(tokenizer))
+    save_tensorflow(tmp_path / "there", make(tokenizer))
     other = train(documents, TokenizerConfig(vocab_size=250))
     other.save(tmp_path / "there" / "spiece.model")
     with pytest.raises(ValueError, match=f"{other.sha256[:12]}.*{tokenizer.sha256[:12]}"):
@@ -189,9 +189,9 @@ def test_hugging_face_and_tensorflow_are_not_one_folder(tmp_path, capsys):
 
 
 def test_a_release_that_was_trained_elsewhere_is_exported_as_one_with_a_passport(tokenizer, tmp_path, capsys):
-    folder = dataclasses.replace(make(tokenizer), facts={})
-    save_release(tmp_path / "first", folder)
-    (tmp_path / "first" / "passport.json").unlink()
+    folder = dataclasses.replace(make(tokenizer), provenance={})
+    save_tensorflow(tmp_path / "first", folder)
+    (tmp_path / "first" / "provenance.json").unlink()
     main([str(tmp_path / "first"), str(tmp_path / "second"), "--tf", "--preprocess", "uncased"])
     assert f"written to {tmp_path / 'second'} for the original's TensorFlow code" in capsys.readouterr().out
     assert load_folder(tmp_path / "first").tokenizer.preprocess == "cased"

@@ -11,7 +11,15 @@ from hypothesis.extra import numpy as hnp
 
 from tests.parity.goldens import GOLDENS
 from xlpre.conversion import tf_checkpoint
-from xlpre.conversion.tf_checkpoint import DTYPE_NUMBERS, _field, _masked, _table, _varint, read_bundle, write_bundle
+from xlpre.conversion.tf_checkpoint import (
+    DTYPE_NUMBERS,
+    _field,
+    _masked,
+    _table,
+    _varint,
+    read_checkpoint,
+    write_checkpoint,
+)
 
 # written by TensorFlow 2.21: a checkpoint of layer/kernel, and one of layer/bias (bfloat16) and step, merged into one
 WRITTEN_BY_TENSORFLOW = {
@@ -43,7 +51,7 @@ def put(folder: Path, index: bytes, data: bytes = b"") -> Path:
 
 @pytest.fixture
 def prefix(tmp_path) -> Path:
-    write_bundle(tmp_path / "model.ckpt", {"bias": np.arange(3, dtype="i4"), "kernel": np.ones((2, 3), "f4")})
+    write_checkpoint(tmp_path / "model.ckpt", {"bias": np.arange(3, dtype="i4"), "kernel": np.ones((2, 3), "f4")})
     return tmp_path / "model.ckpt"
 
 
@@ -51,31 +59,31 @@ def prefix(tmp_path) -> Path:
 @given(st.dictionaries(names, arrays, max_size=8))
 def test_what_is_written_is_read_back_bit_for_bit(tensors):
     with tempfile.TemporaryDirectory() as folder:
-        write_bundle(Path(folder, "a"), tensors)
-        assert_same(read_bundle(Path(folder, "a")), tensors)
+        write_checkpoint(Path(folder, "a"), tensors)
+        assert_same(read_checkpoint(Path(folder, "a")), tensors)
 
 
 def test_a_thousand_tensors_in_many_blocks_and_chunks_are_read_back(tmp_path, monkeypatch):
     monkeypatch.setattr(tf_checkpoint, "CHUNK_BYTES", 16)
     tensors = {f"model/layer_{i}/kernel": np.full((i % 4, 3), i, "f4") for i in range(1000)}
-    write_bundle(tmp_path / "a", tensors)
-    assert_same(read_bundle(tmp_path / "a"), tensors)
+    write_checkpoint(tmp_path / "a", tensors)
+    assert_same(read_checkpoint(tmp_path / "a"), tensors)
 
 
 def test_a_transposed_and_a_big_endian_array_keep_their_values(tmp_path):
     array = np.arange(6, dtype="f4").reshape(2, 3)
-    write_bundle(tmp_path / "a", {"big": array.astype(">f4"), "transposed": array.T})
-    assert_same(read_bundle(tmp_path / "a"), {"big": array, "transposed": array.T})
+    write_checkpoint(tmp_path / "a", {"big": array.astype(">f4"), "transposed": array.T})
+    assert_same(read_checkpoint(tmp_path / "a"), {"big": array, "transposed": array.T})
 
 
 def test_two_data_files_and_bfloat16_of_tensorflow_are_read(tmp_path):
     for ending, content in WRITTEN_BY_TENSORFLOW.items():
         (tmp_path / f"a.{ending}").write_bytes(bytes.fromhex(content))
     bias, kernel = np.array([1, 0.5, -2], "f4"), np.arange(6, dtype="f4").reshape(2, 3)
-    assert_same(read_bundle(tmp_path / "a"), {"layer/bias": bias, "layer/kernel": kernel, "step": np.array(7)})
+    assert_same(read_checkpoint(tmp_path / "a"), {"layer/bias": bias, "layer/kernel": kernel, "step": np.array(7)})
     (tmp_path / "a.data-00001-of-00002").unlink()
     with pytest.raises(ValueError, match=r"a\.data-00001-of-00002: No such file.* has 2 data file"):
-        read_bundle(tmp_path / "a")
+        read_checkpoint(tmp_path / "a")
 
 
 def test_the_parameters_of_the_original_model_equal_those_it_was_run_with():
@@ -85,28 +93,28 @@ def test_the_parameters_of_the_original_model_equal_those_it_was_run_with():
     with np.load(arrays) as run:
         expected = {name[len("param/") :]: run[name] for name in run.files if name.startswith("param/")}
     assert len(expected) > 40
-    assert_same(read_bundle(prefix, lambda name: name in expected), expected)
-    assert "model/lm_loss/bias/Adam" in read_bundle(prefix)
+    assert_same(read_checkpoint(prefix, lambda name: name in expected), expected)
+    assert "model/lm_loss/bias/Adam" in read_checkpoint(prefix)
 
 
 def test_only_wanted_tensors_are_read(prefix):
     data = prefix.with_name("model.ckpt.data-00000-of-00001")
     data.write_bytes(data.read_bytes()[:12])
-    assert list(read_bundle(prefix, lambda name: name == "bias")) == ["bias"]
+    assert list(read_checkpoint(prefix, lambda name: name == "bias")) == ["bias"]
 
 
 def test_a_missing_index_or_data_file_is_named(tmp_path, prefix):
     with pytest.raises(ValueError, match=r"model\.ckpt\.index\.index: No such file.*without \.index"):
-        read_bundle(f"{prefix}.index")
+        read_checkpoint(f"{prefix}.index")
     prefix.with_name("model.ckpt.data-00000-of-00001").unlink()
     with pytest.raises(ValueError, match=r"model\.ckpt\.data-00000-of-00001: No such file.* has 1 data file"):
-        read_bundle(prefix)
+        read_checkpoint(prefix)
 
 
 @pytest.mark.parametrize("content", [b"", b"text", b"0" * 100])
 def test_a_file_that_is_no_table_is_refused(tmp_path, content):
     with pytest.raises(ValueError, match=r"model\.ckpt\.index: not the index of a TensorFlow checkpoint"):
-        read_bundle(put(tmp_path, content))
+        read_checkpoint(put(tmp_path, content))
 
 
 @pytest.mark.parametrize(
@@ -123,21 +131,21 @@ def test_damage_is_refused_with_the_file_and_the_tensor(prefix, ending, length, 
     content = path.read_bytes()
     path.write_bytes(content[:length] + tail + (content[length + 1 :] if tail else b""))
     with pytest.raises(ValueError, match=message):
-        read_bundle(prefix, lambda name: name == "kernel")
+        read_checkpoint(prefix, lambda name: name == "kernel")
 
 
 def test_a_compressed_block_is_refused(tmp_path):
     table = _table([HEADER])
     snappy = table[:13] + b"\1" + _masked(google_crc32c.value(table[:13] + b"\1"))  # the block ends before its type
     with pytest.raises(ValueError, match=r"block at byte 0 is compressed \(type 1\), which is not supported"):
-        read_bundle(put(tmp_path, snappy + table[len(snappy) :]))
+        read_checkpoint(put(tmp_path, snappy + table[len(snappy) :]))
 
 
 def test_a_table_without_the_header_and_big_endian_numbers_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"model\.ckpt\.index: a table without the header"):
-        read_bundle(put(tmp_path, _table([(b"kernel", KERNEL)])))
+        read_checkpoint(put(tmp_path, _table([(b"kernel", KERNEL)])))
     with pytest.raises(ValueError, match=r"model\.ckpt\.index: big-endian numbers are not read"):
-        read_bundle(put(tmp_path, _table([(b"", HEADER[1] + _field(2, 1))])))
+        read_checkpoint(put(tmp_path, _table([(b"", HEADER[1] + _field(2, 1))])))
 
 
 @pytest.mark.parametrize(
@@ -154,9 +162,9 @@ def test_a_table_without_the_header_and_big_endian_numbers_are_refused(tmp_path)
 )
 def test_an_entry_that_cannot_be_read_is_refused_only_if_wanted(tmp_path, entry, message):
     prefix = put(tmp_path, _table([HEADER, (b"kernel", entry)]))
-    assert read_bundle(prefix, lambda name: False) == {}
+    assert read_checkpoint(prefix, lambda name: False) == {}
     with pytest.raises(ValueError, match=rf"model\.ckpt\.index: {message}"):
-        read_bundle(prefix)
+        read_checkpoint(prefix)
 
 
 @pytest.mark.parametrize("lengths", [[0] * 65, [0, 2**63], [0, 2**64 - 1, 5], [2**62, 2**62], [2**60]])
@@ -164,14 +172,14 @@ def test_shapes_beyond_all_memory_are_refused(tmp_path, lengths):
     shape = b"".join(_field(2, _field(1, length)) for length in lengths)
     entry = _field(1, 1) + _field(2, shape) + _field(5, 4 * math.prod(lengths)) + b"\x35" + _masked(0)
     with pytest.raises(ValueError, match=r"model\.ckpt.*kernel"):
-        read_bundle(put(tmp_path, _table([HEADER, (b"kernel", entry)])))
+        read_checkpoint(put(tmp_path, _table([HEADER, (b"kernel", entry)])))
 
 
 def test_unknown_fields_are_skipped(tmp_path):
     unknown = _field(100, 5) + _field(101, b"text") + b"\xb1\x06" + b"8 bytes." + b"\xb5\x06" + b"four"
     entry = unknown + KERNEL + b"\x35" + _masked(google_crc32c.value(bytes(8)))
     prefix = put(tmp_path, _table([(b"", HEADER[1] + unknown), (b"kernel", entry)]), bytes(8))
-    assert_same(read_bundle(prefix), {"kernel": np.zeros(2, "f4")})
+    assert_same(read_checkpoint(prefix), {"kernel": np.zeros(2, "f4")})
 
 
 @settings(deadline=None, max_examples=300)
@@ -179,7 +187,7 @@ def test_unknown_fields_are_skipped(tmp_path):
 def test_flipped_and_cut_bytes_are_refused_or_change_nothing(data):
     tensors = {"bias": np.arange(3, dtype="i4"), "empty": np.ones((0, 2)), "kernel": np.ones((2, 3), "f4")}
     with tempfile.TemporaryDirectory() as folder:
-        write_bundle(Path(folder, "a"), tensors)
+        write_checkpoint(Path(folder, "a"), tensors)
         path = data.draw(st.sampled_from(sorted(Path(folder).iterdir())))
         content = bytearray(path.read_bytes())
         if data.draw(st.booleans()):
@@ -189,7 +197,7 @@ def test_flipped_and_cut_bytes_are_refused_or_change_nothing(data):
             content[place : place + 1] = data.draw(st.binary(min_size=1, max_size=2))
         path.write_bytes(content)
         try:
-            assert_same(read_bundle(Path(folder, "a")), tensors)
+            assert_same(read_checkpoint(Path(folder, "a")), tensors)
         except ValueError as error:
             assert folder in str(error)
 
@@ -211,7 +219,7 @@ def test_odd_entries_under_right_checksums_give_tensors_or_a_refusal(header, ent
     with tempfile.TemporaryDirectory() as folder:
         prefix = put(Path(folder), _table([(b"", header), *sorted(entries.items())]), data)
         try:
-            read_bundle(prefix)
+            read_checkpoint(prefix)
         except ValueError as error:
             assert folder in str(error)
 
@@ -223,15 +231,15 @@ def test_odd_blocks_under_right_checksums_are_refused(block, place):
     table = block + b"\0" + _masked(google_crc32c.value(block + b"\0"))
     table += b"".join(_varint(number) for number in handles).ljust(40, b"\0") + tf_checkpoint.MAGIC
     with tempfile.TemporaryDirectory() as folder, pytest.raises(ValueError, match=r"model\.ckpt\.index"):
-        read_bundle(put(Path(folder), table))
+        read_checkpoint(put(Path(folder), table))
 
 
 def test_an_older_checkpoint_stays_when_writing_fails(prefix, monkeypatch):
-    before = read_bundle(prefix)
+    before = read_checkpoint(prefix)
     monkeypatch.setattr(tf_checkpoint, "_table", lambda entries: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        write_bundle(prefix, {"kernel": np.zeros(2)})
-    assert_same(read_bundle(prefix), before)
+        write_checkpoint(prefix, {"kernel": np.zeros(2)})
+    assert_same(read_checkpoint(prefix), before)
     assert len(list(prefix.parent.iterdir())) == 2
 
 
@@ -245,5 +253,5 @@ def test_an_older_checkpoint_stays_when_writing_fails(prefix, monkeypatch):
 )
 def test_what_cannot_be_written_is_refused(tmp_path, name, tensor, message):
     with pytest.raises(ValueError, match=rf"a: .*{message}"):
-        write_bundle(tmp_path / "a", {name: tensor})
+        write_checkpoint(tmp_path / "a", {name: tensor})
     assert list(tmp_path.iterdir()) == []

@@ -18,14 +18,14 @@ def test_training_and_held_out_documents_together_are_the_corpus(store, document
         ends = np.flatnonzero(ids == 7) + 1
         return {tokenizer.decode(one) for one in np.split(ids, ends[:-1])}
 
-    train_texts, held_out = texts(store.train), texts(store.held_out)
+    train_texts, held_out = texts(store.train), texts(store.validation)
     assert not train_texts & held_out
     assert train_texts | held_out == {tokenizer.decode(tokenizer.encode_document(d)[0]) for d in documents}
     assert 0.02 < len(held_out) / (len(held_out) + len(train_texts)) < 0.2
 
 
 def test_sentence_ends_rise_to_the_end_of_the_part(store):
-    for part in (store.train, store.held_out):
+    for part in (store.train, store.validation):
         assert (np.diff(part.sentence_ends) > 0).all()
         assert part.sentence_ends[-1] == part.document_ends[-1] == len(part)
         assert (part.tokens[part.document_ends - 1] == special_tokens.EOD).all()
@@ -44,9 +44,9 @@ def test_the_same_text_gives_the_same_bytes(store, documents, tokenizer, tmp_pat
 
 def test_a_store_cut_by_one_byte_names_the_file(store, tmp_path):
     broken = shutil.copytree(store.path, tmp_path / "broken")
-    path = broken / "held_out" / "tokens.bin"
+    path = broken / "val" / "tokens.bin"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"held_out/tokens.bin: \d+ bytes where"):
+    with pytest.raises(ValueError, match=r"val/tokens.bin: \d+ bytes where"):
         TokenStore(broken)
 
 
@@ -77,7 +77,7 @@ def test_a_store_keeps_how_its_text_was_preprocessed(documents, tokenizer, tmp_p
         made.check_vocabulary(tokenizer, "same.model")
 
 
-@pytest.mark.parametrize("name", ["unigram.bin", "vocabulary.model", "train/tokens.bin", "held_out/documents.bin"])
+@pytest.mark.parametrize("name", ["unigram.bin", "vocabulary.model", "train/tokens.bin", "val/documents.bin"])
 def test_a_changed_byte_names_its_file(store, tmp_path, name):
     broken = shutil.copytree(store.path, tmp_path / "broken")
     content = bytearray((broken / name).read_bytes())
@@ -124,7 +124,7 @@ def test_a_store_whose_meta_json_is_gone_or_cut_is_damaged(store, tmp_path, cont
     [
         *[(key, value) for key in ("source", "files", "bytes", "sha256") for value in (None, "x", [])],
         *[("bytes", {}), ("sha256", {}), ("files", {"a.txt": [1]}), ("vocab_size", 1e30), ("train_n_tokens", -1)],
-        *[("held_out_n_sentences", 1), ("dtype", "int64"), ("preprocess", "uncased"), ("fingerprint", "x")],
+        *[("val_n_sentences", 1), ("dtype", "int64"), ("preprocess", "uncased"), ("fingerprint", "x")],
     ],
 )
 def test_a_meta_json_that_does_not_go_with_itself_is_damaged(store, tmp_path, key, value):
@@ -136,14 +136,14 @@ def test_a_meta_json_that_does_not_go_with_itself_is_damaged(store, tmp_path, ke
 
 
 def test_a_store_of_sentences_has_one_a_line(documents, tokenizer, tmp_path):
-    made = write_store(tmp_path / "store", documents, tokenizer, 0.1, {}, {}, lines="sentences")
+    made = write_store(tmp_path / "store", documents, tokenizer, 0.1, {}, {}, line_type="sentences")
     n_lines = sum(map(len, documents))
-    assert sum(len(part.sentence_ends) for part in (made.train, made.held_out)) == n_lines
+    assert sum(len(part.sentence_ends) for part in (made.train, made.validation)) == n_lines
     assert special_tokens.EOP not in made.train.tokens
 
 
 def test_too_few_documents_to_hold_any_out_are_refused(tmp_path, tokenizer):
-    with pytest.raises(ValueError, match=r"text.val_fraction=0.001 left no document in the held_out part"):
+    with pytest.raises(ValueError, match=r"text.val_fraction=0.001 left no document in the val part"):
         write_store(tmp_path / "store", [["Ba be bi."]], tokenizer, 0.001, {}, {})
 
 
@@ -152,7 +152,7 @@ def test_a_text_of_few_documents_is_told_the_share_that_holds_one_out(tmp_path, 
     with pytest.raises(ValueError, match=r"of 5 documents; set text.val_fraction=0\.\d+, the least that") as refused:
         write_store(tmp_path / "store", few, tokenizer, 1e-6, {}, {})
     least = float(re.search(r"set text.val_fraction=([\d.]+)", str(refused.value))[1])
-    assert write_store(tmp_path / "store", few, tokenizer, least, {}, {}).meta["held_out_n_documents"] == 1
+    assert write_store(tmp_path / "store", few, tokenizer, least, {}, {}).meta["val_n_documents"] == 1
     with pytest.raises(ValueError, match="of 1 documents; give more documents: an empty line ends one"):
         write_store(tmp_path / "one", few[:1], tokenizer, 0.4, {}, {})
 

@@ -22,7 +22,7 @@ def read(monkeypatch):
 
         monkeypatch.setattr("finetune.data.table_reader.hub_rows", rows)
         made = build_task(task, TaskDataConfig(dir=name, max_seq_len=128), "last")
-        return made, [(example.id, example.texts, example.answer) for example in made.read(split)]
+        return made, [(example.id, example.texts, example.label) for example in made.read(split)]
 
     return make
 

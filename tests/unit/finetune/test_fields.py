@@ -7,7 +7,7 @@ import pytest
 from finetune.config import TaskDataConfig
 from finetune.data.sources import Columns, TableSource
 from finetune.data.table_reader import class_of, number_of, read_rows, text_of
-from finetune.tasks.custom import labels_in
+from finetune.tasks.custom import read_label_names
 
 
 def rows(path, **more):
@@ -109,9 +109,9 @@ def test_a_label_that_is_a_number_is_the_same_with_a_point_and_one_that_is_a_tex
     (tmp_path / "a.jsonl").write_text(
         "\n".join(f'{{"label": {label}}}' for label in ("1", "1.0", '"1"', "2", "-0.0", "0"))
     )
-    assert labels_in([tmp_path / "a.jsonl"], "label") == ["0", "1", "2"]
+    assert read_label_names([tmp_path / "a.jsonl"], "label") == ["0", "1", "2"]
     (tmp_path / "a.csv").write_text("label\n1\n1.0\n")
-    assert labels_in([tmp_path / "a.csv"], "label") == ["1", "1.0"]
+    assert read_label_names([tmp_path / "a.csv"], "label") == ["1", "1.0"]
     assert [class_of({"label": 1.0}, "label", labels, "") for labels in (["0", "1"], ["0.0", "1.0"])] == [1, 1]
     assert class_of({"label": 0.5}, "label", ["0.5", "1"], "") == 0
 

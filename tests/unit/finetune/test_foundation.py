@@ -2,11 +2,10 @@ import dataclasses
 
 import pytest
 
-from finetune.config import FinetuneConfig, TaskModelConfig, TaskTrainConfig
-from finetune.recipe import apply_cli_precedence
+from finetune.config import FinetuneConfig, TaskModelConfig, TaskTrainConfig, apply_cli_precedence
 from finetune.trainer.inputs import RunInputs
 from tests.conftest import write_folder
-from xlpre.config.loader import load
+from xlpre.config.loader import load_config
 from xlpre.text.special_tokens import CLS, SEP
 
 
@@ -18,8 +17,8 @@ def founded(tokenizer, tmp_path):
     (tmp_path / "train.tsv").write_text("text\tlabel\n" + "".join(rows))
     (tmp_path / "dev.tsv").write_text("text\tlabel\nba\t1\n")
     usual = ["task=classify", f"init_from={tmp_path / 'model'}", f"data.dir={tmp_path}", "data.train=[train.tsv]"]
-    usual += ["data.dev=[dev.tsv]", "data.text=[text]", "train.batch_size=8"]
-    return lambda *words: RunInputs(load(FinetuneConfig, None, [*usual, *words]))
+    usual += ["data.dev=[dev.tsv]", "data.text=[text]", "train.global_batch_size=8"]
+    return lambda *words: RunInputs(load_config(FinetuneConfig, None, [*usual, *words]))
 
 
 def test_epochs_and_the_share_of_warm_up_become_updates(founded):
@@ -52,7 +51,7 @@ def test_a_limit_draws_some_examples_by_the_seed(founded):
 def test_of_test_examples_nothing_need_be_read_unless_something_is_true_of_them(founded, tmp_path):
     (tmp_path / "test.tsv").write_text("index\ttext\n0\t\u200b\n1\t\n2\tba\n")
     (test,) = founded("data.test=[test.tsv]").test
-    assert [item.rows[0].ids.tolist() for item in test.items[:2]] == [[SEP, CLS]] * 2 and len(test.items) == 3
+    assert [item.rows[0].input_ids.tolist() for item in test.items[:2]] == [[SEP, CLS]] * 2 and len(test.items) == 3
     (tmp_path / "test.tsv").write_text("label\ttext\n1\t\u200b\n")
     with pytest.raises(ValueError, match=r"test.tsv, line 2: of .* the vocabulary reads nothing"):
         founded("data.test=[test.tsv]")

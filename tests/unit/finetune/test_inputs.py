@@ -2,33 +2,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune.data.features import lay_out, pad
+from finetune.data.features import pair_to_row, pad
 from xlpre.text import special_tokens
 
 
 @given(st.integers(0, 30), st.integers(1, 30), st.integers(4, 40))
 def test_a_pair_loses_the_last_token_of_the_longer_until_it_fits(n_a, n_b, length):
-    row = lay_out(range(100, 100 + n_a), range(200, 200 + n_b), length)
+    row = pair_to_row(range(100, 100 + n_a), range(200, 200 + n_b), length)
     while n_a + n_b > length - 3:
         n_a, n_b = (n_a - 1, n_b) if n_a > n_b else (n_a, n_b - 1)
     expected = [*range(100, 100 + n_a), special_tokens.SEP]
     expected += [*range(200, 200 + n_b), special_tokens.SEP] if n_b else []
     expected.append(special_tokens.CLS)
-    assert row.ids.tolist() == expected
-    assert row.segments.tolist() == [0] * (n_a + 1) + ([1] * (n_b + 1) if n_b else []) + [2]
+    assert row.input_ids.tolist() == expected
+    assert row.segment_ids.tolist() == [0] * (n_a + 1) + ([1] * (n_b + 1) if n_b else []) + [2]
 
 
 def test_padding_goes_to_either_side_and_as_far_as_the_longest_row():
-    rows = [lay_out([10], [20], 7), lay_out([10], [], 7)]
+    rows = [pair_to_row([10], [20], 7), pair_to_row([10], [], 7)]
     left, right = pad(rows, "left"), pad(rows, "right")
-    assert left.ids.tolist() == [[10, 4, 20, 4, 3], [0, 0, 10, 4, 3]]
-    assert left.segments.tolist() == [[0, 0, 1, 1, 2], [4, 4, 0, 0, 2]]
-    assert right.ids.tolist() == [[10, 4, 20, 4, 3], [10, 4, 3, 0, 0]]
-    assert right.segments.tolist() == [[0, 0, 1, 1, 2], [0, 0, 2, 3, 3]]
-    assert left.padding.tolist() == [[False] * 5, [True, True, False, False, False]]
-    assert (left.padding == right.padding[:, ::-1]).all()
+    assert left.input_ids.tolist() == [[10, 4, 20, 4, 3], [0, 0, 10, 4, 3]]
+    assert left.segment_ids.tolist() == [[0, 0, 1, 1, 2], [4, 4, 0, 0, 2]]
+    assert right.input_ids.tolist() == [[10, 4, 20, 4, 3], [10, 4, 3, 0, 0]]
+    assert right.segment_ids.tolist() == [[0, 0, 1, 1, 2], [0, 0, 2, 3, 3]]
+    assert left.padding_mask.tolist() == [[False] * 5, [True, True, False, False, False]]
+    assert (left.padding_mask == right.padding_mask[:, ::-1]).all()
 
 
 def test_a_row_without_room_for_a_token_is_refused():
     with pytest.raises(ValueError, match="set a length above 3"):
-        lay_out([1], [2], 3)
+        pair_to_row([1], [2], 3)

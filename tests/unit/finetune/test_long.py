@@ -55,11 +55,11 @@ def split_of(task, texts):
 
 def logits_of(task, model, texts, rows=32, pass_tokens=10**6):
     split = split_of(task, texts)
-    return task.of_examples(split, answer(model, split, rows, pass_tokens, Comm()))["logits"]
+    return task.pool_outputs(split, answer(model, split, rows, pass_tokens, Comm()))["logits"]
 
 
 def parts_of(task, texts):
-    return list(LengthBucketSampler(split_of(task, texts).items, "left", 0, 1, 10**6).once(32))
+    return list(LengthBucketSampler(split_of(task, texts).features, "left", 0, 1, 10**6).eval_batches(32))
 
 
 def test_a_text_that_fits_into_one_window_is_answered_alike_in_all_ways():
@@ -72,9 +72,9 @@ def test_a_text_that_fits_into_one_window_is_answered_alike_in_all_ways():
 def test_a_text_is_read_to_its_end_in_full_windows_counted_from_there():
     (part,) = parts_of(task_of("memory"), [text_of(2 * WINDOW + 1)])  # and two symbols
     windows = part.windows()
-    assert [window.ids.size(1) for window in windows] == [3, WINDOW, WINDOW]
-    assert torch.equal(torch.cat([window.ids for window in windows], 1), part.ids)
-    assert [window.segments.unique().tolist() for window in windows] == [[0], [0], [0, 2]]
+    assert [window.input_ids.size(1) for window in windows] == [3, WINDOW, WINDOW]
+    assert torch.equal(torch.cat([window.input_ids for window in windows], 1), part.input_ids)
+    assert [window.segment_ids.unique().tolist() for window in windows] == [[0], [0], [0, 2]]
 
 
 def test_the_last_window_remembers_what_pretraining_would():
@@ -84,7 +84,7 @@ def test_the_last_window_remembers_what_pretraining_would():
     *earlier, last = part.windows()
     expected = initial_memory(SHAPE, 1)  # as the loop of pretraining has it: the model's length, empty
     for window in earlier:
-        batch = window.batch(window.ids.new_zeros(1, 1), torch.tensor([10**6]), reuse_len=window.ids.size(1))
+        batch = window.model_batch(window.input_ids.new_zeros(1, 1), torch.tensor([10**6]), reuse_len=window.input_ids.size(1))
         _, expected = model.backbone(batch, expected)
     found, seen = model._memory(earlier, last)
     assert found.hidden.size(2) == seen.item() == expected.valid.item() == 2 * WINDOW + 2
@@ -129,7 +129,7 @@ def test_what_is_padded_is_never_looked_at_in_any_window():
     task = task_of("memory")
     model = model_of(task)
     (part,) = parts_of(task, [text_of(3), text_of(30)])
-    other = dataclasses.replace(part, ids=torch.where(part.padding, 99, part.ids))
+    other = dataclasses.replace(part, input_ids=torch.where(part.padding_mask, 99, part.input_ids))
     torch.testing.assert_close(model.answer(part), model.answer(other), rtol=0, atol=0)
 
 
@@ -138,36 +138,36 @@ def test_gradient_comes_from_the_last_window_alone():
     model = model_of(task).train()
     (part,) = parts_of(task, [" ".join(map(str, range(10, 40)))])
     *_, last = part.windows()
-    (parts,) = LengthBucketSampler(split_of(task, [" ".join(map(str, range(10, 40)))]).items, "left", 0, 1, 16).update(
+    (parts,) = LengthBucketSampler(split_of(task, [" ".join(map(str, range(10, 40)))]).features, "left", 0, 1, 16).micro_steps(
         1, 0, 1, 1
     )
     model(parts).backward()
-    gradient = model.backbone.embedding.weight.grad.abs().sum(1)
-    assert set(gradient.nonzero().flatten().tolist()) == set(last.ids.flatten().tolist())
+    gradient = model.backbone.word_embedding.weight.grad.abs().sum(1)
+    assert set(gradient.nonzero().flatten().tolist()) == set(last.input_ids.flatten().tolist())
 
 
 def test_windows_overlap_and_cover_the_text():
     task = task_of("windows", window_stride=4)
-    rows = [item.rows[0].ids for item in split_of(task, [" ".join(map(str, range(10, 25)))]).items]
+    rows = [item.rows[0].input_ids for item in split_of(task, [" ".join(map(str, range(10, 25)))]).features]
     assert [row[:-2].tolist() for row in rows] == [[*range(b, min(b + 6, 25))] for b in (10, 14, 18, 22)]
 
 
 def test_answers_of_windows_are_pooled_by_hand():
     task = task_of("windows", window_stride=6)
     split = split_of(task, [text_of(7), text_of(2), text_of(13)])
-    assert [item.example for item in split.items] == [0, 0, 1, 2, 2, 2]
+    assert [item.example_index for item in split.features] == [0, 0, 1, 2, 2, 2]
     logits = np.array([[1, 0], [3, 4], [5, 6], [0, 0], [3, -3], [0, 9]], np.float32)
     assert pooled(split, {"logits": logits}, "mean")["logits"].tolist() == [[2, 2], [5, 6], [1, 2]]
     assert pooled(split, {"logits": logits}, "max")["logits"].tolist() == [[3, 4], [5, 6], [3, 9]]
     assert pooled(split, {"logits": logits[:, 0]}, "mean")["logits"].tolist() == [2, 5, 1]
-    assert [one["prediction"] for one in task.predictions(split, {"logits": logits})] == ["a", "b", "b"]
-    assert task.measure(split, {"logits": logits})["accuracy"] == pytest.approx(2 / 3)  # truth is a, b, a
+    assert [one["prediction"] for one in task.to_predictions(split, {"logits": logits})] == ["a", "b", "b"]
+    assert task.compute_metrics(split, {"logits": logits})["accuracy"] == pytest.approx(2 / 3)  # truth is a, b, a
 
 
 def test_numbers_are_pooled_too():
     task = task_of("windows", labels=(), name="regress", window_stride=6)
     split = split_of(task, [text_of(7), text_of(2)])
-    assert [one["prediction"] for one in task.predictions(split, {"logits": np.array([1.0, 2, 4])})] == [1.5, 4.0]
+    assert [one["prediction"] for one in task.to_predictions(split, {"logits": np.array([1.0, 2, 4])})] == [1.5, 4.0]
 
 
 @pytest.mark.parametrize(
@@ -210,10 +210,10 @@ def learned(long, steps=120):
     task = task_of(long)
     torch.manual_seed(0)
     model = TaskModel(dataclasses.replace(SHAPE, n_layer=2, init_std=0.3), task)
-    dealer = LengthBucketSampler(split_of(task, texts(512)).items, "left", 0, 1, 10**6)
+    dealer = LengthBucketSampler(split_of(task, texts(512)).features, "left", 0, 1, 10**6)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     for step in range(steps):
-        (parts,) = dealer.update(1, step, 32, 1)
+        (parts,) = dealer.micro_steps(1, step, 32, 1)
         optimizer.zero_grad()
         model(parts).backward()
         optimizer.step()

@@ -32,17 +32,17 @@ def write_race(folder):
 def test_race_is_read_level_by_level_with_options_in_blanks(tmp_path, tokenizer):
     write_race(tmp_path)
     task = build("race", tmp_path, max_len=32)
-    first, second, third = task.read("dev")
+    first, second, third = task.read_split("dev")
     assert first.texts == ("A passage.", "It is a .", "It is b .", "It is c .", "It is d .")
     assert second.texts[4] == "What? d"
-    assert [(x.answer, x.group) for x in (first, second, third)] == [(0, "middle"), (1, "middle"), (3, "high")]
+    assert [(x.label, x.group) for x in (first, second, third)] == [(0, "middle"), (1, "middle"), (3, "high")]
     assert [x.group for x in build("race/high", tmp_path).read("train")] == ["high"]
     items = task.encode([first, second, third], tokenizer)
     assert [len(item.rows) for item in items] == [4, 4, 4]
     logits = np.eye(4)[[0, 2, 3]].astype(np.float32)
-    found = task.measure(Split("dev", [first, second, third], items), {"logits": logits})
+    found = task.compute_metrics(Split("dev", [first, second, third], items), {"logits": logits})
     assert found == {"accuracy": 2 / 3, "accuracy_high": 1.0, "accuracy_middle": 0.5}
-    assert task.predictions(Split("dev", [first], []), {"logits": logits[1:2]})[0]["prediction"] == "C"
+    assert task.to_predictions(Split("dev", [first], []), {"logits": logits[1:2]})[0]["prediction"] == "C"
 
 
 def test_a_passage_is_cut_into_tokens_once_for_all_its_questions(tmp_path, tokenizer, monkeypatch):
@@ -50,17 +50,17 @@ def test_a_passage_is_cut_into_tokens_once_for_all_its_questions(tmp_path, token
     task = build("race/middle", tmp_path, max_len=32)
     encoded, encode = [], tokenizer.encode
     monkeypatch.setattr(tokenizer, "encode", lambda text: encoded.append(text) or encode(text))
-    assert len(task.encode(task.read("dev"), tokenizer)) == 2
+    assert len(task.encode(task.read_split("dev"), tokenizer)) == 2
     assert encoded.count("A passage.") == 1
 
 
 def test_a_long_passage_is_cut_and_the_end_of_an_option_kept(tmp_path, tokenizer):
     write_race(tmp_path)
     task = build("race", tmp_path, max_len=32, max_option_len=8)
-    example = task.example({"article": "ba " * 90, "question": "be " * 30, "options": ["bi", "bo", "bu", "da"]}, "")
+    example = task.parse_example({"article": "ba " * 90, "question": "be " * 30, "options": ["bi", "bo", "bu", "da"]}, "")
     for row, option in zip(task.encode([example], tokenizer)[0].rows, ("bi", "bo", "bu", "da"), strict=True):
-        assert len(row.ids) == 32 and (row.segments == 1).sum() == 9
-        assert tokenizer.decode(row.ids[row.segments == 1]).endswith(option)
+        assert len(row.input_ids) == 32 and (row.segment_ids == 1).sum() == 9
+        assert tokenizer.decode(row.input_ids[row.segment_ids == 1]).endswith(option)
     assert with_option("a _ b _", "x") == "a x b x"
 
 

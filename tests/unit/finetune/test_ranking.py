@@ -77,19 +77,19 @@ def test_ndcg_is_that_of_scikit_learn():
 
 def test_candidates_become_pairs_with_grades(written):
     task = written()
-    train = task.read("train")
-    assert [(x.group, x.id, x.answer) for x in train] == list(zip("11222", "abbca", (2, 0, 0, 1, 0), strict=True))
+    train = task.read_split("train")
+    assert [(x.group, x.id, x.label) for x in train] == list(zip("11222", "abbca", (2, 0, 0, 1, 0), strict=True))
     assert train[0].texts == ("red fish", "text a") and train[1].place.endswith("train.run, line 2")
-    assert task.read("test")[0].answer == 0  # of a judged query, what was not judged is not relevant
+    assert task.read_split("test")[0].answer == 0  # of a judged query, what was not judged is not relevant
     open_test = written({"test.run": "9 Q0 a 1 1 x\n"})
     assert open_test.read("test")[0].answer is None
-    assert task.example({"query": "q", "document": "d"}, "line 1").texts == ("q", "d")
+    assert task.parse_example({"query": "q", "document": "d"}, "line 1").texts == ("q", "d")
 
 
 def test_scores_are_means_over_queries_and_ties_go_as_in_trec_eval(written):
     task = written()
-    split = Split("dev", task.read("dev"), [])
-    found = task.measure(split, {"logits": np.array([1.0, 2, 5, 5, 0], np.float32)})  # 1: b a; 2: c b a, by their names
+    split = Split("dev", task.read_split("dev"), [])
+    found = task.compute_metrics(split, {"logits": np.array([1.0, 2, 5, 5, 0], np.float32)})  # 1: b a; 2: c b a, by their names
     of_1 = (2 / np.log2(3)) / (2 + 1 / np.log2(3))  # z, which is relevant, is not among the candidates
     err = (3 / 16 / 2 + 1 / 16) / 2
     assert found == {
@@ -97,7 +97,7 @@ def test_scores_are_means_over_queries_and_ties_go_as_in_trec_eval(written):
         "err@20": pytest.approx(err),
         "mrr": pytest.approx((1 / 2 + 1) / 2),
     }
-    assert list(found)[0] == task.score
+    assert list(found)[0] == task.main_metric
 
 
 def test_an_order_by_lot_is_at_chance(written):
@@ -109,19 +109,19 @@ def test_an_order_by_lot_is_at_chance(written):
         "documents.jsonl": "".join(f'{{"id": "{name}", "text": "t"}}\n' for name in names),
     }
     task = written({"qrels.txt": qrels, "dev.run": run, **texts})
-    split, rng = Split("dev", task.read("dev"), []), np.random.default_rng(1)
+    split, rng = Split("dev", task.read_split("dev"), []), np.random.default_rng(1)
     level = task.chance_threshold(split)
-    above = [task.measure(split, {"logits": rng.random(1200)})["ndcg@20"] > level for _ in range(40)]
+    above = [task.compute_metrics(split, {"logits": rng.random(1200)})["ndcg@20"] > level for _ in range(40)]
     assert sum(above) <= 4 and level < 0.5
-    assert task.measure(split, {"logits": np.array([float(x.answer) for x in split.examples])})["ndcg@20"] == 1
+    assert task.compute_metrics(split, {"logits": np.array([float(x.label) for x in split.examples])})["ndcg@20"] == 1
 
 
 def test_answers_are_written_as_a_run_that_can_be_read(written, tmp_path):
     task = written()
-    split = Split("test", task.read("test"), [])
-    predictions = task.predictions(split, {"logits": np.array([-1.25, 3], np.float32)})
+    split = Split("test", task.read_split("test"), [])
+    predictions = task.to_predictions(split, {"logits": np.array([-1.25, 3], np.float32)})
     assert predictions[0] == {"id": "c", "query": "1", "prediction": -1.25}
-    (path,) = task.submit(tmp_path, {"answers": predictions})
+    (path,) = task.write_submission(tmp_path, {"answers": predictions})
     assert path.read_text() == "1 Q0 a 1 3.000000 xlpre\n1 Q0 c 2 -1.250000 xlpre\n"
     assert [one[:2] for one in read_candidates(path)] == [("1", "a"), ("1", "c")]
 

@@ -5,7 +5,7 @@ import pytest
 
 from finetune import compare
 from finetune.trainer.results import Result, read_run, summarize
-from xlpre.common.tables import as_csv, as_markdown
+from xlpre.common.tables import to_csv, to_markdown
 
 
 def result(seed, score):
@@ -28,10 +28,10 @@ def test_runs_become_median_spread_and_a_count_of_those_at_chance():
     assert summary.sentence() == (
         "glue/rte: dev/accuracy median 0.7000 of 3 runs (0.5300 to 0.7500, standard deviation 0.1153), 1 of 3 at chance (at most 0.5800)"
     )
-    (row,) = csv.DictReader(io.StringIO(as_csv([summary.row()])))
+    (row,) = csv.DictReader(io.StringIO(to_csv([summary.row()])))
     assert (row["median"], row["lowest"], row["highest"], row["deviation"]) == ("0.7000", "0.5300", "0.7500", "0.1153")
     assert (row["runs"], row["at chance"], row["time of a run"]) == ("3", "1", "1 min 5 s")
-    lines = as_markdown([summary.row(), summary.row()]).splitlines()
+    lines = to_markdown([summary.row(), summary.row()]).splitlines()
     assert len(lines) == 4 and len({line.count("|") for line in lines}) == 1
 
 
@@ -70,4 +70,4 @@ def test_a_damaged_result_is_named_with_what_to_do(tmp_path, content):
 
 
 def test_a_bar_in_a_cell_moves_no_column():
-    assert as_markdown([{"row": "pre | norm", "loss": 1.5}]).splitlines()[2] == r"| pre \| norm | 1.5 |"
+    assert to_markdown([{"row": "pre | norm", "loss": 1.5}]).splitlines()[2] == r"| pre \| norm | 1.5 |"

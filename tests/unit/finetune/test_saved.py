@@ -8,11 +8,11 @@ import torch
 
 from finetune.config import TaskDataConfig
 from finetune.tasks.registry import build_task
-from finetune.trainer.saved_model import open_task_model
+from finetune.trainer.task_model import open_task_model
 from finetune.trainer.task_model import TaskModel
 from tests.conftest import write_folder
 from xlpre.conversion.model_folder import load_folder
-from xlpre.conversion.task_model import fine_tuned, save_task_model
+from xlpre.conversion.task_model import TaskModelFolder, save_task_model
 
 
 @pytest.fixture
@@ -20,19 +20,19 @@ def folder(tokenizer, tmp_path):
     task = build_task("classify", TaskDataConfig(text=["text"], labels=["a", "b", "c"]), "last")
     before = load_folder(write_folder(tmp_path / "before", tokenizer))
     weights = {name: p.detach() for name, p in TaskModel(before.config, task).named_parameters()}
-    facts = {"task": task.name, "data": task.settings(), "summary": "last", "labels": task.labels}
-    save_task_model(tmp_path / "model", fine_tuned(before, before.config, weights, facts, {}))
+    facts = {"task": task.name, "data": task.data_settings(), "summary": "last", "labels": task.label_names}
+    save_task_model(tmp_path / "model", TaskModelFolder.from_finetuned(before, before.config, weights, facts, {}))
     return tmp_path / "model"
 
 
 @pytest.mark.parametrize(
     ("name", "weight", "message"),
     [
-        ("logits.weight", None, r"logits.weight in head.safetensors is not there, and in the head of classify \(3, "),
+        ("logits_proj.weight", None, r"logits_proj.weight in head.safetensors is not there, and in the head of classify \(3, "),
         (
-            "logits.bias",
+            "logits_proj.bias",
             torch.zeros(1),
-            r"logits.bias in head.safetensors is \(1,\), and in the head of classify \(3,\)",
+            r"logits_proj.bias in head.safetensors is \(1,\), and in the head of classify \(3,\)",
         ),
         (
             "start.bias",
@@ -73,4 +73,4 @@ def test_settings_that_are_none_or_lack_are_refused(folder, data, message):
 
 def test_a_folder_as_it_was_written_is_opened(folder):
     model, task = open_task_model(folder)
-    assert task.labels == ["a", "b", "c"] and model.head["logits.bias"].shape == (3,)
+    assert task.label_names == ["a", "b", "c"] and model.head["logits_proj.bias"].shape == (3,)

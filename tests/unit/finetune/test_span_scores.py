@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from finetune.metrics.squad import best_threshold, scores_of, words_of
+from finetune.metrics.squad import best_threshold, normalize_words, score_prediction
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from finetune.metrics.squad import best_threshold, scores_of, words_of
     ],
 )
 def test_case_punctuation_articles_and_spaces_do_not_count(text, words):
-    assert words_of(text) == words
+    assert normalize_words(text) == words
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_case_punctuation_articles_and_spaces_do_not_count(text, words):
     ],
 )
 def test_an_answer_is_worth_what_it_shares_with_the_best_truth(answer, truths, answerable, expected):
-    assert scores_of(answer, truths, answerable) == pytest.approx(expected)
+    assert score_prediction(answer, truths, answerable) == pytest.approx(expected)
 
 
 def test_the_best_threshold_gives_no_answer_where_that_is_right():

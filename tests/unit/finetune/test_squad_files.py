@@ -39,10 +39,10 @@ def test_official_files_are_read_packed_or_not(tmp_path):
         file.write(path.read_text())
     path.unlink()
     task = build(tmp_path)
-    assert task.dev == ("dev-v2.0",)
-    first, second = task.read("dev-v2.0")
+    assert task.dev_splits == ("dev-v2.0",)
+    first, second = task.read_split("dev-v2.0")
     assert first.texts == (CONTEXT, "Fa fe?") and first.answer == ((8, "bi"), (8, "bi, bo"))
-    assert second.answer == () and [x.id for x in task.read("train")] == ["q1", "q2"]
+    assert second.answer == () and [x.id for x in task.read_split("train")] == ["q1", "q2"]
 
 
 def test_rows_of_a_dataset_have_their_answers_as_lists(tmp_path, monkeypatch):
@@ -50,13 +50,13 @@ def test_rows_of_a_dataset_have_their_answers_as_lists(tmp_path, monkeypatch):
     rows = {"train": [row], "validation": [row, {**row, "id": "q2", "answers": {"text": [], "answer_start": []}}]}
     monkeypatch.setattr("finetune.data.table_reader.hub_rows", lambda name, split: iter(rows[split]))
     task = build_task("squad/2.0", TaskDataConfig(train=["hf:a/b:train"], dev=["hf:a/b:validation"]), "last")
-    assert [x.answer for x in task.read("train")] == [((8, "bi"),)]
+    assert [x.label for x in task.read_split("train")] == [((8, "bi"),)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows["validation"]))
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows["validation"]), tmp_path / "b.parquet")
     for file in ("a.jsonl", "b.parquet"):
         of_file = build(tmp_path, "2.0", dev=[file])
-        assert [x.answer for x in of_file.read(*of_file.dev)] == [((8, "bi"),), ()]
-    assert task.dev == ("a-b-validation",) and [x.answer for x in task.read(*task.dev)] == [((8, "bi"),), ()]
+        assert [x.label for x in of_file.read(*of_file.dev)] == [((8, "bi"),), ()]
+    assert task.dev_splits == ("a-b-validation",) and [x.label for x in task.read_split(*task.dev_splits)] == [((8, "bi"),), ()]
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,8 @@ def test_rows_of_a_dataset_have_their_answers_as_lists(tmp_path, monkeypatch):
 def test_no_answers_are_the_truth_of_a_test_file_only_where_it_tells_one(tmp_path, version, questions, answers):
     (tmp_path / "test.json").write_text(json.dumps(content(*questions)))
     examples = build(tmp_path, version, test=["test.json"]).read("test")
-    assert [example.answer for example in examples] == answers
-    assert Split("test", examples, []).labelled == (None not in answers)
+    assert [example.label for example in examples] == answers
+    assert Split("test", examples, []).is_labelled == (None not in answers)
 
 
 def test_the_truth_of_a_line_may_be_unknown(tmp_path):

@@ -23,14 +23,14 @@ def test_corpora_are_read_as_distributed_and_a_part_held_out(tmp_path):
             writer = csv.writer(file, quoting=csv.QUOTE_ALL)
             writer.writerows([number % 4 + 1, f'A "title" {number}', "one\\ntwo"] for number in range(count))
     task = build("ag-news", tmp_path)
-    train, held_out, test = (task.read(split) for split in ("train", *task.dev, *task.test))
+    train, held_out, test = (task.read_split(split) for split in ("train", *task.dev_splits, *task.test_splits))
     assert len(train) + len(held_out) == 200 and 5 < len(held_out) < 45
     assert not {x.texts for x in train} & {x.texts for x in held_out}
-    assert test[1].texts == ('A "title" 1 one ntwo',) and [x.answer for x in test] == [0, 1, 2, 3, 0]
-    assert task.predictions(Split("test", test[:1], []), {"logits": np.eye(4)[:1]})[0]["prediction"] == "World"
+    assert test[1].texts == ('A "title" 1 one ntwo',) and [x.label for x in test] == [0, 1, 2, 3, 0]
+    assert task.to_predictions(Split("test", test[:1], []), {"logits": np.eye(4)[:1]})[0]["prediction"] == "World"
     (place / "test.csv").write_text("")
     with pytest.raises(ValueError, match=r"test.csv: holds no example"):
-        task.read("test")
+        task.read_split("test")
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,8 @@ def test_corpora_are_read_as_distributed_and_a_part_held_out(tmp_path):
 )
 def test_what_a_corpus_writes_for_line_ends_quotes_and_dollars_is_read_in_files_and_lines(name, written, meant):
     task = build_task(name, TaskDataConfig(), "last")
-    fields = {**dict.fromkeys(task.columns, ""), task.columns[-1]: written}
-    assert task.example(fields, "").texts == (meant,)
+    fields = {**dict.fromkeys(task.text_columns, ""), task.text_columns[-1]: written}
+    assert task.parse_example(fields, "").texts == (meant,)
 
 
 def test_imdb_is_read_from_its_folders(tmp_path):
@@ -56,32 +56,32 @@ def test_imdb_is_read_from_its_folders(tmp_path):
             for number in range(20):
                 (tmp_path / "aclImdb" / split / label / f"{number}_3.txt").write_text(f"So<br />{number} {label}")
     task = build("imdb", tmp_path)
-    assert [x.answer for x in task.read("test")] == [0] * 20 + [1] * 20
-    assert task.read("test")[0].texts == ("So 0 neg",)
-    assert len(task.read("train")) + len(task.read("held_out")) == 40
+    assert [x.label for x in task.read_split("test")] == [0] * 20 + [1] * 20
+    assert task.read_split("test")[0].texts == ("So 0 neg",)
+    assert len(task.read_split("train")) + len(task.read_split("held_out")) == 40
 
 
 def test_own_files_bring_their_labels_and_columns(tmp_path):
     (tmp_path / "a.csv").write_text("topic,one,two\n10,A,B\n9,C,D\n10,E,F\n")
     (tmp_path / "b.jsonl").write_text('{"topic": 9, "one": "X", "two": "Y"}\n')
     task = build("classify", tmp_path, train=["a.csv"], dev=["b.jsonl"], text=["two", "one"], label="topic")
-    assert task.labels == ["9", "10"]
-    assert [x.texts for x in task.read("train")] == [("B", "A"), ("D", "C"), ("F", "E")]
-    assert task.read("b")[0].answer == 0
-    again = build_task("classify", TaskDataConfig(**task.settings()), "last")  # as a saved folder has it
-    assert again.example({"one": "X", "two": "Y"}, "").texts == ("Y", "X") and again.labels == task.labels
+    assert task.label_names == ["9", "10"]
+    assert [x.texts for x in task.read_split("train")] == [("B", "A"), ("D", "C"), ("F", "E")]
+    assert task.read_split("b")[0].answer == 0
+    again = build_task("classify", TaskDataConfig(**task.data_settings()), "last")  # as a saved folder has it
+    assert again.example({"one": "X", "two": "Y"}, "").texts == ("Y", "X") and again.labels == task.label_names
 
 
 def test_numbers_are_learned_on_a_scale_of_their_own_and_answered_on_that_of_the_file(tmp_path, tokenizer):
     (tmp_path / "a.tsv").write_text("text\tlabel\nba\t1990\nbe\t2000\nbi\t2010\nbo\t2020\n")
     task = build("regress", tmp_path, train=["a.tsv"], dev=["a.tsv"], text=["text"])
-    examples = task.read("train")
+    examples = task.read_split("train")
     split = Split("train", examples, task.encode(examples, tokenizer))
-    learned = np.array([item.answers["truth"] for item in split.items])
-    mean, deviation = task.settings()["scale"]
+    learned = np.array([item.labels["label"] for item in split.features])
+    mean, deviation = task.data_settings()["scale"]
     assert mean == 2005 and deviation == pytest.approx(np.sqrt(125)) and learned.std() == pytest.approx(1)
-    again = build_task("regress", TaskDataConfig(**task.settings()), "last")  # as a saved folder has it
-    assert [one["prediction"] for one in again.predictions(split, {"logits": learned})] == [x.answer for x in examples]
+    again = build_task("regress", TaskDataConfig(**task.data_settings()), "last")  # as a saved folder has it
+    assert [one["prediction"] for one in again.predictions(split, {"logits": learned})] == [x.label for x in examples]
     (tmp_path / "b.tsv").write_text("text\tlabel\nba\t7\nbe\t7\n")
     assert build("regress", tmp_path, train=["b.tsv"], dev=["a.tsv"], text=["text"]).settings()["scale"] == [7, 1]
     with pytest.raises(ValueError, match="must be a mean and a standard deviation above 0"):
@@ -92,10 +92,10 @@ def test_numbers_far_from_zero_and_close_to_each_other_are_told_apart(tmp_path, 
     seconds = [1_600_000_000 + 100 * number for number in range(4)]
     (tmp_path / "a.tsv").write_text("text\tlabel\n" + "".join(f"ba\t{one}\n" for one in seconds))
     task = build("regress", tmp_path, train=["a.tsv"], dev=["a.tsv"], text=["text"])
-    examples = task.read("train")
+    examples = task.read_split("train")
     split = Split("train", examples, task.encode(examples, tokenizer))
-    learned = np.array([item.answers["truth"] for item in split.items])
-    answers = [one["prediction"] for one in task.predictions(split, {"logits": learned})]
+    learned = np.array([item.labels["label"] for item in split.features])
+    answers = [one["prediction"] for one in task.to_predictions(split, {"logits": learned})]
     assert answers == pytest.approx(seconds, abs=0.01)
 
 
@@ -109,10 +109,10 @@ def test_a_dataset_is_read_by_name(tmp_path, monkeypatch):
     task = build_task(
         "classify", TaskDataConfig(train=[f"{source}:train"], dev=[f"{source}:test"], text=["text"]), "last"
     )
-    (dev,) = task.dev
-    assert task.labels == ["0", "1"] and dev.endswith("-data-test")
-    assert [(x.texts, x.answer) for x in task.read(dev)] == [(("Ba 0",), 0), (("Ba 1",), 1)]
-    assert task.read(dev)[1].place == f"{source}:test, row 2"
+    (dev,) = task.dev_splits
+    assert task.label_names == ["0", "1"] and dev.endswith("-data-test")
+    assert [(x.texts, x.label) for x in task.read_split(dev)] == [(("Ba 0",), 0), (("Ba 1",), 1)]
+    assert task.read_split(dev)[1].place == f"{source}:test, row 2"
     again = build("classify", tmp_path, train=[f"{source}:train"], dev=[f"{source}:test"], text=["text"])
     assert len(again.read("train")) == 4 and len(again.read(dev)) == 2  # data.dir is for other files
     with pytest.raises(ValueError, match="name its split"):
@@ -124,11 +124,11 @@ def test_examples_to_predict_may_leave_the_truth_open_and_others_may_not(tmp_pat
     (tmp_path / "open.jsonl").write_text('{"text": "x", "label": -1}\n{"text": "y", "label": ""}\n{"text": "z"}\n')
     settings = {"train": ["train.tsv"], "text": ["text"]}
     task = build("classify", tmp_path, test=["open.jsonl"], **settings)
-    assert [x.answer for x in task.read("open")] == [None] * 3
+    assert [x.label for x in task.read_split("open")] == [None] * 3
     for name, values, answers in [("all", (-1, -1), [None, None]), ("one", (-1, 2), [-1, 2])]:
         (tmp_path / f"{name}.jsonl").write_text("".join(f'{{"text": "x", "label": {value}}}\n' for value in values))
         numbers = build("regress", tmp_path, scale=[0, 1], test=[f"{name}.jsonl"], **settings)
-        assert [x.answer for x in numbers.read(name)] == answers
+        assert [x.label for x in numbers.read(name)] == answers
     with pytest.raises(ValueError, match="line 1: the label '-1' in 'label' is none of bad, good"):
         build("classify", tmp_path, dev=["open.jsonl"], **settings).read("open")
 
@@ -190,7 +190,7 @@ def test_a_wrong_row_is_named_with_its_line(tmp_path):
     (tmp_path / "b.tsv").write_text("text\tlabel\nx\tgood\n\tbad\ny\tfine\n")
     task = build("classify", tmp_path, train=["a.tsv"], dev=["b.tsv"], text=["text"])
     with pytest.raises(ValueError, match=r"b.tsv, line 3: the text in 'text' is empty"):
-        task.read("b")
+        task.read_split("b")
     (tmp_path / "c.tsv").write_text("text\tlabel\nx\ta\n")
     with pytest.raises(ValueError, match="holds the label 'a' only; at least two"):
         build("classify", tmp_path, train=["c.tsv"], text=["text"])

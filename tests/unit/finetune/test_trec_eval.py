@@ -35,14 +35,14 @@ def drawn(request, tmp_path):
     names = {key: [f"{key}.tsv"] for key in ("documents", "queries")}
     data = TaskDataConfig(dir=str(tmp_path), qrels=["qrels.txt"], dev=["dev.run"], **names)
     task = build_task("rank", data, "last")
-    split = Split("dev", task.read("dev"), [])
+    split = Split("dev", task.read_split("dev"), [])
     logits = rng.normal(0, 10 ** rng.uniform(-2, 2), len(split.examples)).round(rng.integers(0, 7)).astype(np.float32)
     return task, split, {"logits": logits}
 
 
 def test_measures_of_what_is_written_are_those_of_the_library(drawn, tmp_path):
     task, split, outputs = drawn
-    (file,) = task.source.submit(tmp_path, {"dev": task.predictions(split, outputs)})
+    (file,) = task.source.submit(tmp_path, {"dev": task.to_predictions(split, outputs)})
     qrels = list(ir_measures.read_trec_qrels(str(tmp_path / "qrels.txt")))
     run = list(ir_measures.read_trec_run(str(file)))
     assert len(run) == len(split.examples)
@@ -50,7 +50,7 @@ def test_measures_of_what_is_written_are_those_of_the_library(drawn, tmp_path):
     for query in {example.group for example in split.examples}:
         of_query = [number for number, example in enumerate(split.examples) if example.group == query]
         part = Split("dev", [split.examples[number] for number in of_query], [])
-        found = task.measure(part, {"logits": outputs["logits"][of_query]})
+        found = task.compute_metrics(part, {"logits": outputs["logits"][of_query]})
         for name, measure in MEASURES.items():
             assert found[name] == pytest.approx(by_query[str(measure), query], abs=1e-9), (name, query)
     assert 0 in by_query.values() and len(set(by_query.values())) > N_QUERIES // 2

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from finetune.data.qa_windows import Truth, most_context, stretches, windows
 from xlpre.data.window_layout import SEGMENT_A, SEGMENT_B, SEGMENT_CLS
 from xlpre.text import special_tokens
-from xlpre.text.offsets import Located
+from xlpre.text.offsets import TokenOffsets
 
-TEXT = Located("x" * 10, list(range(20, 30)), np.arange(10), np.arange(1, 11))
+TEXT = TokenOffsets("x" * 10, list(range(20, 30)), np.arange(10), np.arange(1, 11))
 
 
 def test_windows_begin_a_stride_apart_and_end_with_the_text():
@@ -48,7 +48,7 @@ def test_a_much_longer_window_wins_over_one_with_a_little_more_context():
 
 def test_windows_of_a_text_as_long_as_a_book_take_memory_by_its_length_not_its_square():
     n = 200_000
-    book = Located("x" * n, [20] * n, np.arange(n), np.arange(1, n + 1))
+    book = TokenOffsets("x" * n, [20] * n, np.arange(n), np.arange(1, n + 1))
     tracemalloc.start()
     found = windows(0, book, [50], 384, 128, None)
     _, peak = tracemalloc.get_traced_memory()
@@ -58,7 +58,7 @@ def test_windows_of_a_text_as_long_as_a_book_take_memory_by_its_length_not_its_s
 
 def test_a_row_is_the_text_then_the_question_and_ends_with_cls():
     (window, *_) = windows(3, TEXT, [50, 51], 11, 2, Truth(True, 1, 4))
-    assert window.rows[0].ids.tolist() == [
+    assert window.rows[0].input_ids.tolist() == [
         *range(20, 26),
         special_tokens.SEP,
         50,
@@ -66,7 +66,7 @@ def test_a_row_is_the_text_then_the_question_and_ends_with_cls():
         special_tokens.SEP,
         special_tokens.CLS,
     ]
-    assert window.rows[0].segments.tolist() == [SEGMENT_A] * 7 + [SEGMENT_B] * 3 + [SEGMENT_CLS]
+    assert window.rows[0].segment_ids.tolist() == [SEGMENT_A] * 7 + [SEGMENT_B] * 3 + [SEGMENT_CLS]
     assert window.example == 3
 
 

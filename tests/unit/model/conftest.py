@@ -42,23 +42,23 @@ def model_of():
 MANY = 10**6  # tokens to remember: as many as there are
 
 
-def random_batch(length=13, reuse=6, rows=2, seed=0, backward=None, remembers=MANY, **settings) -> Batch:
+def random_batch(length=13, reuse=6, rows=2, seed=0, backward=None, visible_mem_len=MANY, **settings) -> Batch:
     """Permutation rows of random tokens, the last three of them symbols."""
     objective = Permutation(
         ObjectiveConfig(**{"partial_k": 3.0, **settings}), np.random.default_rng(seed).random(VOCAB) < 0.7
     )
     rng = np.random.default_rng(seed)
-    functional = np.zeros((rows, length), bool)
-    functional[:, -2:] = reuse < length - 3
+    special_mask = np.zeros((rows, length), bool)
+    special_mask[:, -2:] = reuse < length - 3
     segments = np.where(np.arange(length) < length - 4, 0, 1)
     segments[-1] = 2
     windows = Windows(
         ids=rng.integers(9, VOCAB, (rows, length)),
         segments=np.tile(segments, (rows, 1)),
-        functional=functional,
+        special_mask=special_mask,
         following=np.full(rows, 9),
         backward=rng.random(rows) < 0.5 if backward is None else np.full(rows, backward),
-        remembers=np.full(rows, remembers),
+        visible_mem_len=np.full(rows, visible_mem_len),
         pair_label=np.arange(rows) % 2,
         reuse_len=reuse,
     )

@@ -72,7 +72,7 @@ def test_a_copy_is_the_same_model_and_shares_nothing_with_it_but_within(again):
     memory = random_memory(model.config, 2, 6)
     other = again(model)
     assert torch.equal(other.logits(batch, memory)[0], model.logits(batch, memory)[0])
-    assert other.output.weight is other.backbone.embedding.weight is not model.output.weight
+    assert other.lm_head.weight is other.backbone.word_embedding.weight is not model.lm_head.weight
 
 
 def test_a_state_dict_is_the_whole_model():

@@ -33,13 +33,13 @@ def read(model, memory, batches):
     mem_len=st.integers(0, 30),
     initial=st.sampled_from(["empty", "zeros", "read"]),
     lengths=st.lists(st.integers(9, 14), min_size=3, max_size=3),
-    remembers=st.lists(st.sampled_from([0, 2, MANY]), min_size=3, max_size=3),
+    visible_mem_len=st.lists(st.sampled_from([0, 2, MANY]), min_size=3, max_size=3),
     backward=st.sampled_from([False, True, None]),
     seed=st.integers(0, 99),
 )
 @torch.no_grad()
 def test_keys_and_values_of_memory_read_on_as_its_hidden_states(
-    two_streams, attention, attention_length, initial, lengths, remembers, backward, seed, mem_len, clamp, **shape
+    two_streams, attention, attention_length, initial, lengths, visible_mem_len, backward, seed, mem_len, clamp, **shape
 ):
     scheme = shape["positions"]
     model = make_model(
@@ -57,8 +57,8 @@ def test_keys_and_values_of_memory_read_on_as_its_hidden_states(
     else:
         memory = initial_memory(model.config, 2, mem_len=mem_len, initial=initial)
     batches = [
-        random_batch(length, length // 2 - 1, seed=seed + i, backward=backward, remembers=shown)
-        for i, (length, shown) in enumerate(zip(lengths, remembers, strict=True))
+        random_batch(length, length // 2 - 1, seed=seed + i, backward=backward, visible_mem_len=shown)
+        for i, (length, shown) in enumerate(zip(lengths, visible_mem_len, strict=True))
     ]
     expected, last = read(model, memory, batches)
     found, past = read(model, cached(memory, model.backbone), batches)

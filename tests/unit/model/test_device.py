@@ -8,7 +8,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from finetune.data.batching import Part, Parts
+from finetune.data.batching import MicroStep, PaddedBatch
 from finetune.tasks.sequence import SequenceTask
 from finetune.trainer.task_model import TaskModel
 from tests.unit.model.conftest import make_model, random_batch
@@ -99,9 +99,9 @@ def test_a_step_of_fine_tuning_does_neither(summary):
     shape = ModelConfig(vocab_size=40, n_layer=1, d_model=16, n_head=2, d_inner=24, mem_len=8, attention_backend="sdpa")
     model = in_bf16(TaskModel(shape, Classes(summary)))
     ids = torch.empty(4, 16, dtype=torch.int64, device=META)
-    part = Part(ids, ids, ids.bool(), {"truth": ids[:, 0]}, np.arange(4))
+    part = PaddedBatch(ids, ids, ids.bool(), {"label": ids[:, 0]}, np.arange(4))
     with Watched() as watched:
-        loss = model(Parts([part], 1.0))
+        loss = model(MicroStep([part], 1.0))
         loss.backward()
     assert watched.n > 50 and not watched.found
     assert loss.dtype == torch.float32

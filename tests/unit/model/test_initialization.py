@@ -52,14 +52,14 @@ def test_a_model_made_with_weights_has_all_of_them_and_draws_nothing(settings):
     for (name, ours), theirs in zip(second.named_parameters(), first.parameters(), strict=True):
         assert torch.equal(ours, theirs) and ours.requires_grad and ours is not theirs, name
     drawn = {name: not torch.equal(p, dict(first.named_parameters())[name]) for name, p in build().named_parameters()}
-    assert drawn["backbone.mask_embedding"] and drawn["auxiliary.next_sentence.logits.weight"]  # afterwards as ever
+    assert drawn["backbone.mask_embedding"] and drawn["auxiliary_heads.next_sentence.logits_proj.weight"]  # afterwards as ever
 
 
 def test_no_parameter_is_left_without_weights_or_given_others_than_it_needs():
     build = partial(LanguageModel, ModelConfig(**SHAPE), True)
     weights = dict(build().named_parameters())
-    fewer = {name: weight for name, weight in weights.items() if name != "output.bias"}
-    with pytest.raises(ValueError, match=r"the weights of output.bias are not there, the model needs \(500,\)"):
+    fewer = {name: weight for name, weight in weights.items() if name != "lm_head.bias"}
+    with pytest.raises(ValueError, match=r"the weights of lm_head.bias are not there, the model needs \(500,\)"):
         build_with_weights(fewer, build)
-    with pytest.raises(ValueError, match=r"the weights of output.bias are \(1,\), the model needs \(500,\)"):
-        load_weights({**weights, "output.bias": torch.zeros(1)}, build())
+    with pytest.raises(ValueError, match=r"the weights of lm_head.bias are \(1,\), the model needs \(500,\)"):
+        load_weights({**weights, "lm_head.bias": torch.zeros(1)}, build())

@@ -55,7 +55,7 @@ SHAPES = st.fixed_dictionaries(
         "relative_segments": st.booleans(),
         "untie_r": st.booleans(),
         "clamp_len": st.sampled_from([-1, 5]),
-        "remembers": st.sampled_from([0, 3, 10**6]),
+        "visible_mem_len": st.sampled_from([0, 3, 10**6]),
         "seed": st.integers(0, 1000),
     }
 )
@@ -65,13 +65,13 @@ SHAPES = st.fixed_dictionaries(
 @settings(max_examples=25, deadline=None)
 def test_all_equal_the_reference_in_outputs_memory_and_gradients(shape):
     shape = dict(shape)
-    length, rows, seed, remembers = (shape.pop(name) for name in ("length", "rows", "seed", "remembers"))
+    length, rows, seed, visible_mem_len = (shape.pop(name) for name in ("length", "rows", "seed", "visible_mem_len"))
     two_streams, block, kept = (shape.pop(name) for name in ("two_streams", "block", "kept"))
     if shape["positions"] in ("shaw", "learned"):
         shape["n_positions"] = 12
     if shape["positions"] == "learned":
         shape["clamp_len"] = -1
-    batch = random_batch(length, reuse=length // 2, rows=rows, seed=seed, remembers=remembers)
+    batch = random_batch(length, reuse=length // 2, rows=rows, seed=seed, visible_mem_len=visible_mem_len)
     memory = random_memory(make_model(two_streams, **shape).config, rows, shape["mem_len"], seed=seed)
     expected = outcome("reference", two_streams, batch, memory, **shape)
     with pytest.MonkeyPatch.context() as patch:
@@ -121,24 +121,24 @@ def test_the_backward_pass_by_hand_is_the_derivative_with_dropout_too(shape):
 
 def weights(n_rows, dropout, seed, score=0.0):
     """P', (2, H, N, K): what attention gives each of 64 keys that all rows see, whose scores are equal, at first."""
-    geometry = AttentionMeta(
+    attn_meta = AttentionMeta(
         query_rank=torch.ones(2, n_rows, dtype=torch.int32),
         key_rank=torch.zeros(2, 64, dtype=torch.int32),
         row_segments=torch.zeros(2, n_rows, dtype=torch.int64),
         key_segments=torch.zeros(2, 64, dtype=torch.int64),
         positions=torch.zeros(2, n_rows, dtype=torch.int64),
         n_content=0,
-        n_own=0,
-        reach=None,
+        n_self_visible=0,
+        max_distance=None,
         direction=torch.zeros(2, dtype=torch.int64),
-        distances=torch.zeros(2, 65, 1),
+        pos_encoding=torch.zeros(2, 65, 1),
     )
     torch.manual_seed(seed)
     query, key = torch.ones(2, n_rows, 4, 64), torch.full((2, 64, 4, 64), score)
     value = torch.eye(64)[None, :, None].expand(2, -1, 4, -1).contiguous()
     attention = Cpu()
-    geometry = dataclasses.replace(geometry, prepared=attention.prepare(geometry, query))
-    return attention.attend(ScoreTerms(query, 1.0), key, value, geometry, dropout).transpose(1, 2)
+    attn_meta = dataclasses.replace(attn_meta, prepared=attention.prepare(attn_meta, query))
+    return attention.attend(ScoreTerms(query, 1.0), key, value, attn_meta, dropout).transpose(1, 2)
 
 
 def test_dropout_takes_its_share_and_is_seeded():
@@ -157,9 +157,9 @@ def test_what_is_no_number_is_not_hidden():
 
 def test_a_gradient_in_another_order_in_memory_is_the_same_gradient():
     batch, model = random_batch(40, reuse=20), make_model(attention="cpu")
-    geometry, _ = model.backbone._geometries(batch, random_memory(model.config, 2, 10))
-    terms = [torch.randn(2, n, 2, 8, requires_grad=True) for n in (geometry.query_rank.size(1), 50, 50)]
-    out = Cpu().attend(ScoreTerms(terms[0], 0.3), *terms[1:], geometry, 0.0)
+    attn_meta, _ = model.backbone._geometries(batch, random_memory(model.config, 2, 10))
+    terms = [torch.randn(2, n, 2, 8, requires_grad=True) for n in (attn_meta.query_rank.size(1), 50, 50)]
+    out = Cpu().attend(ScoreTerms(terms[0], 0.3), *terms[1:], attn_meta, 0.0)
     grad = torch.randn(out.shape)
     first, second = (
         torch.autograd.grad(out, terms, given, retain_graph=True)
@@ -174,10 +174,10 @@ def test_bits_do_not_depend_on_the_number_of_threads():
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             model = make_model(attention="cpu", dropatt=0.2)
-            geometry, _ = model.backbone._geometries(batch, random_memory(model.config, 2, 10))
+            attn_meta, _ = model.backbone._geometries(batch, random_memory(model.config, 2, 10))
             torch.manual_seed(1)
-            terms = [torch.randn(2, n, 2, 8, requires_grad=True) for n in (geometry.query_rank.size(1), 50, 50)]
-            out = Cpu().attend(ScoreTerms(terms[0], 0.3), *terms[1:], geometry, 0.2)
+            terms = [torch.randn(2, n, 2, 8, requires_grad=True) for n in (attn_meta.query_rank.size(1), 50, 50)]
+            out = Cpu().attend(ScoreTerms(terms[0], 0.3), *terms[1:], attn_meta, 0.2)
             found.append([out, *torch.autograd.grad(out.square().sum(), terms)])
     finally:
         torch.set_num_threads(before)

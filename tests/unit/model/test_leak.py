@@ -18,7 +18,7 @@ def influence(model, batch, memory, target):
         output.retain_grad()
         kept.append(output)
 
-    handle = model.backbone.embedding.register_forward_hook(keep)
+    handle = model.backbone.word_embedding.register_forward_hook(keep)
     logits, _ = model.logits(batch, memory)
     handle.remove()
     (logits[:, target] * torch.randn(len(logits), VOCAB)).sum().backward()

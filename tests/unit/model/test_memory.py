@@ -7,7 +7,7 @@ import torch
 from tests.unit.data.test_lanes import lanes_over, part_of
 from tests.unit.model.conftest import MANY, VOCAB, random_batch, random_memory
 from xlpre.batch import Batch
-from xlpre.data.store import Part
+from xlpre.data.store import SplitData
 from xlpre.model.memory import Memory, States, extend_memory, initial_memory
 
 
@@ -23,7 +23,7 @@ def causal_batch(ids):
         targets=ids.roll(-1, 1),
         target_weights=torch.ones(B, T),
         backward=torch.zeros(B, dtype=torch.bool),
-        remembers=torch.full((B,), T),
+        visible_mem_len=torch.full((B,), T),
         pair_label=torch.ones(B, dtype=torch.long),
         reuse_len=T,
     )
@@ -46,7 +46,7 @@ def test_no_gradient_reaches_the_window_that_memory_came_from(model_of):
         vectors.retain_grad()
         embedded.append(vectors)
 
-    model.backbone.embedding.register_forward_hook(keep)
+    model.backbone.word_embedding.register_forward_hook(keep)
     _, memory = model(random_batch(seed=0), random_memory(model.config, 2, 6))
     loss, _ = model(random_batch(seed=1), memory)
     loss.backward()
@@ -84,7 +84,7 @@ def test_columns_that_are_not_valid_are_not_seen(model_of, valid):
 
 def test_a_row_whose_lane_jumped_starts_with_an_empty_memory(model_of):
     model = model_of()
-    batch = dataclasses.replace(random_batch(13, 6), remembers=torch.tensor([MANY, 0]))
+    batch = dataclasses.replace(random_batch(13, 6), visible_mem_len=torch.tensor([MANY, 0]))
     memory = random_memory(model.config, 2, 8)
     with_memory, kept = model.backbone(batch, memory)
     without, _ = model.backbone(batch, initial_memory(model.config, 2, mem_len=0))
@@ -95,7 +95,7 @@ def test_a_row_whose_lane_jumped_starts_with_an_empty_memory(model_of):
 
 def test_a_row_sees_no_more_of_its_memory_than_it_remembers(model_of):
     model = model_of()
-    batch = dataclasses.replace(random_batch(13, 6), remembers=torch.tensor([3, MANY]))
+    batch = dataclasses.replace(random_batch(13, 6), visible_mem_len=torch.tensor([3, MANY]))
     memory = random_memory(model.config, 2, 8)
     memory.hidden.requires_grad_()
     _, kept = model.backbone(batch, memory)
@@ -111,24 +111,24 @@ def test_what_a_row_forgot_does_not_come_back(model_of):
     memory = initial_memory(model_of().config, 1, mem_len=20)
     attended = [States(memory.hidden[0], torch.zeros(1, 9, 16))] * 2
     lengths = []
-    for remembers in (0, 6, 12, 2, 8, 14, 0, 6):  # a document ends two tokens before the fourth window
-        lengths.append((memory.key_rank(torch.tensor([remembers])) < 0).sum().item())
-        memory = memory.extended(attended, 6, torch.tensor([remembers]))
+    for visible_mem_len in (0, 6, 12, 2, 8, 14, 0, 6):  # a document ends two tokens before the fourth window
+        lengths.append((memory.key_rank(torch.tensor([visible_mem_len])) < 0).sum().item())
+        memory = memory.extended(attended, 6, torch.tensor([visible_mem_len]))
     assert lengths == [0, 6, 12, 2, 8, 14, 0, 6]
 
 
 @pytest.mark.parametrize("mem_len", [0, 5, 8, 40])
 def test_memory_that_is_carried_is_all_that_was_read_since_the_lane_jumped(model_of, mem_len):
-    lanes = lanes_over(part_of(3000), run_windows=7)
+    lanes = lanes_over(part_of(3000), windows_per_run=7)
     memory = initial_memory(model_of().config, 4, mem_len=mem_len)
     attended = [States(memory.hidden[0], torch.zeros(4, 8, 16))] * 2
     valid = torch.zeros(4, dtype=torch.long)
     for step in range(30):
-        valid = valid * (step % lanes.run_windows > 0)
-        remembers = torch.tensor([lanes.place(lane, step).remembers for lane in range(4)])
-        seen = memory.key_rank(remembers) < 0
+        valid = valid * (step % lanes.windows_per_run > 0)
+        visible_mem_len = torch.tensor([lanes.location(lane, step).visible_mem_len for lane in range(4)])
+        seen = memory.key_rank(visible_mem_len) < 0
         assert torch.equal(seen, torch.arange(mem_len, 0, -1) <= valid[:, None])
-        memory = memory.extended(attended, 8, remembers)
+        memory = memory.extended(attended, 8, visible_mem_len)
         valid = (valid + 8).clamp(max=mem_len)
 
 
@@ -136,17 +136,17 @@ def test_memory_that_is_carried_is_all_that_was_read_since_the_lane_jumped(model
 @pytest.mark.parametrize("at_document_end", ["carry", "cut"])
 def test_memory_cut_at_a_documents_end_shows_nothing_of_the_document_before(lane, at_document_end):
     ends = np.cumsum(np.arange(1, 60))
-    documents = Part(np.repeat(np.arange(59.0), np.arange(1, 60)), ends, ends)  # a token is its document's number
-    lanes = lanes_over(documents, 2, run_windows=50, at_document_end=at_document_end)
+    documents = SplitData(np.repeat(np.arange(59.0), np.arange(1, 60)), ends, ends)  # a token is its document's number
+    lanes = lanes_over(documents, 2, windows_per_run=50, at_document_end=at_document_end)
     memory = Memory(torch.zeros(1, 1, 24, 1), torch.tensor([0]))
     n_seen = n_others = 0
     for step in range(100):
-        place = lanes.place(lane, step)
+        place = lanes.location(lane, step)
         window = torch.from_numpy(place.text.tokens(place.begin, place.begin + 8).copy())
-        remembers = torch.tensor([place.remembers])
-        seen = memory.hidden[0, memory.key_rank(remembers) < 0]
+        visible_mem_len = torch.tensor([place.visible_mem_len])
+        seen = memory.hidden[0, memory.key_rank(visible_mem_len) < 0]
         n_seen, n_others = n_seen + len(seen), n_others + (seen != window[0]).sum().item()
-        memory = memory.extended([States(memory.hidden[0], window[None, :, None])], 8, remembers)
+        memory = memory.extended([States(memory.hidden[0], window[None, :, None])], 8, visible_mem_len)
     assert n_seen > 300
     assert (n_others == 0) == (at_document_end == "cut")
 
@@ -206,7 +206,7 @@ def test_without_memory_at_hand_a_query_still_looks_back_as_far_as_the_model_doe
         target_positions=torch.tensor([[12]]),
     )
     embedded = []
-    model.backbone.embedding.register_forward_hook(
+    model.backbone.word_embedding.register_forward_hook(
         lambda m, i, output: embedded.append(output.detach().requires_grad_()) or embedded[0]
     )
     hidden, _ = model.backbone(batch, random_memory(model.config, 1, 0))

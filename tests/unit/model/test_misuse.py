@@ -127,23 +127,23 @@ def test_a_model_without_the_size_of_its_vocabulary_is_refused():
 
 
 @pytest.mark.skipif(not is_there(), reason="no C++ compiler")
-@pytest.mark.parametrize("name", ["query", "key", "value", "place_keys", "content_bias", "step"])
+@pytest.mark.parametrize("name", ["query", "key", "value", "pos_key", "r_w_bias", "segment_diff"])
 def test_kernels_that_go_by_address_are_given_nothing_too_small_or_of_another_type(name):
-    geometry = geometry_of(2, 8, 4, 2, "cpu")
-    tensors = tensors_of(geometry, 2, 4, torch.float32)
-    geometry = dataclasses.replace(geometry, prepared=plan_of(geometry, torch.float32))
+    attn_meta = geometry_of(2, 8, 4, 2, "cpu")
+    tensors = tensors_of(attn_meta, 2, 4, torch.float32)
+    attn_meta = dataclasses.replace(attn_meta, prepared=plan_of(attn_meta, torch.float32))
     for odd in (tensors[name][:, :1], tensors[name].double()):
         given = {**tensors, name: odd}
         key, value = given.pop("key"), given.pop("value")
         with pytest.raises(AssertionError):
-            Cpu().attend(ScoreTerms(scale=1.0, **given), key, value, geometry, 0.0)
+            Cpu().attend(ScoreTerms(scale=1.0, **given), key, value, attn_meta, 0.0)
 
 
 def test_a_row_less_of_directions_is_no_plan():
-    geometry = geometry_of(2, 8, 4, 2, "cpu")
+    attn_meta = geometry_of(2, 8, 4, 2, "cpu")
     if is_there():
         with pytest.raises(AssertionError):
-            plan_of(dataclasses.replace(geometry, direction=geometry.direction[:1]), torch.float32)
+            plan_of(dataclasses.replace(attn_meta, direction=attn_meta.direction[:1]), torch.float32)
 
 
 @pytest.mark.parametrize("two_streams", [True, False])

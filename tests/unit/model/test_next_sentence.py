@@ -58,10 +58,10 @@ def test_the_losses_are_that_of_the_targets_and_the_cross_entropy_of_the_label(t
     model, plain = twins(two_streams)
     batch, memory = random_batch(rows=4), random_memory(model.config, 4, 3)
     loss, _, of_label = model(batch, memory)
-    head = model.auxiliary["next_sentence"]
+    head = model.auxiliary_heads["next_sentence"]
     hidden, _ = model.backbone(batch, memory)
     pooled = torch.tanh(F.linear(hidden[:, 0], head.dense.weight, head.dense.bias))
-    logits = pooled @ head.logits.weight.T + head.logits.bias
+    logits = pooled @ head.logits_proj.weight.T + head.logits_proj.bias
     expected = -logits.log_softmax(1)[torch.arange(4), batch.pair_label].mean()
     torch.testing.assert_close(of_label, expected)
     torch.testing.assert_close(loss, plain(batch, memory)[0])
@@ -77,7 +77,7 @@ def test_the_label_teaches_head_and_backbone_and_nothing_else(two_streams):
     _, _, of_label = model(batch, random_memory(model.config, 2, 3))
     of_label.backward()
     taught = {name for name, p in model.named_parameters() if p.grad is not None and p.grad.any()}
-    untaught = {"output.bias", "backbone.mask_embedding"}  # which the query stream alone starts from
+    untaught = {"lm_head.bias", "backbone.mask_embedding"}  # which the query stream alone starts from
     assert taught == {name for name, _ in model.named_parameters()} - untaught
 
 
@@ -85,13 +85,13 @@ def test_without_it_no_parameter_row_or_number_is_there():
     model, plain = make_model(next_sentence=True), make_model()
     more = {name for name, _ in model.named_parameters()} - {name for name, _ in plain.named_parameters()}
     assert more == {
-        f"auxiliary.next_sentence.{part}.{kind}" for part in ("dense", "logits") for kind in ("weight", "bias")
+        f"auxiliary_heads.next_sentence.{part}.{kind}" for part in ("dense", "logits_proj") for kind in ("weight", "bias")
     }
     batch, memory = random_batch(), random_memory(plain.config, 2, 3)
     loss, _ = plain(batch, memory)
     hidden, _ = plain.backbone(batch, memory)
     assert hidden.size(1) == batch.targets.size(1)
-    losses = F.cross_entropy(plain.output(hidden).flatten(0, 1), batch.targets.flatten())
+    losses = F.cross_entropy(plain.lm_head(hidden).flatten(0, 1), batch.targets.flatten())
     torch.testing.assert_close(loss, losses)
 
 
@@ -102,9 +102,9 @@ def test_the_backbone_starts_from_the_same_values_with_it():
         torch.manual_seed(0)
         found.update(LanguageModel(shape, True, wanted).named_parameters())
     assert all(torch.equal(with_it[name], value) for name, value in without.items())
-    head = with_it["auxiliary.next_sentence.dense.weight"]
+    head = with_it["auxiliary_heads.next_sentence.dense.weight"]
     assert head.std().item() == pytest.approx(0.3, rel=0.3)
-    assert not with_it["auxiliary.next_sentence.dense.bias"].any()
+    assert not with_it["auxiliary_heads.next_sentence.dense.bias"].any()
 
 
 def test_it_learns_to_tell_what_follows_from_what_does_not(tokenizer, tmp_path):
@@ -114,7 +114,7 @@ def test_it_learns_to_tell_what_follows_from_what_does_not(tokenizer, tmp_path):
     store = write_store(tmp_path / "store", documents, tokenizer, 0.1, {"source": "docstrings"}, {})
     data = DataConfig(store_dir="x", seq_len=24, reuse_len=4)
     objective = build_objective(ObjectiveConfig(next_sentence=True), data, tokenizer.starts_word)
-    lanes = Lanes(store.train, 16, stride=4, reach=data.reach, run_windows=8, bidirectional=True, seed=0)
+    lanes = Lanes(store.train, 16, stride=4, reach=data.reach, windows_per_run=8, bidirectional=True, seed=0)
     loader = Loader(lanes, data, objective, seed=0)
     shape = ModelConfig(
         vocab_size=300, n_layer=2, d_model=32, n_head=2, d_inner=64, mem_len=0, dropout=0.0, dropatt=0.0, init_std=0.1

@@ -22,11 +22,11 @@ from xlpre.model.positions import SCHEMES, RelativeKeyProjection, distance_table
     valid=st.integers(0, 6),
     length=st.integers(9, 14),
     perm_size=st.sampled_from([None, 3]),
-    remembers=st.sampled_from([0, 2, MANY]),
+    visible_mem_len=st.sampled_from([0, 2, MANY]),
     seed=st.integers(0, 99),
 )
 def test_the_model_is_the_papers_double_loop(
-    positions, norm, attention_length, relative_segments, clamp, mem_len, valid, length, perm_size, remembers, seed
+    positions, norm, attention_length, relative_segments, clamp, mem_len, valid, length, perm_size, visible_mem_len, seed
 ):
     model = make_model(
         seed=seed,
@@ -38,7 +38,7 @@ def test_the_model_is_the_papers_double_loop(
         n_positions=5 if positions in ("shaw", "learned") else 0,
         clamp_len=3 if clamp and positions != "learned" else -1,
     )
-    batch = random_batch(length, length // 2 - 1, seed=seed, perm_size=perm_size, remembers=remembers)
+    batch = random_batch(length, length // 2 - 1, seed=seed, perm_size=perm_size, visible_mem_len=visible_mem_len)
     memory = random_memory(model.config, 2, mem_len, valid=min(mem_len, valid))
     hidden, _ = model.backbone(batch, memory)
     for row in range(2):

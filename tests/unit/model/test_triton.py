@@ -63,12 +63,12 @@ def test_all_of_this_in_the_interpreter(name):
 
 
 SHAPES = [  # T, M, other rows, content rows, reach, H, E, left out
-    (21, 9, 5, True, None, 2, 16, ("place_offsets",)),  # XLNet: two streams
-    (33, 31, 17, True, None, 1, 32, ("place_offsets",)),  # more than one granule of each
-    (16, 16, 0, True, 16, 2, 16, ("place_offsets", *STEP)),  # Transformer-XL: one stream, same_length
-    (19, 7, 6, False, None, 2, 12, ("place_offsets",)),  # the last layer's rows; a width that no tile has
-    (5, 0, 3, True, 2, 3, 5, ("place_offsets",)),  # less than a tile; no memory
-    (23, 4, 0, True, None, 2, 16, ("place_bias", *STEP)),  # Shaw et al.
+    (21, 9, 5, True, None, 2, 16, ("pos_offset",)),  # XLNet: two streams
+    (33, 31, 17, True, None, 1, 32, ("pos_offset",)),  # more than one granule of each
+    (16, 16, 0, True, 16, 2, 16, ("pos_offset", *STEP)),  # Transformer-XL: one stream, same_length
+    (19, 7, 6, False, None, 2, 12, ("pos_offset",)),  # the last layer's rows; a width that no tile has
+    (5, 0, 3, True, 2, 3, 5, ("pos_offset",)),  # less than a tile; no memory
+    (23, 4, 0, True, None, 2, 16, ("r_r_bias", *STEP)),  # Shaw et al.
     (18, 3, 4, True, None, 2, 16, PLACE),  # absolute positions
 ]
 
@@ -81,13 +81,13 @@ SHAPES = [  # T, M, other rows, content rows, reach, H, E, left out
 def test_outputs_and_all_gradients_equal_the_reference(shape, seed, dtype):
     n_tokens, n_memory, n_others, content, reach, n_head, width, without = shape
     rng = np.random.default_rng(seed)
-    geometry = random_geometry(
+    attn_meta = random_geometry(
         rng, n_tokens=n_tokens, n_memory=n_memory, n_others=n_others, content=content, reach=reach
     )
-    tensors = random_tensors(geometry, rng, n_head, width, dtype, without)
-    found = outcome(with_triton(), geometry, tensors)
+    tensors = random_tensors(attn_meta, rng, n_head, width, dtype, without)
+    found = outcome(with_triton(), attn_meta, tensors)
     exact = {name: x.detach().float().requires_grad_() for name, x in tensors.items()}
-    expected = outcome(Reference(), geometry, exact)
+    expected = outcome(Reference(), attn_meta, exact)
     # in 16 bits, several of their last places
     rtol = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}[dtype]
     for name, tensor in expected.items():
@@ -136,10 +136,10 @@ def test_the_operators_are_what_they_told_torch_that_they_are():
     from xlpre.model.kernels.triton.attention import relative_attention
 
     rng = np.random.default_rng(5)
-    geometry = random_geometry(rng, n_tokens=6, n_memory=3, n_others=2, content=True, reach=None)
-    tensors = random_tensors(geometry, rng, 1, 8, torch.float32, ("place_offsets",))
+    attn_meta = random_geometry(rng, n_tokens=6, n_memory=3, n_others=2, content=True, reach=None)
+    tensors = random_tensors(attn_meta, rng, 1, 8, torch.float32, ("pos_offset",))
     backend, caught = with_triton(), []
-    prepared = replace(geometry, prepared=backend.prepare(geometry, tensors["query"]))
+    prepared = replace(attn_meta, prepared=backend.prepare(attn_meta, tensors["query"]))
 
     def catch(*given):
         caught.append(given)
@@ -154,25 +154,25 @@ def test_the_operators_are_what_they_told_torch_that_they_are():
 
 @runs_kernels
 def test_a_row_that_sees_nothing_gives_zero_and_no_gradient():
-    geometry, tensors = small_case()
-    blind = ~geometry.visible().any(-1)
+    attn_meta, tensors = small_case()
+    blind = ~attn_meta.visible().any(-1)
     assert blind.any()
-    found = outcome(with_triton(), geometry, tensors)
+    found = outcome(with_triton(), attn_meta, tensors)
     assert not found["out"][blind].any()
     assert not found["query"][blind].any()
 
 
 @runs_kernels
 def test_gradients_are_the_same_bits_each_time():
-    geometry, tensors = small_case()
-    first, second = (outcome(with_triton(), geometry, tensors) for _ in range(2))
+    attn_meta, tensors = small_case()
+    first, second = (outcome(with_triton(), attn_meta, tensors) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 @runs_kernels
 def test_memory_that_nothing_wrote_is_never_used(monkeypatch):
-    geometry, tensors = small_case()
-    first = outcome(with_triton(), geometry, tensors)
+    attn_meta, tensors = small_case()
+    first = outcome(with_triton(), attn_meta, tensors)
     new_empty, found = torch.Tensor.new_empty, []
 
     def full_of_nan(like, *shape, **named):
@@ -182,7 +182,7 @@ def test_memory_that_nothing_wrote_is_never_used(monkeypatch):
         return made
 
     monkeypatch.setattr(torch.Tensor, "new_empty", full_of_nan)
-    second = outcome(with_triton(), geometry, tensors)
+    second = outcome(with_triton(), attn_meta, tensors)
     assert len(found) == 3
     assert all(torch.equal(first[name], second[name]) for name in first)
 
@@ -191,13 +191,13 @@ def test_memory_that_nothing_wrote_is_never_used(monkeypatch):
 def test_rows_need_only_the_tiles_that_they_see():
     from xlpre.model.kernels.triton.attention import Triton
 
-    geometry, _ = small_case()
-    geometry.key_rank[:], geometry.query_rank[:] = 3, 9
-    geometry = replace(geometry, n_own=0, query_rank=geometry.query_rank[:, :18], key_rank=geometry.key_rank)
-    geometry = replace(geometry, positions=geometry.positions[:, :18], row_segments=geometry.row_segments[:, :18])
-    geometry.key_rank[:, 20:] = 10
-    geometry.key_rank[:, :3] = 10
-    prepared = Triton().prepare(geometry, torch.zeros(1))
+    attn_meta, _ = small_case()
+    attn_meta.key_rank[:], attn_meta.query_rank[:] = 3, 9
+    attn_meta = replace(attn_meta, n_self_visible=0, query_rank=attn_meta.query_rank[:, :18], key_rank=attn_meta.key_rank)
+    attn_meta = replace(attn_meta, positions=attn_meta.positions[:, :18], row_segments=attn_meta.row_segments[:, :18])
+    attn_meta.key_rank[:, 20:] = 10
+    attn_meta.key_rank[:, :3] = 10
+    prepared = Triton().prepare(attn_meta, torch.zeros(1))
     assert prepared.row_facts[:, 4].unique().tolist() == [3]
     assert prepared.row_facts[:, 5].unique().tolist() == [20]
     assert prepared.key_facts[:, 3, 0].unique().tolist() == [18]
@@ -206,28 +206,28 @@ def test_rows_need_only_the_tiles_that_they_see():
 
 @runs_kernels
 def test_heads_too_wide_are_refused_with_a_way_out():
-    geometry, _ = small_case()
-    tensors = random_tensors(geometry, np.random.default_rng(0), 1, 257, torch.float32, ("place_offsets",))
+    attn_meta, _ = small_case()
+    tensors = random_tensors(attn_meta, np.random.default_rng(0), 1, 257, torch.float32, ("pos_offset",))
     with pytest.raises(ValueError, match="model.attention_backend=sdpa"):
-        attended(with_triton(), geometry, tensors)
+        attended(with_triton(), attn_meta, tensors)
 
 
 @runs_kernels
 def test_windows_of_more_numbers_than_32_bits_count_are_refused_with_a_way_out():
     key = torch.empty(1, 1, 1, 1).expand(1, 2**20, 16, 64)
-    geometry = types.SimpleNamespace(prepared=types.SimpleNamespace(n_distances=2**21))
+    attn_meta = types.SimpleNamespace(prepared=types.SimpleNamespace(n_distances=2**21))
     with pytest.raises(ValueError, match="1 x 1,048,576 rows at 2,097,152 distances .* model.attention_backend=sdpa"):
-        with_triton().attend(ScoreTerms(key, 0.125), key, key, geometry, 0.0)
+        with_triton().attend(ScoreTerms(key, 0.125), key, key, attn_meta, 0.0)
 
 
 @runs_kernels
 def test_more_heads_of_rows_than_a_grid_has_room_for_are_refused_with_a_way_out():
     key = torch.empty(1, 1, 1, 1).expand(2**12, 8, 16, 16)
-    geometry = types.SimpleNamespace(prepared=types.SimpleNamespace(n_distances=16))
+    attn_meta = types.SimpleNamespace(prepared=types.SimpleNamespace(n_distances=16))
     with pytest.raises(
         ValueError, match="up to 65,535 heads .* not 4,096 rows of 16 heads; .* model.attention_backend=sdpa"
     ):
-        with_triton().attend(ScoreTerms(key, 0.25), key, key, geometry, 0.0)
+        with_triton().attend(ScoreTerms(key, 0.25), key, key, attn_meta, 0.0)
 
 
 @runs_kernels
@@ -239,10 +239,10 @@ def test_a_trial_finds_what_is_wrong_with_them(monkeypatch, fault):
 
     attend, calls = Triton.attend, []
 
-    def faulty(self, scores, key, value, geometry, dropout):
+    def faulty(self, scores, key, value, attn_meta, dropout):
         calls.append(dropout)
         of = 1 + 0.05 * (fault == "wrong") + 1e-3 * len(calls) * (fault == "not the same twice" and dropout > 0)
-        return attend(self, scores, key, value, geometry, dropout) * of
+        return attend(self, scores, key, value, attn_meta, dropout) * of
 
     def between(x, dropout):
         return gelu_dropout(x, dropout) * (1 + 0.05 * (fault == "wrong between products"))

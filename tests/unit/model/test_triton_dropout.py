@@ -20,13 +20,13 @@ pytestmark = runs_kernels
 @pytest.mark.parametrize("dropout", [0.1, 0.7])
 def test_dropout_takes_its_share_grows_the_rest_and_is_seeded(dropout):
     """Equal scores and values of one: outputs are the shares kept, over 1 - dropout."""
-    geometry, tensors = small_case()
-    geometry.query_rank[:] = 20
+    attn_meta, tensors = small_case()
+    attn_meta.query_rank[:] = 20
     even = {name: torch.zeros_like(x) for name, x in tensors.items()} | {"value": torch.ones_like(tensors["value"])}
     outs = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        outs.append(attended(with_triton(), geometry, even, dropout=dropout))
+        outs.append(attended(with_triton(), attn_meta, even, dropout=dropout))
     assert torch.equal(outs[0], outs[1])
     assert not torch.equal(outs[0], outs[2])
     kept = outs[0][..., 0] * (1 - dropout)
@@ -42,11 +42,11 @@ def test_dropout_takes_its_share_grows_the_rest_and_is_seeded(dropout):
 
 def test_the_backward_pass_is_the_derivative_with_dropout_too():
     """Along one direction, by differences; the same seed takes the same probabilities in both passes."""
-    geometry, tensors = small_case()
+    attn_meta, tensors = small_case()
 
     def loss(moved):
         torch.manual_seed(3)
-        return attended(with_triton(), geometry, moved, dropout=0.3).double().square().sum()
+        return attended(with_triton(), attn_meta, moved, dropout=0.3).double().square().sum()
 
     gradients = torch.autograd.grad(loss(tensors), list(tensors.values()))
     torch.manual_seed(4)
@@ -76,6 +76,6 @@ def test_no_number_that_a_compiler_is_given_needs_more_than_32_bits():
 
 
 def test_no_gradient_is_no_error():
-    geometry, tensors = small_case()
-    Unfelt.apply(attended(with_triton(), geometry, tensors, dropout=0.1)).backward()
+    attn_meta, tensors = small_case()
+    Unfelt.apply(attended(with_triton(), attn_meta, tensors, dropout=0.1)).backward()
     assert all(x.grad is None or not x.grad.any() for x in tensors.values())

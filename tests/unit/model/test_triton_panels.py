@@ -22,29 +22,29 @@ from xlpre.model.kernels.selfcheck.fixtures import geometry_of
 
 pytestmark = runs_kernels
 SHAPES = {  # T, M, other rows, content rows, reach, H, E, left out; panels of 32 rows
-    "two streams": (45, 9, 22, True, None, 1, 16, ("place_offsets",)),
-    "offsets": (40, 0, 0, True, None, 1, 16, ("place_bias", *STEP)),
-    "same length": (37, 16, 0, True, 16, 1, 12, ("place_offsets",)),
-    "last layer": (50, 7, 35, False, None, 1, 16, ("place_offsets",)),
-    "whole panels": (48, 16, 16, True, None, 1, 16, ("place_offsets",)),
+    "two streams": (45, 9, 22, True, None, 1, 16, ("pos_offset",)),
+    "offsets": (40, 0, 0, True, None, 1, 16, ("r_r_bias", *STEP)),
+    "same length": (37, 16, 0, True, 16, 1, 12, ("pos_offset",)),
+    "last layer": (50, 7, 35, False, None, 1, 16, ("pos_offset",)),
+    "whole panels": (48, 16, 16, True, None, 1, 16, ("pos_offset",)),
     "absolute": (31, 3, 20, True, None, 2, 16, PLACE),
-    "less than a panel": (9, 4, 3, True, None, 1, 16, ("place_offsets",)),
+    "less than a panel": (9, 4, 3, True, None, 1, 16, ("pos_offset",)),
 }
-SUMS = ("content_bias", "place_bias", "key", "value", "place_keys", "place_offsets")  # over rows
+SUMS = ("r_w_bias", "r_r_bias", "key", "value", "pos_key", "pos_offset")  # over rows
 
 
 def case(name, dtype=torch.float32):
     n_tokens, n_memory, n_others, content, reach, n_head, width, without = SHAPES[name]
     rng = np.random.default_rng(3)
     sizes = {"n_tokens": n_tokens, "n_memory": n_memory, "n_others": n_others, "content": content, "reach": reach}
-    geometry = random_geometry(rng, **sizes)
-    return geometry, random_tensors(geometry, rng, n_head, width, dtype, without)
+    attn_meta = random_geometry(rng, **sizes)
+    return attn_meta, random_tensors(attn_meta, rng, n_head, width, dtype, without)
 
 
-def outcome(backend, geometry, tensors, dropout=0.0):
+def outcome(backend, attn_meta, tensors, dropout=0.0):
     """The output and every gradient; dropout draws the same each time."""
     torch.manual_seed(0)
-    out = attended(backend, geometry, tensors, dropout)
+    out = attended(backend, attn_meta, tensors, dropout)
     weights = torch.linspace(-1, 1, out.numel(), device=out.device).view(out.shape)
     gradients = torch.autograd.grad((out.float() * weights).sum(), list(tensors.values()))
     return {"out": out.detach(), **dict(zip(tensors, gradients, strict=True))}
@@ -74,11 +74,11 @@ def in_panels(monkeypatch):
 @pytest.mark.parametrize("name", SHAPES)
 def test_panels_give_the_numbers_of_all_rows_at_once(name, dropout, in_panels):
     """The same bits of what belongs to rows, with the same dropout; sums over rows are taken in another order."""
-    geometry, tensors = case(name)
-    expected = outcome(with_triton(), geometry, tensors, dropout)
+    attn_meta, tensors = case(name)
+    expected = outcome(with_triton(), attn_meta, tensors, dropout)
     worked_on = in_panels()
-    found = outcome(with_triton(), geometry, tensors, dropout)
-    n_rows = geometry.query_rank.size(1)
+    found = outcome(with_triton(), attn_meta, tensors, dropout)
+    n_rows = attn_meta.query_rank.size(1)
     assert worked_on == [32] * (n_rows // 32) + [n_rows % 32] * (n_rows % 32 > 0)
     for key, tensor in expected.items():
         if key in SUMS:
@@ -90,10 +90,10 @@ def test_panels_give_the_numbers_of_all_rows_at_once(name, dropout, in_panels):
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_panels_give_the_numbers_of_the_reference(name, dtype, in_panels):
-    geometry, tensors = case(name, dtype)
+    attn_meta, tensors = case(name, dtype)
     in_panels()
-    found = outcome(with_triton(), geometry, tensors)
-    expected = outcome(Reference(), geometry, {key: x.detach().float().requires_grad_() for key, x in tensors.items()})
+    found = outcome(with_triton(), attn_meta, tensors)
+    expected = outcome(Reference(), attn_meta, {key: x.detach().float().requires_grad_() for key, x in tensors.items()})
     rtol = {torch.float32: 1e-4, torch.float16: 1e-2}[dtype]
     for key, tensor in expected.items():
         assert found[key].dtype == dtype
@@ -123,11 +123,11 @@ def test_a_model_with_memory_has_the_same_loss_and_gradients_in_panels(two_strea
 def test_what_granules_see_is_found_panel_by_panel_too(name, in_panels):
     from xlpre.model.kernels.triton.attention import Triton
 
-    geometry, _ = case(name)
-    geometry.key_rank[0, 20:] = 99  # so that some granules see no key, and some keys are seen by none
-    whole = Triton().prepare(geometry, torch.zeros(1))
+    attn_meta, _ = case(name)
+    attn_meta.key_rank[0, 20:] = 99  # so that some granules see no key, and some keys are seen by none
+    whole = Triton().prepare(attn_meta, torch.zeros(1))
     in_panels()
-    found = Triton().prepare(geometry, torch.zeros(1))
+    found = Triton().prepare(attn_meta, torch.zeros(1))
     assert torch.equal(found.row_facts, whole.row_facts)
     assert torch.equal(found.key_facts, whole.key_facts)
 
@@ -135,10 +135,10 @@ def test_what_granules_see_is_found_panel_by_panel_too(name, in_panels):
 def test_the_operator_is_in_panels_what_it_told_torch_that_it_is(in_panels, monkeypatch):
     from xlpre.model.kernels.triton import attention
 
-    (geometry, tensors), caught, operator = case("last layer"), [], attention.relative_attention
+    (attn_meta, tensors), caught, operator = case("last layer"), [], attention.relative_attention
     monkeypatch.setattr(attention, "relative_attention", lambda *given: caught.append(given) or operator(*given))
     worked_on = in_panels()
-    attended(with_triton(), geometry, tensors, dropout=0.1)
+    attended(with_triton(), attn_meta, tensors, dropout=0.1)
     assert len(worked_on) == 2
     given = [x.detach().requires_grad_(x.is_floating_point()) if torch.is_tensor(x) else x for x in caught[0]]
     torch.library.opcheck(operator, tuple(given))
@@ -152,8 +152,8 @@ def test_sums_over_panels_are_rounded_once():
     one = torch.ones(2, 3)
     given = given._replace(
         query=one,
-        content_bias=None,
-        place_bias=None,
+        r_w_bias=None,
+        r_r_bias=None,
         pos_key=None,
         offsets=None,
         step=None,
@@ -199,15 +199,15 @@ def meta_model(rows, window):
     from xlpre.model.kernels.triton.attention import Triton
     from xlpre.model.kernels.triton.launch import Given
 
-    geometry = geometry_of(rows, window, window * 3 // 4, window // 6, "meta")
+    attn_meta = geometry_of(rows, window, window * 3 // 4, window // 6, "meta")
     with Tensors([]) as preparing:
-        ready = Triton().prepare(geometry, torch.zeros(1, device="meta"))
-    (B, N), K, R, H, E = geometry.query_rank.shape, geometry.n_keys, geometry.distances.size(1), 16, 64
+        ready = Triton().prepare(attn_meta, torch.zeros(1, device="meta"))
+    (B, N), K, R, H, E = attn_meta.query_rank.shape, attn_meta.n_keys, attn_meta.n_distances, 16, 64
     shapes = {
         "query": (B, N, H, E),
-        "content_bias": (H, E),
-        "place_bias": (H, E),
-        "place_keys": (2, R, H, E),
+        "r_w_bias": (H, E),
+        "r_r_bias": (H, E),
+        "pos_key": (2, R, H, E),
         "step": (B, H, N),
     }
     shapes |= {"key": (B, K, H, E), "value": (B, K, H, E)}

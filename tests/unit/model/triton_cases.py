@@ -31,8 +31,8 @@ class Unfelt(torch.autograd.Function):
         return None
 
 
-PLACE = ("place_bias", "place_keys", "place_offsets")
-STEP = ("step_bias", "step")
+PLACE = ("r_r_bias", "pos_key", "pos_offset")
+STEP = ("r_s_bias", "segment_diff")
 
 
 @pytest.fixture(autouse=True)
@@ -74,31 +74,31 @@ def random_geometry(rng, *, n_tokens, n_memory, n_others, content, reach, n_batc
     )
 
 
-def random_tensors(geometry, rng, n_head, width, dtype, without=()):
+def random_tensors(attn_meta, rng, n_head, width, dtype, without=()):
     """What scores are made of, keys and values, by name."""
-    B, N = geometry.query_rank.shape
-    K, R, H, E = geometry.n_keys, geometry.distances.size(1), n_head, width
+    B, N = attn_meta.query_rank.shape
+    K, R, H, E = attn_meta.n_keys, attn_meta.n_distances, n_head, width
     shapes = {
         "query": (B, N, H, E),
-        **dict.fromkeys(("content_bias", "place_bias", "step_bias", "step"), (H, E)),
-        "place_keys": (2, R, H, E),
-        "place_offsets": (2, R, H),
+        **dict.fromkeys(("r_w_bias", "r_r_bias", "r_s_bias", "segment_diff"), (H, E)),
+        "pos_key": (2, R, H, E),
+        "pos_offset": (2, R, H),
         **dict.fromkeys(("key", "value"), (B, K, H, E)),
     }
     drawn = {name: torch.from_numpy(rng.standard_normal(shape)) for name, shape in shapes.items()}
     return {name: x.to(DEVICE, dtype).requires_grad_() for name, x in drawn.items() if name not in without}
 
 
-def attended(backend, geometry, tensors, dropout=0.0):
+def attended(backend, attn_meta, tensors, dropout=0.0):
     parts = {name: x for name, x in tensors.items() if name not in ("key", "value")}
     scores = ScoreTerms(scale=tensors["key"].size(3) ** -0.5, **parts)
-    prepared = replace(geometry, prepared=backend.prepare(geometry, tensors["query"]))
+    prepared = replace(attn_meta, prepared=backend.prepare(attn_meta, tensors["query"]))
     return backend.attend(scores, tensors["key"], tensors["value"], prepared, dropout)
 
 
-def outcome(backend, geometry, tensors):
+def outcome(backend, attn_meta, tensors):
     """The output and every gradient."""
-    out = attended(backend, geometry, tensors)
+    out = attended(backend, attn_meta, tensors)
     weights = torch.linspace(-1, 1, out.numel(), device=out.device).view(out.shape)
     gradients = torch.autograd.grad((out.float() * weights).sum(), list(tensors.values()))
     return {"out": out.detach(), **dict(zip(tensors, gradients, strict=True))}
@@ -106,5 +106,5 @@ def outcome(backend, geometry, tensors):
 
 def small_case(dtype=torch.float32):
     rng = np.random.default_rng(5)
-    geometry = random_geometry(rng, n_tokens=18, n_memory=15, n_others=4, content=True, reach=None)
-    return geometry, random_tensors(geometry, rng, 2, 16, dtype, ("place_offsets",))
+    attn_meta = random_geometry(rng, n_tokens=18, n_memory=15, n_others=4, content=True, reach=None)
+    return attn_meta, random_tensors(attn_meta, rng, 2, 16, dtype, ("pos_offset",))

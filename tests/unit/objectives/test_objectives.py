@@ -3,7 +3,7 @@ import pytest
 
 from tests.unit.data.test_lanes import lanes_over
 from xlpre.data.rng import RowRng
-from xlpre.data.window_layout import DataConfig, lay_out
+from xlpre.data.window_layout import DataConfig, build_windows
 from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.objectives.permutation import ranks_of
 from xlpre.objectives.registry import OBJECTIVES, build_objective
@@ -14,8 +14,8 @@ from xlpre.text import special_tokens
 def window_of(store):
     def make(config=None, seed=0, lane=0):
         config = config or DataConfig(seq_len=64, reuse_len=32)
-        lanes = lanes_over(store.train, stride=config.reuse_len, reach=config.reach)
-        return lay_out([lanes.place(lane, seed)], config, RowRng(seed, [lane], 0))
+        lanes = lanes_over(store.train, stride=config.reuse_len, lookahead=config.lookahead)
+        return build_windows([lanes.location(lane, seed)], config, RowRng(seed, [lane], 0))
 
     return make
 
@@ -39,7 +39,7 @@ def test_context_sees_context_and_no_target_or_symbol_of_its_half(window_of, tok
     for seed in range(20):
         window = window_of(seed=seed, lane=seed % 2)
         one = example("permutation", window, tokenizer, seed)
-        hidden = window.functional[0].copy()
+        hidden = window.special_mask[0].copy()
         hidden[one.target_positions] = True
         sees = visible(one)
         for half in (slice(0, 32), slice(32, 64)):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.objectives.test_loader import loader_of  # noqa: F401  a fixture
+from tests.unit.test_data_loader import loader_of  # noqa: F401  a fixture
 from xlpre.data.window_layout import DataConfig
 from xlpre.objectives.objective import Examples, ObjectiveConfig
 from xlpre.objectives.registry import build_objective
@@ -21,7 +21,7 @@ class EverySeventh:
     def __init__(self, **changes):
         self.changes = changes
 
-    def examples(self, windows, draws):
+    def examples(self, windows, rng):
         rows, length = windows.ids.shape
         key_rank = np.tile(2 * (np.arange(length) >= windows.reuse_len).astype(np.int32), (rows, 1))
         query_rank, places = key_rank + 1, np.tile(np.arange(3, length - 3, 7), (rows, 1))

@@ -12,16 +12,16 @@ def halves(draw):
     length = draw(st.integers(1, 40))
     kinds = draw(st.lists(st.sampled_from(["context", "target", "functional"]), min_size=length, max_size=length))
     order = draw(st.permutations(range(draw(st.integers(1, length)))))
-    return np.array([[k == "target" for k in kinds]]), np.array([[k == "functional" for k in kinds]]), np.array([order])
+    return np.array([[k == "target" for k in kinds]]), np.array([[k == "special_mask" for k in kinds]]), np.array([order])
 
 
 @given(halves(), st.integers(0, 300))
 @settings(max_examples=150, deadline=None)
 def test_ranks_hide_what_the_originals_rule_hides(half, base):
-    target, functional, order = half
-    (query,), (key,) = ranks_of(target, functional, order, base)
+    target, special_mask, order = half
+    (query,), (key,) = ranks_of(target, special_mask, order, base)
     hidden = ~(query[:, None] > key[None, :])
-    assert hidden.tolist() == hidden_from(target[0].tolist(), functional[0].tolist(), order[0].tolist())
+    assert hidden.tolist() == hidden_from(target[0].tolist(), special_mask[0].tolist(), order[0].tolist())
 
 
 @given(halves(), halves())
@@ -37,10 +37,10 @@ def test_the_rest_sees_all_of_the_reused_part_which_sees_nothing_of_the_rest(fir
 @settings(max_examples=50, deadline=None)
 def test_the_ranks_of_rows_together_are_those_of_each_alone(rows, length, size, seed):
     rng = np.random.default_rng(seed)
-    target, functional = rng.random((2, rows, length)) < 0.3
+    target, special_mask = rng.random((2, rows, length)) < 0.3
     places = rng.random((rows, min(size, length))).argsort(axis=1)
-    together = ranks_of(target, functional, places, 7)
+    together = ranks_of(target, special_mask, places, 7)
     for row in range(rows):
         one = slice(row, row + 1)
-        alone = ranks_of(target[one], functional[one], places[one], 7)
+        alone = ranks_of(target[one], special_mask[one], places[one], 7)
         assert all((a[one] == b).all() and a.dtype == np.int32 for a, b in zip(together, alone, strict=True))

@@ -46,7 +46,7 @@ def test_cls_is_the_last_token_of_every_row_and_padding_is_known_by_its_rank():
     assert (batch.key_rank == HIDDEN).sum(1).tolist() == [0, 4, 2] and batch.target_weights.sum(1).tolist() == [7, 3, 5]
 
 
-@pytest.mark.parametrize("settings", [{"reuse_len": 2}, {"remembers": torch.tensor([4])}])
+@pytest.mark.parametrize("settings", [{"reuse_len": 2}, {"visible_mem_len": torch.tensor([4])}])
 def test_what_goes_with_a_memory_is_not_padded(settings):
     with pytest.raises(ValueError, match="goes with a memory"):
         together([whole(TEXTS[0]), dataclasses.replace(whole(TEXTS[1]), **settings)])

@@ -11,7 +11,7 @@ from xlpre.batch import Batch
 from xlpre.conversion.model_folder import ModelFolder
 from xlpre.data.lanes import Lanes
 from xlpre.data.rng import RowRng
-from xlpre.data.window_layout import DataConfig, lay_out
+from xlpre.data.window_layout import DataConfig, build_windows
 from xlpre.data_loader import batch_of
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
@@ -27,12 +27,12 @@ ABOUT = {"seed": 5, "step": 122, "world_size": 1, "precision": "torch.float32"}
 def batch_at(store, tokenizer):
     """Real windows of four lanes, two of them backward."""
     objective = build_objective(ObjectiveConfig(), DATA, tokenizer.starts_word)
-    lanes = Lanes(store.train, 4, stride=16, reach=DATA.reach, run_windows=4, bidirectional=True, seed=0)
+    lanes = Lanes(store.train, 4, stride=16, lookahead=DATA.lookahead, windows_per_run=4, bidirectional=True, seed=0)
 
     def make(step: int) -> Batch:
-        draws = RowRng(0, range(4), step)
-        windows = lay_out([lanes.place(lane, step) for lane in range(4)], DATA, draws)
-        return batch_of(windows, objective.examples(windows, draws))
+        rng = RowRng(0, range(4), step)
+        windows = build_windows([lanes.location(lane, step) for lane in range(4)], DATA, rng)
+        return batch_of(windows, objective.examples(windows, rng))
 
     return make
 

@@ -11,7 +11,7 @@ from pretrain.planning.flops import BatchShape
 from pretrain.planning.plan import Plan
 from tests.conftest import REPOSITORY
 from xlpre.batch import Batch
-from xlpre.config.loader import load
+from xlpre.config.loader import load_config
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.layer import LAYERS
@@ -73,7 +73,7 @@ def batch_of(shape: BatchShape, vocab_size: int) -> Batch:
         targets=torch.randint(vocab_size, (B, P)),
         target_weights=torch.ones(B, P),
         backward=torch.arange(B) % 2 == 1,
-        remembers=torch.full((B,), 100),
+        visible_mem_len=torch.full((B,), 100),
         pair_label=torch.ones(B, dtype=torch.long),
         reuse_len=shape.reuse_len,
     )
@@ -109,7 +109,7 @@ def counted(model: ModelConfig, shape: BatchShape, recomputed: bool = False) -> 
 
 
 def plan_of(*words: str, device="h200", gpus=8, n_layer=2) -> Plan:
-    return Plan(load(PretrainConfig, CONFIG, [*words, f"model.n_layer={n_layer}"]), DEVICES[device], gpus, 1, 0.4)
+    return Plan(load_config(PretrainConfig, CONFIG, [*words, f"model.n_layer={n_layer}"]), DEVICES[device], gpus, 1, 0.4)
 
 
 def plan_on(plan: Plan, memory: float) -> Plan:

@@ -9,7 +9,7 @@ import time
 import torch
 from torch import nn
 
-from xlpre.training.deepspeed_engine import TrainConfig, build_deepspeed_config, build_engine, start_processes
+from xlpre.training.deepspeed_engine import TrainConfig, build_deepspeed_config, build_engine, init_process_group
 from xlpre.training.distributed import init_env
 from xlpre.training.optimizer import OptimConfig
 
@@ -38,7 +38,7 @@ def main() -> None:
     out, *cases = sys.argv[1:]
     init_env()
     device = torch.device("cpu")
-    start_processes(device)
+    init_process_group(device)
     gc.freeze()  # what libraries made need not be looked at again and again
     result = {}
     for case in cases:

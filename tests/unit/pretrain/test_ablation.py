@@ -10,7 +10,7 @@ from pretrain.ablate import main
 from pretrain.config import PretrainConfig
 from pretrain.tools.ablation import Ablation, table
 from tests.conftest import REPOSITORY
-from xlpre.config.loader import dump, load
+from xlpre.config.loader import load_config, save_config
 
 BASE = "name: mine\nmodel: {n_layer: 2}\n"
 
@@ -51,11 +51,11 @@ def test_a_run_is_the_base_with_the_words_of_its_row_and_reads_the_text_of_the_b
     ablation = Ablation(written({"plain": [], "none": ["model.mem_len=0"]}, seeds=2, common=["optim.lr=0.5"]))
     assert [(run.row, run.seed) for run in ablation.runs] == [("plain", 1), ("none", 1), ("plain", 2), ("none", 2)]
     run = ablation.runs[-1]
-    base = load(PretrainConfig, "base.yaml", ["optim.lr=0.5", "model.mem_len=0"])
+    base = load_config(PretrainConfig, "base.yaml", ["optim.lr=0.5", "model.mem_len=0"])
     theirs = {"name": run.config.name, "run_dir": run.config.run_dir, "seed": 2}
     assert run.config == dataclasses.replace(base, **theirs)
     assert run.config.data.store_dir == "stores/mine"
-    assert load(PretrainConfig, run.words[1], run.words[2:]) == run.config
+    assert load_config(PretrainConfig, run.words[1], run.words[2:]) == run.config
     assert len({run.folder for run in ablation.runs}) == 4
 
 
@@ -69,7 +69,7 @@ def test_what_was_made_with_other_settings_is_not_shown_as_what_the_row_says_now
         (["optim.lr=1e-2", "eval.num_windows=3"], "eval.num_windows=3, row high says"),
         (["optim.lr=1e-2", "init=other"], "was made with init=other, row high says  now"),
     ):
-        dump(load(PretrainConfig, "base.yaml", words), folder / "config.yaml")
+        save_config(load_config(PretrainConfig, "base.yaml", words), folder / "config.yaml")
         if message is None:
             assert table(Ablation(written({"high": ["optim.lr=1e-2"]})))[0]["held-out loss"] == "5.000"
             continue
@@ -99,7 +99,7 @@ def test_a_row_that_is_wrong_is_told_before_anything_runs(written, rows, only, m
         (["--seeds", "0"], r"--seeds \(0\) must be at least 1"),
         (["--jobs", "0"], r"--jobs \(0\) must be at least 1"),
         (["--processes", "0"], r"--processes \(0\) must be at least 1"),
-        (["--processes", "3"], r"row a with --processes 3: train.batch_size \(32\) .* set train.batch_size=30"),
+        (["--processes", "3"], r"row a with --processes 3: train.global_batch_size \(32\) .* set train.global_batch_size=30"),
     ],
 )
 def test_a_number_that_is_wrong_is_told_before_anything_runs(written, words, message):

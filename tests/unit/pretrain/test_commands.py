@@ -9,7 +9,7 @@ from pretrain.config import EvalConfig, PretrainConfig
 from pretrain.fill import held_out_puzzles
 from pretrain.trainer.samples import Samples
 from tests.conftest import REPOSITORY
-from xlpre.config.cli import from_command_line
+from xlpre.config.cli import parse_config
 from xlpre.data.window_layout import DataConfig
 from xlpre.model.config import ModelConfig
 from xlpre.training.deepspeed_engine import TrainConfig
@@ -25,7 +25,7 @@ def test_no_command_shadows_a_library_when_its_folder_comes_first_on_the_path(pa
 
 
 def test_the_launchers_local_rank_may_come_before_the_users_words():
-    config = from_command_line(DataConfig, "", ["--local_rank=1", "window=64", "reuse_len=32", "store=x"])
+    config = parse_config(DataConfig, "", ["--local_rank=1", "window=64", "reuse_len=32", "store=x"])
     assert (config.seq_len, config.store_dir) == (64, "x")
 
 
@@ -44,7 +44,7 @@ def test_a_training_that_is_over_leaves_the_other_processes(monkeypatch, tmp_pat
 
 
 def test_puzzles_hide_a_whole_word_of_held_out_text(store, tokenizer):
-    puzzles = held_out_puzzles(store.held_out, tokenizer, 6, seed=0)
+    puzzles = held_out_puzzles(store.validation, tokenizer, 6, seed=0)
     assert len(puzzles) == 6
     for tokens, position in puzzles:
         assert tokenizer.pieces[tokens[position]].startswith("▁")
@@ -59,9 +59,9 @@ def test_held_out_text_is_not_measured_twice(store, tokenizer):
     data = DataConfig(store_dir="x", seq_len=32, reuse_len=16)
     config = PretrainConfig(data=data, eval=EvalConfig(batch_size=4, num_windows=10_000))
     evaluation = Evaluator(config, store, tokenizer, Comm())
-    times = np.zeros(len(store.held_out), int)
+    times = np.zeros(len(store.validation), int)
     for lane, step in itertools.product(range(4), range(evaluation._windows)):
-        place = evaluation._loader.lanes.place(lane, step)
+        place = evaluation._loader.lanes.location(lane, step)
         begin = len(times) - place.begin - 16 if place.text.backward else place.begin
         times[begin : begin + 16] += 1
     assert (times == 1).mean() > 0.9

@@ -19,7 +19,7 @@ from pretrain.planning.flops import (
     tensor_sizes,
 )
 from tests.unit.pretrain.planned import LARGE, batch_of, counted, models, shapes
-from xlpre.config.loader import load
+from xlpre.config.loader import load_config
 from xlpre.model.config import ModelConfig
 from xlpre.model.kv_cache import cached
 from xlpre.model.language_model import LanguageModel
@@ -120,7 +120,7 @@ def test_operations_needed_are_those_of_an_exact_implementation(model, gflop_a_t
 
 def test_a_causal_model_needs_a_triangle_of_the_window():
     words = ["objective.name=causal", "data.reuse_len=512", "model.mem_len=0"]
-    assert batch_shape(load(PretrainConfig, None, words), 1).visible == pytest.approx(0.5, abs=1e-3)
+    assert batch_shape(load_config(PretrainConfig, None, words), 1).visible == pytest.approx(0.5, abs=1e-3)
 
 
 def test_small_parameters_are_those_that_are_not_split():

@@ -50,8 +50,8 @@ def test_next_sentences_are_measured_beside_the_loss_which_stays_that_of_the_tar
     with torch.no_grad():
         for key, parameter in plain.named_parameters():
             parameter.copy_(weights[key])
-        model.auxiliary["next_sentence"].logits.weight.zero_()
-        model.auxiliary["next_sentence"].logits.bias.copy_(torch.tensor([0.0, 1.0]))
+        model.auxiliary_heads["next_sentence"].logits_proj.weight.zero_()
+        model.auxiliary_heads["next_sentence"].logits_proj.bias.copy_(torch.tensor([0.0, 1.0]))
     found, expected = evaluation(model), evaluation(plain)
     assert found.loss == pytest.approx(expected.loss, rel=1e-6)  # float32
     assert (found.accuracy, found.n_targets, expected.auxiliary) == (expected.accuracy, expected.n_targets, {})

@@ -17,7 +17,7 @@ def test_the_chosen_micro_batch_fits_and_the_next_larger_does_not():
 
 
 def test_a_higher_stage_is_taken_where_a_lower_one_does_not_fit():
-    words = ["train.batch_size=16", "deepspeed.zero_optimization.reduce_bucket_size=1000"]
+    words = ["train.global_batch_size=16", "deepspeed.zero_optimization.reduce_bucket_size=1000"]
     plan = plan_of(*words)
     between = (plan.bytes(1, 1) + plan.bytes(2, 1)) / 2 * plan.device.memory / plan.usable
     assert plan_on(plan, between).choice[0] == 2
@@ -61,19 +61,19 @@ def test_muon_keeps_one_moment_of_the_matrices_and_is_not_given_stage_3():
 
 def test_an_update_of_muon_needs_room_where_activations_need_less():
     short = (
-        "train.batch_size=64",
+        "train.global_batch_size=64",
         "optim.name=muon",
         "data.seq_len=64",
         "data.reuse_len=32",
         "model.mem_len=32",
         "model.vocab_size=2000",
     )
-    few, many = plan_of(*short), plan_of("train.batch_size=64", "optim.name=muon")
+    few, many = plan_of(*short), plan_of("train.global_batch_size=64", "optim.name=muon")
     assert few.activations(1).all < few.updating(1) < many.activations(1).all
     assert few.bytes(1, 1) == few.lasting(1) + few.updating(1)
     assert many.bytes(1, 1) == many.lasting(1) + many.activations(1).all
     assert few.updating(1) > 4 * 2 * (5 * 1024 * 1024 + 2 * 1024 * 4096)  # all matrices, gathered
-    assert plan_of("train.batch_size=8").updating(1) == 0
+    assert plan_of("train.global_batch_size=8").updating(1) == 0
 
 
 def test_offloaded_weights_leave_what_is_in_use_on_the_gpu():
@@ -89,7 +89,7 @@ def test_computing_layers_again_lets_a_larger_micro_batch_fit():
 
 
 def test_tokens_are_those_of_the_batches_as_they_warm_up():
-    words = ["train.batch_size=64", "train.accumulation=4", "train.steps=20", "train.batch_warmup_steps=8"]
+    words = ["train.global_batch_size=64", "train.accumulation=4", "train.steps=20", "train.batch_warmup_steps=8"]
     plan = plan_of(*words)
     read = list(itertools.accumulate([16, 16, 32, 32, 48, 48, 64, 64] + 12 * [64], initial=0))
     assert [plan.tokens(steps) for steps in range(21)] == [512 * rows for rows in read]

@@ -10,10 +10,10 @@ from tests.unit.pretrain.planned import CONFIG, plan_of
 
 
 def test_the_memory_that_a_process_alone_in_fp32_is_told_has_one_copy_of_the_weights(capsys):
-    plan = plan_of("train.precision=fp32", "train.batch_size=8", gpus=1)
+    plan = plan_of("train.precision=fp32", "train.global_batch_size=8", gpus=1)
     assert plan.state(0).on_device == 16 * plan.n_parameters  # weights, gradients, two moments
     assert plan.state(1).on_device == 24 * plan.n_parameters  # and master weights, and a buffer
-    main(["--config", CONFIG, "model.n_layer=2", "train.precision=fp32", "train.batch_size=8"])
+    main(["--config", CONFIG, "model.n_layer=2", "train.precision=fp32", "train.global_batch_size=8"])
     shown = capsys.readouterr().out
     assert "Take stage 0 and" in shown
     bytes_of_update = 28 * plan.n_parameters  # reads weights, gradients and moments, writes all but the gradients
@@ -36,7 +36,7 @@ def test_an_offloaded_optimizer_is_in_the_memory_of_the_node_and_not_of_the_gpu(
 
 
 def test_the_last_table_leaves_out_gpus_that_could_not_share_a_batch_that_warms_up(capsys):
-    words = ["train.batch_size=64", "train.accumulation=4", "train.batch_warmup_steps=8", "model.n_layer=2"]
+    words = ["train.global_batch_size=64", "train.accumulation=4", "train.batch_warmup_steps=8", "model.n_layer=2"]
     main(["--config", CONFIG, "--gpus", "8", *words])
     table = capsys.readouterr().out.partition("REACH")[2].splitlines()[2:]
     assert [int(line.split()[0]) for line in table if line.strip()[:1].isdigit()] == [1, 8]
@@ -46,13 +46,13 @@ def test_the_last_table_leaves_out_gpus_that_could_not_share_a_batch_that_warms_
     ("words", "message"),
     [
         (
-            ["--gpus", "8", "train.batch_size=8", "train.accumulation=2", "train.batch_warmup_steps=9"],
+            ["--gpus", "8", "train.global_batch_size=8", "train.accumulation=2", "train.batch_warmup_steps=9"],
             r"train.batch_warmup_steps \(9\)",
         ),
-        (["--gpus", "6"], r"train.batch_size \(8192\) must be a multiple of --gpus \(6\); set train.batch_size=8190"),
+        (["--gpus", "6"], r"train.global_batch_size \(8192\) must be a multiple of --gpus \(6\); set train.global_batch_size=8190"),
         (["--gpus", "8", "--nodes", "3"], r"--nodes \(3\)"),
         (["--gpus", "8", "--mfu", "40"], r"--mfu \(40.0\)"),
-        (["--gpus", "100000"], r"--gpus \(100000\) must be at most train.batch_size \(8192\).*; take fewer, or raise"),
+        (["--gpus", "100000"], r"--gpus \(100000\) must be at most train.global_batch_size \(8192\).*; take fewer, or raise"),
         (["--gpus", "0"], r"--gpus \(0\) must be a positive number"),
         (["--nodes", "0"], r"--nodes \(0\) must be a positive number"),
         (["--tokens", "0"], r"--tokens \(0\) must be a positive number"),
@@ -71,7 +71,7 @@ def test_a_plan_that_cannot_be_is_refused_with_a_way_out(words, message):
 def test_every_section_says_whether_it_is_a_count_or_a_prediction(capsys):
     words = [
         "model.n_layer=2",
-        "train.batch_size=4096",
+        "train.global_batch_size=4096",
         "--gpus",
         "64",
         "--device",

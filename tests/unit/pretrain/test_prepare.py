@@ -4,8 +4,7 @@ import re
 import pytest
 
 from pretrain.config import PretrainConfig
-from pretrain.prepare import make_store
-from pretrain.train_tokenizer import make_tokenizer
+from pretrain.tools.preparation import make_store, make_tokenizer
 from xlpre.data.window_layout import DataConfig
 from xlpre.text import corpus, special_tokens
 from xlpre.text.corpus import TextConfig
@@ -27,7 +26,7 @@ def change(config, group, **settings):
 
 
 def test_what_a_line_is_and_how_text_is_preprocessed_reach_the_store(config):
-    config = change(change(config, "text", lines="sentences"), "tokenizer", preprocess="cased")
+    config = change(change(config, "text", line_type="sentences"), "tokenizer", preprocess="cased")
     assert make_tokenizer(config).preprocess == "cased"
     store = make_store(config)
     assert special_tokens.EOP not in store.train.tokens
@@ -68,7 +67,7 @@ def test_a_folder_of_something_else_is_not_to_be_deleted(config, text_file):
 
 def test_a_text_with_too_few_documents_leaves_nothing(config, tmp_path):
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(ValueError, match=r"text.val_fraction=1e-09 left no document in the held_out part"):
+    with pytest.raises(ValueError, match=r"text.val_fraction=1e-09 left no document in the val part"):
         make_store(change(config, "text", val_fraction=1e-9))
     assert sorted(tmp_path.iterdir()) == before
 
@@ -87,7 +86,7 @@ def test_what_is_kept_of_a_text_that_cannot_be_read_is_said(config, text_file, t
 @pytest.mark.parametrize(
     ("group", "settings", "message"),
     [
-        ("text", {"lines": "sentences"}, r"text\.lines=paragraphs, not sentences"),
+        ("text", {"line_type": "sentences"}, r"text\.lines=paragraphs, not sentences"),
         ("tokenizer", {"preprocess": "cased"}, r"tokenizer\.preprocess=none, not cased"),
     ],
 )

@@ -8,18 +8,18 @@ import pytest
 from pretrain.config import PretrainConfig
 from pretrain.planning.flops import batch_shape, parameters
 from tests.conftest import REPOSITORY
-from xlpre.config.loader import load
+from xlpre.config.loader import load_config
 
 PRESETS = sorted((REPOSITORY / "configs/pretrain").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
 def test_a_preset_loads_and_its_model_can_be_built(path):
-    config = load(PretrainConfig, path)
+    config = load_config(PretrainConfig, path)
     model = dataclasses.replace(config.model, vocab_size=config.tokenizer.vocab_size)
     assert config.name == path.stem
     assert sum(parameters(model, batch_shape(config, 1).two_streams).values()) > 0
-    assert config.train.batch_size % config.train.accumulation == 0
+    assert config.train.global_batch_size % config.train.accumulation == 0
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)

@@ -12,15 +12,15 @@ from pretrain.report import _loss_plot, write_report
 from pretrain.trainer.inputs import finished
 from pretrain.trainer.samples import Samples
 from tests.conftest import REPOSITORY
-from xlpre.config.loader import dump
+from xlpre.config.loader import save_config
 from xlpre.text import special_tokens
 from xlpre.text.corpus import TextConfig
-from xlpre.training.metrics import MetricsLog
+from xlpre.training.metrics import MetricsWriter
 
 
 def write_run(folder, name, **text):
-    dump(PretrainConfig(name=name, text=TextConfig(**text)), folder / "config.yaml")
-    with closing(MetricsLog(folder, 0)) as log:
+    save_config(PretrainConfig(name=name, text=TextConfig(**text)), folder / "config.yaml")
+    with closing(MetricsWriter(folder, 0)) as log:
         log.write(1, loss=7.0, lr=0.1, tokens_per_second=10.0, tokens=5, seconds=1.0)
         log.write(1, val_loss=7.0, val_unigram_loss=6.0, val_accuracy=0.0, tokens=5, seconds=1.0)
 
@@ -36,8 +36,8 @@ def test_runs_are_told_apart_by_their_names_and_text_is_that_of_the_mixture(tmp_
 
 
 def test_a_page_can_be_made_of_a_run_whose_losses_were_not_all_finite(tmp_path):
-    dump(PretrainConfig(), tmp_path / "config.yaml")
-    log = MetricsLog(tmp_path, 0)
+    save_config(PretrainConfig(), tmp_path / "config.yaml")
+    log = MetricsWriter(tmp_path, 0)
     for step, loss in enumerate((7.0, float("nan"), float("inf"))):
         log.write(step, loss=loss, lr=0.1, tokens_per_second=10.0, tokens=step, seconds=1.0)
         log.write(step, val_loss=loss, val_unigram_loss=6.0, val_accuracy=0.0, tokens=step, seconds=1.0)
@@ -58,11 +58,11 @@ from pathlib import Path
 from pretrain.report import write_report
 from pretrain.trainer.samples import read_samples
 from tests.unit.pretrain.test_report import write_run, write_samples
-from xlpre.common.cli_main import run_command
+from xlpre.common.cli_main import run_main
 folder = Path(sys.argv[1])
 write_run(folder, "gr\\u00f6\\u00dfe", source="\\u4e2d/*.txt")
 write_samples(folder, "\\u4eca\\u5929 ____")
-run_command(lambda: print(write_report(folder).name, read_samples(folder)[0]["filled"][0]["text"]))
+run_main(lambda: print(write_report(folder).name, read_samples(folder)[0]["filled"][0]["text"]))
 """
 
 

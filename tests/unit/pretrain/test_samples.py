@@ -5,7 +5,7 @@ import pytest
 from pretrain.config import PretrainConfig
 from pretrain.fill import plain
 from pretrain.trainer.samples import Samples, read_samples
-from xlpre.config.loader import load
+from xlpre.config.loader import load_config
 
 
 def test_a_sentence_may_hold_what_some_take_for_the_end_of_a_line(tmp_path):
@@ -19,7 +19,7 @@ def test_a_damaged_line_is_named_and_does_not_end_a_run(tmp_path, store, tokeniz
     (tmp_path / "samples.jsonl").write_text('{"step": 1, "filled": []}\n{"st\n')
     with pytest.raises(ValueError, match=r"samples.jsonl, line 2 \(take the line out\): not JSON"):
         read_samples(tmp_path)
-    Samples(load(PretrainConfig, None, [f"run_dir={tmp_path}"]), store, tokenizer).write(3, [])
+    Samples(load_config(PretrainConfig, None, [f"run_dir={tmp_path}"]), store, tokenizer).write(3, [])
     assert [line["step"] for line in read_samples(tmp_path)] == [1, 3]
 
 

@@ -39,7 +39,7 @@ def test_gz_jsonl_and_parquet_hold_the_same_documents_as_txt(tmp_path):
 def test_rows_may_be_lines_with_empty_ones_between_documents(tmp_path):
     rows = ["one", "two", "", "three"]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"line": row}) + "\n" for row in rows))
-    assert read(tmp_path / "a.jsonl", rows="lines", column="line") == [["one", "two"], ["three"]]
+    assert read(tmp_path / "a.jsonl", row_type="lines", column="line") == [["one", "two"], ["three"]]
 
 
 def test_a_dataset_is_read_by_name_through_datasets(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from xlpre.text.tokenizer_training import LONGEST_SENTENCE, parts_of
 
 
 def test_ids_0_to_8_are_xlnets_symbols(tokenizer):
-    assert tuple(tokenizer.pieces[:9]) == special_tokens.PIECES
+    assert tuple(tokenizer.pieces[:9]) == special_tokens.SPECIAL_TOKENS
 
 
 def test_text_survives_a_round_trip(tokenizer, documents):
@@ -118,7 +118,7 @@ def test_a_word_starts_at_a_space_a_symbol_or_punctuation(tokenizer):
     starts = dict(zip(tokenizer.pieces, tokenizer.starts_word, strict=True))
     assert starts["<sep>"] and starts["."] and starts["-"] and not starts["£"]
     assert all(
-        start == piece.startswith(special_tokens.SPACE) for piece, start in starts.items() if piece.strip("▁").isalpha()
+        start == piece.startswith(special_tokens.WORD_BOUNDARY) for piece, start in starts.items() if piece.strip("▁").isalpha()
     )
 
 

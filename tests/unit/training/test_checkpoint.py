@@ -8,7 +8,7 @@ from torch import nn
 from xlpre.training import checkpoint
 from xlpre.training.checkpoint_writer import CheckpointWriter
 from xlpre.training.distributed import Comm
-from xlpre.training.optimizer_state import put_state
+from xlpre.training.optimizer_state import load_state
 
 
 class Engine:
@@ -55,15 +55,15 @@ def save(tmp_path):
 
 
 def names(folder):
-    return [path.name for path in checkpoint.complete(folder)]
+    return [path.name for path in checkpoint.list_complete(folder)]
 
 
 def test_what_was_saved_is_what_is_read(save):
     engine, other = Engine(3), Engine(1)
     folder = save(7, engine=engine) / "step_00000007"
-    moments, facts = checkpoint.Moments(folder), checkpoint.facts_of(folder)
+    moments, facts = checkpoint.SavedMoments(folder), checkpoint.read_manifest(folder)
     weights = torch.load(folder / "model" / "weights")
-    put_state(other, weights, moments, facts["counters"])
+    load_state(other, weights, moments, facts["counters"])
     assert other.skipped_steps == 2 and facts["counters"]["updates"] == 3
     for parameter, same in zip(engine.module.parameters(), other.module.parameters(), strict=True):
         assert torch.equal(parameter, same)
@@ -74,7 +74,7 @@ def test_what_was_saved_is_what_is_read(save):
 def test_lanes_take_their_memory_along_however_they_are_dealt(save):
     folder = save(7) / "step_00000007"
     (_, first, valid), (_, second, _) = memories()
-    hidden, columns = checkpoint.memory_of(folder, [2, 1])
+    hidden, columns = checkpoint.read_lane_memory(folder, [2, 1])
     assert torch.equal(hidden, torch.stack([second[:, 0], first[:, 1]], 1)) and columns.tolist() == [2, 1]
 
 
@@ -82,7 +82,7 @@ def test_the_newest_whole_ones_are_kept(save):
     for step in (5, 10, 20, 100):
         folder = save(step)
     assert names(folder) == ["step_00000020", "step_00000100"]
-    assert checkpoint.facts_of(checkpoint.newest(folder, Comm()))["step"] == 100
+    assert checkpoint.read_manifest(checkpoint.find_resume_checkpoint(folder, Comm()))["step"] == 100
 
 
 def test_one_without_a_manifest_or_with_a_file_cut_or_gone_is_no_checkpoint(save):
@@ -125,29 +125,29 @@ def test_one_with_a_changed_byte_is_passed_over(save, name):
     save(1, engine=Engine(1))
     folder = save(2, engine=Engine(2))
     damage(folder / "step_00000002" / name)
-    found = checkpoint.newest(folder, Comm())
+    found = checkpoint.find_resume_checkpoint(folder, Comm())
     assert found.name == "step_00000001"
-    assert [path.name for path in checkpoint.unfinished(folder, found)] == ["step_00000002"]
+    assert [path.name for path in checkpoint.list_incomplete(folder, found)] == ["step_00000002"]
 
 
 def test_one_with_a_part_that_the_disk_cannot_read_is_passed_over(save, monkeypatch):
     save(1)
-    folder, whole = save(2), checkpoint.checksum
+    folder, whole = save(2), checkpoint.compute_crc32c
 
     def fail(file):
         if file == folder / "step_00000002/lanes_000.safetensors":
             raise OSError(5, "Input/output error")
         return whole(file)
 
-    monkeypatch.setattr(checkpoint, "checksum", fail)
-    assert checkpoint.newest(folder, Comm()).name == "step_00000001"
+    monkeypatch.setattr(checkpoint, "compute_crc32c", fail)
+    assert checkpoint.find_resume_checkpoint(folder, Comm()).name == "step_00000001"
 
 
 def test_a_run_whose_every_checkpoint_is_damaged_does_not_begin_anew(save):
     folder = save(1)
     damage(folder / "step_00000001" / "lanes_000.safetensors")
     with pytest.raises(ValueError, match="step_00000001 have files .* remove them to begin again"):
-        checkpoint.newest(folder, Comm())
+        checkpoint.find_resume_checkpoint(folder, Comm())
 
 
 def test_what_someone_put_beside_them_is_neither_read_nor_counted_nor_removed(save):
@@ -156,7 +156,7 @@ def test_what_someone_put_beside_them_is_neither_read_nor_counted_nor_removed(sa
     for name in theirs:
         shutil.copytree(folder / "step_00000002", folder / name)
     (folder / "step_00000099").write_text("notes")
-    assert checkpoint.newest(folder, Comm()).name == "step_00000002"
+    assert checkpoint.find_resume_checkpoint(folder, Comm()).name == "step_00000002"
     for step in (4, 6):
         save(step, keep_last=2)
     assert {path.name for path in folder.iterdir()} == theirs | {"step_00000099", "step_00000004", "step_00000006"}
@@ -167,7 +167,7 @@ def test_what_was_passed_over_as_damaged_goes_when_its_steps_were_made_again(sav
     for before in (8, 10):
         folder = save(before)
     damage(folder / "step_00000010/lanes_000.safetensors")
-    found = checkpoint.newest(folder, Comm())
+    found = checkpoint.find_resume_checkpoint(folder, Comm())
     published = []
     writer = CheckpointWriter(folder, Comm(), 1, publish=published.append, resumed=found)
     writer.begin(step, Engine(0), memories(), {}, write_model)
@@ -180,7 +180,7 @@ def test_a_full_disk_names_the_checkpoint_that_was_read_not_a_damaged_one(save):
     for step in (8, 10):
         folder = save(step)
     damage(folder / "step_00000010/lanes_000.safetensors")
-    writer = CheckpointWriter(folder, Comm(), 1, resumed=checkpoint.newest(folder, Comm()))
+    writer = CheckpointWriter(folder, Comm(), 1, resumed=checkpoint.find_resume_checkpoint(folder, Comm()))
     writer.begin(9, Engine(0), memories(), {}, full)
     with pytest.raises(ValueError, match="step_00000008 is good"):
         writer.finish()
@@ -231,4 +231,4 @@ def test_a_checkpoint_whose_manifest_has_another_byte_is_none(save, was, now):
     assert was in text
     manifest.write_bytes(text.replace(was, now, 1).encode(errors="surrogateescape"))
     assert names(folder) == ["step_00000001"]
-    assert checkpoint.newest(folder, Comm()).name == "step_00000001"
+    assert checkpoint.find_resume_checkpoint(folder, Comm()).name == "step_00000001"

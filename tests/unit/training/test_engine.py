@@ -8,10 +8,10 @@ from xlpre.training.deepspeed_engine import (
     _deepspeed,
     _merged,
     build_deepspeed_config,
-    precision_on,
-    start_processes,
+    resolve_precision,
+    init_process_group,
 )
-from xlpre.training.deepspeed_overrides import stage_of
+from xlpre.training.deepspeed_overrides import zero_stage
 from xlpre.training.distributed import set_timeout
 from xlpre.training.optimizer import OptimConfig
 
@@ -42,7 +42,7 @@ def test_overrides_keep_what_they_do_not_name():
 def test_zero_is_left_out_by_a_process_alone_in_fp32_that_was_told_nothing_of_it(
     stage, overrides, precision, processes
 ):
-    assert stage_of(overrides, precision, processes) == stage
+    assert zero_stage(overrides, precision, processes) == stage
 
 
 def test_deepspeeds_list_of_operators_still_has_the_one_that_is_switched_off():
@@ -61,7 +61,7 @@ def test_deepspeeds_processes_wait_as_long_as_ours(monkeypatch):
     monkeypatch.setattr(deepspeed, "init_distributed", lambda **given: asked.update(given))
     asked = {}
     set_timeout(0.5)
-    start_processes(torch.device("cpu"))
+    init_process_group(torch.device("cpu"))
     assert asked["timeout"].total_seconds() == 30
 
 
@@ -76,10 +76,10 @@ def test_auto_takes_bf16_where_a_gpu_computes_it_and_does_not_emulate_it(monkeyp
         "_check_bf16_tensor_supported": True,
     }.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
-    assert precision_on(gpu, "auto") == taken
+    assert resolve_precision(gpu, "auto") == taken
     if major < 8:
         with pytest.raises(ValueError, match="train.precision=bf16 on Tesla V100, .* leave train.precision=auto"):
-            precision_on(gpu, "bf16")
+            resolve_precision(gpu, "bf16")
 
 
 @pytest.mark.parametrize(

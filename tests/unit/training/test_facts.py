@@ -5,10 +5,10 @@ from xlpre.training import checkpoint
 
 def test_a_run_with_other_facts_is_told_which(tmp_path):
     facts = {"step": 7, "format": 3, "seed": 1, "optim": {"eps": 1e-6, "beta1": 0.9}}
-    (tmp_path / checkpoint.MANIFEST).write_text(checkpoint.manifest_of(facts))
+    (tmp_path / checkpoint.MANIFEST).write_text(checkpoint.format_manifest(facts))
     same = {"format": 3, "optim": {"eps": 1e-6, "beta1": 0.9}}
-    assert checkpoint.facts_of(tmp_path, same)["step"] == 7
-    assert checkpoint.facts_of(tmp_path, {**same, "optim": {**same["optim"], "nesterov": False}})["step"] == 7
+    assert checkpoint.read_manifest(tmp_path, same)["step"] == 7
+    assert checkpoint.read_manifest(tmp_path, {**same, "optim": {**same["optim"], "nesterov": False}})["step"] == 7
     for other, message in [
         (
             {"optim": {**same["optim"], "nesterov": True}},
@@ -20,7 +20,7 @@ def test_a_run_with_other_facts_is_told_which(tmp_path):
         ({"format": 4, "seed": 2}, "was written by another version of xlpre"),
     ]:
         with pytest.raises(ValueError, match=message):
-            checkpoint.facts_of(tmp_path, {**same, **other})
+            checkpoint.read_manifest(tmp_path, {**same, **other})
 
 
 @pytest.mark.parametrize(
@@ -38,4 +38,4 @@ def test_a_run_with_other_facts_is_told_which(tmp_path):
 )
 def test_what_must_be_put_back_is_named_as_it_is_set(tmp_path, was, now, message):
     with pytest.raises(ValueError, match=f"was made with {message}; put it back"):
-        checkpoint.check_facts(tmp_path, {"format": 3, **was}, {"format": 3, **now})
+        checkpoint.check_compatible(tmp_path, {"format": 3, **was}, {"format": 3, **now})

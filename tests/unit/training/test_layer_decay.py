@@ -13,13 +13,13 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.backbone = nn.Module()
-        self.backbone.embedding = nn.Linear(1, 1, bias=False)
+        self.backbone.word_embedding = nn.Linear(1, 1, bias=False)
         self.backbone.layers = nn.ModuleList(nn.Linear(1, 1, bias=False) for _ in range(3))
         self.head = nn.Linear(1, 1, bias=False)
         nn.init.constant_(self.head.weight, 1.0)
 
     def weights(self):
-        return [self.backbone.embedding.weight, *(layer.weight for layer in self.backbone.layers), self.head.weight]
+        return [self.backbone.word_embedding.weight, *(layer.weight for layer in self.backbone.layers), self.head.weight]
 
 
 SCALES = [1.0, 0.25, 0.5, 1.0, 1.0]

@@ -5,7 +5,7 @@ import sys
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from xlpre.training.metrics import MetricsLog, check_wandb, duration, read_metrics
+from xlpre.training.metrics import MetricsWriter, check_wandb_installed, format_duration, read_metrics
 
 FAKE = """
 import json, pathlib
@@ -40,7 +40,7 @@ def said(tmp_path, monkeypatch):
 
 
 def write(folder, first_step, *lines, **more):
-    log = MetricsLog(folder, first_step, **more)
+    log = MetricsWriter(folder, first_step, **more)
     for step, values in lines:
         log.write(step, **values)
     log.close()
@@ -64,7 +64,7 @@ def test_a_number_that_is_not_finite_is_null_for_programs_and_itself_on_tensorbo
 
 
 def test_a_full_disk_is_said_with_the_file(tmp_path):
-    log = MetricsLog(tmp_path, 0)
+    log = MetricsWriter(tmp_path, 0)
     (tmp_path / "metrics.jsonl").unlink()
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     with pytest.raises(OSError, match=r"No space left on device: '.*/metrics.jsonl'"):
@@ -78,7 +78,7 @@ def test_lines_of_before_that_are_kept_are_json_too(tmp_path):
 
 
 def test_metrics_also_go_to_weights_and_biases(tmp_path, said):
-    check_wandb("mine")
+    check_wandb_installed("mine")
     settings = {"optim": {"lr": 0.1}}
     write(tmp_path, 0, (2, {"loss": 1.5, "mfu": None}), project="mine", name="run", settings=settings)
     (init, log, finish) = said()
@@ -108,9 +108,9 @@ def test_a_missing_library_is_one_sentence_on_every_process(tmp_path, monkeypatc
     else:
         monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setenv("RANK", "1")
-    check_wandb("")
+    check_wandb_installed("")
     with pytest.raises(ValueError, match="train.wandb=mine needs .* `pip install wandb`, or leave train.wandb empty"):
-        check_wandb("mine")
+        check_wandb_installed("mine")
     sys.modules.pop("wandb", None)
 
 
@@ -144,4 +144,4 @@ def test_a_run_goes_on_without_a_damaged_line_which_is_kept_apart_and_said(tmp_p
     ],
 )
 def test_a_duration_has_two_units(seconds, words):
-    assert duration(seconds) == words
+    assert format_duration(seconds) == words

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 class Backend(Protocol):
     """One way to compute attention."""
 
-    def prepare(self, geometry: AttentionMeta, like: Tensor) -> Any:
-        """What it makes of a geometry, once a step; handed back as `geometry.prepared`. Keys are like `like`, (..., E)."""
+    def prepare(self, attn_meta: AttentionMeta, like: Tensor) -> Any:
+        """What it makes of a geometry, once a step; handed back as `attn_meta.prepared`. Keys are like `like`, (..., E)."""
 
-    def attend(self, scores: ScoreTerms, key: Tensor, value: Tensor, geometry: AttentionMeta, dropout: float) -> Tensor:
+    def attend(self, scores: ScoreTerms, key: Tensor, value: Tensor, attn_meta: AttentionMeta, dropout: float) -> Tensor:
         """The mean of the values that each row sees, weighed by the softmax of its scores.
 
         Args:
@@ -47,15 +47,15 @@ class Backend(Protocol):
 class Auto:
     """The fastest for where the tensors are, and of which type."""
 
-    def prepare(self, geometry: AttentionMeta, like: Tensor) -> tuple[Backend, AttentionMeta]:
+    def prepare(self, attn_meta: AttentionMeta, like: Tensor) -> tuple[Backend, AttentionMeta]:
         """The backend, and the geometry with what that makes of it."""
         backend = fastest(like.device, like.dtype, like.size(-1))
-        return backend, replace(geometry, prepared=backend.prepare(geometry, like))
+        return backend, replace(attn_meta, prepared=backend.prepare(attn_meta, like))
 
-    def attend(self, scores: ScoreTerms, key: Tensor, value: Tensor, geometry: AttentionMeta, dropout: float) -> Tensor:
+    def attend(self, scores: ScoreTerms, key: Tensor, value: Tensor, attn_meta: AttentionMeta, dropout: float) -> Tensor:
         """See Backend."""
-        backend, geometry = geometry.prepared
-        return backend.attend(scores, key, value, geometry, dropout)
+        backend, attn_meta = attn_meta.prepared
+        return backend.attend(scores, key, value, attn_meta, dropout)
 
 
 def fastest(device: torch.device, dtype: torch.dtype, width: int) -> Backend:

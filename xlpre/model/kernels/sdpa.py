@@ -14,20 +14,20 @@ from xlpre.model.score_terms import ScoreTerms
 class Sdpa:
     """Runs everywhere; the bias, (B, H, N, K), is in memory, the probabilities are not where torch has a kernel for that."""
 
-    def prepare(self, geometry: AttentionMeta, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def prepare(self, attn_meta: AttentionMeta, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Which keys each row sees, where segments differ (B, 1, N, K) bool, and which rows see any (B, N, 1, 1)."""
-        visible = geometry.visible()
-        return visible[:, None], geometry.different()[:, None], visible.any(-1)[..., None, None]
+        visible = attn_meta.visible()
+        return visible[:, None], attn_meta.segments_differ()[:, None], visible.any(-1)[..., None, None]
 
-    def attend(self, scores: ScoreTerms, key: Tensor, value: Tensor, geometry: AttentionMeta, dropout: float) -> Tensor:
+    def attend(self, scores: ScoreTerms, key: Tensor, value: Tensor, attn_meta: AttentionMeta, dropout: float) -> Tensor:
         """See Backend."""
-        visible, different, sees = geometry.prepared
-        query = scores.with_bias(scores.content_bias)
+        visible, different, sees = attn_meta.prepared
+        query = scores.with_bias(scores.r_w_bias)
         bias = query.new_zeros(1).expand(visible.size(0), query.size(2), *visible.shape[2:])
         if scores.pos_key is not None:
-            bias = geometry.align(by_distance(scores, geometry))
-        if scores.step is not None:
-            step = (scores.with_bias(scores.step_bias) * scores.step).sum(-1).transpose(1, 2)
+            bias = attn_meta.rel_shift(by_distance(scores, attn_meta))
+        if scores.segment_diff is not None:
+            step = (scores.with_bias(scores.r_s_bias) * scores.segment_diff).sum(-1).transpose(1, 2)
             bias = bias + step[..., None] * different
         bias = bias.masked_fill(~visible, torch.finfo(bias.dtype).min / 2)  # kernels for GPUs multiply it by log2(e)
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))

@@ -1,6 +1,6 @@
 """Attention on processors, in fp32 (and fp64): a block of rows of one head at a time, with a backward pass by hand, in kernels/cpu.cpp.
 
-    s = c.key + p.place_keys + place_offsets + different * t.step        c, p, t: queries with the term's bias, scaled
+    s = c.key + p.pos_key + pos_offset + different * t.step        c, p, t: queries with the term's bias, scaled
     P = softmax(s)        P' = P after dropout        o = P' value
 
 and backward, from do:
@@ -10,7 +10,7 @@ and backward, from do:
 because the sum of P' * dP' over a row's keys is do.o; and
 
     dc = ds key              d key = ds^T c
-    dp = ds' place_keys      d place_keys = ds'^T p       ds': ds moved back from keys to distances
+    dp = ds' pos_key      d pos_key = ds'^T p       ds': ds moved back from keys to distances
     dt = d different step    d step = d different^T t     d different: the sum of ds where segments differ
 
 Row t and key j stand in column T - t + j of all distances (Transformer-XL appendix B), so that a row's scores by key are a piece of its
@@ -47,7 +47,7 @@ INTEGERS = [
     "E",
     "R",
     "n_tokens",
-    "n_own",
+    "n_self_visible",
     "reach",
     "n_blocks",
     "block_rows",
@@ -68,7 +68,7 @@ PLACES = [
     "low",
     "width",
 ]
-TERMS = ["query", "content_bias", "place_bias", "place_keys", "place_offsets", "step_bias", "step", "key", "value"]
+TERMS = ["query", "r_w_bias", "r_r_bias", "pos_key", "pos_offset", "r_s_bias", "segment_diff", "key", "value"]
 RESULTS = ["out", "kept", "normalizer"]
 GRADIENTS = ["grad", *(f"d_{name}" for name in TERMS)]
 
@@ -111,33 +111,33 @@ class Cpu:
                 f"model.attention_backend=cpu needs its compiled code: {reason}; or set model.attention_backend=auto"
             ) from None
 
-    def prepare(self, geometry: AttentionMeta, like: Tensor) -> Plan:
+    def prepare(self, attn_meta: AttentionMeta, like: Tensor) -> Plan:
         """In which blocks."""
         if like.dtype not in TYPES or like.device.type != "cpu":
             raise ValueError(
                 f"model.attention_backend=cpu computes fp32 on a processor, not {like.dtype} on {like.device.type}; set model.attention_backend=auto"
             )
-        return plan_of(geometry, like.dtype)
+        return plan_of(attn_meta, like.dtype)
 
-    def attend(self, scores: ScoreTerms, key: Tensor, value: Tensor, geometry: AttentionMeta, dropout: float) -> Tensor:
+    def attend(self, scores: ScoreTerms, key: Tensor, value: Tensor, attn_meta: AttentionMeta, dropout: float) -> Tensor:
         """See Backend."""
-        place = (scores.place_bias, scores.pos_key, scores.pos_offset)
-        terms = (scores.query, scores.content_bias, *place, scores.step_bias, scores.step, key, value)
-        return _Attention.apply(geometry.prepared, scores.scale, dropout, *terms)
+        place = (scores.r_r_bias, scores.pos_key, scores.pos_offset)
+        terms = (scores.query, scores.r_w_bias, *place, scores.r_s_bias, scores.segment_diff, key, value)
+        return _Attention.apply(attn_meta.prepared, scores.scale, dropout, *terms)
 
 
-def plan_of(geometry: AttentionMeta, dtype: torch.dtype) -> Plan:
+def plan_of(attn_meta: AttentionMeta, dtype: torch.dtype) -> Plan:
     """Blocks of a step."""
-    (B, N), K, T = geometry.query_rank.shape, geometry.n_keys, geometry.n_tokens
+    (B, N), K, T = attn_meta.query_rank.shape, attn_meta.n_keys, attn_meta.n_tokens
     rows, fewer = (max(1, min(max(ROWS[0], share), ROWS[1], SCORES // K)) for share in (K // 14, K // 28))
-    begins = [*range(0, geometry.n_content, rows), *range(geometry.n_content, N, fewer), N]
-    named = {name: getattr(geometry, name).int().contiguous() for name in PLACES[:6]}
+    begins = [*range(0, attn_meta.n_content, rows), *range(attn_meta.n_content, N, fewer), N]
+    named = {name: getattr(attn_meta, name).int().contiguous() for name in PLACES[:6]}
     # the kernels read and write by address
     assert [x.shape for x in named.values()] == [(B, N), (B, K), (B, N), (B, K), (B, N), (B,)]
     found = dict(zip(PLACES[7:], torch.empty(4, B, len(begins) - 1, dtype=torch.int32), strict=True))
     places = {**named, "begins": torch.tensor(begins, dtype=torch.int32), **found}
-    reach = -1 if geometry.reach is None else geometry.reach
-    integers = {"B": B, "N": N, "K": K, "R": K + T, "n_tokens": T, "n_own": geometry.n_own, "reach": reach}
+    reach = -1 if attn_meta.max_distance is None else attn_meta.max_distance
+    integers = {"B": B, "N": N, "K": K, "R": K + T, "n_tokens": T, "n_self_visible": attn_meta.n_self_visible, "reach": reach}
     plan = Plan({**integers, "n_blocks": len(begins) - 1, "block_rows": min(rows, N)}, places)
     library().call("plan", dtype, _given(plan, {}))
     return plan
@@ -149,8 +149,8 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, plan: Plan, scale: float, dropout: float, *terms: Tensor | None) -> Tensor:
         given = {name: x.contiguous() for name, x in zip(TERMS, terms, strict=True) if x is not None}
-        if "place_offsets" in given:
-            given["place_offsets"] = given["place_offsets"].transpose(1, 2).contiguous()  # (2, H, R)
+        if "pos_offset" in given:
+            given["pos_offset"] = given["pos_offset"].transpose(1, 2).contiguous()  # (2, H, R)
         query = given["query"]
         B, N, H, E = query.shape
         _check(plan, given)
@@ -173,19 +173,19 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         given = {**dict(zip(ctx.names, ctx.saved_tensors, strict=True)), "grad": grad.contiguous()}
         (B, _, H, E), R = grad.shape, ctx.plan.integers["R"]
-        by_window = {"place_keys": (B, R, H, E), "place_offsets": (B, H, R)}
+        by_window = {"pos_key": (B, R, H, E), "pos_offset": (B, H, R)}
         shapes = {name: by_window.get(name, given[name].shape) for name in TERMS if name in given}
-        shapes |= {name: (B, H, E) for name in shapes if name.endswith("bias") or name == "step"}
+        shapes |= {name: (B, H, E) for name in shapes if name.endswith("bias") or name == "segment_diff"}
         found = {f"d_{name}": grad.new_zeros(shape) for name, shape in shapes.items()}
         library().call("attend_backward", grad.dtype, _given(ctx.plan, {**given, **found}, **ctx.numbers))
         direction = ctx.plan.places["direction"]
         for name, x in found.items():
             if name.removeprefix("d_") in by_window:
                 found[name] = torch.zeros_like(x[:1]).repeat(2, *[1] * (x.dim() - 1)).index_add_(0, direction, x)
-            elif name.endswith(("bias", "step")):
+            elif name.endswith(("bias", "segment_diff")):
                 found[name] = x.sum(0)
-        if "d_place_offsets" in found:
-            found["d_place_offsets"] = found["d_place_offsets"].transpose(1, 2)
+        if "d_pos_offset" in found:
+            found["d_pos_offset"] = found["d_pos_offset"].transpose(1, 2)
         return None, None, None, *(found.get(f"d_{name}") for name in TERMS)
 
 
@@ -193,7 +193,7 @@ def _check(plan: Plan, given: dict[str, Tensor]) -> None:
     """That terms are as large as the kernels, which read by address, take them to be."""
     B, N, K, R = (plan.integers[size] for size in "BNKR")
     H, E = given["query"].shape[2:]
-    of_others = {"query": (B, N, H, E), "place_keys": (2, R, H, E), "place_offsets": (2, H, R)}
+    of_others = {"query": (B, N, H, E), "pos_key": (2, R, H, E), "pos_offset": (2, H, R)}
     of_others |= {"key": (B, K, H, E), "value": (B, K, H, E)}
     for name, x in given.items():
         assert x.shape == of_others.get(name, (H, E)) and x.dtype == given["query"].dtype, name

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from xlpre.common.files import cache_folder, new_file
+from xlpre.common.files import atomic_write, cache_dir
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 FLAGS = ["-std=c++17", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared"]
@@ -85,7 +85,7 @@ def library() -> Library:
     flags = [*FLAGS, *VECTORS.get(torch.backends.cpu.get_cpu_capability(), [])]
     version = hashlib.sha256(SOURCE.read_bytes() + repr((flags, platform.machine())).encode()).hexdigest()[:16]
     try:
-        return _loaded(cache_folder() / f"cpu-{version}.so", flags)
+        return _loaded(cache_dir() / f"cpu-{version}.so", flags)
     except (OSError, RuntimeError):  # nobody's home, or nothing can be written there
         pass
     try:
@@ -119,7 +119,7 @@ def _compile(path: Path, flags: list[str]) -> None:
     compiler = shlex.split(os.environ.get("CXX", "")) or found[:1]
     if not compiler:
         raise MissingError(f"there is no C++ compiler ({', '.join(COMPILERS)}; CXX can name another)")
-    with new_file(path) as partial:
+    with atomic_write(path) as partial:
         try:
             done = subprocess.run([*compiler, *flags, str(SOURCE), "-o", str(partial)], capture_output=True, text=True)
         except OSError as error:

@@ -97,15 +97,15 @@ void drop(Row random, uint32_t taken, T grown, int n, const T* from, T* to) {
 // Of kernels/cpu.py, field by field.
 template <class T>
 struct Attention {
-    int64_t B, N, K, H, E, R, n_tokens, n_own, reach, n_blocks, block_rows, threads, seed, taken;
+    int64_t B, N, K, H, E, R, n_tokens, n_self_visible, reach, n_blocks, block_rows, threads, seed, taken;
     double scale, grown;
     const int32_t *query_rank, *key_rank, *row_segments, *key_segments, *positions, *direction;
     const int32_t* begins;  // (n_blocks + 1) first rows
     int32_t *first_key, *n_keys, *low, *width;  // (B, n_blocks)
-    const T *query, *content_bias, *place_bias, *place_keys, *place_offsets, *step_bias, *step, *key, *value;
+    const T *query, *r_w_bias, *r_r_bias, *pos_key, *pos_offset, *r_s_bias, *segment_diff, *key, *value;
     T *out, *kept, *normalizer;
     const T* grad;
-    T *d_query, *d_content_bias, *d_place_bias, *d_place_keys, *d_place_offsets, *d_step_bias, *d_step, *d_key, *d_value;
+    T *d_query, *d_r_w_bias, *d_r_r_bias, *d_pos_key, *d_pos_offset, *d_r_s_bias, *d_segment_diff, *d_key, *d_value;
 };
 
 // One head of one window.
@@ -115,7 +115,7 @@ class Head {
     explicit Head(const Attention<T>& a)
         : a(a), E(a.E), step(a.H * a.E), taken(a.taken), grown(a.grown), content(a.block_rows * a.E), place(content.size()),
           d_content(a.grad ? content.size() : 0), d_place(d_content.size()), score(a.block_rows * a.K), d_score(a.grad ? score.size() : 0),
-          used(a.taken ? d_score.size() : 0), by_distance(a.place_keys ? a.block_rows * a.R : 0), nothing(a.K), of_step(a.block_rows),
+          used(a.taken ? d_score.size() : 0), by_distance(a.pos_key ? a.block_rows * a.R : 0), nothing(a.K), of_step(a.block_rows),
           largest(a.block_rows) {}
 
     void forward(int window, int head) {
@@ -153,12 +153,12 @@ class Head {
             for (int r = 0; r < n; r++) differentiate(r, weights + int64_t(r) * k);
             multiply<T>(n, E, k, {d_score.data(), k}, {keys(a.key), step}, 0, {d_content.data(), E});
             multiply<T>(k, E, n, Matrix<const T>{d_score.data(), k}.t(), {content.data(), E}, 1, {keys(a.d_key), step});
-            if (a.place_keys) {
-                multiply<T>(n, E, w, {by_distance.data(), w}, {distances(a.place_keys), step}, 0, {d_place.data(), E});
+            if (a.pos_key) {
+                multiply<T>(n, E, w, {by_distance.data(), w}, {distances(a.pos_key), step}, 0, {d_place.data(), E});
                 multiply<T>(w, E, n, Matrix<const T>{by_distance.data(), w}.t(), {place.data(), E}, 1, {distances_of_window(), step});
             }
             for (int r = 0; r < n; r++) of_query(r, mine);
-            if (a.place_offsets) of_offsets();
+            if (a.pos_offset) of_offsets();
         }
     }
 
@@ -184,7 +184,7 @@ class Head {
     P* keys(P* x) const { return x + ((b * a.K + first_key) * a.H + h) * E; }
     template <class P>
     P* distances(P* x) const { return x + ((direction * a.R + low) * a.H + h) * E; }
-    T* distances_of_window() const { return a.d_place_keys + ((b * a.R + low) * a.H + h) * E; }
+    T* distances_of_window() const { return a.d_pos_key + ((b * a.R + low) * a.H + h) * E; }
     int own(int r) const { return a.positions[row(r)] + int(a.K - a.n_tokens) - first_key; }
     // where the block's first key stands among a row's distances
     int shift(int r) const { return int(a.n_tokens) - a.positions[row(r)] + first_key - low; }
@@ -193,14 +193,14 @@ class Head {
 
     // (query + bias) * scale, and its product with the step where the segments differ.
     void queries() {
-        const T *content_bias = of_head(a.content_bias), *place_bias = of_head(a.place_bias), *step_bias = of_head(a.step_bias);
-        const T scale = a.scale, *step_key = of_head(a.step);
+        const T *r_w_bias = of_head(a.r_w_bias), *r_r_bias = of_head(a.r_r_bias), *r_s_bias = of_head(a.r_s_bias);
+        const T scale = a.scale, *step_key = of_head(a.segment_diff);
         for (int r = 0; r < n; r++) {
             const T* query = rows(a.query) + int64_t(r) * step;
-            for (int e = 0; e < E; e++) content[r * E + e] = (query[e] + (content_bias ? content_bias[e] : 0)) * scale;
-            for (int e = 0; e < E; e++) place[r * E + e] = (query[e] + (place_bias ? place_bias[e] : 0)) * scale;
+            for (int e = 0; e < E; e++) content[r * E + e] = (query[e] + (r_w_bias ? r_w_bias[e] : 0)) * scale;
+            for (int e = 0; e < E; e++) place[r * E + e] = (query[e] + (r_r_bias ? r_r_bias[e] : 0)) * scale;
             T sum = 0;
-            for (int e = 0; step_key && e < E; e++) sum += (query[e] + (step_bias ? step_bias[e] : 0)) * scale * step_key[e];
+            for (int e = 0; step_key && e < E; e++) sum += (query[e] + (r_s_bias ? r_s_bias[e] : 0)) * scale * step_key[e];
             of_step[r] = sum;
         }
     }
@@ -208,23 +208,23 @@ class Head {
     // All terms, and NEVER where a row does not see a key; of the queries' products. And the largest of each row.
     void scores() {
         multiply<T>(n, k, E, {content.data(), E}, Matrix<const T>{keys(a.key), step}.t(), 0, {score.data(), k});
-        if (a.place_keys) multiply<T>(n, w, E, {place.data(), E}, Matrix<const T>{distances(a.place_keys), step}.t(), 0, {by_distance.data(), w});
+        if (a.pos_key) multiply<T>(n, w, E, {place.data(), E}, Matrix<const T>{distances(a.pos_key), step}.t(), 0, {by_distance.data(), w});
         for (int r = 0; r < n; r++) finish(r);
     }
 
     void finish(int r) {
         T* s = &score[int64_t(r) * k];
-        const T* places = a.place_keys ? &by_distance[int64_t(r) * w + shift(r)] : nothing.data();
+        const T* places = a.pos_key ? &by_distance[int64_t(r) * w + shift(r)] : nothing.data();
         const T t = of_step[r], scale = a.scale, never = NEVER;
-        if (a.place_offsets) {
-            const T* offsets = a.place_offsets + (direction * a.H + h) * a.R + low + shift(r);
+        if (a.pos_offset) {
+            const T* offsets = a.pos_offset + (direction * a.H + h) * a.R + low + shift(r);
 #pragma omp simd
             for (int j = 0; j < k; j++) s[j] += offsets[j] * scale;
         }
         const int32_t rank = a.query_rank[row(r)], segment = a.row_segments[row(r)];
         const int32_t *ranks = a.key_rank + b * a.K + first_key, *segments = a.key_segments + b * a.K + first_key;
         const int mine = own(r), from = a.reach < 0 ? 0 : std::clamp(mine - int(a.reach), 0, k);
-        const bool sees_own = first + r < a.n_own;
+        const bool sees_own = first + r < a.n_self_visible;
         const T at_own = sees_own ? s[mine] + places[mine] + (segments[mine] != segment ? t : 0) : 0;
         std::fill(s, s + from, never);
         T most = sees_own ? at_own : never;
@@ -277,7 +277,7 @@ class Head {
             differing += segments[j] != segment ? d[j] : T(0);
         }
         of_step[r] = differing;
-        if (!a.place_keys) return;
+        if (!a.pos_key) return;
         T* moved = &by_distance[int64_t(r) * w];
         const int begin = shift(r);
         std::fill(moved, moved + begin, T(0));
@@ -288,25 +288,25 @@ class Head {
     // The gradient of a row's query, and what it adds to those of biases and step.
     void of_query(int r, int64_t mine) {
         const T *query = rows(a.query) + int64_t(r) * step, *c = &d_content[r * E], *p = &d_place[r * E];
-        const T *step_key = of_head(a.step), *step_bias = of_head(a.step_bias), scale = a.scale, differing = of_step[r];
+        const T *step_key = of_head(a.segment_diff), *r_s_bias = of_head(a.r_s_bias), scale = a.scale, differing = of_step[r];
         T* d = rows(a.d_query) + int64_t(r) * step;
         for (int e = 0; e < E; e++) d[e] = c[e] * scale;
-        if (a.content_bias)
-            for (int e = 0; e < E; e++) a.d_content_bias[mine + e] += c[e] * scale;
-        if (a.place_keys)
+        if (a.r_w_bias)
+            for (int e = 0; e < E; e++) a.d_r_w_bias[mine + e] += c[e] * scale;
+        if (a.pos_key)
             for (int e = 0; e < E; e++) d[e] += p[e] * scale;
-        if (a.place_bias)
-            for (int e = 0; e < E; e++) a.d_place_bias[mine + e] += p[e] * scale;
+        if (a.r_r_bias)
+            for (int e = 0; e < E; e++) a.d_r_r_bias[mine + e] += p[e] * scale;
         if (!step_key) return;
         for (int e = 0; e < E; e++) {
             d[e] += differing * step_key[e] * scale;
-            a.d_step[mine + e] += differing * (query[e] + (step_bias ? step_bias[e] : 0)) * scale;
-            if (step_bias) a.d_step_bias[mine + e] += differing * step_key[e] * scale;
+            a.d_segment_diff[mine + e] += differing * (query[e] + (r_s_bias ? r_s_bias[e] : 0)) * scale;
+            if (r_s_bias) a.d_r_s_bias[mine + e] += differing * step_key[e] * scale;
         }
     }
 
     void of_offsets() {
-        T* sums = a.d_place_offsets + (b * a.H + h) * a.R + low;
+        T* sums = a.d_pos_offset + (b * a.H + h) * a.R + low;
         for (int r = 0; r < n; r++)
             for (int j = 0; j < w; j++) sums[j] += by_distance[int64_t(r) * w + j] * T(a.scale);
     }
@@ -367,7 +367,7 @@ void dropout(int64_t n, int64_t threads, const T* x, int64_t seed, int64_t taken
 template <class T>
 bool sees(const Attention<T>& a, int64_t b, int64_t r, int64_t j) {
     const int64_t own = a.positions[b * a.N + r] + a.K - a.n_tokens;
-    const bool seen = a.key_rank[b * a.K + j] < a.query_rank[b * a.N + r] || (r < a.n_own && j == own);
+    const bool seen = a.key_rank[b * a.K + j] < a.query_rank[b * a.N + r] || (r < a.n_self_visible && j == own);
     return seen && (a.reach < 0 || own - j <= a.reach);
 }
 

@@ -51,21 +51,21 @@ class AttentionCase(Case):
     """
 
     backend: Backend
-    geometry: AttentionMeta
+    attn_meta: AttentionMeta
 
     def output(self, dropout: float = 0.0) -> Tensor:
         """(B, N, H, E)."""
         parts = {name: x for name, x in self.tensors.items() if name not in ("key", "value")}
         scores = ScoreTerms(scale=self.tensors["key"].size(3) ** -0.5, **parts)
-        return self.backend.attend(scores, self.tensors["key"], self.tensors["value"], self.geometry, dropout)
+        return self.backend.attend(scores, self.tensors["key"], self.tensors["value"], self.attn_meta, dropout)
 
 
 def attention_case(
-    backend: Backend, geometry: AttentionMeta, tensors: dict[str, Tensor], dtype: torch.dtype | None = None
+    backend: Backend, attn_meta: AttentionMeta, tensors: dict[str, Tensor], dtype: torch.dtype | None = None
 ) -> AttentionCase:
     """With a backend, in another precision if that is given."""
     cast = clone_leaves(tensors, dtype)
-    return AttentionCase(cast, backend, replace(geometry, prepared=backend.prepare(geometry, cast["key"])))
+    return AttentionCase(cast, backend, replace(attn_meta, prepared=backend.prepare(attn_meta, cast["key"])))
 
 
 def clone_leaves(tensors: dict[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
@@ -108,12 +108,12 @@ def geometry_of(rows: int, window: int, memory: int, targets: int, device: str |
     return AttentionMeta(of_rows, of_keys, row_segments, key_segments, both, window, window, None, direction, distances)
 
 
-def tensors_of(geometry: AttentionMeta, heads: int, width: int, dtype: torch.dtype) -> dict[str, Tensor]:
+def tensors_of(attn_meta: AttentionMeta, heads: int, width: int, dtype: torch.dtype) -> dict[str, Tensor]:
     """What scores are made of, keys and values, by name."""
-    (B, N), device = geometry.query_rank.shape, geometry.query_rank.device
-    of_heads, of_keys = (heads, width), (B, geometry.n_keys, heads, width)
+    (B, N), device = attn_meta.query_rank.shape, attn_meta.query_rank.device
+    of_heads, of_keys = (heads, width), (B, attn_meta.n_keys, heads, width)
     shapes: dict[str, tuple[int, ...]] = {"query": (B, N, *of_heads)}
-    shapes |= {"place_keys": (2, geometry.distances.size(1), *of_heads)}
-    shapes |= dict.fromkeys(("content_bias", "place_bias", "step_bias", "step"), of_heads)
+    shapes |= {"pos_key": (2, attn_meta.n_distances, *of_heads)}
+    shapes |= dict.fromkeys(("r_w_bias", "r_r_bias", "r_s_bias", "segment_diff"), of_heads)
     shapes |= dict.fromkeys(("key", "value"), of_keys)
     return {name: torch.randn(shape, device=device).to(dtype).requires_grad_() for name, shape in shapes.items()}

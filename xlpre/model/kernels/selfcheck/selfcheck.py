@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.utils.benchmark import Timer
 
-from xlpre.common.files import cache_folder, new_file
+from xlpre.common.files import atomic_write, cache_dir
 from xlpre.model.kernels.reference import Reference
 from xlpre.model.kernels.sdpa import Sdpa
 from xlpre.model.kernels.selfcheck.fixtures import (
@@ -77,12 +77,12 @@ def _verdict(device: torch.device, dtype: torch.dtype, width: int) -> bool:
     about = (torch.cuda.get_device_name(device), str(dtype), width, torch.__version__, version("triton"), kernels)
     name = f"trial-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}.json"
     try:
-        found = json.loads((cache_folder() / name).read_text("utf-8"))
+        found = json.loads((cache_dir() / name).read_text("utf-8"))
     except (OSError, RuntimeError, ValueError):
         _say("trying the GPU kernels of attention on this machine, once; that takes a minute or so")
         found = tried(str(device), dtype, width)
         if "off_by" in found:
-            with suppress(OSError, RuntimeError), new_file(cache_folder() / name) as partial:
+            with suppress(OSError, RuntimeError), atomic_write(cache_dir() / name) as partial:
                 partial.write_text(json.dumps(found, indent=1), encoding="utf-8")
     if not found["taken"]:
         again = f"without {name} in ~/.cache/xlpre" if "off_by" in found else "at the next start"
@@ -121,11 +121,11 @@ def verdict(
     from xlpre.model.kernels.triton.attention import Triton
 
     torch.manual_seed(0)
-    geometry = geometry_of(**shape, device=device)
-    tensors = tensors_of(geometry, heads, width, dtype)
-    weights = torch.randn(*geometry.query_rank.shape, heads, width, device=device)
-    expected = attention_case(Reference(), geometry, tensors, higher_precision(dtype)).all(weights)
-    layer = attention_case(Triton(), geometry, tensors)
+    attn_meta = geometry_of(**shape, device=device)
+    tensors = tensors_of(attn_meta, heads, width, dtype)
+    weights = torch.randn(*attn_meta.query_rank.shape, heads, width, device=device)
+    expected = attention_case(Reference(), attn_meta, tensors, higher_precision(dtype)).all(weights)
+    layer = attention_case(Triton(), attn_meta, tensors)
     off_by, same = apart(layer.all(weights), expected), _same_twice(layer, weights)
     for n_columns, work in product(WIDTHS, WORKS):
         given = tensors_between(work, weights.size(0) * weights.size(1), n_columns, dtype, device)
@@ -138,10 +138,10 @@ def verdict(
         return {**found, "why": f"their numbers are not those of reference ({off_by})"}
     if not same:
         return {**found, "why": "with dropout they do not give the same finite numbers twice"}
-    geometry = geometry_of(**{**shape, "rows": rows}, device=device)
-    tensors = tensors_of(geometry, heads, width, dtype)
-    weights = torch.randn(*geometry.query_rank.shape, heads, width, device=device)
-    layer, torchs = attention_case(Triton(), geometry, tensors), attention_case(Sdpa(), geometry, tensors)
+    attn_meta = geometry_of(**{**shape, "rows": rows}, device=device)
+    tensors = tensors_of(attn_meta, heads, width, dtype)
+    weights = torch.randn(*attn_meta.query_rank.shape, heads, width, device=device)
+    layer, torchs = attention_case(Triton(), attn_meta, tensors), attention_case(Sdpa(), attn_meta, tensors)
     found["ms"] = {"triton": _milliseconds(layer, weights), "sdpa": _milliseconds(torchs, weights)}
     if found["ms"]["triton"] > found["ms"]["sdpa"]:
         return {**found, "why": f"they are slower ({found['ms']})"}

@@ -1,6 +1,6 @@
 """Attention on GPUs: a product that stores position scores under their keys, then a flash kernel; forward and backward.
 
-Scores of a row n against a key j are s = c.key[j] + bias[n, j] + step[n] * different[n, j], where bias[n, j] = p.place_keys[d] for d,
+Scores of a row n against a key j are s = c.key[j] + bias[n, j] + step[n] * different[n, j], where bias[n, j] = p.pos_key[d] for d,
 their distance; c and p are the row's query with a bias each, and live only during a pass. `score_places` computes bias by distance and
 stores each number in the column of its key, for rows in their order and for rows at any place alike, so that the kernels that follow
 read whole tiles of it. `attend` then goes over tiles of keys, keeps the largest score m of each row and the sum of 2^(s - m) so far
@@ -12,7 +12,7 @@ dropout keeps a share of P, it divides what it keeps by that share: log2(share) 
     o = P' value             P' = P where kept, else 0
     d value = P'^T do        ds = P' * (do value^T) - P * delta         delta = share * sum(do * o)
     d key = ds^T c           dc = ds key           d step = sum of ds where different
-    dp = ds' place_keys      d place_keys = ds'^T p          ds': ds moved back from keys to distances; dp is added to dc
+    dp = ds' pos_key      d pos_key = ds'^T p          ds': ds moved back from keys to distances; dp is added to dc
 
 Sums over rows and sums over keys are taken by programs of their own, `differentiate_keys` and `differentiate_rows`: twice the scores, but
 nobody adds into another's result, so gradients are the same bits each time. The bias (B, H, N, K) lives only during a layer's forward
@@ -70,26 +70,26 @@ class Prepared:
 class Triton:
     """See the module."""
 
-    def prepare(self, geometry: AttentionMeta, like: Tensor) -> Prepared:
+    def prepare(self, attn_meta: AttentionMeta, like: Tensor) -> Prepared:
         """Ranks, places and segments as integers; nothing of size N x K is kept, or made of more than some rows at a time."""
-        N, K = geometry.query_rank.size(1), geometry.n_keys
-        column = geometry.positions + (K - geometry.n_tokens)
-        own = torch.where(torch.arange(N, device=column.device) < geometry.n_own, column, -1)
-        keys_seen, seen_by = _hulls(geometry)
-        of_rows = (geometry.query_rank, own, column, geometry.row_segments, *keys_seen)
-        of_keys = (geometry.key_rank, geometry.key_segments, *seen_by)
+        N, K = attn_meta.query_rank.size(1), attn_meta.n_keys
+        column = attn_meta.positions + (K - attn_meta.n_tokens)
+        own = torch.where(torch.arange(N, device=column.device) < attn_meta.n_self_visible, column, -1)
+        keys_seen, seen_by = _hulls(attn_meta)
+        of_rows = (attn_meta.query_rank, own, column, attn_meta.row_segments, *keys_seen)
+        of_keys = (attn_meta.key_rank, attn_meta.key_segments, *seen_by)
         row_facts, key_facts = torch.stack([x.int() for x in of_rows], 1), torch.stack([x.int() for x in of_keys], 1)
         row_facts = torch.cat([row_facts, row_facts[:, :, -1:].expand(-1, -1, -N % GRANULE)], 2)
         key_facts = F.pad(key_facts, (0, -K % GRANULE), value=HIDDEN)
         return Prepared(
             row_facts.contiguous(),
             key_facts.contiguous(),
-            geometry.direction.int(),
-            geometry.distances.size(1),
-            geometry.reach,
+            attn_meta.direction.int(),
+            attn_meta.n_distances,
+            attn_meta.max_distance,
         )
 
-    def attend(self, scores: ScoreTerms, key: Tensor, value: Tensor, geometry: AttentionMeta, dropout: float) -> Tensor:
+    def attend(self, scores: ScoreTerms, key: Tensor, value: Tensor, attn_meta: AttentionMeta, dropout: float) -> Tensor:
         """See Backend."""
         E, dtype = key.size(3), key.dtype
         if not computes(E, dtype):
@@ -98,31 +98,31 @@ class Triton:
                 f"set model.attention_backend=sdpa"
             )
         width = max(16, 1 << (E - 1).bit_length())
-        (B, N, H, _), ready = scores.query.shape, geometry.prepared
+        (B, N, H, _), ready = scores.query.shape, attn_meta.prepared
         if B * H > MOST_GROUPS:
             raise ValueError(
                 f"model.attention_backend=triton computes up to {MOST_GROUPS:,} heads of rows at once, not {B:,} rows of {H} heads; read fewer "
-                "rows at once (train.batch_size, train.accumulation), or set model.attention_backend=sdpa"
+                "rows at once (train.global_batch_size, train.micro_batch_size), or set model.attention_backend=sdpa"
             )
         if (max(N, ready.n_distances) + GRANULE) * max(H * width, GRANULE, B * H, B * 6) >= 2**31:
             raise ValueError(
                 f"model.attention_backend=triton counts in 32 bits, and {B:,} x {N:,} rows at {ready.n_distances:,} distances from their keys "
                 f"have more numbers in {H} heads of {width}; set model.attention_backend=sdpa, or a smaller data.seq_len or model.mem_len"
             )
-        place_bias = pos_key = step = offsets = None
-        query, content_bias = scores.with_bias(None), _scaled(scores.content_bias, scores.scale, width)
+        r_r_bias = pos_key = step = offsets = None
+        query, r_w_bias = scores.with_bias(None), _scaled(scores.r_w_bias, scores.scale, width)
         if scores.pos_key is not None:
-            place_bias = _scaled(scores.place_bias, scores.scale, width)
+            r_r_bias = _scaled(scores.r_r_bias, scores.scale, width)
             pos_key = _padded(scores.pos_key, width)
         if scores.pos_offset is not None:
             offsets = scores.pos_offset * scores.scale
-        if scores.step is not None:
-            step = torch.einsum("bnhe,he->bhn", query, scores.step)
-            if scores.step_bias is not None:
-                step = step + (scores.step_bias * scores.step).sum(1)[:, None] * scores.scale
+        if scores.segment_diff is not None:
+            step = torch.einsum("bnhe,he->bhn", query, scores.segment_diff)
+            if scores.r_s_bias is not None:
+                step = step + (scores.r_s_bias * scores.segment_diff).sum(1)[:, None] * scores.scale
         query, keys, values = (_padded(x, width) for x in (query, key, value))
         seed = new_seed(key.device) if dropout else None
-        given = (query, content_bias, place_bias, pos_key, offsets, step, keys, values)
+        given = (query, r_w_bias, r_r_bias, pos_key, offsets, step, keys, values)
         facts = (ready.row_facts, ready.key_facts, ready.direction, seed, ready.n_distances, ready.reach)
         out, _ = relative_attention(*given, *facts, dropout)
         return out[..., :E]
@@ -130,7 +130,7 @@ class Triton:
 
 # Schemas are written out, as the versions of torch and Python differ in what annotations they read.
 GIVEN = (
-    "Tensor query, Tensor? content_bias, Tensor? place_bias, Tensor? place_keys, Tensor? offsets, Tensor? step, Tensor key, "
+    "Tensor query, Tensor? r_w_bias, Tensor? r_r_bias, Tensor? pos_key, Tensor? offsets, Tensor? step, Tensor key, "
     "Tensor value, Tensor row_facts, Tensor key_facts, Tensor direction, Tensor? seed, int n_distances, int? reach, float dropout"
 )
 
@@ -197,12 +197,12 @@ def _backward(ctx: Any, d_out: Tensor | None, _: Tensor | None) -> tuple[Tensor 
 relative_attention.register_autograd(_backward, setup_context=_keep)
 
 
-def _hulls(geometry: AttentionMeta) -> tuple[list[Tensor], list[Tensor]]:
+def _hulls(attn_meta: AttentionMeta) -> tuple[list[Tensor], list[Tensor]]:
     """For each row the first and one after the last key that its granule sees, (B, N); for each key those of rows that see its, (B, K)."""
-    (B, N), K = geometry.query_rank.shape, geometry.n_keys
+    (B, N), K = attn_meta.query_rank.shape, attn_meta.n_keys
     firsts, lasts, seen_by = [], [], None  # type: list[Tensor], list[Tensor], tuple[Tensor, Tensor] | None
     for begin, end in cuts(N, B * K * SEEN_BYTES):
-        seen = geometry.some_rows(begin, end).visible()
+        seen = attn_meta.slice_rows(begin, end).visible()
         first, last = _ends(seen, 0, K)
         firsts.append(first)
         lasts.append(last)

@@ -45,9 +45,9 @@ class Given(NamedTuple):
 
     Attributes:
         query: (B, N, H, E), scaled, as the biases that are added to it.
-        content_bias: (H, E).
-        place_bias: (H, E).
-        place_keys: (2, R, H, E).
+        r_w_bias: (H, E).
+        r_r_bias: (H, E).
+        pos_key: (2, R, H, E).
         offsets: (2, R, H).
         step: (B, H, N).
         key: (B, K, H, E).
@@ -62,8 +62,8 @@ class Given(NamedTuple):
     """
 
     query: Tensor
-    content_bias: Tensor | None
-    place_bias: Tensor | None
+    r_w_bias: Tensor | None
+    r_r_bias: Tensor | None
     pos_key: Tensor | None
     offsets: Tensor | None
     step: Tensor | None
@@ -121,8 +121,8 @@ class Launch:
         self._given, self._first_row, self._sums = given.contiguous(), first_row, sums
         given = self._given
         # not kept between the passes, as each is as large as the queries
-        self._content = given.query if given.content_bias is None else given.query + given.content_bias
-        self._place = given.query if given.place_bias is None else given.query + given.place_bias
+        self._content = given.query if given.r_w_bias is None else given.query + given.r_w_bias
+        self._place = given.query if given.r_r_bias is None else given.query + given.r_r_bias
         (B, N, H, _), K = given.query.shape, given.key.size(1)
         self._groups, self._lines = B * H, (B, H, N)
         self._length = {"rows": N, "keys": K, "distances": given.n_distances}
@@ -167,7 +167,7 @@ class Launch:
         d_key, d_value = self.differentiate_keys(*read)
         d_query, d_step = self.differentiate_rows(*read)
         d_place, *d_keys = self.differentiate_places(bias)  # in place of the bias there is its gradient now
-        biased = ((self._given.content_bias, d_query), (self._given.place_bias, d_place))
+        biased = ((self._given.r_w_bias, d_query), (self._given.r_r_bias, d_place))
         d_biases = [None if bias is None or x is None else x.sum((0, 1), dtype=torch.float32) for bias, x in biased]
         if d_place is not None:
             d_query += d_place

@@ -23,7 +23,7 @@ sys.meta_path.insert(0, Watch)
 
 
 COMMANDS = [str(file.relative_to(REPOSITORY)) for folder in ("pretrain", "finetune")
-            for file in sorted((REPOSITORY / folder).glob("*.py")) if "run_command(main)" in file.read_text()]  # fmt: skip
+            for file in sorted((REPOSITORY / folder).glob("*.py")) if "run_main(main)" in file.read_text()]  # fmt: skip
 INTERRUPTED = """
 import runpy, sys
 class Interrupt:

@@ -17,8 +17,8 @@ def test_a_row_draws_from_a_stream_keyed_by_seed_lane_and_step():
 
 @pytest.mark.parametrize("sizes", [(BLOCK, 4), (1, BLOCK - 1, BLOCK), (BLOCK + 4, 8), (0, 1, 0, BLOCK - 1)])
 def test_numbers_that_are_drawn_bit_by_bit_go_on_where_the_last_ended(sizes):
-    draws = RowRng(1, [4, 9], 2)
-    together = np.concatenate([draws.uniform(n) for n in sizes], axis=1)
+    rng = RowRng(1, [4, 9], 2)
+    together = np.concatenate([rng.uniform(n) for n in sizes], axis=1)
     assert (together[1] == of_one_row(1, 9, 2, sum(sizes))).all()
 
 

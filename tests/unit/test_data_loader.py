@@ -7,7 +7,7 @@ import torch
 
 from tests.unit.data.test_lanes import lanes_over
 from xlpre.data.window_layout import DataConfig
-from xlpre.data_loader import Loader, lanes_of
+from xlpre.data_loader import Loader, assign_lanes
 from xlpre.inference.cloze import blanks_batch
 from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.objectives.registry import OBJECTIVES, build_objective
@@ -18,7 +18,7 @@ from xlpre.text import special_tokens
 def loader_of(store, tokenizer):
     def make(seed=1, workers=1, n_lanes=8, name="permutation"):
         data = DataConfig(seq_len=64, reuse_len=64 if name == "causal" else 32, num_threads=workers)
-        lanes = lanes_over(store.train, n_lanes, stride=data.reuse_len, reach=data.reach, seed=seed)
+        lanes = lanes_over(store.train, n_lanes, stride=data.reuse_len, lookahead=data.lookahead, seed=seed)
         objective = build_objective(ObjectiveConfig(name=name), data, tokenizer.starts_word)
         return Loader(lanes, data, objective, seed)
 
@@ -57,7 +57,7 @@ def test_processes_and_micro_steps_share_the_rows_of_a_step(loader_of, processes
     micro_steps = []
     for micro in range(accumulation):
         for process in range(processes):
-            micro_steps.append(loader_of().batch(3, lanes_of(process, processes, 8, accumulation)[micro]))
+            micro_steps.append(loader_of().batch(3, assign_lanes(process, processes, 8 // (processes * accumulation), accumulation)[micro]))
     assert same(whole, joined(micro_steps))
 
 
@@ -107,7 +107,7 @@ def test_a_blank_is_hidden_and_sees_the_text_but_no_other_blank(tokenizer):
     others = torch.ones(len(sees), dtype=bool)
     others[[first, second]] = False
     assert not sees[others][:, [first, second]].any()
-    assert tokenizer.pieces[batch.input_ids[0][first + 1]].startswith(special_tokens.SPACE)
+    assert tokenizer.pieces[batch.input_ids[0][first + 1]].startswith(special_tokens.WORD_BOUNDARY)
 
 
 @pytest.mark.parametrize(

@@ -52,5 +52,5 @@ def test_a_document_that_ends_with_a_paragraph_ends_once():
     ids = np.array(
         [9, special_tokens.EOP, 9, special_tokens.EOP, special_tokens.EOD, 9, special_tokens.EOP, special_tokens.EOD]
     )
-    kinds = kinds_of([*special_tokens.PIECES, "▁A"], "none")
+    kinds = kinds_of([*special_tokens.SPECIAL_TOKENS, "▁A"], "none")
     assert sentence_ends(ids, kinds).tolist() == [2, 5, 8]

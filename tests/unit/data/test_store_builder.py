@@ -26,7 +26,7 @@ def test_no_held_out_document_is_ever_trained_on(tmp_path_factory, tokenizer, co
         (folder / f"{name}.txt").write_text("\n\n".join("\n".join(document) for document in part))
     config = TextConfig(source=f"{folder}/*.txt", val_fraction=0.3, deduplicate=deduplicate, num_processes=1)
     store = build_store(folder / "store", config, tokenizer)
-    train_texts, held_out = texts(store.train, tokenizer), texts(store.held_out, tokenizer)
+    train_texts, held_out = texts(store.train, tokenizer), texts(store.validation, tokenizer)
     assert not set(train_texts) & set(held_out)
     assert len(train_texts) + len(held_out) == (40 if deduplicate else len(found))
 
@@ -37,7 +37,7 @@ def test_a_mixture_takes_each_source_as_often_as_its_weight(tmp_path, tokenizer)
         (tmp_path / f"{name}.txt").write_text("\n\n".join("\n".join(document) for document in part))
     mixture = {f"{tmp_path}/a.txt": 2.5, f"{tmp_path}/b.txt": 1.0, f"{tmp_path}/c.txt": 0.25}
     store = build_store(tmp_path / "store", TextConfig(mixture=mixture, val_fraction=0.1, num_processes=2), tokenizer)
-    trained, held_out = texts(store.train, tokenizer), texts(store.held_out, tokenizer)
+    trained, held_out = texts(store.train, tokenizer), texts(store.validation, tokenizer)
     counts = {}
     for text in trained:
         counts[text] = counts.get(text, 0) + 1
@@ -62,7 +62,7 @@ def test_a_weight_below_one_loses_no_document_that_another_source_has_too(tmp_pa
         mixture = {f"{tmp_path}/{name}.txt": weight for name, weight in weights.items()}
         config = TextConfig(mixture=mixture, deduplicate=True, val_fraction=0.2, num_processes=1)
         store = build_store(tmp_path / "_".join(map(str, weights.values())), config, tokenizer)
-        return sorted(texts(store.train, tokenizer)), sorted(texts(store.held_out, tokenizer))
+        return sorted(texts(store.train, tokenizer)), sorted(texts(store.validation, tokenizer))
 
     assert documents_of(a=0.5, b=1.0) == documents_of(b=1.0) == documents_of(a=0.25, b=1.0)
 
@@ -74,7 +74,7 @@ def test_unicode_of_every_plane_survives(tmp_path):
     found = [[" ".join(words[i::7])] for i in range(7)] * 3
     tokenizer = train(found, TokenizerConfig(vocab_size=60, character_coverage=1.0))
     store = write_store(tmp_path / "store", found, tokenizer, 0.3, {}, {})
-    assert set(texts(store.train, tokenizer)) | set(texts(store.held_out, tokenizer)) == {d[0] for d in found}
+    assert set(texts(store.train, tokenizer)) | set(texts(store.validation, tokenizer)) == {d[0] for d in found}
 
 
 def test_more_than_65536_pieces_are_32_bit_ids(tmp_path, tokenizer, documents):

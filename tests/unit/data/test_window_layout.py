@@ -6,10 +6,10 @@ import pytest
 
 from tests.parity.replay import Replay
 from tests.unit.data.test_lanes import lanes_over, part_of
-from xlpre.data.lanes import Place, Text
+from xlpre.data.lanes import DirectedText, WindowLocation
 from xlpre.data.rng import RowRng
-from xlpre.data.store import Part
-from xlpre.data.window_layout import DataConfig, lay_out, split_pair
+from xlpre.data.store import SplitData
+from xlpre.data.window_layout import DataConfig, build_windows, split_pair
 from xlpre.text import special_tokens
 
 
@@ -18,12 +18,12 @@ def windows(config, n=200, n_tokens=3000):
         Part_without_symbols(n_tokens),
         n_lanes=4,
         stride=config.reuse_len,
-        reach=config.reach,
+        lookahead=config.lookahead,
         bidirectional=config.bidirectional,
     )
     for step in range(n):
-        place = lanes.place(step % 4, step // 4)
-        yield place, lay_out([place], config, RowRng(0, [0], step))
+        place = lanes.location(step % 4, step // 4)
+        yield place, build_windows([place], config, RowRng(0, [0], step))
 
 
 def Part_without_symbols(n_tokens):  # noqa: N802
@@ -35,10 +35,10 @@ def test_a_row_is_reused_a_sep_b_sep_cls():
     config = DataConfig(seq_len=33, reuse_len=12)
     for place, window in windows(config):
         assert window.ids.shape == window.segments.shape == (1, 33)
-        ids, functional, text = window.ids[0], window.functional[0], place.text
-        first_sep, second_sep = np.flatnonzero(functional)[:2]
+        ids, special_mask, text = window.ids[0], window.special_mask[0], place.text
+        first_sep, second_sep = np.flatnonzero(special_mask)[:2]
         assert (ids[:first_sep] == text.tokens(place.begin, place.begin + first_sep)).all()
-        assert list(ids[functional]) == [special_tokens.SEP, special_tokens.SEP, special_tokens.CLS]
+        assert list(ids[special_mask]) == [special_tokens.SEP, special_tokens.SEP, special_tokens.CLS]
         assert (window.segments[0] == np.repeat([0, 1, 2], [first_sep + 1, second_sep - first_sep, 1])).all()
         b = ids[first_sep + 1 : second_sep]
         assert (np.diff(b) == (-1 if window.backward else 1)).all()  # one stretch of text, in reading direction
@@ -56,7 +56,7 @@ def test_without_pairs_a_is_alone():
     for place, window in windows(DataConfig(seq_len=32, reuse_len=16, pairs=False), n=20):
         assert (window.ids[0, :30] == place.text.tokens(place.begin, place.begin + 30)).all()
         assert list(window.ids[0, 30:]) == [special_tokens.SEP, special_tokens.CLS]
-        assert (window.functional[0] == (np.arange(32) >= 30)).all()
+        assert (window.special_mask[0] == (np.arange(32) >= 30)).all()
 
 
 def test_a_window_that_is_all_reused_is_plain_text():
@@ -67,7 +67,7 @@ def test_a_window_that_is_all_reused_is_plain_text():
 
 @pytest.mark.parametrize("total", [2, 3, 7, 40, 61])
 def test_a_and_b_fill_the_row_exactly(total):
-    text = Text(part_of(1000))
+    text = DirectedText(part_of(1000))
     for seed in range(300):
         begin = seed * 3
         pair = split_pair(text, begin, total, *np.random.default_rng(seed).random(3))
@@ -88,13 +88,13 @@ def test_a_window_without_room_names_ways_out_that_are_ones(settings):
 
 def test_the_row_reaches_no_further_than_it_says():
     config = DataConfig(seq_len=32, reuse_len=16)
-    text = Text(part_of(config.reach))
+    text = DirectedText(part_of(config.lookahead))
     for seed in range(100):
-        assert lay_out([Place(text, 0, 0)], config, RowRng(seed, [0], 0)).ids.shape == (1, 32)
+        assert build_windows([WindowLocation(text, 0, 0)], config, RowRng(seed, [0], 0)).ids.shape == (1, 32)
 
 
 def test_b_from_elsewhere_leaves_the_last_token_of_the_text_out():
-    text = Text(Part(np.arange(20), np.array([12, 13, 20]), np.array([20])))
+    text = DirectedText(SplitData(np.arange(20), np.array([12, 13, 20]), np.array([20])))
     draws = [["random.random", None, 0.1], ["random.choice", [12, 13], 12], ["random.randint", [0, 13], 13]]
     # B may grow to the sentence's end at 20, which would cost A a token
     assert split_pair(text, 1, 17, *Replay(draws).pair()) == (12, 13, 19, 0)

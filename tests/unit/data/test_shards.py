@@ -8,7 +8,7 @@ import pyarrow.parquet
 import pytest
 
 from tests.conftest import make_documents
-from tests.unit.data.test_assembly import texts
+from tests.unit.data.test_store_builder import texts
 from xlpre.data import encoded_docs, shards
 from xlpre.data.store_builder import build_store
 from xlpre.text import corpus
@@ -58,7 +58,7 @@ def test_any_number_of_workers_writes_the_same_bytes(small, files, tokenizer, tm
     assert len(units_of(TextConfig(source=pattern))) > 10
     assert content(stores[0]) == content(stores[1]) == content(stores[2])
     assert len({store.fingerprint for store in stores}) == 1
-    assert sum(store.meta[f"{part}_n_documents"] for store in stores[:1] for part in ("train", "held_out")) == len(
+    assert sum(store.meta[f"{part}_n_documents"] for store in stores[:1] for part in ("train", "val")) == len(
         found
     )
     assert not list(tmp_path.glob(".*"))
@@ -112,11 +112,11 @@ def test_many_small_files_are_few_shards_and_their_documents_stay_apart(tmp_path
     (tmp_path / "text" / "050.txt").write_text("ba be\n\n" * 60_000)  # large
     config = TextConfig(source=f"{tmp_path}/text/*.txt", val_fraction=0.1, num_processes=1)
     assert [len(group) for group in units_of(config)] == [50, 1, 74]
-    made, encode = [], shards.Job.encode
-    monkeypatch.setattr(shards.Job, "encode", lambda *given: made.append(encode(*given)))
+    made, encode = [], shards.EncodeJob.encode
+    monkeypatch.setattr(shards.EncodeJob, "encode", lambda *given: made.append(encode(*given)))
     store = build_store(tmp_path / "store", config, tokenizer)
     assert len(made) == 3
-    assert store.meta["train_n_documents"] + store.meta["held_out_n_documents"] == len(words) - 1 + 60_000
+    assert store.meta["train_n_documents"] + store.meta["val_n_documents"] == len(words) - 1 + 60_000
 
 
 def test_a_dataset_on_disk_that_changed_is_read_again(tmp_path, tokenizer, monkeypatch):
@@ -133,7 +133,7 @@ def test_a_dataset_on_disk_that_changed_is_read_again(tmp_path, tokenizer, monke
     (tmp_path / "set" / "a.jsonl").write_text("\n".join(row.replace("be.", "do.") for row in rows))
     (tmp_path / "set" / "b.jsonl").write_text('{"text": "Ba do."}')
     store = build_store(tmp_path / "store", config, tokenizer)
-    assert {text.split()[-1] for part in (store.train, store.held_out) for text in texts(part, tokenizer)} == {"do."}
+    assert {text.split()[-1] for part in (store.train, store.validation) for text in texts(part, tokenizer)} == {"do."}
     assert sum(store.meta["files"].values()) == sum(path.stat().st_size for path in (tmp_path / "set").iterdir())
 
 

@@ -58,11 +58,11 @@ def test_a_command_that_had_not_begun_when_it_was_asked_to_stop_did_not_fail(tmp
 SLEEPERS = """
 import sys
 from pathlib import Path
-from xlpre.common.job_pool import Errand, run_all
+from xlpre.common.job_pool import Command, run_all
 code = "import time; print('here', flush=True); time.sleep(60)"
 folder = Path(sys.argv[1])
-short = Errand(folder / "short", ["python", "-c", "import time; time.sleep(1)"], lambda: False)
-run_all([short, *(Errand(folder / str(n), ["python", "-c", code], lambda: False) for n in range(2))], 3)
+short = Command(folder / "short", ["python", "-c", "import time; time.sleep(1)"], lambda: False)
+run_all([short, *(Command(folder / str(n), ["python", "-c", code], lambda: False) for n in range(2))], 3)
 """
 
 

@@ -1,0 +1,134 @@
+"""Vocabulary and token store of a pretraining: reuse the existing ones, or make them."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+from tqdm import tqdm
+
+from pretrain.config import PretrainConfig
+from xlpre.config.loader import config_from_mapping
+from xlpre.data.store import META, TokenStore, is_nothing, is_store
+from xlpre.data.store_builder import build_store
+from xlpre.text.corpus import TextConfig, documents, files, sample_of
+from xlpre.text.learned import check_learned, write_learned
+from xlpre.text.tokenizer import Tokenizer, train
+
+SAMPLE_CHARS = 1_000_000  # characters of text that are checked for unknown characters
+MAX_UNKNOWN = 0.01  # fraction of unknown characters above which a warning is printed
+
+
+def make_tokenizer(config: PretrainConfig) -> Tokenizer:
+    """Return the vocabulary `tokenizer.path`; train and save it if there is no such file.
+
+    Raises:
+        ValueError: The existing vocabulary has another size or character coverage, or was trained on another text.
+    """
+    path, size = Path(config.tokenizer.path), config.tokenizer.vocab_size
+    if path.exists():
+        tokenizer = Tokenizer.named_in(config.tokenizer)
+        existing = {"vocab_size": len(tokenizer), "character_coverage": tokenizer.character_coverage}
+        for key, value in existing.items():
+            if value != (configured := getattr(config.tokenizer, key)):
+                raise ValueError(
+                    f"tokenizer.{key}={configured} is invalid: {path} was trained with tokenizer.{key}={value}. "
+                    f"Set tokenizer.{key}={value} or another tokenizer.path, or delete the file."
+                )
+        check_learned(path, tokenizer, config.text, config.tokenizer)
+        print(f"{path}: exists, {size} pieces")
+        return tokenizer
+    start = time.monotonic()
+    print(f"{path}: training {size} pieces on {' '.join(config.text.sources)} ...", flush=True)
+    tokenizer = train(documents(config.text), config.tokenizer)
+    tokenizer.save(path)
+    write_learned(path, tokenizer, config.text, config.tokenizer)
+    print(f"{path}: {len(tokenizer)} pieces in {time.monotonic() - start:.0f} s")
+    return tokenizer
+
+
+def make_store(config: PretrainConfig) -> TokenStore:
+    """Return the token store `data.store_dir`; build it if there is no such folder.
+
+    Raises:
+        ValueError: The folder is not a token store, or was built from another text or with another vocabulary.
+    """
+    path = Path(config.data.store_dir)
+    if not is_nothing(path) and not is_store(path):
+        raise ValueError(
+            f"data.store_dir={path} is invalid: the folder exists and is not a token store. Set another data.store_dir."
+        )
+    tokenizer = Tokenizer.named_in(config.tokenizer)
+    if not is_nothing(path):
+        store = TokenStore(path)
+        store.check_vocabulary(tokenizer, f"tokenizer.path={config.tokenizer.path}")
+        _check_source(store, config.text)
+        print(f"{path}: exists, {_token_counts(store)}")
+        return store
+    _warn_of_unknown_characters(config, tokenizer)
+    start = time.monotonic()
+    with _ProgressBar(sum(files(config.text).values())) as progress:
+        store = build_store(path, config.text, tokenizer, progress.update)
+    print(f"{path}: {_token_counts(store)} in {time.monotonic() - start:.0f} s")
+    return store
+
+
+def _warn_of_unknown_characters(config: PretrainConfig, tokenizer: Tokenizer) -> None:
+    """Warn if the vocabulary does not cover the characters of the text."""
+    try:
+        sample = sample_of(config.text, SAMPLE_CHARS)
+    except ValueError:
+        return  # raised again, with a better message, when the text is encoded
+    if (unknown := tokenizer.unknown(sample)) > MAX_UNKNOWN:
+        print(
+            f"warning: {unknown:.0%} of the characters in a sample of this text have no piece in tokenizer.path="
+            f"{config.tokenizer.path} and will be <unk>; train a vocabulary on it with pretrain/train_tokenizer.py and another "
+            "tokenizer.path",
+            flush=True,
+        )
+
+
+def _check_source(store: TokenStore, text: TextConfig) -> None:
+    """Raise ValueError if `store` was built with other `text` settings or other files."""
+    remedy = "set another data.store_dir, or delete the folder"
+    built = dataclasses.asdict(config_from_mapping(TextConfig, store.meta["source"], str(store.path / META)))
+    for key, configured in dataclasses.asdict(text).items():
+        if key != "num_processes" and built[key] != configured:
+            before, now = ("null" if value is None else value for value in (built[key], configured))
+            raise ValueError(
+                f"text.{key}={now} is invalid: data.store_dir={store.path} was built with text.{key}={before}. "
+                f"Set text.{key}={before}; or {remedy}."
+            )
+    if changed := sorted(set(files(text).items()) ^ set(store.meta["files"].items())):
+        raise ValueError(
+            f"data.store_dir={store.path} is invalid: {changed[0][0]} was added, removed or changed after the store was built. "
+            f"{remedy.capitalize()}."
+        )
+
+
+class _ProgressBar:
+    """Progress bar over the bytes of the sources, with the encoding speed in MB of text per second."""
+
+    def __init__(self, n_bytes: int) -> None:
+        tqdm.monitor_interval = 0  # no monitor thread: processes are forked while the bar is shown
+        self._bar = tqdm(total=n_bytes or None, unit="B", unit_scale=True, desc="encoding", disable=None)
+        self._start, self._n_chars = time.monotonic(), 0
+
+    def update(self, n_bytes: int, n_chars: int) -> None:
+        """Add the bytes read and the characters encoded since the last call."""
+        self._n_chars += n_chars
+        speed = self._n_chars / 1e6 / (time.monotonic() - self._start)
+        self._bar.set_postfix_str(f"{speed:.1f} MB/s of text", refresh=False)
+        self._bar.update(n_bytes)
+
+    def __enter__(self) -> _ProgressBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+
+def _token_counts(store: TokenStore) -> str:
+    meta = store.meta
+    return f"{meta['train_n_tokens']:,} training tokens, {meta['held_out_n_tokens']:,} validation tokens"

@@ -1,0 +1,179 @@
+"""HTML report of a pretraining run: loss, learning rate, speed, and predictions for blanks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from pretrain.config import PretrainConfig, settings_of_run
+from pretrain.trainer.samples import read_samples
+from xlpre.common.files import write_text
+from xlpre.common.plots import COLOURS, figure_to_svg, legend_label, new_axes, save
+from xlpre.training.metrics import read_metrics
+
+Record = dict[str, Any]  # one line of metrics.jsonl or samples.jsonl
+
+STYLE = """
+:root { color-scheme: light; }
+body { font: 16px/1.5 system-ui, sans-serif; color: #1c2430; background: #fff; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.6rem; margin-bottom: 0; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
+.lead { color: #566173; margin-top: .2rem; }
+.summary { display: flex; flex-wrap: wrap; gap: .75rem; margin: 1.2rem 0; padding: 0; list-style: none; }
+.summary li { background: #f3f5f8; border-radius: .5rem; padding: .6rem .9rem; min-width: 8.5rem; }
+.summary b { display: block; font-size: 1.25rem; }
+svg { width: 100%; height: auto; } .pair { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem; }
+table { border-collapse: collapse; width: 100%; margin-bottom: 1.2rem; } td { vertical-align: top; padding: .35rem .6rem; }
+tr { border-top: 1px solid #e3e7ee; } .sentence { background: #f3f5f8; } .candidate { white-space: nowrap; margin-right: .9rem; }
+.correct { color: #0a6b3d; font-weight: 600; } .p { color: #7a8597; font-size: .85em; }
+pre { background: #f3f5f8; padding: 1rem; border-radius: .5rem; overflow-x: auto; }
+"""
+
+
+def write_report(run_dir: Path, against: Sequence[Path] = ()) -> Path:
+    """Write `report.html` and its first figure, `loss.png`, into the folder of a run.
+
+    Args:
+        run_dir: Folder of the run.
+        against: Folders of other runs, whose validation loss is drawn in the same figure.
+
+    Returns:
+        Path of the page.
+
+    Raises:
+        ValueError: A folder without metrics, or a run that was evaluated on other targets.
+    """
+    train, val = _read_metrics(run_dir)
+    others = [(_run_name(other), _read_metrics(other)[1]) for other in against]
+    for name, records in others:
+        if abs(records[-1]["val_unigram_loss"] - val[-1]["val_unigram_loss"]) > 1e-6:
+            raise ValueError(
+                f"--against {name} is invalid: it was evaluated on other targets than {run_dir.name}, so the losses are not comparable. "
+                "Leave it out."
+            )
+    config = settings_of_run(run_dir)
+    figure = _loss_figure(config.name, train, val, others)
+    save(figure, run_dir / "loss.png")
+    path = run_dir / "report.html"
+    settings = (run_dir / "config.yaml").read_text("utf-8")
+    write_text(path, _page(config, figure_to_svg(figure), train, val, read_samples(run_dir), settings))
+    return path
+
+
+def _run_name(run_dir: Path) -> str:
+    """Return the `name` setting of a run: the folders of several runs may have equal names."""
+    return settings_of_run(run_dir).name if (run_dir / "config.yaml").exists() else str(run_dir)
+
+
+def _read_metrics(run_dir: Path) -> tuple[list[Record], list[Record]]:
+    """Return the training records and the validation records of a run."""
+    records = [{key: math.nan if value is None else value for key, value in x.items()} for x in read_metrics(run_dir)]
+    train, val = [x for x in records if "loss" in x], [x for x in records if "val_loss" in x]
+    if not train or not val:
+        raise ValueError(
+            f"{run_dir} has no metrics.jsonl with training and validation losses. Train first with pretrain/run.py."
+        )
+    return train, val
+
+
+def _page(
+    config: PretrainConfig, loss_svg: str, train: list[Record], val: list[Record], samples: list[Record], settings: str
+) -> str:
+    last, model = val[-1], config.model
+    summary = {
+        "val loss": f"{last['val_loss']:.3f} nats",
+        "unigram baseline": f"{last['val_unigram_loss']:.3f} nats",
+        "accuracy": f"{last['val_accuracy']:.1%}",
+        "window tokens read": f"{last['tokens'] / 1e6:.2f} M",
+        "training time": f"{last['train_seconds'] / 60:.1f} min",
+    }
+    return "".join(
+        [
+            f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(config.name)}</title><style>{STYLE}</style>",
+            f"<h1>{escape(config.name)}</h1><p class=lead>{escape(config.objective.name)} language model, {model.n_layer} layers, ",
+            f"d {model.d_model}, vocabulary {model.vocab_size:,}, windows of {config.data.seq_len} tokens, memory {model.mem_len}; ",
+            f"text: {escape(' '.join(config.text.sources))}</p><ul class=summary>",
+            *(f"<li>{escape(name)}<b>{escape(value)}</b></li>" for name, value in summary.items()),
+            "</ul><h2>Loss</h2>",
+            loss_svg,
+            "<div class=pair><div><h2>Learning rate</h2>",
+            _small_plot(train, "lr", "learning rate"),
+            "</div><div><h2>Speed</h2>",
+            _small_plot(train, "tokens_per_second", "window tokens / s"),
+            "</div></div>",
+            _samples_table(samples),
+            f"<h2>Settings</h2><details><summary>config.yaml</summary><pre>{escape(settings)}</pre></details></html>",
+        ]
+    )
+
+
+def _loss_figure(name: str, train: list[Record], val: list[Record], others: Sequence[tuple[str, list[Record]]]) -> Any:
+    figure, axes = _new_axes(9, 4)
+    losses = [x["loss"] for x in train]
+    axes.plot(
+        _tokens_m(train), losses, _line_style(losses), color="#9db4d6", linewidth=1, markersize=4, label="training"
+    )
+    for (label, records), color in zip([(name, val), *others], itertools.cycle(COLOURS), strict=False):
+        losses = [x["val_loss"] for x in records]
+        axes.plot(_tokens_m(records), losses, "o-", color=color, markersize=4, label=legend_label(f"{label}, validation"))
+    unigram = val[-1]["val_unigram_loss"]
+    label = f"unigram baseline ({unigram:.2f}), same targets"
+    axes.axhline(unigram, color="#b4442c", linestyle="--", linewidth=1.2, label=label)
+    # the first losses, near log(vocab_size), are cut off: the differences of interest are around the baseline
+    lowest = min((x["val_loss"] for x in val if math.isfinite(x["val_loss"])), default=unigram)
+    axes.set_ylim(min(lowest, unigram) - 0.2, max(unigram, lowest) + 1.0)
+    axes.set_ylabel("loss, nats per target")
+    axes.legend(frameon=False)
+    return figure
+
+
+def _small_plot(records: list[Record], key: str, label: str) -> str:
+    figure, axes = _new_axes(4.5, 2.6)
+    values = [x[key] for x in records]
+    axes.plot(_tokens_m(records), values, _line_style(records), color=COLOURS[0], linewidth=1.2, markersize=4)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel(label)
+    return figure_to_svg(figure)
+
+
+def _line_style(points: Sequence[Any]) -> str:
+    """Return a marker for a single point, which a line would not show."""
+    return "o" if len(points) == 1 else "-"
+
+
+def _new_axes(width: float, height: float) -> tuple[Any, Any]:
+    figure, (axes,) = new_axes(width, height)
+    axes.set_xlabel("window tokens read, millions")
+    axes.grid(axis="y", color="#e3e7ee")
+    return figure, axes
+
+
+def _tokens_m(records: list[Record]) -> list[float]:
+    return [x["tokens"] / 1e6 for x in records]
+
+
+def _samples_table(samples: list[Record]) -> str:
+    """Return the predictions for blanks at the first and the last evaluation as an HTML table."""
+    if not samples or not samples[-1]["filled"]:
+        return ""
+    shown = [samples[0], samples[-1]] if len(samples) > 1 else samples
+    rows = []
+    for example in shown[-1]["filled"]:
+        rows.append(f"<tr class=sentence><td colspan=2 dir=auto>{escape(example['text'])}")
+        labels = ", ".join(f"<bdi>{escape(label)}</bdi>" for label in example["truth"])
+        rows.append(f" <b>({labels})</b></td></tr>" if labels else "</td></tr>")
+        for evaluation in shown:
+            for result in (x for x in evaluation["filled"] if x["text"] == example["text"]):
+                blank_labels = result["truth"] or [None] * len(result["blanks"])
+                for candidates, label in zip(result["blanks"], blank_labels, strict=True):
+                    cells = "".join(_candidate(piece, p, piece == label) for piece, p in candidates)
+                    rows.append(f"<tr><td>step {evaluation['step']:,}</td><td>{cells}</td></tr>")
+    return f"<h2>Predictions for blanks</h2><table>{''.join(rows)}</table>"
+
+
+def _candidate(piece: str, probability: float, correct: bool) -> str:
+    mark = " correct" if correct else ""
+    return f"<span class='candidate{mark}'><bdi>{escape(piece)}</bdi> <span class=p>{probability:.1%}</span></span>"

@@ -1,0 +1,128 @@
+"""Start-up of a training process, shared by pretraining and fine-tuning.
+
+A trainer starts in this order::
+
+    check_wandb_installed(config.train.wandb)
+    inputs = RunInputs(config)                               # reads and checks the inputs; writes nothing
+    context = start_training(config.train, config.optim, config.deepspeed)
+    lock = context.lock_run_dir(run_dir, "pretraining")      # the first write
+    backend = context.comm.call_on_rank_zero(lambda: resolve_backend(...))   # all processes compute with the same kernels
+    engine = build_engine(model, context.deepspeed_config, config.train, config.optim, context.device)
+    print(f"... {context.describe()}")                       # batch, processes, device, precision, ZeRO stage
+    ...
+    lock.release()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from xlpre.common.files import lock_dir
+from xlpre.training.batch_schedule import BatchSchedule
+from xlpre.training.deepspeed_engine import (
+    PRECISIONS,
+    TrainConfig,
+    build_deepspeed_config,
+    init_process_group,
+    resolve_precision,
+)
+from xlpre.training.distributed import (
+    Comm,
+    check_shared_filesystem,
+    init_env,
+    is_rank_zero,
+    set_timeout,
+    use_device,
+    world_size,
+)
+from xlpre.training.optimizer import OptimConfig
+
+
+@dataclass(frozen=True)
+class TrainingContext:
+    """A process of a training job, after the processes have joined.
+
+    Attributes:
+        device: of this process.
+        precision: `fp32`, `bf16` or `fp16`.
+        batch: division of the global batch among processes and micro-steps.
+        comm: collectives for small values.
+        deepspeed_config: the complete configuration for DeepSpeed.
+    """
+
+    device: torch.device
+    precision: str
+    batch: BatchSchedule
+    comm: Comm
+    deepspeed_config: dict[str, Any]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The data type of activations."""
+        return PRECISIONS[self.precision]
+
+    @property
+    def zero_stage(self) -> int:
+        """The ZeRO stage, 0 to 3."""
+        return int(self.deepspeed_config["zero_optimization"]["stage"])
+
+    def lock_run_dir(self, run_dir: Path, kind: str) -> RunDirLock:
+        """Lock the run folder, and check that all machines see it. Every process must call it.
+
+        Args:
+            run_dir: the folder, which is created.
+            kind: name of the run for the error message, such as `pretraining`.
+
+        Raises:
+            ValueError: another process uses the folder, or a machine does not see it.
+        """
+        refusal = f"another {kind} is running in it; wait until it ends, or stop it"
+        lock = RunDirLock(lock_dir(run_dir, refusal) if is_rank_zero() else None)
+        check_shared_filesystem(run_dir, self.comm)
+        return lock
+
+    def describe(self) -> str:
+        """Return batch size, number of processes, device, precision and ZeRO stage in one line."""
+        return (
+            f"{self.batch}, {world_size()} process(es) on {self.device.type}, {self.precision}, ZeRO stage {self.zero_stage}"
+        )
+
+
+@dataclass(frozen=True)
+class RunDirLock:
+    """The lock of a run folder, which rank 0 holds."""
+
+    file: IO[str] | None
+
+    def release(self) -> None:
+        """Release the lock. It is also released when the process exits."""
+        if self.file is not None:
+            self.file.close()
+
+
+def start_training(train: TrainConfig, optim: OptimConfig, overrides: Mapping[str, Any]) -> TrainingContext:
+    """Join the other processes of the job and check the settings that depend on their number and device. Writes nothing.
+
+    Args:
+        train: batch size, precision and timeout.
+        optim: optimizer settings that DeepSpeed reads.
+        overrides: the `deepspeed` settings of the user.
+
+    Raises:
+        ValueError: the global batch cannot be divided among the processes, the device does not have the precision, or DeepSpeed
+            refuses a setting.
+        OSError: this process has no GPU.
+    """
+    init_env()
+    batch = train.batch_schedule(world_size())
+    device = use_device()
+    set_timeout(train.timeout_minutes)
+    init_process_group(device)
+    comm = Comm()
+    deepspeed_config = build_deepspeed_config(train, optim, device, world_size(), dict(overrides))
+    return TrainingContext(device, resolve_precision(device, train.precision), batch, comm, deepspeed_config)
