@@ -6,9 +6,9 @@ import traceback
 from typing import Any
 
 import torch
-from contenders import Contender, contenders, list_settings
 from torch import Tensor
 
+from benchmarks.common.contenders import Contender, contenders, list_settings
 from xlpre.training.deepspeed_engine import PRECISIONS
 
 AGREE = 1e-4  # nats

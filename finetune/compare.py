@@ -14,7 +14,7 @@ from pathlib import Path
 
 from finetune.trainer.results import is_finished, merge_glue_submissions, read_run
 from xlpre.common.cli_main import run_main
-from xlpre.common.tables import as_csv, as_markdown
+from xlpre.common.tables import to_csv, to_markdown
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     run_dirs = _finished_runs(args.runs)
     rows = [read_run(run_dir).to_row() for run_dir in run_dirs]
-    print((as_csv if args.csv else as_markdown)(rows), end="")
+    print((to_csv if args.csv else to_markdown)(rows), end="")
     if args.submission:
         missing = merge_glue_submissions(run_dirs, args.submission)
         print(f"{args.submission}: " + (f"incomplete, missing {', '.join(missing)}" if missing else "complete"))

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from xlpre.training.deepspeed_engine import TrainConfig, check_compiled
+from xlpre.training.deepspeed_engine import TrainConfig, check_compile
 from xlpre.training.deepspeed_overrides import check_overrides
 from xlpre.training.lr_schedule import ScheduleConfig
 from xlpre.training.optimizer import LayerwiseOptimConfig
@@ -256,7 +256,7 @@ class FinetuneConfig:
             raise ValueError(
                 f"warmup_ratio={self.warmup_ratio} is invalid: it must be between 0 and 1. Set null to use schedule.warmup_steps."
             )
-        check_compiled(self.train, self.model.attention_backend)
+        check_compile(self.train, self.model.attention_backend)
         check_overrides(self.deepspeed)
 
 

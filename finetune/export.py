@@ -1,9 +1,9 @@
-"""Write a fine-tuned model for Hugging Face's transformers, its head included.
+"""Export a fine-tuned model with its head for Hugging Face transformers.
 
 python finetune/export.py runs/mrpc exported/mrpc
 
-`AutoModelForSequenceClassification` (of RACE `AutoModelForMultipleChoice`, of SQuAD `XLNetForQuestionAnswering`) and `AutoTokenizer`
-open the result.
+Load the result with `AutoModelForSequenceClassification` (RACE: `AutoModelForMultipleChoice`, SQuAD: `XLNetForQuestionAnswering`) and
+`AutoTokenizer`.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ from xlpre.conversion.task_model import save_huggingface_task_model
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", type=Path, help="a fine-tuned folder, such as runs/mrpc/model, or a run's")
-    parser.add_argument("target", type=Path, help="the folder to write; one that is there is never overwritten")
-    words = parser.parse_args(argv)
-    if words.target.exists():
-        raise ValueError(f"{words.target} is there already; name a folder that is not")
-    model, task = open_task_model(words.source)
+    parser.add_argument(
+        "source", type=Path, help="a fine-tuned model folder, such as runs/mrpc/model, or the folder of its run"
+    )
+    parser.add_argument("target", type=Path, help="new folder to write to; it must not exist")
+    args = parser.parse_args(argv)
+    if args.target.exists():
+        raise ValueError(f"target={args.target} is invalid: it exists already. Name a new folder.")
+    model, task = open_task_model(args.source)
     if isinstance(task, RegressionTask):
-        model = dataclasses.replace(model, head=task.unscaled(model.head))
-    summary = model.task["pooling"]
-    save_huggingface_task_model(words.target, model, task.head_kind, task.label_names, summary, task.padding_side)
-    print(f"{words.source}: {task.name}, written to {words.target} for Hugging Face's transformers")
+        model = dataclasses.replace(model, head=task.denormalize_head(model.head))
+    pooling = model.task["pooling"]
+    save_huggingface_task_model(args.target, model, task.head_kind, task.label_names, pooling, task.padding_side)
+    print(f"{args.source}: exported {task.name} for Hugging Face transformers to {args.target}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Commands: train_tokenizer, prepare, run, fill, report, quickstart. Each takes `--config FILE key=value ...`."""
+"""Commands of pretraining. Most take `--config FILE key=value ...`; all have `--help`."""
 
 from pathlib import Path
 
-from xlpre.common.cli_main import install_interrupt_handler  # before torch, for whose threads xlpre has a word
+from xlpre.common.cli_main import install_interrupt_handler  # before torch starts its threads
 
 install_interrupt_handler(Path(__file__).parent)

@@ -1,7 +1,8 @@
-"""PretrainConfig: every setting of a pretraining, composed of the groups that stand beside the code that reads them."""
+"""PretrainConfig: the settings of pretraining, composed of groups that are defined beside the code that reads them."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,25 +14,47 @@ from xlpre.model.config import ModelConfig
 from xlpre.model.memory import MemoryConfig
 from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.text.corpus import TextConfig
-from xlpre.text.tokenizer_config import TokenizerConfig
-from xlpre.training.deepspeed_engine import TrainConfig, check_compiled
-from xlpre.training.deepspeed_overrides import check_overrides, check_whole_matrices
+from xlpre.text.tokenizer import TokenizerConfig
+from xlpre.training.deepspeed_engine import TrainConfig, check_compile
+from xlpre.training.deepspeed_overrides import check_muon_overrides, check_overrides
 from xlpre.training.lr_schedule import ScheduleConfig
 from xlpre.training.optimizer import PretrainOptimConfig
 from xlpre.training.run_dir import check_run_identity
 
+# settings that the result of a run depends on, and those among them that it does not depend on, or that are compared elsewhere
+RESULT_GROUPS = ("data", "objective", "model", "memory", "optim", "schedule", "train", "eval")
+IGNORED_SETTINGS = {
+    "data": {"store_dir", "num_threads"},
+    "model": {"vocab_size", "attention_backend"},
+    "train": {
+        "steps",
+        "hours",
+        "micro_batch_size",
+        "compile",
+        "activation_checkpointing",
+        "log_every",
+        "save_every",
+        "keep_last_checkpoints",
+        "keep_checkpoints_every",
+        "max_skipped_steps",
+        "timeout_minutes",
+        "wandb",
+    },
+    "eval": {"every", "sentences"},
+}
+
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """Measuring on held-out text, always the same targets.
+    """Evaluation on validation text. All evaluations of a run predict the same targets.
 
     Attributes:
-        every: updates between evaluations.
-        batch_size: rows of the held-out text.
-        num_windows: windows of each row; fewer where the held-out text is short.
-        mem_len: columns of memory while measuring; null: as in training.
-        partial_k: one token in K is a target while measuring; null: as in training.
-        sentences: sentences with ____ to fill in at each evaluation; empty: some from the held-out text.
+        every: steps between evaluations.
+        batch_size: rows of validation text.
+        num_windows: windows of each row; fewer if the validation text is short.
+        mem_len: columns of memory in evaluation; null: as in training.
+        partial_k: 1/K of the tokens are targets in evaluation; null: as in training.
+        sentences: sentences with ____ to fill in at each evaluation; empty: sentences of the validation text.
     """
 
     every: int = 1000
@@ -43,33 +66,39 @@ class EvalConfig:
 
     def __post_init__(self) -> None:
         for name in ("every", "batch_size", "num_windows"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"eval.{name} ({getattr(self, name)}) must be at least 1")
-        if (self.mem_len or 0) < 0 or (self.partial_k is not None and self.partial_k < 1):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"eval.{name}={value} is invalid: it must be at least 1. Set eval.{name}=1.")
+        if self.mem_len is not None and self.mem_len < 0:
             raise ValueError(
-                f"eval.mem_len ({self.mem_len}) must be at least 0 and eval.partial_k ({self.partial_k}) at least 1, or null"
+                f"eval.mem_len={self.mem_len} is invalid: it must be at least 0. Set eval.mem_len=null for the memory of training."
+            )
+        if self.partial_k is not None and self.partial_k < 1:
+            raise ValueError(
+                f"eval.partial_k={self.partial_k} is invalid: it must be at least 1. Set eval.partial_k=null for that of training."
             )
         for sentence in self.sentences:
             if not has_blank(sentence):
-                raise ValueError(f"eval.sentences: {sentence!r} has no blank; mark one with {BLANK}")
+                raise ValueError(
+                    f"eval.sentences={sentence!r} is invalid: it has no blank. Write {BLANK} where a word is missing."
+                )
 
 
 @dataclass(frozen=True)
 class PretrainConfig:
-    """A pretraining.
+    """Settings of pretraining.
 
     Attributes:
-        name: the run's name, which also names its folders unless they are set.
-        run_dir: where metrics, checkpoints, the model folder and the report go.
-        init_from: a folder whose weights to start from: a model folder of xlpre, of Hugging Face's XLNet, or the original
-            TensorFlow release. The model takes its shape; empty starts from `model.init_scheme`.
-        seed: decides starting values, the order of text, targets and dropout.
-        deepspeed: settings handed to DeepSpeed untouched.
+        name: name of the run, and of its folders unless they are set.
+        run_dir: folder for metrics, checkpoints, the model folder and the report.
+        init_from: folder with initial weights: a model folder of xlpre or of Hugging Face's XLNet, or the original TensorFlow release.
+            The model takes its shape. null: new weights, see `model.init_scheme`.
+        seed: seed of new weights, of the order of the text, of targets and of dropout.
+        deepspeed: settings passed to DeepSpeed unchanged.
     """
 
     name: str = "run"
     run_dir: str = "runs/${name}"
-    init_from: str = ""
+    init_from: str | None = None
     seed: int = 1
     text: TextConfig = field(default_factory=TextConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
@@ -86,21 +115,51 @@ class PretrainConfig:
     def __post_init__(self) -> None:
         check_run_identity(self.name, self.run_dir, self.seed)
         if not self.data.store_dir:
-            raise ValueError("data.store_dir is empty; name the folder of a token store, or leave it out: stores/NAME")
-        check_compiled(self.train, self.model.attention_backend)
+            raise ValueError(
+                "data.store_dir='' is invalid: it must name the folder of a token store. Leave it out for stores/NAME."
+            )
+        check_compile(self.train, self.model.attention_backend)
         check_overrides(self.deepspeed)
         if self.optim.muon:
-            check_whole_matrices(self.deepspeed)
+            check_muon_overrides(self.deepspeed)
 
 
-def settings_of_run(run_dir: Path) -> PretrainConfig:
-    """What a run was made with, by the config.yaml that it wrote.
+def load_run_config(run_dir: Path) -> PretrainConfig:
+    """Load the config.yaml that a run wrote to its folder.
 
     Raises:
-        ValueError: that is not there, empty, or cannot be read.
+        ValueError: there is no such file, or it is empty or invalid.
     """
-    written = run_dir / "config.yaml"
-    if not written.exists() or not written.read_bytes().strip():
-        state = "empty" if written.exists() else "not there"
-        raise ValueError(f"{written} is {state}; it held the settings that the run was made with: put it back")
-    return load_config(PretrainConfig, written)
+    path = run_dir / "config.yaml"
+    if not path.exists() or not path.read_bytes().strip():
+        state = "is empty" if path.exists() else "does not exist"
+        raise ValueError(f"{path} {state}: it holds the settings of the run. Restore it.")
+    return load_config(PretrainConfig, path)
+
+
+def changed_settings(config: PretrainConfig) -> dict[str, tuple[Any, Any]]:
+    """Compare the settings that the result depends on with those of the existing run in `config.run_dir`.
+
+    Returns:
+        For each setting that differs, by key, its value in the run and its value in `config`. Empty if there is no run.
+
+    Raises:
+        ValueError: the config.yaml of the run is invalid.
+    """
+    run_dir = Path(config.run_dir)
+    if not (run_dir / "config.yaml").exists():
+        return {}
+    saved, present = _result_settings(load_run_config(run_dir)), _result_settings(config)
+    return {key: (saved[key], present[key]) for key in saved if key in present and saved[key] != present[key]}
+
+
+def _result_settings(config: PretrainConfig) -> dict[str, Any]:
+    """Return the settings that the result of a run depends on, by key."""
+    settings: dict[str, Any] = {"init_from": config.init_from}
+    for group in RESULT_GROUPS:
+        if group == "model" and config.init_from:  # the folder of the initial weights decides the shape
+            continue
+        values = dataclasses.asdict(getattr(config, group))
+        ignored = IGNORED_SETTINGS.get(group, set())
+        settings |= {f"{group}.{key}": value for key, value in values.items() if key not in ignored}
+    return settings

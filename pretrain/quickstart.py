@@ -1,4 +1,4 @@
-"""From raw text to a pretrained model: vocabulary, store, pretraining, report, filled blanks; what is done is not done again.
+"""Pretrain from raw text: vocabulary, token store, training, report and predictions. Finished stages are skipped.
 
 python pretrain/quickstart.py --config configs/pretrain/quickstart.yaml text.source='my_texts/*.txt' name=mine
 """
@@ -20,86 +20,91 @@ import psutil
 import torch
 
 from pretrain.config import PretrainConfig
-from pretrain.fill import ClozeResult, show
 from pretrain.tools.preparation import make_store, make_tokenizer
 from pretrain.tools.report_page import write_report
-from pretrain.trainer.inputs import finished, is_finished
+from pretrain.trainer.inputs import describe_finished, is_finished
 from pretrain.trainer.samples import read_samples
 from xlpre.common.cli_main import run_main
 from xlpre.common.job_pool import stop_on_signal
 from xlpre.config.cli import parse_config, read_explicit_keys
+from xlpre.inference.cloze import ClozeResult, format_result
 from xlpre.training.distributed import deepspeed_launcher
-from xlpre.training.shutdown import STARTED_BY
+from xlpre.training.shutdown import PARENT_PID_VARIABLE
 
 
-def train(config: PretrainConfig, words: list[str]) -> None:
-    """Start `deepspeed pretrain/run.py` with the same words, on all GPUs or two CPU processes."""
-    if is_finished(config, read_explicit_keys({}, words)):
-        print(f"{finished(config)}; give the run another name to begin anew")
+def train(config: PretrainConfig, args: list[str]) -> None:
+    """Run `deepspeed pretrain/run.py` with the same arguments, on all GPUs or on two CPU processes."""
+    if is_finished(config, read_explicit_keys({}, args)):
+        print(f"{describe_finished(config)}. To train again, set another name.")
         return
     available = torch.cuda.device_count() or min(2, os.cpu_count() or 1)
-    rows = config.train.global_batch_size // config.train.accumulation
-    processes = max(n for n in range(1, available + 1) if rows % n == 0)
-    command = [*deepspeed_launcher(processes), os.path.relpath(Path(__file__).with_name("run.py")), *words]
+    n_processes = max(n for n in range(1, available + 1) if _divides_batch(config, n))
+    command = [*deepspeed_launcher(n_processes), os.path.relpath(Path(__file__).with_name("run.py")), *args]
     print("+", shlex.join(command), flush=True)
-    environment = {**os.environ, "PYTHONWARNINGS": "ignore::FutureWarning", STARTED_BY: str(os.getpid())}
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore::FutureWarning", PARENT_PID_VARIABLE: str(os.getpid())}
     if not torch.cuda.is_available():
         environment["DS_ACCELERATOR"] = "cpu"
-    told: set[int] = set()
-    with stop_on_signal() as asked:
+    terminated: set[int] = set()
+    with stop_on_signal() as signals:
         child = subprocess.Popen(command, env=environment, start_new_session=True)
         while child.poll() is None:
-            if asked:
-                _stop(child.pid, told)
+            if signals:
+                _terminate_training(child.pid, terminated)
             time.sleep(0.2)
-    if child.returncode and not asked:
+    if child.returncode and not signals:
         raise ValueError(
-            f"the training above ended with status {child.returncode}; the same command goes on from its last checkpoint"
+            f"the training exited with status {child.returncode}; see its message above. "
+            "The same command resumes from the latest checkpoint."
         )
 
 
-def _stop(launcher: int, told: set[int]) -> None:
-    """Ask each training process once to save and stop, as soon as it is there; the launcher, asked itself, would leave or kill them."""
-    with suppress(psutil.NoSuchProcess):
-        for process in psutil.Process(launcher).children(recursive=True):
-            if process.pid not in told and any(word.startswith("--local_rank") for word in process.cmdline()):
-                told.add(process.pid)
-                process.terminate()
-
-
 def show_samples(config: PretrainConfig) -> None:
-    """Print what the model fills into blanks at the end."""
-    samples = read_samples(Path(config.run_dir))
-    filled = samples[-1]["filled"]
-    if not filled:
-        print("no held-out sentence has a whole word that is one piece; give sentences with ____ as eval.sentences")
+    """Print the predictions for blanks of the last evaluation."""
+    record = read_samples(Path(config.run_dir))[-1]
+    if not record["results"]:
+        print("The validation text has no sentence with a word that is one token. Set eval.sentences to sentences with ____.")
         return
-    print(f"\nblanks in held-out text, as filled in at step {samples[-1]['step']:,}:\n")
-    for one in filled:
-        print(show(ClozeResult(**one)))
-    command = [
-        "python",
-        os.path.relpath(Path(__file__).with_name("fill.py")),
-        f"{config.run_dir}/model",
-        filled[0]["text"],
-    ]
+    print(f"\npredictions for blanks in validation text at step {record['step']:,}:\n")
+    for result in record["results"]:
+        print(format_result(ClozeResult(**result)))
+    fill = os.path.relpath(Path(__file__).with_name("fill.py"))
+    command = ["python", fill, f"{config.run_dir}/model", record["results"][0]["text"]]
     print(f"\nTry: {shlex.join(command)}")
 
 
 def main() -> None:
-    """The command."""
-    words = sys.argv[1:]
-    config = parse_config(PretrainConfig, __doc__ or "", words)
-    started = time.monotonic()
+    """Run the command."""
+    args = sys.argv[1:]
+    config = parse_config(PretrainConfig, __doc__ or "", args)
+    start = time.monotonic()
     make_tokenizer(config)
     make_store(config)
-    train(config, words)
-    if not is_finished(config, read_explicit_keys({}, words)):
-        print("stopped; the same command goes on from there")
+    train(config, args)
+    if not is_finished(config, read_explicit_keys({}, args)):
+        print("stopped. The same command resumes.")
         return
-    page = write_report(Path(config.run_dir))
-    print(f"{time.monotonic() - started:.0f} s. The model is in {config.run_dir}/model, the story in {page}.")
+    report = write_report(Path(config.run_dir))
+    print(f"{time.monotonic() - start:.0f} s. The model is in {config.run_dir}/model, the report in {report}.")
     show_samples(config)
+
+
+def _divides_batch(config: PretrainConfig, n_processes: int) -> bool:
+    """Return True if the global batch can be divided among `n_processes`. One process is always tried, for its error message."""
+    try:
+        config.train.batch_schedule(n_processes)
+    except ValueError:
+        return n_processes == 1
+    return True
+
+
+def _terminate_training(launcher: int, terminated: set[int]) -> None:
+    """Send SIGTERM once to each training process. The launcher itself would exit without them, or kill them."""
+    with suppress(psutil.NoSuchProcess):
+        for process in psutil.Process(launcher).children(recursive=True):
+            is_training = any(argument.startswith("--local_rank") for argument in process.cmdline())
+            if process.pid not in terminated and is_training:
+                terminated.add(process.pid)
+                process.terminate()
 
 
 if __name__ == "__main__":

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-SHAPES = {
+HIDDEN_RANK = torch.iinfo(torch.int32).max  # key rank of padding and invalid memory, which no query sees
+
+FIELD_SPECS = {
     "input_ids": ("BT", torch.int64),
     "segment_ids": ("BT", torch.int64),
     "query_rank": ("BT", torch.int32),
@@ -24,24 +27,27 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Batch:
-    """B rows of one window each. Every objective fills every field, so nothing downstream asks which one it was.
+    """B rows with one window of T tokens each.
 
-    Making one of tensors of other shapes or types raises ValueError; numbers are not looked at, which would wait for a device. Who asks
-    for hidden states alone may replace `target_positions` by others, of another P.
+    Every objective fills every field, so the model needs no objective. Construction checks shapes and dtypes but not values, because
+    reading values waits for the device. For inference of hidden states, `target_positions` may have another P than `targets`.
 
     Attributes:
-        input_ids: (B, T) int64, what the content stream reads.
-        segment_ids: (B, T) int64; only equality matters (A 0, B 1, cls 2).
-        query_rank: (B, T) int32. Row i sees the keys ranked below it; the content stream also sees itself.
+        input_ids: (B, T) int64, input of the content stream.
+        segment_ids: (B, T) int64, of which only equality matters: A 0, B 1, <cls> 2.
+        query_rank: (B, T) int32. Row i sees the keys with a lower rank. The content stream also sees itself.
         key_rank: (B, T) int32.
-        target_positions: (B, P) int64, places in the window, none twice, in increasing order.
-        targets: (B, P) int64, the tokens to predict; also where a weight is 0 one of the vocabulary's.
-        target_weights: (B, P) float32; 0 where a row has fewer targets.
-        backward: (B,) bool, the row was laid out from right to left.
-        remembers: (B,) int64, how many tokens before the window the row's memory may show: 0 where its lane jumped, many where
-            it goes on.
-        pair_label: (B,) int64, 1 if B follows A in the text.
-        reuse_len: how many first tokens of the window enter memory; the rest is read again in the next window.
+        target_positions: (B, P) int64, positions in the window, strictly increasing in each row.
+        targets: (B, P) int64, token ids to predict. Valid ids also where the weight is 0.
+        target_weights: (B, P) float32, 0 where a row has fewer than P targets.
+        backward: (B,) bool, True if the row is read from right to left.
+        visible_mem_len: (B,) int64, number of tokens before the window that the row may see in memory. 0 after its lane moved to
+            another position of the text.
+        pair_label: (B,) int64, 1 if segment B follows segment A in the text.
+        reuse_len: number of tokens at the start of the window that enter memory. The next window reads the others again.
+
+    Raises:
+        ValueError: a field has another shape or dtype, or `reuse_len` is not between 0 and T.
     """
 
     input_ids: Tensor
@@ -59,25 +65,63 @@ class Batch:
     def __post_init__(self) -> None:
         shape: tuple[int, ...] = getattr(self.input_ids, "shape", ())
         B, T = shape if len(shape) == 2 else (-1, -1)
-        needed = {"BT": (B, T), "B": (B,)}
-        for name, (letters, dtype) in SHAPES.items():
+        shapes = {"BT": (B, T), "B": (B,)}
+        for name, (letters, dtype) in FIELD_SPECS.items():
             x = getattr(self, name)
-            if not isinstance(x, Tensor) or x.dtype is not dtype or x.shape != needed.get(letters, (B, *x.shape[1:2])):
-                found = f"{tuple(x.shape)} {x.dtype}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+            if not isinstance(x, Tensor) or x.dtype is not dtype or x.shape != shapes.get(letters, (B, *x.shape[1:2])):
+                actual = f"{tuple(x.shape)} {x.dtype}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
                 raise ValueError(
-                    f"Batch.{name} is {found}; it must be a tensor of ({', '.join(letters)}) {dtype}, with (B, T) as of input_ids"
+                    f"Batch.{name} is {actual}. It must be a tensor ({', '.join(letters)}) {dtype}, where input_ids is (B, T)."
                 )
         if not 0 <= self.reuse_len <= T:
-            raise ValueError(f"Batch.reuse_len ({self.reuse_len}) counts tokens of a window; it must be from 0 to {T}")
+            raise ValueError(
+                f"Batch.reuse_len={self.reuse_len} is invalid: it must be between 0 and the window length {T}."
+            )
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same batch on another device."""
+        """Return the batch on another device."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Batch:
-        """The same batch in page-locked memory, from which copies to a GPU are asynchronous."""
+        """Return the batch in pinned memory, from which copies to a GPU are asynchronous."""
         return self._map(lambda tensor: tensor.pin_memory())
 
-    def _map(self, change) -> Batch:  # type: ignore[no-untyped-def]
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return Batch(**{name: change(v) if isinstance(v, Tensor) else v for name, v in values.items()})
+        return Batch(**{name: function(v) if isinstance(v, Tensor) else v for name, v in values.items()})
+
+
+def make_batch(
+    input_ids: Tensor,
+    query_rank: Tensor,
+    key_rank: Tensor,
+    target_positions: Tensor,
+    *,
+    segment_ids: Tensor | None = None,
+    targets: Tensor | None = None,
+    target_weights: Tensor | None = None,
+    backward: Tensor | None = None,
+    visible_mem_len: Tensor | None = None,
+    pair_label: Tensor | None = None,
+    reuse_len: int = 0,
+) -> Batch:
+    """Build a Batch whose omitted fields have neutral values.
+
+    Defaults: one segment, target ids 0 with weight 1, rows from left to right, no visible memory, pair label 1.
+
+    Args: see Batch.
+    """
+    zeros = input_ids.new_zeros(len(input_ids))
+    return Batch(
+        input_ids=input_ids,
+        segment_ids=torch.zeros_like(input_ids) if segment_ids is None else segment_ids,
+        query_rank=query_rank,
+        key_rank=key_rank,
+        target_positions=target_positions,
+        targets=torch.zeros_like(target_positions) if targets is None else targets,
+        target_weights=torch.ones_like(target_positions, dtype=torch.float32) if target_weights is None else target_weights,
+        backward=zeros.bool() if backward is None else backward,
+        visible_mem_len=zeros if visible_mem_len is None else visible_mem_len,
+        pair_label=zeros + 1 if pair_label is None else pair_label,
+        reuse_len=reuse_len,
+    )

@@ -1,4 +1,4 @@
-"""From a step to a Batch, prepared ahead by background threads. Every draw is keyed by (seed, lane, step)."""
+"""Data loading: from a step to its batches, prepared ahead by background threads."""
 
 from __future__ import annotations
 
@@ -14,78 +14,85 @@ from xlpre.batch import Batch
 from xlpre.data.lanes import Lanes
 from xlpre.data.rng import RowRng
 from xlpre.data.window_layout import DataConfig, Windows, build_windows
-from xlpre.objectives.objective import Examples, Objective
+from xlpre.objectives.objective import ModelInputs, Objective
 
 
 class Loader:
-    """`batch(step, lanes)` is a pure function; `batches` yields them in order, prepared ahead.
+    """Batches of the lanes at each step.
+
+    A batch is a pure function of seed, step and lanes: all random numbers are keyed by (seed, lane, step). Resuming needs no state.
 
     Args:
-        lanes: where each row reads.
-        data: the layout of a window.
-        objective: what is predicted.
-        seed: of every draw.
+        lanes: position of each row in the text.
+        data: layout of a window.
+        objective: selection of the targets and of what they see.
+        seed: seed of all random numbers.
 
     Attributes:
-        waited_seconds: how long whoever asked `batches` for the next one has waited for it, in all.
+        wait_seconds: total time for which the consumer of `batches` waited for a batch.
     """
 
     def __init__(self, lanes: Lanes, data: DataConfig, objective: Objective, seed: int) -> None:
         self.lanes, self._data, self._objective, self._seed = lanes, data, objective, seed
-        self.waited_seconds = 0.0
-        self._pin = torch.cuda.is_available()  # so that copies to a GPU do not wait
+        self.wait_seconds = 0.0
+        self._pin = torch.cuda.is_available()
 
     def batch(self, step: int, lanes: Sequence[int]) -> Batch:
-        """The rows of `lanes` at `step`.
+        """Return the batch whose rows are `lanes` at `step`.
 
         Raises:
-            ValueError: no lanes, or some that there are not; what the objective made is no batch.
+            ValueError: there are no lanes, a lane does not exist, or the objective returned invalid inputs.
         """
         if not isinstance(lanes, Sequence) or not lanes or min(step, *lanes) < 0 or max(lanes) >= self.lanes.n_lanes:
             raise ValueError(
-                f"lanes ({lanes}) must be some of range({self.lanes.n_lanes}), and step ({step}) at least 0; `batches` takes a list of "
-                "such groups of lanes for each step, [range(n_lanes)] for all at once"
+                f"lanes={lanes} with step={step} is invalid: lanes must be a non-empty sequence from range({self.lanes.n_lanes}), and step "
+                "at least 0. The argument of `batches` returns a list of such sequences, for example [range(n_lanes)]."
             )
         rng = RowRng(self._seed, lanes, step)
         windows = build_windows([self.lanes.location(lane, step) for lane in lanes], self._data, rng)
-        batch = batch_of(windows, self._objective.examples(windows, rng))
+        batch = batch_from_inputs(windows, self._objective.build_inputs(windows, rng))
         return batch.pin_memory() if self._pin else batch
 
     def batches(
-        self, first_step: int, groups_of: Callable[[int], Sequence[Sequence[int]]]
+        self, first_step: int, lane_groups_at: Callable[[int], Sequence[Sequence[int]]]
     ) -> Generator[Batch, None, None]:
-        """Endless batches: at each step from `first_step` on, one for each of its groups of lanes."""
+        """Yield batches without end, from `first_step` on.
+
+        Args:
+            first_step: step of the first batches.
+            lane_groups_at: returns the groups of lanes of a step, one batch each. See `assign_lanes`.
+        """
         executor = ThreadPoolExecutor(self._data.num_threads, thread_name_prefix="batch")
         pending: deque[Future[Batch]] = deque()
         step = first_step
         try:
             while True:
-                while len(pending) < 2 * self._data.num_threads + len(groups := groups_of(step)):
+                while len(pending) < 2 * self._data.num_threads + len(groups := lane_groups_at(step)):
                     pending += [executor.submit(self.batch, step, lanes) for lanes in groups]
                     step += 1
-                asked = time.perf_counter()
+                started = time.perf_counter()
                 batch = pending.popleft().result()
-                self.waited_seconds += time.perf_counter() - asked
+                self.wait_seconds += time.perf_counter() - started
                 yield batch
         finally:
             executor.shutdown(cancel_futures=True)
 
 
-def batch_of(windows: Windows, examples: Examples) -> Batch:
-    """The same as tensors, which share memory with it.
+def batch_from_inputs(windows: Windows, inputs: ModelInputs) -> Batch:
+    """Return windows and their inputs as a Batch, which shares memory with them.
 
     Raises:
-        ValueError: what is no batch: something else than arrays, or of other shapes and types; positions that do not increase in a window.
+        ValueError: a field has another shape or dtype, or positions do not increase in a row.
     """
-    _check(examples)
+    _check_inputs(inputs)
     fields = {
-        "input_ids": examples.input_ids,
+        "input_ids": inputs.input_ids,
         "segment_ids": windows.segments,
-        "query_rank": examples.query_rank,
-        "key_rank": examples.key_rank,
-        "target_positions": examples.target_positions,
-        "targets": examples.targets,
-        "target_weights": np.ones(examples.targets.shape, np.float32),
+        "query_rank": inputs.query_rank,
+        "key_rank": inputs.key_rank,
+        "target_positions": inputs.target_positions,
+        "targets": inputs.targets,
+        "target_weights": np.ones(inputs.targets.shape, np.float32),
         "backward": windows.backward,
         "visible_mem_len": windows.visible_mem_len,
         "pair_label": windows.pair_label,
@@ -96,32 +103,38 @@ def batch_of(windows: Windows, examples: Examples) -> Batch:
     )
 
 
-def _check(examples: Examples) -> None:
-    for name, x in vars(examples).items():
-        if not isinstance(x, np.ndarray) or x.ndim != 2:
-            raise ValueError(f"Examples.{name} must be an array with a row for each window, not {x!r:.60}")
-    places, length = examples.target_positions, examples.input_ids.shape[1]
-    if places.shape != examples.targets.shape:
-        raise ValueError(
-            f"Examples.targets {examples.targets.shape} must have one for each of target_positions {places.shape}"
-        )
-    if places.size and not (places[:, 0].min() >= 0 and places[:, -1].max() < length and (np.diff(places) > 0).all()):
-        raise ValueError(
-            f"Examples.target_positions must be places in a window, 0 to {length - 1}, increasing in each row, not {places!r:.200}"
-        )
-
-
 def assign_lanes(rank: int, world_size: int, micro_batch_size: int, accumulation: int) -> list[range]:
-    """Return the lanes of one process, a range for each micro-step.
+    """Return the lanes of one process, one group per micro-step.
 
-    A micro-step of all processes together takes consecutive lanes. The order of the lanes therefore does not depend on the number of
+    The lanes of a micro-step are consecutive over all processes. The order of the targets then does not depend on the number of
     processes.
 
     Args:
-        rank: index of the process.
+        rank: of the process.
         world_size: number of processes.
         micro_batch_size: rows of one process in one micro-step.
         accumulation: micro-steps of a step.
     """
     starts = [(micro_step * world_size + rank) * micro_batch_size for micro_step in range(accumulation)]
     return [range(start, start + micro_batch_size) for start in starts]
+
+
+def _check_inputs(inputs: ModelInputs) -> None:
+    for name, x in vars(inputs).items():
+        if not isinstance(x, np.ndarray) or x.ndim != 2:
+            raise ValueError(f"ModelInputs.{name} is {x!r:.60}. It must be a 2-dimensional array, one row per window.")
+    positions, length = inputs.target_positions, inputs.input_ids.shape[1]
+    if positions.shape != inputs.targets.shape:
+        raise ValueError(
+            f"ModelInputs.targets has shape {inputs.targets.shape}. It must be the shape of target_positions, {positions.shape}."
+        )
+    is_valid = (
+        not positions.size
+        or positions[:, 0].min() >= 0
+        and positions[:, -1].max() < length
+        and (np.diff(positions) > 0).all()
+    )
+    if not is_valid:
+        raise ValueError(
+            f"ModelInputs.target_positions is {positions!r:.200}. They must be between 0 and {length - 1} and strictly increase in each row."
+        )

@@ -1,1 +1,1 @@
-"""data."""
+"""Examples, their features, and batches of them."""

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from finetune.data.features import Chunking, Features, PaddingSide, pad
-from xlpre.batch import Batch
-from xlpre.model.visibility import HIDDEN
+from xlpre.batch import HIDDEN_RANK, Batch
 
 FILLER = -1  # index of a feature that gives every process the same number of rows; its outputs are dropped
 
@@ -82,7 +81,7 @@ class PaddedBatch:
             input_ids=self.input_ids,
             segment_ids=self.segment_ids,
             query_rank=torch.ones_like(self.input_ids, dtype=torch.int32),
-            key_rank=self.padding_mask.int() * HIDDEN,
+            key_rank=self.padding_mask.int() * HIDDEN_RANK,
             target_positions=target_positions,
             targets=torch.zeros_like(target_positions),
             target_weights=torch.ones_like(target_positions, dtype=torch.float32),

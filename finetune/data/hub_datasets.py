@@ -1,4 +1,4 @@
-"""Official tasks out of datasets: `data.dir` is hf: and the name of one, which has the same rows in other words than the files."""
+"""Official tasks as Hugging Face datasets: the same examples as in the distributed files, with other column and label names."""
 
 from __future__ import annotations
 
@@ -10,36 +10,41 @@ from finetune.data.table_reader import Fields
 
 
 def split_path(dataset: str, split: str, config: str = "") -> Path:
-    """A split as `read_rows` reads it; `dev` is called `validation` there."""
+    """Return the path of a split for `read_rows`. The split `dev` is called `validation` on the Hub."""
     name = f"{dataset}/{config}" if config else dataset
     return Path(f"{name}:{split.replace('dev', 'validation')}")
 
 
 @dataclass(frozen=True)
 class HubColumns:
-    """How the dataset of a task's name has its rows, in other words than its files.
+    """Columns of the Hub dataset of a task.
 
     Attributes:
-        names: of columns that are called otherwise there, and what they are in the files.
-        labels: in the order in which it numbers them; empty: it has them as they are.
+        names: columns with another name than in the files, and their name in the files.
+        label_names: names of the labels in the order of their indices; empty if labels are not indices.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
-    labels: Sequence[str] = ()
+    label_names: Sequence[str] = ()
 
-    def as_in_files(self, fields: Fields, label: str, place: str) -> Fields:
-        """The fields of a row, of which `label` is the truth's; -1 is how that is hidden.
+    def to_file_fields(self, fields: Fields, label_column: str, location: str) -> Fields:
+        """Rename the columns of a row as in the files, and replace the label index by the name. -1 marks a hidden label and stays.
+
+        Args:
+            fields: columns of the row.
+            label_column: column with the label, by its name in the files.
+            location: dataset and row, for error messages.
 
         Raises:
-            ValueError: a number that stands for no label.
+            ValueError: a label index without a name.
         """
-        found = {self.names.get(name, name): value for name, value in fields.items()}
-        number, n = found.get(label), len(self.labels)
-        if not n or not isinstance(number, int) or number == -1:
-            return found
-        if not 0 <= number < n:
+        renamed = {self.names.get(name, name): value for name, value in fields.items()}
+        index, n = renamed.get(label_column), len(self.label_names)
+        if not n or not isinstance(index, int) or index == -1:
+            return renamed
+        if not 0 <= index < n:
             raise ValueError(
-                f"{place}: the label {number} is none of 0 to {n - 1}, which stand for {', '.join(self.labels)}; "
-                "name a dataset that numbers labels so"
+                f"{location}: label {index} is invalid: labels are 0 to {n - 1}, for {', '.join(self.label_names)}. "
+                "Choose a dataset with these label indices."
             )
-        return {**found, label: self.labels[number]}
+        return {**renamed, label_column: self.label_names[index]}

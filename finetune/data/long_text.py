@@ -1,7 +1,7 @@
-"""Texts that are longer than a row: cut as published, read window by window into memory, or as windows whose answers are pooled.
+"""Strategies for texts longer than a row: truncation, recurrent memory, or sliding windows whose predictions are pooled.
 
-The backbone has no longest text: positions are distances, and memory carries hidden states from window to window (XLNet section 2.4,
-Transformer-XL section 3.2). A text that fits into one window is the same row in all three ways.
+The backbone has no maximum text length: positions are relative distances, and memory carries hidden states from window to window
+(XLNet section 2.4, Transformer-XL section 3.2). A text that fits into one window becomes the same row under every strategy.
 """
 
 from __future__ import annotations
@@ -16,95 +16,123 @@ from finetune.data.examples import Outputs, Split
 from finetune.data.features import Chunking, Row, pair_to_row
 from xlpre.model.config import ModelConfig
 
-N_SYMBOLS = 2  # <sep> and <cls> after a text
+N_SPECIAL = 2  # <sep> and <cls> after a text
 
 
-class Long(Protocol):
-    """What becomes of a text; `reading` says how the rows are read."""
+class LongTextStrategy(Protocol):
+    """Strategy to turn a text of any length into rows. `chunking` describes how the model reads them."""
 
     chunking: Chunking
 
-    def rows(self, texts: Sequence[Sequence[int]], place: str) -> list[Row]:
-        """Rows of an example, of whose one or two texts these are the tokens.
+    def rows(self, texts: Sequence[Sequence[int]], location: str) -> list[Row]:
+        """Return the rows of an example.
+
+        Args:
+            texts: token ids of its one or two texts.
+            location: file and line, for error messages.
 
         Raises:
-            ValueError: two, where only one can be read so; `place` is named.
+            ValueError: two texts, where the strategy reads one.
         """
 
 
-class Cut:
-    """One row; what is too long is cut."""
+class Truncate:
+    """Truncate an example to one row."""
 
     def __init__(self, data: TaskDataConfig) -> None:
         self.chunking, self._max_len = Chunking(), data.max_seq_len
 
-    def rows(self, texts: Sequence[Sequence[int]], place: str) -> list[Row]:
-        """See Long."""
+    def rows(self, texts: Sequence[Sequence[int]], location: str) -> list[Row]:
+        """Return one row. See LongTextStrategy."""
         a, b = (*texts, ())[:2]
         return [pair_to_row(a, b, self._max_len)]
 
 
 class RecurrentMemory:
-    """One row with the whole text, which the model reads window by window, counted from its end.
+    """Keep the whole text in one row, which the model reads window by window.
 
-    The last window is full, however long the text, and the head reads nothing else; the first is what is left over.
+    Windows are counted from the end of the text, so that the last one, which the head reads, is always full. The first window
+    contains the remainder.
     """
 
     def __init__(self, data: TaskDataConfig) -> None:
         self.chunking = Chunking(data.max_seq_len, data.mem_len)
 
-    def rows(self, texts: Sequence[Sequence[int]], place: str) -> list[Row]:
-        """See Long."""
-        text = _only(texts, place, "memory")
-        return [pair_to_row(text, (), max(len(text), 1) + N_SYMBOLS)]
+    def rows(self, texts: Sequence[Sequence[int]], location: str) -> list[Row]:
+        """Return one row of any length. See LongTextStrategy."""
+        text = _single_text(texts, location, "memory")
+        return [pair_to_row(text, (), max(len(text), 1) + N_SPECIAL)]
 
 
-class Windows:
-    """A row for each window, with symbols of its own; windows overlap, and the last ends where the text does or behind it."""
+class SlidingWindows:
+    """Split a text into overlapping windows. Each is a row with its own special tokens."""
 
     def __init__(self, data: TaskDataConfig) -> None:
         self.chunking, self._max_len = Chunking(), data.max_seq_len
-        self._stride = data.window_stride or max(1, (data.max_seq_len - N_SYMBOLS) // 2)
+        self._stride = data.window_stride or max(1, (data.max_seq_len - N_SPECIAL) // 2)
 
-    def rows(self, texts: Sequence[Sequence[int]], place: str) -> list[Row]:
-        """See Long."""
-        text, room = _only(texts, place, "windows"), self._max_len - N_SYMBOLS
-        begins = range(0, max(len(text) - room, 0) + self._stride, self._stride)
-        return [pair_to_row(text[begin : begin + room], (), self._max_len) for begin in begins]
-
-
-LONG: Mapping[str, Callable[[TaskDataConfig], Long]] = {"cut": Cut, "memory": RecurrentMemory, "windows": Windows}
+    def rows(self, texts: Sequence[Sequence[int]], location: str) -> list[Row]:
+        """Return a row for each window. See LongTextStrategy."""
+        text, window_len = _single_text(texts, location, "windows"), self._max_len - N_SPECIAL
+        starts = range(0, max(len(text) - window_len, 0) + self._stride, self._stride)
+        return [pair_to_row(text[start : start + window_len], (), self._max_len) for start in starts]
 
 
-def pooled(split: Split, outputs: Outputs, pool: str) -> Outputs:
-    """Logits of examples (N, ...) in float64, the `mean` or `max` of those of their windows."""
+STRATEGIES: Mapping[str, Callable[[TaskDataConfig], LongTextStrategy]] = {
+    "cut": Truncate,
+    "memory": RecurrentMemory,
+    "windows": SlidingWindows,
+}
+
+
+def pool_windows(split: Split, outputs: Outputs, pooling: str) -> Outputs:
+    """Pool the logits of the windows of each example.
+
+    Args:
+        split: examples and their windows.
+        outputs: `logits` (n, ...), one entry per window.
+        pooling: `mean` or `max`.
+
+    Returns:
+        `logits` (N, ...) float64, one entry per example.
+    """
     logits = outputs["logits"].astype(np.float64)
-    begins = np.flatnonzero(np.diff([item.example_index for item in split.features], prepend=-1))
-    if pool == "max":
-        return {"logits": np.maximum.reduceat(logits, begins)}
-    counts = np.diff([*begins, len(logits)])
-    return {"logits": (np.add.reduceat(logits, begins).T / counts).T}
+    starts = np.flatnonzero(np.diff([feature.example_index for feature in split.features], prepend=-1))
+    if pooling == "max":
+        return {"logits": np.maximum.reduceat(logits, starts)}
+    counts = np.diff([*starts, len(logits)])
+    return {"logits": (np.add.reduceat(logits, starts).T / counts).T}
 
 
-def check_checksum(data: TaskDataConfig, task: str) -> None:
-    """Raise ValueError if texts should be read in another way than whole or cut, for a task whose answer is of several rows."""
+def require_truncation(data: TaskDataConfig, task: str) -> None:
+    """Check that `data.long_text` is `cut`, for a task that reads several texts together.
+
+    Raises:
+        ValueError: another strategy is set.
+    """
     if data.long_text != "cut":
         raise ValueError(
-            f"data.long_text={data.long_text} reads one text, and task={task} several together; leave data.long_text=cut"
+            f"data.long_text={data.long_text} is invalid: it is for tasks with a single text, and task={task} reads several together. "
+            "Set data.long_text=cut."
         )
 
 
-def check_memory(data: TaskDataConfig, shape: ModelConfig) -> None:
-    """Raise ValueError if a text should be read into memory, and there is none."""
-    if data.long_text == "memory" and not (data.mem_len or shape.mem_len):
+def check_memory(data: TaskDataConfig, config: ModelConfig) -> None:
+    """Check that `data.long_text=memory` has a memory.
+
+    Raises:
+        ValueError: the memory length is 0.
+    """
+    if data.long_text == "memory" and not (data.mem_len or config.mem_len):
         raise ValueError(
-            "data.long_text=memory needs memory, and the model of init= has model.mem_len=0; say how much: data.mem_len=384"
+            "data.long_text=memory is invalid: the model in init_from has model.mem_len=0. Set a memory length, such as data.mem_len=384."
         )
 
 
-def _only(texts: Sequence[Sequence[int]], place: str, long: str) -> Sequence[int]:
+def _single_text(texts: Sequence[Sequence[int]], location: str, long_text: str) -> Sequence[int]:
     if len(texts) != 1:
         raise ValueError(
-            f"{place}: data.long_text={long} reads one text, and here are {len(texts)}; leave data.long_text=cut"
+            f"{location}: data.long_text={long_text} is invalid: it reads a single text, and this example has {len(texts)}. "
+            "Set data.long_text=cut."
         )
     return texts[0]

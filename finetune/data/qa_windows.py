@@ -1,4 +1,4 @@
-"""A long text is read in windows that overlap: which there are, and which of them knows most about a token.
+"""Overlapping windows of a long context, and which window has the most context around a token.
 
 Source: zihangdai/xlnet run_squad.py (`convert_examples_to_features`, `_check_is_max_context`).
 """
@@ -15,81 +15,113 @@ from xlpre.text.offsets import TokenOffsets
 
 
 @dataclass(frozen=True, kw_only=True)
-class Window(Features):
-    """Tokens of a text, with a question about it.
+class ContextWindow(Features):
+    """One window of a context, with the question.
 
     Attributes:
-        text: all of it.
-        first: the number of the window's first token in it.
-        central: (n,) bool, of the n tokens of the window: no other window has more context of it.
+        context: the whole context.
+        first_token: index of the first token of the window in the context.
+        is_max_context: (n,) bool, for the n context tokens of the window: True if no other window has more context around the
+            token.
     """
 
-    text: TokenOffsets
-    first: int
-    central: np.ndarray
+    context: TokenOffsets
+    first_token: int
+    is_max_context: np.ndarray
 
 
 @dataclass(frozen=True)
-class Truth:
-    """The first and the last token of the answer, if it exists."""
+class SpanLabel:
+    """True span of a question, or its absence.
 
-    exists: bool
-    first: int = 0
-    last: int = 0
+    Attributes:
+        has_answer: False if the question has no answer.
+        first_token: index of the first token of the span in the context.
+        last_token: index of the last token, inclusive.
+    """
+
+    has_answer: bool
+    first_token: int = 0
+    last_token: int = 0
 
 
-def stretches(n_tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
-    """First token and length of each window of at most `room` tokens; the next one begins `stride` later, or where this one ends."""
-    found, first = [], 0
+def window_bounds(n_tokens: int, max_len: int, stride: int) -> list[tuple[int, int]]:
+    """Split a context into windows.
+
+    Args:
+        n_tokens: number of tokens of the context.
+        max_len: maximum number of tokens in a window.
+        stride: number of tokens from the start of one window to the next. A stride above `max_len` leaves no gap: the next window
+            starts where this one ends.
+
+    Returns:
+        First token and length of each window.
+    """
+    bounds, first = [], 0
     while True:
-        length = min(n_tokens - first, room)
-        found.append((first, length))
+        length = min(n_tokens - first, max_len)
+        bounds.append((first, length))
         if first + length == n_tokens:
-            return found
+            return bounds
         first += min(length, stride)
 
 
-def most_context(found: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-    """Of each window (n,) bool, whether it is the one that has most context of each of its tokens.
+def max_context_masks(bounds: Sequence[tuple[int, int]]) -> list[np.ndarray]:
+    """Return for each window which of its tokens have more context in it than in any other window.
 
-    A token has as much context as there are tokens on its shorter side, and a hundredth of the window's length more, as in the
-    original; of equals it is the first window.
-    """
-    # what each token has most; a row for each window would grow with the square of a text
-    most = np.full(found[-1][0] + found[-1][1], -1.0)
-    owner = np.zeros(len(most), np.int64)
-    for number, (first, length) in enumerate(found):
-        left, inside = np.arange(length), slice(first, first + length)
-        context = np.minimum(left, left[::-1]) + 0.01 * length
-        owner[inside][context > most[inside]] = number
-        most[inside] = np.maximum(most[inside], context)
-    return [owner[first : first + length] == number for number, (first, length) in enumerate(found)]
-
-
-def windows(
-    example: int, text: TokenOffsets, question: Sequence[int], max_len: int, stride: int, truth: Truth | None
-) -> list[Window]:
-    """The windows of a text with a question.
+    The context of a token is the smaller number of tokens to its left or right, plus 0.01 times the length of the window, as in
+    the published code. Ties go to the first window.
 
     Args:
-        example: its number.
-        text: what is read in windows.
-        question: its tokens, all of which are in each.
-        max_len: tokens of a row.
-        stride: see stretches.
-        truth: None: not known.
+        bounds: first token and length of each window.
+
+    Returns:
+        (n,) bool for each window of n tokens.
     """
-    found = stretches(len(text.ids), max_len - len(question) - 3, stride)
-    made = []
-    for (first, length), central in zip(found, most_context(found), strict=True):
-        row = pair_to_row(text.ids[first : first + length], question, max_len)
-        answers = {} if truth is None else _answers(truth, first, length, cls=len(row.input_ids) - 1)
-        made.append(Window(example, (row,), answers, text=text, first=first, central=central))
-    return made
+    # one array over all tokens: a row for each window would grow with the square of the context
+    max_context = np.full(bounds[-1][0] + bounds[-1][1], -1.0)
+    owner = np.zeros(len(max_context), np.int64)
+    for index, (first, length) in enumerate(bounds):
+        n_left, window = np.arange(length), slice(first, first + length)
+        context = np.minimum(n_left, n_left[::-1]) + 0.01 * length
+        owner[window][context > max_context[window]] = index
+        max_context[window] = np.maximum(max_context[window], context)
+    return [owner[first : first + length] == index for index, (first, length) in enumerate(bounds)]
 
 
-def _answers(truth: Truth, first: int, length: int, cls: int) -> dict[str, np.generic]:
-    """Places in the row; an answer that is not all in the window counts as none, which is told at <cls>."""
-    inside = truth.exists and first <= truth.first and truth.last < first + length
-    start, end = (truth.first - first, truth.last - first) if inside else (cls, cls)
+def build_windows(
+    example_index: int,
+    context: TokenOffsets,
+    question: Sequence[int],
+    max_len: int,
+    stride: int,
+    label: SpanLabel | None,
+) -> list[ContextWindow]:
+    """Return the rows of a question: one for each window of its context, followed by the question.
+
+    Args:
+        example_index: index of the example in its split.
+        context: tokens of the context.
+        question: token ids of the question, which is part of every row.
+        max_len: maximum number of tokens in a row, special tokens included.
+        stride: see window_bounds.
+        label: the true span. None: unknown.
+    """
+    bounds = window_bounds(len(context.ids), max_len - len(question) - 3, stride)
+    windows = []
+    for (first, length), is_max_context in zip(bounds, max_context_masks(bounds), strict=True):
+        row = pair_to_row(context.ids[first : first + length], question, max_len)
+        labels = {} if label is None else _row_labels(label, first, length, cls_position=len(row.input_ids) - 1)
+        windows.append(
+            ContextWindow(
+                example_index, (row,), labels, context=context, first_token=first, is_max_context=is_max_context
+            )
+        )
+    return windows
+
+
+def _row_labels(label: SpanLabel, first: int, length: int, cls_position: int) -> dict[str, np.generic]:
+    """Positions of the span in the row. A span that is not completely inside the window counts as no answer, marked at <cls>."""
+    inside = label.has_answer and first <= label.first_token and label.last_token < first + length
+    start, end = (label.first_token - first, label.last_token - first) if inside else (cls_position, cls_position)
     return {"start": np.int64(start), "end": np.int64(end), "impossible": np.float32(not inside)}

@@ -1,4 +1,4 @@
-"""Where a task's examples come from: files, their columns, and what is held out where nothing was distributed to measure on."""
+"""Sources of examples: table files with their columns, and a held-out validation split where none is distributed."""
 
 from __future__ import annotations
 
@@ -12,17 +12,25 @@ from typing import Any, Protocol
 from finetune.config import TaskDataConfig
 from finetune.data.examples import Example, Prediction
 from finetune.data.hub_datasets import HubColumns
-from finetune.data.table_reader import KINDS, Fields, class_of, is_split, number_of, read_rows, text_of
-from xlpre.text.hub import PREFIX, is_dataset
-from xlpre.text.readers import PACKED
+from finetune.data.table_reader import (
+    KINDS,
+    Fields,
+    get_class_index,
+    get_number,
+    get_text,
+    is_hub_split,
+    read_rows,
+)
+from xlpre.text.hub import HF_PREFIX, is_hf_dataset
+from xlpre.text.readers import COMPRESSED_SUFFIXES
 
 TRAIN, HELD_OUT = "train", "held_out"
-RESERVED = (TRAIN, HELD_OUT, "metrics")  # metrics.jsonl stands beside the answers to dev splits
-ENDINGS = (*PACKED, *KINDS, ".json", ".run")
+RESERVED_NAMES = (TRAIN, HELD_OUT, "metrics")  # metrics.jsonl is in the same folder as SPLIT.jsonl
+SUFFIXES = (*COMPRESSED_SUFFIXES, *KINDS, ".json", ".run")  # endings that are not part of the name of a split
 
 
 class Source(Protocol):
-    """What a task is read from; see Task. `texts` are its `columns`."""
+    """Source of the examples of a task. Attributes and methods are those of Task."""
 
     dev_splits: tuple[str, ...]
     test_splits: tuple[str, ...]
@@ -34,7 +42,7 @@ class Source(Protocol):
     def read_split(self, split: str) -> list[Example]:
         """See Task."""
 
-    def parse_example(self, fields: Fields, place: str) -> Example:
+    def parse_example(self, fields: Fields, location: str) -> Example:
         """See Task."""
 
     def write_submission(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
@@ -43,42 +51,43 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Columns:
-    """What stands where in a row.
+    """Columns of a table.
 
     Attributes:
         texts: columns with the text, or the two texts.
-        label: column with the truth.
-        labels: what it can be; empty: a number.
-        names: of the columns of training and dev files that have no line of names.
-        aliases: other names that a column has in some files.
-        damaged: rows that are cut are passed over where the truth is known, and one of two texts may be empty.
-        dataset: how rows are read by name.
+        label: column with the label.
+        label_names: names of the classes; empty if the label is a number.
+        names: names of all columns, for training and dev files without a header line.
+        aliases: other names of columns in some of the files, and their usual name.
+        is_damaged: some official rows are incomplete. Labelled rows with missing columns are skipped, and one of two texts may be
+            empty.
+        hub: columns of the Hub dataset.
     """
 
     texts: tuple[str, ...]
     label: str
-    labels: Sequence[str] = ()
+    label_names: Sequence[str] = ()
     names: tuple[str, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
-    damaged: bool = False
-    dataset: HubColumns = HubColumns()
+    is_damaged: bool = False
+    hub: HubColumns = HubColumns()
 
 
 class TableSource:
-    """Examples in rows of files.
+    """Examples in rows of tables.
 
     Args:
-        columns: of the rows.
-        train: files of training examples.
-        dev: files by the name of their split; none: a part of the training examples is held out.
-        test: files by the name of their split.
-        data: the settings.
+        columns: columns of the tables.
+        train: training files.
+        dev: dev files by split name. Without any, a fraction of the training examples is held out.
+        test: test files by split name.
+        data: settings.
 
     Attributes:
-        tests_are_labelled: the truth is in the test files, too.
+        has_test_labels: True if the test files have labels.
     """
 
-    tests_are_labelled = False
+    has_test_labels = False
 
     def __init__(
         self,
@@ -94,132 +103,173 @@ class TableSource:
         self.dev_splits, self.test_splits = tuple(dev) or (HELD_OUT,), tuple(test)
 
     def data_settings(self) -> dict[str, Any]:
-        """What reading a line needs."""
+        """Return the settings needed to read a row."""
         return {"max_seq_len": self._data.max_seq_len}
 
     def read_split(self, split: str) -> list[Example]:
-        """The examples of a split.
+        """Read the examples of a split.
 
         Raises:
-            ValueError: what is wrong with a file, with file and line.
+            ValueError: an invalid file, with file and line.
         """
         if split in (TRAIN, HELD_OUT):
             if not self._train:
-                raise ValueError("there are no training files; name them with data.train=[FILE]")
-            found = [example for path in self._train for example in self._rows(path, labelled=True)]
+                raise ValueError("data.train=null is invalid: there are no training files. Set data.train=[FILE].")
+            examples = [example for path in self._train for example in self._read_file(path, labelled=True)]
             if self._holds_out:
-                found = part_of(found, self._data.val_fraction, split, str(self._train[0]))
+                examples = select_split(examples, self._data.val_fraction, split, str(self._train[0]))
         else:
             path = self._files[split]
-            labelled = split in self.dev_splits or self.tests_are_labelled
-            found = list(self._rows(path, labelled))
-            if not (labelled or self.columns.labels) and all(example.label in (None, -1) for example in found):
-                found = [replace(example, label=None) for example in found]  # -1 throughout is how truth is hidden
-        if not found:
-            raise ValueError(f"{self._files.get(split, self._train[0])}: holds no example")
-        return found
+            labelled = split in self.dev_splits or self.has_test_labels
+            examples = list(self._read_file(path, labelled))
+            is_regression = not self.columns.label_names
+            if not labelled and is_regression and all(example.label in (None, -1) for example in examples):
+                examples = [replace(example, label=None) for example in examples]  # -1 everywhere marks hidden labels
+        if not examples:
+            raise ValueError(f"{self._files.get(split, self._train[0])} contains no example. Choose another file.")
+        return examples
 
-    def parse_example(self, fields: Fields, place: str, labelled: bool = False, number: int = 0) -> Example:
-        """An example of one row; a text of which nothing is known may be empty.
+    def parse_example(self, fields: Fields, location: str, labelled: bool = False, row: int = 0) -> Example:
+        """Return the example in a row.
+
+        Args:
+            fields: columns of the row.
+            location: file and line, for error messages.
+            labelled: require a label. A row without label may have an empty text.
+            row: row number, the id of an example without one.
 
         Raises:
-            ValueError: a field is missing, empty or unknown.
+            ValueError: a column is missing, empty or invalid.
         """
         columns = self.columns
         fields = {columns.aliases.get(name, name): value for name, value in fields.items()}
-        answer: int | float | None = None
-        if labelled or not self._says_nothing(fields.get(columns.label)):
-            of = (fields, columns.label)
-            answer = class_of(*of, columns.labels, place) if columns.labels else number_of(*of, place)
-        name = next((str(fields[key]) for key in ("index", "id") if key in fields), str(number))
-        return Example(name, self._texts(fields, place, may_be_empty=answer is None), answer, place)
+        label: int | float | None = None
+        if labelled or not self._is_hidden_label(fields.get(columns.label)):
+            if columns.label_names:
+                label = get_class_index(fields, columns.label, columns.label_names, location)
+            else:
+                label = get_number(fields, columns.label, location)
+        example_id = next((str(fields[key]) for key in ("index", "id") if key in fields), str(row))
+        return Example(example_id, self._texts(fields, location, allow_empty=label is None), label, location)
 
     def write_submission(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
-        """There is no official format."""
+        """Write nothing: these tables have no official format."""
         return []
 
-    def _says_nothing(self, truth: Any) -> bool:
-        """Whether that is how files with examples to predict leave the truth open."""
-        labels = self.columns.labels
+    def _is_hidden_label(self, label: Any) -> bool:
+        """Return True if files of test examples write a hidden label like this."""
+        label_names = self.columns.label_names
         return (
-            truth is None
-            or truth != truth
-            or str(truth).strip() == ""
-            or bool(labels and truth in (-1, "-1") and not {"-1", str(truth)} & {*labels})
+            label is None
+            or label != label
+            or str(label).strip() == ""
+            or bool(label_names and label in (-1, "-1") and not {"-1", str(label)} & {*label_names})
         )
 
-    def _texts(self, fields: Fields, place: str, may_be_empty: bool) -> tuple[str, ...]:
-        names = self.columns.texts
-        may_be_empty = may_be_empty or (self.columns.damaged and len(names) > 1)
-        return tuple(text_of(fields, name, place, may_be_empty) for name in names)
+    def _texts(self, fields: Fields, location: str, allow_empty: bool) -> tuple[str, ...]:
+        columns = self.columns.texts
+        allow_empty = allow_empty or (self.columns.is_damaged and len(columns) > 1)
+        return tuple(get_text(fields, column, location, allow_empty) for column in columns)
 
-    def _rows(self, path: Path, labelled: bool) -> Iterator[Example]:
-        names = self.columns.names if labelled else ()
-        of = self.columns
-        for number, (place, fields) in enumerate(read_rows(path, names, of.damaged and labelled)):
-            row = of.dataset.as_in_files(fields, of.label, place) if is_split(path) else fields
-            yield self.parse_example(row, place, labelled, number)
+    def _read_file(self, path: Path, labelled: bool) -> Iterator[Example]:
+        columns = self.columns
+        names = columns.names if labelled else ()
+        rows = read_rows(path, names, skip_short_rows=columns.is_damaged and labelled)
+        for row, (location, fields) in enumerate(rows):
+            if is_hub_split(path):
+                fields = columns.hub.to_file_fields(fields, columns.label, location)
+            yield self.parse_example(fields, location, labelled, row)
 
 
-def part_of(examples: Sequence[Example], share: float, split: str, origin: str) -> list[Example]:
-    """The training examples, or those held out of them: chosen by a hash of the text, so that none is on both sides.
+def select_split(examples: Sequence[Example], val_fraction: float, split: str, file: str) -> list[Example]:
+    """Return the training or the held-out part of the training examples.
+
+    A hash of the text decides, so that equal texts are in the same part.
+
+    Args:
+        examples: all training examples.
+        val_fraction: fraction to hold out.
+        split: TRAIN or HELD_OUT.
+        file: training file, for error messages.
 
     Raises:
-        ValueError: too few in `origin` to be shared out.
+        ValueError: no example is left for `split`.
     """
-    held_out = [zlib.crc32("\t".join(example.texts).encode()) < share * 2**32 for example in examples]
-    found = [example for example, held in zip(examples, held_out, strict=True) if held == (split == HELD_OUT)]
-    if not found:
+    is_held_out = [zlib.crc32("\t".join(example.texts).encode()) < val_fraction * 2**32 for example in examples]
+    selected = [
+        example for example, held_out in zip(examples, is_held_out, strict=True) if held_out == (split == HELD_OUT)
+    ]
+    if not selected:
+        part, change = ("none", "Raise") if split == HELD_OUT else ("all", "Lower")
         raise ValueError(
-            f"{origin}: data.val_fraction={share} of its {len(examples)} examples are "
-            + ("none; raise it, or name data.dev" if split == HELD_OUT else "all; lower it, or name data.dev")
+            f"data.val_fraction={val_fraction} is invalid: it holds out {part} of the {len(examples)} examples in {file}. "
+            f"{change} it, or set data.dev."
         )
-    return found
+    return selected
 
 
 def find_folder(data: TaskDataConfig, name: str) -> Path:
-    """The folder called `name` in `data.dir`, or that itself."""
-    inside = Path(data.root) / name
-    return inside if inside.is_dir() else Path(data.root)
+    """Return the subfolder `name` of `data.dir` if it exists, otherwise `data.dir`."""
+    subfolder = Path(data.root) / name
+    return subfolder if subfolder.is_dir() else Path(data.root)
 
 
-def check_folder(data: TaskDataConfig, task: str, contains: str) -> None:
-    """Raise ValueError if there is no `data.dir`, which may be a dataset's name; `contains` says what it should hold."""
+def check_data_dir(data: TaskDataConfig, task: str, contents: str) -> None:
+    """Check that `data.dir` is set, and is a folder or a Hub dataset.
+
+    Args:
+        data: settings.
+        task: name of the task, for error messages.
+        contents: file that the folder contains, for error messages.
+
+    Raises:
+        ValueError: `data.dir` is not set, or is not a folder.
+    """
     if not data.dir:
-        raise ValueError(f"task={task} is read from its folder: set data.dir to the one that holds {contains}")
-    if not (is_dataset(data.dir) or Path(data.dir).is_dir()):
-        raise ValueError(f"data.dir={data.dir}: there is no such folder; it should hold {contains}")
+        raise ValueError(
+            f"data.dir=null is invalid: task={task} needs a folder. Set data.dir to the folder that contains {contents}."
+        )
+    if not (is_hf_dataset(data.dir) or Path(data.dir).is_dir()):
+        raise ValueError(
+            f"data.dir={data.dir} is invalid: there is no such folder. Set data.dir to the folder that contains {contents}."
+        )
 
 
 def split_name(file: str) -> str:
-    """The name of the split in a file: its own, without known endings; of hf:NAME:SPLIT all of it."""
-    if is_split(file):
-        return re.sub("[/:]+", "-", file.removeprefix(PREFIX)).strip("-.")
+    """Return the name of the split in a file: the file name without known suffixes, or all of hf:NAME:SPLIT."""
+    if is_hub_split(file):
+        return re.sub("[/:]+", "-", file.removeprefix(HF_PREFIX)).strip("-.")
     path = Path(file)
-    while path.suffix in ENDINGS:
+    while path.suffix in SUFFIXES:
         path = path.with_suffix("")
     return path.name
 
 
-def file_in(folder: str | Path, file: str) -> Path:
-    """A file of a folder; hf:NAME:SPLIT is in none."""
-    return Path(file) if is_split(file) else Path(folder) / file
+def resolve_file(folder: str | Path, file: str) -> Path:
+    """Return the path of a file in a folder. hf:NAME:SPLIT is not in a folder and stays as it is."""
+    return Path(file) if is_hub_split(file) else Path(folder) / file
 
 
-def by_split(folder: Path, files: Sequence[str], taken: Mapping[str, Path] | None = None) -> dict[str, Path]:
-    """Files by the name of their split.
+def files_by_split(folder: Path, files: Sequence[str], others: Mapping[str, Path] | None = None) -> dict[str, Path]:
+    """Return files by the name of their split.
+
+    Args:
+        folder: folder of the files.
+        files: file names, or hf:NAME:SPLIT.
+        others: files of other splits, whose names are taken.
 
     Raises:
-        ValueError: two of the same name, or a name of those `taken`.
+        ValueError: two splits with the same name, or a reserved name.
     """
-    others, found = dict(taken or {}), dict[str, Path]()
+    taken, paths = dict(others or {}), dict[str, Path]()
     for file in files:
-        path, name = file_in(folder, file), split_name(file)
-        if name in RESERVED:
-            raise ValueError(f"{path} is called {name}, as something else in a run's folder is; rename it")
-        if name in others:
+        path, name = resolve_file(folder, file), split_name(file)
+        if name in RESERVED_NAMES:
+            raise ValueError(f"{path} is invalid: the split name {name} is reserved. Rename the file.")
+        if name in taken:
             raise ValueError(
-                f"{path} and {others[name]} are both called {name}, by which scores and predictions are told apart; rename one"
+                f"{path} is invalid: {taken[name]} has the same split name {name}, under which predictions and metrics are written. "
+                "Rename one of the files."
             )
-        others[name] = found[name] = path
-    return found
+        taken[name] = paths[name] = path
+    return paths

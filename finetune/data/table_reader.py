@@ -1,4 +1,7 @@
-"""Rows of TSV, CSV and JSONL files as fields by name, each with its place; what is wrong is named with file and line."""
+"""Rows of TSV, CSV, JSONL and Parquet files and of Hub datasets, and typed access to their columns.
+
+Every row has a location (file and line), which error messages name.
+"""
 
 from __future__ import annotations
 
@@ -8,159 +11,168 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from xlpre.text.hub import hub_rows, is_dataset
+from xlpre.text.hub import is_hf_dataset, read_hf_rows
 from xlpre.text.json_objects import parse_object
-from xlpre.text.readers import LONGEST_LINE, PACKED, ByteCounter, parquet_rows, read_lines
+from xlpre.text.readers import COMPRESSED_SUFFIXES, MAX_LINE_BYTES, ByteCounter, parquet_rows, read_lines
 
-Fields = Mapping[str, Any]
+Fields = Mapping[str, Any]  # columns of a row by name
 KINDS = (".tsv", ".txt", ".csv", ".jsonl", ".parquet")
-LARGEST = 3.4e38  # of a number in 32 bits
+MAX_FLOAT32 = 3.4e38
 
 
-def read_rows(path: Path, names: Sequence[str] = (), spare_cut: bool = False) -> Iterator[tuple[str, Fields]]:
-    """Place and fields of each row.
+def read_rows(path: Path, names: Sequence[str] = (), skip_short_rows: bool = False) -> Iterator[tuple[str, Fields]]:
+    """Read a table.
 
     Args:
-        path: a .tsv or .txt file (a tab between columns, no quotes), a .csv file (quotes as spreadsheets write them) or a .jsonl file,
-            also .gz; a .parquet file; or hf:NAME[/CONFIG]:SPLIT, of a dataset that `datasets` finds.
-        names: of the columns, for a file whose first line is a row; else the first line has them.
-        spare_cut: pass over rows with too few columns, which some official files have, instead of refusing them.
+        path: a .tsv or .txt file (columns separated by tabs, no quotes), a .csv file (quotes as in spreadsheets) or a .jsonl file,
+            each also as .gz; a .parquet file; or hf:NAME[/CONFIG]:SPLIT for a dataset that `datasets` loads.
+        names: column names, for a file without a header line.
+        skip_short_rows: skip rows with too few columns, which some official files have, instead of raising.
+
+    Yields:
+        Location and columns of each row.
 
     Raises:
-        ValueError: no such file, of another kind, or a row that is not as the first line says.
+        ValueError: the file is missing or of another kind, or a row does not have the columns of the header.
     """
-    if is_split(path):
+    if is_hub_split(path):
         name, _, split = str(path).rpartition(":")
-        yield from ((f"{path}, row {number}", row) for number, row in enumerate(hub_rows(name, split), 1))
+        yield from ((f"{path}, row {number}", row) for number, row in enumerate(read_hf_rows(name, split), 1))
         return
-    kind = next((suffix for suffix in reversed(path.suffixes) if suffix not in PACKED), "")
+    kind = next((suffix for suffix in reversed(path.suffixes) if suffix not in COMPRESSED_SUFFIXES), "")
     if path.is_dir():
         raise ValueError(
-            f"{path} is a folder; name a file in it, or hf:{path}:SPLIT for a dataset that `datasets` saved there"
+            f"{path} is a folder. Name a file in it, or hf:{path}:SPLIT for a dataset that `datasets` saved there."
         )
     if kind not in KINDS:
         raise ValueError(
-            f"{path} is of kind {kind or 'unknown'!r}; it must be a .tsv, .txt, .csv, .jsonl or .parquet file (or .gz of one)"
+            f"{path} is of kind {kind or 'unknown'!r}: it must be a .tsv, .txt, .csv, .jsonl or .parquet file, or a .gz of one. Convert it."
         )
     if not path.is_file():
-        raise ValueError(f"{path}: there is no such file{_nearby(path)}")
+        raise ValueError(f"{path}: no such file{_list_siblings(path)}.")
     if kind in (".jsonl", ".parquet"):
-        yield from _objects(path) if kind == ".jsonl" else parquet_rows(path, ByteCounter(), None, 0, None)
+        yield from _read_jsonl(path) if kind == ".jsonl" else parquet_rows(path, ByteCounter(), None, 0, None)
         return
-    rows = _comma_separated(path) if kind == ".csv" else _tab_separated(path)
+    rows = _read_csv(path) if kind == ".csv" else _read_tsv(path)
     if not names:
         line, names = next(rows, (1, []))
         if not names:
-            raise ValueError(f"{path}: empty; the first line must have the names of the columns")
+            raise ValueError(f"{path} is empty: the first line must contain the column names.")
         if kind == ".csv" and len(names) == 1 and ";" in names[0]:
             raise ValueError(
-                f"{path}, line {line}: its columns are apart by ';', as some spreadsheets write them; write it with commas"
+                f"{path}, line {line}: columns are separated by ';', as some spreadsheets do. Save the file with commas."
             )
-        if twice := [name for name, count in Counter(names).items() if count > 1]:
-            raise ValueError(f"{path}, line {line}: two columns are called {twice[0]!r}; rename one")
+        if duplicates := [name for name, count in Counter(names).items() if count > 1]:
+            raise ValueError(f"{path}, line {line}: two columns have the name {duplicates[0]!r}. Rename one.")
     for line, values in rows:
         if len(values) != len(names):
-            if spare_cut and len(values) < len(names):
+            if skip_short_rows and len(values) < len(names):
                 continue
             raise ValueError(
-                f"{path}, line {line}: has {len(values)} columns, not the {len(names)} of {', '.join(names)}"
+                f"{path}, line {line}: the row has {len(values)} columns instead of {len(names)} ({', '.join(names)}). Correct the row."
             )
         yield f"{path}, line {line}", dict(zip(names, values, strict=True))
 
 
-def is_split(path: Path | str) -> bool:
-    """Whether a file is none, but hf:NAME:SPLIT.
+def is_hub_split(path: Path | str) -> bool:
+    """Return True if the path names a split of a Hub dataset, as in hf:NAME:SPLIT.
 
     Raises:
-        ValueError: it is, and names no split.
+        ValueError: the path names a dataset without a split.
     """
-    if not is_dataset(str(path)):
+    if not is_hf_dataset(str(path)):
         return False
     if str(path).count(":") < 2:
-        raise ValueError(f"{path}: name its split, as in {path}:train")
+        raise ValueError(f"{path} is invalid: it names no split. Add one, as in {path}:train.")
     return True
 
 
-def text_of(fields: Fields, name: str, place: str, may_be_empty: bool = False) -> str:
-    """The text in a column.
+def get_text(fields: Fields, column: str, location: str, allow_empty: bool = False) -> str:
+    """Return the text in a column.
 
     Raises:
-        ValueError: there is no such column, or no text in it.
+        ValueError: the column is missing, not a text, or empty.
     """
-    value = value_of(fields, name, place)
+    value = get_value(fields, column, location)
     if not isinstance(value, str):
-        raise ValueError(f"{place}: {name!r} is {value!r}, where a text is needed")
-    if not value.strip() and not may_be_empty:
-        raise ValueError(f"{place}: the text in {name!r} is empty; fill it in, or remove the row")
+        raise ValueError(f"{location}: column {column!r} is {value!r}, which is not a text. Write it as a string.")
+    if not value.strip() and not allow_empty:
+        raise ValueError(f"{location}: the text in column {column!r} is empty. Fill it in, or remove the row.")
     return value
 
 
-def value_of(fields: Fields, name: str, place: str) -> Any:
-    """What is in a column.
+def get_value(fields: Fields, column: str, location: str) -> Any:
+    """Return the value in a column.
 
     Raises:
-        ValueError: there is no such column.
+        ValueError: the column is missing.
     """
-    if name not in fields:
-        raise ValueError(f"{place}: there is no column {name!r}; there are {', '.join(map(str, fields)) or 'none'}")
-    return fields[name]
+    if column not in fields:
+        raise ValueError(
+            f"{location}: there is no column {column!r}. Columns: {', '.join(map(str, fields)) or 'none'}."
+        )
+    return fields[column]
 
 
-def class_of(fields: Fields, name: str, labels: Sequence[str], place: str) -> int:
-    """The number of the label in a column.
+def get_class_index(fields: Fields, column: str, label_names: Sequence[str], location: str) -> int:
+    """Return the index of the label in a column.
 
     Raises:
-        ValueError: there is no such column, or a label that is none of `labels`.
+        ValueError: the column is missing, or its label is not in `label_names`.
     """
-    label = label_of(fields, name, place)
-    if label not in labels and (as_written := str(fields[name])) in labels:  # 1.0 in data.labels
+    label = get_label_name(fields, column, location)
+    if label not in label_names and (as_written := str(fields[column])) in label_names:  # 1.0 in data.labels
         label = as_written
-    if label not in labels:
-        shown = ", ".join(labels[:20]) + (", ..." if len(labels) > 20 else "")
-        quotes = "; YAML reads yes and no without quotes as True and False" if {"True", "False"} & {*labels} else ""
-        raise ValueError(f"{place}: the label {label!r} in {name!r} is none of {shown}{quotes}")
-    return labels.index(label)
+    if label not in label_names:
+        known = ", ".join(label_names[:20]) + (", ..." if len(label_names) > 20 else "")
+        hint = " YAML reads yes and no without quotes as True and False." if {"True", "False"} & {*label_names} else ""
+        raise ValueError(
+            f"{location}: label {label!r} in column {column!r} is invalid: labels are {known}. Correct it, or add it to data.labels.{hint}"
+        )
+    return label_names.index(label)
 
 
-def label_of(fields: Fields, name: str, place: str) -> str:
-    """The label in a column: a text without spaces around it, or a number, of which 1.0 is 1.
+def get_label_name(fields: Fields, column: str, location: str) -> str:
+    """Return the label in a column: a text without surrounding spaces, or a number, where 1.0 is the same as 1.
 
     Raises:
-        ValueError: there is no such column, or no label in it.
+        ValueError: the column is missing, empty, or not a text or number.
     """
-    value = value_of(fields, name, place)
-    if value is None or value != value or (isinstance(value, str) and not value.strip()):  # tables have NaN for nothing
-        raise ValueError(f"{place}: the label in {name!r} is empty; fill it in, or remove the row")
+    value = get_value(fields, column, location)
+    if value is None or value != value or (isinstance(value, str) and not value.strip()):  # tables have NaN when empty
+        raise ValueError(f"{location}: the label in column {column!r} is empty. Fill it in, or remove the row.")
     if not isinstance(value, (str, int, float)):
-        raise ValueError(f"{place}: {name!r} is {value!r}, where a label is needed, a word or a number")
-    whole = isinstance(value, float) and value.is_integer()
-    return str(int(value) if whole else value).strip()
+        raise ValueError(f"{location}: column {column!r} is {value!r}, which is not a label. Write a word or a number.")
+    is_integer = isinstance(value, float) and value.is_integer()
+    return str(int(value) if is_integer else value).strip()
 
 
-def number_of(fields: Fields, name: str, place: str) -> float:
-    """The number in a column.
+def get_number(fields: Fields, column: str, location: str) -> float:
+    """Return the number in a column.
 
     Raises:
-        ValueError: there is no such column, or no finite number in it.
+        ValueError: the column is missing, or is not a finite float32 number.
     """
-    value = value_of(fields, name, place)
+    value = get_value(fields, column, location)
     try:
-        number = float("nan") if "_" in str(value) else float(value)  # which Python would pass over
+        number = float("nan") if "_" in str(value) else float(value)  # Python accepts 1_000
     except (TypeError, ValueError, OverflowError):
         number = float("nan")
-    if not abs(number) <= LARGEST:
-        raise ValueError(f"{place}: {_shown(value)} in {name!r} is no number, or one that 32 bits cannot hold")
+    if not abs(number) <= MAX_FLOAT32:
+        raise ValueError(
+            f"{location}: {_shorten(value)} in column {column!r} is not a number, or exceeds float32. Correct it, or remove the row."
+        )
     return number
 
 
-def _tab_separated(path: Path) -> Iterator[tuple[int, list[str]]]:
+def _read_tsv(path: Path) -> Iterator[tuple[int, list[str]]]:
     for line, (_, text) in enumerate(read_lines(path, ByteCounter()), 1):
         if row := text.rstrip("\r\n"):
             yield line, row.split("\t")
 
 
-def _comma_separated(path: Path) -> Iterator[tuple[int, list[str]]]:
-    csv.field_size_limit(LONGEST_LINE)
+def _read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
+    csv.field_size_limit(MAX_LINE_BYTES)
     rows = csv.reader((text for _, text in read_lines(path, ByteCounter())), strict=True)
     line = 1
     while True:
@@ -169,27 +181,27 @@ def _comma_separated(path: Path) -> Iterator[tuple[int, list[str]]]:
         except StopIteration:
             return
         except csv.Error as error:
-            raise ValueError(f"{path}, line {line}: not CSV ({error})") from None
+            raise ValueError(f"{path}, line {line}: not CSV ({error}). Correct the quotes of this row.") from None
         if values:
             yield line, values
         line = rows.line_num + 1
 
 
-def _objects(path: Path) -> Iterator[tuple[str, Fields]]:
+def _read_jsonl(path: Path) -> Iterator[tuple[str, Fields]]:
     for line, (_, text) in enumerate(read_lines(path, ByteCounter()), 1):
         if text.strip():
-            place = f"{path}, line {line}"
-            yield place, parse_object(text, place)
+            location = f"{path}, line {line}"
+            yield location, parse_object(text, location)
 
 
-def _shown(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) < 60 else text[:60] + "..."
 
 
-def _nearby(path: Path) -> str:
-    """What there is instead."""
+def _list_siblings(path: Path) -> str:
+    """Describe the other files in the folder of a missing file."""
     if not path.parent.is_dir():
-        return f", nor its folder {path.parent}"
-    there = sorted(file.name for file in path.parent.iterdir() if file.is_file())[:12]
-    return f"; in {path.parent} there are {', '.join(there)}" if there else f", and {path.parent} holds no files"
+        return f", and no folder {path.parent}"
+    names = sorted(file.name for file in path.parent.iterdir() if file.is_file())[:12]
+    return f". Files in {path.parent}: {', '.join(names)}" if names else f". {path.parent} contains no files"

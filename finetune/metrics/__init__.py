@@ -1,1 +1,1 @@
-"""metrics."""
+"""Metrics of predictions against labels."""

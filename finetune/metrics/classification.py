@@ -1,52 +1,56 @@
-"""Scores of answers against the truth, as the tasks' official measures define them. All are better when higher.
+"""Metrics of predictions against labels: accuracy, F1, correlations and calibration. Higher is better, except for calibration.
 
-Where a ratio has nothing below the line (one class predicted throughout, answers all alike) it counts as 0.
+A ratio with a denominator of 0, such as F1 without any positive, is 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
-Score = Callable[[np.ndarray, np.ndarray], float]
-BINS = 10  # of confidence
+Metric = Callable[[np.ndarray, np.ndarray], float]
+N_BINS = 10  # of confidence
 
 
-def accuracy(truth: np.ndarray, answers: np.ndarray) -> float:
-    """The share that is right."""
-    return float((truth == answers).mean())
+def accuracy(labels: np.ndarray, predictions: np.ndarray) -> float:
+    """Return the fraction of correct predictions."""
+    return float((labels == predictions).mean())
 
 
-def f1(truth: np.ndarray, answers: np.ndarray) -> float:
-    """Harmonic mean of precision and recall of class 1."""
-    right = float(((truth == 1) & (answers == 1)).sum())
-    return _ratio(2 * right, float((truth == 1).sum() + (answers == 1).sum()))
+def f1(labels: np.ndarray, predictions: np.ndarray) -> float:
+    """Return the F1 score of class 1."""
+    true_positives = float(((labels == 1) & (predictions == 1)).sum())
+    return _ratio(2 * true_positives, float((labels == 1).sum() + (predictions == 1).sum()))
 
 
-def matthews(truth: np.ndarray, answers: np.ndarray) -> float:
-    """Matthews' correlation coefficient, of any number of classes (Gorodkin 2004, R_K)."""
-    counts = confusion(truth, answers).astype(float)
-    n, right = counts.sum(), np.trace(counts)
-    of_truth, of_answers = counts.sum(1), counts.sum(0)
-    above = right * n - of_truth @ of_answers
-    return _ratio(float(above), float(np.sqrt((n**2 - of_truth @ of_truth) * (n**2 - of_answers @ of_answers))))
+def matthews(labels: np.ndarray, predictions: np.ndarray) -> float:
+    """Return Matthews' correlation coefficient for any number of classes.
+
+    Source: Gorodkin 2004, R_K.
+    """
+    counts = confusion_matrix(labels, predictions).astype(float)
+    n, n_correct = counts.sum(), np.trace(counts)
+    label_counts, prediction_counts = counts.sum(1), counts.sum(0)
+    covariance = n_correct * n - label_counts @ prediction_counts
+    variances = (n**2 - label_counts @ label_counts) * (n**2 - prediction_counts @ prediction_counts)
+    return _ratio(float(covariance), float(np.sqrt(variances)))
 
 
-def pearson(truth: np.ndarray, answers: np.ndarray) -> float:
-    """Correlation of the values, in float64."""
-    if not (np.ptp(truth) and np.ptp(answers)):  # the mean of equal values is rounded, and the rest would correlate
+def pearson(labels: np.ndarray, predictions: np.ndarray) -> float:
+    """Return Pearson's correlation, computed in float64."""
+    if not (np.ptp(labels) and np.ptp(predictions)):  # the mean of equal values is rounded; the rest would correlate
         return 0.0
-    x, y = (values - values.mean() for values in (truth.astype(float), answers.astype(float)))
+    x, y = (values - values.mean() for values in (labels.astype(float), predictions.astype(float)))
     return _ratio(float(x @ y), float(np.sqrt((x @ x) * (y @ y))))
 
 
-def spearman(truth: np.ndarray, answers: np.ndarray) -> float:
-    """Correlation of the ranks; those that tie share the mean of theirs."""
-    return pearson(_ranks(truth), _ranks(answers))
+def spearman(labels: np.ndarray, predictions: np.ndarray) -> float:
+    """Return Spearman's rank correlation; ties share their mean rank."""
+    return pearson(_mean_ranks(labels), _mean_ranks(predictions))
 
 
-METRICS: dict[str, Score] = {
+METRICS: dict[str, Metric] = {
     "accuracy": accuracy,
     "f1": f1,
     "matthews": matthews,
@@ -55,99 +59,48 @@ METRICS: dict[str, Score] = {
 }
 
 
-def confusion(truth: np.ndarray, answers: np.ndarray, n_classes: int | None = None) -> np.ndarray:
-    """(C, C) int64: how often class i was answered by j."""
-    C = n_classes or int(max(truth.max(), answers.max())) + 1
-    return np.bincount(truth * C + answers, minlength=C * C).reshape(C, C)
-
-
-def calibration(right: np.ndarray, confidence: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """How often answers are right that the model is so sure of (Guo et al. 2017).
+def confusion_matrix(labels: np.ndarray, predictions: np.ndarray, n_classes: int | None = None) -> np.ndarray:
+    """Count predictions by class.
 
     Args:
-        right: (N,) bool.
-        confidence: (N,) the probability that each answer was given.
+        labels: (N,) class indices.
+        predictions: (N,) class indices.
+        n_classes: number of classes C. None: the largest index plus one.
 
     Returns:
-        Of each of the ten bins of confidence: mean confidence, share that is right (both nan where it is empty), and count;
-        and the expected calibration error, the mean distance of the two.
+        (C, C) int64, entry (i, j) is the number of examples of class i that were predicted as j.
     """
-    of_bin = np.minimum((confidence * BINS).astype(int), BINS - 1)
-    count = np.bincount(of_bin, minlength=BINS)
+    C = n_classes or int(max(labels.max(), predictions.max())) + 1
+    return np.bincount(labels * C + predictions, minlength=C * C).reshape(C, C)
+
+
+def calibration(is_correct: np.ndarray, confidence: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+    """Compare confidence and accuracy in N_BINS bins of confidence.
+
+    Args:
+        is_correct: (N,) bool.
+        confidence: (N,) probability of each prediction.
+
+    Returns:
+        Mean confidence of each bin and its accuracy (nan if the bin is empty), number of predictions in it, and the expected
+        calibration error: the mean distance between confidence and accuracy.
+
+    Source: Guo et al. 2017.
+    """
+    bins = np.minimum((confidence * N_BINS).astype(int), N_BINS - 1)
+    counts = np.bincount(bins, minlength=N_BINS)
     with np.errstate(invalid="ignore"):
-        sure = np.bincount(of_bin, confidence, BINS) / count
-        correct = np.bincount(of_bin, right, BINS) / count
-    return sure, correct, count, float(np.nansum(np.abs(sure - correct) * count) / len(right))
+        mean_confidence = np.bincount(bins, confidence, N_BINS) / counts
+        bin_accuracy = np.bincount(bins, is_correct, N_BINS) / counts
+    error = float(np.nansum(np.abs(mean_confidence - bin_accuracy) * counts) / len(is_correct))
+    return mean_confidence, bin_accuracy, counts, error
 
 
-def ndcg(grades: Sequence[int], judged: Sequence[int], cut: int) -> float:
-    """Normalised discounted cumulative gain (Jarvelin and Kekalainen 2002); gains are grades, as in trec_eval.
-
-    Args:
-        grades: of a query's documents in the order they are answered.
-        judged: grades of all that were judged for it, which decide what is best.
-        cut: documents that count.
-    """
-    return _ratio(_gain(grades, cut), _gain(sorted(judged, reverse=True), cut))
-
-
-def expected_random_ndcg(grades: Sequence[int], judged: Sequence[int], cut: int) -> tuple[float, float]:
-    """Mean and variance of `ndcg` over all orders of the documents.
-
-    A gain is a sum of products, grade times weight of the place; mean and variance over all ways to pair them are known (Hoeffding 1951).
-    """
-    n, best = len(grades), _gain(sorted(judged, reverse=True), cut)
-    if not best:
-        return 0.0, 0.0
-    weights = np.zeros(n)
-    weights[:cut] = 1 / np.log2(np.arange(min(n, cut)) + 2)
-    mean, variance = np.mean(grades) * weights.sum(), np.var(grades) * weights.var() * n**2 / max(n - 1, 1)
-    return float(mean / best), float(variance / best**2)
-
-
-def expected_reciprocal_rank(grades: Sequence[int], cut: int) -> float:
-    """One over the place at which a reader stops, expected (Chapelle et al. 2009), as in TREC's gdeval: a document of grade g is enough
-    with probability (2^g - 1) / 2^4, a grade above 4 counts as 4.
-
-    Args:
-        grades: of a query's documents in the order they are answered.
-        cut: documents that count.
-    """
-    found, reading = 0.0, 1.0
-    for place, grade in enumerate(grades[:cut], 1):
-        enough = (2 ** min(grade, 4) - 1) / 16
-        found += reading * enough / place
-        reading *= 1 - enough
-    return found
-
-
-def reciprocal_rank(grades: Sequence[int]) -> float:
-    """One over the place of the first document that is relevant; 0 if none is."""
-    return next((1 / place for place, grade in enumerate(grades, 1) if grade > 0), 0.0)
-
-
-def chance_threshold(score: str, truth: np.ndarray) -> float:
-    """What a score must exceed to say that anything was learned.
-
-    It is what the best answer that is always the same gets, and two standard errors, so that of forty answers drawn by lot one
-    exceeds it. For correlations that is 0 and 2 / sqrt(N); f1 and accuracy are shares.
-    """
-    if score in ("matthews", "pearson", "spearman"):
-        return 2 / np.sqrt(len(truth))
-    constants = [METRICS[score](truth, np.full_like(truth, label)) for label in np.unique(truth)]
-    p = max(constants)
-    return float(min(p + 2 * np.sqrt(p * (1 - p) / len(truth)), 1.0))
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
+def _mean_ranks(values: np.ndarray) -> np.ndarray:
     _, group, count = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(count)
     return (last - (count - 1) / 2)[group]
 
 
-def _gain(grades: Sequence[int], cut: int) -> float:
-    return float(sum(grade / np.log2(place + 2) for place, grade in enumerate(grades[:cut])))
-
-
-def _ratio(above: float, below: float) -> float:
-    return above / below if below else 0.0
+def _ratio(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator else 0.0

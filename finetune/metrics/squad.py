@@ -1,4 +1,4 @@
-"""What answers in words are worth: exact match, F1 of words, and the best threshold for giving none; by the rules of SQuAD's scorers.
+"""SQuAD metrics: exact match, word F1, and the best threshold to predict "no answer".
 
 Source: the rules of evaluate-v1.1.py and evaluate-v2.0.py (rajpurkar.github.io/SQuAD-explorer).
 """
@@ -13,62 +13,71 @@ from collections.abc import Sequence
 import numpy as np
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-_WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_DELETE_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalize_words(text: str) -> list[str]:
-    """Words in lower case, without ASCII punctuation and articles."""
-    return _ARTICLES.sub(" ", text.lower().translate(_WITHOUT_PUNCTUATION)).split()
+    """Return the words of a text in lower case, without ASCII punctuation and articles."""
+    return _ARTICLES.sub(" ", text.lower().translate(_DELETE_PUNCTUATION)).split()
 
 
-def exact(answer: str, truth: str) -> float:
-    """1 if the words are the same."""
-    return float(normalize_words(answer) == normalize_words(truth))
+def exact_match(prediction: str, label: str) -> float:
+    """Return 1 if both texts have the same words, otherwise 0."""
+    return float(normalize_words(prediction) == normalize_words(label))
 
 
-def f1(answer: str, truth: str, empty_counts: bool) -> float:
-    """Harmonic mean of precision and recall of words; with `empty_counts`, two without words agree (2.0), else they do not (1.1)."""
-    found, wanted = normalize_words(answer), normalize_words(truth)
-    if empty_counts and not (found and wanted):
-        return float(found == wanted)
-    common = sum((Counter(found) & Counter(wanted)).values())
-    return 2 * common / (len(found) + len(wanted)) if common else 0.0
-
-
-def score_prediction(answer: str, truths: Sequence[str], answerable: bool) -> tuple[float, float]:
-    """Exact match and F1 with the truth that each fits best.
+def f1(prediction: str, label: str, empty_matches: bool) -> float:
+    """Return the F1 score of the words of a prediction.
 
     Args:
-        answer: empty: that there is none.
-        truths: all that are right; none: there is no answer.
-        answerable: every question has one (1.1). Else truths without words do not count.
+        prediction: predicted text.
+        label: true text.
+        empty_matches: two texts without words match, as in SQuAD 2.0. In SQuAD 1.1 they do not.
     """
-    if not answerable:
-        truths = [truth for truth in truths if normalize_words(truth)] or [""]
-    return max(exact(answer, truth) for truth in truths), max(f1(answer, truth, not answerable) for truth in truths)
+    predicted, expected = normalize_words(prediction), normalize_words(label)
+    if empty_matches and not (predicted and expected):
+        return float(predicted == expected)
+    n_common = sum((Counter(predicted) & Counter(expected)).values())
+    return 2 * n_common / (len(predicted) + len(expected)) if n_common else 0.0
 
 
-def best_threshold(
-    scores: np.ndarray, answered: np.ndarray, answerable: np.ndarray, odds: np.ndarray
-) -> tuple[float, float]:
-    """The best score if no answer is given where the odds that there is none are above a threshold, and that threshold.
+def score_prediction(prediction: str, labels: Sequence[str], always_answerable: bool) -> tuple[float, float]:
+    """Return exact match and F1 with the best matching label of each.
 
     Args:
-        scores: (N,) of the answers.
-        answered: (N,) bool, whether they have any text.
-        answerable: (N,) bool, whether there is an answer.
-        odds: (N,) of there being none; in any unit that rises with them.
+        prediction: predicted text; empty for "no answer".
+        labels: all true texts; empty if the question has no answer.
+        always_answerable: every question has an answer (SQuAD 1.1). Otherwise labels without words are ignored.
+    """
+    if not always_answerable:
+        labels = [label for label in labels if normalize_words(label)] or [""]
+    return (
+        max(exact_match(prediction, label) for label in labels),
+        max(f1(prediction, label, not always_answerable) for label in labels),
+    )
+
+
+def best_null_threshold(
+    scores: np.ndarray, is_predicted: np.ndarray, has_answer: np.ndarray, null_log_odds: np.ndarray
+) -> tuple[float, float]:
+    """Find the threshold of the no-answer log-odds with the best mean score. Above it, "no answer" is predicted.
+
+    Args:
+        scores: (N,) score of each predicted text.
+        is_predicted: (N,) bool, False if the predicted text is empty.
+        has_answer: (N,) bool, False if the question has no answer.
+        null_log_odds: (N,) log-odds that there is no answer.
 
     Returns:
-        The mean score, as the official scorer has it, who also cuts between questions of equal odds; and the best threshold: in the
-        middle between the highest odds at which an answer is given and the next, so that rounding decides nothing (the official one is
-        the former, and 0 where giving no answer at all is best, as its odds are probabilities).
+        The best mean score as the official script computes it, which also separates questions of equal log-odds; and the best
+        threshold between different log-odds. The threshold is the midpoint between the highest log-odds with an answer and the
+        next, so that rounding does not matter. The official script returns the former, or 0 if no question should be answered.
     """
-    order = np.argsort(odds, kind="stable")
-    gains = np.where(answerable, scores, -answered.astype(float))[order]
-    totals = np.concatenate([[0.0], np.cumsum(gains)]) + (~answerable).sum()
-    rising = odds[order]
-    between = np.concatenate([[True], np.diff(rising) > 0, [True]])  # a threshold cannot stand between equal odds
-    best = int(np.where(between, totals, -np.inf).argmax())
-    edges = np.concatenate([[rising[0] - 2], rising, [rising[-1] + 2]])
+    order = np.argsort(null_log_odds, kind="stable")
+    gains = np.where(has_answer, scores, -is_predicted.astype(float))[order]
+    totals = np.concatenate([[0.0], np.cumsum(gains)]) + (~has_answer).sum()
+    ordered = null_log_odds[order]
+    is_between = np.concatenate([[True], np.diff(ordered) > 0, [True]])  # no threshold separates equal log-odds
+    best = int(np.where(is_between, totals, -np.inf).argmax())
+    edges = np.concatenate([[ordered[0] - 2], ordered, [ordered[-1] + 2]])
     return float(totals.max() / len(scores)), float(edges[best : best + 2].mean())

@@ -1,8 +1,8 @@
-"""What a task is: examples, how a model reads them, which head answers, and what the answers are worth.
+"""Task: the interface between examples, the model, and its predictions.
 
-    file -> Example -> Features (rows of tokens) -> batches -> hidden states -> head -> outputs of items -> predictions, scores, files
+    file -> Example -> Features (token rows) -> batches -> hidden states -> head -> outputs -> metrics, predictions, files
 
-An example may become several items (windows of a long text), an item has one row or several that are answered together (the
+An example has one Features or several (windows of a long text). A Features has one row or several that are read together (the
 options of a question).
 """
 
@@ -15,24 +15,24 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from finetune.data.batching import PaddedBatch
-from finetune.data.examples import Example, Split
+from finetune.data.examples import Example, Outputs, Prediction, Split
 from finetune.data.features import Features, PaddingSide
 from xlpre.model.config import ModelConfig
 from xlpre.text.tokenizer import Tokenizer
 
 
 class Task(Protocol):
-    """One task. See the module for the course of things.
+    """A fine-tuning task.
 
     Attributes:
-        name: as `task=` has it.
-        padding_side: the side on which rows are padded.
-        dev: names of the splits to measure on; the first decides which weights are best.
-        test: names of the splits to predict.
-        score: the name of the score that decides; higher is better.
-        head_kind: of its head, as xlpre/conversion/hf_heads.py has it.
-        labels: names of its classes or options, if it has any.
-        columns: names of the texts of an example, where a line of them is enough to say it; else empty.
+        name: value of the setting `task`.
+        padding_side: side on which rows are padded.
+        dev_splits: names of the splits to evaluate on; the first one selects the best weights.
+        test_splits: names of the splits to predict.
+        main_metric: name of the metric that selects the best weights; higher is better.
+        head_kind: kind of the head, a key of `KINDS` in xlpre/conversion/hf_heads.py.
+        label_names: names of the classes or options; empty for other tasks.
+        text_columns: names of the texts of an example, if one line of text can contain them; otherwise empty.
     """
 
     name: str
@@ -45,48 +45,80 @@ class Task(Protocol):
     text_columns: tuple[str, ...]
 
     def data_settings(self) -> dict[str, Any]:
-        """The `data` settings that make this task again in another place, for reading texts one by one."""
+        """Return the `data` settings that are stored with a fine-tuned model, to build the task again for predictions."""
 
     def read_split(self, split: str) -> list[Example]:
-        """The examples of `train`, or of a split in `dev` or `test`.
+        """Read the examples of a split.
+
+        Args:
+            split: `train`, or a split in `dev_splits` or `test_splits`.
 
         Raises:
-            ValueError: what is wrong with a file, with file and line.
+            ValueError: an invalid file, with file and line.
         """
 
-    def parse_example(self, fields: Mapping[str, Any], place: str) -> Example:
-        """An example from the fields of one line, the truth among them or not.
+    def parse_example(self, fields: Mapping[str, Any], location: str) -> Example:
+        """Return the example in the fields of one line, with or without a label.
+
+        Args:
+            fields: values by column.
+            location: file and line, for error messages.
 
         Raises:
-            ValueError: a field is missing, empty or unknown.
+            ValueError: a field is missing, empty or invalid.
         """
 
     def encode(self, examples: Sequence[Example], tokenizer: Tokenizer) -> list[Features]:
-        """The items of examples, in order."""
+        """Tokenize examples. Features are in the order of the examples.
 
-    def build_head(self, shape: ModelConfig) -> nn.Module:
-        """A new head."""
+        Raises:
+            ValueError: an example has no tokens.
+        """
 
-    def head_positions(self, head: nn.Module, part: PaddedBatch) -> Tensor:
-        """Places (B, P) of each row that the head reads, so that the last layer computes no others."""
+    def build_head(self, config: ModelConfig) -> nn.Module:
+        """Return a new head for a backbone of this shape."""
 
-    def compute_losses(self, head: nn.Module, hidden: Tensor, part: PaddedBatch) -> Tensor:
-        """Of each item (n,), from hidden states (B, P, D) at `positions`."""
+    def head_positions(self, head: nn.Module, batch: PaddedBatch) -> Tensor:
+        """Return the positions (B, P) that the head reads, so that the last layer computes no others."""
 
-    def compute_outputs(self, head: nn.Module, hidden: Tensor, part: PaddedBatch) -> dict[str, Tensor]:
-        """What is kept of each item's answer, each (n, ...)."""
+    def compute_losses(self, head: nn.Module, hidden: Tensor, batch: PaddedBatch) -> Tensor:
+        """Return the loss of each feature.
+
+        Args:
+            head: head of the model.
+            hidden: (B, P, D) hidden states at `head_positions`.
+            batch: n features in B rows, with labels.
+
+        Returns:
+            (n,) losses.
+        """
+
+    def compute_outputs(self, head: nn.Module, hidden: Tensor, batch: PaddedBatch) -> dict[str, Tensor]:
+        """Return the outputs of each feature, (n, ...) each. See compute_losses for the arguments."""
 
     def compute_metrics(self, split: Split, outputs: Outputs) -> dict[str, float]:
-        """Scores by name, `score` first."""
+        """Return metrics by name, `main_metric` first."""
 
     def chance_threshold(self, split: Split) -> float:
-        """What `score` must exceed to say that anything was learned."""
+        """Return the value that `main_metric` must exceed to show that the model has learned anything."""
 
-    def tuned_settings(self, scores: Mapping[str, float]) -> dict[str, Any]:
-        """`data` settings that the scores on the first dev split decide, for all answers to come (a threshold)."""
+    def tuned_settings(self, metrics: Mapping[str, float]) -> dict[str, Any]:
+        """Return `data` settings tuned on the first dev split, such as a threshold. They are stored with the model.
+
+        Args:
+            metrics: metrics on the first dev split.
+        """
 
     def to_predictions(self, split: Split, outputs: Outputs) -> list[Prediction]:
-        """An answer for each example; `id` and `prediction` are in all."""
+        """Return a prediction for each example, with the keys `id`, `prediction`, and others that depend on the task."""
 
     def write_submission(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
-        """Write predictions of the first dev split and all test splits in the official format, if those have one. Returns the files."""
+        """Write predictions in the official format, if there is one.
+
+        Args:
+            folder: folder to write to.
+            predictions: predictions of the first dev split and of all test splits.
+
+        Returns:
+            The files written.
+        """

@@ -1,4 +1,4 @@
-"""Files of one's own: any .tsv, .csv or .jsonl file with columns of text and one with a label or a number."""
+"""Custom files: classification or regression of any .tsv, .csv, .jsonl or .parquet file with columns of text and a label."""
 
 from __future__ import annotations
 
@@ -11,69 +11,76 @@ import numpy as np
 
 from finetune.config import TaskDataConfig
 from finetune.data.examples import Example
-from finetune.data.sources import TRAIN, Columns, TableSource, by_split, file_in
-from finetune.data.table_reader import label_of, read_rows
+from finetune.data.sources import TRAIN, Columns, TableSource, files_by_split, resolve_file
+from finetune.data.table_reader import get_label_name, read_rows
 from finetune.tasks.base import Task
 from finetune.tasks.regression import RegressionTask
 from finetune.tasks.sequence import ClassificationTask
-from xlpre.model.pooling import Summary
+from xlpre.model.pooling import Pooling
 
 
-def build_classification(name: str, data: TaskDataConfig, summary: Summary) -> Task:
-    """`classify`: accuracy decides, and Matthews' correlation is told."""
-    labels = [label.strip() for label in data.labels or ()] or read_label_names(
-        [file_in(data.root, file) for file in data.train or ()], data.label
+class CustomSource(TableSource):
+    """Files whose columns are named in the settings."""
+
+    def data_settings(self) -> dict[str, Any]:
+        """Return the settings needed to read a row, with the columns."""
+        columns = self.columns
+        names = {"text": list(columns.texts), "label": columns.label, "labels": list(columns.label_names) or None}
+        return {**super().data_settings(), **names}
+
+
+def build_classification(name: str, data: TaskDataConfig, pooling: Pooling) -> Task:
+    """Build `classify`. Accuracy selects the best weights; Matthews' correlation is reported."""
+    label_names = [label.strip() for label in data.labels or ()] or read_label_names(
+        [resolve_file(data.root, file) for file in data.train or ()], data.label
     )
-    if data.labels and len({*labels}) < max(len(labels), 2):
-        raise ValueError(f"data.labels ({', '.join(labels)}) must be two labels or more, each once")
-    source = _source(name, data, labels)
-    return ClassificationTask(name, source, data, summary, ("accuracy", "matthews"), labels=labels)
+    if data.labels and len({*label_names}) < max(len(label_names), 2):
+        raise ValueError(
+            f"data.labels=[{', '.join(label_names)}] is invalid: it needs two or more labels, each once. Correct it, or leave it out."
+        )
+    source = _build_source(name, data, label_names)
+    return ClassificationTask(name, source, data, pooling, ("accuracy", "matthews"), label_names=label_names)
 
 
-def build_regression(name: str, data: TaskDataConfig, summary: Summary) -> Task:
-    """`regress`: Pearson's correlation decides, Spearman's is told."""
-    source = _source(name, data, ())
-    scale = data.label_scale or (scale_of(source.read_split(TRAIN)) if data.train else ())
-    return RegressionTask(name, source, data, summary, ("pearson", "spearman"), scale=scale)
+def build_regression(name: str, data: TaskDataConfig, pooling: Pooling) -> Task:
+    """Build `regress`. Pearson's correlation selects the best weights; Spearman's is reported."""
+    source = _build_source(name, data, ())
+    label_scale = data.label_scale or (compute_label_scale(source.read_split(TRAIN)) if data.train else ())
+    return RegressionTask(name, source, data, pooling, ("pearson", "spearman"), label_scale=label_scale)
 
 
-def scale_of(examples: Sequence[Example]) -> tuple[float, float]:
-    """Mean and standard deviation of the truth, 1 where it is all the same."""
-    truth = np.array([example.label for example in examples])
-    return float(truth.mean()), float(truth.std()) or 1.0
+def compute_label_scale(examples: Sequence[Example]) -> tuple[float, float]:
+    """Return mean and standard deviation of the labels. The latter is 1 if all labels are equal."""
+    labels = np.array([example.label for example in examples])
+    return float(labels.mean()), float(labels.std()) or 1.0
 
 
 def read_label_names(files: Sequence[Path], column: str) -> list[str]:
-    """The labels in the training files, in the order of numbers if they are, else of the alphabet.
+    """Return the labels in training files, sorted by value if all are integers, otherwise alphabetically.
 
     Raises:
-        ValueError: there is no such column, or fewer than two labels.
+        ValueError: the column is missing, or has fewer than two labels.
     """
-    found = {label_of(fields, column, place) for path in files for place, fields in read_rows(path)}
-    if files and not found:
-        raise ValueError(f"{files[0]}: holds no example")
-    if files and len(found) < 2:
-        raise ValueError(f"{files[0]}: {column!r} holds the label {', '.join(found)!r} only; at least two are needed")
-    if all(re.fullmatch("-?[0-9]+", label) for label in found):
-        return sorted(found, key=lambda label: (int(label), label))  # 1 and 01 are two
-    return sorted(found)
+    names = {get_label_name(fields, column, location) for path in files for location, fields in read_rows(path)}
+    if files and not names:
+        raise ValueError(f"{files[0]} contains no example. Choose another file.")
+    if files and len(names) < 2:
+        raise ValueError(
+            f"{files[0]}: column {column!r} has only the label {', '.join(names)!r}: two are needed. Add examples of another label."
+        )
+    if all(re.fullmatch("-?[0-9]+", name) for name in names):
+        return sorted(names, key=lambda name: (int(name), name))  # 1 and 01 are different labels
+    return sorted(names)
 
 
-class OwnSource(TableSource):
-    """Files whose columns the settings name."""
-
-    def data_settings(self) -> dict[str, Any]:
-        """The columns, too."""
-        columns = self.columns
-        named = {"text": list(columns.texts), "label": columns.label, "labels": list(columns.labels) or None}
-        return {**super().data_settings(), **named}
-
-
-def _source(name: str, data: TaskDataConfig, labels: Sequence[str]) -> TableSource:
+def _build_source(name: str, data: TaskDataConfig, label_names: Sequence[str]) -> TableSource:
     texts = tuple(data.text or ())
     if not 1 <= len(texts) <= 2 or len({*texts}) < len(texts):
-        raise ValueError(f"task={name} needs data.text: [COLUMN] with the text, or two columns; it is {data.text}")
+        raise ValueError(
+            f"data.text={data.text} is invalid: task={name} needs one column with the text, or two different ones. Set data.text=[COLUMN]."
+        )
     folder = Path(data.root)
-    train, dev = [file_in(folder, file) for file in data.train or ()], by_split(folder, data.dev or ())
-    columns = Columns(texts, data.label, labels)
-    return OwnSource(columns, train, dev, by_split(folder, data.test or (), dev), data)
+    train = [resolve_file(folder, file) for file in data.train or ()]
+    dev = files_by_split(folder, data.dev or ())
+    columns = Columns(texts, data.label, label_names)
+    return CustomSource(columns, train, dev, files_by_split(folder, data.test or (), dev), data)

@@ -1,51 +1,79 @@
-"""All tasks by name."""
+"""Registry of all tasks by name."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from finetune.config import TaskDataConfig
 from finetune.tasks.base import Task
 from finetune.tasks.custom import build_classification, build_regression
-from finetune.tasks.glue import LAYOUTS, build_glue
-from finetune.tasks.race import LEVELS, build_race
+from finetune.tasks.glue import GLUE_LAYOUTS, build_glue
+from finetune.tasks.race import RACE_LEVELS, build_race
 from finetune.tasks.ranking import build_ranking
-from finetune.tasks.squad import VERSIONS, build_squad
-from finetune.tasks.text_classification import CORPORA, build_corpus
-from xlpre.model.pooling import Summary
+from finetune.tasks.squad import SQUAD_VERSIONS, build_squad
+from finetune.tasks.text_classification import CSV_CORPORA, build_corpus
+from xlpre.model.pooling import Pooling
 
-Build = Callable[[str, TaskDataConfig, Summary], Task]
+
+@dataclass(frozen=True)
+class TaskFamily:
+    """Tasks that are built in the same way.
+
+    Attributes:
+        names: values of the setting `task`.
+        build: builds one of the tasks.
+        unused_settings: settings in `data` that these tasks do not use.
+    """
+
+    names: tuple[str, ...]
+    build: Callable[[str, TaskDataConfig, Pooling], Task]
+    unused_settings: tuple[str, ...]
+
+
 FILES, COLUMNS, TREC = ("train", "dev", "test"), ("text", "labels", "label_scale"), ("queries", "documents", "qrels")
-# of each family: how it is built, and which settings of files and columns it has no use for
-FAMILIES: list[tuple[tuple[str, ...], Build, tuple[str, ...]]] = [
-    (tuple(LAYOUTS), build_glue, (*COLUMNS, *TREC)),
-    (tuple(LEVELS), build_race, (*FILES, *COLUMNS, *TREC)),
-    (tuple(VERSIONS), build_squad, (*COLUMNS, *TREC)),
-    (("imdb", *CORPORA), build_corpus, (*FILES, *COLUMNS, *TREC)),
-    (("classify",), build_classification, ("label_scale", *TREC)),
-    (("regress",), build_regression, ("labels", *TREC)),
-    (("rank",), build_ranking, COLUMNS),
-]
-NAMES = [name for names, _, _ in FAMILIES for name in names]
+FAMILIES = (
+    TaskFamily(tuple(GLUE_LAYOUTS), build_glue, (*COLUMNS, *TREC)),
+    TaskFamily(tuple(RACE_LEVELS), build_race, (*FILES, *COLUMNS, *TREC)),
+    TaskFamily(tuple(SQUAD_VERSIONS), build_squad, (*COLUMNS, *TREC)),
+    TaskFamily(("imdb", *CSV_CORPORA), build_corpus, (*FILES, *COLUMNS, *TREC)),
+    TaskFamily(("classify",), build_classification, ("label_scale", *TREC)),
+    TaskFamily(("regress",), build_regression, ("labels", *TREC)),
+    TaskFamily(("rank",), build_ranking, COLUMNS),
+)
+TASK_NAMES = tuple(name for family in FAMILIES for name in family.names)
 
 
-def build_task(name: str, data: TaskDataConfig, summary: Summary) -> Task:
-    """The task called `name`.
+def build_task(name: str, data: TaskDataConfig, pooling: Pooling) -> Task:
+    """Build a task.
+
+    Args:
+        name: value of the setting `task`.
+        data: settings of its examples.
+        pooling: how a row becomes one vector, for tasks that pool.
 
     Raises:
-        ValueError: there is none, or `data` does not fit it.
+        ValueError: an unknown name, or a setting that the task does not use.
     """
-    for names, build, unused in FAMILIES:
-        if name in names:
-            for key in unused:
+    for family in FAMILIES:
+        if name in family.names:
+            for key in family.unused_settings:
                 if getattr(data, key):
-                    raise ValueError(f"data.{key}={getattr(data, key)} has no effect on task={name}; leave it out")
-            return build(name, data, summary)
-    last = {task.rpartition("/")[2]: task for task in NAMES}
-    near = difflib.get_close_matches(name.lower(), NAMES, n=1, cutoff=0.6)
-    near = near or [last[word] for word in difflib.get_close_matches(name.lower().rpartition("/")[2], last, n=1)]
+                    raise ValueError(
+                        f"data.{key}={getattr(data, key)} is invalid: task={name} does not use it. Leave it out."
+                    )
+            return family.build(name, data, pooling)
+    suggestion = _closest_name(name)
     raise ValueError(
-        f"task={name}: there is no such task; "
-        + (f"did you mean {near[0]}?" if near else f"there are {', '.join(NAMES)}")
+        f"task={name} is invalid: there is no such task. "
+        + (f"Did you mean {suggestion}?" if suggestion else f"Tasks: {', '.join(TASK_NAMES)}.")
     )
+
+
+def _closest_name(name: str) -> str | None:
+    """Return the task name most similar to a misspelt one, with or without the benchmark before the slash."""
+    matches = difflib.get_close_matches(name.lower(), TASK_NAMES, n=1, cutoff=0.6)
+    by_short_name = {task.rpartition("/")[2]: task for task in TASK_NAMES}
+    short_matches = difflib.get_close_matches(name.lower().rpartition("/")[2], by_short_name, n=1)
+    return next(iter([*matches, *(by_short_name[match] for match in short_matches)]), None)

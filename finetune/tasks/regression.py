@@ -1,6 +1,6 @@
-"""Tasks whose answer is a number, read from one vector of the row.
+"""Regression of a number, with normalized labels.
 
-Source: zihangdai/xlnet function_builder.py (`get_regression_loss`); the scale is ours.
+Source: zihangdai/xlnet function_builder.py (`get_regression_loss`). The normalization is not in the published code.
 """
 
 from __future__ import annotations
@@ -19,50 +19,55 @@ from xlpre.model.heads import RegressionHead
 
 
 class RegressionTask(SequenceTask):
-    """A number, kept within `bounds` if there are any; for the rest see OneVectorTask.
+    """Regression of a number from a text or a text pair.
 
     Args:
-        scale: mean and standard deviation; the head learns how many of the latter a number is from the former. Empty: the number itself.
+        arguments: see SequenceTask.
+        bounds: smallest and largest number; predictions are clipped to them.
+        label_scale: mean and standard deviation by which labels are normalized; empty to leave them as they are.
     """
 
-    head_kind = "regression"
+    head_kind = "number"
 
-    def __init__(self, *arguments: Any, bounds: tuple[float, float] | None = None, scale: Sequence[float] = ()) -> None:
+    def __init__(
+        self, *arguments: Any, bounds: tuple[float, float] | None = None, label_scale: Sequence[float] = ()
+    ) -> None:
         super().__init__(*arguments)
-        self.bounds, self.scale = bounds, scale
-        self._mean, self._deviation = scale or (0.0, 1.0)
+        self.bounds, self.label_scale = bounds, label_scale
+        self._mean, self._std = label_scale or (0.0, 1.0)
 
     def data_settings(self) -> dict[str, Any]:
-        """The scale, too, where there is one."""
-        return {**super().data_settings(), **({"label_scale": list(self.scale)} if self.scale else {})}
+        """Return the settings, with the scale of the labels."""
+        return {**super().data_settings(), **({"label_scale": list(self.label_scale)} if self.label_scale else {})}
 
-    def build_head(self, shape: ModelConfig) -> nn.Module:
-        """A new head."""
-        return RegressionHead(shape, self.summary)
+    def build_head(self, config: ModelConfig) -> nn.Module:
+        """Return a head with one number."""
+        return RegressionHead(config, self.pooling)
 
-    def unscaled(self, head: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Weights of a head that answers with the numbers themselves."""
-        weight, bias = (head[f"logits_proj.{part}"].double() * self._deviation for part in ("weight", "bias"))
+    def denormalize_head(self, head: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the weights of a head that predicts numbers without normalization."""
+        weight, bias = (head[f"logits_proj.{part}"].double() * self._std for part in ("weight", "bias"))
         return {**head, "logits_proj.weight": weight.float(), "logits_proj.bias": (bias + self._mean).float()}
 
     def predict_values(self, outputs: Outputs) -> np.ndarray:
-        """(N,) the numbers, float64."""
-        numbers = outputs["logits"].astype(np.float64) * self._deviation + self._mean
+        """Return the predicted numbers (N,) float64. See SequenceTask."""
+        numbers = outputs["logits"].astype(np.float64) * self._std + self._mean
         return numbers if self.bounds is None else numbers.clip(*self.bounds)
 
     def to_predictions(self, split: Split, outputs: Outputs) -> list[Prediction]:
-        """The number."""
+        """Return the predicted number."""
+        numbers = self.predict_values(self.pool_outputs(split, outputs))
         return [
-            {"id": example.id, "prediction": self._rounded(number)}
-            for example, number in zip(split.examples, self.predict_values(self.pool_outputs(split, outputs)), strict=True)
+            {"id": example.id, "prediction": self._round(number)}
+            for example, number in zip(split.examples, numbers, strict=True)
         ]
 
-    def _answers(self, example: Example) -> dict[str, Any]:
+    def _labels(self, example: Example) -> dict[str, Any]:
         if example.label is None:
             return {}
-        return {"label": np.float32((example.label - self._mean) / self._deviation)}
+        return {"label": np.float32((example.label - self._mean) / self._std)}
 
-    def _rounded(self, number: float) -> float:
-        """To six digits of itself, and of what it can differ by where that is less."""
-        beyond = math.log10(max(abs(number) / self._deviation, 1))
-        return float(f"{number:.{6 + int(beyond)}g}")
+    def _round(self, number: float) -> float:
+        """Round to six digits of the number, or of the standard deviation if that is smaller."""
+        extra_digits = math.log10(max(abs(number) / self._std, 1))
+        return float(f"{number:.{6 + int(extra_digits)}g}")

@@ -1,4 +1,4 @@
-"""Tasks whose answer is a stretch of a text: windows in, the best of their spans out, and whether there is an answer at all.
+"""Span extraction from a context, with or without questions that have no answer.
 
 Source: zihangdai/xlnet run_squad.py and squad_utils.py (`write_predictions`).
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from finetune.config import TaskDataConfig
 from finetune.data.batching import PaddedBatch
 from finetune.data.examples import Example, Outputs, Prediction, Split
-from finetune.data.features import Features
-from finetune.data.qa_windows import Truth, Window, windows
-from finetune.metrics.squad import best_threshold, score_prediction
+from finetune.data.features import Features, PaddingSide
+from finetune.data.qa_windows import ContextWindow, SpanLabel, build_windows
+from finetune.metrics.squad import best_null_threshold, score_prediction
 from xlpre.data.window_layout import SEGMENT_A, SEGMENT_CLS
 from xlpre.model.config import ModelConfig
 from xlpre.model.heads import SpanHead
@@ -27,33 +27,55 @@ from xlpre.text import special_tokens
 from xlpre.text.offsets import TokenOffsets
 from xlpre.text.tokenizer import Tokenizer
 
-N_STARTS = N_ENDS = 5  # as published, and as Hugging Face's configuration has it
-N_BEST = 5  # answers told of a question
+N_STARTS = N_ENDS = 5  # beam sizes, as in the published code and in Hugging Face's configuration
+N_BEST = 5  # predicted spans per question
+
+
+class SpanCandidate(NamedTuple):
+    """A predicted span.
+
+    Attributes:
+        text: characters of the span.
+        start_log_prob: log-probability of its start.
+        end_log_prob: log-probability of its end, given the start.
+    """
+
+    text: str
+    start_log_prob: float
+    end_log_prob: float
+
+    @property
+    def log_prob(self) -> float:
+        """Log-probability of the span."""
+        return self.start_log_prob + self.end_log_prob
 
 
 @dataclass(frozen=True)
 class SpanPrediction:
-    """The best answers to a question, and the log-odds that there is none.
+    """Best spans for a question.
 
     Attributes:
-        best: up to N_BEST texts with the log-probabilities of their start and end, best first; may be empty.
-        odds: the lowest of its windows.
+        candidates: up to N_BEST spans, best first; may be empty.
+        null_log_odds: log-odds that there is no answer, the minimum over all windows.
     """
 
-    best: list[tuple[str, float, float]]
-    odds: float
+    candidates: list[SpanCandidate]
+    null_log_odds: float
 
 
 class SpanTask:
-    """Spans; reading and writing files is left to those who know them.
+    """Span extraction. Subclasses read examples from files and write predictions.
+
+    An example has the texts (context, question); its label is a tuple of true spans, each with its first character in the
+    context and its text. It is empty if the question has no answer.
 
     Args:
-        name: as `task=` has it.
-        data: the settings.
-        answerable: every question has an answer.
+        name: value of the setting `task`.
+        data: settings.
+        always_answerable: every question has an answer.
 
     Raises:
-        ValueError: no room for a text beside the question.
+        ValueError: `data.max_seq_len` has no room for a question and a context.
     """
 
     padding_side: PaddingSide = "right"
@@ -61,168 +83,193 @@ class SpanTask:
     label_names: Sequence[str] = ()
     text_columns: tuple[str, ...] = ()
 
-    def __init__(self, name: str, data: TaskDataConfig, answerable: bool) -> None:
-        self.name, self.answerable, self._data = name, answerable, data
-        self.main_metric = "f1" if answerable or data.null_score_threshold is not None else "best_f1"
+    def __init__(self, name: str, data: TaskDataConfig, always_answerable: bool) -> None:
+        self.name, self.always_answerable, self._data = name, always_answerable, data
+        self.main_metric = "f1" if always_answerable or data.null_score_threshold is not None else "best_f1"
         if data.max_seq_len < data.max_question_len + 4:
             raise ValueError(
-                f"data.max_seq_len ({data.max_seq_len}) has no room for data.max_question_len ({data.max_question_len}), 3 symbols and a text; "
-                f"set data.max_seq_len above {data.max_question_len + 3}"
+                f"data.max_seq_len={data.max_seq_len} is invalid: it must hold data.max_question_len={data.max_question_len}, three "
+                f"special tokens and a context. Set data.max_seq_len above {data.max_question_len + 3}."
             )
 
     def data_settings(self) -> dict[str, Any]:
-        """What reading a question and answering it need."""
+        """Return the settings needed to read questions and to predict spans."""
         names = ("max_seq_len", "max_question_len", "doc_stride", "max_answer_len", "null_score_threshold")
         return {name: getattr(self._data, name) for name in names}
 
     def encode(self, examples: Sequence[Example], tokenizer: Tokenizer) -> list[Features]:
-        """A row for each window of the context, the question after it."""
+        """Return a row for each window of the context, followed by the question."""
         data = self._data
-        found: list[Features] = []
-        text = TokenOffsets("", [], np.empty(0), np.empty(0))
-        for number, example in enumerate(examples):
-            context, question = example.texts
-            if context != text.text:  # questions about a context are next to each other
-                text = tokenizer.locate(context)
-            ids = tokenizer.encode(question)[: data.max_question_len]
-            if not text.ids or not ids:
+        features: list[Features] = []
+        context = TokenOffsets("", [], np.empty(0), np.empty(0))
+        for index, example in enumerate(examples):
+            context_text, question_text = example.texts
+            if context_text != context.text:  # questions about the same context are adjacent
+                context = tokenizer.encode_with_offsets(context_text)
+            question = tokenizer.encode(question_text)[: data.max_question_len]
+            if not context.ids or not question:
+                empty_text = question_text if context.ids else context_text
                 raise ValueError(
-                    f"{example.location}: of {question if text.ids else context!r} the vocabulary reads nothing; remove it"
+                    f"{example.location}: {empty_text!r} has no tokens in this vocabulary. Remove the question."
                 )
-            found += windows(number, text, ids, data.max_seq_len, data.doc_stride, _truth(example, text))
-        return found
+            label = _span_label(example, context)
+            features += build_windows(index, context, question, data.max_seq_len, data.doc_stride, label)
+        return features
 
-    def build_head(self, shape: ModelConfig) -> nn.Module:
-        """A new head."""
-        return SpanHead(shape)
+    def build_head(self, config: ModelConfig) -> nn.Module:
+        """Return a new span head."""
+        return SpanHead(config)
 
-    def head_positions(self, head: nn.Module, part: PaddedBatch) -> Tensor:
-        """All."""
-        B, T = part.input_ids.shape
-        return torch.arange(T, device=part.input_ids.device).expand(B, T)
+    def head_positions(self, head: nn.Module, batch: PaddedBatch) -> Tensor:
+        """Return all positions."""
+        B, T = batch.input_ids.shape
+        return torch.arange(T, device=batch.input_ids.device).expand(B, T)
 
-    def compute_losses(self, head: nn.Module, hidden: Tensor, part: PaddedBatch) -> Tensor:
-        """The head's own."""
-        start, end, impossible = (part.labels[name] for name in ("start", "end", "impossible"))
-        scores = cast(SpanHead, head)(hidden, *span_masks(part), start)
+    def compute_losses(self, head: nn.Module, hidden: Tensor, batch: PaddedBatch) -> Tensor:
+        """Return the losses of the span head."""
+        start, end, impossible = (batch.labels[name] for name in ("start", "end", "impossible"))
+        scores = cast(SpanHead, head)(hidden, *span_masks(batch), start)
         return SpanHead.losses(scores, start, end, impossible)
 
-    def compute_outputs(self, head: nn.Module, hidden: Tensor, part: PaddedBatch) -> dict[str, Tensor]:
-        """Beams of start and end, and the log-odds of there being no answer."""
-        return vars(cast(SpanHead, head).beams(hidden, *span_masks(part), N_STARTS, N_ENDS))
+    def compute_outputs(self, head: nn.Module, hidden: Tensor, batch: PaddedBatch) -> dict[str, Tensor]:
+        """Return the beams of starts and ends, and the log-odds that there is no answer."""
+        return vars(cast(SpanHead, head).beams(hidden, *span_masks(batch), N_STARTS, N_ENDS))
 
     def compute_metrics(self, split: Split, outputs: Outputs) -> dict[str, float]:
-        """As the official scorers; of 2.0 at the threshold, or, where none is set or decided yet, at even odds and the best of all."""
-        answered = self._answered(split, outputs)
-        truths = [[text for _, text in example.label] for example in split.examples]
-        texts = [one.best[0][0] if one.best else "" for one in answered]
-        of_texts = self._scores(texts, truths)
-        if self.answerable:
-            return {"f1": float(of_texts[:, 1].mean()), "exact": float(of_texts[:, 0].mean())}
-        odds = np.array([one.odds for one in answered])
-        said, exists = np.array([bool(text) for text in texts]), np.array([bool(of) for of in truths])
-        found: dict[str, float] = {}
+        """Return the official metrics.
+
+        For SQuAD 2.0 they are computed at the threshold of the no-answer log-odds. Without one, they are computed at 0, and
+        the metrics at the best threshold are added.
+        """
+        predictions = self._predict_spans(split, outputs)
+        labels = [[text for _, text in example.label] for example in split.examples]
+        texts = [prediction.candidates[0].text if prediction.candidates else "" for prediction in predictions]
+        scores = np.array(  # (N, 2) exact match and F1
+            [
+                score_prediction(text, true_texts, self.always_answerable)
+                for text, true_texts in zip(texts, labels, strict=True)
+            ]
+        )
+        if self.always_answerable:
+            return {"f1": float(scores[:, 1].mean()), "exact": float(scores[:, 0].mean())}
+        null_log_odds = np.array([prediction.null_log_odds for prediction in predictions])
+        is_predicted, has_answer = (np.array([bool(value) for value in values]) for values in (texts, labels))
+        metrics: dict[str, float] = {}
         if self._data.null_score_threshold is None:
             for column, name in ((1, "f1"), (0, "exact")):
-                best, threshold = best_threshold(of_texts[:, column], said, exists, odds)
-                found |= {f"best_{name}": best, f"best_{name}_threshold": threshold}
-        # no answer is worth something where there is none
-        decided = np.where((odds <= self._threshold)[:, None], of_texts, ~exists[:, None])
+                best, threshold = best_null_threshold(scores[:, column], is_predicted, has_answer, null_log_odds)
+                metrics |= {f"best_{name}": best, f"best_{name}_threshold": threshold}
+        # above the threshold, "no answer" is predicted, which is correct where there is none
+        scores_at_threshold = np.where((null_log_odds <= self._threshold)[:, None], scores, ~has_answer[:, None])
         for column, name in ((1, "f1"), (0, "exact")):
-            found[name] = float(decided[:, column].mean())
-            for part, inside in (("has_answer", exists), ("no_answer", ~exists)):
-                if inside.any():
-                    found[f"{part}_{name}"] = float(decided[inside, column].mean())
-        return found
+            metrics[name] = float(scores_at_threshold[:, column].mean())
+            for group, in_group in (("has_answer", has_answer), ("no_answer", ~has_answer)):
+                if in_group.any():
+                    metrics[f"{group}_{name}"] = float(scores_at_threshold[in_group, column].mean())
+        return metrics
 
     def chance_threshold(self, split: Split) -> float:
-        """What never giving an answer gets, and two standard errors."""
+        """Return the metric if "no answer" is always predicted, plus two standard errors."""
         p = float(np.mean([not example.label for example in split.examples]))
         return min(p + 2 * math.sqrt(p * (1 - p) / len(split.examples)), 1.0)
 
-    def tuned_settings(self, scores: Mapping[str, float]) -> dict[str, Any]:
-        """The threshold, if none was set."""
-        if self.answerable or self._data.null_score_threshold is not None:
+    def tuned_settings(self, metrics: Mapping[str, float]) -> dict[str, Any]:
+        """Return the best threshold, unless one is set."""
+        if self.always_answerable or self._data.null_score_threshold is not None:
             return {}
-        return {"null_score_threshold": scores["best_f1_threshold"]}
+        return {"null_score_threshold": metrics["best_f1_threshold"]}
 
     def to_predictions(self, split: Split, outputs: Outputs) -> list[Prediction]:
-        """The answer (empty: there is none), the best ones with their probabilities among each other, and the odds of there being none."""
-        answered = self._answered(split, outputs)
-        return [self._prediction(*one) for one in zip(split.examples, answered, strict=True)]
+        """Return the predicted text (empty for "no answer"), the best spans, and the log-odds that there is no answer.
+
+        `probability` of a span is relative to the other spans in `nbest`.
+        """
+        predictions = self._predict_spans(split, outputs)
+        return [self._to_json(*pair) for pair in zip(split.examples, predictions, strict=True)]
 
     @property
     def _threshold(self) -> float:
-        """No answer is given above it: even odds, unless another was set or decided."""
+        """No-answer log-odds above which "no answer" is predicted."""
         return self._data.null_score_threshold or 0.0
 
-    def _prediction(self, example: Example, answered: SpanPrediction) -> Prediction:
-        texts = [text for text, _, _ in answered.best] or [""]
-        scores = np.array([start + end for _, start, end in answered.best] or [0.0])
-        shares = np.exp(scores - scores.max())
-        rounded = [[round(x, 6) for x in of] for of in ((shares / shares.sum()).tolist(), scores.tolist())]
-        best = [
-            {"text": text, "probability": p, "log_probability": score}
-            for text, p, score in zip(texts, *rounded, strict=True)
+    def _to_json(self, example: Example, prediction: SpanPrediction) -> Prediction:
+        texts = [candidate.text for candidate in prediction.candidates] or [""]
+        log_probs = np.array([candidate.log_prob for candidate in prediction.candidates] or [0.0])
+        shares = np.exp(log_probs - log_probs.max())
+        rounded = [[round(x, 6) for x in values] for values in ((shares / shares.sum()).tolist(), log_probs.tolist())]
+        nbest = [
+            {"text": text, "probability": p, "log_probability": log_prob}
+            for text, p, log_prob in zip(texts, *rounded, strict=True)
         ]
-        if self.answerable:
-            return {"id": example.id, "prediction": texts[0], "best": best}
-        given = answered.odds <= self._threshold
+        if self.always_answerable:
+            return {"id": example.id, "prediction": texts[0], "nbest": nbest}
         return {
             "id": example.id,
-            "prediction": texts[0] if given else "",
-            "null_log_odds": answered.odds,
-            "best": best,
+            "prediction": texts[0] if prediction.null_log_odds <= self._threshold else "",
+            "null_log_odds": prediction.null_log_odds,
+            "nbest": nbest,
         }
 
-    def _scores(self, texts: Sequence[str], truths: Sequence[Sequence[str]]) -> np.ndarray:
-        """(N, 2) exact match and F1."""
-        return np.array([score_prediction(*one, self.answerable) for one in zip(texts, truths, strict=True)])
-
-    def _answered(self, split: Split, outputs: Outputs) -> list[SpanPrediction]:
-        """Of each example, from all of its windows."""
-        found: list[list[tuple[str, float, float]]] = [[] for _ in split.examples]
-        odds = [math.inf] * len(split.examples)
-        for number, item in enumerate(split.features):
-            found[item.example_index] += _spans(cast(Window, item), outputs, number, self._data.max_answer_len)
-            odds[item.example_index] = min(odds[item.example_index], float(outputs["no_answer"][number]))
-        return [SpanPrediction(_best(of_example), odd) for of_example, odd in zip(found, odds, strict=True)]
+    def _predict_spans(self, split: Split, outputs: Outputs) -> list[SpanPrediction]:
+        """Combine the windows of each example."""
+        candidates: list[list[SpanCandidate]] = [[] for _ in split.examples]
+        null_log_odds = [math.inf] * len(split.examples)
+        for row, feature in enumerate(split.features):
+            window, index = cast(ContextWindow, feature), feature.example_index
+            candidates[index] += _window_candidates(window, outputs, row, self._data.max_answer_len)
+            null_log_odds[index] = min(null_log_odds[index], float(outputs["no_answer"][row]))
+        return [SpanPrediction(_best(spans), odds) for spans, odds in zip(candidates, null_log_odds, strict=True)]
 
 
-def span_masks(part: PaddedBatch) -> tuple[Tensor, Tensor]:
-    """(B, T) bool, what is no part of an answer: all but the text and <cls>; and (B,) the place of <cls>."""
-    of_text = (part.segment_ids == SEGMENT_A) & (part.input_ids != special_tokens.SEP)
-    return ~(of_text | (part.segment_ids == SEGMENT_CLS)), (~part.padding_mask).sum(1) - 1
+def span_masks(batch: PaddedBatch) -> tuple[Tensor, Tensor]:
+    """Return which tokens cannot be part of a span, and where <cls> is.
+
+    Returns:
+        (B, T) bool, False for context tokens and <cls>; and (B,) int64, the position of <cls>.
+    """
+    is_context = (batch.segment_ids == SEGMENT_A) & (batch.input_ids != special_tokens.SEP)
+    return ~(is_context | (batch.segment_ids == SEGMENT_CLS)), (~batch.padding_mask).sum(1) - 1
 
 
-def _truth(example: Example, text: TokenOffsets) -> Truth | None:
-    """Of several answers the first, as in training, where there is one."""
+def _span_label(example: Example, context: TokenOffsets) -> SpanLabel | None:
+    """Return the tokens of the first true span, which is the one to train on."""
     if not example.label:
-        return None if example.label is None else Truth(False)
-    begin, answer = example.label[0]
-    first, last = text.tokens(begin, begin + len(answer))
-    if text.begins[first] >= begin + len(answer) or text.ends[last] <= begin:
-        raise ValueError(f"{example.location}: of the answer {answer!r} the vocabulary reads nothing; remove the question")
-    return Truth(True, first, last)
+        return None if example.label is None else SpanLabel(False)
+    start, text = example.label[0]
+    first, last = context.token_range(start, start + len(text))
+    if context.starts[first] >= start + len(text) or context.ends[last] <= start:
+        raise ValueError(
+            f"{example.location}: the answer {text!r} has no tokens in this vocabulary. Remove the question."
+        )
+    return SpanLabel(True, first, last)
 
 
-def _spans(window: Window, outputs: Outputs, number: int, max_len: int) -> Iterator[tuple[str, float, float]]:
-    """The spans of a window that can be answers, with the log-probabilities of start and end."""
-    n = len(window.central)
-    for start, p, ends, end_places in zip(
-        *(outputs[name][number] for name in ("start", "start_position", "end", "end_position")), strict=True
+def _window_candidates(
+    window: ContextWindow, outputs: Outputs, row: int, max_answer_len: int
+) -> Iterator[SpanCandidate]:
+    """Return the valid spans in the beams of a window.
+
+    Args:
+        window: features of the window.
+        outputs: beams of all windows.
+        row: index of the window in the outputs.
+        max_answer_len: maximum number of tokens in a span.
+    """
+    n = len(window.is_max_context)
+    for start_log_prob, start, end_log_probs, ends in zip(
+        *(outputs[name][row] for name in ("start", "start_position", "end", "end_position")), strict=True
     ):
-        if p < n and window.central[p]:
-            for end, q in zip(ends, end_places, strict=True):
-                if p <= q < min(n, p + max_len):
-                    text = window.text.stretch(window.first + p, window.first + q)
+        if start < n and window.is_max_context[start]:
+            for end_log_prob, end in zip(end_log_probs, ends, strict=True):
+                if start <= end < min(n, start + max_answer_len):
+                    text = window.context.span_text(window.first_token + start, window.first_token + end)
                     if text:
-                        yield text, float(start), float(end)
+                        yield SpanCandidate(text, float(start_log_prob), float(end_log_prob))
 
 
-def _best(spans: list[tuple[str, float, float]]) -> list[tuple[str, float, float]]:
-    """The N_BEST, each text once."""
-    found: dict[str, tuple[str, float, float]] = {}
-    for span in sorted(spans, key=lambda span: -(span[1] + span[2])):
-        found.setdefault(span[0], span)
-    return list(found.values())[:N_BEST]
+def _best(candidates: list[SpanCandidate]) -> list[SpanCandidate]:
+    """Return the N_BEST candidates, each text once."""
+    by_text: dict[str, SpanCandidate] = {}
+    for candidate in sorted(candidates, key=lambda candidate: -candidate.log_prob):
+        by_text.setdefault(candidate.text, candidate)
+    return list(by_text.values())[:N_BEST]

@@ -1,90 +1,240 @@
-"""SQuAD 1.1 and 2.0: questions about a paragraph, answered by a stretch of it, or by nothing (2.0).
+"""SQuAD 1.1 and 2.0: questions about a paragraph, whose answer is a span of it, or, in 2.0, missing (Rajpurkar et al. 2016, 2018).
 
-    {train,dev}-v1.1.json or {train,dev}-v2.0.json, also .gz
+Input, as distributed: {train,dev}-v1.1.json or {train,dev}-v2.0.json, also as .gz, or the rows of a dataset:
 
-The official scorers read what is written:
+    {"data": [{"title", "paragraphs": [{"context", "qas": [{"id", "question", "answers": [{"text", "answer_start"}], "is_impossible"}]}]}]}
 
-    SPLIT.answers.json      {id: text}, what is handed in; the text is empty where there is no answer
-    SPLIT.spans.json        {id: text}, of 2.0: always a text, for evaluate-v2.0.py with --na-prob-file
-    SPLIT.null_odds.json    {id: log-odds that there is no answer}, of 2.0
-    SPLIT.best.json         {id: the best answers with their probabilities}
+Output for the official evaluation scripts:
+
+    SPLIT.predictions.json   {id: text}, the submission; the text is empty for "no answer"
+    SPLIT.spans.json         {id: text}, 2.0 only: never empty, for evaluate-v2.0.py with --na-prob-file
+    SPLIT.null_odds.json     {id: log-odds that there is no answer}, 2.0 only
+    SPLIT.nbest.json         {id: the best spans with their probabilities}
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from finetune.config import TaskDataConfig
 from finetune.data.examples import Example, Prediction
 from finetune.data.hub_datasets import split_path
-from finetune.data.long_text import check_checksum
-from finetune.data.sources import TRAIN, by_split, check_folder, file_in
+from finetune.data.long_text import require_truncation
+from finetune.data.sources import TRAIN, check_data_dir, files_by_split, resolve_file
+from finetune.data.table_reader import Fields, get_text, get_value, is_hub_split, read_rows
 from finetune.tasks.base import Task
 from finetune.tasks.span import SpanTask
-from finetune.tasks.squad_files import question_of, read_squad
 from xlpre.common.files import write_text
-from xlpre.model.pooling import Summary
-from xlpre.text.hub import is_dataset
+from xlpre.model.pooling import Pooling
+from xlpre.text.hub import is_hf_dataset
+from xlpre.text.json_objects import parse_object
+from xlpre.text.readers import ByteCounter, read_lines
 
-VERSIONS = {"squad/1.1": "v1.1", "squad/2.0": "v2.0"}
+SQUAD_VERSIONS = {"squad/1.1": "v1.1", "squad/2.0": "v2.0"}
+TextSpan = tuple[int, str]  # first character in the context, and text
 
 
 class SquadTask(SpanTask):
-    """One of the VERSIONS; for the rest see SpanTask."""
+    """A version of SQuAD. See SpanTask.
+
+    Args:
+        name: key of SQUAD_VERSIONS.
+        data: settings.
+    """
 
     def __init__(self, name: str, data: TaskDataConfig) -> None:
-        check_checksum(data, name)
-        super().__init__(name, data, answerable=name == "squad/1.1")
-        folder = Path() if is_dataset(data.root) else Path(data.root)
-        self._train = [file_in(folder, file) for file in data.train or ()] or [_official(data.root, "train", name)]
-        dev = by_split(folder, data.dev or ()) or {f"dev-{VERSIONS[name]}": _official(data.root, "dev", name)}
-        test = by_split(folder, data.test or (), dev)
+        require_truncation(data, name)
+        super().__init__(name, data, always_answerable=name == "squad/1.1")
+        folder = Path() if is_hf_dataset(data.root) else Path(data.root)
+        self._train = [resolve_file(folder, file) for file in data.train or ()] or [
+            _official_file(data.root, "train", name)
+        ]
+        dev = files_by_split(folder, data.dev or ()) or {
+            f"dev-{SQUAD_VERSIONS[name]}": _official_file(data.root, "dev", name)
+        }
+        test = files_by_split(folder, data.test or (), dev)
         self._files, self.dev_splits, self.test_splits = {**dev, **test}, tuple(dev), tuple(test)
 
     def read_split(self, split: str) -> list[Example]:
-        """See Task."""
+        """Read the questions of a split."""
         if not (self._data.train and self._data.dev):
-            check_folder(self._data, self.name, f"train-{VERSIONS[self.name]}.json and dev-{VERSIONS[self.name]}.json")
+            version = SQUAD_VERSIONS[self.name]
+            check_data_dir(self._data, self.name, f"train-{version}.json and dev-{version}.json")
         files = self._train if split == TRAIN else [self._files[split]]
-        return [
-            example for path in files for example in read_squad(path, self.answerable, labelled=split not in self.test_splits)
-        ]
+        labelled = split not in self.test_splits
+        return [example for path in files for example in read_squad(path, self.always_answerable, labelled)]
 
-    def parse_example(self, fields: Mapping[str, Any], place: str) -> Example:
-        """A question from a line: context, question and perhaps id and answers."""
-        return question_of(fields, place, self.answerable)
+    def parse_example(self, fields: Mapping[str, Any], location: str) -> Example:
+        """Return the question in the fields context and question, and optionally id and answers."""
+        return parse_question(fields, location, self.always_answerable)
 
     def write_submission(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
-        """The files that the module names, of every split."""
-        return [path for split, of_split in predictions.items() for path in self._write(folder, split, of_split)]
+        """Write the files for the official scripts, for every split."""
+        return [
+            path
+            for split, split_predictions in predictions.items()
+            for path in self._write_split(folder, split, split_predictions)
+        ]
 
-    def _write(self, folder: Path, split: str, predictions: list[Prediction]) -> list[Path]:
+    def _write_split(self, folder: Path, split: str, predictions: list[Prediction]) -> list[Path]:
         contents = {
-            "answers": {one["id"]: one["prediction"] for one in predictions},
-            "best": {one["id"]: one["best"] for one in predictions},
+            "predictions": {prediction["id"]: prediction["prediction"] for prediction in predictions},
+            "nbest": {prediction["id"]: prediction["nbest"] for prediction in predictions},
         }
-        if not self.answerable:
-            contents["spans"] = {one["id"]: one["best"][0]["text"] for one in predictions}
-            contents["null_odds"] = {one["id"]: one["null_log_odds"] for one in predictions}
-        written = []
+        if not self.always_answerable:
+            contents["spans"] = {prediction["id"]: prediction["nbest"][0]["text"] for prediction in predictions}
+            contents["null_odds"] = {prediction["id"]: prediction["null_log_odds"] for prediction in predictions}
+        paths = []
         for name, content in contents.items():
-            written.append(folder / f"{split}.{name}.json")
-            write_text(written[-1], json.dumps(content, ensure_ascii=False))
-        return written
+            paths.append(folder / f"{split}.{name}.json")
+            write_text(paths[-1], json.dumps(content, ensure_ascii=False))
+        return paths
 
 
-def build_squad(name: str, data: TaskDataConfig, summary: Summary) -> Task:
-    """`squad/1.1` or `squad/2.0`; `summary` is of tasks that read a row by one vector."""
+def build_squad(name: str, data: TaskDataConfig, pooling: Pooling) -> Task:
+    """Build `squad/1.1` or `squad/2.0`. The span head does not use `pooling`."""
     return SquadTask(name, data)
 
 
-def _official(folder: str, part: str, name: str) -> Path:
-    """The file as distributed, packed if only that is there; or the split of a dataset."""
-    if is_dataset(folder):
+def read_squad(path: Path, always_answerable: bool, labelled: bool) -> list[Example]:
+    """Read the questions of a file. See SpanTask for their texts and labels.
+
+    Args:
+        path: a .json file as distributed, also as .gz; or one question per row, in .jsonl, .parquet, or hf:NAME[/CONFIG]:SPLIT for
+            a dataset that `datasets` loads.
+        always_answerable: every question has an answer (SQuAD 1.1).
+        labelled: the file contains the true answers. Otherwise an empty list of answers means "no answer" only if another question
+            in the file has one; else the answers are hidden.
+
+    Raises:
+        ValueError: an invalid file, with file and question.
+    """
+    has_rows = is_hub_split(path) or {".jsonl", ".parquet"} & {*path.suffixes}
+    questions = list(read_rows(path) if has_rows else read_questions(path))
+    examples = [parse_question(fields, location, always_answerable, labelled) for location, fields in questions]
+    if not (labelled or always_answerable) and any(example.label for example in examples):
+        examples = [
+            dataclasses.replace(example, label=()) if "answers" in fields and not example.label else example
+            for example, (_, fields) in zip(examples, questions, strict=True)
+        ]
+    if not examples:
+        raise ValueError(f"{path} contains no question. Choose another file.")
+    example_id, count = Counter(example.id for example in examples).most_common(1)[0]
+    if count > 1:
+        raise ValueError(
+            f"{path}: {count} questions have the id {example_id}. Make ids unique, as predictions use them."
+        )
+    return examples
+
+
+def parse_question(fields: Fields, location: str, always_answerable: bool, labelled: bool = False) -> Example:
+    """Return the question in the fields context and question, and optionally id, answers and is_impossible.
+
+    Args:
+        fields: values by name.
+        location: file and question, for error messages.
+        always_answerable: every question has an answer (SQuAD 1.1).
+        labelled: the fields contain the true answers.
+
+    Raises:
+        ValueError: a field is missing or invalid, or an answer is not at its position.
+    """
+    context, question = get_text(fields, "context", location), get_text(fields, "question", location)
+    spans = None
+    if labelled or "answers" in fields:
+        spans = _parse_answers(get_value(fields, "answers", location), context, location)
+        impossible = fields.get("is_impossible", False)
+        if not isinstance(impossible, bool):
+            raise ValueError(f"{location}: is_impossible={impossible!r} is invalid: it must be true or false.")
+        if spans and impossible:
+            raise ValueError(
+                f"{location}: is_impossible=true is invalid: the question has answers. Remove one of them."
+            )
+        if always_answerable and not spans and labelled:
+            raise ValueError(
+                f"{location}: the question has no answer: in squad/1.1 every question has one. Set task=squad/2.0."
+            )
+        if not (spans or labelled or (impossible and not always_answerable)):
+            spans = None  # an empty list hides the answers
+    example_id = fields.get("id", location)
+    if not isinstance(example_id, (str, int)):
+        raise ValueError(f"{location}: id {example_id!r} is invalid: it must be a text. Write it as a string.")
+    return Example(str(example_id), (context, question), spans, location)
+
+
+def read_questions(path: Path) -> Iterator[tuple[str, Fields]]:
+    """Read a .json file as distributed, also as .gz.
+
+    Yields:
+        Location and fields of each question, with its context.
+
+    Raises:
+        ValueError: the file is missing or invalid.
+    """
+    if not path.is_file():
+        raise ValueError(
+            f"{path}: no such file. Set data.dir to the folder of SQuAD's files, or set data.train and data.dev."
+        )
+    content = parse_object("".join(line for _, line in read_lines(path, ByteCounter())), str(path))
+    for n_article, article in enumerate(_get_objects(content, "data", str(path)), 1):
+        article_location = f"{path}, article {n_article}"
+        for n_paragraph, paragraph in enumerate(_get_objects(article, "paragraphs", article_location), 1):
+            location = f"{article_location}, paragraph {n_paragraph}"
+            context = get_value(paragraph, "context", location)
+            for n_question, question in enumerate(_get_objects(paragraph, "qas", location), 1):
+                question_id = get_value(question, "id", f"{location}, question {n_question}")
+                yield f"{path}, question {question_id}", {**question, "context": context}
+
+
+def _official_file(folder: str, part: str, name: str) -> Path:
+    """Return the file as distributed, or its .gz if only that exists; or the split of a dataset."""
+    if is_hf_dataset(folder):
         return split_path(folder, part)
-    path = Path(folder) / f"{part}-{VERSIONS[name]}.json"
-    packed = path.with_name(f"{path.name}.gz")
-    return packed if packed.is_file() and not path.is_file() else path
+    path = Path(folder) / f"{part}-{SQUAD_VERSIONS[name]}.json"
+    compressed = path.with_name(f"{path.name}.gz")
+    return compressed if compressed.is_file() and not path.is_file() else path
+
+
+def _get_objects(fields: Any, name: str, location: str) -> Sequence[Mapping[str, Any]]:
+    objects = get_value(fields, name, location)
+    if not isinstance(objects, list) or not all(isinstance(item, dict) for item in objects):
+        raise ValueError(f"{location}: {name!r} is invalid: it must be a list of objects. Correct the file.")
+    return objects
+
+
+def _parse_answers(answers: Any, context: str, location: str) -> tuple[TextSpan, ...]:
+    """Parse `answers`: a list of objects, as in the files, or an object of lists, as in `datasets`."""
+    if isinstance(answers, dict):
+        texts, starts = get_value(answers, "text", location), get_value(answers, "answer_start", location)
+        if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
+            raise ValueError(
+                f"{location}: 'answers' is invalid: 'text' and 'answer_start' must be two lists of the same length. Correct them."
+            )
+        answers = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
+    if not isinstance(answers, list) or not all(isinstance(item, dict) for item in answers):
+        raise ValueError(
+            f"{location}: 'answers' is invalid: it must be a list of objects with text and answer_start. Correct it."
+        )
+    return tuple(_parse_answer(item, context, location) for item in answers)
+
+
+def _parse_answer(answer: Fields, context: str, location: str) -> TextSpan:
+    text, start = get_text(answer, "text", location), get_value(answer, "answer_start", location)
+    if not isinstance(start, int) or isinstance(start, bool):
+        raise ValueError(
+            f"{location}: answer_start={start!r} is invalid: it must be an integer, the index of the first character of the answer."
+        )
+    if start < 0 or context[start : start + len(text)] != text:
+        actual = context[start : start + len(text)] if start >= 0 else ""
+        first = context.find(text)
+        remedy = f"It first appears at {first}" if first >= 0 else "It is not in the context: remove the question"
+        raise ValueError(
+            f"{location}: answer_start={start!r} is invalid: the context has {actual!r} there instead of the answer {text!r}. {remedy}."
+        )
+    n_spaces = len(text) - len(text.lstrip())
+    return start + n_spaces, text.strip()

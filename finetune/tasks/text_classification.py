@@ -1,8 +1,7 @@
-"""Official corpora of text classification: IMDB's folders, and the CSV files of Zhang, Zhao and LeCun (2015); or the
-datasets of the same content, where `data.dir` is hf: and a name.
+"""Text classification corpora: the folders of IMDB, and the CSV files of Zhang, Zhao and LeCun (2015), or Hub datasets of them.
 
-None has examples to measure on: a part of the training examples is held out (`data.val_fraction`), and the test examples, whose labels are
-there, are measured once, at the end.
+No dev split is distributed. A fraction `data.val_fraction` of the training examples is held out, and the test examples, which have
+labels, are measured once, at the end.
 """
 
 from __future__ import annotations
@@ -14,121 +13,144 @@ from typing import Any
 from finetune.config import TaskDataConfig
 from finetune.data.examples import Example
 from finetune.data.hub_datasets import HubColumns, split_path
-from finetune.data.sources import HELD_OUT, TRAIN, Columns, TableSource, check_folder, find_folder, part_of
-from finetune.data.table_reader import Fields, text_of
+from finetune.data.sources import (
+    HELD_OUT,
+    TRAIN,
+    Columns,
+    TableSource,
+    check_data_dir,
+    find_folder,
+    select_split,
+)
+from finetune.data.table_reader import Fields, get_text
 from finetune.tasks.base import Task
 from finetune.tasks.sequence import ClassificationTask
-from xlpre.model.pooling import Summary
-from xlpre.text.hub import is_dataset
+from xlpre.model.pooling import Pooling
+from xlpre.text.hub import is_hf_dataset
 
 
 @dataclass(frozen=True)
-class Corpus:
-    """How a corpus of CSV files is distributed: no line of names, the class from 1 on first, then the texts."""
+class CsvCorpus:
+    """Distribution of a corpus in CSV files without a header line. The first column is the class, counted from 1.
+
+    Attributes:
+        folder: name of its folder.
+        n_classes: number of classes.
+        texts: names of the text columns.
+        label_names: names of the classes; empty if they are numbers.
+        escapes: escape sequences in the texts and their replacements, applied in order.
+    """
 
     folder: str
     n_classes: int
     texts: tuple[str, ...]
-    names: tuple[str, ...] = ()  # of the classes, where they have any
-    escapes: tuple[tuple[str, str], ...] = ()  # what is written in its texts, and what is meant, in turn
+    label_names: tuple[str, ...] = ()
+    escapes: tuple[tuple[str, str], ...] = ()
 
 
-IN_REVIEWS = (("\\n", "\n"), ('\\"', '"'))
-IN_NEWS = (("\\$", "$"), ("\\", " "))  # a backslash is the end of a line
-CORPORA = {
-    "yelp-2": Corpus("yelp_review_polarity_csv", 2, ("text",), escapes=IN_REVIEWS),
-    "yelp-5": Corpus("yelp_review_full_csv", 5, ("text",), escapes=IN_REVIEWS),
-    "ag-news": Corpus(
-        "ag_news_csv", 4, ("title", "description"), ("World", "Sports", "Business", "Sci/Tech"), escapes=IN_NEWS
+REVIEW_ESCAPES = (("\\n", "\n"), ('\\"', '"'))
+NEWS_ESCAPES = (("\\$", "$"), ("\\", " "))  # a backslash is the end of a line
+CSV_CORPORA = {
+    "yelp-2": CsvCorpus("yelp_review_polarity_csv", 2, ("text",), escapes=REVIEW_ESCAPES),
+    "yelp-5": CsvCorpus("yelp_review_full_csv", 5, ("text",), escapes=REVIEW_ESCAPES),
+    "ag-news": CsvCorpus(
+        "ag_news_csv", 4, ("title", "description"), ("World", "Sports", "Business", "Sci/Tech"), escapes=NEWS_ESCAPES
     ),
-    "dbpedia": Corpus("dbpedia_csv", 14, ("title", "content")),
-    "amazon-2": Corpus("amazon_review_polarity_csv", 2, ("title", "text"), escapes=IN_REVIEWS),
-    "amazon-5": Corpus("amazon_review_full_csv", 5, ("title", "text"), escapes=IN_REVIEWS),
+    "dbpedia": CsvCorpus("dbpedia_csv", 14, ("title", "content")),
+    "amazon-2": CsvCorpus("amazon_review_polarity_csv", 2, ("title", "text"), escapes=REVIEW_ESCAPES),
+    "amazon-5": CsvCorpus("amazon_review_full_csv", 5, ("title", "text"), escapes=REVIEW_ESCAPES),
 }
 SENTIMENTS = ("neg", "pos")
 
 
-class CorpusSource(TableSource):
-    """train.csv and test.csv of a corpus; its texts are read one after another, as one."""
+class CsvCorpusSource(TableSource):
+    """train.csv and test.csv of a corpus. Its text columns are concatenated.
 
-    tests_are_labelled = True
+    Args:
+        name: key of CSV_CORPORA.
+        data: settings.
+    """
+
+    has_test_labels = True
 
     def __init__(self, name: str, data: TaskDataConfig) -> None:
-        corpus = CORPORA[name]
+        corpus = CSV_CORPORA[name]
         self._name, self._corpus, folder = name, corpus, find_folder(data, corpus.folder)
         names = ("label", *corpus.texts)
-        labels = [str(number + 1) for number in range(corpus.n_classes)]
-        dataset = HubColumns(dict.fromkeys(("text", "content"), corpus.texts[-1]), labels)
-        columns = Columns(corpus.texts, "label", labels, names, dataset=dataset)
-        super().__init__(columns, *_parts(data, folder / "train.csv", folder / "test.csv"), data)
+        classes = [str(index + 1) for index in range(corpus.n_classes)]
+        hub = HubColumns(dict.fromkeys(("text", "content"), corpus.texts[-1]), classes)
+        columns = Columns(corpus.texts, "label", classes, names, hub=hub)
+        super().__init__(columns, *_split_paths(data, folder / "train.csv", folder / "test.csv"), data)
 
     def read_split(self, split: str) -> list[Example]:
-        """See TableSource."""
-        check_folder(self._data, self._name, f"{self._corpus.folder}/train.csv")
+        """Read the examples of a split."""
+        check_data_dir(self._data, self._name, f"{self._corpus.folder}/train.csv")
         return super().read_split(split)
 
-    def _texts(self, fields: Fields, place: str, may_be_empty: bool) -> tuple[str, ...]:
-        """One text; a title may be empty, all of them only where nothing is known of them."""
+    def _texts(self, fields: Fields, location: str, allow_empty: bool) -> tuple[str, ...]:
+        """Concatenate the text columns. Some may be empty, but not all unless `allow_empty` is set."""
         *titles, text = self._corpus.texts
-        fields = {**dict.fromkeys(titles, ""), **fields}  # datasets have some title in the text
-        found = [text_of(fields, name, place, may_be_empty=True) for name in (*titles, text)]
-        if not (any(found) or may_be_empty):
-            raise ValueError(f"{place}: all of {', '.join(self._corpus.texts)} are empty; remove the row")
-        joined = " ".join(one for one in found if one)
-        for written, meant in self._corpus.escapes:
-            joined = joined.replace(written, meant)
+        fields = {**dict.fromkeys(titles, ""), **fields}  # some datasets have the title in the text
+        texts = [get_text(fields, column, location, allow_empty=True) for column in (*titles, text)]
+        if not (any(texts) or allow_empty):
+            raise ValueError(f"{location}: the columns {', '.join(self._corpus.texts)} are empty. Remove the row.")
+        joined = " ".join(text for text in texts if text)
+        for escape, replacement in self._corpus.escapes:
+            joined = joined.replace(escape, replacement)
         return (joined,)
 
 
 class ImdbSource(TableSource):
-    """aclImdb/{train,test}/{neg,pos}/*.txt, a review each."""
+    """Reviews in aclImdb/{train,test}/{neg,pos}/*.txt, one per file."""
 
     def __init__(self, data: TaskDataConfig) -> None:
         self._folder = find_folder(data, "aclImdb")
-        columns = Columns(("text",), "label", SENTIMENTS, dataset=HubColumns(labels=SENTIMENTS))
-        super().__init__(columns, *_parts(data, self._folder / "train", self._folder / "test"), data)
+        columns = Columns(("text",), "label", SENTIMENTS, hub=HubColumns(label_names=SENTIMENTS))
+        super().__init__(columns, *_split_paths(data, self._folder / "train", self._folder / "test"), data)
 
-    def _texts(self, fields: Fields, place: str, may_be_empty: bool) -> tuple[str, ...]:
-        """The text, without marks of line ends."""
-        return tuple(text.replace("<br />", " ") for text in super()._texts(fields, place, may_be_empty))
+    def _texts(self, fields: Fields, location: str, allow_empty: bool) -> tuple[str, ...]:
+        """Return the text without HTML line breaks."""
+        return tuple(text.replace("<br />", " ") for text in super()._texts(fields, location, allow_empty))
 
     def read_split(self, split: str) -> list[Example]:
-        """See TableSource."""
-        check_folder(self._data, "imdb", "aclImdb/train/pos")
-        if is_dataset(self._data.root):
+        """Read the reviews of a split."""
+        check_data_dir(self._data, "imdb", "aclImdb/train/pos")
+        if is_hf_dataset(self._data.root):
             return super().read_split(split)
-        part = split if split in self.test_splits else TRAIN
-        found = []
+        folder = self._folder / (split if split in self.test_splits else TRAIN)
+        examples = []
         for label in SENTIMENTS:
-            files = sorted((self._folder / part / label).glob("*.txt"))
+            files = sorted((folder / label).glob("*.txt"))
             if not files:
                 raise ValueError(
-                    f"{self._folder / part / label}: holds no .txt file; data.dir should hold aclImdb as distributed"
+                    f"{folder / label} contains no .txt file. Set data.dir to the folder of aclImdb as distributed."
                 )
             for path in files:
-                fields = {"id": path.stem, "text": _review(path), "label": label}
-                found.append(self.parse_example(fields, str(path), labelled=True))
-        return (
-            part_of(found, self._data.val_fraction, split, str(self._folder)) if split in (TRAIN, HELD_OUT) else found
-        )
+                fields = {"id": path.stem, "text": _read_review(path), "label": label}
+                examples.append(self.parse_example(fields, str(path), labelled=True))
+        if split in (TRAIN, HELD_OUT):
+            return select_split(examples, self._data.val_fraction, split, str(self._folder))
+        return examples
 
 
-def _parts(data: TaskDataConfig, train: Path, test: Path) -> tuple[list[Path], dict[str, Path], dict[str, Path]]:
-    """Training, dev and test files; of a dataset its splits."""
-    if is_dataset(data.root):
+def build_corpus(name: str, data: TaskDataConfig, pooling: Pooling) -> Task:
+    """Build `imdb`, or a task of CSV_CORPORA."""
+    source: Any = ImdbSource(data) if name == "imdb" else CsvCorpusSource(name, data)
+    label_names = CSV_CORPORA[name].label_names if name in CSV_CORPORA else ()
+    return ClassificationTask(name, source, data, pooling, label_names=label_names or source.columns.label_names)
+
+
+def _split_paths(data: TaskDataConfig, train: Path, test: Path) -> tuple[list[Path], dict[str, Path], dict[str, Path]]:
+    """Return the training, dev and test files, or the splits of a dataset."""
+    if is_hf_dataset(data.root):
         return [split_path(data.root, TRAIN)], {}, {"test": split_path(data.root, "test")}
     return [train], {}, {"test": test} if test.exists() else {}
 
 
-def _review(path: Path) -> str:
+def _read_review(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 ({error.reason} at byte {error.start})") from None
-
-
-def build_corpus(name: str, data: TaskDataConfig, summary: Summary) -> Task:
-    """`imdb`, or a corpus of `CORPORA`."""
-    source: Any = ImdbSource(data) if name == "imdb" else CorpusSource(name, data)
-    names = CORPORA[name].names if name in CORPORA else ()
-    return ClassificationTask(name, source, data, summary, labels=names or source.columns.labels)
+        raise ValueError(
+            f"{path}: not UTF-8 ({error.reason} at byte {error.start}). Convert the file to UTF-8."
+        ) from None

@@ -1,4 +1,4 @@
-"""Predictions for a split: every item once, whatever the number of processes."""
+"""Outputs of a model for a split: every feature once, on any number of processes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from xlpre.training.distributed import Comm, rank, world_size
 
 
 def predict_split(model: TaskModel, split: Split, batch_size: int, overhead_tokens: int, comm: Comm) -> Outputs:
-    """Run the model on all items of a split. Every process must call it, and receives all outputs in the order of the items.
+    """Run the model on all features of a split. Every process must call it, and receives all outputs, in the order of the features.
 
     Args:
         model: the model, on the device of this process.
         split: the encoded examples.
-        batch_size: items per forward pass of a process.
+        batch_size: features per forward pass of a process.
         overhead_tokens: fixed cost of a forward pass, in tokens; see LengthBucketSampler.
         comm: communication between processes.
 
@@ -27,16 +27,16 @@ def predict_split(model: TaskModel, split: Split, batch_size: int, overhead_toke
     """
     sampler = LengthBucketSampler(split.features, model.task.padding_side, rank(), world_size(), overhead_tokens)
     indices: list[np.ndarray] = []
-    parts: list[dict[str, np.ndarray]] = []
+    outputs: list[dict[str, np.ndarray]] = []
     with without_dropout(model):
-        for part in sampler.eval_batches(batch_size):
-            outputs = {name: _to_numpy(x) for name, x in model.predict(part.to(model.device)).items()}
+        for batch in sampler.eval_batches(batch_size):
+            of_batch = {name: _to_numpy(x) for name, x in model.predict(batch.to(model.device)).items()}
             if not split.is_labelled:
-                outputs.pop("loss", None)  # labels may be known for all items of one part and not of another
-            is_item = part.indices != FILLER
-            indices.append(part.indices[is_item])
-            parts.append({name: x[is_item] for name, x in outputs.items()})
-    gathered = _gather(indices, parts, len(split.features), comm)
+                of_batch.pop("loss", None)  # one batch may have all labels, and another not
+            is_feature = batch.indices != FILLER
+            indices.append(batch.indices[is_feature])
+            outputs.append({name: x[is_feature] for name, x in of_batch.items()})
+    gathered = _gather(indices, outputs, len(split.features), comm)
     if any(np.isnan(x).any() for x in gathered.values()):
         raise ValueError(
             f"the outputs of the model for {split.name} are NaN: the weights of init_from are not finite, or optim.lr is too high. "
@@ -49,14 +49,14 @@ def _to_numpy(x: torch.Tensor) -> np.ndarray:
     return (x.float() if x.is_floating_point() else x).cpu().numpy()
 
 
-def _gather(indices: list[np.ndarray], parts: list[dict[str, np.ndarray]], n_items: int, comm: Comm) -> Outputs:
-    """Collect the outputs of all processes, in the order of the items."""
-    local = (np.concatenate(indices), {name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+def _gather(indices: list[np.ndarray], outputs: list[Outputs], n_features: int, comm: Comm) -> Outputs:
+    """Collect the outputs of all processes, in the order of the features."""
+    local = (np.concatenate(indices), {name: np.concatenate([x[name] for x in outputs]) for name in outputs[0]})
     gathered = comm.all_gather(local)
     all_indices = np.concatenate([of_process for of_process, _ in gathered])
-    assert (np.sort(all_indices) == np.arange(n_items)).all(), "an item was predicted twice or not at all"
+    assert (np.sort(all_indices) == np.arange(n_features)).all(), "a feature was predicted twice or not at all"
     order = np.argsort(all_indices)
-    return {name: np.concatenate([outputs[name] for _, outputs in gathered])[order] for name in local[1]}
+    return {name: np.concatenate([x[name] for _, x in gathered])[order] for name in local[1]}
 
 
 def resolve_overhead_tokens(overhead_tokens: int | None, device: torch.device) -> int:

@@ -1,8 +1,8 @@
-"""The end of a run and of all runs: scores of the weights that were kept, predictions, files to submit, table, pictures.
+"""Final results of a run and of all runs: metrics of the selected weights, predictions, submission files, table and plots.
 
-RUN/seed_1/{metrics.jsonl, result.json, kept/, dev.jsonl}      of each run; kept/ is a model folder with its head
+RUN/seed_1/{metrics.jsonl, result.json, best/, dev.jsonl}      of each run; best/ is a model folder with the task's head
 RUN/{table.md, table.csv, curves.png, confusion.png, ...}      of all runs
-RUN/model/, RUN/predictions/                                   of the run that was best on the first dev split
+RUN/model/, RUN/predictions/                                   of the run with the best score on the first dev split
 """
 
 from __future__ import annotations
@@ -13,186 +13,178 @@ import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from finetune.config import FinetuneConfig
 from finetune.data.examples import Outputs, Prediction, Split
 from finetune.tasks.base import Task
 from finetune.tasks.registry import build_task
-from finetune.trainer.evaluator import answer, device_pass_tokens, measure
+from finetune.trainer.evaluator import predict_split, resolve_overhead_tokens
 from finetune.trainer.inputs import RunInputs
-from finetune.trainer.logger import shown
-from finetune.trainer.plots import draw
-from finetune.trainer.results import Result, Summary, summarize
-from finetune.trainer.task_model import check_head
-from finetune.trainer.task_model import TaskModel
-from finetune.trainer.trainer import KEPT, in_agreement
+from finetune.trainer.logger import format_scores
+from finetune.trainer.plots import plot_all
+from finetune.trainer.results import BEST, RESULT, Result, Summary, seed_folder, summarize
+from finetune.trainer.task_model import TaskModel, check_head, resolve_backend_together
 from xlpre.common.files import hardlink_copy, write_text
 from xlpre.common.tables import to_jsonl, write_table
 from xlpre.conversion.task_model import TaskModelFolder, load_task_model, save_task_model
 from xlpre.model.initialization import build_with_weights
 from xlpre.training import checkpoint
+from xlpre.training.bootstrap import TrainingContext
 from xlpre.training.distributed import Comm, is_rank_zero
 
-RESULT = "result.json"
 
-
-def seed_folder(config: FinetuneConfig, seed: int) -> Path:
-    """Where a run goes."""
-    return Path(config.run_dir) / f"seed_{seed}"
-
-
-def finished_seeds(foundation: RunInputs) -> set[int]:
-    """Seeds whose runs have results, in the folder of these runs.
+def finished_seeds(inputs: RunInputs) -> set[int]:
+    """Return the seeds whose runs have a result in the run folder.
 
     Raises:
-        ValueError: one that cannot be read, or was made with other settings, with whatever seed.
+        ValueError: a result cannot be read, or was made with other settings.
     """
-    found = set()
-    for path in sorted(Path(foundation.config.run_dir).glob(f"seed_*/{RESULT}")):
-        seed, facts = Result.read(path).seed, Result.facts(path)
-        checkpoint.check_compatible(path, facts, json.loads(json.dumps(foundation.facts(seed))))
-        found.add(seed)
-    return found
+    seeds = set()
+    for path in sorted(Path(inputs.config.run_dir).glob(f"seed_*/{RESULT}")):
+        seed, manifest = Result.read(path).seed, Result.read_manifest(path)
+        checkpoint.check_compatible(path, manifest, json.loads(json.dumps(inputs.manifest(seed))))
+        seeds.add(seed)
+    return seeds
 
 
-def finalize_run(
-    foundation: RunInputs, seed: int, steps: int, seconds: float, comm: Comm, device: torch.device
-) -> Outputs:
-    """Measure the weights that were kept, as they are in their folder, and say what they were worth. Checkpoints are removed.
-
-    Returns:
-        What they answer to the first dev split.
-    """
-    folder = seed_folder(foundation.config, seed)
-    model, saved = _kept(foundation, folder, device, comm)
-    answers = [_answer(foundation, model, split, comm) for split in foundation.dev]
-    if is_rank_zero():
-        deciding = measure(foundation.task, foundation.dev[0], answers[0])
-        decided = foundation.task.tuned_settings(deciding)
-        if decided:
-            saved = dataclasses.replace(saved, task={**saved.task, "data": {**saved.task["data"], **decided}})
-            save_task_model(folder / KEPT, saved)
-        task = _task_of(foundation, saved)
-        found: dict[str, float] = {}
-        for split, outputs in zip(foundation.dev, answers, strict=True):
-            scores = deciding if split is foundation.dev[0] else measure(task, split, outputs)
-            found |= {f"{split.name}/{name}": score for name, score in scores.items()}
-            write_text(folder / f"{split.name}.jsonl", to_jsonl(task.to_predictions(split, outputs)))
-        kept_step = saved.folder.provenance["step"]
-        result = _result(foundation, seed, found, kept_step=kept_step, steps=steps, seconds=seconds)
-        result.write(folder / RESULT, foundation.facts(seed))
-        shutil.rmtree(folder / checkpoint.CHECKPOINTS_DIR, ignore_errors=True)
-        print(f"seed {seed}: kept the weights of step {kept_step:,}: {shown(found)}", flush=True)
-    comm.barrier()
-    return answers[0]
-
-
-def _result(foundation: RunInputs, seed: int, found: dict[str, float], **course: Any) -> Result:
-    task = foundation.task
-    return Result(
-        name=foundation.config.name,
-        task=task.name,
-        seed=seed,
-        score=f"{foundation.dev[0].name}/{task.main_metric}",
-        scores=found,
-        chance=task.chance_threshold(foundation.dev[0]),
-        **course,
-    )
-
-
-def finalize(
-    foundation: RunInputs, seeds: Sequence[int], answered: Mapping[int, Outputs], comm: Comm, device: torch.device
-) -> None:
-    """Put the runs together, and predict with the best of them.
+def finalize_run(inputs: RunInputs, seed: int, steps: int, train_seconds: float, context: TrainingContext) -> Outputs:
+    """Evaluate the selected weights of a run, write its result, and remove its checkpoints. Every process must call it.
 
     Args:
-        foundation: what they share.
-        seeds: of the runs.
-        answered: what some of them, by seed, answer to the first dev split; others are asked again.
-        comm: between the processes.
-        device: of this process.
+        inputs: what the runs of all seeds share.
+        seed: seed of the run.
+        steps: optimizer steps of the run.
+        train_seconds: training time of the run.
+        context: device and communication of this process.
+
+    Returns:
+        Outputs of the selected weights for the first dev split.
     """
-    config = foundation.config
-    run_dir, folders = Path(config.run_dir), [seed_folder(config, seed) for seed in seeds]
-    results = [Result.read(folder / RESULT) for folder in folders]
-    best = max(results, key=lambda result: result.main)
-    folder = seed_folder(config, best.seed)
+    folder, task = seed_folder(inputs.config.run_dir, seed), inputs.task
+    model, saved = _load_best(inputs, folder, context)
+    outputs = [_predict(inputs, model, split, context.comm) for split in inputs.dev]
     if is_rank_zero():
-        hardlink_copy(folder / KEPT, run_dir / "model")
-    comm.barrier()
-    model, saved = _kept(foundation, folder, device, comm)
-    tests, measured = foundation.test, foundation.dev[0]
-    answers = [_answer(foundation, model, split, comm) for split in tests]
-    known = answered[best.seed] if best.seed in answered else _answer(foundation, model, measured, comm)
+        first_metrics = _compute_metrics(task, inputs.dev[0], outputs[0])
+        if tuned := task.tuned_settings(first_metrics):
+            saved = dataclasses.replace(saved, task={**saved.task, "data": {**saved.task["data"], **tuned}})
+            save_task_model(folder / BEST, saved)
+        tuned_task = _build_tuned_task(inputs, saved)
+        metrics: dict[str, float] = {}
+        for number, (split, of_split) in enumerate(zip(inputs.dev, outputs, strict=True)):
+            values = _compute_metrics(tuned_task, split, of_split) if number else first_metrics
+            metrics |= {f"{split.name}/{name}": value for name, value in values.items()}
+            write_text(folder / f"{split.name}.jsonl", to_jsonl(tuned_task.to_predictions(split, of_split)))
+        result = Result(
+            name=inputs.config.name,
+            task=task.name,
+            seed=seed,
+            main_metric=f"{inputs.dev[0].name}/{task.main_metric}",
+            metrics=metrics,
+            chance_threshold=task.chance_threshold(inputs.dev[0]),
+            model_step=saved.folder.provenance["step"],
+            steps=steps,
+            train_seconds=train_seconds,
+        )
+        result.write(folder / RESULT, inputs.manifest(seed))
+        shutil.rmtree(folder / checkpoint.CHECKPOINTS_DIR, ignore_errors=True)
+        print(f"seed {seed}: selected the weights of step {result.model_step:,}: {format_scores(metrics)}", flush=True)
+    context.comm.barrier()
+    return outputs[0]
+
+
+def finalize(inputs: RunInputs, seeds: Sequence[int], outputs: Mapping[int, Outputs], context: TrainingContext) -> None:
+    """Summarize the runs, and predict the test splits with the best of them. Every process must call it.
+
+    Args:
+        inputs: what the runs of all seeds share.
+        seeds: seeds of the runs.
+        outputs: outputs for the first dev split, by seed. Missing ones are computed again.
+        context: device and communication of this process.
+    """
+    config = inputs.config
+    run_dir, folders = Path(config.run_dir), [seed_folder(config.run_dir, seed) for seed in seeds]
+    results = [Result.read(folder / RESULT) for folder in folders]
+    best = max(results, key=lambda result: result.score)
+    best_folder = seed_folder(config.run_dir, best.seed)
+    if is_rank_zero():
+        hardlink_copy(best_folder / BEST, run_dir / "model")
+    context.comm.barrier()
+    model, saved = _load_best(inputs, best_folder, context)
+    dev, test = inputs.dev[0], inputs.test
+    test_outputs = [_predict(inputs, model, split, context.comm) for split in test]
+    dev_outputs = outputs[best.seed] if best.seed in outputs else _predict(inputs, model, dev, context.comm)
     if not is_rank_zero():
         return
-    task = _task_of(foundation, saved)
-    predictions, tested = _write_tests(task, run_dir / "predictions", tests, answers)
-    predictions[measured.name] = task.to_predictions(measured, known)
-    written = task.write_submission(run_dir / "predictions", predictions)
+    task = _build_tuned_task(inputs, saved)
+    predictions, test_metrics = _write_test_predictions(task, run_dir / "predictions", test, test_outputs)
+    predictions[dev.name] = task.to_predictions(dev, dev_outputs)
+    submission = task.write_submission(run_dir / "predictions", predictions)
     summary = summarize(results)
-    write_table([summary.row()], run_dir)
-    draw(run_dir, folders, foundation.task, measured, known)
-    _say(summary, tested, written, best, run_dir)
+    write_table([summary.to_row()], run_dir)
+    plot_all(run_dir, folders, inputs.task, dev, dev_outputs)
+    _print_summary(summary, test_metrics, submission, best, run_dir)
+    if warning := summary.chance_warning(config.optim.lr):
+        print(warning, flush=True)
 
 
-def _write_tests(
-    task: Task, folder: Path, tests: Sequence[Split], answers: Sequence[Outputs]
+def _write_test_predictions(
+    task: Task, folder: Path, splits: Sequence[Split], outputs: Sequence[Outputs]
 ) -> tuple[dict[str, list[Prediction]], dict[str, float]]:
-    """Predictions by split, which are written, and scores where the truth is known."""
-    found: dict[str, float] = {}
+    """Write the predictions of the test splits. Returns them by split, and the metrics of splits whose labels are known."""
+    metrics: dict[str, float] = {}
     predictions: dict[str, list[Prediction]] = {}
-    shutil.rmtree(folder, ignore_errors=True)  # of other test examples
+    shutil.rmtree(folder, ignore_errors=True)  # predictions for other test examples
     folder.mkdir(parents=True)
-    for split, outputs in zip(tests, answers, strict=True):
-        predictions[split.name] = task.to_predictions(split, outputs)
+    for split, of_split in zip(splits, outputs, strict=True):
+        predictions[split.name] = task.to_predictions(split, of_split)
         write_text(folder / f"{split.name}.jsonl", to_jsonl(predictions[split.name]))
         if split.is_labelled:
-            found |= {f"{split.name}/{name}": score for name, score in measure(task, split, outputs).items()}
-        elif known := sum(example.label is not None for example in split.examples):
+            values = _compute_metrics(task, split, of_split)
+            metrics |= {f"{split.name}/{name}": value for name, value in values.items()}
+        elif n_labelled := sum(example.label is not None for example in split.examples):
             print(
-                f"warning: {split.name} is answered and not measured: the truth of {known:,} of its {len(split.examples):,} examples is "
-                "known; fill in that of the others, or give those that have it a file of their own",
+                f"warning: {split.name} is not evaluated: only {n_labelled:,} of its {len(split.examples):,} examples have a label. "
+                "Add the missing labels, or put the labelled examples into their own file.",
                 flush=True,
             )
-    if found:
-        write_text(folder / "test_scores.json", json.dumps(found, indent=1))
-    return predictions, found
+    if metrics:
+        write_text(folder / "test_metrics.json", json.dumps(metrics, indent=1))
+    return predictions, metrics
 
 
-def _kept(foundation: RunInputs, folder: Path, device: torch.device, comm: Comm) -> tuple[TaskModel, TaskModelFolder]:
-    """The model that a run kept, in fp32, and what its folder holds."""
-    saved = load_task_model(folder / KEPT)
-    check_head(folder / KEPT, saved.head, foundation.task, foundation.shape)
-    shape = in_agreement(foundation.shape, device, torch.float32, comm)
-    model = build_with_weights(saved.weights, partial(TaskModel, shape, foundation.task))
-    return model.to(device).eval(), saved
+def _compute_metrics(task: Task, split: Split, outputs: Outputs) -> dict[str, float]:
+    """Return the metrics of the task and the mean loss."""
+    return {**task.compute_metrics(split, outputs), "loss": float(outputs["loss"].mean())}
 
 
-def _task_of(foundation: RunInputs, saved: TaskModelFolder) -> Task:
-    """The task with what was decided for these weights."""
-    config = foundation.config
-    return build_task(config.task, dataclasses.replace(config.data, **saved.task["data"]), config.model.pooling)
+def _load_best(inputs: RunInputs, folder: Path, context: TrainingContext) -> tuple[TaskModel, TaskModelFolder]:
+    """Return the model with the selected weights of a run, in fp32, and the content of its folder."""
+    saved = load_task_model(folder / BEST)
+    check_head(folder / BEST, saved.head, inputs.task, inputs.shape)
+    shape = resolve_backend_together(inputs.shape, torch.float32, context)
+    model = build_with_weights(saved.weights, partial(TaskModel, shape, inputs.task))
+    return model.to(context.device).eval(), saved
 
 
-def _answer(foundation: RunInputs, model: TaskModel, split: Split, comm: Comm) -> Outputs:
-    config = foundation.config
-    return answer(
-        model,
-        split,
-        config.eval.batch_size,
-        device_pass_tokens(config.data.forward_overhead_tokens, model.device),
-        comm,
-    )
+def _build_tuned_task(inputs: RunInputs, saved: TaskModelFolder) -> Task:
+    """Return the task with the settings that were tuned for these weights."""
+    config = inputs.config
+    return build_task(inputs.task.name, dataclasses.replace(config.data, **saved.task["data"]), config.model.pooling)
 
 
-def _say(summary: Summary, tested: dict[str, float], written: Sequence[Path], best: Result, run_dir: Path) -> None:
-    print(summary.sentence())
-    if tested:
-        print(f"on the test examples, with the weights of seed {best.seed}: {shown(tested)}")
-    if written:
-        print(f"written in the official format: {', '.join(map(str, written))}")
-    print(f"the model of seed {best.seed} is in {run_dir / 'model'}, tables and pictures are in {run_dir}", flush=True)
+def _predict(inputs: RunInputs, model: TaskModel, split: Split, comm: Comm) -> Outputs:
+    config = inputs.config
+    overhead_tokens = resolve_overhead_tokens(config.data.forward_overhead_tokens, model.device)
+    return predict_split(model, split, config.eval.batch_size, overhead_tokens, comm)
+
+
+def _print_summary(
+    summary: Summary, test_metrics: dict[str, float], submission: Sequence[Path], best: Result, run_dir: Path
+) -> None:
+    print(summary.describe())
+    if test_metrics:
+        print(f"test examples, predicted by the model of seed {best.seed}: {format_scores(test_metrics)}")
+    if submission:
+        print(f"files in the official format: {', '.join(map(str, submission))}")
+    print(f"model of seed {best.seed}: {run_dir / 'model'}; tables and plots: {run_dir}", flush=True)

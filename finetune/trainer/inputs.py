@@ -1,4 +1,4 @@
-"""What all runs of a fine-tuning stand on, before processes are joined: task, weights, vocabulary, examples, what must stay the same."""
+"""Inputs of a fine-tuning: task, pretrained weights, vocabulary and examples, read and checked before processes are joined."""
 
 from __future__ import annotations
 
@@ -17,75 +17,74 @@ from finetune.data.examples import Example, Split
 from finetune.data.long_text import check_memory
 from finetune.data.sources import TRAIN
 from finetune.tasks.registry import build_task
+from finetune.trainer.results import FORMAT
 from xlpre.conversion.model_folder import load_init_from
 from xlpre.conversion.task_model import TaskModelFolder
 from xlpre.training.distributed import world_size
 from xlpre.training.run_dir import check_run_dir_writable
 
-FORMAT = 2  # of a checkpoint: names of parameters, what a batch of a step is
-
 
 class RunInputs:
-    """Read and checked; nothing is written.
+    """Inputs that the runs of all seeds share. Nothing is written.
 
     Args:
-        config: every setting.
+        config: the settings.
 
     Attributes:
-        config: with what the examples decide.
-        task: what is learned.
-        folder: weights to start from, and their vocabulary.
-        shape: of the model.
-        train: what is learned from.
-        dev: what is measured on; the first decides.
-        test: what is predicted.
+        config: the settings, completed by what the examples decide (number of steps, labels).
+        task: the task.
+        pretrained: the model folder of `init_from`.
+        tokenizer: its tokenizer.
+        shape: configuration of the model.
+        train: encoded training examples.
+        dev: encoded splits to evaluate on. The first selects the best weights.
+        test: encoded splits to predict.
 
     Raises:
-        ValueError: settings that contradict each other, a file, an example, the folder.
+        ValueError: settings contradict each other, or a file, an example or the model folder is invalid.
     """
 
     def __init__(self, config: FinetuneConfig) -> None:
-        if not config.task or not config.init_from:
-            missing = "task" if not config.task else "init_from"
+        if not config.task:
             raise ValueError(
-                f"{missing} is not set; say task=NAME (such as glue/mrpc) and init_from=FOLDER (of a model)"
+                f"task={config.task} is invalid: a task must be named. Set task=NAME, such as task=glue/mrpc."
+            )
+        if not config.init_from:
+            raise ValueError(
+                f"init_from={config.init_from} is invalid: fine-tuning needs a pretrained model. Set init_from=FOLDER, such as "
+                "init_from=runs/quickstart/model."
             )
         check_run_dir_writable(config.run_dir)
         self.task = build_task(config.task, config.data, config.model.pooling)
-        examples: dict[str, Sequence[Example]] = {split: self.task.read_split(split) for split in (TRAIN, *self.task.dev_splits)}
-        examples |= {split: self.task.read_split(split) for split in self.task.test_splits}
-        self.folder = load_init_from(config.init_from)
-        self.tokenizer = self.folder.require_tokenizer(f"init_from={config.init_from}")
-        examples[TRAIN] = _drawn(examples[TRAIN], config.data.max_train_examples, config.seed)
-        self.train = self.split(TRAIN, examples[TRAIN])
-        self.dev, self.test = (
-            [self.split(name, examples[name]) for name in names] for names in (self.task.dev_splits, self.task.test_splits)
-        )
-        self.config = _resolved(config, len(self.train.features), self.task.data_settings())
+        splits = (TRAIN, *self.task.dev_splits, *self.task.test_splits)
+        examples: dict[str, Sequence[Example]] = {split: self.task.read_split(split) for split in splits}
+        self.pretrained = load_init_from(config.init_from)
+        self.tokenizer = self.pretrained.require_tokenizer(f"init_from={config.init_from}")
+        examples[TRAIN] = _sample(examples[TRAIN], config.data.max_train_examples, config.seed)
+        self.train = self._encode(TRAIN, examples[TRAIN])
+        self.dev = [self._encode(split, examples[split]) for split in self.task.dev_splits]
+        self.test = [self._encode(split, examples[split]) for split in self.task.test_splits]
+        self.config = _resolve(config, len(self.train.features), self.task.data_settings())
         config.train.batch_schedule(world_size())
-        given = {"dropout": config.model.dropout, "dropatt": config.model.dropatt}
-        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        optional = {"dropout": config.model.dropout, "dropatt": config.model.dropatt}
+        overrides: dict[str, Any] = {name: value for name, value in optional.items() if value is not None}
         self.shape = dataclasses.replace(
-            self.folder.config, **changes, attention_backend=config.model.attention_backend
+            self.pretrained.config, **overrides, attention_backend=config.model.attention_backend
         )
         check_memory(config.data, self.shape)
 
-    def split(self, name: str, examples: Sequence[Example]) -> Split:
-        """A split, encoded."""
-        return Split(name, examples, self.task.encode(examples, self.tokenizer))
-
-    def model(self, weights: dict[str, Tensor], facts: dict[str, Any]) -> TaskModelFolder:
-        """What became of the weights."""
+    def model_folder(self, weights: dict[str, Tensor], provenance: dict[str, Any]) -> TaskModelFolder:
+        """Return the content of the model folder for fine-tuned weights."""
         task = {
             "task": self.task.name,
             "data": self.task.data_settings(),
             "pooling": self.config.model.pooling,
             "labels": list(self.task.label_names),
         }
-        return TaskModelFolder.from_finetuned(self.folder, self.shape, weights, task, facts)
+        return TaskModelFolder.from_finetuned(self.pretrained, self.shape, weights, task, provenance)
 
-    def facts(self, seed: int) -> dict[str, Any]:
-        """What must be the same for a run to go on; settings of speed and memory may change."""
+    def manifest(self, seed: int) -> dict[str, Any]:
+        """Return what must be equal for a run to resume. Settings that only affect speed and memory are not part of it."""
         config = self.config
         model = dataclasses.asdict(self.shape)
         del model["attention_backend"]
@@ -95,10 +94,10 @@ class RunInputs:
             "labels": list(self.task.label_names),
             "data": self.task.data_settings(),
             "model": {**model, "pooling": config.model.pooling},
-            "weights": self._fingerprint_of_weights,
-            "examples": self._fingerprints[TRAIN],
-            "measured": {split.name: self._fingerprints[split.name] for split in self.dev},
-            "reading": dataclasses.asdict(self.train.features[0].chunking),
+            "weights": self._weights_fingerprint,
+            "train_examples": self._fingerprints[TRAIN],
+            "dev_examples": {split.name: self._fingerprints[split.name] for split in self.dev},
+            "chunking": dataclasses.asdict(self.train.features[0].chunking),
             "optim": dataclasses.asdict(config.optim),
             "schedule": dataclasses.asdict(config.schedule),
             "train": {"global_batch_size": config.train.global_batch_size, "steps": config.train.steps},
@@ -106,54 +105,63 @@ class RunInputs:
             "seed": seed,
         }
 
+    def _encode(self, split: str, examples: Sequence[Example]) -> Split:
+        return Split(split, examples, self.task.encode(examples, self.tokenizer))
+
     @cached_property
-    def _fingerprint_of_weights(self) -> str:
-        """Of the folder that was started from, or of having started from new ones."""
+    def _weights_fingerprint(self) -> str:
         if self.config.from_scratch:
-            return "drawn"
+            return "from_scratch"
         content = hashlib.sha256()
-        for name, weight in sorted(self.folder.weights.items()):
+        for name, weight in sorted(self.pretrained.weights.items()):
             content.update(f"{name} {weight.double().sum().item()!r}".encode())
         return content.hexdigest()[:16]
 
     @cached_property
     def _fingerprints(self) -> dict[str, str]:
-        """Of what is learned from, and of each split that is measured on."""
+        """Fingerprints of the training examples and of each dev split, by the name of the split."""
         return {split.name: _fingerprint(split) for split in (self.train, *self.dev)}
 
 
 def _fingerprint(split: Split) -> str:
-    """Of what is read, and what is true of it."""
+    """Return a hash of the tokens and labels of a split."""
     content = hashlib.sha256()
-    for item in split.features:
-        for row in item.rows:
+    for features in split.features:
+        for row in features.rows:
             content.update(row.input_ids.tobytes())
-        for answer in item.labels.values():
-            content.update(np.asarray(answer).tobytes())
+        for label in features.labels.values():
+            content.update(np.asarray(label).tobytes())
     for example in split.examples:
         content.update(f"{example.id} {example.label!r} {example.group}\n".encode())
     return content.hexdigest()[:16]
 
 
-def _drawn(examples: Sequence[Example], limit: int | None, seed: int) -> Sequence[Example]:
-    """`limit` of the examples, in their order."""
-    if limit is None or limit >= len(examples):
+def _sample(examples: Sequence[Example], n_examples: int | None, seed: int) -> Sequence[Example]:
+    """Return `n_examples` random examples in their original order; None: all."""
+    if n_examples is None or n_examples >= len(examples):
         return examples
-    chosen = np.sort(np.random.default_rng(seed).permutation(len(examples))[:limit])
+    chosen = np.sort(np.random.default_rng(seed).permutation(len(examples))[:n_examples])
     return [examples[number] for number in chosen]
 
 
-def _resolved(config: FinetuneConfig, n_items: int, settings: dict[str, Any]) -> FinetuneConfig:
-    """With the number of updates, the warm-up and the labels that the examples decide, and no recipe left to follow."""
+def _resolve(config: FinetuneConfig, n_train: int, data_settings: dict[str, Any]) -> FinetuneConfig:
+    """Replace epochs, warm-up ratio and task overrides by the settings that they result in.
+
+    Args:
+        config: the settings.
+        n_train: number of encoded training examples.
+        data_settings: `data` settings that the task has read from its files, such as the labels.
+    """
     train, schedule = config.train, config.schedule
     if config.epochs is not None:
-        train = dataclasses.replace(train, steps=max(1, math.ceil(config.epochs * n_items / train.global_batch_size)))
+        train = dataclasses.replace(train, steps=max(1, math.ceil(config.epochs * n_train / train.global_batch_size)))
     if config.warmup_ratio is not None:
         schedule = dataclasses.replace(schedule, warmup_steps=round(config.warmup_ratio * train.steps))
     if schedule.warmup_steps >= train.steps:
         raise ValueError(
-            f"schedule.warmup_steps ({schedule.warmup_steps}) must be below train.steps ({train.steps}); lower it, or set warmup_share"
+            f"schedule.warmup_steps={schedule.warmup_steps} is invalid: it must be below train.steps={train.steps}. "
+            "Lower it, or set warmup_ratio."
         )
-    data = dataclasses.replace(config.data, **settings)
-    decided: dict[str, Any] = {"epochs": None, "warmup_ratio": None, "task_overrides": {}}
-    return dataclasses.replace(config, train=train, schedule=schedule, data=data, **decided)
+    data = dataclasses.replace(config.data, **data_settings)
+    resolved: dict[str, Any] = {"epochs": None, "warmup_ratio": None, "task_overrides": {}}
+    return dataclasses.replace(config, train=train, schedule=schedule, data=data, **resolved)

@@ -1,55 +1,62 @@
-"""What a person and a plot see of a fine-tuning run: its loss, its speed, its padding, its scores."""
+"""Console lines and metrics of a fine-tuning run: loss, speed, padding and scores."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from finetune.config import FinetuneConfig
 from finetune.data.batching import MicroStep
-from finetune.trainer.trainer import Trainer
 from xlpre.training.metrics import format_duration
+from xlpre.training.progress import Progress
 from xlpre.training.run_logger import RunLogger
 
 
-class Log(RunLogger):
-    """Says and writes how the run goes."""
+class TrainLogger(RunLogger):
+    """Prints and writes the progress of a run.
 
-    def __init__(self, job: Trainer) -> None:
-        name, settings = f"{job.config.name}-seed-{job.seed}", dataclasses.asdict(job.config)
-        super().__init__(job.course, job.folder, name, settings, progress, f"seed {job.seed}, step")
-        self._job, self._text, self._computed = job, 0, 0
+    Args:
+        config: the settings.
+        seed: seed of the run.
+        folder: folder of the run.
+        progress: steps and clock of the run.
+    """
 
-    def count(self, batch: MicroStep) -> None:
-        """What a micro-step read."""
-        text, computed = batch.n_tokens, batch.n_padded_tokens
-        self._text, self._computed = self._text + text, self._computed + computed
+    def __init__(self, config: FinetuneConfig, seed: int, folder: Path, progress: Progress) -> None:
+        run_name = f"{config.name}-seed-{seed}"
+        super().__init__(progress, folder, run_name, dataclasses.asdict(config), f"seed {seed}, step")
+        self._comm, self._batch_size = progress.comm, config.train.global_batch_size
+        self._n_tokens = self._n_padded_tokens = 0
 
-    def rates(self, seconds: float, steps: int) -> dict[str, Any]:
-        """Examples, tokens of them, and the places that were filled up."""
-        text, computed = self._job.comm.all_reduce_sum(self._text, self._computed)
-        self._text = self._computed = 0
+    def count_tokens(self, micro_step: MicroStep) -> None:
+        """Count the tokens of a micro-step, with and without padding."""
+        self._n_tokens += micro_step.n_tokens
+        self._n_padded_tokens += micro_step.n_padded_tokens
+
+    def throughput(self, seconds: float, n_steps: int) -> dict[str, Any]:
+        """Return examples and tokens per second, and the fraction of computed tokens that are padding."""
+        n_tokens, n_padded_tokens = self._comm.all_reduce_sum(self._n_tokens, self._n_padded_tokens)
+        self._n_tokens = self._n_padded_tokens = 0
         return {
-            "examples_per_second": steps * self._job.config.train.global_batch_size / seconds,
-            "tokens_per_second": text / seconds,
-            "padding_fraction": 1 - text / computed,
+            "examples_per_second": n_steps * self._batch_size / seconds,
+            "tokens_per_second": n_tokens / seconds,
+            "padding_fraction": 1 - n_tokens / n_padded_tokens,
         }
 
-    def measure(self) -> None:
-        """Scores."""
-        with self.paused():
-            found = self._job.measure()
-            self.say(shown(found), {**found, "train_seconds": self._job.course.seconds})
+    def format_metrics(self, metrics: Mapping[str, Any]) -> str:
+        """Return the console line of training metrics."""
+        return (
+            f"loss {metrics['loss']:.4f}, lr {metrics['lr']:.1e}, {metrics['tokens_per_second']:,.0f} tokens/s "
+            f"({metrics['padding_fraction']:.0%} padding), {format_duration(metrics['eta_seconds'])} left"
+        )
+
+    def write_evaluation(self, metrics: Mapping[str, float]) -> None:
+        """Print and write the metrics of an evaluation."""
+        self.write_line(format_scores(metrics), {**metrics, "train_seconds": self._progress.train_seconds})
 
 
-def progress(line: Mapping[str, Any]) -> str:
-    """What a person reads of a line of metrics."""
-    return (
-        f"loss {line['loss']:.4f}, lr {line['lr']:.1e}, {line['tokens_per_second']:,.0f} tokens/s ({line['padding']:.0%} of places "
-        f"padding), {format_duration(line['eta_seconds'])} left"
-    )
-
-
-def shown(found: Mapping[str, float]) -> str:
-    """Scores as a person reads them."""
-    return ", ".join(f"{name} {score:.4f}" for name, score in found.items())
+def format_scores(metrics: Mapping[str, float]) -> str:
+    """Return the metrics of an evaluation in one line."""
+    return ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())

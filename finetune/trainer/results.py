@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from finetune.tasks.glue import N_ROWS, zip_files
+from finetune.tasks.glue import SUBMISSION_ROWS, zip_files
 from xlpre.common.files import write_text
 from xlpre.training.metrics import format_duration
 
+FORMAT = 3  # version of checkpoints and results: parameter names, manifest fields, content of the batches
 RESULT = "result.json"  # in the folder of a run
 BEST = "best"  # model folder with the weights that are the result, in the folder of a run
 # what a model at chance level does, by the name of the metric
@@ -76,16 +77,20 @@ class Result:
         """
         try:
             content = json.loads(path.read_text("utf-8"))
-            return cls(**{field.name: content[field.name] for field in dataclasses.fields(cls)})
-        except (ValueError, TypeError, KeyError) as error:
+            if content.get("manifest", {}).get("format") == FORMAT:
+                return cls(**{field.name: content[field.name] for field in dataclasses.fields(cls)})
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(
                 f"{path} is not a valid result: {error!r}. Remove it, and run the command that wrote it again."
             ) from None
+        raise ValueError(
+            f"{path} was written by another version of xlpre. Use that version, or give the fine-tuning another name."
+        )
 
     @staticmethod
     def read_manifest(path: Path) -> dict[str, Any]:
-        """Return the manifest of the run; empty if the file has none."""
-        manifest: dict[str, Any] = json.loads(path.read_text("utf-8")).get("manifest", {})
+        """Return the manifest of the run."""
+        manifest: dict[str, Any] = json.loads(path.read_text("utf-8"))["manifest"]
         return manifest
 
 
@@ -126,7 +131,9 @@ class Summary:
             )
         at_chance = ""
         if self.n_at_chance:
-            at_chance = f", {self.n_at_chance} of {len(scores)} runs at chance level (at most {self.chance_threshold:.4f})"
+            at_chance = (
+                f", {self.n_at_chance} of {len(scores)} runs at chance level (at most {self.chance_threshold:.4f})"
+            )
         return f"{self.task}: {self.main_metric} {value}{at_chance}"
 
     def chance_warning(self, lr: float) -> str:
@@ -183,6 +190,11 @@ def summarize(results: Sequence[Result]) -> Summary:
     )
 
 
+def seed_folder(run_dir: str | Path, seed: int) -> Path:
+    """Return the folder of the run with one seed."""
+    return Path(run_dir) / f"seed_{seed}"
+
+
 def read_run(run_dir: Path) -> Summary:
     """Read and summarize the runs in a folder.
 
@@ -216,14 +228,22 @@ def merge_glue_submissions(run_dirs: Sequence[Path], target: Path) -> list[str]:
     files: dict[str, Path] = {}
     for path in (path for run_dir in run_dirs for path in sorted((run_dir / "predictions").glob("*.tsv"))):
         if path.name in files:
-            raise ValueError(f"{path} and {files[path.name]} are predictions for the same task. Name only one of the runs.")
+            raise ValueError(
+                f"{path} and {files[path.name]} are predictions for the same task. Name only one of the runs."
+            )
         n_rows = path.read_text("utf-8").count("\n") - 1
-        if path.name not in N_ROWS:
-            raise ValueError(f"{path} is not part of a GLUE submission, which has {', '.join(N_ROWS)}. Leave the run out.")
-        if n_rows != N_ROWS[path.name]:
-            raise ValueError(f"{path} has {n_rows:,} predictions: a submission needs {N_ROWS[path.name]:,}. Predict the whole test file.")
+        if path.name not in SUBMISSION_ROWS:
+            raise ValueError(
+                f"{path} is not part of a GLUE submission, which has {', '.join(SUBMISSION_ROWS)}. Leave the run out."
+            )
+        if n_rows != SUBMISSION_ROWS[path.name]:
+            raise ValueError(
+                f"{path} has {n_rows:,} predictions: a submission needs {SUBMISSION_ROWS[path.name]:,}. Predict the whole test file."
+            )
         files[path.name] = path
     if not files:
-        raise ValueError(f"{', '.join(map(str, run_dirs))}: no predictions for a test file of GLUE. Name folders of GLUE runs.")
+        raise ValueError(
+            f"{', '.join(map(str, run_dirs))}: no predictions for a test file of GLUE. Name folders of GLUE runs."
+        )
     zip_files(list(files.values()), target)
-    return sorted(N_ROWS.keys() - files.keys())
+    return sorted(SUBMISSION_ROWS.keys() - files.keys())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +14,13 @@ from finetune.config import TaskDataConfig, TaskModelConfig
 from finetune.data.batching import MicroStep, PaddedBatch
 from finetune.tasks.base import Task
 from finetune.tasks.registry import build_task
-from xlpre.config.loader import from_mapping
+from xlpre.config.loader import config_from_mapping
 from xlpre.conversion.task_model import HEAD, TASK, TaskModelFolder, load_task_model
 from xlpre.model.backbone import Backbone
 from xlpre.model.config import ModelConfig
+from xlpre.model.kernels.backend import resolve_backend
 from xlpre.model.memory import Memory, initial_memory
+from xlpre.training.bootstrap import TrainingContext
 
 
 class TaskModel(nn.Module):
@@ -33,27 +37,26 @@ class TaskModel(nn.Module):
         self.backbone = Backbone(shape, two_streams=False)
         self.head = task.build_head(shape)
 
-    def forward(self, batch: MicroStep) -> Tensor:
-        """Return the loss of a micro-step: the sum over its examples, times `batch.loss_scale`."""
-        inputs = [(last, *self._read_memory(earlier, last)) for *earlier, last in (part.windows() for part in batch.batches)]
-        # one embedding lookup for all parts, so that the gradient of the embedding is computed once
+    def forward(self, micro_step: MicroStep) -> Tensor:
+        """Return the loss of a micro-step: the sum over its features, times `micro_step.loss_scale`."""
+        windows = [batch.windows() for batch in micro_step.batches]
+        inputs = [(last, *self._read_memory(earlier, last)) for *earlier, last in windows]
+        # one embedding lookup for all batches, so that the gradient of the embedding is computed once
         ids = torch.cat([last.input_ids.flatten() for last, *_ in inputs])
         embeddings = self.backbone.word_embedding(ids[None])[0].split([last.input_ids.numel() for last, *_ in inputs])
-        losses = [
-            self.task.compute_losses(
-                self.head, self._hidden(last, memory, n_seen, embedding.view(*last.input_ids.shape, -1)), last
-            )
-            for (last, memory, n_seen), embedding in zip(inputs, embeddings, strict=True)
-        ]
-        return torch.cat(losses).sum() * batch.loss_scale
+        losses = []
+        for (last, memory, n_seen), embedding in zip(inputs, embeddings, strict=True):
+            hidden = self._hidden(last, memory, n_seen, embedding.view(*last.input_ids.shape, -1))
+            losses.append(self.task.compute_losses(self.head, hidden, last))
+        return torch.cat(losses).sum() * micro_step.loss_scale
 
     @torch.no_grad()
-    def predict(self, part: PaddedBatch) -> dict[str, Tensor]:
-        """Return the outputs of the task, one row per item, and `loss` (n,) if the labels are known."""
-        *earlier, last = part.windows()
+    def predict(self, batch: PaddedBatch) -> dict[str, Tensor]:
+        """Return the outputs of the task, one entry per feature, and `loss` (n,) if the labels are known."""
+        *earlier, last = batch.windows()
         hidden = self._hidden(last, *self._read_memory(earlier, last))
         outputs = self.task.compute_outputs(self.head, hidden, last)
-        if part.labels:
+        if batch.labels:
             outputs["loss"] = self.task.compute_losses(self.head, hidden, last)
         return outputs
 
@@ -83,14 +86,17 @@ class TaskModel(nn.Module):
         )
         n_seen = last.input_ids.new_zeros(len(last.input_ids))
         for window in earlier:  # padding is on the left, so the tokens seen are the last columns of memory
-            batch = window.model_batch(window.input_ids.new_zeros(len(n_seen), 1), n_seen, reuse_len=window.input_ids.size(1))
-            _, memory = self.backbone(batch, memory)
+            inputs = window.model_batch(
+                window.input_ids.new_zeros(len(n_seen), 1), n_seen, reuse_len=window.input_ids.size(1)
+            )
+            _, memory = self.backbone(inputs, memory)
             n_seen = n_seen + (~window.padding_mask).sum(1)
         return memory, n_seen
 
-    def _hidden(self, part: PaddedBatch, memory: Memory, n_seen: Tensor, embedding: Tensor | None = None) -> Tensor:
+    def _hidden(self, window: PaddedBatch, memory: Memory, n_seen: Tensor, embedding: Tensor | None = None) -> Tensor:
         """Return the hidden states (B, P, D) at the positions that the head reads."""
-        hidden, _ = self.backbone(part.model_batch(self.task.head_positions(self.head, part), n_seen), memory, embedding)
+        inputs = window.model_batch(self.task.head_positions(self.head, window), n_seen)
+        hidden, _ = self.backbone(inputs, memory, embedding)
         return hidden
 
 
@@ -105,8 +111,8 @@ def open_task_model(path: Path) -> tuple[TaskModelFolder, Task]:
     """
     model = load_task_model(path)
     saved, origin = model.task, f"{path}: {TASK}"
-    data = from_mapping(TaskDataConfig, saved["data"], origin)
-    pooling = from_mapping(TaskModelConfig, {"pooling": saved["pooling"]}, origin).pooling
+    data = config_from_mapping(TaskDataConfig, saved["data"], origin)
+    pooling = config_from_mapping(TaskModelConfig, {"pooling": saved["pooling"]}, origin).pooling
     task = build_task(saved["task"], data, pooling)
     if missing := task.data_settings().keys() - saved["data"].keys():
         raise ValueError(f"{origin} is incomplete: `data` has no {', '.join(sorted(missing))}. Copy the original file.")
@@ -125,3 +131,11 @@ def check_head(path: Path, head: Mapping[str, Tensor], task: Task, shape: ModelC
             raise ValueError(
                 f"{path}: {name} in {HEAD} is {saved}, but the head of {task.name} needs {required}. Copy the whole original folder."
             )
+
+
+def resolve_backend_together(shape: ModelConfig, dtype: torch.dtype, context: TrainingContext) -> ModelConfig:
+    """Return the shape with the attention backend that rank 0 resolves for its device, on every process."""
+    backend: Any = context.comm.call_on_rank_zero(
+        lambda: resolve_backend(shape.attention_backend, context.device, dtype, shape.head_width)
+    )
+    return dataclasses.replace(shape, attention_backend=backend)

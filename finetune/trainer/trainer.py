@@ -1,159 +1,233 @@
-"""One run of a fine-tuning: everything the loop needs, built once, and what a checkpoint keeps of it."""
+"""Training of a task: the loop, which is the same for all tasks, and the Trainer with everything that it needs."""
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from finetune.config import FinetuneConfig
 from finetune.data.batching import LengthBucketSampler, MicroStep
-from finetune.trainer.evaluator import answer, device_pass_tokens, measure
+from finetune.data.examples import Outputs
+from finetune.trainer.evaluator import predict_split, resolve_overhead_tokens
+from finetune.trainer.finalize import finalize, finalize_run, finished_seeds
 from finetune.trainer.inputs import RunInputs
-from finetune.trainer.task_model import TaskModel
+from finetune.trainer.logger import TrainLogger
+from finetune.trainer.results import BEST, seed_folder
+from finetune.trainer.task_model import TaskModel, resolve_backend_together
+from xlpre.config.loader import save_config
 from xlpre.conversion.task_model import load_task_model, save_task_model
-from xlpre.model.config import ModelConfig
 from xlpre.model.initialization import build_with_weights
-from xlpre.model.kernels.backend import resolve_backend
 from xlpre.training import checkpoint
+from xlpre.training.bootstrap import TrainingContext, start_training
 from xlpre.training.checkpoint_writer import CheckpointWriter
-from xlpre.training.deepspeed_engine import PRECISIONS, build_deepspeed_config, build_engine, resolve_precision
-from xlpre.training.distributed import Comm, is_rank_zero, rank, seed_everything, world_size
+from xlpre.training.deepspeed_engine import build_engine
+from xlpre.training.distributed import is_rank_zero, rank, seed_everything, world_size
+from xlpre.training.metrics import check_wandb_installed
 from xlpre.training.optimizer_state import load_state
 from xlpre.training.progress import Progress
 from xlpre.training.shutdown import ShutdownHandler
 
-KEPT = "kept"
+
+def finetune(config: FinetuneConfig) -> None:
+    """Fine-tune with each seed, and predict with the best run.
+
+    A run that was stopped at any time resumes from its last checkpoint if the function is called again.
+
+    Raises:
+        ValueError: settings, examples or a folder are invalid, or differ from those of the run to resume.
+    """
+    check_wandb_installed(config.train.wandb)
+    inputs = RunInputs(config)
+    seeds = range(config.seed, config.seed + config.num_seeds)
+    finished = finished_seeds(inputs)
+    remaining = [seed for seed in seeds if seed not in finished]
+    context = start_training(config.train, config.optim, config.deepspeed)
+    shutdown = ShutdownHandler()
+    lock = context.lock_run_dir(Path(config.run_dir), "fine-tuning")
+    if is_rank_zero():
+        print(_describe(inputs, context, len(remaining)), flush=True)
+    outputs: dict[int, Outputs] = {}
+    for seed in remaining:
+        run_outputs = train_seed(inputs, seed, context, shutdown)
+        if run_outputs is None:
+            if is_rank_zero():
+                print(f"stopped at seed {seed} and saved a checkpoint. The same command resumes.", flush=True)
+            break
+        outputs[seed] = run_outputs
+    else:
+        finalize(inputs, list(seeds), outputs, context)
+    lock.release()
+
+
+def train_seed(inputs: RunInputs, seed: int, context: TrainingContext, shutdown: ShutdownHandler) -> Outputs | None:
+    """Train with one seed. Returns the outputs of the result for the first dev split, or None if the run was stopped."""
+    config = inputs.config
+    trainer = Trainer(inputs, seed, context, shutdown)
+    if is_rank_zero():
+        save_config(config, Path(config.run_dir) / "config.yaml")
+    progress = trainer.progress
+    logger = TrainLogger(config, seed, trainer.folder, progress)
+    if progress.step == 0:
+        with logger.paused():
+            logger.write_evaluation(trainer.evaluate())
+    stopped = False
+    while not (trainer.is_finished or stopped):
+        micro_steps = trainer.begin_step()
+        for number, micro_step in enumerate(micro_steps):
+            trainer.engine.set_gradient_accumulation_boundary(number == len(micro_steps) - 1)
+            loss = trainer.engine(micro_step.to(context.device))
+            trainer.engine.backward(loss)
+            trainer.engine.step()  # updates the weights at the boundary
+            logger.record_losses(loss)
+            logger.count_tokens(micro_step)
+        stopped = progress.end_step()
+        logger.end_step()
+        if progress.step % config.eval.every == 0 or trainer.is_finished:
+            with logger.paused():
+                logger.write_evaluation(trainer.evaluate())
+        if progress.step % config.train.log_every == 0 or trainer.is_finished or stopped:
+            logger.write_metrics()
+        if (progress.step % config.train.save_every == 0 or stopped) and not trainer.is_finished:
+            with logger.paused():
+                trainer.save()
+    trainer.close()
+    logger.close()
+    if not trainer.is_finished:
+        return None
+    return finalize_run(inputs, seed, progress.step, progress.train_seconds, context)
 
 
 class Trainer:
-    """What the loop reads.
+    """Model, engine, batches and checkpoints of the run with one seed. Resumes from the newest checkpoint, if there is one.
 
     Args:
-        foundation: what the runs share.
-        seed: of this one.
-        folder: where it goes.
-        comm: between the processes.
-        device: of this process.
-        stopping: whether someone asked to stop.
+        inputs: what the runs of all seeds share.
+        seed: seed of this run.
+        context: device, precision and communication of this process.
+        shutdown: reports a request to stop.
 
     Attributes:
-        engine: DeepSpeed's.
-        course: its updates and its clock.
-        best: the best score so far, and the step that had it.
+        folder: folder of the run.
+        engine: the DeepSpeed engine.
+        progress: steps and clock of the run.
+        best: best score so far and its step; None before the first evaluation.
     """
 
-    def __init__(
-        self,
-        foundation: RunInputs,
-        seed: int,
-        folder: Path,
-        comm: Comm,
-        device: torch.device,
-        stopping: ShutdownHandler,
-    ) -> None:
-        self.foundation, self.config, self.seed, self.folder = foundation, foundation.config, seed, folder
-        self.comm, self.device = comm, device
-        config = self.config
-        self.pass_tokens = device_pass_tokens(config.data.forward_overhead_tokens, device)
-        side = foundation.task.padding_side
-        self._dealer = LengthBucketSampler(foundation.train.features, side, rank(), world_size(), self.pass_tokens)
-        self._dtype = PRECISIONS[resolve_precision(device, config.train.precision)]
-        self._facts = {**foundation.facts(seed), "precision": str(self._dtype)}
-        checkpoints, train = folder / checkpoint.CHECKPOINTS_DIR, config.train
-        saved = checkpoint.find_resume_checkpoint(checkpoints, comm)
-        was = checkpoint.read_manifest(saved, self._facts) if saved else {}
-        self._writer = CheckpointWriter(
-            checkpoints, comm, train.keep_last_checkpoints, train.keep_checkpoints_every, resumed=saved
+    def __init__(self, inputs: RunInputs, seed: int, context: TrainingContext, shutdown: ShutdownHandler) -> None:
+        self.config, self.folder = inputs.config, seed_folder(inputs.config.run_dir, seed)
+        self._inputs, self._seed, self._context, self._comm = inputs, seed, context, context.comm
+        config, train = self.config, self.config.train
+        self._overhead_tokens = resolve_overhead_tokens(config.data.forward_overhead_tokens, context.device)
+        self._sampler = LengthBucketSampler(
+            inputs.train.features, inputs.task.padding_side, rank(), world_size(), self._overhead_tokens
         )
-        self.best: tuple[float, int] | None = was.get("best") and tuple(was["best"])
-        self._without_better: int = was.get("without_better", 0)
-        self._start(saved, was)
-        self.course = Progress(train, self.engine, comm, stopping, self._writer, was)
+        self._manifest = {**inputs.manifest(seed), "train.precision": context.precision}
+        checkpoints = self.folder / checkpoint.CHECKPOINTS_DIR
+        saved = checkpoint.find_resume_checkpoint(checkpoints, self._comm)
+        manifest = checkpoint.read_manifest(saved, self._manifest) if saved else {}
+        self._writer = CheckpointWriter(
+            checkpoints, self._comm, train.keep_last_checkpoints, train.keep_checkpoints_every, resumed=saved
+        )
+        self.best: tuple[float, int] | None = manifest.get("best") and tuple(manifest["best"])
+        self._n_without_improvement: int = manifest.get("evaluations_without_improvement", 0)
+        self._build(saved, manifest)
+        self.progress = Progress(train, self.engine, self._comm, shutdown, self._writer, manifest)
 
     @property
-    def finished(self) -> bool:
-        """Whether the steps are done, the time is used up, or nothing got better for long."""
+    def is_finished(self) -> bool:
+        """True if all steps are done, the time is used up, or early stopping applies."""
         patience = self.config.eval.early_stopping_patience
-        return self.course.finished or (patience is not None and self._without_better >= patience)
+        return self.progress.is_finished or (patience is not None and self._n_without_improvement >= patience)
 
     def begin_step(self) -> list[MicroStep]:
-        """Set the learning rate and what dropout draws; returns what this process reads, one for each micro-step."""
-        self.course.begin_step(self.seed, self.config.schedule, self.config.optim.lr)
-        train = self.config.train
-        return self._dealer.micro_steps(self.seed, self.course.step, train.global_batch_size, train.batch_schedule(world_size()).accumulation)
+        """Set the learning rate and the dropout seed. Returns the batches of this process, one per micro-step."""
+        self.progress.begin_step(self._seed, self.config.schedule, self.config.optim.lr)
+        batch_size, accumulation = self.config.train.global_batch_size, self._context.batch.accumulation
+        return self._sampler.micro_steps(self._seed, self.progress.step, batch_size, accumulation)
 
-    def measure(self) -> dict[str, float]:
-        """Scores on all that is measured on, as SPLIT/SCORE; the best weights are kept. Every process must call it."""
-        task = self.foundation.task
-        found: dict[str, float] = {}
-        for split in self.foundation.dev:
-            outputs = answer(self.engine.module, split, self.config.eval.batch_size, self.pass_tokens, self.comm)
-            found |= {f"{split.name}/{name}": score for name, score in measure(task, split, outputs).items()}
-        score = found[f"{self.foundation.dev[0].name}/{task.main_metric}"]
-        if self.course.step == 0:  # a head that knows nothing may be lucky
-            return found
-        if self.best is None or score > self.best[0]:
-            self.best, self._without_better = (score, self.course.step), 0
-            if self.config.eval.keep_weights == "best":
-                self._keep()
-        else:
-            self._without_better += 1
-        return found
+    def evaluate(self) -> dict[str, float]:
+        """Return the metrics of all dev splits, as SPLIT/METRIC, and keep the best weights. Every process must call it."""
+        task, metrics = self._inputs.task, dict[str, float]()
+        for split in self._inputs.dev:
+            outputs = predict_split(
+                self.engine.module, split, self.config.eval.batch_size, self._overhead_tokens, self._comm
+            )
+            of_split = {**task.compute_metrics(split, outputs), "loss": float(outputs["loss"].mean())}
+            metrics |= {f"{split.name}/{name}": value for name, value in of_split.items()}
+        if self.progress.step > 0:  # the score of an untrained head may be high by chance
+            self._update_best(metrics[f"{self._inputs.dev[0].name}/{task.main_metric}"])
+        return metrics
 
     def save(self) -> None:
-        """Begin a checkpoint, which is written while training goes on; every process must call it."""
-        step, seconds = self.course.step, self.course.seconds
-        facts = {**self._facts, "train_seconds": seconds, "best": self.best, "without_better": self._without_better}
-        self._writer.begin(step, self.engine, [], facts, partial(self._write, step))
+        """Start writing a checkpoint, while training continues. Every process must call it."""
+        step, train_seconds = self.progress.step, self.progress.train_seconds
+        manifest = {
+            **self._manifest,
+            "train_seconds": train_seconds,
+            "best": self.best,
+            "evaluations_without_improvement": self._n_without_improvement,
+        }
+        self._writer.begin(step, self.engine, [], manifest, partial(self._write_model, step))
 
     def close(self) -> None:
-        """Finish what was begun; keep the last weights if they are the result; give the engine's memory back."""
+        """Wait for the last checkpoint, keep the last weights if they are the result, and free the engine."""
         self._writer.close()
-        if self.finished and self.config.eval.keep_weights == "last":
-            self._keep()
-        del self.engine, self.course.engine
+        if self.is_finished and self.config.eval.keep_weights == "last":
+            self._keep_weights()
+        del self.engine, self.progress.engine
         gc.collect()
 
-    @property
-    def result(self) -> Path:
-        """The folder of the model that is the result."""
-        return self.folder / KEPT
+    def _update_best(self, score: float) -> None:
+        if self.best is None or score > self.best[0]:
+            self.best, self._n_without_improvement = (score, self.progress.step), 0
+            if self.config.eval.keep_weights == "best":
+                self._keep_weights()
+        else:
+            self._n_without_improvement += 1
 
-    def _keep(self) -> None:
-        weights = self._writer.weights(self.course.step, self.engine)
+    def _keep_weights(self) -> None:
+        """Write the present weights as the result of the run."""
+        weights = self._writer.gather_finite_weights(self.progress.step, self.engine)
         if is_rank_zero():
-            self._write(self.course.step, self.result, weights)
-        self.comm.barrier()
+            self._write_model(self.progress.step, self.folder / BEST, weights)
+        self._comm.barrier()
 
-    def _write(self, step: int, path: Path, weights: dict[str, Tensor]) -> None:
-        facts = {"name": self.config.name, "step": step, "seed": self.seed, "init_from": self.config.init_from}
-        save_task_model(path, self.foundation.model(weights, facts))
+    def _write_model(self, step: int, path: Path, weights: dict[str, Tensor]) -> None:
+        provenance = {"name": self.config.name, "step": step, "seed": self._seed, "init_from": self.config.init_from}
+        save_task_model(path, self._inputs.model_folder(weights, provenance))
 
-    def _start(self, saved: Path | None, was: dict[str, Any]) -> None:
-        """Build model and engine, at the start or as the checkpoint `saved` has them; `was` is what it says."""
+    def _build(self, saved: Path | None, manifest: dict[str, Any]) -> None:
+        """Build model and engine with initial weights, or with the state of the checkpoint `saved` and its manifest."""
         config = self.config
-        seed_everything(self.seed)  # the same starting values on every process
-        shape = in_agreement(self.foundation.shape, self.device, self._dtype, self.comm)
-        build = partial(TaskModel, shape, self.foundation.task)
+        seed_everything(self._seed)  # the same initial weights on every process
+        shape = resolve_backend_together(self._inputs.shape, self._context.dtype, self._context)
+        build = partial(TaskModel, shape, self._inputs.task)
         weights = load_task_model(saved / checkpoint.MODEL_DIR).weights if saved else {}
         model = build_with_weights(weights, build) if saved else build()
-        if not saved and not config.from_scratch:  # the head keeps the values that it begins with
-            model.put(self.foundation.folder.weights)
+        if not saved and not config.from_scratch:  # the head keeps its initial weights
+            model.load_available(self._inputs.pretrained.weights)
         if config.train.activation_checkpointing:
-            model.backbone.recompute_layers()
-        settings = build_deepspeed_config(config.train, config.optim, self.device, world_size(), config.deepspeed)
-        self.engine = build_engine(model, settings, config.train, config.optim, self.device)
+            model.backbone.enable_activation_checkpointing()
+        self.engine = build_engine(
+            model, self._context.deepspeed_config, config.train, config.optim, self._context.device
+        )
         if saved:
-            load_state(self.engine, weights, checkpoint.SavedMoments(saved), was["counters"])
+            load_state(self.engine, weights, checkpoint.SavedMoments(saved), manifest["counters"])
 
 
-def in_agreement(shape: ModelConfig, device: torch.device, dtype: torch.dtype, comm: Comm) -> ModelConfig:
-    """A shape with the attention that process 0 finds fastest on its GPU, which the others take."""
-    found = resolve_backend(shape.attention_backend, device, dtype, shape.head_width) if is_rank_zero() else ""
-    attention: Any = comm.broadcast(found)
-    return dataclasses.replace(shape, attention_backend=attention)
+def _describe(inputs: RunInputs, context: TrainingContext, n_runs: int) -> str:
+    """Return the opening lines of the command."""
+    config, shape = inputs.config, inputs.shape
+    dev = ", ".join(f"{len(split.examples):,} {split.name}" for split in inputs.dev)
+    weights = "new weights with the shape of" if config.from_scratch else "weights of"
+    epochs = config.train.steps * config.train.global_batch_size / len(inputs.train.features)
+    return (
+        f"{config.name}: {config.task}, {len(inputs.train.examples):,} train, {dev} examples\n"
+        f"{weights} {config.init_from} ({inputs.pretrained.kind}; {shape.n_layer} layers, d_model {shape.d_model})\n"
+        f"{n_runs} of {config.num_seeds} run(s) to do: {config.train.steps:,} steps ({epochs:.1f} epochs), lr {config.optim.lr:g}, "
+        f"{context.describe()}; output in {config.run_dir}"
+    )

@@ -1,4 +1,4 @@
-"""How much memory a training step needs for its tensors, found without data (torch's meta device)."""
+"""Memory of the activations of a training step, measured on a model without data (torch's meta device)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from pretrain.planning.flops import BatchShape, cluster_shares
+from pretrain.planning.flops import BatchShape, cluster_fractions
 from xlpre.batch import Batch
 from xlpre.model.config import ModelConfig
 from xlpre.model.dropout import Dropout
@@ -23,126 +23,130 @@ from xlpre.model.memory import initial_memory
 
 
 @dataclass(frozen=True)
-class Activations:
-    """Bytes of a micro-batch's tensors, besides weights, gradients and memory.
+class ActivationMemory:
+    """Bytes of the tensors of a micro-batch, without weights, gradients and recurrent memory.
 
     Attributes:
-        kept: what autograd keeps for the backward pass, from embedding to last layer.
-        logits: what it keeps of the softmax over the vocabulary.
-        working: what stands beside them at the fullest moment of forward and backward.
+        saved: Tensors that autograd saves for backward, from the embedding to the last layer.
+        logits: Tensors that it saves in the softmax over the vocabulary.
+        workspace: Other tensors at the peak of forward and backward.
     """
 
-    kept: int
+    saved: int
     logits: int
-    working: int
+    workspace: int
 
     @property
-    def all(self) -> int:
-        """At the fullest moment."""
-        return self.kept + self.logits + self.working
+    def peak(self) -> int:
+        """Peak of forward and backward."""
+        return self.saved + self.logits + self.workspace
 
 
-def activations(
-    model: ModelConfig, shape: BatchShape, dtype: torch.dtype, gpu: bool, recomputed: bool = False
-) -> Activations:
-    """Follow the tensors of a training step through a model without data.
+def activation_memory(
+    model: ModelConfig, shape: BatchShape, dtype: torch.dtype, gpu: bool, activation_checkpointing: bool = False
+) -> ActivationMemory:
+    """Track the tensors of a training step through a model without data.
 
     Args:
-        model: its shape.
-        shape: of the micro-batch.
-        dtype: of weights.
-        gpu: as on a GPU: dropout remembers a byte an element, not a seed.
-        recomputed: `train.activation_checkpointing`: what is inside layers is not kept, but computed again.
+        model: Model config.
+        shape: Sizes of the micro-batch.
+        dtype: Type of the weights.
+        gpu: True for dropout as on a GPU, which saves a byte per element instead of a seed.
+        activation_checkpointing: True if tensors inside layers are recomputed instead of saved.
     """
     language_model = meta_model(model, shape.two_streams, shape.next_sentence).to(dtype)
     if gpu:
-        _as_on_gpus(language_model)
-    if recomputed:
-        language_model.backbone.recompute_layers()
-    shares = cluster_shares(model, shape)
+        _use_gpu_dropout(language_model)
+    if activation_checkpointing:
+        language_model.backbone.enable_activation_checkpointing()
+    fractions = cluster_fractions(model, shape)
     for parameter in language_model.parameters():
-        parameter.register_post_accumulate_grad_hook(_drop_gradient)  # gradients are counted elsewhere
+        parameter.register_post_accumulate_grad_hook(_drop_gradient)  # gradients are part of zero_memory
     with torch.device("meta"):
         batch = _batch(shape)
         memory = initial_memory(model, shape.rows, mem_len=shape.mem_len, device="meta", dtype=dtype)
-    given = [*language_model.parameters(), memory.hidden, *vars(batch).values()]
-    with Tensors(given, _inside_of(model.attention_backend)) as tensors:
-        with _FoundIn(shares):
+    inputs = [*language_model.parameters(), memory.hidden, *vars(batch).values()]
+    with TensorTracker(inputs, _kernel_bodies(model.attention_backend)) as tracker:
+        with _NonzeroStub(fractions):
             hidden, new_memory = language_model.backbone(batch, memory)
-        kept = tensors.live - new_memory.hidden.nbytes - new_memory.valid.nbytes
-        with _FoundIn(shares[1:]):
-            targets, *others = language_model.losses(hidden, batch)
-            loss = sum(others, start=targets)
-            del hidden, targets, others
-        logits = tensors.live - kept - new_memory.hidden.nbytes - new_memory.valid.nbytes
+        saved = tracker.live - new_memory.hidden.nbytes - new_memory.valid.nbytes
+        with _NonzeroStub(fractions[1:]):
+            target_loss, *auxiliary_losses = language_model.losses(hidden, batch)
+            loss = sum(auxiliary_losses, start=target_loss)
+            del hidden, target_loss, auxiliary_losses
+        logits = tracker.live - saved - new_memory.hidden.nbytes - new_memory.valid.nbytes
         loss.backward()
-    return Activations(kept, logits, tensors.peak - kept - logits)
+    return ActivationMemory(saved, logits, tracker.peak - saved - logits)
 
 
-class Tensors(TorchDispatchMode):
-    """Counts the bytes of tensors that come and go, besides those `given`.
+class TensorTracker(TorchDispatchMode):
+    """Count the bytes of the tensors that are allocated and freed.
 
     Args:
-        given: they are not counted.
-        inside: what operators of one's own compute, by their names, so that what comes and goes in them is counted too.
+        excluded: Tensors that are not counted.
+        kernel_bodies: Functions by the names of custom operators. They run in place of the operators, so that temporary tensors are counted.
+
+    Attributes:
+        live: Bytes of the tensors alive now.
+        peak: Largest value of `live`.
     """
 
-    def __init__(self, given: list[Any], inside: Mapping[str, Callable[..., Any]] | None = None) -> None:
+    def __init__(self, excluded: list[Any], kernel_bodies: Mapping[str, Callable[..., Any]] | None = None) -> None:
         super().__init__()
-        self._known, self._inside = storages_of(given), inside or {}
+        self._known, self._kernel_bodies = storage_keys(excluded), kernel_bodies or {}
         self.live = self.peak = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run `func` and count what it makes."""
-        if inside := self._inside.get(func.name()):
+        """Run `func` and count the tensors that it allocates."""
+        if body := self._kernel_bodies.get(func.name()):
             with self:
-                return inside(*args)
+                return body(*args)
         out = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(out):
-            if not isinstance(tensor, Tensor) or tensor.is_sparse:  # which is made of others
+            if not isinstance(tensor, Tensor) or tensor.is_sparse:  # a sparse tensor consists of other tensors
                 continue
             if (key := (storage := tensor.untyped_storage())._cdata) not in self._known:
                 self._known.add(key)
                 self.live += storage.nbytes()
                 self.peak = max(self.peak, self.live)
-                weakref.finalize(storage, self._gone, key, storage.nbytes())
+                weakref.finalize(storage, self._free, key, storage.nbytes())
         return out
 
-    def _gone(self, key: int, n_bytes: int) -> None:
+    def _free(self, key: int, n_bytes: int) -> None:
         self._known.discard(key)
         self.live -= n_bytes
 
 
-def storages_of(tensors: list[Any]) -> set[int]:
-    """Keys of the storages of those that are tensors."""
-    return {tensor.untyped_storage()._cdata for tensor in tensors if isinstance(tensor, Tensor)}
+def storage_keys(values: list[Any]) -> set[int]:
+    """Return the keys of the storages of all tensors in `values`."""
+    return {tensor.untyped_storage()._cdata for tensor in values if isinstance(tensor, Tensor)}
 
 
-class _FoundIn(TorchFunctionMode):
-    """What `nonzero` finds where there are no data: in turn, `shares` of the elements."""
+class _NonzeroStub(TorchFunctionMode):
+    """Replace `nonzero`, which has no result on the meta device: call after call, return `fractions` of the elements."""
 
-    def __init__(self, shares: Iterable[float]) -> None:
+    def __init__(self, fractions: Iterable[float]) -> None:
         super().__init__()
-        self._shares, self._found = iter(shares), 0.0
+        self._fractions, self._sum = iter(fractions), 0.0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call `func`, or what stands for it."""
+        """Call `func`, or return the result in place of `nonzero`."""
         if func is Tensor.nonzero:
-            before, self._found = self._found, self._found + next(self._shares)
+            before, self._sum = self._sum, self._sum + next(self._fractions)
             n = args[0].numel()
-            return args[0].new_zeros(round(self._found * n) - round(before * n), args[0].dim(), dtype=torch.long)
+            return args[0].new_zeros(round(self._sum * n) - round(before * n), args[0].dim(), dtype=torch.long)
         return func(*args, **(kwargs or {}))
 
 
-def _inside_of(attention: str) -> Mapping[str, Callable[..., Any]]:
-    if attention != "triton":
+def _kernel_bodies(attention_backend: str) -> Mapping[str, Callable[..., Any]]:
+    if attention_backend != "triton":
         return {}
     from xlpre.model.kernels.triton.attention import INSIDE  # which the model has found by now
 
     return INSIDE
 
 
-def _as_on_gpus(model: nn.Module) -> None:
+def _use_gpu_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, Dropout) and module.share:
             module.forward = partial(_native_dropout, module.share)  # type: ignore[method-assign]
@@ -157,9 +161,19 @@ def _drop_gradient(parameter: Tensor) -> None:
 
 
 def _batch(shape: BatchShape) -> Batch:
-    B, T, P = shape.rows, shape.window, shape.targets
-    ids, ranks, places = torch.zeros(B, T).long(), torch.zeros(B, T).int(), torch.zeros(B, P).long()
-    of_rows = torch.zeros(B).long()
+    B, T, P = shape.rows, shape.seq_len, shape.n_targets
+    ids, ranks, positions = torch.zeros(B, T).long(), torch.zeros(B, T).int(), torch.zeros(B, P).long()
+    per_row = torch.zeros(B).long()
     return Batch(
-        ids, ids, ranks, ranks, places, places, torch.zeros(B, P), of_rows.bool(), of_rows, of_rows, shape.reuse_len
+        ids,
+        ids,
+        ranks,
+        ranks,
+        positions,
+        positions,
+        torch.zeros(B, P),
+        per_row.bool(),
+        per_row,
+        per_row,
+        shape.reuse_len,
     )

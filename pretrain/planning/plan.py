@@ -1,4 +1,4 @@
-"""What a pretraining on so many devices would take, worked out from its settings."""
+"""Plan of a pretraining on a number of devices, computed from its settings, and its description as text."""
 
 from __future__ import annotations
 
@@ -9,28 +9,43 @@ from bisect import bisect_left
 from dataclasses import dataclass
 
 from pretrain.config import PretrainConfig
-from pretrain.planning.activation_memory import Activations, activations
+from pretrain.planning.activation_memory import ActivationMemory, activation_memory
 from pretrain.planning.flops import (
     BatchShape,
     batch_shape,
+    count_parameters,
+    flops_by_part,
     flops_per_step,
     matrix_shapes,
-    operations,
-    parameters,
-    tensor_sizes,
+    parameter_sizes,
 )
 from pretrain.planning.zero_memory import ZeroMemory, communication_volume, zero_memory
 from xlpre.model.config import ModelConfig
 from xlpre.training.deepspeed_engine import PRECISIONS, reduce_bucket_size
-from xlpre.training.deepspeed_overrides import offloads, zero_stage
+from xlpre.training.deepspeed_overrides import enabled_offloads, zero_stage
+from xlpre.training.device_specs import DeviceSpec
 from xlpre.training.muon import working_bytes
 
-USABLE = 0.92  # of the memory: the rest is the driver's, libraries' and lost between tensors (an assumption)
+USABLE_FRACTION = 0.92  # of the device memory; driver, libraries and fragmentation take the rest (an assumption)
+SECONDS_PER_DAY = 86_400
+GPU_COUNTS = (1, 8, 64, 512, 1024, 4096, 8192)  # rows of the scaling table
+STAGES = range(4)  # of ZeRO
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A pretraining on `gpus` devices. Times in seconds, sizes in bytes, rates in window tokens."""
+    """A pretraining on `gpus` devices. Times are in seconds, sizes in bytes, rates in window tokens.
+
+    Attributes:
+        config: Settings of the pretraining.
+        device: Speed, memory and links of a device.
+        gpus: Number of devices.
+        nodes: Number of machines.
+        mfu: Expected model FLOPs utilization, as a fraction of the device's peak.
+
+    Raises:
+        ValueError: The batch cannot be divided among the devices, or the devices among the machines.
+    """
 
     config: PretrainConfig
     device: DeviceSpec
@@ -42,46 +57,51 @@ class Plan:
         rows = self.config.train.global_batch_size
         if self.gpus % self.nodes:
             raise ValueError(
-                f"--gpus ({self.gpus}) counts all of them and must be a multiple of --nodes ({self.nodes})"
+                f"--gpus={self.gpus} is invalid: it is the total and must be a multiple of --nodes={self.nodes}. "
+                f"Set --gpus={math.ceil(self.gpus / self.nodes) * self.nodes}, or another --nodes."
             )
         if rows < self.gpus:
             raise ValueError(
-                f"--gpus ({self.gpus}) must be at most train.global_batch_size ({rows}): each GPU needs a row of its own; take fewer, or "
-                "raise train.global_batch_size"
+                f"--gpus={self.gpus} is invalid: it must be at most train.global_batch_size={rows}, because each GPU needs a row. "
+                "Lower --gpus, or raise train.global_batch_size."
             )
         if rows % self.gpus:
             raise ValueError(
-                f"train.global_batch_size ({rows}) must be a multiple of --gpus ({self.gpus}); set train.global_batch_size="
-                f"{rows // self.gpus * self.gpus}"
+                f"train.global_batch_size={rows} is invalid: it must be a multiple of --gpus={self.gpus}. "
+                f"Set train.global_batch_size={rows // self.gpus * self.gpus}."
             )
-        if self.config.train.batch_warmup_steps and self.rows < 2:
-            raise ValueError(
-                f"train.batch_warmup_steps ({self.config.train.batch_warmup_steps}) starts with some of a GPU's rows, and --gpus "
-                f"({self.gpus}) leaves it {self.rows}; take fewer, raise train.global_batch_size, or set train.batch_warmup_steps=0"
-            )
+        if warmup_steps := self.config.train.batch_warmup_steps:
+            if self.rows_per_gpu < 2:
+                raise ValueError(
+                    f"train.batch_warmup_steps={warmup_steps} is invalid: the batch grows by micro-steps, and --gpus={self.gpus} leaves "
+                    f"{self.rows_per_gpu} row per GPU. Lower --gpus, raise train.global_batch_size, or set train.batch_warmup_steps=0."
+                )
+            self.config.train.batch_schedule(self.gpus)
         if not 0 < self.mfu <= 1:
-            raise ValueError(f"--mfu ({self.mfu}) is a share of the peak: above 0, at most 1")
+            raise ValueError(
+                f"--mfu={self.mfu} is invalid: it is a fraction of the peak, above 0 and at most 1. Leave it out for 0.4."
+            )
 
     @property
     def model(self) -> ModelConfig:
-        """The shape of the model, with the vocabulary that the tokenizer will have."""
+        """Model config, with the vocabulary size of the tokenizer if none is set."""
         model = self.config.model
         return dataclasses.replace(model, vocab_size=model.vocab_size or self.config.tokenizer.vocab_size)
 
     @property
     def precision(self) -> str:
-        """What it computes in: fp32, bf16 or fp16."""
-        wanted = self.config.train.precision
-        return wanted if wanted != "auto" else "bf16" if self.device.bf16 else "fp32"
+        """Precision of the model: fp32, bf16 or fp16."""
+        configured = self.config.train.precision
+        return configured if configured != "auto" else "bf16" if self.device.bf16 else "fp32"
 
     @property
-    def half(self) -> bool:
-        """Whether that has 16 bits."""
+    def is_half(self) -> bool:
+        """True if the precision has 16 bits."""
         return self.precision != "fp32"
 
     @property
-    def rows(self) -> int:
-        """Rows of a device in an update."""
+    def rows_per_gpu(self) -> int:
+        """Rows of a device in a step."""
         return self.config.train.global_batch_size // self.gpus
 
     def total_rows(self, n_steps: int) -> int:
@@ -93,140 +113,318 @@ class Plan:
 
     @property
     def tokens_per_step(self) -> int:
-        """Window tokens of an update, once the batch has warmed up."""
+        """Window tokens of a step after the batch warm-up."""
         return self.config.train.global_batch_size * self.config.data.seq_len
 
-    def tokens(self, steps: int) -> int:
-        """Window tokens of the first `steps` updates."""
-        return self.total_rows(steps) * self.config.data.seq_len
+    def total_tokens(self, n_steps: int) -> int:
+        """Return the window tokens of the first `n_steps` steps."""
+        return self.total_rows(n_steps) * self.config.data.seq_len
 
-    def steps(self, tokens: float) -> int:
-        """The first updates that read `tokens` window tokens, if they end with one."""
-        warming = self.config.train.batch_warmup_steps
-        if tokens > self.tokens(warming):
-            return warming + math.ceil((tokens - self.tokens(warming)) / self.tokens_per_step)
-        return bisect_left(range(warming), tokens, key=self.tokens)
+    def steps_for(self, n_tokens: float) -> int:
+        """Return the number of steps after which at least `n_tokens` window tokens were read."""
+        warmup_steps = self.config.train.batch_warmup_steps
+        if n_tokens > self.total_tokens(warmup_steps):
+            return warmup_steps + math.ceil((n_tokens - self.total_tokens(warmup_steps)) / self.tokens_per_step)
+        return bisect_left(range(warmup_steps), n_tokens, key=self.total_tokens)
 
     @property
-    def recomputed(self) -> bool:
-        """Whether layers are computed again for the backward pass."""
+    def activation_checkpointing(self) -> bool:
+        """True if layers are recomputed in the backward pass."""
         return self.config.train.activation_checkpointing
 
     @functools.cached_property
     def parameters(self) -> dict[str, int]:
-        """By part."""
-        shape = self.shape(1)
-        return parameters(self.model, shape.two_streams, shape.next_sentence)
+        """Number of parameters by part."""
+        shape = self.batch_shape(1)
+        return count_parameters(self.model, shape.two_streams, shape.next_sentence)
 
     @property
     def n_parameters(self) -> int:
-        """All of them."""
+        """Number of all parameters."""
         return sum(self.parameters.values())
 
-    def shape(self, rows: int) -> BatchShape:
-        """Of a micro-batch of `rows`."""
+    def batch_shape(self, rows: int) -> BatchShape:
+        """Return the sizes of a micro-batch of `rows` rows."""
         return batch_shape(self.config, rows)
 
     @functools.cached_property
-    def _sizes(self) -> list[int]:
-        return tensor_sizes(self.model, self.config.objective.next_sentence)
+    def _parameter_sizes(self) -> list[int]:
+        return parameter_sizes(self.model, self.config.objective.next_sentence)
 
     @functools.cached_property
-    def _matrices(self) -> list[tuple[int, ...]]:
+    def _muon_shapes(self) -> list[tuple[int, ...]]:
         return matrix_shapes(self.model) if self.config.optim.muon else []
 
     @property
     def offloads(self) -> dict[str, bool]:
-        """What is kept in the machine's memory."""
-        return offloads(self.config.deepspeed)
+        """Parts that are offloaded to host memory."""
+        return enabled_offloads(self.config.deepspeed)
 
-    def state(self, stage: int) -> ZeroMemory:
-        """Bytes of a device that do not depend on the batch."""
+    def zero_memory(self, stage: int) -> ZeroMemory:
+        """Return the memory of a device that does not depend on the batch."""
         zero = self.config.deepspeed.get("zero_optimization", {})
-        bucket, unsplit = reduce_bucket_size(zero, sum(self._sizes)), zero.get("stage3_param_persistence_threshold", 100_000)
-        single = sum(map(math.prod, self._matrices))
         return zero_memory(
-            self._sizes, stage, self.gpus, self.precision, bucket, unsplit, **self.offloads, single=single
+            self._parameter_sizes,
+            stage,
+            self.gpus,
+            self.precision,
+            reduce_bucket_size(zero, sum(self._parameter_sizes)),
+            zero.get("stage3_param_persistence_threshold", 100_000),
+            **self.offloads,
+            n_single_moment=sum(map(math.prod, self._muon_shapes)),
         )
 
-    def host(self, stage: int) -> float:
-        """Bytes of a machine's memory that its devices offload to."""
-        return self.state(stage).host * self.gpus / self.nodes
+    def host_memory(self, stage: int) -> float:
+        """Return the bytes of a machine's memory that its devices offload to."""
+        return self.zero_memory(stage).host * self.gpus / self.nodes
 
     @property
     def recurrent_memory(self) -> int:
-        """Bytes of the recurrent memory of a device's rows, those of all micro-steps."""
+        """Bytes of the recurrent memory of a device: the rows of all micro-steps."""
         model = self.model
-        return model.n_layer * self.rows * model.mem_len * model.d_model * (2 if self.half else 4)
+        return model.n_layer * self.rows_per_gpu * model.mem_len * model.d_model * (2 if self.is_half else 4)
 
     @functools.lru_cache(maxsize=64)  # noqa: B019  a plan lives as long as its command
-    def activations(self, micro: int) -> Activations:
-        """Of a micro-batch."""
-        return activations(
-            self.model, self.shape(micro), PRECISIONS[self.precision], gpu=self.device.bf16, recomputed=self.recomputed
+    def activation_memory(self, micro_batch_size: int) -> ActivationMemory:
+        """Return the memory of the activations of a micro-batch."""
+        return activation_memory(
+            self.model,
+            self.batch_shape(micro_batch_size),
+            PRECISIONS[self.precision],
+            gpu=self.device.bf16,
+            activation_checkpointing=self.activation_checkpointing,
         )
 
-    def lasting(self, stage: int) -> float:
-        """Bytes of a device that do not come and go with a micro-batch."""
-        return self.state(stage).on_device + self.recurrent_memory
+    def static_memory(self, stage: int) -> float:
+        """Return the bytes of a device that stay allocated between micro-batches."""
+        return self.zero_memory(stage).on_device + self.recurrent_memory
 
-    def updating(self, stage: int) -> int:
-        """Bytes that come and go with an update: Muon's, of which stage 3 has none."""
-        if not self._matrices or stage == 3:
+    def muon_workspace(self, stage: int) -> int:
+        """Return the bytes that Muon allocates during an update; 0 in stage 3, which does not support it."""
+        if not self._muon_shapes or stage == 3:
             return 0
-        return working_bytes(self._matrices, self.gpus, flat=stage > 0, gpu=self.device.bf16)
+        return working_bytes(self._muon_shapes, self.gpus, flat=stage > 0, gpu=self.device.bf16)
 
-    def bytes(self, stage: int, micro: int) -> float:
-        """Of a device in all, when it has most: in a micro-batch, or in an update, before which activations are gone."""
-        return self.lasting(stage) + max(self.activations(micro).all, self.updating(stage))
+    def peak_memory(self, stage: int, micro_batch_size: int) -> float:
+        """Return the peak memory of a device: in a micro-batch, or in Muon's update, when activations are freed."""
+        activations = self.activation_memory(micro_batch_size).peak
+        return self.static_memory(stage) + max(activations, self.muon_workspace(stage))
 
     @property
-    def usable(self) -> float:
-        """Bytes of a device that training can have."""
-        return USABLE * self.device.memory
+    def usable_memory(self) -> float:
+        """Bytes of a device that are available to training."""
+        return USABLE_FRACTION * self.device.memory
 
-    def fits(self, stage: int, micro: int) -> bool:
-        """Whether the device holds it."""
-        return self.bytes(stage, micro) <= self.usable
+    def fits(self, stage: int, micro_batch_size: int) -> bool:
+        """Return True if the peak memory fits into the usable memory."""
+        return self.peak_memory(stage, micro_batch_size) <= self.usable_memory
 
-    def largest(self, stage: int) -> int:
-        """Rows of the largest micro-batch that fits and divides a device's rows; 0 if none does."""
-        most = self.rows // (2 if self.config.train.batch_warmup_steps else 1)  # it rises by micro-steps
-        sizes = [size for size in range(1, most + 1) if self.rows % size == 0]
+    def largest_micro_batch(self, stage: int) -> int:
+        """Return the largest micro-batch size that fits and divides the rows of a device, or 0."""
+        limit = self.rows_per_gpu // (2 if self.config.train.batch_warmup_steps else 1)  # warm-up needs two micro-steps
+        sizes = [size for size in range(1, limit + 1) if self.rows_per_gpu % size == 0]
         n_fitting = bisect_left(sizes, True, key=lambda size: not self.fits(stage, size))
         return sizes[n_fitting - 1] if n_fitting else 0
 
     @property
-    def stage(self) -> int:
-        """The ZeRO stage that training takes with these settings."""
+    def configured_stage(self) -> int:
+        """ZeRO stage that training uses with these settings."""
         return zero_stage(self.config.deepspeed, self.precision, self.gpus)
 
     @functools.cached_property
-    def choice(self) -> tuple[int, int]:
-        """The lowest stage from that of training on, and its largest micro-batch, that fit; the last one and one row if none does."""
-        stages = range(max(self.stage, int(self.half)), 3 if self.config.optim.muon else 4)
-        return next(((stage, size) for stage in stages if (size := self.largest(stage))), (stages[-1], 1))
+    def recommendation(self) -> tuple[int, int]:
+        """Lowest ZeRO stage that fits, from the configured one on, and its largest micro-batch size.
 
-    def operations(self, micro: int) -> tuple[dict[str, float], dict[str, float]]:
-        """Of a micro-batch, needed and executed, by part."""
-        shape = self.shape(micro)
-        return operations(self.model, shape, "needed"), operations(self.model, shape, "executed", self.recomputed)
+        If nothing fits: the last stage and one row.
+        """
+        stages = range(max(self.configured_stage, int(self.is_half)), 3 if self.config.optim.muon else 4)
+        return next(((stage, size) for stage in stages if (size := self.largest_micro_batch(stage))), (stages[-1], 1))
 
-    def needed(self, micro: int) -> float:
-        """Operations that a window token needs."""
-        return flops_per_step(self.model, self.shape(micro)) / (micro * self.config.data.seq_len)
+    def flops(self, micro_batch_size: int) -> tuple[dict[str, float], dict[str, float]]:
+        """Return the needed and the executed FLOPs of a micro-batch by part."""
+        shape = self.batch_shape(micro_batch_size)
+        executed = flops_by_part(self.model, shape, "executed", self.activation_checkpointing)
+        return flops_by_part(self.model, shape, "needed"), executed
 
-    def tokens_per_second(self, micro: int) -> float:
-        """At the stated MFU, on all devices."""
-        return self.gpus * self.device.flops * self.mfu / self.needed(micro)
+    def flops_per_token(self, micro_batch_size: int) -> float:
+        """Return the needed FLOPs of a window token."""
+        flops = flops_per_step(self.model, self.batch_shape(micro_batch_size))
+        return flops / (micro_batch_size * self.config.data.seq_len)
+
+    def tokens_per_second(self, micro_batch_size: int) -> float:
+        """Return the window tokens per second of all devices at the given MFU."""
+        return self.gpus * self.device.flops * self.mfu / self.flops_per_token(micro_batch_size)
 
     @property
-    def slowest_link(self) -> float:
-        """Bytes a second that a device sends in a ring; one between nodes crosses the network once for all devices of a node."""
+    def link_bandwidth(self) -> float:
+        """Bytes per second that a device sends in a ring; one network link per device serves a ring across nodes."""
         device = self.device
         return device.link if self.nodes == 1 else min(device.link, device.network * self.gpus / self.nodes)
 
-    def communication(self, stage: int, micro: int) -> tuple[float, float]:
-        """Bytes that a device sends in an update, and the seconds that it takes."""
-        sent = communication_volume(self.n_parameters, stage, self.gpus, self.half, self.rows // micro)
-        return sent, sent / self.slowest_link
+    def communication(self, stage: int, micro_batch_size: int) -> tuple[float, float]:
+        """Return the bytes that a device sends in a step, and the seconds that this takes."""
+        micro_steps = self.rows_per_gpu // micro_batch_size
+        sent = communication_volume(self.n_parameters, stage, self.gpus, self.is_half, micro_steps)
+        return sent, sent / self.link_bandwidth
+
+
+def describe(plan: Plan, device: str, n_tokens: int | None) -> str:
+    """Return a plan as text.
+
+    Args:
+        plan: The plan.
+        device: Name of the device.
+        n_tokens: Window tokens to train on; None: `train.steps` steps.
+    """
+    stage, micro_batch_size = plan.recommendation
+    head = [
+        f"{plan.config.name} on {plan.gpus:,} x {device} ({plan.nodes:,} node{'s' * (plan.nodes > 1)}), "
+        f"{plan.precision}. Nothing is measured: parameters and FLOPs are counts, all other figures are predictions."
+    ]
+    sections = [
+        head,
+        _describe_parameters(plan),
+        _describe_memory(plan, stage, micro_batch_size),
+        _describe_flops(plan, micro_batch_size),
+        _describe_time(plan, stage, micro_batch_size, n_tokens),
+        _describe_communication(plan, micro_batch_size),
+        _describe_scaling(plan, stage, micro_batch_size),
+    ]
+    return "\n\n".join("\n".join(lines) for lines in sections)
+
+
+def _describe_parameters(plan: Plan) -> list[str]:
+    total = plan.n_parameters
+    rows = [f"  {part:32}{n:>16,}{n / total:>8.1%}" for part, n in plan.parameters.items() if n]
+    vocabulary = f"vocabulary of {plan.model.vocab_size:,}: model.vocab_size, or else tokenizer.vocab_size"
+    return [f"PARAMETERS (count; {vocabulary})", *rows, f"  {'total':32}{total:>16,}"]
+
+
+def _describe_memory(plan: Plan, stage: int, micro_batch_size: int) -> list[str]:
+    by_stage = [plan.zero_memory(s) for s in STAGES]
+    activations = plan.activation_memory(micro_batch_size)
+    same_in_all_stages = {
+        "activations saved for backward": activations.saved,
+        "logits saved for backward": activations.logits,
+        "workspace at the peak": activations.workspace,
+        f"recurrent memory of {plan.rows_per_gpu:,} rows": plan.recurrent_memory,
+    }
+    unit, unit_name = (1e9, "GB") if plan.n_parameters > 1e7 else (1e6, "MB")
+    micro_steps = plan.rows_per_gpu // micro_batch_size
+    lines = [
+        f"MEMORY PER GPU in {unit_name} (prediction; train.micro_batch_size={micro_batch_size}, {micro_steps:,} micro-steps)",
+        f"  {'ZeRO stage':36}" + "".join(f"{s:>10}" for s in STAGES),
+    ]
+    rows: dict[str, list[float]] = {
+        name: [getattr(memory, name) for memory in by_stage]
+        for name in ("weights", "gradients", "optimizer", "buffers")
+    }
+    rows |= {name: [n] * 4 for name, n in same_in_all_stages.items()}
+    if plan.config.optim.muon:
+        rows["Muon's update, instead of activations"] = [plan.muon_workspace(s) for s in STAGES]
+    rows["peak"] = [plan.peak_memory(s, micro_batch_size) for s in STAGES]
+    if any(plan.offloads.values()):
+        rows["host memory per node"] = [plan.host_memory(s) for s in STAGES]
+    lines += [f"  {name:36}" + "".join(f"{n / unit:>10.2f}" for n in row) for name, row in rows.items()]
+    usable = f"fits {USABLE_FRACTION:.0%} of {plan.device.memory / 1e9:.0f} GB"
+    lines.append(f"  {usable:36}" + "".join(f"{'yes' if plan.fits(s, micro_batch_size) else 'no':>10}" for s in STAGES))
+    largest = [plan.largest_micro_batch(s) for s in STAGES]
+    lines.append(f"  {'largest micro-batch that fits':36}" + "".join(f"{size or '-':>10}" for size in largest))
+    if not plan.fits(stage, micro_batch_size):
+        return [*lines, "  Nothing fits: use more GPUs, a smaller model, or a shorter data.seq_len or model.mem_len."]
+    configured = plan.config.train.micro_batch_size or plan.rows_per_gpu
+    instead = f" (configured: train.micro_batch_size={configured})" * (configured != micro_batch_size)
+    return [
+        *lines,
+        f"  Recommended: ZeRO stage {stage}, train.micro_batch_size={micro_batch_size}{instead}.",
+        "  Stage 0 is the default of a single process in fp32; training refuses it in bf16 and fp16."
+        + " Stage 3 does not support optim.name=muon." * plan.config.optim.muon,
+    ]
+
+
+def _describe_flops(plan: Plan, micro_batch_size: int) -> list[str]:
+    shape, n_tokens = plan.batch_shape(micro_batch_size), micro_batch_size * plan.config.data.seq_len
+    needed, executed = plan.flops(micro_batch_size)
+    lines = [
+        f"FLOPS of matrix products, forward and backward, in MFLOP per window token (count; M {shape.mem_len}, P {shape.n_targets})",
+        f"  {'':32}{'needed':>12}{'executed':>12}",
+    ]
+    lines += [
+        f"  {part:32}{needed[part] / n_tokens / 1e6:>12,.1f}{executed[part] / n_tokens / 1e6:>12,.1f}"
+        for part in needed
+        if executed[part]
+    ]
+    sums = sum(needed.values()), sum(executed.values())
+    lines.append(f"  {'total':32}" + "".join(f"{n / n_tokens / 1e6:>12,.1f}" for n in sums))
+    n_micro_batches = plan.config.train.global_batch_size / micro_batch_size / 1e15
+    lines.append(f"  {'PFLOP per step':32}" + "".join(f"{n * n_micro_batches:>12,.3f}" for n in sums))
+    return lines
+
+
+def _describe_time(plan: Plan, stage: int, micro_batch_size: int, n_tokens: int | None) -> list[str]:
+    train, rate, memory = plan.config.train, plan.tokens_per_second(micro_batch_size), plan.zero_memory(stage)
+    optimizer = memory.optimizer + (0 if stage else memory.weights)  # stage 0 in fp32 updates the weights themselves
+    n_steps = plan.steps_for(n_tokens) if n_tokens else train.steps
+    total_tokens = plan.total_tokens(n_steps)
+    # the update reads and writes its share, and reads as many gradients
+    update_seconds = (2 + 1 / 3) * optimizer / plan.device.bandwidth
+    lines = [
+        f"TIME at {plan.mfu:.0%} MFU of {plan.device.flops / 1e12:,g} TFLOP/s (prediction; the MFU is your assumption)",
+        f"  {'window tokens per second':32}{rate:>16,.0f}",
+        f"  {'seconds per step':32}{plan.tokens_per_step / rate:>16,.3f}",
+        f"  {'at least, for the optimizer':32}{update_seconds:>16,.4f}"
+        if optimizer
+        else "  the optimizer runs on the CPU and is not counted",
+        f"  {f'days for {n_steps:,} steps':32}{total_tokens / rate / SECONDS_PER_DAY:>16,.2f}",
+        f"  {'window tokens in total':32}{total_tokens:>16,}",
+        f"  {'tokens of text read':32}{plan.total_rows(n_steps) * plan.config.data.reuse_len:>16,}",
+    ]
+    if train.hours and not n_tokens:
+        complete_steps = plan.steps_for(train.hours * 3600 * rate + 1) - 1
+        lines.append(f"  {f'steps in train.hours={train.hours:g}':32}{min(complete_steps, n_steps):>16,}")
+    return lines
+
+
+def _describe_communication(plan: Plan, micro_batch_size: int) -> list[str]:
+    compute_seconds = plan.tokens_per_step / plan.tokens_per_second(micro_batch_size)
+    network = f"{plan.nodes:,} nodes" if plan.nodes > 1 else "the links of a node"
+    lines = [
+        f"COMMUNICATION per GPU and step over {network}, {plan.link_bandwidth / 1e9:,.1f} GB/s (prediction; without latency)",
+        f"  {'ZeRO stage':16}{'GB sent':>12}{'seconds':>12}{'of the step, without overlap':>36}",
+    ]
+    for stage in STAGES:
+        sent, seconds = plan.communication(stage, micro_batch_size)
+        fraction = seconds / (seconds + compute_seconds)
+        lines.append(f"  {stage:<16}{sent / 1e9:>12.2f}{seconds:>12.3f}{fraction:>36.1%}")
+    return lines
+
+
+def _describe_scaling(plan: Plan, stage: int, micro_batch_size: int) -> list[str]:
+    """Describe the same pretraining on other numbers of GPUs, with all communication overlapped and with none."""
+    lines = [
+        f"SCALING with the same train.global_batch_size (prediction; {plan.mfu:.0%} MFU, communication overlapped or not)",
+        f"  {'GPUs':>8}{'stage':>8}{'rows each':>12}{'micro-batch':>12}{'k tokens/s overlapped':>24}{'not overlapped':>16}"
+        f"{'days':>18}{'fits':>6}",
+    ]
+    for gpus in sorted({plan.gpus, *GPU_COUNTS}):
+        nodes = math.ceil(gpus / plan.device.per_node)
+        try:
+            scaled = dataclasses.replace(plan, gpus=gpus, nodes=nodes if gpus % nodes == 0 else 1)
+        except ValueError:  # this number of GPUs cannot share the batch
+            continue
+        size = math.gcd(micro_batch_size, scaled.rows_per_gpu)
+        # a single process may have another default stage than several
+        scaled_stage = scaled.configured_stage if stage == plan.configured_stage else stage
+        compute = plan.tokens_per_step / scaled.tokens_per_second(size)
+        communication = scaled.communication(scaled_stage, size)[1]
+        rates = (
+            plan.tokens_per_step / max(compute, communication),
+            plan.tokens_per_step / (compute + communication),
+        )
+        days = [plan.total_tokens(plan.config.train.steps) / rate / SECONDS_PER_DAY for rate in rates]
+        fits = "yes" if scaled.fits(scaled_stage, size) else "no"
+        lines.append(
+            f"  {gpus:>8,}{scaled_stage:>8}{scaled.rows_per_gpu:>12,}{size:>12}{rates[0] / 1e3:>24,.0f}{rates[1] / 1e3:>16,.0f}"
+            f"{f'{days[0]:.2f} - {days[1]:.2f}':>18}{fits:>6}"
+        )
+    return lines

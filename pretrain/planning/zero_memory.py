@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ZeroMemory:
-    """Bytes of a process that do not depend on the batch; those on its device, but for `host`.
+    """Bytes of a process that do not depend on the batch.
 
     Attributes:
-        weights: those that the model computes with, and those of other processes that stage 3 has fetched.
-        gradients: of a micro-step and accumulated.
-        optimizer: master weights and moments in fp32.
-        buffers: what gradients are reduced in.
-        host: what is offloaded to the memory of its machine.
+        weights: Weights that the model computes with, including those that stage 3 has fetched from other processes.
+        gradients: Gradients of a micro-step and accumulated gradients.
+        optimizer: Master weights and moments in fp32.
+        buffers: Buffers in which gradients are reduced.
+        host: Memory of the machine that offloading uses. The others are on the device.
     """
 
     weights: float
@@ -26,73 +26,83 @@ class ZeroMemory:
 
     @property
     def on_device(self) -> float:
-        """All that is on the device."""
+        """Sum of everything on the device."""
         return self.weights + self.gradients + self.optimizer + self.buffers
 
 
 def zero_memory(
     sizes: Sequence[int],
     stage: int,
-    processes: int,
+    world_size: int,
     precision: str,
-    bucket: int,
-    unsplit: float = 100_000,
+    bucket_size: int,
+    persistence_threshold: float = 100_000,
     offload_optimizer: bool = False,
     offload_param: bool = False,
-    single: int = 0,
+    n_single_moment: int = 0,
 ) -> ZeroMemory:
-    """What DeepSpeed 0.19.8 keeps with this project's settings (gradients accumulate in fp32), padding left out.
+    """Return the memory of a process under DeepSpeed 0.19.8 with the settings of this project, without padding.
+
+    Gradients accumulate in fp32.
 
     Args:
-        sizes: elements of each parameter.
-        stage: of ZeRO.
-        processes: that share what is split.
-        precision: that the model computes in: fp32, bf16 or fp16.
-        bucket: elements that are reduced at once.
-        unsplit: stage 3 does not split parameters of fewer elements.
-        offload_optimizer: stages 1 to 3 keep the optimizer, and the gradients it reads, in the machine's memory, and update there.
-        offload_param: stage 3 keeps weights there that are not in use.
-        single: elements that have one moment only, those of Muon's matrices.
+        sizes: Number of elements of each parameter.
+        stage: ZeRO stage.
+        world_size: Number of processes.
+        precision: Precision of the model: fp32, bf16 or fp16.
+        bucket_size: Elements that are reduced at once.
+        persistence_threshold: Parameters with fewer elements are not partitioned in stage 3.
+        offload_optimizer: Stages 1 to 3 store the optimizer and the gradients that it reads in host memory, and update there.
+        offload_param: Stage 3 stores weights that are not in use in host memory.
+        n_single_moment: Elements with a single moment, which are those of Muon's matrices.
     """
-    n, share, half = sum(sizes), 1 / processes, precision != "fp32"
-    width = 2 if half else 4
-    optimizer = (12.0 * n - 4 * single) * share  # master weights and moments
-    if stage == 0:  # in fp32 the weights themselves are updated
-        return ZeroMemory(width * n, (width * half + 4) * n, (12.0 if half else 8.0) * n - 4 * single, 0)
+    n, share, half = sum(sizes), 1 / world_size, precision != "fp32"
+    width = 2 if half else 4  # bytes of an element
+    optimizer = (12.0 * n - 4 * n_single_moment) * share  # master weights and moments
+    if stage == 0:  # fp32 has no master weights
+        return ZeroMemory(width * n, (width * half + 4) * n, (12.0 if half else 8.0) * n - 4 * n_single_moment, 0)
     if stage < 3:
-        gradients, buffers = 4 * n * share, width * bucket
+        gradients, buffers = 4 * n * share, width * bucket_size
         if stage == 1:
-            gradients, buffers = 4.0 * n, 4 * bucket
+            gradients, buffers = 4.0 * n, 4 * bucket_size
         if not offload_optimizer:
-            if (
-                stage == 1 and precision == "bf16"
-            ):  # has an optimizer of its own, which keeps gradients as they are made, too
+            if stage == 1 and precision == "bf16":  # BF16_Optimizer, which also stores the gradients in bf16
                 gradients, buffers = 6.0 * n, 0
             return ZeroMemory(width * n, gradients, optimizer, buffers)
-        on_their_way = width * max(sizes)
-        # besides the optimizer its gradients, the weights on their way back, and what stage 2 accumulates in fp32
-        host = optimizer + (4 + width) * n * share + on_their_way
+        in_transfer = width * max(sizes)
+        # optimizer, its gradients, and the weights to copy back; stage 2 also accumulates in fp32 there
+        host = optimizer + (4 + width) * n * share + in_transfer
         if stage == 2 and not half:
             gradients, host = 0, host + gradients
-        return ZeroMemory(width * n, gradients, 0, buffers + on_their_way, host)
-    small = sum(size for size in sizes if size < unsplit)
-    own = width * (n * share + small * (processes > 1))
+        return ZeroMemory(width * n, gradients, 0, buffers + in_transfer, host)
+    small = sum(size for size in sizes if size < persistence_threshold)
+    stored = width * (n * share + small * (world_size > 1))
     fetched = width * min(n - small, 1e9) * (1 - share)  # stage3_max_live_parameters
     host = 0.0
     if offload_param:
-        host, own, fetched = width * n * share, width * small, width * min(n - small, 1e9)
-    if offload_optimizer:  # with gradients twice: as they are accumulated, and as the update reads them
-        return ZeroMemory(own + fetched, 0, 0, width * bucket, host + optimizer + 8 * n * share)
-    return ZeroMemory(own + fetched, 4 * n * share, optimizer, width * bucket, host)
+        host, stored, fetched = width * n * share, width * small, width * min(n - small, 1e9)
+    if offload_optimizer:  # gradients twice: accumulated, and as the update reads them
+        return ZeroMemory(stored + fetched, 0, 0, width * bucket_size, host + optimizer + 8 * n * share)
+    return ZeroMemory(stored + fetched, 4 * n * share, optimizer, width * bucket_size, host)
 
 
-def communication_volume(n: int, stage: int, processes: int, half: bool, micro_steps: int) -> float:
-    """Bytes that a process sends in an update: a ring moves (N-1)/N of a tensor to reduce, scatter or gather it, twice to all-reduce."""
-    width, ring = (2 if half else 4), (processes - 1) / processes
-    once = ring * n
+def communication_volume(n_parameters: int, stage: int, world_size: int, half: bool, micro_steps: int) -> float:
+    """Return the bytes that a process sends in a step.
+
+    A ring sends (N-1)/N of a tensor to reduce-scatter or all-gather it, and twice that to all-reduce it.
+
+    Args:
+        n_parameters: Number of parameters of the model.
+        stage: ZeRO stage.
+        world_size: Number of processes, N.
+        half: True if weights and gradients have 16 bits.
+        micro_steps: Micro-steps per step.
+    """
+    width, ring = (2 if half else 4), (world_size - 1) / world_size
+    once = ring * n_parameters
     return {
         0: 2 * once * width,
-        1: 3 * once * width,  # gradients all-reduced at the update, weights gathered after it
-        2: micro_steps * 2 * once * width + once * width,  # DeepSpeed all-reduces its buckets, after each micro-step
-        3: micro_steps * 3 * once * width,  # weights gathered forward and backward, gradients scattered
+        1: 3 * once * width,  # all-reduce of gradients, all-gather of weights
+        2: micro_steps * 2 * once * width + once * width,  # DeepSpeed all-reduces its buckets after each micro-step
+        3: micro_steps * 3 * once * width,  # all-gather of weights forward and backward, reduce-scatter of gradients
     }[stage]

@@ -10,8 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pretrain.config import PretrainConfig
-from pretrain.trainer.inputs import other_settings
+from pretrain.config import PretrainConfig, changed_settings
 from xlpre.config.cli import ExplicitKeys, read_explicit_keys
 from xlpre.config.loader import load_config
 from xlpre.training.metrics import read_metrics
@@ -79,7 +78,7 @@ class Run:
 
     def check_made(self) -> None:
         """Raise ValueError if what is in the folder was made with other settings than the row says now."""
-        for key, (before, now) in other_settings(self.config).items():
+        for key, (before, now) in changed_settings(self.config).items():
             raise ValueError(
                 f"{self.folder} was made with {key}={before}, row {self.row} says {now} now; put it back, "
                 "rename the row, or remove that folder"

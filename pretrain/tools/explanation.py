@@ -107,12 +107,12 @@ def explain(
     whole = DirectedText(SplitData(ids, sentence_ends, np.array([len(ids)])), backward)
     rng = RowRng(config.seed, [int(backward)], step)
     windows = build_windows([WindowLocation(whole, begin=0, visible_mem_len=0)], data, rng)
-    row = objective.examples(windows, rng)
+    row = objective.build_inputs(windows, rng)
     direction = "backward, from right to left" if backward else "forward"
     pieces = tokenizer.pieces
     return Explanation(
         f"{config.objective.name}, {data.seq_len} tokens ({data.reuse_len} reused), {direction}, seed {config.seed}, step {step}",
-        [objective.about, *_notes(int(windows.pair_label[0]), data, len(ids) - 1)],
+        [objective.description, *_notes(int(windows.pair_label[0]), data, len(ids) - 1)],
         pieces=[pieces[i] for i in windows.ids[0]],
         read=[pieces[i] for i in row.input_ids[0]],
         segments=[SEGMENTS[i] for i in windows.segments[0]],
@@ -155,7 +155,7 @@ def _notes(pair_label: int, data: DataConfig, n_tokens: int) -> list[str]:
 def vocabulary(config: PretrainConfig) -> Tokenizer:
     """The vocabulary that `tokenizer.path` names, or else the store's."""
     if Path(config.tokenizer.path).exists():
-        return Tokenizer.named_in(config.tokenizer)
+        return Tokenizer.from_config(config.tokenizer)
     if Path(config.data.store_dir).exists():
         return TokenStore(config.data.store_dir).tokenizer()
     raise ValueError(

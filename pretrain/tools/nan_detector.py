@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from xlpre.model.memory import Memory
 
 # modules whose first dimension is the direction, not the row
-BY_DIRECTION = ("distance_codes", "distance_codes.dropout", "terms.position.key")
+BY_DIRECTION = ("pos_encoding", "pos_encoding.dropout", "terms.position.key")
 
 
 @dataclass(frozen=True)

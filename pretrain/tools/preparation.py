@@ -12,9 +12,9 @@ from pretrain.config import PretrainConfig
 from xlpre.config.loader import config_from_mapping
 from xlpre.data.store import META, TokenStore, is_nothing, is_store
 from xlpre.data.store_builder import build_store
-from xlpre.text.corpus import TextConfig, documents, files, sample_of
-from xlpre.text.learned import check_learned, write_learned
-from xlpre.text.tokenizer import Tokenizer, train
+from xlpre.text.corpus import TextConfig, read_documents, sample_lines, source_files
+from xlpre.text.tokenizer import Tokenizer
+from xlpre.text.tokenizer_training import check_training_record, train_tokenizer, write_training_record
 
 SAMPLE_CHARS = 1_000_000  # characters of text that are checked for unknown characters
 MAX_UNKNOWN = 0.01  # fraction of unknown characters above which a warning is printed
@@ -28,7 +28,7 @@ def make_tokenizer(config: PretrainConfig) -> Tokenizer:
     """
     path, size = Path(config.tokenizer.path), config.tokenizer.vocab_size
     if path.exists():
-        tokenizer = Tokenizer.named_in(config.tokenizer)
+        tokenizer = Tokenizer.from_config(config.tokenizer)
         existing = {"vocab_size": len(tokenizer), "character_coverage": tokenizer.character_coverage}
         for key, value in existing.items():
             if value != (configured := getattr(config.tokenizer, key)):
@@ -36,14 +36,14 @@ def make_tokenizer(config: PretrainConfig) -> Tokenizer:
                     f"tokenizer.{key}={configured} is invalid: {path} was trained with tokenizer.{key}={value}. "
                     f"Set tokenizer.{key}={value} or another tokenizer.path, or delete the file."
                 )
-        check_learned(path, tokenizer, config.text, config.tokenizer)
+        check_training_record(path, tokenizer, config.text, config.tokenizer)
         print(f"{path}: exists, {size} pieces")
         return tokenizer
     start = time.monotonic()
     print(f"{path}: training {size} pieces on {' '.join(config.text.sources)} ...", flush=True)
-    tokenizer = train(documents(config.text), config.tokenizer)
+    tokenizer = train_tokenizer(read_documents(config.text), config.tokenizer)
     tokenizer.save(path)
-    write_learned(path, tokenizer, config.text, config.tokenizer)
+    write_training_record(path, tokenizer, config.text, config.tokenizer)
     print(f"{path}: {len(tokenizer)} pieces in {time.monotonic() - start:.0f} s")
     return tokenizer
 
@@ -59,7 +59,7 @@ def make_store(config: PretrainConfig) -> TokenStore:
         raise ValueError(
             f"data.store_dir={path} is invalid: the folder exists and is not a token store. Set another data.store_dir."
         )
-    tokenizer = Tokenizer.named_in(config.tokenizer)
+    tokenizer = Tokenizer.from_config(config.tokenizer)
     if not is_nothing(path):
         store = TokenStore(path)
         store.check_vocabulary(tokenizer, f"tokenizer.path={config.tokenizer.path}")
@@ -68,7 +68,7 @@ def make_store(config: PretrainConfig) -> TokenStore:
         return store
     _warn_of_unknown_characters(config, tokenizer)
     start = time.monotonic()
-    with _ProgressBar(sum(files(config.text).values())) as progress:
+    with _ProgressBar(sum(source_files(config.text).values())) as progress:
         store = build_store(path, config.text, tokenizer, progress.update)
     print(f"{path}: {_token_counts(store)} in {time.monotonic() - start:.0f} s")
     return store
@@ -77,10 +77,10 @@ def make_store(config: PretrainConfig) -> TokenStore:
 def _warn_of_unknown_characters(config: PretrainConfig, tokenizer: Tokenizer) -> None:
     """Warn if the vocabulary does not cover the characters of the text."""
     try:
-        sample = sample_of(config.text, SAMPLE_CHARS)
+        sample = sample_lines(config.text, SAMPLE_CHARS)
     except ValueError:
         return  # raised again, with a better message, when the text is encoded
-    if (unknown := tokenizer.unknown(sample)) > MAX_UNKNOWN:
+    if (unknown := tokenizer.unknown_fraction(sample)) > MAX_UNKNOWN:
         print(
             f"warning: {unknown:.0%} of the characters in a sample of this text have no piece in tokenizer.path="
             f"{config.tokenizer.path} and will be <unk>; train a vocabulary on it with pretrain/train_tokenizer.py and another "
@@ -100,7 +100,7 @@ def _check_source(store: TokenStore, text: TextConfig) -> None:
                 f"text.{key}={now} is invalid: data.store_dir={store.path} was built with text.{key}={before}. "
                 f"Set text.{key}={before}; or {remedy}."
             )
-    if changed := sorted(set(files(text).items()) ^ set(store.meta["files"].items())):
+    if changed := sorted(set(source_files(text).items()) ^ set(store.meta["files"].items())):
         raise ValueError(
             f"data.store_dir={store.path} is invalid: {changed[0][0]} was added, removed or changed after the store was built. "
             f"{remedy.capitalize()}."

@@ -9,10 +9,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from pretrain.config import PretrainConfig, settings_of_run
+from pretrain.config import PretrainConfig, load_run_config
 from pretrain.trainer.samples import read_samples
 from xlpre.common.files import write_text
-from xlpre.common.plots import COLOURS, figure_to_svg, legend_label, new_axes, save
+from xlpre.common.plots import COLOURS, figure_to_svg, legend_label, new_axes, save_figure
 from xlpre.training.metrics import read_metrics
 
 Record = dict[str, Any]  # one line of metrics.jsonl or samples.jsonl
@@ -54,9 +54,9 @@ def write_report(run_dir: Path, against: Sequence[Path] = ()) -> Path:
                 f"--against {name} is invalid: it was evaluated on other targets than {run_dir.name}, so the losses are not comparable. "
                 "Leave it out."
             )
-    config = settings_of_run(run_dir)
+    config = load_run_config(run_dir)
     figure = _loss_figure(config.name, train, val, others)
-    save(figure, run_dir / "loss.png")
+    save_figure(figure, run_dir / "loss.png")
     path = run_dir / "report.html"
     settings = (run_dir / "config.yaml").read_text("utf-8")
     write_text(path, _page(config, figure_to_svg(figure), train, val, read_samples(run_dir), settings))
@@ -65,7 +65,7 @@ def write_report(run_dir: Path, against: Sequence[Path] = ()) -> Path:
 
 def _run_name(run_dir: Path) -> str:
     """Return the `name` setting of a run: the folders of several runs may have equal names."""
-    return settings_of_run(run_dir).name if (run_dir / "config.yaml").exists() else str(run_dir)
+    return load_run_config(run_dir).name if (run_dir / "config.yaml").exists() else str(run_dir)
 
 
 def _read_metrics(run_dir: Path) -> tuple[list[Record], list[Record]]:
@@ -111,14 +111,16 @@ def _page(
 
 
 def _loss_figure(name: str, train: list[Record], val: list[Record], others: Sequence[tuple[str, list[Record]]]) -> Any:
-    figure, axes = _new_axes(9, 4)
+    figure, axes = _token_axes(9, 4)
     losses = [x["loss"] for x in train]
     axes.plot(
         _tokens_m(train), losses, _line_style(losses), color="#9db4d6", linewidth=1, markersize=4, label="training"
     )
     for (label, records), color in zip([(name, val), *others], itertools.cycle(COLOURS), strict=False):
         losses = [x["val_loss"] for x in records]
-        axes.plot(_tokens_m(records), losses, "o-", color=color, markersize=4, label=legend_label(f"{label}, validation"))
+        axes.plot(
+            _tokens_m(records), losses, "o-", color=color, markersize=4, label=legend_label(f"{label}, validation")
+        )
     unigram = val[-1]["val_unigram_loss"]
     label = f"unigram baseline ({unigram:.2f}), same targets"
     axes.axhline(unigram, color="#b4442c", linestyle="--", linewidth=1.2, label=label)
@@ -131,7 +133,7 @@ def _loss_figure(name: str, train: list[Record], val: list[Record], others: Sequ
 
 
 def _small_plot(records: list[Record], key: str, label: str) -> str:
-    figure, axes = _new_axes(4.5, 2.6)
+    figure, axes = _token_axes(4.5, 2.6)
     values = [x[key] for x in records]
     axes.plot(_tokens_m(records), values, _line_style(records), color=COLOURS[0], linewidth=1.2, markersize=4)
     axes.set_ylim(bottom=0)
@@ -144,7 +146,7 @@ def _line_style(points: Sequence[Any]) -> str:
     return "o" if len(points) == 1 else "-"
 
 
-def _new_axes(width: float, height: float) -> tuple[Any, Any]:
+def _token_axes(width: float, height: float) -> tuple[Any, Any]:
     figure, (axes,) = new_axes(width, height)
     axes.set_xlabel("window tokens read, millions")
     axes.grid(axis="y", color="#e3e7ee")
@@ -157,18 +159,18 @@ def _tokens_m(records: list[Record]) -> list[float]:
 
 def _samples_table(samples: list[Record]) -> str:
     """Return the predictions for blanks at the first and the last evaluation as an HTML table."""
-    if not samples or not samples[-1]["filled"]:
+    if not samples or not samples[-1]["results"]:
         return ""
     shown = [samples[0], samples[-1]] if len(samples) > 1 else samples
     rows = []
-    for example in shown[-1]["filled"]:
+    for example in shown[-1]["results"]:
         rows.append(f"<tr class=sentence><td colspan=2 dir=auto>{escape(example['text'])}")
-        labels = ", ".join(f"<bdi>{escape(label)}</bdi>" for label in example["truth"])
+        labels = ", ".join(f"<bdi>{escape(label)}</bdi>" for label in example["labels"])
         rows.append(f" <b>({labels})</b></td></tr>" if labels else "</td></tr>")
         for evaluation in shown:
-            for result in (x for x in evaluation["filled"] if x["text"] == example["text"]):
-                blank_labels = result["truth"] or [None] * len(result["blanks"])
-                for candidates, label in zip(result["blanks"], blank_labels, strict=True):
+            for result in (x for x in evaluation["results"] if x["text"] == example["text"]):
+                blank_labels = result["labels"] or [None] * len(result["predictions"])
+                for candidates, label in zip(result["predictions"], blank_labels, strict=True):
                     cells = "".join(_candidate(piece, p, piece == label) for piece, p in candidates)
                     rows.append(f"<tr><td>step {evaluation['step']:,}</td><td>{cells}</td></tr>")
     return f"<h2>Predictions for blanks</h2><table>{''.join(rows)}</table>"

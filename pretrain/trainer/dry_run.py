@@ -1,13 +1,13 @@
-"""What a pretraining would be: its settings, its size, where it would start. Nothing is trained and nothing written."""
+"""Dry run: print the resolved settings, the size and the start of a run, without training or writing."""
 
 from __future__ import annotations
 
 import torch
 
 from pretrain.config import PretrainConfig
-from pretrain.planning.flops import batch_shape, parameters
+from pretrain.planning.flops import batch_shape, count_parameters
 from pretrain.trainer.evaluator import val_lanes
-from pretrain.trainer.inputs import RunInputs, checkpoints_of, is_finished
+from pretrain.trainer.inputs import RunInputs, checkpoints_dir, is_finished
 from pretrain.trainer.samples import Samples
 from xlpre.config.cli import ExplicitKeys
 from xlpre.config.loader import to_yaml
@@ -18,43 +18,45 @@ from xlpre.training.distributed import device_type, is_rank_zero, world_size
 from xlpre.training.metrics import check_wandb_installed
 
 
-def dry_run(config: PretrainConfig, given: ExplicitKeys) -> None:
-    """Print the settings as YAML, all else as its comments.
+def dry_run(config: PretrainConfig, explicit_keys: ExplicitKeys) -> None:
+    """Print the settings as YAML, with all other information in comments.
 
     Raises:
-        ValueError: what a start would refuse, as far as one process alone can tell; settings of DeepSpeed's own are not read.
+        ValueError: a start would fail, as far as one process can check it. The settings of DeepSpeed are not checked.
     """
     check_wandb_installed(config.train.wandb)
-    foundation = RunInputs(config, given)
-    val_lanes(config, foundation.store)
-    Samples(config, foundation.store, foundation.tokenizer)
+    inputs = RunInputs(config, explicit_keys)
+    val_lanes(config, inputs.store)
+    Samples(config, inputs.store, inputs.tokenizer)
     config.train.batch_schedule(world_size())
-    start, about = foundation.start, foundation.start.about
-    folder, over = checkpoints_of(config), is_finished(config, given)
-    saved = checkpoint.list_complete(folder)[-1] if over else checkpoint.latest_valid(folder)
+    start = inputs.weight_init.description
+    folder, finished = checkpoints_dir(config), is_finished(config, explicit_keys)
+    saved = checkpoint.list_complete(folder)[-1] if finished else checkpoint.latest_valid(folder)
     if saved:
-        step = foundation.facts_of(saved)["step"]
-        about = f"finished already at step {step:,}" if over else f"goes on from {saved} at step {step:,}"
+        step = inputs.read_manifest(saved)["step"]
+        start = f"already finished at step {step:,}" if finished else f"resumes from {saved} at step {step:,}"
     if is_rank_zero():
-        sizes = _sizes(start.resolved(), len(foundation.store.train))
-        print(to_yaml(start.resolved()) + sizes + _processes(config) + f"# {about}", flush=True)
+        resolved = inputs.weight_init.resolve_config()
+        sizes = _describe_sizes(resolved, len(inputs.store.train))
+        print(f"{to_yaml(resolved)}{sizes}{_describe_processes(config)}# {start}", flush=True)
 
 
-def _sizes(config: PretrainConfig, text_tokens: int) -> str:
+def _describe_sizes(config: PretrainConfig, n_text_tokens: int) -> str:
     train, data = config.train, config.data
     shape = batch_shape(config, train.global_batch_size)
-    read = train.batch_schedule(world_size()).total_rows(train.steps) * data.reuse_len
-    within = f", or what {train.hours:g} hours allow" if train.hours else ""
+    n_read = train.batch_schedule(world_size()).total_rows(train.steps) * data.reuse_len
+    limit = f", at most {train.hours:g} hours" if train.hours else ""
     return (
-        f"# {sum(parameters(config.model, shape.two_streams, shape.next_sentence).values()):,} parameters\n"
-        f"# an update: {shape.rows:,} rows, {shape.rows * shape.window:,} window tokens, {shape.rows * shape.targets:,} targets\n"
-        f"# {train.steps:,} updates{within}: {read:,} tokens of text read, {read / text_tokens:.2f} times the training text\n"
+        f"# {sum(count_parameters(config.model, shape.two_streams, shape.next_sentence).values()):,} parameters\n"
+        f"# a step: {shape.rows:,} rows, {shape.rows * shape.seq_len:,} window tokens, {shape.rows * shape.n_targets:,} targets\n"
+        f"# {train.steps:,} steps{limit}: {n_read:,} tokens of text read, {n_read / n_text_tokens:.2f} times the training text\n"
     )
 
 
-def _processes(config: PretrainConfig) -> str:
-    """What they compute on and in, as far as this machine, which need not be the one that trains, can tell."""
-    kind, wanted = device_type(), config.train.precision
-    precision = resolve_precision(torch.device(kind), wanted) if wanted == "auto" else wanted
+def _describe_processes(config: PretrainConfig) -> str:
+    """Describe device, precision, ZeRO stage and batch on this machine, which need not be the one that trains."""
+    device, configured = device_type(), config.train.precision
+    precision = resolve_precision(torch.device(device), configured) if configured == "auto" else configured
     stage = zero_stage(config.deepspeed, precision, world_size())
-    return f"# here {world_size()} process(es) on {kind}, {precision}, ZeRO stage {stage}\n"
+    batch = config.train.batch_schedule(world_size())
+    return f"# here: {batch}, {world_size()} process(es) on {device}, {precision}, ZeRO stage {stage}\n"

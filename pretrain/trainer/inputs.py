@@ -1,4 +1,4 @@
-"""What a pretraining stands on, before any process is joined: text, vocabulary, shape, objective, batches, and what must stay the same."""
+"""Inputs of a run: token store, vocabulary, initial weights, objective and batches. Read and checked before processes join."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from pretrain.config import PretrainConfig, settings_of_run
+from pretrain.config import PretrainConfig, changed_settings
 from pretrain.trainer.weight_init import WeightInit
-from xlpre.config.cli import ExplicitKeys
+from xlpre.config.cli import NO_EXPLICIT_KEYS, ExplicitKeys
 from xlpre.conversion.provenance import read_provenance
 from xlpre.data.lanes import Lanes
 from xlpre.data.store import TokenStore
@@ -19,159 +19,132 @@ from xlpre.text.tokenizer import Tokenizer
 from xlpre.training import checkpoint
 from xlpre.training.run_dir import check_run_dir_writable
 
-FORMAT = 3  # of a checkpoint: names of parameters, what a batch of a step is
-# the settings that what is reached depends on, and those among them on which it does not, which a run finds in its text, or, being how
-# long it is, which stand in the table
-GROUPS = ("data", "objective", "model", "memory", "optim", "schedule", "train", "eval")
-FREE = {
-    "data": "store_dir num_threads",
-    "model": "vocab_size attention_backend",
-    "train": "steps hours compile activation_checkpointing log_every save_every keep_last_checkpoints keep_checkpoints_every max_skipped_steps timeout_minutes wandb",
-    "eval": "every sentences",
-}
+FORMAT = 4  # of checkpoints: names of parameters and manifest entries, rows of a step
 
 
 class RunInputs:
-    """Opened and checked; nothing is written.
+    """Inputs of a run, opened and checked. Nothing is written.
 
     Args:
-        config: every setting.
-        given: the keys that were set, which Start asks for.
+        config: settings of the run.
+        explicit_keys: keys that the user set, see WeightInit.
 
     Attributes:
-        store: the text.
+        store: the token store.
         tokenizer: its vocabulary.
-        start: where the weights come from.
-        objective: what is predicted.
-        loader: of training batches.
-        facts: what must be the same for a run to go on; the learning rate, its schedule, the length of the run, the number of
-            processes and of micro-steps, and settings of DeepSpeed may change.
+        weight_init: initial weights, and the shape of the model.
+        objective: the pretraining objective.
+        loader: loader of training batches.
+        manifest: settings that a resumed run must share. The learning rate and its schedule, the length of the run, the number of
+            processes, the micro-batch size and the settings of DeepSpeed may change.
 
     Raises:
-        ValueError: settings that contradict each other, the store or the vocabulary.
+        ValueError: settings contradict each other, the store or the vocabulary.
     """
 
-    def __init__(self, config: PretrainConfig, given: ExplicitKeys) -> None:
+    def __init__(self, config: PretrainConfig, explicit_keys: ExplicitKeys = NO_EXPLICIT_KEYS) -> None:
         self.config = config
         check_run_dir_writable(config.run_dir, checkpoint.CHECKPOINTS_DIR)
-        check_begun(config)
-        self.store, self.tokenizer = _open(config)
-        self.start = WeightInit(config, self.store, self.tokenizer, given)
+        check_not_overwritten(config)
+        _check_format(config)
+        self.store, self.tokenizer = _open_store(config)
+        self.weight_init = WeightInit(config, self.store, self.tokenizer, explicit_keys)
         self.objective = build_objective(config.objective, config.data, self.tokenizer.starts_word)
         self.loader = Loader(_train_lanes(config, self.store), config.data, self.objective, config.seed)
-        self.facts = _facts(config, self.store, self.start.shape)
+        self.manifest = _manifest(config, self.store, self.weight_init.shape)
 
-    def facts_of(self, saved: Path, **more: Any) -> dict[str, Any]:
-        """What a checkpoint of this run says.
+    def read_manifest(self, saved: Path, **more: Any) -> dict[str, Any]:
+        """Read the manifest of a checkpoint of this run.
 
         Args:
-            saved: the checkpoint.
-            more: facts besides ours that must be the same.
+            saved: folder of the checkpoint.
+            more: entries besides `manifest` that must be equal.
 
         Raises:
-            ValueError: it was made with another text, or other settings.
+            ValueError: the checkpoint was written with another text, or other settings.
         """
-        was = checkpoint.read_manifest(saved)
-        checkpoint.check_compatible(saved, {"format": was.get("format")}, {"format": FORMAT})
-        if was["data"]["store"] != self.store.fingerprint:
+        manifest = checkpoint.read_manifest(saved)
+        checkpoint.check_compatible(saved, manifest, {"format": FORMAT})
+        if (fingerprint := manifest["data"]["store_dir"]) != self.store.fingerprint:
             raise ValueError(
-                f"{saved} was made with another text than data.store_dir={self.store.path} holds (fingerprints {was['data']['store'][:12]} "
-                f"and {self.store.fingerprint[:12]}); put back the data.store_dir of {self.config.run_dir}/config.yaml, or give the run "
-                "another name"
+                f"data.store_dir={self.store.path} is invalid: {saved} was written with another text (fingerprint {fingerprint[:12]}, "
+                f"now {self.store.fingerprint[:12]}). Set the data.store_dir of {self.config.run_dir}/config.yaml, or give the run "
+                "another name."
             )
-        was = {"init_from": self.config.init_from, **was}  # older ones do not say
-        checkpoint.check_compatible(saved, was, {**self.facts, **more})
-        return was
+        checkpoint.check_compatible(saved, manifest, {**self.manifest, **more})
+        return manifest
 
 
-def checkpoints_of(config: PretrainConfig) -> Path:
-    """Where the checkpoints of a run are."""
+def checkpoints_dir(config: PretrainConfig) -> Path:
+    """Return the folder of the checkpoints of a run."""
     return Path(config.run_dir) / checkpoint.CHECKPOINTS_DIR
 
 
-def model_folder(config: PretrainConfig) -> Path:
-    """Where the model of a run is, as of its newest checkpoint."""
+def model_dir(config: PretrainConfig) -> Path:
+    """Return the model folder of a run, which holds the weights of its latest checkpoint."""
     return Path(config.run_dir) / "model"
 
 
-def step_of_model(config: PretrainConfig) -> int:
-    """The step of the model folder; -1 if there is none, or a damaged one, which its checkpoint can make again."""
+def model_step(config: PretrainConfig) -> int:
+    """Return the step of the model folder of a run; -1 if there is none, or a damaged one, which its checkpoint can restore."""
     try:
-        written = read_provenance(model_folder(config)) or {}
+        entries = read_provenance(model_dir(config)) or {}
     except ValueError:
         return -1
-    step = written.get("step")
+    step = entries.get("step")
     return step if isinstance(step, int) else -1
 
 
-def check_begun(config: PretrainConfig) -> None:
-    """Raise ValueError if the checkpoints of a run are gone whose model is there: it would begin anew, and replace that."""
-    if step_of_model(config) > 0 and not checkpoint.list_all(checkpoints_of(config)):
+def check_not_overwritten(config: PretrainConfig) -> None:
+    """Raise ValueError if the run has a model and no checkpoints: it would start at step 0 and overwrite the model."""
+    if model_step(config) > 0 and not checkpoint.list_all(checkpoints_dir(config)):
         raise ValueError(
-            f"{config.run_dir} has the model of step {step_of_model(config):,}, which a run that begins anew would replace, and no "
-            "checkpoint to go on from; put its checkpoints/ back, give the run another name, or remove that folder"
+            f"run_dir={config.run_dir} is invalid: it holds the model of step {model_step(config):,} and no checkpoint to resume from, "
+            "so a new run would overwrite the model. Restore its checkpoints/, give the run another name, or remove the folder."
         )
 
 
-def is_finished(config: PretrainConfig, given: ExplicitKeys) -> bool:
-    """Whether the run has its last checkpoint, every byte as it was written, and its model folder.
+def is_finished(config: PretrainConfig, explicit_keys: ExplicitKeys = NO_EXPLICIT_KEYS) -> bool:
+    """Return True if the last checkpoint of the run is valid and the model folder is of the same step.
 
-    The checkpoint is read through, which takes as long as loading it; one that is damaged would be passed over by a start.
-
-    Raises:
-        ValueError: it has, but was made with other settings than `config`.
-    """
-    done = checkpoint.list_complete(checkpoints_of(config))
-    if not done:
-        return False
-    last, hours = checkpoint.read_manifest(done[-1]), config.train.hours
-    if step_of_model(config) != last["step"]:
-        return False  # killed between the two
-    if last["step"] < config.train.steps and (hours is None or last["train_seconds"] < hours * 3600):
-        return False
-    RunInputs(config, given).facts_of(done[-1])
-    return checkpoint.is_valid(done[-1])
-
-
-def other_settings(config: PretrainConfig) -> dict[str, tuple[Any, Any]]:
-    """The settings on which depends what is reached and which differ from those of the run that is there: by key, before and now.
+    The checksums of the checkpoint are computed, which takes as long as loading it.
 
     Raises:
-        ValueError: what the run wrote as its settings cannot be read.
+        ValueError: the run is finished, and was made with other settings than `config`.
     """
-    run_dir = Path(config.run_dir)
-    if not (run_dir / "config.yaml").exists():
-        return {}
-    before, now = _compared(settings_of_run(run_dir)), _compared(config)
-    return {key: (before[key], now[key]) for key in before if key in now and before[key] != now[key]}
+    checkpoints = checkpoint.list_complete(checkpoints_dir(config))
+    if not checkpoints:
+        return False
+    manifest, hours = checkpoint.read_manifest(checkpoints[-1]), config.train.hours
+    if model_step(config) != manifest["step"]:
+        return False  # killed between checkpoint and model folder
+    if manifest["step"] < config.train.steps and (hours is None or manifest["train_seconds"] < hours * 3600):
+        return False
+    RunInputs(config, explicit_keys).read_manifest(checkpoints[-1])
+    return checkpoint.is_valid(checkpoints[-1])
 
 
-def finished(config: PretrainConfig) -> str:
-    """What is said of a run that is finished, also that its settings were others."""
+def describe_finished(config: PretrainConfig) -> str:
+    """Return the message for a finished run, with the settings that differ from those it was made with."""
     try:
-        others = [f"{key}={before} (now {now})" for key, (before, now) in other_settings(config).items()]
+        changed = [f"{key}={saved} (now {present})" for key, (saved, present) in changed_settings(config).items()]
     except ValueError as error:
-        others = [f"settings that are not known any more: {error}"]
-    return f"{config.run_dir}: finished already" + (f"; it was made with {', '.join(others)}" if others else "")
+        changed = [f"unknown settings: {error}"]
+    return f"{config.run_dir}: already finished" + (f"; it was made with {', '.join(changed)}" if changed else "")
 
 
-def _compared(config: PretrainConfig) -> dict[str, Any]:
-    """What two runs of a row must have the same, by key."""
-    found: dict[str, Any] = {"init_from": config.init_from}
-    for group in GROUPS:
-        if group == "model" and config.init_from:  # the folder that a run begins with says its shape
-            continue
-        settings = dataclasses.asdict(getattr(config, group))
-        free = FREE.get(group, "").split()
-        found |= {f"{group}.{key}": value for key, value in settings.items() if key not in free}
-    return found
+def _check_format(config: PretrainConfig) -> None:
+    """Raise ValueError if the run has checkpoints of another version."""
+    for latest in checkpoint.list_complete(checkpoints_dir(config))[-1:]:
+        checkpoint.check_compatible(latest, checkpoint.read_manifest(latest), {"format": FORMAT})
 
 
-def _facts(config: PretrainConfig, store: TokenStore, shape: ModelConfig) -> dict[str, Any]:
+def _manifest(config: PretrainConfig, store: TokenStore, shape: ModelConfig) -> dict[str, Any]:
+    """Return the settings that a resumed run must share."""
     data, optim, model = (dataclasses.asdict(group) for group in (config.data, config.optim, shape))
     del data["num_threads"], optim["lr"], optim["matrix_lr"], model["attention_backend"]
-    momentum, name = optim.pop("momentum"), optim.pop("name")
-    optim["muon"] = name == "muon" and {"momentum": momentum}  # False in what was written before there was a choice
+    if not config.optim.muon:
+        del optim["momentum"]  # of Muon only
     return {
         "format": FORMAT,
         "init_from": config.init_from,
@@ -185,10 +158,10 @@ def _facts(config: PretrainConfig, store: TokenStore, shape: ModelConfig) -> dic
     }
 
 
-def _open(config: PretrainConfig) -> tuple[TokenStore, Tokenizer]:
+def _open_store(config: PretrainConfig) -> tuple[TokenStore, Tokenizer]:
     store = TokenStore(config.data.store_dir)
     if Path(config.tokenizer.path).exists():
-        tokenizer = Tokenizer.named_in(config.tokenizer)
+        tokenizer = Tokenizer.from_config(config.tokenizer)
         store.check_vocabulary(tokenizer, f"tokenizer.path={config.tokenizer.path}")
     return store, store.tokenizer()
 

@@ -1,93 +1,113 @@
-"""What a person and a plot see of a pretraining: its loss, its speed, its use of the device, what it makes of held-out text."""
+"""Logging of a pretraining run: loss, speed, use of the device, and evaluations."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from pretrain.config import PretrainConfig
 from pretrain.planning.flops import batch_shape, flops_per_step
 from pretrain.trainer.evaluator import EvalResult
-from pretrain.trainer.trainer import Trainer
-from xlpre.training.device_specs import device_named
+from xlpre.training.bootstrap import TrainingContext
+from xlpre.training.device_specs import find_device_spec
 from xlpre.training.distributed import world_size
 from xlpre.training.metrics import format_duration
+from xlpre.training.progress import Progress
 from xlpre.training.run_logger import RunLogger
 
 
-class Log(RunLogger):
-    """Says and writes how the job goes."""
+class TrainLogger(RunLogger):
+    """Logger of a pretraining run.
 
-    def __init__(self, job: Trainer) -> None:
-        config = job.resolved
-        self._job, self._tokens, self._waited = job, job.tokens, job.waited_seconds
-        rows = config.train.batch_schedule(world_size()).micro_batch_size
+    Args:
+        config: settings of the run, with those that the store decides.
+        context: device and precision of this process.
+        progress: steps and clock of the run.
+        auxiliary_heads: names of the auxiliary heads of the model.
+        read_totals: returns the window tokens that all processes have read, and the seconds that this process has waited for batches.
+    """
+
+    def __init__(
+        self,
+        config: PretrainConfig,
+        context: TrainingContext,
+        progress: Progress,
+        auxiliary_heads: Iterable[str],
+        read_totals: Callable[[], tuple[int, float]],
+    ) -> None:
+        rows = context.batch.micro_batch_size
         shape = batch_shape(config, rows)
-        self._targets_a_token = shape.targets / shape.window
-        self._flops_a_token = flops_per_step(job.shape, shape) / (rows * shape.window)
-        self._peak = _peak(job.device, job.dtype)
-        auxiliary = job.engine.module.auxiliary_heads
+        self._targets_per_token = shape.n_targets / shape.seq_len
+        self._flops_per_token = flops_per_step(config.model, shape) / (rows * shape.seq_len)
+        self._peak_flops = _peak_flops(context.device, context.dtype)
+        self._read_totals = read_totals
+        self._tokens, self._wait_seconds = read_totals()
         super().__init__(
-            job.course, job.run_dir, config.name, dataclasses.asdict(config), progress, auxiliary=auxiliary
+            progress, Path(config.run_dir), config.name, dataclasses.asdict(config), auxiliary_losses=auxiliary_heads
         )
 
-    def rates(self, seconds: float, steps: int) -> dict[str, Any]:
-        """Tokens, targets, operations, and time spent waiting for batches."""
-        job, tokens, waited = self._job, self._tokens, self._waited
-        self._tokens, self._waited = job.tokens, job.waited_seconds
-        rate = (job.tokens - tokens) / seconds
-        flops = rate * self._flops_a_token
+    def throughput(self, seconds: float, n_steps: int) -> dict[str, Any]:
+        """Return tokens, targets and operations per second, and the time spent waiting for batches."""
+        previous_tokens, previous_wait = self._tokens, self._wait_seconds
+        self._tokens, self._wait_seconds = self._read_totals()
+        tokens_per_second = (self._tokens - previous_tokens) / seconds
+        flops_per_second = tokens_per_second * self._flops_per_token
         return {
-            "tokens_per_second": rate,
-            "targets_per_second": rate * self._targets_a_token,
-            "flops_per_second": flops,
-            "mfu": flops / (self._peak * world_size()) if self._peak else None,
-            "data_wait_seconds": job.waited_seconds - waited,
-            "tokens": job.tokens,
+            "tokens_per_second": tokens_per_second,
+            "targets_per_second": tokens_per_second * self._targets_per_token,
+            "flops_per_second": flops_per_second,
+            "mfu": flops_per_second / (self._peak_flops * world_size()) if self._peak_flops else None,
+            "data_wait_seconds": self._wait_seconds - previous_wait,
+            "tokens": self._tokens,
         }
 
-    def measure(self) -> EvalResult:
-        """Held-out loss and samples."""
-        with self.paused():
-            got = self._job.measure()
-            self.say(
-                f"held-out loss {got.loss:.3f} (word frequencies alone: {got.unigram:.3f}), {got.accuracy:.1%} of {got.n_targets:,} right"
-                + "".join(f", {name.replace('_', ' ')} {share:.1%} right" for name, share in got.auxiliary.items()),
-                {
-                    "val_loss": got.loss,
-                    "val_unigram_loss": got.unigram,
-                    "val_accuracy": got.accuracy,
-                    "val_bpb": got.bits_per_byte,
-                    **{f"val_{name}_accuracy": share for name, share in got.auxiliary.items()},
-                    "tokens": self._job.tokens,
-                    "train_seconds": self._job.course.seconds,
-                },
-            )
-        return got
+    def format_metrics(self, metrics: Mapping[str, Any]) -> str:
+        """Return the console line of a metrics line."""
+        return format_metrics(metrics)
+
+    def write_evaluation(self, result: EvalResult) -> None:
+        """Write the result of an evaluation."""
+        auxiliary = result.auxiliary_accuracy
+        self.write_line(
+            f"val loss {result.loss:.3f} (unigram baseline {result.unigram_loss:.3f}), "
+            f"accuracy {result.accuracy:.1%} of {result.n_targets:,} targets"
+            + "".join(f", {name.replace('_', ' ')} accuracy {value:.1%}" for name, value in auxiliary.items()),
+            {
+                "val_loss": result.loss,
+                "val_unigram_loss": result.unigram_loss,
+                "val_accuracy": result.accuracy,
+                "val_bpb": result.bits_per_byte,
+                **{f"val_{name}_accuracy": value for name, value in auxiliary.items()},
+                "tokens": self._read_totals()[0],
+                "train_seconds": self._progress.train_seconds,
+            },
+        )
 
 
-def progress(line: Mapping[str, Any]) -> str:
-    """What a person reads of a line of metrics."""
-    computing = (
-        f"{line['flops_per_second'] / 1e9:,.1f} GFLOP/s" if line["mfu"] is None else f"MFU {line['mfu'] * 100:.1f} %"
+def format_metrics(metrics: Mapping[str, Any]) -> str:
+    """Return the console line of a line of metrics.jsonl."""
+    compute = f"{metrics['flops_per_second'] / 1e9:,.1f} GFLOP/s"
+    if metrics["mfu"] is not None:
+        compute = f"MFU {metrics['mfu'] * 100:.1f} %"
+    auxiliary = "".join(
+        f", {name.replace('_', ' ')} {value:.3f}" for name, value in metrics.items() if name.endswith("_loss")
     )
-    others = "".join(
-        f", {name.replace('_', ' ')} {value:.3f}" for name, value in line.items() if name.endswith("_loss")
-    )
-    skipped = line["skipped_steps"]
+    skipped = metrics["skipped_steps"]
     return (
-        f"loss {line['loss']:.3f}{others}, lr {line['lr']:.1e}, {line['tokens_per_second']:,.0f} tokens/s "
-        f"({line['targets_per_second']:,.0f} targets/s), {computing}, {format_duration(line['eta_seconds'])} left, "
-        f"{line['memory_bytes'] / 1e9:.1f} GB"
-        + (f", {skipped:,} update{'s' * (skipped > 1)} skipped" if skipped else "")
+        f"loss {metrics['loss']:.3f}{auxiliary}, lr {metrics['lr']:.1e}, {metrics['tokens_per_second']:,.0f} tokens/s "
+        f"({metrics['targets_per_second']:,.0f} targets/s), {compute}, {format_duration(metrics['eta_seconds'])} left, "
+        f"{metrics['peak_memory_bytes'] / 1e9:.1f} GB"
+        + (f", {skipped:,} step{'s' * (skipped > 1)} skipped" if skipped else "")
     )
 
 
-def _peak(device: torch.device, dtype: torch.dtype) -> float | None:
-    """Operations a second that the device could do; None where nothing states it, as for fp32."""
+def _peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
+    """Return the peak operations per second of the device in 16 bits; None if unknown, as for fp32."""
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return None
-    known = device_named(torch.cuda.get_device_name(device))
-    return known.flops if known else None
+    spec = find_device_spec(torch.cuda.get_device_name(device))
+    return spec.flops if spec else None

@@ -1,4 +1,4 @@
-"""What the model fills into blanks as it learns: the same sentences at every evaluation, kept in samples.jsonl."""
+"""Predictions for blanks during training: the same sentences at every evaluation, written to samples.jsonl."""
 
 from __future__ import annotations
 
@@ -8,53 +8,55 @@ from functools import partial
 from pathlib import Path
 
 from pretrain.config import PretrainConfig
-from pretrain.fill import ClozeResult, fill, held_out_puzzles, solve
 from xlpre.data.store import TokenStore
-from xlpre.inference.cloze import blanks_batch
+from xlpre.inference.cloze import ClozeResult, cloze_batch, fill_blanks, fill_example, sample_cloze_examples
 from xlpre.model.language_model import LanguageModel
 from xlpre.objectives.registry import OBJECTIVES
 from xlpre.text.tokenizer import Tokenizer
-from xlpre.training.jsonl import read_lines, rewrite
+from xlpre.training.jsonl import read_records, rewrite_records
 
-COUNT = 6  # held-out sentences, where the user gives none
+N_EXAMPLES = 6  # sentences of the validation text, if the user sets none
 
 
 class Samples:
-    """Sentences with blanks: `eval.sentences`, or some from the held-out text with one word hidden.
+    """Sentences with blanks: those of `eval.sentences`, or sentences of the validation text with one word hidden.
+
+    A model whose objective sees no text after a blank has none.
 
     Raises:
-        ValueError: a sentence that is too long.
+        ValueError: a sentence is too long.
     """
 
     def __init__(self, config: PretrainConfig, store: TokenStore, tokenizer: Tokenizer) -> None:
         self._path = Path(config.run_dir) / "samples.jsonl"
         self._tokenizer = tokenizer
-        self._sentences, self._puzzles = config.eval.sentences, []
-        if not OBJECTIVES[config.objective.name].sees_ahead:  # nor what is after a blank
+        self._sentences, self._examples = config.eval.sentences, []
+        if not OBJECTIVES[config.objective.name].sees_ahead:
             self._sentences = []
         elif not self._sentences:
-            self._puzzles = held_out_puzzles(store.validation, tokenizer, COUNT, seed=0)
+            self._examples = sample_cloze_examples(store.validation, tokenizer, N_EXAMPLES, seed=0)
         for text in self._sentences:
             try:
-                blanks_batch(text, tokenizer)
+                cloze_batch(text, tokenizer)
             except ValueError as error:
                 raise ValueError(f"eval.sentences: {error}") from None
 
-    def fill(self, model: LanguageModel) -> list[ClozeResult]:
-        """Fill in all blanks; every process must call it."""
-        given = [fill(model, self._tokenizer, text) for text in self._sentences]
-        return given + [solve(model, self._tokenizer, puzzle) for puzzle in self._puzzles]
+    def predict(self, model: LanguageModel) -> list[ClozeResult]:
+        """Fill in all blanks. Every process must call it."""
+        results = [fill_blanks(model, self._tokenizer, text) for text in self._sentences]
+        return results + [fill_example(model, self._tokenizer, example) for example in self._examples]
 
-    def write(self, step: int, filled: list[ClozeResult]) -> None:
-        """Keep what was filled in at `step`, in place of anything of that step or later."""
-        line = {"step": step, "filled": [dataclasses.asdict(one) for one in filled]}
-        rewrite(self._path, lambda written: written < step, partial(json.dumps, ensure_ascii=False), line)
+    def write(self, step: int, results: list[ClozeResult]) -> None:
+        """Write the predictions of `step`, replacing those of this and later steps."""
+        record = {"step": step, "results": [dataclasses.asdict(result) for result in results]}
+        serialize = partial(json.dumps, ensure_ascii=False)
+        rewrite_records(self._path, lambda saved_step: saved_step < step, serialize, record)
 
 
 def read_samples(run_dir: Path) -> list[dict]:
-    """The lines of a run's samples.jsonl: step and what was filled in.
+    """Read the samples.jsonl of a run: one record per evaluation, with `step` and `results`.
 
     Raises:
-        ValueError: one is damaged.
+        ValueError: a line is damaged.
     """
-    return read_lines(run_dir / "samples.jsonl")
+    return read_records(run_dir / "samples.jsonl")

@@ -1,4 +1,4 @@
-"""A pretraining job: everything the loop needs, built once, and what a checkpoint keeps of it."""
+"""Pretraining: the training loop, and the Trainer with everything that the loop needs and a checkpoint stores."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from torch import Tensor
 from pretrain.config import PretrainConfig
 from pretrain.tools import nan_dump
 from pretrain.trainer.evaluator import EvalResult, Evaluator, eval_protocol
-from pretrain.trainer.inputs import RunInputs, checkpoints_of, model_folder, step_of_model
+from pretrain.trainer.inputs import RunInputs, checkpoints_dir, model_dir, model_step
+from pretrain.trainer.logger import TrainLogger
 from pretrain.trainer.samples import Samples
 from xlpre.batch import Batch
-from xlpre.common.files import hardlink_copy, lock_dir
+from xlpre.common.files import hardlink_copy
 from xlpre.config.cli import NO_EXPLICIT_KEYS, ExplicitKeys
 from xlpre.config.loader import save_config
 from xlpre.conversion.model_folder import ModelFolder, load_folder, save_folder
@@ -27,236 +28,267 @@ from xlpre.model.kernels.backend import resolve_backend
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import Memory, initial_memory
 from xlpre.training import checkpoint
+from xlpre.training.bootstrap import start_training
 from xlpre.training.checkpoint_writer import CheckpointWriter
-from xlpre.training.deepspeed_engine import (
-    PRECISIONS,
-    build_deepspeed_config,
-    build_engine,
-    resolve_precision,
-    init_process_group,
-)
-from xlpre.training.distributed import (
-    Comm,
-    check_shared_filesystem,
-    init_env,
-    is_rank_zero,
-    rank,
-    seed_everything,
-    set_timeout,
-    use_device,
-    world_size,
-)
-from xlpre.training.optimizer_state import load_state, gather_weights
+from xlpre.training.deepspeed_engine import build_engine
+from xlpre.training.distributed import is_rank_zero, rank, seed_everything, world_size
+from xlpre.training.metrics import check_wandb_installed
+from xlpre.training.optimizer_state import gather_weights, load_state
 from xlpre.training.progress import Progress
 from xlpre.training.shutdown import ShutdownHandler
 
 
 class Trainer:
-    """What the loop reads.
+    """A pretraining run. Resumes from its latest checkpoint, if there is one.
+
+    Args:
+        config: settings of the run.
+        explicit_keys: keys that the user set; see WeightInit.
 
     Attributes:
-        resolved: every setting, with what the store knows better.
-        dtype: that the model computes in.
-        engine: DeepSpeed's.
-        memories: one for each micro-step.
-        course: its updates and its clock.
-        writer: of its checkpoints.
-        tokens: window tokens read by all processes.
+        config: settings of the run.
+        run_dir: folder of the run.
+        context: device, precision and communication of this process.
+        shape: settings of the model.
+        store: the token store.
+        tokenizer: its vocabulary.
+        engine: the DeepSpeed engine.
+        memories: recurrent memory, one for each micro-step.
+        progress: steps and clock of the run.
+        writer: checkpoint writer.
+        logger: console and metrics files.
+        tokens: number of window tokens that all processes have read.
+
+    Raises:
+        ValueError: settings contradict each other, the store, the vocabulary or the checkpoint.
     """
 
-    def __init__(self, config: PretrainConfig, given: ExplicitKeys = NO_EXPLICIT_KEYS) -> None:
-        """Build, and go on from the newest checkpoint if there is one.
-
-        Args:
-            config: every setting.
-            given: the keys that were set, which Start asks for.
+    def train(self) -> None:
+        """Run the training loop until the steps or the time are used up, or a signal requests a stop.
 
         Raises:
-            ValueError: settings that contradict each other, the store, the vocabulary or the checkpoint.
+            ValueError: the gradients, the weights or the validation loss are not finite, or a checkpoint cannot be written.
         """
+        config, progress, logger = self.config, self.progress, self.logger
+        if progress.step == 0:
+            self.evaluate()
+        batches, stopped = self.batches(), False
+        while not (progress.is_finished or stopped):
+            n_micro_steps = self.begin_step()
+            for micro_step in range(n_micro_steps):
+                self.engine.set_gradient_accumulation_boundary(micro_step == n_micro_steps - 1)
+                batch = next(batches).to(self.context.device)
+                loss, memory, *auxiliary_losses = self.engine(batch, self.memories[micro_step])
+                self.engine.backward(sum(auxiliary_losses, start=loss))
+                logger.record_losses(loss, *auxiliary_losses)
+                self.engine.step()  # updates the weights at the boundary only
+                self.store_memory(micro_step, batch, memory)
+            stopped = self.end_step()
+            logger.end_step()
+            if progress.step % config.train.log_every == 0 or progress.is_finished or stopped:
+                logger.write_metrics()
+            if progress.step % config.eval.every == 0 or progress.is_finished:
+                self.evaluate()
+            if progress.step % config.train.save_every == 0 or progress.is_finished or stopped:
+                self.save()
+        batches.close()
+        self.close()
+
+    def __init__(self, config: PretrainConfig, explicit_keys: ExplicitKeys = NO_EXPLICIT_KEYS) -> None:
+        check_wandb_installed(config.train.wandb)
         self.config, self.run_dir = config, Path(config.run_dir)
-        self._foundation = RunInputs(config, given)
-        self.store, self.tokenizer, start = self._foundation.store, self._foundation.tokenizer, self._foundation.start
-        self.resolved, self.shape, self._loader = start.resolved(), start.shape, self._foundation.loader
-        init_env()
-        batch = self._batch = config.train.batch_schedule(world_size())
-        self._groups = assign_lanes(rank(), world_size(), batch.micro_batch_size, batch.accumulation)
-        self.device = use_device()
-        set_timeout(config.train.timeout_minutes)
-        init_process_group(self.device)
-        self.comm = Comm()
-        self._settings = build_deepspeed_config(config.train, config.optim, self.device, world_size(), config.deepspeed)
-        self.dtype = PRECISIONS[resolve_precision(self.device, config.train.precision)]
-        self._facts = {**self._foundation.facts, "precision": str(self.dtype), "eval": eval_protocol(config)}
-        self._evaluation = Evaluator(config, self.store, self.tokenizer, self.comm)
+        self._inputs = RunInputs(config, explicit_keys)
+        self.store, self.tokenizer, self._loader = self._inputs.store, self._inputs.tokenizer, self._inputs.loader
+        self._resolved, self.shape = self._inputs.weight_init.resolve_config(), self._inputs.weight_init.shape
+
+        self.context = context = start_training(config.train, config.optim, config.deepspeed)
+        batch = context.batch
+        self._lanes = assign_lanes(rank(), world_size(), batch.micro_batch_size, batch.accumulation)
+        self._evaluator = Evaluator(config, self.store, self.tokenizer, context.comm)
         self._samples = Samples(config, self.store, self.tokenizer)
-        if is_rank_zero():
-            self._lock = lock_dir(self.run_dir, "another training goes on in it; wait for it, or stop it")
-        check_shared_filesystem(self.run_dir, self.comm)
-        folder, train = checkpoints_of(config), config.train
-        saved = checkpoint.find_resume_checkpoint(folder, self.comm)
-        was = self._foundation.facts_of(saved, precision=str(self.dtype)) if saved else {}
+        self._lock = context.lock_run_dir(self.run_dir, "training")
+
+        saved = checkpoint.find_resume_checkpoint(checkpoints_dir(config), context.comm)
+        precision = {"train.precision": context.precision}
+        self._manifest = {**self._inputs.manifest, **precision, "eval": eval_protocol(config)}
+        manifest = self._inputs.read_manifest(saved, **precision) if saved else {}
         self.writer = CheckpointWriter(
-            folder, self.comm, train.keep_last_checkpoints, train.keep_checkpoints_every, self._publish, saved
+            checkpoints_dir(config),
+            context.comm,
+            config.train.keep_last_checkpoints,
+            config.train.keep_checkpoints_every,
+            self._publish,
+            saved,
         )
-        self.tokens: int = was.get("tokens", 0)
-        self._measured_anew = was.get("eval", self._facts["eval"]) != self._facts["eval"]  # older ones do not say
-        self._best_loss: float | None = None if self._measured_anew else was.get("best_val_loss")
+        self.tokens: int = manifest.get("tokens", 0)
+        self._has_new_eval_protocol = bool(manifest) and manifest["eval"] != self._manifest["eval"]
+        self._best_loss: float | None = None if self._has_new_eval_protocol else manifest.get("best_val_loss")
         self.memories: list[Memory] = []
-        self._met: list[tuple[Batch, Memory]] = []
-        self._start(saved, was)
-        self.course = Progress(train, self.engine, self.comm, ShutdownHandler(), self.writer, was)
+        self._debug_inputs: list[tuple[Batch, Memory]] = []
+        self._build(saved, manifest)
+        self.progress = Progress(config.train, self.engine, context.comm, ShutdownHandler(), self.writer, manifest)
         if is_rank_zero():
-            save_config(self.resolved, self.run_dir / "config.yaml")
-            print(self._opening(saved), flush=True)
+            save_config(self._resolved, self.run_dir / "config.yaml")
+            print(self._describe(saved), flush=True)
+        self.logger = TrainLogger(
+            self._resolved,
+            context,
+            self.progress,
+            list(self.engine.module.auxiliary_heads),
+            lambda: (self.tokens, self._loader.wait_seconds),
+        )
 
     def batches(self) -> Generator[Batch, None, None]:
-        """Endless micro-batches of this process, from the present step on."""
-        return self._loader.batches(self.course.step, lambda step: self._groups[: self._batch.micro_steps(step)])
-
-    @property
-    def waited_seconds(self) -> float:
-        """Seconds that this process has waited for batches, in all."""
-        return self._loader.waited_seconds
+        """Yield the batches of this process, one per micro-step, endlessly from the present step on."""
+        return self._loader.batches(
+            self.progress.step, lambda step: self._lanes[: self.context.batch.micro_steps(step)]
+        )
 
     def begin_step(self) -> int:
-        """Set the learning rate, what dropout draws, and the number of micro-steps, which is returned."""
-        step = self.course.step
-        self._met.clear()
-        self.course.begin_step(self.config.seed, self.config.schedule, self.config.optim.lr)
-        self.engine.set_train_batch_size(self._batch.rows(step))
-        return self._batch.micro_steps(step)
+        """Set the learning rate, the dropout seed and the batch size of a step. Returns its number of micro-steps."""
+        step, batch = self.progress.step, self.context.batch
+        self._debug_inputs.clear()
+        self.progress.begin_step(self.config.seed, self.config.schedule, self.config.optim.lr)
+        self.engine.set_train_batch_size(batch.rows(step))
+        return batch.micro_steps(step)
 
-    def carry(self, micro: int, batch: Batch, memory: Memory) -> None:
-        """Keep the memory that a batch left for the next window of its lanes."""
-        # if this update is skipped too, what it met will be looked at
-        if self.course.skipped_in_a_row + 1 == self.config.train.max_skipped_steps:
-            self._met.append((batch, self.memories[micro]))
-        self.memories[micro] = memory
+    def store_memory(self, micro_step: int, batch: Batch, memory: Memory) -> None:
+        """Keep the memory after a batch for the next window of its lanes."""
+        # one more skipped step would end the run, and its inputs would be dumped
+        if self.progress.consecutive_skips + 1 == self.config.train.max_skipped_steps:
+            self._debug_inputs.append((batch, self.memories[micro_step]))
+        self.memories[micro_step] = memory
 
     def end_step(self) -> bool:
-        """One update is done; see Course."""
-        self.tokens += self._batch.rows(self.course.step) * self.config.data.seq_len
-        asked = self.course.end_step(self._leave_what_was_met)
-        if self.course.skipped_in_a_row:
+        """Count a step. Returns True if a signal requests a stop; see Progress."""
+        self.tokens += self.context.batch.rows(self.progress.step) * self.config.data.seq_len
+        stopped = self.progress.end_step(self._dump_debug_state)
+        if self.progress.consecutive_skips:
             self.memories = [memory.reset_nonfinite_rows() for memory in self.memories]
-        return asked
+        return stopped
 
-    def measure(self) -> EvalResult:
-        """Held-out loss and filled-in blanks; every process must call it."""
-        model, step = self.engine.module, self.course.step
-        measured, filled = self._evaluation(model), self._samples.fill(model)
-        if is_rank_zero():
-            self._samples.write(step, filled)
-        if step and measured.loss < (math.inf if self._best_loss is None else self._best_loss):
-            self._best_loss = measured.loss
-            weights = self.writer.weights(step, self.engine)
+    def evaluate(self) -> EvalResult:
+        """Evaluate on validation text, predict blanks and keep the best weights. Every process must call it.
+
+        Raises:
+            ValueError: the run is finished, and the loss is not finite.
+        """
+        with self.logger.paused():
+            model, step = self.engine.module, self.progress.step
+            result, predictions = self._evaluator.evaluate(model), self._samples.predict(model)
             if is_rank_zero():
-                self._write_model(step, self.run_dir / "best", weights)
-        return measured
-
-    def check_result(self, measured: EvalResult) -> None:
-        """Raise ValueError if what was `measured` last is not finite; every process must call it."""
-        if not math.isfinite(measured.loss):
+                self._samples.write(step, predictions)
+            if step and result.loss < (math.inf if self._best_loss is None else self._best_loss):
+                self._best_loss = result.loss
+                weights = self.writer.gather_finite_weights(step, self.engine)
+                if is_rank_zero():
+                    self._write_model(step, self.run_dir / "best", weights)
+            self.logger.write_evaluation(result)
+        if self.progress.is_finished and not math.isfinite(result.loss):
             self.writer.finish()
             raise ValueError(
-                f"the held-out loss is not finite after the last step ({self.course.step:,}), so that the model is of no use and the run "
-                "is not finished; begin under another name with a lower optim.lr"
+                f"the validation loss is not finite after the last step ({step:,}): the model is unusable, and the run is not "
+                "finished. Lower optim.lr, and start again under another name."
             )
+        return result
 
     def save(self) -> None:
-        """Begin a checkpoint, which is written while training goes on; every process must call it."""
-        step, seconds = self.course.step, self.course.seconds
-        self.writer.begin(
-            step,
-            self.engine,
-            [(lanes, memory.hidden, memory.valid) for lanes, memory in zip(self._groups, self.memories, strict=True)],
-            {**self._facts, "train_seconds": seconds, "tokens": self.tokens, "best_val_loss": self._best_loss},
-            partial(self._write_model, step),
-        )
+        """Start to write a checkpoint, while training continues. Every process must call it."""
+        with self.logger.paused():
+            step, train_seconds = self.progress.step, self.progress.train_seconds
+            progress = {"train_seconds": train_seconds, "tokens": self.tokens, "best_val_loss": self._best_loss}
+            self.writer.begin(
+                step,
+                self.engine,
+                [(lanes, x.hidden, x.valid) for lanes, x in zip(self._lanes, self.memories, strict=True)],
+                {**self._manifest, **progress},
+                partial(self._write_model, step),
+            )
 
     def close(self) -> None:
-        """Finish what was begun, and let go of the run folder."""
+        """Finish the checkpoint in progress, close the log, release the run folder and print the result."""
         self.writer.close()
+        self._lock.release()
+        self.logger.close()
         if is_rank_zero():
-            self._lock.close()
+            if self.progress.is_finished:
+                print(f"finished at step {self.progress.step:,}: the model is in {model_dir(self.config)}", flush=True)
+            else:
+                print(f"stopped at step {self.progress.step:,} and saved. The same command resumes.", flush=True)
 
-    def _leave_what_was_met(self) -> str:
-        """Leave what the last update met, in every process, for a person to look at; says how."""
-        step = self.course.step - 1
-        folder = nan_dump.folder_of(self.run_dir, step)
-        weights = gather_weights(self.engine, keep=is_rank_zero())
-        about = {"seed": self.config.seed, "step": step, "world_size": world_size(), "precision": str(self.dtype)}
-        nan_dump.write(folder, rank(), self._met, self._model(step, weights) if is_rank_zero() else None, about)
-        self.comm.barrier()
-        return (
-            f"`python pretrain/replay.py {folder}` makes the last one again and looks for where it begins; the weights in the "
-            "checkpoints are finite, and good if the last held-out losses were: "
+    def _build(self, saved: Path | None, manifest: dict[str, Any]) -> None:
+        """Build model, engine and memories with initial values, or with those of the checkpoint `saved` and its manifest."""
+        config, device, dtype = self.config, self.context.device, self.context.dtype
+        seed_everything(config.seed)  # equal initial weights on all processes
+        backend: Any = self.context.comm.call_on_rank_zero(
+            lambda: resolve_backend(self.shape.attention_backend, device, dtype, self.shape.head_width)
         )
-
-    def _write_model(self, step: int, path: Path, weights: dict[str, Tensor]) -> None:
-        save_folder(path, self._model(step, weights))
-
-    def _model(self, step: int, weights: dict[str, Tensor]) -> ModelFolder:
-        facts = {"name": self.config.name, "step": step, "data_fingerprint": self.store.fingerprint}
-        return ModelFolder(self.shape, weights, self.tokenizer, self.config.objective.name, facts, "xlpre")
+        shape = dataclasses.replace(self.shape, attention_backend=backend)
+        two_streams, next_sentence = self._inputs.objective.two_streams, config.objective.next_sentence
+        build = partial(LanguageModel, shape, two_streams, next_sentence)
+        weights = load_folder(saved / checkpoint.MODEL_DIR).weights if saved else {}
+        model = build_with_weights(weights, build) if saved else self._inputs.weight_init.build_model(build)
+        if config.train.activation_checkpointing:
+            model.backbone.enable_activation_checkpointing()
+        self.engine = build_engine(model, self.context.deepspeed_config, config.train, config.optim, device)
+        if not saved:
+            initial = partial(initial_memory, self.shape, initial=config.memory.initial, device=device, dtype=dtype)
+            self.memories = [initial(len(lanes)) for lanes in self._lanes]
+            return
+        load_state(self.engine, weights, checkpoint.SavedMoments(saved), manifest["counters"])
+        lane_memories = (checkpoint.read_lane_memory(saved, lanes) for lanes in self._lanes)
+        self.memories = [Memory(hidden.to(device), valid.to(device)) for hidden, valid in lane_memories]
+        if is_rank_zero() and model_step(config) != manifest["step"]:
+            self._publish(saved)  # killed between the checkpoint and its publication
 
     def _publish(self, saved: Path) -> None:
         """Make the model of a checkpoint the model of the run."""
-        hardlink_copy(saved / checkpoint.MODEL_DIR, model_folder(self.config))
+        hardlink_copy(saved / checkpoint.MODEL_DIR, model_dir(self.config))
 
-    def _start(self, saved: Path | None, was: dict[str, Any]) -> None:
-        """Build model, engine and memories, at the start or as the checkpoint `saved` has them; `was` is what it says."""
-        config = self.config
-        seed_everything(config.seed)  # the same starting values on every process
-        shape = dataclasses.replace(self.shape, attention_backend=self._attention())
-        two_streams, next_sentence = self._foundation.objective.two_streams, config.objective.next_sentence
-        build = partial(LanguageModel, shape, two_streams, next_sentence)
-        weights = load_folder(saved / checkpoint.MODEL_DIR).weights if saved else {}
-        model = build_with_weights(weights, build) if saved else self._foundation.start.model(build)
-        if config.train.activation_checkpointing:
-            model.backbone.recompute_layers()
-        self.engine = build_engine(model, self._settings, config.train, config.optim, self.device)
-        if not saved:
-            self.memories = [
-                initial_memory(
-                    self.shape, len(group), initial=config.memory.initial, device=self.device, dtype=self.dtype
-                )
-                for group in self._groups
-            ]
-            return
-        load_state(self.engine, weights, checkpoint.SavedMoments(saved), was["counters"])
-        stored = (checkpoint.read_lane_memory(saved, group) for group in self._groups)
-        self.memories = [Memory(hidden.to(self.device), valid.to(self.device)) for hidden, valid in stored]
-        if is_rank_zero() and step_of_model(config) != was["step"]:
-            self._publish(saved)  # killed between the checkpoint and its model
+    def _write_model(self, step: int, path: Path, weights: dict[str, Tensor]) -> None:
+        save_folder(path, self._model_folder(step, weights))
 
-    def _attention(self) -> Any:
-        """What process 0 finds fastest on its GPU, which the others take."""
-        shape = self.shape
-        found = (
-            resolve_backend(shape.attention_backend, self.device, self.dtype, shape.head_width)
-            if is_rank_zero()
-            else ""
+    def _model_folder(self, step: int, weights: dict[str, Tensor]) -> ModelFolder:
+        provenance = {"name": self.config.name, "step": step, "data_fingerprint": self.store.fingerprint}
+        return ModelFolder(self.shape, weights, self.tokenizer, self.config.objective.name, provenance, "xlpre")
+
+    def _dump_debug_state(self) -> str:
+        """Dump the inputs of the last step and the weights, and return a hint how to replay it. Every process must call it."""
+        step = self.progress.step - 1
+        folder = nan_dump.folder_of(self.run_dir, step)
+        weights = gather_weights(self.engine, keep=is_rank_zero())
+        model = self._model_folder(step, weights) if is_rank_zero() else None
+        metadata = {
+            "seed": self.config.seed,
+            "step": step,
+            "world_size": world_size(),
+            "precision": str(self.context.dtype),
+        }
+        nan_dump.write(folder, rank(), self._debug_inputs, model, metadata)
+        self.context.comm.barrier()
+        return (
+            f"Run `python pretrain/replay.py {folder}` to repeat the last of these steps and to find the first value that is not "
+            "finite. The weights in the checkpoints are finite, and usable if the last validation losses were. "
         )
-        return self.comm.broadcast(found)
 
-    def _opening(self, saved: Path | None) -> str:
+    def _describe(self, saved: Path | None) -> str:
+        """Return the opening lines of a run."""
         config, shape = self.config, self.shape
-        # ZeRO-3 leaves an empty tensor of each
+        # in ZeRO-3 the parameter itself is empty
         n_parameters = sum(getattr(p, "ds_numel", p.numel()) for p in self.engine.module.parameters())
         steps = f"{config.train.steps:,} steps" + (f" or {config.train.hours} hours" if config.train.hours else "")
-        start = self._foundation.start.about
+        start = self._inputs.weight_init.description
         if saved:
-            start = f"goes on from {saved} at step {self.course.step:,}"
-        if unfinished := checkpoint.list_incomplete(checkpoints_of(config), saved):
-            start += f" (passed over, because a file is missing, cut or damaged: {', '.join(path.name for path in unfinished)})"
-        if self._measured_anew:
-            start += "; eval is not as it was, so that held-out losses do not compare with those before, and best/ begins anew"
+            start = f"resumes from {saved} at step {self.progress.step:,}"
+        if incomplete := checkpoint.list_incomplete(checkpoints_dir(config), saved):
+            names = ", ".join(path.name for path in incomplete)
+            start += f" (skipped checkpoints with missing, cut or damaged files: {names})"
+        if self._has_new_eval_protocol:
+            start += "; the eval settings changed: validation losses are not comparable with earlier ones, and best/ starts again"
         return (
-            f"{config.name}: {config.objective.name}, {n_parameters:,} parameters ({shape.n_layer} layers, d {shape.d_model}), "
-            f"memory {shape.mem_len}\n"
-            f"{len(self.store.train):,} training tokens, {config.train.global_batch_size} rows of {config.data.seq_len} tokens a step, {steps}, "
-            f"{world_size()} process(es) on {self.device.type}, {self.dtype}, ZeRO stage {self._settings['zero_optimization']['stage']}\n"
-            f"{start}; everything goes to {self.run_dir}"
+            f"{config.name}: {config.objective.name}, {n_parameters:,} parameters ({shape.n_layer} layers, d_model {shape.d_model}), "
+            f"mem_len {shape.mem_len}\n"
+            f"{len(self.store.train):,} training tokens, windows of {config.data.seq_len} tokens, {steps}\n"
+            f"{self.context.describe()}\n"
+            f"{start}; output in {self.run_dir}"
         )

@@ -1,4 +1,4 @@
-"""Where a pretraining starts from: `init_from=FOLDER` or values of its own; and the shape of the model, which a folder decides."""
+"""Initial weights of a run, new ones or those of `init_from`, and the shape of the model that follows from them."""
 
 from __future__ import annotations
 
@@ -19,60 +19,64 @@ from xlpre.text.corpus import TextConfig
 from xlpre.text.tokenizer import Tokenizer
 from xlpre.training import checkpoint
 
-# what is not in the weights: ours if it is set, else the folder's
-FREE = ("mem_len", "attention_span", "clamp_len", "attention_backend", "dropout", "dropatt", "init_scheme", "init_std")
+# model settings that do not change the weights: if the user set them, they override those of the folder `init_from`
+WEIGHT_INDEPENDENT = {
+    "mem_len",
+    "attention_span",
+    "clamp_len",
+    "attention_backend",
+    "dropout",
+    "dropatt",
+    "init_scheme",
+    "init_std",
+}
 
 
 class WeightInit:
-    """The start of a run.
+    """Initial weights of a run.
 
     Args:
-        config: its settings.
-        store: its text.
-        tokenizer: the store's vocabulary.
-        given: the keys that were set. A word must not contradict the folder; what a file of settings says gives way to it.
+        config: settings of the run.
+        store: the token store.
+        tokenizer: the vocabulary of the store.
+        explicit_keys: keys that the user set. A model setting on the command line must agree with `init_from`; one in the config file
+            is replaced by that of `init_from`.
 
     Attributes:
-        store: the text.
-        shape: of the model.
-        about: a sentence on where the weights come from.
+        store: the token store.
+        shape: settings of the model, with the vocabulary size.
+        description: one sentence about the origin of the weights.
 
     Raises:
-        ValueError: the folder cannot be read, has another vocabulary than the store, or another shape than was asked for.
+        ValueError: `init_from` cannot be read, has another vocabulary than the store, or contradicts a setting.
     """
 
-    def __init__(self, config: PretrainConfig, store: TokenStore, tokenizer: Tokenizer, given: ExplicitKeys) -> None:
+    def __init__(
+        self, config: PretrainConfig, store: TokenStore, tokenizer: Tokenizer, explicit_keys: ExplicitKeys
+    ) -> None:
         model = config.model
         if model.vocab_size not in (0, store.vocab_size):
             raise ValueError(
-                f"model.vocab_size ({model.vocab_size}) is not the {store.vocab_size} pieces of data.store_dir={store.path}; "
-                "leave it out, it is taken from the store"
+                f"model.vocab_size={model.vocab_size} is invalid: data.store_dir={store.path} has {store.vocab_size} pieces. "
+                "Leave it out; it is taken from the store."
             )
         self.store, self._config, self._tokenizer = store, config, tokenizer
         self._folder: ModelFolder | None = None
-        self.about = "starts at step 0"
+        self.description = "starts at step 0"
         self.shape = dataclasses.replace(model, vocab_size=store.vocab_size)
-        if not config.init_from:
+        if config.init_from is None or config.init_from == "":
             return
-        saved = checkpoint.list_complete(Path(config.run_dir) / checkpoint.CHECKPOINTS_DIR)
-        if saved:  # the folder was read when the run began, and may be gone
-            has = ModelConfig(**checkpoint.read_manifest(saved[-1])["model"])
+        checkpoints = checkpoint.list_complete(Path(config.run_dir) / checkpoint.CHECKPOINTS_DIR)
+        if checkpoints:  # the run resumes; the folder init_from may be gone
+            initial_shape = ModelConfig(**checkpoint.read_manifest(checkpoints[-1])["model"])
         else:
-            self._folder = _read(config, tokenizer)
-            has = self._folder.config
-        self.shape, given_way = _merged(model, has, given, config.init_from)
-        self.about = f"starts from the weights of {config.init_from}" + (
-            f" ({self._folder.kind})" if self._folder else ""
-        )
-        if self._folder and not self._folder.provenance:
-            self.about += f"; it does not say how its text was prepared, the store's is {tokenizer.preprocess}"
-        if self._folder and config.objective.next_sentence and not self._folder.next_sentence:
-            self.about += "; it has no head of next-sentence prediction, which starts anew"
-        if given_way:
-            self.about += f"; the model is that folder's, not as configured: {', '.join(given_way)}"
+            self._folder = _load_folder(config.init_from, config.data.store_dir, tokenizer)
+            initial_shape = self._folder.config
+        self.shape, replaced = _merge_shapes(model, initial_shape, explicit_keys, config.init_from)
+        self.description = self._describe(config.init_from, replaced)
 
-    def resolved(self) -> PretrainConfig:
-        """The settings with what the store and the folder know better: the text, the vocabulary, the model."""
+    def resolve_config(self) -> PretrainConfig:
+        """Return the settings with those that the store and `init_from` decide: text, vocabulary and model."""
         vocabulary = dataclasses.replace(
             self._config.tokenizer,
             path=str(self.store.path / "vocabulary.model"),
@@ -82,52 +86,73 @@ class WeightInit:
         text = config_from_mapping(TextConfig, self.store.meta["source"], str(self.store.path / META))
         return dataclasses.replace(self._config, model=self.shape, text=text, tokenizer=vocabulary)
 
-    def model(self, build: Callable[[], LanguageModel]) -> LanguageModel:
-        """What `build` makes, with the folder's weights, if there is one."""
+    def build_model(self, build: Callable[[], LanguageModel]) -> LanguageModel:
+        """Return the model that `build` makes, with the weights of `init_from` if it is set."""
         if not self._folder:
             return build()
         weights = self._folder.weights
         if self._folder.next_sentence or not self._config.objective.next_sentence:
             return build_with_weights(weights, build)
-        model = build()  # the head keeps the values it begins with
+        model = build()  # the head of next-sentence prediction keeps its new weights
         load_weights({**weights, **dict(model.auxiliary_heads.named_parameters(prefix="auxiliary_heads"))}, model)
         return model
 
+    def _describe(self, init_from: str, replaced: list[str]) -> str:
+        parts = [f"starts from the weights of {init_from}"]
+        if self._folder:
+            parts[0] += f" ({self._folder.kind})"
+            if not self._folder.provenance:
+                parts.append(f"its text preprocessing is unknown, that of the store is {self._tokenizer.preprocess}")
+            if self._config.objective.next_sentence and not self._folder.next_sentence:
+                parts.append("it has no head of next-sentence prediction, which gets new weights")
+        if replaced:
+            parts.append(f"model settings of that folder instead of the configured ones: {', '.join(replaced)}")
+        return "; ".join(parts)
 
-def _merged(model: ModelConfig, has: ModelConfig, given: ExplicitKeys, init: str) -> tuple[ModelConfig, list[str]]:
-    """The shape of a model that starts from one with the shape `has`, and what gave way to it."""
+
+def _merge_shapes(
+    model: ModelConfig, initial: ModelConfig, explicit_keys: ExplicitKeys, init_from: str
+) -> tuple[ModelConfig, list[str]]:
+    """Merge the configured model settings into those of the initial weights.
+
+    Returns:
+        The merged settings, and those of the config file that were replaced, as `NAME=NEW (OLD)`.
+    """
     settings: dict[str, Any] = {}
-    given_way = []
+    replaced = []
     for field in dataclasses.fields(ModelConfig):
-        name, theirs, ours = field.name, getattr(has, field.name), getattr(model, field.name)
-        in_words, in_file = (f"model.{field.name}" in keys for keys in (given.words, given.file))
-        settings[name] = ours if name in FREE and (in_words or in_file) else theirs
-        if name in FREE or name == "vocab_size":
+        name, initial_value, value = field.name, getattr(initial, field.name), getattr(model, field.name)
+        in_args, in_file = (f"model.{field.name}" in keys for keys in (explicit_keys.args, explicit_keys.file))
+        settings[name] = value if name in WEIGHT_INDEPENDENT and (in_args or in_file) else initial_value
+        if name in WEIGHT_INDEPENDENT or name == "vocab_size":
             continue
         if name == "d_head":
-            theirs, ours = has.head_width, ours or has.d_model // has.n_head
-        if in_words and ours != theirs:
+            initial_value, value = initial.head_width, value or initial.d_model // initial.n_head
+        if in_args and value != initial_value:
             raise ValueError(
-                f"model.{name} ({ours}) is {theirs} in init_from={init}; leave it out, it is taken from there"
+                f"model.{name}={value} is invalid: init_from={init_from} has model.{name}={initial_value}. "
+                "Leave it out; it is taken from that folder."
             )
-        if in_file and ours != theirs:
-            given_way.append(f"{name}={theirs} ({ours})")
-    return ModelConfig(**settings), given_way
+        if in_file and value != initial_value:
+            replaced.append(f"{name}={initial_value} ({value})")
+    return ModelConfig(**settings), replaced
 
 
-def _read(config: PretrainConfig, tokenizer: Tokenizer) -> ModelFolder:
-    folder = load_init_from(config.init_from)
-    theirs = folder.require_tokenizer(f"init_from={config.init_from}")
-    way_out = f"make a store with tokenizer.path={config.init_from}/spiece.model"
-    if theirs.sha256 != tokenizer.sha256:
+def _load_folder(init_from: str, store_dir: str, tokenizer: Tokenizer) -> ModelFolder:
+    """Load the folder `init_from` and check that its vocabulary is that of the store."""
+    folder = load_init_from(init_from)
+    initial = folder.require_tokenizer(f"init_from={init_from}")
+    remedy = f"Build a store with tokenizer.path={init_from}/spiece.model"
+    if initial.sha256 != tokenizer.sha256:
         raise ValueError(
-            f"init_from={config.init_from} has the vocabulary (sha256) {theirs.sha256[:12]}, data.store_dir={config.data.store_dir} was made "
-            f"with {tokenizer.sha256[:12]}; {way_out}"
+            f"init_from={init_from} is invalid: its vocabulary (sha256 {initial.sha256[:12]}) is not that of "
+            f"data.store_dir={store_dir} ({tokenizer.sha256[:12]}). {remedy}."
         )
-    known = "preprocess" in folder.provenance or folder.kind == "tensorflow"
-    if known and theirs.preprocess != tokenizer.preprocess:
+    is_known = "preprocess" in folder.provenance or folder.kind == "tensorflow"
+    if is_known and initial.preprocess != tokenizer.preprocess:
         raise ValueError(
-            f"init_from={config.init_from} was trained on text with tokenizer.preprocess={theirs.preprocess}, data.store_dir="
-            f"{config.data.store_dir} was made with {tokenizer.preprocess}; {way_out} tokenizer.preprocess={theirs.preprocess}"
+            f"init_from={init_from} is invalid: it was trained with tokenizer.preprocess={initial.preprocess}, and "
+            f"data.store_dir={store_dir} was built with tokenizer.preprocess={tokenizer.preprocess}. "
+            f"{remedy} tokenizer.preprocess={initial.preprocess}."
         )
     return folder

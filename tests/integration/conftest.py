@@ -1,4 +1,4 @@
-"""Real commands on a tiny store, each in a process of its own, or several."""
+"""Helpers that run the commands of the repository on a tiny store, in one process or several."""
 
 import json
 import os
@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.integration.forking import Forked
+from tests.integration.forking import ForkedCommand
 from xlpre.training.distributed import free_port
 
-SHAPE = {
+SETTINGS = {
     "data.seq_len": 32,
     "data.reuse_len": 16,
     "data.windows_per_run": 4,
@@ -32,48 +32,43 @@ SHAPE = {
     "eval.batch_size": 2,
     "eval.num_windows": 3,
 }
+LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def environment() -> dict[str, str]:
-    """One thread a process, and no job of a surrounding launcher."""
-    kept = {
-        k: v
-        for k, v in os.environ.items()
-        if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    }
+    """Return environment variables for a process: one thread, CPU only, without those of a surrounding launcher."""
+    inherited = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
     binaries = str(Path(sys.executable).parent)
     return {
-        **kept,
+        **inherited,
         "OMP_NUM_THREADS": "1",
-        "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin while they wait slow each other down many times on busy cores
+        "OMP_WAIT_POLICY": "PASSIVE",  # spinning threads slow each other down many times on busy cores
         "DS_ACCELERATOR": "cpu",
         "CUDA_VISIBLE_DEVICES": "",
-        "PATH": binaries + os.pathsep + kept["PATH"],
+        "PATH": binaries + os.pathsep + inherited["PATH"],
     }
 
 
-def run(*words: object, cwd: Path = REPOSITORY, timeout: int = 300, fault: dict | None = None, given: str = ""):
-    """Run a script of the repository to its end; `tests/integration/faulty.py` with a `fault`. It reads what is `given`."""
-    script, *rest = map(str, words)
+def run(
+    *args: object, cwd: Path = REPOSITORY, timeout: int = 300, fault: dict | None = None, stdin: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run a script of the repository to its end in one process. `fault` is for tests/integration/faulty.py."""
+    script, *rest = map(str, args)
     variables = environment() | {"FAULT": json.dumps(fault or {})}
-    return Forked([str(REPOSITORY / script), *rest], cwd, [variables], given).end(timeout)
+    return ForkedCommand([str(REPOSITORY / script), *rest], cwd, [variables], stdin).wait(timeout)
 
 
-def begin(*words: object) -> Forked:
-    """A script of the repository that goes on."""
-    script, *rest = map(str, words)
-    return Forked([str(REPOSITORY / script), *rest], REPOSITORY, [environment()])
+def start(*args: object) -> ForkedCommand:
+    """Start a script of the repository in one process and return without waiting for it."""
+    script, *rest = map(str, args)
+    return ForkedCommand([str(REPOSITORY / script), *rest], REPOSITORY, [environment()])
 
 
-def run_with_forks(*words: object, cwd: Path = REPOSITORY):
-    """Run a script of the repository to its end, whose own Python processes are forked too."""
-    script, *rest = words
-    return run("tests/integration/forks.py", REPOSITORY / str(script), *rest, cwd=cwd)
-
-
-def run_together(processes: int, *words: object, timeout: int = 600, fault: dict | None = None):
-    """Run a script of the repository in processes that train together, as a launcher starts them."""
-    script, *rest = map(str, words)
+def run_together(
+    processes: int, *args: object, timeout: int = 600, fault: dict | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a script of the repository to its end in processes that train together, as a launcher starts them."""
+    script, *rest = map(str, args)
     shared = environment() | {
         "FAULT": json.dumps(fault or {}),
         "WORLD_SIZE": str(processes),
@@ -81,15 +76,16 @@ def run_together(processes: int, *words: object, timeout: int = 600, fault: dict
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
     }
-    each = [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
-    return Forked([str(REPOSITORY / script), *rest], REPOSITORY, each if processes > 1 else [environment()]).end(
-        timeout
-    )
+    ranks = [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
+    environments = ranks if processes > 1 else [environment()]
+    return ForkedCommand([str(REPOSITORY / script), *rest], REPOSITORY, environments).wait(timeout)
 
 
-def launch(*words: object, launcher: tuple[str, ...], cwd: Path = REPOSITORY, timeout: int = 300):
-    """Run a script of the repository to its end by a launcher."""
-    script, *rest = map(str, words)
+def launch(
+    *args: object, launcher: tuple[str, ...], cwd: Path = REPOSITORY, timeout: int = 300
+) -> subprocess.CompletedProcess[str]:
+    """Run a script of the repository to its end under a launcher, in fresh processes."""
+    script, *rest = map(str, args)
     command = [*launcher, str(REPOSITORY / script), *rest]
     return subprocess.run(
         command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=timeout, check=False
@@ -97,30 +93,30 @@ def launch(*words: object, launcher: tuple[str, ...], cwd: Path = REPOSITORY, ti
 
 
 def damage(file: Path) -> None:
-    """Change a bit."""
+    """Flip a bit in the middle of a file."""
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
-    file.unlink()  # it is read-only
+    file.unlink()  # the file may be read-only
     file.write_bytes(content)
 
 
-def answers_of(folder: Path, lines: list[str]) -> list[dict]:
-    """What `finetune/predict.py` answers to lines, with the model of a run."""
-    asked = run("finetune/predict.py", folder, given="\n".join(lines))
-    assert asked.returncode == 0, asked.stderr
-    return [json.loads(line) for line in asked.stdout.splitlines()]
+def predictions_for(folder: Path, lines: list[str]) -> list[dict]:
+    """Return the predictions of `finetune/predict.py` for lines of text."""
+    result = run("finetune/predict.py", folder, stdin="\n".join(lines))
+    assert result.returncode == 0, result.stderr
+    return [json.loads(line) for line in result.stdout.splitlines()]
 
 
 def deepspeed_launcher(processes: int) -> tuple[str, ...]:
-    """`deepspeed` for so many CPU processes, on a free port."""
+    """Return the command line of `deepspeed` for a number of CPU processes, with a free port."""
     deepspeed = str(Path(sys.executable).with_name("deepspeed"))
     return (deepspeed, "-q", "--num_gpus", str(processes), "--master_port", str(free_port()))
 
 
-def tiny_words(store, folder: Path, name: str = "tiny", **changes: object) -> list[str]:
-    """`key=value` words of a tiny run in `folder`; keyword arguments change them (with __ for the dot)."""
+def tiny_args(store, folder: Path, name: str = "tiny", **changes: object) -> list[str]:
+    """Return the `key=value` arguments of a tiny run in `folder`; `changes` override them (`__` stands for the dot)."""
     settings = {
-        **SHAPE,
+        **SETTINGS,
         "name": name,
         "run_dir": folder / name,
         "data.store_dir": store.path,
@@ -131,17 +127,17 @@ def tiny_words(store, folder: Path, name: str = "tiny", **changes: object) -> li
 
 
 @pytest.fixture
-def words(store, tmp_path):
-    """`tiny_words` of a run in `tmp_path`."""
-    return partial(tiny_words, store, tmp_path)
+def make_args(store, tmp_path):
+    """`tiny_args` of a run in `tmp_path`."""
+    return partial(tiny_args, store, tmp_path)
 
 
 @pytest.fixture(scope="session")
-def uninterrupted(store, tmp_path_factory) -> dict[int, float]:
-    """The losses of a run of clusters.LONGER that nothing happens to."""
-    from tests.integration.clusters import LONGER, SCRIPT, losses  # which is made of this file
+def uninterrupted_losses(store, tmp_path_factory) -> dict[int, float]:
+    """Losses by step of a run with the settings clusters.LONGER that is never interrupted."""
+    from tests.integration.clusters import LONGER, SCRIPT, losses  # which imports this file
 
-    folder = tmp_path_factory.mktemp("whole")
-    done = run_together(2, SCRIPT, *tiny_words(store, folder, "whole", **LONGER))
-    assert done.returncode == 0, done.stderr
-    return losses(folder / "whole")
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    result = run_together(2, SCRIPT, *tiny_args(store, folder, "uninterrupted", **LONGER))
+    assert result.returncode == 0, result.stderr
+    return losses(folder / "uninterrupted")

@@ -3,7 +3,7 @@
 A fault happens on process N, once it is in one of the steps (updates done) and in the phase. See PHASES for where one can be killed;
 `do` is `kill` (by default), `kill_all` (the whole process group at once), `stop` (it hangs), `full` (no room on the disk) or, in the
 phase `loss`, `nan`, `inf`, `inf_gradient` and `nan_memory`. What is killed says so first, on stderr. Given a JSON list of lists of
-words, it pretrains with each in turn, and `each` says what is done in them.
+args, it pretrains with each in turn, and `each` says what is done in them.
 """
 
 import dataclasses
@@ -128,9 +128,9 @@ def main() -> None:
     if not sys.argv[-1].startswith("[["):
         pretrain.run.main()
         return
-    for words, do in zip(json.loads(sys.argv[-1]), FAULT["each"], strict=True):
+    for args, do in zip(json.loads(sys.argv[-1]), FAULT["each"], strict=True):
         FAULT["do"], STEP["now"] = do, 0
-        pretrain.trainer.loop.pretrain(load_config(PretrainConfig, None, words))
+        pretrain.trainer.loop.pretrain(load_config(PretrainConfig, None, args))
 
 
 if __name__ == "__main__":

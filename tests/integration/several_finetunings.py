@@ -1,7 +1,7 @@
-"""Fine-tune several times in one process (or one job): a JSON list of {"words": [...], "stop_at": STEP, "draws": true or false}.
+"""Fine-tune several times in one process (or one job), given a JSON list of {"args": [...], "stop_at": STEP, "plot": true or false}.
 
-With `stop_at`, which may be null, the process is asked to stop, by a signal, once it has made so many updates. Pictures, which take longer
-than a tiny training, are drawn of what `draws`.
+With `stop_at`, which may be null, the process sends itself a signal to stop after that number of steps. `plot` false skips the plots,
+which take longer than a tiny training.
 """
 
 import json
@@ -11,20 +11,20 @@ import sys
 
 import finetune.trainer.finalize
 from finetune.config import FinetuneConfig, task_overrides
-from finetune.trainer.loop import finetune as run
+from finetune.trainer.trainer import finetune as run
 from xlpre.config.loader import load_config
 from xlpre.training.progress import Progress
 
-end_step, draw = Progress.end_step, finetune.trainer.finalize.draw
+end_step, plot_all = Progress.end_step, finetune.trainer.finalize.plot_all
 
-for one in json.loads(sys.argv[-1]):
+for job in json.loads(sys.argv[-1]):
 
-    def stop_on_signal(course: Progress, stop_at=one["stop_at"]) -> bool:
-        if course.step + 1 == stop_at:
+    def end_step_and_stop(progress: Progress, stop_at=job["stop_at"]) -> bool:
+        if progress.step + 1 == stop_at:
             os.kill(os.getpid(), signal.SIGTERM)
-        return end_step(course)
+        return end_step(progress)
 
-    Progress.end_step = stop_on_signal
-    finetune.trainer.finalize.draw = draw if one["draws"] else lambda *arguments: None
-    print(one["words"], flush=True)
-    run(load_config(FinetuneConfig, None, one["words"], task_overrides))
+    Progress.end_step = end_step_and_stop
+    finetune.trainer.finalize.plot_all = plot_all if job["plot"] else lambda *arguments: None
+    print(job["args"], flush=True)
+    run(load_config(FinetuneConfig, None, job["args"], task_overrides))

@@ -1,12 +1,12 @@
-"""Pretrain several times in one process (or one job): a JSON list of lists of `key=value` words, the last argument."""
+"""Pretrain several times in one process (or one job): a JSON list of lists of `key=value` args, the last argument."""
 
 import json
 import sys
 
 from pretrain.config import PretrainConfig
-from pretrain.trainer.loop import pretrain
+from pretrain.trainer.trainer import Trainer
 from xlpre.config.loader import load_config
 
-for words in json.loads(sys.argv[-1]):
-    print(words, flush=True)
-    pretrain(load_config(PretrainConfig, None, words))
+for args in json.loads(sys.argv[-1]):
+    print(args, flush=True)
+    Trainer(load_config(PretrainConfig, None, args)).train()

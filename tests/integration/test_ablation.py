@@ -10,7 +10,7 @@ import pytest
 
 from pretrain.tools.ablation import Ablation, outcomes
 from tests.conftest import REPOSITORY
-from tests.integration.conftest import environment, run, run_with_forks, tiny_words
+from tests.integration.conftest import environment, run, tiny_args
 from xlpre.training.metrics import read_metrics
 
 SCRIPT = "pretrain/ablate.py"
@@ -19,11 +19,11 @@ SCRIPT = "pretrain/ablate.py"
 @pytest.fixture
 def ablation(store, tmp_path):
     """A file of two rows, on the tiny store."""
-    words = [word for word in tiny_words(store, tmp_path) if word.partition("=")[0] not in ("name", "run_dir", "seed")]
+    args = [word for word in tiny_args(store, tmp_path) if word.partition("=")[0] not in ("name", "run_dir", "seed")]
     (tmp_path / "base.yaml").write_text("name: base\n")
     path = tmp_path / "tiny.yaml"
     path.write_text(
-        json.dumps({"base": "base.yaml", "common": words, "rows": {"all": [], "no_memory": ["model.mem_len=0"]}})
+        json.dumps({"base": "base.yaml", "common": args, "rows": {"all": [], "no_memory": ["model.mem_len=0"]}})
     )
     return path
 
@@ -32,14 +32,14 @@ def test_what_failed_is_named_the_rest_is_made_and_what_is_done_is_not_done_agai
     blocked = tmp_path / "runs/tiny/no_memory/seed_1/.lock"
     blocked.mkdir(parents=True)
     command = (SCRIPT, ablation, "--run", "--jobs", "2", "train.steps=10")
-    done = run_with_forks(*command, cwd=tmp_path)
+    done = run(*command, cwd=tmp_path)
     assert done.returncode == 2
     assert "1 of 2 runs failed" in done.stderr and "runs/tiny/no_memory/seed_1/log.txt" in done.stderr
     assert (blocked.parent / "log.txt").read_text()
     assert "| all | none | 1 |" in done.stdout
     blocked.rmdir()
     made = (tmp_path / "runs/tiny/all/seed_1/metrics.jsonl").stat().st_mtime_ns
-    done = run_with_forks(*command, cwd=tmp_path)
+    done = run(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "2 runs, 1 of them finished already" in done.stdout
     assert (tmp_path / "runs/tiny/all/seed_1/metrics.jsonl").stat().st_mtime_ns == made
@@ -50,10 +50,10 @@ def test_what_failed_is_named_the_rest_is_made_and_what_is_done_is_not_done_agai
 
 @pytest.mark.long
 def test_stopped_it_stops_its_runs_which_save_and_go_on(ablation, tmp_path):
-    words = [SCRIPT, str(ablation), "--run", "--jobs", "1", "--rows", "all", "train.steps=400", "eval.every=400"]
+    args = [SCRIPT, str(ablation), "--run", "--jobs", "1", "--rows", "all", "train.steps=400", "eval.every=400"]
     log = tmp_path / "runs/tiny/all/seed_1"
     with subprocess.Popen(
-        [sys.executable, REPOSITORY / words[0], *words[1:]],
+        [sys.executable, REPOSITORY / args[0], *args[1:]],
         cwd=tmp_path,
         env=environment(),
         stdout=subprocess.PIPE,
@@ -67,6 +67,6 @@ def test_stopped_it_stops_its_runs_which_save_and_go_on(ablation, tmp_path):
     assert "runs/tiny/all/seed_1: stopped" in said
     stopped_at = read_metrics(log)[-1]["step"]
     assert stopped_at < 400
-    done = run(*words, cwd=tmp_path)
+    done = run(*args, cwd=tmp_path)
     assert done.returncode == 0 and "runs/tiny/all/seed_1: finished" in done.stdout
     assert f"at step {stopped_at}" in (log / "log.txt").read_text()

@@ -1,4 +1,4 @@
-"""No speed without agreement: which models benchmarks/step.py and finetuning.py refuse to time."""
+"""No speed without agreement: which models benchmarks/speed/step.py and finetuning.py refuse to time."""
 
 import pytest
 import torch

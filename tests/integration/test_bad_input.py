@@ -9,8 +9,8 @@ from pretrain.run import main
 from tests.conftest import has_bf16
 from tests.integration.conftest import run
 from xlpre.common.cli_main import run_main
-from xlpre.text.tokenizer import train
-from xlpre.text.tokenizer_config import TokenizerConfig
+from xlpre.text.tokenizer_training import train_tokenizer
+from xlpre.text.tokenizer import TokenizerConfig
 
 
 def refused(done, message):
@@ -90,8 +90,8 @@ def check_sentence(stderr, message):
         ),
     ],
 )
-def test_a_wrong_word_is_refused_before_anything_is_written(words, tmp_path, monkeypatch, capsys, word, message):
-    monkeypatch.setattr("sys.argv", ["run.py", *words(), *word.split()])
+def test_a_wrong_word_is_refused_before_anything_is_written(make_args, tmp_path, monkeypatch, capsys, word, message):
+    monkeypatch.setattr("sys.argv", ["run.py", *make_args(), *word.split()])
     with pytest.raises(SystemExit) as ended:
         run_main(main)
     assert ended.value.code == 2
@@ -115,13 +115,13 @@ def test_a_wrong_word_is_refused_before_anything_is_written(words, tmp_path, mon
         ),
     ],
 )
-def test_what_deepspeed_cannot_do_is_refused_too(words, tmp_path, changes, message):
-    refused(run("pretrain/run.py", *words(**changes)), message)
+def test_what_deepspeed_cannot_do_is_refused_too(make_args, tmp_path, changes, message):
+    refused(run("pretrain/run.py", *make_args(**changes)), message)
     assert not (tmp_path / "tiny").exists()
 
 
-def test_a_run_that_ends_with_a_destroyed_model_is_not_finished(words, tmp_path):
-    done = run("pretrain/run.py", *words(optim__lr=1e30, train__steps=5))  # updates are skipped from the second on
+def test_a_run_that_ends_with_a_destroyed_model_is_not_finished(make_args, tmp_path):
+    done = run("pretrain/run.py", *make_args(optim__lr=1e30, train__steps=5))  # updates are skipped from the second on
     refused(done, "the held-out loss is not finite after the last step (5)")
     assert not (tmp_path / "tiny" / "model").exists() and not (tmp_path / "tiny" / "checkpoints").exists()
 
@@ -132,16 +132,16 @@ def test_a_config_that_is_not_there_or_no_yaml_is_named(tmp_path):
     refused(run("pretrain/run.py", "--config", tmp_path / "bad.yaml"), "bad.yaml: cannot be read as YAML")
 
 
-def test_a_store_of_another_vocabulary_is_refused(words, documents, tmp_path):
-    train(documents, TokenizerConfig(vocab_size=250)).save(tmp_path / "other.model")
-    done = run("pretrain/run.py", *words(tokenizer__path=tmp_path / "other.model"))
+def test_a_store_of_another_vocabulary_is_refused(make_args, documents, tmp_path):
+    train_tokenizer(documents, TokenizerConfig(vocab_size=250)).save(tmp_path / "other.model")
+    done = run("pretrain/run.py", *make_args(tokenizer__path=tmp_path / "other.model"))
     refused(done, "was made with another vocabulary")
 
 
-def test_a_damaged_store_names_its_file(words, store, tmp_path):
+def test_a_damaged_store_names_its_file(make_args, store, tmp_path):
     broken = shutil.copytree(store.path, tmp_path / "store")
     (broken / "unigram.bin").write_bytes(b"")
-    refused(run("pretrain/run.py", *words(data__store=broken)), "unigram.bin: 0 bytes where")
+    refused(run("pretrain/run.py", *make_args(data__store_dir=broken)), "unigram.bin: 0 bytes where")
 
 
 def test_preparing_tells_what_is_wrong_and_leaves_nothing(text_file, tmp_path):

@@ -1,4 +1,4 @@
-"""`pretrain/run.py --dry-run`: what a run would be, in words, and not a file."""
+"""`pretrain/run.py --dry-run`: what a run would be, in args, and not a file."""
 
 import dataclasses
 import sys
@@ -21,9 +21,9 @@ SCRIPT = "pretrain/run.py"
 def rehearsed(tmp_path, monkeypatch, capsys):
     """Call the command in this process, look that nothing was written, hand over what it printed."""
 
-    def rehearse(*words):
+    def rehearse(*args):
         before = sorted(tmp_path.rglob("*"))
-        monkeypatch.setattr("sys.argv", ["run.py", "--dry-run", *words])
+        monkeypatch.setattr("sys.argv", ["run.py", "--dry-run", *args])
         run_main(main)
         assert sorted(tmp_path.rglob("*")) == before
         return capsys.readouterr().out
@@ -31,11 +31,11 @@ def rehearsed(tmp_path, monkeypatch, capsys):
     return rehearse
 
 
-def test_a_dry_run_prints_settings_that_load_and_sizes_and_writes_nothing(words, store, tmp_path, rehearsed):
-    said = rehearsed(*words(), "train.hours=2")
+def test_a_dry_run_prints_settings_that_load_and_sizes_and_writes_nothing(make_args, store, tmp_path, rehearsed):
+    said = rehearsed(*make_args(), "train.hours=2")
     (tmp_path / "config.yaml").write_text(said)
     config = load_config(PretrainConfig, tmp_path / "config.yaml")
-    typed = load_config(PretrainConfig, None, [*words(), "train.hours=2"])
+    typed = load_config(PretrainConfig, None, [*make_args(), "train.hours=2"])
     assert config.model == dataclasses.replace(typed.model, vocab_size=300) and config.train == typed.train
     n_parameters = sum(parameter.numel() for parameter in meta_model(config.model, True).parameters())
     share = 20 * 4 * 16 / len(store.train)
@@ -57,18 +57,18 @@ def test_a_dry_run_prints_settings_that_load_and_sizes_and_writes_nothing(words,
         ("train.precision=bf16", 1),
     ],
 )
-def test_a_dry_run_says_the_stage_that_a_start_would_take(words, rehearsed, word, stage):
-    assert f"ZeRO stage {stage}\n" in rehearsed(*words(), word)
+def test_a_dry_run_says_the_stage_that_a_start_would_take(make_args, rehearsed, word, stage):
+    assert f"ZeRO stage {stage}\n" in rehearsed(*make_args(), word)
 
 
-def test_a_dry_run_says_where_the_start_would_come_from(words, tmp_path, documents, tokenizer, rehearsed, capsys):
-    two = words("first", train__steps=2, train__save_every=1)
+def test_a_dry_run_says_where_the_start_would_come_from(make_args, tmp_path, documents, tokenizer, rehearsed, capsys):
+    two = make_args("first", train__steps=2, train__save_every=1)
     assert run(SCRIPT, *two).returncode == 0
     assert rehearsed(*two).endswith("# finished already at step 2\n")
     before, newest = sorted((tmp_path / "first" / "checkpoints").glob("step_*"))
-    assert rehearsed(*words("first")).endswith(f"# goes on from {newest} at step 2\n")
+    assert rehearsed(*make_args("first")).endswith(f"# goes on from {newest} at step 2\n")
     model = tmp_path / "first" / "model"
-    assert f"# starts from the weights of {model} (xlpre)" in rehearsed(*words("second"), f"init_from={model}")
+    assert f"# starts from the weights of {model} (xlpre)" in rehearsed(*make_args("second"), f"init_from={model}")
     other = write_store(tmp_path / "other", documents[:300], tokenizer, 0.1, {"source": "docstrings"}, {})
     for word, message in [
         ("seed=9", "seed=1, now"),
@@ -76,7 +76,7 @@ def test_a_dry_run_says_where_the_start_would_come_from(words, tmp_path, documen
         (f"data.store_dir={other.path}", "another text than data.store_dir="),
     ]:
         with pytest.raises(SystemExit):
-            rehearsed(*words("first"), word)
+            rehearsed(*make_args("first"), word)
         assert f"{newest} was made with {message}" in capsys.readouterr().err
     facts = checkpoint.read_manifest(newest)
     del facts["init"]  # as before it was one
@@ -98,16 +98,16 @@ def test_a_dry_run_says_where_the_start_would_come_from(words, tmp_path, documen
         ("init=nowhere", "init: nowhere: there is no such folder"),
     ],
 )
-def test_a_dry_run_refuses_what_a_start_would(words, tmp_path, monkeypatch, capsys, word, message):
+def test_a_dry_run_refuses_what_a_start_would(make_args, tmp_path, monkeypatch, capsys, word, message):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    monkeypatch.setattr("sys.argv", ["run.py", *words(), "--dry-run", word])
+    monkeypatch.setattr("sys.argv", ["run.py", *make_args(), "--dry-run", word])
     with pytest.raises(SystemExit) as ended:
         run_main(main)
     assert ended.value.code == 2 and message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
-def test_only_one_of_several_processes_prints(words, tmp_path):
-    done = run_together(2, SCRIPT, "--dry-run", *words())
+def test_only_one_of_several_processes_prints(make_args, tmp_path):
+    done = run_together(2, SCRIPT, "--dry-run", *make_args())
     assert done.returncode == 0 and done.stdout.count("# starts at step 0") == 1, done.stdout + done.stderr
     assert not list(tmp_path.iterdir())

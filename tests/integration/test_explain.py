@@ -14,8 +14,8 @@ from tests.conftest import REPOSITORY
 from tests.integration.conftest import run
 from xlpre.common.cli_main import run_main
 from xlpre.config.loader import load_config
-from xlpre.text.tokenizer import train
-from xlpre.text.tokenizer_config import TokenizerConfig
+from xlpre.text.tokenizer_training import train_tokenizer
+from xlpre.text.tokenizer import TokenizerConfig
 
 KINDS = {
     "permutation": [],
@@ -40,8 +40,8 @@ def make(request, text, tokenizer):
     return explanation
 
 
-def settings(*words):
-    return load_config(PretrainConfig, None, ["data.seq_len=64", "data.reuse_len=32", "objective.partial_k=4", *words])
+def settings(*args):
+    return load_config(PretrainConfig, None, ["data.seq_len=64", "data.reuse_len=32", "objective.partial_k=4", *args])
 
 
 def visible(it):
@@ -161,9 +161,9 @@ def test_denoising_hides_its_targets_and_causal_predicts_the_next_token(tokenize
     assert causal.wanted == [*causal.pieces[1:], "<eod>"]
 
 
-def test_the_command_draws_a_picture(words, tmp_path):
+def test_the_command_draws_a_picture(make_args, tmp_path):
     done = run(
-        "pretrain/explain.py", "Two words. Then some more.", *words(), "--step", 2, "--picture", tmp_path / "it.png"
+        "pretrain/explain.py", "Two make_args. Then some more.", *make_args(), "--step", 2, "--picture", tmp_path / "it.png"
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -178,8 +178,8 @@ def test_letters_that_no_font_has_are_told_once(text, tokenizer, tmp_path, capsy
     assert len(said) == 1 and said[0].startswith("warning: no installed font has \U0010fffd; install one")
 
 
-def test_the_stores_vocabulary_serves_where_there_is_no_other(words, capsys):
-    main(["Two words. Then some more.", *words(tokenizer__path="nowhere.model")])
+def test_the_stores_vocabulary_serves_where_there_is_no_other(make_args, capsys):
+    main(["Two make_args. Then some more.", *make_args(tokenizer__path="nowhere.model")])
     assert "TARGETS" in capsys.readouterr().out
 
 
@@ -197,13 +197,13 @@ def test_the_stores_vocabulary_serves_where_there_is_no_other(words, capsys):
         (["Some text.", "objective.max_spans=1"], {}, "did you mean 'objective.max_span'?"),
         (
             ["Some text."],
-            {"tokenizer__path": "no.model", "data__store": "no"},
+            {"tokenizer__path": "no.model", "data__store_dir": "no"},
             "make one with pretrain/train_tokenizer.py",
         ),
     ],
 )
-def test_bad_input_is_one_sentence(words, monkeypatch, capsys, given, changes, message):
-    monkeypatch.setattr("sys.argv", ["explain.py", given[0], *words(**changes), *given[1:]])
+def test_bad_input_is_one_sentence(make_args, monkeypatch, capsys, given, changes, message):
+    monkeypatch.setattr("sys.argv", ["explain.py", given[0], *make_args(**changes), *given[1:]])
     with pytest.raises(SystemExit) as ended:
         run_main(main)
     errors = capsys.readouterr().err.splitlines()
@@ -212,9 +212,9 @@ def test_bad_input_is_one_sentence(words, monkeypatch, capsys, given, changes, m
 
 
 def vocabulary_of_words(text):
-    """Whole words, as the vocabulary of the page has them, learned from the words in any order."""
+    """Whole args, as the vocabulary of the page has them, learned from the args in any order."""
     some, rng = sorted(set(text.replace(".", " .").split())), np.random.default_rng(0)
-    tokenizer = train([[" ".join(rng.permutation(some))] for _ in range(300)], TokenizerConfig(vocab_size=50))
+    tokenizer = train_tokenizer([[" ".join(rng.permutation(some))] for _ in range(300)], TokenizerConfig(vocab_size=50))
     assert [tokenizer.decode([i]) for i in tokenizer.encode(text)] == text.replace(".", " .").split()
     return tokenizer
 

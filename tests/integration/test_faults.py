@@ -24,12 +24,12 @@ STAGE = "deepspeed.zero_optimization.stage"
 
 def processes_of(launcher) -> list[psutil.Process]:
     found = psutil.Process(launcher.pid).children(recursive=True)
-    words = {p: " ".join(p.cmdline()) for p in found}
-    return [p for p, line in words.items() if "run.py" in line and "launcher" not in line]
+    args = {p: " ".join(p.cmdline()) for p in found}
+    return [p for p, line in args.items() if "run.py" in line and "launcher" not in line]
 
 
-def start_two(words, wait_for="step 9:"):
-    command = [*deepspeed_launcher(2), str(REPOSITORY / SCRIPT), *words]
+def start_two(args, wait_for="step 9:"):
+    command = [*deepspeed_launcher(2), str(REPOSITORY / SCRIPT), *args]
     launcher = subprocess.Popen(
         command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
@@ -47,8 +47,8 @@ def end(launcher):
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
-def test_a_process_that_hangs_or_dies_ends_the_job_in_bounded_time(words, tmp_path, number):
-    run_words = words("lost", train__steps=100000, train__save_every=4, train__patience_minutes=0.2)
+def test_a_process_that_hangs_or_dies_ends_the_job_in_bounded_time(make_args, tmp_path, number):
+    run_words = make_args("lost", train__steps=100000, train__save_every=4, train__timeout_minutes=0.2)
     launcher, said = start_two(run_words)
     try:
         other, victim = sorted(processes_of(launcher), key=lambda process: process.pid)
@@ -76,11 +76,11 @@ def until(word, descriptor):
     os.close(descriptor)
 
 
-def test_a_training_whose_terminal_is_closed_saves(words, tmp_path):
+def test_a_training_whose_terminal_is_closed_saves(make_args, tmp_path):
     process, terminal = pty.fork()
     if not process:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        command = [sys.executable, str(REPOSITORY / SCRIPT), *words("closed", train__steps=100000)]
+        command = [sys.executable, str(REPOSITORY / SCRIPT), *make_args("closed", train__steps=100000)]
         os.execve(command[0], command, environment())
     until(b"step 3:", terminal)
     assert os.waitpid(process, 0)[1] == 0
@@ -90,12 +90,12 @@ def test_a_training_whose_terminal_is_closed_saves(words, tmp_path):
     ]
 
 
-def test_weights_too_large_for_numbers_stop_the_run_with_what_it_met_and_how_to_replay_it(words, tmp_path):
-    assert run(SCRIPT, *words("first", train__steps=2)).returncode == 0
+def test_weights_too_large_for_numbers_stop_the_run_with_what_it_met_and_how_to_replay_it(make_args, tmp_path):
+    assert run(SCRIPT, *make_args("first", train__steps=2)).returncode == 0
     folder = load_folder(tmp_path / "first" / "model")
     folder.weights["backbone.word_embedding.weight"][100:] = 3e38
     save_folder(tmp_path / "large", folder)
-    done = run(SCRIPT, *words("second", init=tmp_path / "large", train__max_skipped=5))
+    done = run(SCRIPT, *make_args("second", init=tmp_path / "large", train__max_skipped_steps=5))
     assert done.returncode == 2 and "5 updates in a row, to step 5, were not finite" in done.stderr, done.stderr
     assert not (tmp_path / "second" / "checkpoints").exists()
     lines = [line for line in read_metrics(tmp_path / "second") if "skipped_steps" in line]
@@ -106,8 +106,8 @@ def test_weights_too_large_for_numbers_stop_the_run_with_what_it_met_and_how_to_
     assert again.returncode == 0 and "the output of backbone.layers.0.attention" in again.stdout.splitlines()[-1]
 
 
-def test_weights_that_became_infinite_end_all_processes_and_are_not_saved(words, tmp_path):
-    run_words = words("spoilt", optim__lr=3e38, schedule__decay="constant", train__save_every=1, **{STAGE: 3})
+def test_weights_that_became_infinite_end_all_processes_and_are_not_saved(make_args, tmp_path):
+    run_words = make_args("spoilt", optim__lr=3e38, schedule__decay="constant", train__save_every=1, **{STAGE: 3})
     done = run_together(2, SCRIPT, *run_words)
     assert done.returncode == 2 and done.stderr.count("error: ") == 1, done.stderr
     assert "the weights are not finite after step 1 (" in done.stderr and "lower optim.lr" in done.stderr
@@ -125,8 +125,8 @@ NOT_FINITE = {
 }
 
 
-def test_what_is_not_finite_on_one_process_is_skipped_by_all_and_counted_on_every_stage(words, tmp_path):
-    jobs = [words(name, **case, train__steps=10, train__accumulation=2) for name, case in NOT_FINITE.items()]
+def test_what_is_not_finite_on_one_process_is_skipped_by_all_and_counted_on_every_stage(make_args, tmp_path):
+    jobs = [make_args(name, **case, train__steps=10, train__accumulation=2) for name, case in NOT_FINITE.items()]
     kinds = [name.partition("_")[2] for name in NOT_FINITE]
     fault = {"phase": "loss", "steps": [3, 4], "process": 1, "each": kinds}
     done = run_together(2, FAULTY, json.dumps(jobs), fault=fault)
@@ -143,8 +143,8 @@ def test_what_is_not_finite_on_one_process_is_skipped_by_all_and_counted_on_ever
         assert checkpoint.read_manifest(last)["counters"]["updates"] == 10 - expected[-1]
 
 
-def test_a_full_disk_while_saving_is_named_and_the_checkpoint_before_is_good(words, tmp_path):
-    run_words = words("full", train__save_every=4, train__steps=12, schedule__decay="constant")
+def test_a_full_disk_while_saving_is_named_and_the_checkpoint_before_is_good(make_args, tmp_path):
+    run_words = make_args("full", train__save_every=4, train__steps=12, schedule__decay="constant")
     fault = {"phase": "writing", "do": "full", "steps": [6, 99], "process": 1}
     done = run_together(2, FAULTY, *run_words, fault=fault)
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
@@ -155,9 +155,9 @@ def test_a_full_disk_while_saving_is_named_and_the_checkpoint_before_is_good(wor
     assert again.returncode == 0 and "at step 4" in again.stdout, again.stdout + again.stderr
 
 
-def test_a_store_that_changed_under_the_run_is_refused(words, store, tmp_path):
+def test_a_store_that_changed_under_the_run_is_refused(make_args, store, tmp_path):
     shutil.copytree(store.path, tmp_path / "store")
-    run_words = words("changed", data__store=tmp_path / "store")
+    run_words = make_args("changed", data__store_dir=tmp_path / "store")
     assert run(SCRIPT, *run_words, "train.steps=2").returncode == 0
     largest = max((tmp_path / "store").iterdir(), key=lambda path: path.stat().st_size)
     content = bytearray(largest.read_bytes())
@@ -169,14 +169,14 @@ def test_a_store_that_changed_under_the_run_is_refused(words, store, tmp_path):
 
 
 @pytest.mark.long
-def test_kill_9_in_the_middle_of_saving_costs_no_more_than_the_steps_since(words, tmp_path):
-    settings = {"train__save_every": 2, "train__keep_last": 1, "train__steps": 12, "model__dropout": 0.1}
-    whole = run(SCRIPT, *words("whole", **settings))
+def test_kill_9_in_the_middle_of_saving_costs_no_more_than_the_steps_since(make_args, tmp_path):
+    settings = {"train__save_every": 2, "train__keep_last_checkpoints": 1, "train__steps": 12, "model__dropout": 0.1}
+    whole = run(SCRIPT, *make_args("whole", **settings))
     assert whole.returncode == 0, whole.stderr
     for number, phase in enumerate(("manifest", "removing")):
         fault = {"phase": phase, "steps": [2 * number + 3, 99], "process": 0}
-        assert run(FAULTY, *words("killed", **settings), fault=fault).returncode == -signal.SIGKILL
-    last = run(SCRIPT, *words("killed", **settings))
+        assert run(FAULTY, *make_args("killed", **settings), fault=fault).returncode == -signal.SIGKILL
+    last = run(SCRIPT, *make_args("killed", **settings))
     assert last.returncode == 0 and "goes on from" in last.stdout, last.stdout + last.stderr
     numbers = [
         [(x["step"], x["loss"], x["grad_norm"]) for x in read_metrics(tmp_path / name) if "loss" in x]

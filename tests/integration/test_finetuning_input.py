@@ -10,12 +10,13 @@ import pytest
 from finetune import predict
 from finetune.run import main
 from finetune.tasks.custom import read_label_names
+from finetune.trainer.inference import read_input
 from tests.conftest import write_folder
 from tests.integration.conftest import run
 from tests.integration.test_bad_input import check_sentence
 from xlpre.common.cli_main import run_main
-from xlpre.text.tokenizer import train
-from xlpre.text.tokenizer_config import TokenizerConfig
+from xlpre.text.tokenizer import TokenizerConfig
+from xlpre.text.tokenizer_training import train_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +42,12 @@ def refused(capsys, message):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("args", "message"),
     [
         (["task=clasify"], "task=clasify: there is no such task; did you mean classify?"),
         (["task="], "task is not set; say task=NAME"),
-        (["init="], "init is not set"),
-        (["init=nowhere"], "init: nowhere: there is no such folder"),
+        (["init_from="], "init_from= is invalid"),
+        (["init_from=nowhere"], "init_from.*nowhere"),
         (["name=.."], "name ('..') names folders"),
         ([f"run_dir={__file__}"], "is there already and is no folder; set another run_dir"),
         (["data.text=[sentence]"], "train.tsv, line 2: there is no column 'sentence'; there are text, label"),
@@ -74,10 +75,10 @@ def refused(capsys, message):
         (["task=rank", "data.text=[]"], "train.tsv, line 1: has 2 columns, not QUERY Q0 DOCUMENT RANK SCORE TAG"),
     ],
 )  # fmt: skip
-def test_a_wrong_word_is_refused_before_anything_is_written(folder, tmp_path, monkeypatch, capsys, words, message):
+def test_a_wrong_word_is_refused_before_anything_is_written(folder, tmp_path, monkeypatch, capsys, args, message):
     usual = ["task=classify", f"init_from={folder / 'model'}", f"data.dir={folder}", "data.train=[train.tsv]"]
     usual += ["data.dev=[dev.tsv]", "data.text=[text]", "train.steps=4", "train.global_batch_size=2"]
-    monkeypatch.setattr("sys.argv", ["run.py", *usual, f"run_dir={tmp_path / 'run'}", *words])
+    monkeypatch.setattr("sys.argv", ["run.py", *usual, f"run_dir={tmp_path / 'run'}", *args])
     refused(capsys, message)
     assert not (tmp_path / "run").exists()
 
@@ -91,17 +92,17 @@ def test_a_wrong_word_is_refused_before_anything_is_written(folder, tmp_path, mo
         ("a.csv", "text,label\n\u200b,good\nba,bad\n", "a.csv, line 2: of '\\u200b' the vocabulary reads nothing; remove it"),
         ("a.jsonl", '{"text": "ba", "label": null}', "a.jsonl, line 1: the label in 'label' is empty"),
         ("a.jsonl", '{"text": "ba", "label": ["good"]}', "a.jsonl, line 1: 'label' is ['good'], where a label is needed"),
-        ("a.jsonl", '{"text": "ba \\ud83d", "label": "good"}', "a.jsonl, line 1: \\ud83d is half a character"),
-        ("a.jsonl", '{"text": ' + "[" * 99999, "a.jsonl, line 1: not JSON that can be read"),
-        ("a.jsonl", '{"text": "ba", "label": ' + "9" * 5000 + "}", "a.jsonl, line 1: not JSON that can be read"),
+        ("a.jsonl", '{"text": "ba \\ud83d", "label": "good"}', "a.jsonl, line 1: \\ud83d is an unpaired surrogate"),
+        ("a.jsonl", '{"text": ' + "[" * 99999, "a.jsonl, line 1: cannot be read as JSON"),
+        ("a.jsonl", '{"text": "ba", "label": ' + "9" * 5000 + "}", "a.jsonl, line 1: cannot be read as JSON"),
     ],
 )  # fmt: skip
 def test_training_examples_that_are_none_are_named(folder, tmp_path, monkeypatch, capsys, file, content, message):
     shutil.copytree(folder, tmp_path / "in", copy_function=shutil.copy)
     (tmp_path / "in" / file).write_text(content)
-    words = ["task=classify", f"init_from={folder / 'model'}", f"data.dir={tmp_path / 'in'}", f"data.train=[{file}]"]
-    words += ["data.dev=[dev.tsv]", "data.text=[text]", f"run_dir={tmp_path / 'run'}"]
-    monkeypatch.setattr("sys.argv", ["run.py", *words])
+    args = ["task=classify", f"init_from={folder / 'model'}", f"data.dir={tmp_path / 'in'}", f"data.train=[{file}]"]
+    args += ["data.dev=[dev.tsv]", "data.text=[text]", f"run_dir={tmp_path / 'run'}"]
+    monkeypatch.setattr("sys.argv", ["run.py", *args])
     refused(capsys, message)
     assert not (tmp_path / "run").exists()
 
@@ -115,22 +116,22 @@ def test_labels_are_told_apart_without_the_spaces_around_them_and_a_long_text_is
 
 
 def test_runs_with_other_settings_or_dev_examples_are_refused_in_a_folder_of_runs_and_change_nothing(folder, tmp_path):
-    words = ["task=classify", f"init_from={folder / 'model'}", f"data.dir={folder}", "data.train=[train.tsv]"]
-    words += [
+    args = ["task=classify", f"init_from={folder / 'model'}", f"data.dir={folder}", "data.train=[train.tsv]"]
+    args += [
         "data.dev=[dev.tsv]",
         "data.text=[text]",
         "train.steps=2",
         "train.global_batch_size=2",
         f"run_dir={tmp_path / 'run'}",
     ]
-    assert run("finetune/run.py", *words).returncode == 0
+    assert run("finetune/run.py", *args).returncode == 0
     there = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     for changed, message in [
         (["seed=2", "optim.lr=0.5"], "was made with optim.lr="),
         (["data.dev=[other.tsv]"], "was made with measured."),
         (["data.labels=[good, bad]"], "was made with labels="),
     ]:
-        done = run("finetune/run.py", *words, *changed)
+        done = run("finetune/run.py", *args, *changed)
         assert done.returncode == 2
         check_sentence(done.stderr, message)
         assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == there
@@ -138,8 +139,8 @@ def test_runs_with_other_settings_or_dev_examples_are_refused_in_a_folder_of_run
 
 def test_a_folder_with_another_vocabulary_is_refused(folder, documents, tmp_path, monkeypatch, capsys):
     model = shutil.copytree(folder / "model", tmp_path / "model")
-    train(documents, TokenizerConfig(vocab_size=250)).save(model / "spiece.model")
-    words = [
+    train_tokenizer(documents, TokenizerConfig(vocab_size=250)).save(model / "spiece.model")
+    args = [
         "task=classify",
         f"init_from={model}",
         f"data.dir={folder}",
@@ -147,7 +148,7 @@ def test_a_folder_with_another_vocabulary_is_refused(folder, documents, tmp_path
         "data.dev=[dev.tsv]",
         "data.text=[text]",
     ]
-    monkeypatch.setattr("sys.argv", ["run.py", *words])
+    monkeypatch.setattr("sys.argv", ["run.py", *args])
     refused(capsys, "is not the vocabulary that the model was saved with")
 
 
@@ -172,7 +173,7 @@ def test_a_line_that_the_task_cannot_read_is_named_once_those_before_it_are_answ
         ('{"one": "ba"}', r"line 2: there is no column 'two'; there are id, one"),
         ('{"one": "ba", "two": 3}', r"line 2: 'two' is 3, where a text is needed"),
         ('{"one": ', r"line 2: not JSON"),
-        ("{sic} ba", r'line 2: not JSON .*; a text that begins so is given as \{"one": '),
+        ("{sic} ba", r'line 2: not JSON .* a text that begins so is given as \{"one": '),
         ('["ba"]', r"line 2: classify reads one and two; the line has 1 text"),
     ]:
         (tmp_path / "lines").write_text(f"{json.dumps({'one': 'ba', 'two': ''})}\n{line}\n")
@@ -203,10 +204,10 @@ def test_both_texts_may_stand_in_a_list_and_a_line_that_is_waited_for_is_answere
 def test_a_file_with_columns_is_answered_row_by_row_and_other_lines_as_they_are(tmp_path, name):
     tab = "," if name == "a.csv" else "\t"
     (tmp_path / name).write_text(f"label{tab}text\ngood{tab}ba\nbad{tab}be\n")
-    fields = [entry["text"] for _, entry in predict.entries_of(tmp_path / name, ("text",))]
+    fields = [entry["text"] for _, entry in read_input(tmp_path / name, ("text",))]
     assert fields == ["ba", "be"]
     (tmp_path / "b.tsv").write_text("ba\tbe\nbi\tbo\n")
-    assert [line for _, line in predict.entries_of(tmp_path / "b.tsv", ("text",))] == ["ba\tbe", "bi\tbo"]
+    assert [line for _, line in read_input(tmp_path / "b.tsv", ("text",))] == ["ba\tbe", "bi\tbo"]
 
 
 def test_a_file_of_squad_as_distributed_is_answered_question_by_question(tmp_path):
@@ -214,7 +215,7 @@ def test_a_file_of_squad_as_distributed_is_answered_question_by_question(tmp_pat
         {"context": word, "qas": [{"id": f"{word} {n}", "question": "fa?"} for n in (1, 2)]} for word in ("ba", "be")
     ]
     (tmp_path / "test-v2.0.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}, indent=1))
-    entries = list(predict.entries_of(tmp_path / "test-v2.0.json", (), squad=True))
+    entries = list(read_input(tmp_path / "test-v2.0.json", (), is_squad=True))
     assert [(fields["id"], fields["context"]) for _, fields in entries] == [
         ("ba 1", "ba"),
         ("ba 2", "ba"),
@@ -229,7 +230,7 @@ def test_what_comes_in_is_read_as_a_file_is(tmp_path, monkeypatch):
     with open(tmp_path / "lines", "rb") as file:
         before = os.dup(0)
         os.dup2(file.fileno(), 0)
-        entries = predict.entries_of(None, ("text",))
+        entries = read_input(None, ("text",))
         assert [next(entries), next(entries)] == [("stdin, line 1", '{"text": "ba"}'), ("stdin, line 2", "b\re")]
         with pytest.raises(ValueError, match="stdin, line 3: not UTF-8"):
             next(entries)
@@ -240,4 +241,4 @@ def test_what_comes_in_is_read_as_a_file_is(tmp_path, monkeypatch):
 def test_a_file_called_stdin_is_a_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "stdin").write_text("ba\n")
-    assert list(predict.entries_of(Path("stdin"), ("text",))) == [("stdin, line 1", "ba")]
+    assert list(read_input(Path("stdin"), ("text",))) == [("stdin, line 1", "ba")]

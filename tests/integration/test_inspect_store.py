@@ -45,8 +45,8 @@ def test_a_damaged_store_is_named(store, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"), [(["--samples", "-1"], "at least 0"), (["--picture", "a.xyz"], "end in .png")]
+    ("args", "message"), [(["--samples", "-1"], "at least 0"), (["--picture", "a.xyz"], "end in .png")]
 )
-def test_words_that_are_wrong_are_told_before_anything_is_read(words, message):
+def test_words_that_are_wrong_are_told_before_anything_is_read(args, message):
     with pytest.raises(ValueError, match=message):
-        main(["nowhere", *words])
+        main(["nowhere", *args])

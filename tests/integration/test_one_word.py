@@ -20,7 +20,7 @@ ABLATIONS = [
     {"model__positions": "learned", "model__n_positions": 48},
     {"model__norm": "pre"},
     {"model__feed_forward": "swiglu"},
-    {"model__attention_length": "same_length"},
+    {"model__attention_span": "same_length"},
     {"model__cutoffs": "[60,150]", "model__div_value": 2},
     {"model__cutoffs": "[60,150]", "model__div_value": 2, "deepspeed.zero_optimization.stage": 3},
     {"model__tie_embedding": "false", "deepspeed.zero_optimization.stage": 3},
@@ -35,8 +35,8 @@ ABLATIONS = [
 ]
 
 
-def test_an_ablation_is_one_word(words, tmp_path):
-    jobs = [words(f"run{i}", train__steps=3, **changes) for i, changes in enumerate(ABLATIONS)]
+def test_an_ablation_is_one_word(make_args, tmp_path):
+    jobs = [make_args(f"run{i}", train__steps=3, **changes) for i, changes in enumerate(ABLATIONS)]
     done = run("tests/integration/several_runs.py", json.dumps(jobs))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     final = {}

@@ -4,16 +4,16 @@ import json
 
 import numpy as np
 
-from finetune.tasks.trec import read_candidates
+from finetune.data.trec import read_candidates
 from tests.conftest import write_folder
 from tests.integration.conftest import run
 
 
 def write_collection(folder, documents):
-    """Documents of made-up words; what is relevant is the same to all queries: one word."""
+    """Documents of made-up args; what is relevant is the same to all queries: one word."""
     rng = np.random.default_rng(0)
-    words = {word for document in documents for line in document for word in line.lower().split() if word.isalpha()}
-    mark, *others = sorted(words)[:9]
+    args = {word for document in documents for line in document for word in line.lower().split() if word.isalpha()}
+    mark, *others = sorted(args)[:9]
     texts, grades = {}, {}
     for number in range(80):
         text = [str(word) for word in rng.choice(others, rng.integers(2, 10))]
@@ -37,7 +37,7 @@ def test_a_ranking_is_learned_and_written_as_a_run(tokenizer, documents, tmp_pat
     model = write_folder(tmp_path / "model", tokenizer)
     settings = {
         "task": "rank",
-        "init": model,
+        "init_from": model,
         "run_dir": tmp_path / "run",
         "data.dir": tmp_path,
         "data.queries": "[queries.tsv]",
@@ -53,6 +53,6 @@ def test_a_ranking_is_learned_and_written_as_a_run(tokenizer, documents, tmp_pat
     done = run("finetune/run.py", *(f"{key}={value}" for key, value in settings.items()), timeout=300)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     result = json.loads((tmp_path / "run/seed_1/result.json").read_text())
-    assert result["scores"]["dev/ndcg@20"] > 0.95 > result["chance"]
+    assert result["metrics"]["dev/ndcg@20"] > 0.95 > result["chance_threshold"]
     answered = read_candidates(tmp_path / "run/predictions/test.run")
     assert {one[:2] for one in answered} == {one[:2] for one in read_candidates(tmp_path / "test.run")}

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.conftest import has_fp16
-from tests.integration.conftest import run, tiny_words
+from tests.integration.conftest import run, tiny_args
 from xlpre.training import checkpoint
 from xlpre.training.metrics import read_metrics
 
@@ -23,7 +23,7 @@ COMMON = {
 pytestmark = pytest.mark.long
 
 # one backend for all cases, because each draws its dropout in its own way
-DROPOUT = {"model__dropout": 0.1, "model__dropatt": 0.1, "model__attention": "reference"}
+DROPOUT = {"model__dropout": 0.1, "model__dropatt": 0.1, "model__attention_backend": "reference"}
 
 SAME = {  # as fp32 without any of it
     "recomputed": {"train__activation_checkpointing": "true"},
@@ -50,11 +50,11 @@ def largest_difference(found, expected):
     return max(abs(found[step][0] - expected[step][0]) for step in expected)
 
 
-def whole_and_stopped(words, name, case):
+def whole_and_stopped(make_args, name, case):
     """Words of a run, and of one that stops after half of it and goes on."""
     settings = {**COMMON, **DROPOUT, **case}
-    stopped = [words(f"{name}_stopped", **{**settings, "train__steps": steps}) for steps in (STEPS // 2, STEPS)]
-    return [words(name, **settings), *stopped]
+    stopped = [make_args(f"{name}_stopped", **{**settings, "train__steps": steps}) for steps in (STEPS // 2, STEPS)]
+    return [make_args(name, **settings), *stopped]
 
 
 @pytest.fixture(scope="module")
@@ -62,13 +62,13 @@ def runs(store, tmp_path_factory):
     """A folder with runs of every case, all with dropout, and without it of fp16, which draws it otherwise than fp32."""
     folder = tmp_path_factory.mktemp("settings")
 
-    def words(name, **changes):
-        return tiny_words(store, folder, name, **changes)
+    def make_args(name, **changes):
+        return tiny_args(store, folder, name, **changes)
 
     cases = {**SAME, **FP16}
-    jobs = [words("reference", **COMMON, **DROPOUT)]
-    jobs += [job for name, case in cases.items() for job in whole_and_stopped(words, name, case)]
-    several(jobs + [words(f"{name}_plain", **COMMON, **case) for name, case in {"reference": {}, **FP16}.items()])
+    jobs = [make_args("reference", **COMMON, **DROPOUT)]
+    jobs += [job for name, case in cases.items() for job in whole_and_stopped(make_args, name, case)]
+    several(jobs + [make_args(f"{name}_plain", **COMMON, **case) for name, case in {"reference": {}, **FP16}.items()])
     return folder
 
 
@@ -103,14 +103,14 @@ def test_the_scale_of_the_loss_goes_on_after_a_stop(runs, name):
     assert (scales[0]["cur_scale"], scales[0]["cur_iter"]) == (2.0**16, STEPS)
 
 
-def test_a_compiled_run_has_the_losses_of_one_that_is_not_and_is_compiled_once(words, tmp_path, monkeypatch):
+def test_a_compiled_run_has_the_losses_of_one_that_is_not_and_is_compiled_once(make_args, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_LOGS", "recompiles,graph_breaks")
-    shared = {**COMMON, "model__attention": "sdpa"}  # cpu, which auto is here, is left to Python
-    said = several([words("eager", **shared), words("compiled", **shared, train__compile="true")])
+    shared = {**COMMON, "model__attention_backend": "sdpa"}  # cpu, which auto is here, is left to Python
+    said = several([make_args("eager", **shared), make_args("compiled", **shared, train__compile="true")])
     assert largest_difference(numbers(tmp_path / "compiled"), numbers(tmp_path / "eager")) < 1e-4
     assert "ecompil" not in said and "raph break" not in said, said
 
 
-def test_a_compiled_run_that_stopped_goes_on_to_the_same_numbers(words, tmp_path):
-    several(whole_and_stopped(words, "compiled", {"train__compile": "true"}))
+def test_a_compiled_run_that_stopped_goes_on_to_the_same_numbers(make_args, tmp_path):
+    several(whole_and_stopped(make_args, "compiled", {"train__compile": "true"}))
     assert numbers(tmp_path / "compiled_stopped") == numbers(tmp_path / "compiled")

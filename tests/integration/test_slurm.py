@@ -51,8 +51,8 @@ class Slurm:
         tasks = {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2"}
         self._environment = {**job, **tasks, "PATH": f"{binaries}{os.pathsep}{environment()['PATH']}"}
 
-    def start(self, words, **more: str):
-        self.jobs.append(start(["bash", "pretrain/slurm.sh", *words], **self._environment, **more))
+    def start(self, args, **more: str):
+        self.jobs.append(start(["bash", "pretrain/slurm.sh", *args], **self._environment, **more))
         return self.jobs[-1]
 
     def requeued(self) -> int:
@@ -68,34 +68,34 @@ def slurm(tmp_path):
 
 @pytest.mark.long
 def test_a_slurm_job_whose_time_ends_saves_goes_back_into_the_queue_and_then_finishes_as_if_nothing_had_been(
-    words, tmp_path, slurm, uninterrupted
+    make_args, tmp_path, slurm, uninterrupted_losses
 ):
-    job = slurm.start(words("stopped", **LONGER))
+    job = slurm.start(make_args("stopped", **LONGER))
     said = read_until(job, "step 1:")
     job.send_signal(signal.SIGUSR1)
     said += job.communicate(timeout=60)[0]
     assert job.returncode == 0 and "and saved" in said and slurm.requeued() == 1, said
     stopped_at = max(losses(tmp_path / "stopped"))
     assert 1 <= stopped_at < LONGER["train__steps"]
-    job = slurm.start(words("stopped", **LONGER), SLURM_RESTART_COUNT="1")
+    job = slurm.start(make_args("stopped", **LONGER), SLURM_RESTART_COUNT="1")
     said = job.communicate(timeout=90)[0]
     assert job.returncode == 0 and f"at step {stopped_at}" in said and slurm.requeued() == 1, said
-    assert losses(tmp_path / "stopped") == pytest.approx(uninterrupted, rel=1e-5)
+    assert losses(tmp_path / "stopped") == pytest.approx(uninterrupted_losses, rel=1e-5)
 
 
 @pytest.mark.long
 def test_a_slurm_job_that_is_done_or_cancelled_or_has_a_wrong_setting_does_not_go_back_into_the_queue(
-    words, tmp_path, slurm
+    make_args, tmp_path, slurm
 ):
-    job = slurm.start(words("done", train__steps=3))
+    job = slurm.start(make_args("done", train__steps=3))
     said = job.communicate(timeout=90)[0]
     assert job.returncode == 0 and "finished at step 3" in said, said
 
-    job = slurm.start(words("wrong", train__global_batch_size=3))
+    job = slurm.start(make_args("wrong", train__global_batch_size=3))
     said = job.communicate(timeout=90)[0]
     assert job.returncode == 2 and said.count("error: ") == 1 and "train.global_batch_size (3)" in said, said
 
-    job = slurm.start(words("cancelled", train__steps=100000))
+    job = slurm.start(make_args("cancelled", train__steps=100000))
     said = read_until(job, "step 5:")
     job.terminate()
     said += job.communicate(timeout=60)[0]

@@ -42,9 +42,9 @@ def largest_difference(found, expected):
     ],
 )
 def test_stage_processes_accumulation_and_checkpointing_change_no_loss(
-    words, tmp_path, processes, steps, accumulations
+    make_args, tmp_path, processes, steps, accumulations
 ):
-    several([words("reference", **QUIET, train__steps=steps)])
+    several([make_args("reference", **QUIET, train__steps=steps)])
     expected = numbers(tmp_path / "reference")
     assert len(expected) == steps
     cases = {
@@ -55,16 +55,16 @@ def test_stage_processes_accumulation_and_checkpointing_change_no_loss(
         }
         for stage, micro, kept in itertools.product(range(4), accumulations, ("false", "true"))
     }
-    several([words(name, **QUIET, **case, train__steps=steps) for name, case in cases.items()], processes)
+    several([make_args(name, **QUIET, **case, train__steps=steps) for name, case in cases.items()], processes)
     differences = {name: largest_difference(numbers(tmp_path / name), expected) for name in cases}
     assert max(differences.values()) < 2e-5, differences
 
 
-def test_more_processes_than_held_out_lanes_measure_the_same(words, tmp_path):
+def test_more_processes_than_held_out_lanes_measure_the_same(make_args, tmp_path):
     cases = {f"stage{stage}": {STAGE: stage} for stage in (1, 3)}
-    settings = {"eval__lanes": 1, "train__steps": 2, "eval__every": 2}
-    several([words("one", **settings)])
-    said = several([words(name, **settings, **case) for name, case in cases.items()], processes=2)
+    settings = {"eval__batch_size": 1, "train__steps": 2, "eval__every": 2}
+    several([make_args("one", **settings)])
+    said = several([make_args(name, **settings, **case) for name, case in cases.items()], processes=2)
     n_parameters = re.findall(r"permutation, ([\d,]+) parameters", said)
     assert len(n_parameters) == 2 and len({*n_parameters}) == 1, "ZeRO-3 leaves an empty tensor of each"
     keys = ("val_loss", "val_unigram_loss", "val_accuracy", "val_bpb")
@@ -77,7 +77,7 @@ def test_more_processes_than_held_out_lanes_measure_the_same(words, tmp_path):
 
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_a_stopped_run_goes_on_to_the_same_numbers_on_every_stage(words, tmp_path, processes):
+def test_a_stopped_run_goes_on_to_the_same_numbers_on_every_stage(make_args, tmp_path, processes):
     cases = {f"stage{stage}": {STAGE: stage} for stage in range(4)}
     if has_bf16():
         cases |= {f"bf16_stage{stage}": {STAGE: stage, "train__precision": "bf16"} for stage in (1, 2, 3)}
@@ -88,27 +88,27 @@ def test_a_stopped_run_goes_on_to_the_same_numbers_on_every_stage(words, tmp_pat
     jobs = []
     for name, case in cases.items():
         settings = {**QUIET, **DROPOUT, "train__accumulation": 2, **case}
-        jobs += [words(f"{name}_whole", **settings, train__steps=8)]
-        jobs += [words(name, **settings, train__steps=steps) for steps in (4, 8)]
+        jobs += [make_args(f"{name}_whole", **settings, train__steps=8)]
+        jobs += [make_args(name, **settings, train__steps=steps) for steps in (4, 8)]
     several(jobs, processes)
     for name in cases:
         assert numbers(tmp_path / name) == numbers(tmp_path / f"{name}_whole"), name
         assert len(numbers(tmp_path / name)) == 8
 
 
-def test_a_run_goes_on_with_another_number_of_processes_stage_and_accumulation(words, tmp_path):
+def test_a_run_goes_on_with_another_number_of_processes_stage_and_accumulation(make_args, tmp_path):
     """One process to two, two to one: the lanes take their memory along."""
     settings = {**QUIET, "train__save_every": 4}
     other = {STAGE: 3, "train__accumulation": 2}
-    several([words("whole", **settings, train__steps=8), words("from_one", **settings, train__steps=4)])
+    several([make_args("whole", **settings, train__steps=8), make_args("from_one", **settings, train__steps=4)])
     several(
         [
-            words("from_two", **settings, **other, train__steps=4),
-            words("from_one", **settings, **other, train__steps=8),
+            make_args("from_two", **settings, **other, train__steps=4),
+            make_args("from_one", **settings, **other, train__steps=8),
         ],
         processes=2,
     )
-    several([words("from_two", **settings, train__steps=8)])
+    several([make_args("from_two", **settings, train__steps=8)])
     whole = numbers(tmp_path / "whole")
     for name in ("from_one", "from_two"):
         assert largest_difference(numbers(tmp_path / name), whole) < 2e-5
@@ -116,21 +116,21 @@ def test_a_run_goes_on_with_another_number_of_processes_stage_and_accumulation(w
         assert checkpoint.read_manifest(first)["world_size"] != checkpoint.read_manifest(last)["world_size"]
 
 
-def test_a_run_of_a_process_alone_goes_on_without_zero_and_with_it(words, tmp_path):
+def test_a_run_of_a_process_alone_goes_on_without_zero_and_with_it(make_args, tmp_path):
     """What it takes if nothing is said, after and before a stage that was asked for."""
-    settings = {**QUIET, **DROPOUT, "train__accumulation": 2, "optim__clip": 0.1}
+    settings = {**QUIET, **DROPOUT, "train__accumulation": 2, "optim__max_grad_norm": 0.1}
     kinds = {"adamw": {}, "muon": {"optim__name": "muon", "optim__matrix_lr": 0.02}}
     jobs = []
     for kind, more in kinds.items():
         both = {**settings, **more}
-        jobs += [words(f"{kind}_whole", **both, train__steps=8)]
+        jobs += [make_args(f"{kind}_whole", **both, train__steps=8)]
         jobs += [
-            words(f"{kind}_1_to_0", **both, **{STAGE: 1}, train__steps=4),
-            words(f"{kind}_1_to_0", **both, train__steps=8),
+            make_args(f"{kind}_1_to_0", **both, **{STAGE: 1}, train__steps=4),
+            make_args(f"{kind}_1_to_0", **both, train__steps=8),
         ]
         jobs += [
-            words(f"{kind}_0_to_1", **both, train__steps=4),
-            words(f"{kind}_0_to_1", **both, **{STAGE: 1}, train__steps=8),
+            make_args(f"{kind}_0_to_1", **both, train__steps=4),
+            make_args(f"{kind}_0_to_1", **both, **{STAGE: 1}, train__steps=8),
         ]
     said = several(jobs)
     stages = [int(stage) for stage in re.findall(r"ZeRO stage (\d)", said)]
@@ -142,16 +142,16 @@ def test_a_run_of_a_process_alone_goes_on_without_zero_and_with_it(words, tmp_pa
             assert largest_difference(numbers(tmp_path / name), whole) < 2e-5, name
 
 
-def test_muon_makes_the_same_updates_on_every_stage_that_has_whole_matrices(words, tmp_path):
+def test_muon_makes_the_same_updates_on_every_stage_that_has_whole_matrices(make_args, tmp_path):
     """Two processes put matrices together from their shares, share the work, and go on after a stop; so does one alone."""
     muon = {**QUIET, "optim__name": "muon", "optim__matrix_lr": 0.02}
     cases = {f"stage{stage}": {STAGE: stage} for stage in range(3)}
     if has_bf16():
         cases["bf16"] = {"train__precision": "bf16"}
-    jobs = [words(f"{name}_whole", **muon, **case, train__steps=6) for name, case in cases.items()]
-    jobs += [words(name, **muon, **case, train__steps=steps) for name, case in cases.items() for steps in (3, 6)]
-    several([words("one", **muon, train__steps=6), words("from_one", **muon, train__steps=3)])
-    several([*jobs, words("from_one", **muon, **{STAGE: 2}, train__steps=6)], processes=2)
+    jobs = [make_args(f"{name}_whole", **muon, **case, train__steps=6) for name, case in cases.items()]
+    jobs += [make_args(name, **muon, **case, train__steps=steps) for name, case in cases.items() for steps in (3, 6)]
+    several([make_args("one", **muon, train__steps=6), make_args("from_one", **muon, train__steps=3)])
+    several([*jobs, make_args("from_one", **muon, **{STAGE: 2}, train__steps=6)], processes=2)
     expected = numbers(tmp_path / "one")
     assert len(expected) == 6
     for name in ("stage0", "stage1", "stage2", "from_one"):
@@ -160,9 +160,9 @@ def test_muon_makes_the_same_updates_on_every_stage_that_has_whole_matrices(word
         assert numbers(tmp_path / name) == numbers(tmp_path / f"{name}_whole"), name
 
 
-def test_fewer_lanes_train_while_the_batch_warms_up(words, tmp_path):
+def test_fewer_lanes_train_while_the_batch_warms_up(make_args, tmp_path):
     settings = {**QUIET, "train__accumulation": 4, "train__steps": 8}
-    several([words("warm", **settings, train__batch_warmup_steps=8), words("plain", **settings)])
+    several([make_args("warm", **settings, train__batch_warmup_steps=8), make_args("plain", **settings)])
     lines = [x for x in read_metrics(tmp_path / "warm") if "loss" in x]
     rows = [b["tokens"] - a["tokens"] for a, b in itertools.pairwise([{"tokens": 0}, *lines])]
     assert rows == [2 * 32 * n for n in (1, 1, 2, 2, 3, 3, 4, 4)]

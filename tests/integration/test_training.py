@@ -12,7 +12,7 @@ import torch
 from pretrain.config import PretrainConfig
 from pretrain.planning.flops import batch_shape, flops_per_step
 from tests.conftest import REPOSITORY
-from tests.integration.conftest import begin, damage, environment, run, run_with_forks
+from tests.integration.conftest import start, damage, environment, run
 from xlpre.common.files import lock_dir
 from xlpre.config.loader import load_config
 from xlpre.conversion.model_folder import load_folder
@@ -33,15 +33,15 @@ def held_out(run_dir):
 @pytest.fixture(scope="module")
 def plain_run(store, tmp_path_factory):
     """20 steps of one process; with dropout, so that the random state matters."""
-    from tests.integration.conftest import SHAPE
+    from tests.integration.conftest import SETTINGS
 
     folder = tmp_path_factory.mktemp("plain") / "run"
     changes = {"model.dropout": 0.1, "model.dropatt": 0.1, "train.save_every": 4, "run_dir": folder}
-    settings = {**SHAPE, **changes, "data.store_dir": store.path, "tokenizer.path": store.path / "vocabulary.model"}
-    words = [f"{key}={value}" for key, value in settings.items()]
-    done = run(SCRIPT, *words)
+    settings = {**SETTINGS, **changes, "data.store_dir": store.path, "tokenizer.path": store.path / "vocabulary.model"}
+    args = [f"{key}={value}" for key, value in settings.items()]
+    done = run(SCRIPT, *args)
     assert done.returncode == 0, done.stderr
-    return folder, words
+    return folder, args
 
 
 def test_it_learns_and_leaves_a_model_folder(plain_run):
@@ -53,28 +53,28 @@ def test_it_learns_and_leaves_a_model_folder(plain_run):
 
 
 def test_its_metrics_say_speed_use_memory_and_time_left(plain_run):
-    folder, words = plain_run
+    folder, args = plain_run
     lines = [line for line in read_metrics(folder) if "loss" in line]
     config = load_config(PretrainConfig, folder / "config.yaml")
     shape = batch_shape(config, config.train.global_batch_size)
-    a_token = flops_per_step(config.model, shape) / (shape.rows * shape.window)
+    a_token = flops_per_step(config.model, shape) / (shape.rows * shape.seq_len)
     for line in lines:
         speed = line["tokens_per_second"]
-        assert line["targets_per_second"] == pytest.approx(speed * shape.targets / shape.window)
+        assert line["targets_per_second"] == pytest.approx(speed * shape.n_targets / shape.seq_len)
         assert line["flops_per_second"] == pytest.approx(speed * a_token)
         assert line["mfu"] is None and line["peak_memory_bytes"] > 1e7  # fp32 on a CPU
         steps_left = config.train.steps - line["step"]
-        assert line["eta_seconds"] == pytest.approx(steps_left * shape.rows * shape.window / speed)
+        assert line["eta_seconds"] == pytest.approx(steps_left * shape.rows * shape.seq_len / speed)
     assert [line["tokens"] for line in lines[:2]] == [128, 256]
 
 
 def test_a_run_killed_without_warning_goes_on_to_the_same_numbers(plain_run, tmp_path):
-    plain, words = plain_run
-    words = [*words, f"run_dir={tmp_path / 'killed'}"]
+    plain, args = plain_run
+    args = [*args, f"run_dir={tmp_path / 'killed'}"]
     fault = {"phase": "backward", "steps": [10, 99], "process": 0}
-    assert run("tests/integration/faulty.py", *words, fault=fault).returncode == -signal.SIGKILL
+    assert run("tests/integration/faulty.py", *args, fault=fault).returncode == -signal.SIGKILL
     assert max(losses(tmp_path / "killed")) == 10
-    again = run(SCRIPT, *words)
+    again = run(SCRIPT, *args)
     assert again.returncode == 0 and "goes on from" in again.stdout, again.stdout + again.stderr
     assert losses(tmp_path / "killed") == losses(plain)
     assert held_out(tmp_path / "killed") == held_out(plain)
@@ -92,44 +92,44 @@ def test_a_checkpoint_holds_no_pickle_and_its_model_is_a_model_folder(plain_run)
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_run_asked_to_stop_saves_and_goes_on_to_the_same_numbers(plain_run, tmp_path, number):
-    plain, words = plain_run
-    words = [*words, f"run_dir={tmp_path / 'stopped'}", "train.save_every=1000"]
-    going = begin(SCRIPT, *words)
-    going.wait_for(lambda: "\nstep 3:" in going.said())
+    plain, args = plain_run
+    args = [*args, f"run_dir={tmp_path / 'stopped'}", "train.save_every=1000"]
+    going = start(SCRIPT, *args)
+    going.wait_for(lambda: "\nstep 3:" in going.stdout())
     going.send_signal(number)
-    done = going.end(60)
+    done = going.wait(60)
     assert done.returncode == 0 and "stopped at step" in done.stdout and "the same command goes on" in done.stdout
-    assert run(SCRIPT, *words).returncode == 0
+    assert run(SCRIPT, *args).returncode == 0
     assert losses(tmp_path / "stopped") == losses(plain)
 
 
 def test_a_second_training_in_the_same_folder_is_refused(plain_run, tmp_path):
-    _, words = plain_run
+    _, args = plain_run
     folder = tmp_path / "busy"
     held = lock_dir(folder, "")
-    second = run(SCRIPT, *words, f"run_dir={folder}")
+    second = run(SCRIPT, *args, f"run_dir={folder}")
     held.close()
     assert second.returncode == 2 and f"error: {folder}: another training goes on in it" in second.stderr, second.stderr
     assert [path.name for path in folder.iterdir()] == [".lock"]
 
 
 def test_a_finished_run_says_so(plain_run):
-    folder, words = plain_run
-    again = run(SCRIPT, *words)
+    folder, args = plain_run
+    again = run(SCRIPT, *args)
     assert again.returncode == 0 and "finished already; raise train.steps" in again.stdout
-    other = run(SCRIPT, *words, "optim.lr=0.25", "eval.every=99")
+    other = run(SCRIPT, *args, "optim.lr=0.25", "eval.every=99")
     assert re.search(
         r"finished already; it was made with optim.lr=[\d.]+ \(now 0.25\); raise train.steps", other.stdout
     )
 
 
 def test_a_damaged_checkpoint_of_a_finished_run_is_passed_over_for_an_older_one(plain_run, tmp_path):
-    plain, words = plain_run
+    plain, args = plain_run
     shutil.copytree(plain, tmp_path / "damaged")
     checkpoints = sorted((tmp_path / "damaged" / "checkpoints").glob("step_*"))
     for folder in (checkpoints[-1] / "model", tmp_path / "damaged" / "model"):  # which are one, without the copying
         damage(folder / "model.safetensors")
-    again = run(SCRIPT, *words, f"run_dir={tmp_path / 'damaged'}")
+    again = run(SCRIPT, *args, f"run_dir={tmp_path / 'damaged'}")
     assert again.returncode == 0 and f"goes on from {checkpoints[-2]}" in again.stdout, again.stderr
     assert f"passed over, because a file is missing, cut or damaged: {checkpoints[-1].name}" in again.stdout
     assert losses(tmp_path / "damaged") == losses(plain)
@@ -138,50 +138,50 @@ def test_a_damaged_checkpoint_of_a_finished_run_is_passed_over_for_an_older_one(
 
 
 def test_a_run_whose_checkpoints_are_gone_does_not_replace_its_model(plain_run, tmp_path):
-    plain, words = plain_run
+    plain, args = plain_run
     folder = tmp_path / "stripped"
     shutil.copytree(plain, folder, ignore=shutil.ignore_patterns("checkpoints"))
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    done = run(SCRIPT, *words, f"run_dir={folder}")
+    done = run(SCRIPT, *args, f"run_dir={folder}")
     assert done.returncode == 2 and f"{folder} has the model of step 20, which a run" in done.stderr, done.stderr
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
 def test_a_damaged_model_folder_is_made_again_from_its_checkpoint(plain_run, tmp_path):
-    plain, words = plain_run
+    plain, args = plain_run
     shutil.copytree(plain, tmp_path / "damaged")
     (tmp_path / "damaged" / "model" / "provenance.json").write_text("")
-    again = run(SCRIPT, *words, f"run_dir={tmp_path / 'damaged'}")
+    again = run(SCRIPT, *args, f"run_dir={tmp_path / 'damaged'}")
     assert again.returncode == 0, again.stderr
     made, was = (load_folder(path / "model") for path in (tmp_path / "damaged", plain))
     assert made.provenance == was.provenance and losses(tmp_path / "damaged") == losses(plain)
 
 
 def test_the_best_model_is_looked_for_anew_where_another_measure_is_taken(plain_run, tmp_path):
-    plain, words = plain_run
+    plain, args = plain_run
     for name, change, anew in (("same", "eval.every=11", False), ("other", "eval.batch_size=1", True)):
         folder = shutil.copytree(plain, tmp_path / name)
         last = sorted((folder / "checkpoints").glob("step_*"))[-1]
         facts = {**checkpoint.read_manifest(last), "best_val_loss": 0.0}  # none is as low
         (last / checkpoint.MANIFEST).write_text(checkpoint.format_manifest(facts))
-        done = run(SCRIPT, *words, f"run_dir={folder}", "train.steps=22", "schedule.decay=constant", change)
+        done = run(SCRIPT, *args, f"run_dir={folder}", "train.steps=22", "schedule.decay=constant", change)
         assert done.returncode == 0 and ("best/ begins anew" in done.stdout) == anew, done.stdout + done.stderr
         step = json.loads((folder / "best" / "provenance.json").read_text())["step"]
         assert (step == 22) == anew
 
 
 def test_a_run_does_not_go_on_with_another_shape_or_seed(plain_run):
-    _, words = plain_run
+    _, args = plain_run
     for change in ("model.mem_len=8", "seed=9", "train.global_batch_size=8", "objective.max_span=1", "data.pairs=false"):
         key = change.partition("=")[0]
-        done = run(SCRIPT, *words, change)  # it is finished
+        done = run(SCRIPT, *args, change)  # it is finished
         assert done.returncode == 2 and f"was made with {key}=" in done.stderr, done.stderr
-    done = run(SCRIPT, *words, "train.steps=30", "optim.beta2=0.5")  # it is to go on
+    done = run(SCRIPT, *args, "train.steps=30", "optim.beta2=0.5")  # it is to go on
     assert done.returncode == 2 and "was made with optim.beta2=0.999, now it is 0.5" in done.stderr, done.stderr
 
 
 @pytest.fixture
-def quickstart(words, store, tmp_path):
+def quickstart(make_args, store, tmp_path):
     """Words of a quickstart whose vocabulary and store are there."""
     import dataclasses
 
@@ -191,13 +191,13 @@ def quickstart(words, store, tmp_path):
     meta = tmp_path / "store" / "meta.json"
     content = json.loads(meta.read_text())
     meta.write_text(json.dumps({**content, "source": dataclasses.asdict(TextConfig())}))
-    kept = words("quick", train__steps=60, tokenizer__vocab_size=300)
+    kept = make_args("quick", train__steps=60, tokenizer__vocab_size=300)
     return [*(word for word in kept if not word.startswith("data.store_dir=")), f"data.store_dir={tmp_path / 'store'}"]
 
 
-def begun(words):
+def begun(args):
     """A quickstart at its third step."""
-    command = [sys.executable, str(REPOSITORY / "pretrain/quickstart.py"), *words]
+    command = [sys.executable, str(REPOSITORY / "pretrain/quickstart.py"), *args]
     process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert any(line.startswith("step 3:") for line in process.stdout)
     return process
@@ -222,7 +222,7 @@ def test_quickstart_interrupted_saves_says_so_and_finishes_when_called_again(qui
     process.send_signal(signal.SIGINT)
     rest = process.stdout.read()
     assert process.wait(60) == 0 and "stopped; the same command goes on from there" in rest, rest
-    again = run_with_forks("pretrain/quickstart.py", *quickstart)
+    again = run("pretrain/quickstart.py", *quickstart)
     assert again.returncode == 0 and "goes on from" in again.stdout and "there already" in again.stdout, (
         again.stdout + again.stderr
     )

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from xlpre.objectives.target_sampling import SpanDraws
+from xlpre.objectives.target_sampling import SpanRandomNumbers
 
 MAX_SPAN = 5  # fixed in the original
 NAN = float("nan")
@@ -74,7 +74,7 @@ class Replay:
             assert high == length
             fill[place] = min(fill[place], n_tries / len(self._log))
             n_tries += 1
-        return SpanDraws(np.array([lengths]), np.array([offsets], dtype=object), fill[None])
+        return SpanRandomNumbers(np.array([lengths]), np.array([offsets], dtype=object), fill[None])
 
     def _is_next(self, kind):
         return self._at < len(self._log) and self._log[self._at][0] == kind

@@ -12,7 +12,7 @@ from xlpre.data.rng import RowRng
 from xlpre.data.store import SplitData
 from xlpre.data.window_layout import DataConfig, build_windows, split_pair
 from xlpre.objectives.objective import ObjectiveConfig
-from xlpre.objectives.permutation import ranks_of
+from xlpre.objectives.permutation import factorization_ranks
 from xlpre.objectives.target_sampling import SpanSampler
 from xlpre.text import special_tokens
 from xlpre.text.sentence_boundaries import starts_word
@@ -37,7 +37,7 @@ def test_ranks_give_the_originals_mask_of_a_half(path):
         given = {key: arrays[f"{name}/in/{key}"] for key in ("inputs", "is_masked", "sigma")}
         special_mask = np.isin(given["inputs"], (special_tokens.SEP, special_tokens.CLS))
         target = given["is_masked"] & ~special_mask
-        (query,), (key,) = ranks_of(target[None], special_mask[None], given["sigma"][None], base=0)
+        (query,), (key,) = factorization_ranks(target[None], special_mask[None], given["sigma"][None], base=0)
         assert (masked(query, key) == (arrays[f"{name}/out/perm_mask"] > 0)).all(), name
         assert (target == (arrays[f"{name}/out/target_mask"] > 0)).all(), name
 
@@ -56,7 +56,7 @@ def test_ranks_give_the_originals_mask_and_targets_of_a_window(path):
         target = is_masked[row] & ~special_mask
         halves = [(slice(0, reuse), 0), (slice(reuse, None), reuse + 1)]
         ranks = [
-            ranks_of(target[None, h], special_mask[None, h], sigma[row, None, i], base)
+            factorization_ranks(target[None, h], special_mask[None, h], sigma[row, None, i], base)
             for i, (h, base) in enumerate(halves)
         ]
         query, key = (np.concatenate([rank[side][0] for rank in ranks]) for side in (0, 1))
@@ -102,7 +102,7 @@ def sampled(sampler, starts, ids, goal, backward, draws):
         return sampler.sample(ids[None], everything, goal, np.array([backward]), draws)[0]
     order = slice(None, None, -1 if backward else 1)
     never_reached = len(ids) + MAX_SPAN
-    return sampler.spans(starts[ids[order]][None], everything, never_reached, draws)[0, order]
+    return sampler.sample_spans(starts[ids[order]][None], everything, never_reached, draws)[0, order]
 
 
 @pytest.mark.parametrize("path", [*files("data_sample_mask.npz"), *files("data_pipeline_*.npz")])
@@ -134,7 +134,7 @@ def test_spans_as_released_are_as_long_and_as_frequent_as_the_originals(path):
     sampler = sampler_of({"mask_alpha": 6, "mask_beta": 1}, starts)
     # the file does not say what text it drew on: ordinary pieces, each as often as another, agree with it
     ids = np.random.default_rng(0).integers(len(special_tokens.SPECIAL_TOKENS), len(starts), (n_ours, length))
-    draws = sampler.draw(length, RowRng(0, range(n_ours), 0))
+    draws = sampler.draw_numbers(length, RowRng(0, range(n_ours), 0))
     chosen = sampler.sample(ids, np.ones(ids.shape, bool), 43, np.zeros(n_ours, bool), draws)
     both = 1 / n_theirs + 1 / n_ours
     frequency = chosen.mean(0)

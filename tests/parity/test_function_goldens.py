@@ -8,14 +8,13 @@ import torch
 
 from tests.parity.goldens import files
 from tests.parity.xlnet import part_of
-from xlpre.model.attention_mask import AttentionMeta
+from xlpre.model.attention_mask import AttentionMeta, max_key_distance
 from xlpre.model.feedforward import PLAIN
-from xlpre.model.memory import extend_memory
-from xlpre.model.positions import distance_table
-from xlpre.model.visibility import reach_of
+from xlpre.model.memory import append_columns
+from xlpre.model.positions import sinusoid_table
 
 
-def in_order(n_tokens, key_rank, reach) -> AttentionMeta:
+def in_order(n_tokens, key_rank, max_distance) -> AttentionMeta:
     """The rows of a window, each seeing what comes before it and itself."""
     rows, n_keys = key_rank.shape
     places = torch.arange(n_tokens).expand(rows, -1)
@@ -27,9 +26,9 @@ def in_order(n_tokens, key_rank, reach) -> AttentionMeta:
         positions=places,
         n_content=n_tokens,
         n_self_visible=n_tokens,
-        reach=reach,
+        max_distance=max_distance,
         direction=torch.zeros(rows, dtype=torch.long),
-        distances=torch.empty(2, n_keys + n_tokens, 0),
+        pos_encoding=torch.empty(2, n_keys + n_tokens, 0),
     )
 
 
@@ -47,7 +46,7 @@ def test_scores_by_distance_are_aligned_as_rel_shift_does(path):
         by_distance = torch.from_numpy(arrays[f"{case}/in"]).permute(2, 3, 0, 1)  # (B, H, T, R)
         expected = torch.from_numpy(arrays[f"{case}/out"]).permute(2, 3, 0, 1)
         K, B = M + T, by_distance.size(0)
-        aligned = in_order(T, torch.zeros(B, K), None).align(by_distance)
+        aligned = in_order(T, torch.zeros(B, K), None).rel_shift(by_distance)
         seen = torch.ones(T, K, dtype=torch.bool).tril(M if case.startswith("uni") else K)
         assert torch.equal(aligned[..., seen], expected[..., seen]), case
 
@@ -57,7 +56,7 @@ def test_sinusoids_of_distances_equal_the_originals(path):
     for case, expected in cases(path, "pos_enc").items():
         T, K, kind, both, clamp = re.fullmatch(r"q(\d+)_k(\d+)_(bi|uni)_bidata(\d)_clamp(-?\d+)", case).groups()
         width, n_rows = expected.shape[2], len(expected)  # a causal model of the original has no distances below 0
-        table = distance_table(int(K), int(T), width, int(clamp), device=torch.device("cpu"), dtype=torch.float32)[
+        table = sinusoid_table(int(K), int(T), width, int(clamp), device=torch.device("cpu"), dtype=torch.float32)[
             :, :n_rows
         ]
         half = expected.shape[1] // 2
@@ -70,7 +69,7 @@ def test_causal_ranks_give_the_originals_causal_mask(path):
     for case, expected in cases(path, "create_mask").items():
         T, M, same = map(int, re.fullmatch(r"q(\d+)_m(\d+)_same(\d)", case).groups())
         key_rank = torch.cat([torch.full((1, M), -1), torch.arange(T)[None]], dim=1)
-        seen = in_order(T, key_rank, reach_of("same_length" if same else "all", M, M)).visible()
+        seen = in_order(T, key_rank, max_key_distance("same_length" if same else "all", M, M)).visible()
         assert torch.equal(~seen[0], torch.from_numpy(expected) > 0), case
 
 
@@ -85,7 +84,7 @@ def test_memory_grows_as_the_originals(path):
         reuse = 0 if reuse == "None" else int(reuse)
         kept = before[:, :, before.size(2) * (1 - int(previous)) :]  # nothing, or all of it
         columns = torch.nn.functional.pad(kept, (0, 0, int(length), 0))[:, :, -int(length) :]
-        extended = extend_memory(columns, now[:, :, : reuse or None])
+        extended = append_columns(columns, now[:, :, : reuse or None])
         np.testing.assert_array_equal(extended[0, :, -len(expected) :].transpose(0, 1), expected, err_msg=case)
 
 

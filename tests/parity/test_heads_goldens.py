@@ -9,13 +9,12 @@ from torch import nn
 
 from tests.parity.goldens import files
 from tests.parity.xlnet import GRADIENT_TOLERANCE, TOLERANCE, part_of, put, shape_of
-from xlpre.batch import Batch
+from xlpre.batch import HIDDEN_RANK, Batch
 from xlpre.conversion.tf import weight_map
 from xlpre.conversion.weight_maps import FROM_HEADS, TO_HEADS, TRANSPOSED, WeightEntry, to_native
 from xlpre.model.backbone import Backbone
 from xlpre.model.heads import ChoiceHead, ClassificationHead, RegressionHead, SpanHead
 from xlpre.model.memory import initial_memory
-from xlpre.model.visibility import HIDDEN
 
 pytestmark = pytest.mark.usefixtures("by_each_backend")
 
@@ -71,7 +70,7 @@ class Model(nn.Module):
             torch.from_numpy(arrays[f"in/{name}"]).reshape(-1, T) for name in ("input_ids", "segment_ids", "input_mask")
         )
         B, padding = len(ids), padding > 0
-        key_rank = torch.where(padding, HIDDEN, 0).int()
+        key_rank = torch.where(padding, HIDDEN_RANK, 0).int()
         positions = torch.arange(T).expand(B, -1) if positions is None else positions(B, T)
         batch = Batch(
             input_ids=ids.long(),

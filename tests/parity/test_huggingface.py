@@ -52,7 +52,7 @@ def batch_of(seed: int, backward: bool, tokenizer) -> Batch:
         pair_label=np.ones(B, np.int64),
         reuse_len=T // 2,
     )
-    return data_loader.batch_of(windows, objective.examples(windows, RowRng(seed, range(B), 0)))
+    return data_loader.batch_from_inputs(windows, objective.build_inputs(windows, RowRng(seed, range(B), 0)))
 
 
 def as_huggingface_sees(batch: Batch, memory: Memory) -> dict:

@@ -9,9 +9,9 @@ import torch
 from finetune.config import TaskDataConfig
 from finetune.data.batching import LengthBucketSampler
 from finetune.export import main
-from finetune.predict import predict
 from finetune.tasks.registry import build_task
 from finetune.tasks.span import span_masks
+from finetune.trainer.inference import predict_lines
 from finetune.trainer.task_model import TaskModel
 from xlpre.conversion.hf_heads import HEADS, head_to_huggingface
 from xlpre.conversion.model_folder import ModelFolder
@@ -59,8 +59,8 @@ def test_logits_in_hugging_face_are_ours(name, settings, summary, tokenizer, tmp
     examples = [task.parse_example(fields, "") for fields in lines]
     (part,) = LengthBucketSampler(task.encode(examples, tokenizer), task.padding_side, 0, 1, 10**6).eval_batches(2)
     ours = TaskModel(SHAPE, task).eval()
-    ours.put(load_task_model(tmp_path / "ours").weights)
-    found = ours.answer(part)["logits"]
+    ours.load_available(load_task_model(tmp_path / "ours").weights)
+    found = ours.predict(part)["logits"]
     if name == "regress":
         found = torch.from_numpy(task.predict_values({"logits": found.numpy()})).float()
 
@@ -91,8 +91,8 @@ def test_spans_in_hugging_face_are_ours(tokenizer, tmp_path):
     assert len(items) > 2 and len({item.length for item in items}) > 1
     (part,) = LengthBucketSampler(items, task.padding_side, 0, 1, 10**6).eval_batches(len(items))
     ours = TaskModel(SHAPE, task).eval()
-    ours.put(load_task_model(tmp_path / "ours").weights)
-    found = ours.answer(part)
+    ours.load_available(load_task_model(tmp_path / "ours").weights)
+    found = ours.predict(part)
 
     theirs = transformers.XLNetForQuestionAnswering.from_pretrained(tmp_path / "theirs").eval()
     excluded, cls = span_masks(part)
@@ -118,7 +118,7 @@ def test_training_takes_the_same_course_as_hugging_faces(tokenizer, tmp_path):
     main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "theirs").train()
     ours = TaskModel(shape, task).train()
-    ours.put(made.weights)
+    ours.load_available(made.weights)
     labels = ["good", "bad", "none"]
     lines = [{"one": "ba " * (2 * i + 1), "two": "be bi", "label": labels[i % 3]} for i in range(6)]
     items = task.encode([task.parse_example(fields, "") for fields in lines], tokenizer)
@@ -162,7 +162,7 @@ def test_texts_of_a_padded_batch_are_answered_through_their_tokenizer_as_by_us(s
     main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
     texts = ["Ba be bi bo bu da de.", "Ka."]
     lines = [(text, {"one": text}) for text in texts]
-    found = [one["probabilities"]["good"] for one in predict(load_task_model(tmp_path / "ours"), task, lines)]
+    found = [one["probabilities"]["good"] for one in predict_lines(load_task_model(tmp_path / "ours"), task, lines)]
     batch = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")(texts, padding=True, return_tensors="pt")
     assert not batch["attention_mask"].all()
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "theirs").eval()

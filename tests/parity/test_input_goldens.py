@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from finetune.data.features import pair_to_row, pad
+from finetune.data.features import pad, pair_to_row
 from tests.parity.goldens import files
 
 

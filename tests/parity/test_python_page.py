@@ -8,7 +8,7 @@ import torch
 
 from tests.conftest import REPOSITORY, write_folder
 from xlpre.conversion.model_folder import load_folder, save_huggingface
-from xlpre.inference.cloze import hide
+from xlpre.inference.cloze import masked_batch
 
 transformers = pytest.importorskip("transformers")
 TOLERANCE = 1e-5  # products of other shapes, in fp32
@@ -45,7 +45,7 @@ def test_blanks_hidden_states_and_scores_are_what_the_page_says(names, tokenizer
     assert torch.allclose(names["means"][0], expected[0].mean(0), atol=TOLERANCE)
     tokens, score = names["tokens"], 0.0
     for place in range(len(tokens)):
-        logits, _ = names["model"].logits(hide(tokens, [place]), names["nothing"])
+        logits, _ = names["model"].logits(masked_batch(tokens, [place]), names["nothing"])
         score += float(logits[0, 0].log_softmax(-1)[tokens[place]])
     assert names["score"] == pytest.approx(score, rel=1e-4) and names["again"] == pytest.approx(score, rel=1e-4)
 

@@ -7,9 +7,9 @@ import pytest
 
 from tests.parity.goldens import files
 from xlpre.text import special_tokens
-from xlpre.text.corpus import TextConfig, documents
-from xlpre.text.preprocess import preprocess_text, split_after_digits
-from xlpre.text.sentence_boundaries import joined
+from xlpre.text.corpus import TextConfig, read_documents
+from xlpre.text.preprocess import preprocess_text, split_comma_after_digit
+from xlpre.text.sentence_boundaries import concatenate_documents
 from xlpre.text.tokenizer import Tokenizer
 
 
@@ -36,10 +36,10 @@ def test_commas_after_digits_are_pieces_as_in_the_original(path):
     cases = json.loads(path.read_text())["encode"]
     assert cases
     for case in cases:
-        encode = tokenizer._pieces.encode_as_pieces
-        parts = [part for piece in case["raw_pieces"] for part in split_after_digits(piece, encode)]
+        encode = tokenizer._processor.encode_as_pieces
+        parts = [part for piece in case["raw_pieces"] for part in split_comma_after_digit(piece, encode)]
         assert parts == case["pieces"]
-        assert tokenizer._pieces.piece_to_id(case["pieces"]) == case["ids"]
+        assert tokenizer._processor.piece_to_id(case["pieces"]) == case["ids"]
         # these cases are of the original's `encode_ids` alone, which is handed text that was cleaned before
         if preprocess_text(case["text"]) == case["text"]:
             assert tokenizer.encode(case["text"]) == case["ids"], case["text"]
@@ -49,9 +49,9 @@ def stream_of(lines, folder):
     """Our ids and sentence ends of one file."""
     (folder / "file.txt").write_text("\n".join(lines) + "\n")
     ids, ends = [], []
-    for document in documents(TextConfig(source=str(folder / "file.txt"), line_type="sentences")):
+    for document in read_documents(TextConfig(source=str(folder / "file.txt"), line_type="sentences")):
         numbers = [[int(word) for word in line.split()] for line in document]  # lines of ids: no vocabulary is asked
-        more, their_ends, _ = joined([numbers], "sentences", np.array([]))
+        more, their_ends, _ = concatenate_documents([numbers], "sentences", np.array([]))
         ends += [len(ids) + end for end in their_ends.tolist()]
         ids += more.tolist()
     return ids, ends

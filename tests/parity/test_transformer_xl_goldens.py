@@ -68,7 +68,7 @@ def from_txl(shape: ModelConfig, arrays: dict[str, np.ndarray]) -> dict[str, tor
         if found in theirs:
             ours[name] = change(theirs[found])
 
-    if shape.plain_embedding:
+    if shape.has_plain_embedding:
         take("backbone.word_embedding.weight", "word_emb.emb_layers.0.weight")
         take("lm_head.bias", "crit.out_layers.0.bias")
     else:
@@ -179,7 +179,7 @@ def with_places(model, remembered: torch.Tensor) -> torch.Tensor:
     if shape.positions not in ("sinusoidal", "learned"):
         return remembered
     length = remembered.size(2)
-    codes = model.backbone.distance_codes(length, length, remembered)[0, 1 : length + 1]
+    codes = model.backbone.pos_encoding(length, length, remembered)[0, 1 : length + 1]
     if shape.positions == "sinusoidal":
         return torch.cat([remembered[:1] + codes, remembered[1:]])
     return torch.stack(

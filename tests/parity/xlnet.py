@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from xlpre.batch import Batch
+from xlpre.batch import HIDDEN_RANK, Batch
 from xlpre.conversion.tf import from_arrays
 from xlpre.model.config import ModelConfig
 from xlpre.model.lm_head import target_losses
 from xlpre.model.memory import Memory
-from xlpre.model.visibility import HIDDEN
 
 TOLERANCE = 2e-5  # of outputs, memory, losses
 GRADIENT_TOLERANCE = 5e-6  # of the largest gradient
@@ -96,7 +95,7 @@ def batch_of(arrays, config, positions: np.ndarray, **targets) -> Batch:
     masked, padding = visible_pairs(arrays, config)
     ranks = [ranks_of_mask(m) for m in masked]
     key = np.stack([k for _, k in ranks])
-    key[padding] = HIDDEN
+    key[padding] = HIDDEN_RANK
     backward = np.arange(B) >= B // 2 if config["bi_data"] else np.zeros(B, bool)
     seg = arrays["in/seg_id"].T if "in/seg_id" in arrays else np.zeros_like(ids)
     t = lambda a: torch.from_numpy(np.ascontiguousarray(a))  # noqa: E731

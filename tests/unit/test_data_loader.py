@@ -8,7 +8,7 @@ import torch
 from tests.unit.data.test_lanes import lanes_over
 from xlpre.data.window_layout import DataConfig
 from xlpre.data_loader import Loader, assign_lanes
-from xlpre.inference.cloze import blanks_batch
+from xlpre.inference.cloze import cloze_batch
 from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.objectives.registry import OBJECTIVES, build_objective
 from xlpre.text import special_tokens
@@ -82,11 +82,11 @@ def test_a_loader_counts_how_long_it_was_waited_for(loader_of, monkeypatch):
     monkeypatch.setattr(Loader, "batch", slow)
     batches = loader.batches(0, lambda step: [range(8)])
     next(batches)
-    waited = loader.waited_seconds
+    waited = loader.wait_seconds
     assert waited > 0.08
     time.sleep(0.6)  # in which the next is made
     next(batches)
-    assert loader.waited_seconds - waited < 0.08
+    assert loader.wait_seconds - waited < 0.08
 
 
 def test_every_row_has_as_many_targets_and_they_are_its_own_tokens(loader_of):
@@ -98,7 +98,7 @@ def test_every_row_has_as_many_targets_and_they_are_its_own_tokens(loader_of):
 
 
 def test_a_blank_is_hidden_and_sees_the_text_but_no_other_blank(tokenizer):
-    batch = blanks_batch("Ba ____ di ____ bu.", tokenizer)
+    batch = cloze_batch("Ba ____ di ____ bu.", tokenizer)
     first, second = batch.target_positions[0].tolist()
     sees = batch.query_rank[0][:, None] > batch.key_rank[0][None]
     assert (batch.input_ids[0][[first, second]] == special_tokens.MASK).all()
@@ -122,4 +122,4 @@ def test_a_blank_is_hidden_and_sees_the_text_but_no_other_blank(tokenizer):
 )
 def test_a_text_that_cannot_be_filled_in_is_refused(tokenizer, text, message):
     with pytest.raises(ValueError, match=message):
-        blanks_batch(text, tokenizer)
+        cloze_batch(text, tokenizer)

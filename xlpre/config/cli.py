@@ -1,4 +1,4 @@
-"""The command line of every command: `COMMAND --config FILE.yaml key=value other.key=value`, and perhaps flags of its own."""
+"""Command line of all commands: `COMMAND --config FILE.yaml key=value other.key=value`, and flags of the command."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from xlpre.config.loader import Recipe, Schema, keys_in, load_config
+from xlpre.config.loader import DeriveOverrides, Schema, keys_in_file, load_config
 
 
 @dataclass(frozen=True)
 class ExplicitKeys:
-    """Keys that somebody set, to whatever value.
+    """Keys of the settings that the user set, to any value.
 
     Attributes:
-        words: on the command line.
-        file: in its file, or in one which that extends.
+        args: keys set on the command line.
+        file: keys set in the config file or in one that it extends.
     """
 
-    words: frozenset[str] = frozenset()
+    args: frozenset[str] = frozenset()
     file: frozenset[str] = frozenset()
 
 
@@ -26,7 +26,16 @@ NO_EXPLICIT_KEYS = ExplicitKeys()
 
 
 def parse_config(schema: type[Schema], description: str, argv: Sequence[str] | None = None) -> Schema:
-    """Read `--config FILE key=value ...`; `--local_rank`, which the deepspeed launcher puts first, is accepted and unused."""
+    """Parse `--config FILE key=value ...`.
+
+    Args:
+        schema: dataclass of the settings.
+        description: text of `--help`.
+        argv: arguments. None: those of the process.
+
+    Raises:
+        ValueError: see `load_config`.
+    """
     return parse_config_and_flags(schema, description, {}, argv)[0]
 
 
@@ -35,26 +44,40 @@ def parse_config_and_flags(
     description: str,
     flags: Mapping[str, str],
     argv: Sequence[str] | None = None,
-    recipe: Recipe | None = None,
+    derive_overrides: DeriveOverrides | None = None,
 ) -> tuple[Schema, set[str]]:
-    """The same for a command that has `flags` besides: what each does, by its name without dashes. Returns those given, too."""
-    words = _command_line(description, flags, argv)
-    return load_config(schema, words.config, words.overrides, recipe), set(words.flags)
+    """Parse `--config FILE key=value ...` and flags, in any order.
+
+    Args:
+        schema: dataclass of the settings.
+        description: text of `--help`.
+        flags: help text of each flag, by its name without dashes.
+        argv: arguments. None: those of the process.
+        derive_overrides: see `load_config`.
+
+    Returns:
+        The settings, and the names of the flags that were passed.
+
+    Raises:
+        ValueError: see `load_config`.
+    """
+    args = _parse_args(description, flags, argv)
+    return load_config(schema, args.config, args.overrides, derive_overrides), set(args.flags)
 
 
 def read_explicit_keys(flags: Mapping[str, str], argv: Sequence[str] | None = None) -> ExplicitKeys:
-    """Those that the command line of a command with such flags, and its file, set."""
-    words = _command_line("", flags, argv)
-    file = keys_in(words.config) if words.config else ()
-    return ExplicitKeys(frozenset(word.partition("=")[0] for word in words.overrides), frozenset(file))
+    """Return the keys that the command line and its config file set; arguments as for `parse_config_and_flags`."""
+    args = _parse_args("", flags, argv)
+    file = keys_in_file(args.config) if args.config else ()
+    return ExplicitKeys(frozenset(override.partition("=")[0] for override in args.overrides), frozenset(file))
 
 
-def _command_line(description: str, flags: Mapping[str, str], argv: Sequence[str] | None) -> argparse.Namespace:
+def _parse_args(description: str, flags: Mapping[str, str], argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", help="a YAML file, see configs/")
-    parser.add_argument("--local_rank", help=argparse.SUPPRESS)
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that win over the file's")
+    parser.add_argument("--config", help="YAML file with settings, see configs/")
+    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # the deepspeed launcher passes it; unused
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that override those of the file")
     parser.set_defaults(flags=[])
-    for flag, what in flags.items():
-        parser.add_argument(f"--{flag}", action="append_const", const=flag, dest="flags", help=what)
+    for flag, help_text in flags.items():
+        parser.add_argument(f"--{flag}", action="append_const", const=flag, dest="flags", help=help_text)
     return parser.parse_intermixed_args(argv)

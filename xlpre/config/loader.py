@@ -1,6 +1,7 @@
-"""Configuration: frozen dataclasses are the schema, YAML and `key=value` words fill it. The one door to OmegaConf.
+"""Configuration files and `key=value` overrides. The only module that imports OmegaConf.
 
-A YAML file may open with `extends: other.yaml` (a path beside it), whose settings it then changes.
+A schema is a frozen dataclass. A YAML file may start with `extends: other.yaml`, a path relative to the file, and overrides the settings
+of that file.
 """
 
 from __future__ import annotations
@@ -18,107 +19,92 @@ from omegaconf import BooleanNode, DictConfig, ListConfig, OmegaConf, StringNode
 from omegaconf.errors import OmegaConfBaseException
 
 from xlpre.common.files import write_text
-from xlpre.config.schema_docs import setting_keys, suggest_key
+from xlpre.config.key_suggestions import suggest_key
+from xlpre.config.schema_docs import setting_keys
 
 Schema = TypeVar("Schema")
-Recipe = Callable[[Any], Sequence[str]]  # from settings to words that they ask for
+DeriveOverrides = Callable[[Any], Sequence[str]]  # settings -> `key=value` overrides
+NULL = ("", "null", "~")
 
 
 def load_config(
     schema: type[Schema],
     path: str | Path | None = None,
     overrides: Sequence[str] = (),
-    recipe: Recipe | None = None,
+    derive_overrides: DeriveOverrides | None = None,
 ) -> Schema:
-    """Fill `schema` from a YAML file (with its `extends`), then from `key=value` words.
+    """Load settings from a YAML file and `key=value` overrides.
 
     Args:
-        schema: a dataclass.
-        path: the file.
-        overrides: the words.
-        recipe: given the settings, more words, which win over the file and lose against `overrides`.
+        schema: dataclass of the settings.
+        path: the YAML file, with `extends`. None: the defaults.
+        overrides: `key=value` strings, which override the file.
+        derive_overrides: returns further overrides for the loaded settings. They override the file, and `overrides` override them.
 
     Raises:
-        ValueError: a file that cannot be read, a key that does not exist, a value of the wrong type or against a rule.
+        ValueError: a file cannot be read, a key does not exist, or a value is invalid.
     """
-    if recipe is not None:
-        overrides = [*recipe(load_config(schema, path, overrides)), *overrides]
-    layers = [(str(path), _read(Path(path), ()))] if path is not None else []
-    known = OmegaConf.structured(schema)
-    layers += [(word, _parse(word, known)) for word in overrides]
-    return _filled(known, layers, str(path or "settings"))  # type: ignore[return-value]
+    if derive_overrides is not None:
+        overrides = [*derive_overrides(load_config(schema, path, overrides)), *overrides]
+    layers = [(str(path), _read_yaml(Path(path), ()))] if path is not None else []
+    defaults = OmegaConf.structured(schema)
+    layers += [(override, _parse_override(override, defaults)) for override in overrides]
+    return _merge(defaults, layers, str(path or "settings"))  # type: ignore[return-value]
 
 
 def config_from_mapping(schema: type[Schema], settings: Mapping[str, Any], origin: str) -> Schema:
-    """Fill `schema` from settings that were read from the file `origin`.
+    """Return the settings in a mapping that was read from the file `origin`.
 
     Raises:
-        ValueError: as load.
+        ValueError: see `load_config`.
     """
     try:
-        given = OmegaConf.create(dict(settings))
-    except OmegaConfBaseException as error:  # a text that starts what only a YAML file may have, as in ${
+        layer = OmegaConf.create(dict(settings))
+    except OmegaConfBaseException as error:  # an interpolation that does not end, as in ${
         raise ValueError(f"{origin}: {_one_line(error)}") from None
     try:
-        return _filled(OmegaConf.structured(schema), [(origin, given)], origin)  # type: ignore[return-value]
-    except ValueError as error:  # a schema knows no file
+        return _merge(OmegaConf.structured(schema), [(origin, layer)], origin)  # type: ignore[return-value]
+    except ValueError as error:  # checks inside the schema do not know the file
         raise ValueError(str(error) if origin in str(error) else f"{origin}: {error}") from None
 
 
 def save_config(config: Any, path: str | Path) -> None:
-    """Write the resolved settings as YAML that `load` reads back to an equal object."""
+    """Write resolved settings as YAML. `load_config` returns an equal object from it."""
     write_text(path, to_yaml(config))
 
 
 def to_yaml(config: Any) -> str:
-    """The settings as YAML."""
+    """Return settings as YAML."""
     return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
 
 
-def keys_in(path: str | Path) -> set[str]:
-    """The keys that a YAML file, or one which it extends, sets, to whatever value.
+def keys_in_file(path: str | Path) -> set[str]:
+    """Return the keys that a YAML file, or a file that it extends, sets to any value.
 
     Raises:
-        ValueError: as load.
+        ValueError: see `load_config`.
     """
-    return set(_keys_set(_read(Path(path), ())))
+    return set(_leaf_keys(_read_yaml(Path(path), ())))
 
 
-def _filled(empty: DictConfig, layers: Sequence[tuple[str, DictConfig]], named: str) -> object:
+def _merge(defaults: DictConfig, layers: Sequence[tuple[str, DictConfig]], name: str) -> object:
+    """Merge the layers into the defaults and build the dataclass; `name` starts messages about the merged settings."""
     for origin, layer in layers:
-        _check_keys(empty, layer, origin)
-        _go_home(layer)
+        _check_keys(defaults, layer, origin)
+        _expand_home(layer)
     try:
-        merged = OmegaConf.merge(empty, *(layer for _, layer in layers))
+        merged = OmegaConf.merge(defaults, *(layer for _, layer in layers))
     except OmegaConfBaseException:
-        merged = _merged_in_turn(empty, layers)
+        merged = _merge_one_by_one(defaults, layers)
     try:
         _check_finite(OmegaConf.to_container(merged, resolve=True))
         return OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
-        raise ValueError(f"{named}: {_one_line(error)}") from None
+        raise ValueError(f"{name}: {_one_line(error)}") from None
 
 
-def _go_home(node: Any) -> None:
-    """Put the home folder where a path begins with `~/`, which a shell does not do behind the dotted key of a word."""
-    for key in list(range(len(node)) if isinstance(node, ListConfig) else node):
-        value = node._get_node(key)
-        if isinstance(value, DictConfig | ListConfig) and not (value._is_none() or value._is_interpolation()):
-            _go_home(value)
-        elif isinstance(value._value(), str) and value._value() != _at_home(value._value()):
-            node[key] = _at_home(value._value())
-        elif str(key) != _at_home(str(key)):
-            node[_at_home(str(key))] = node.pop(key)
-
-
-def _at_home(path: str) -> str:
-    """A path, or `hf:` and the path of a dataset on disk."""
-    kind, home, rest = path.partition("~/")
-    return kind + os.path.expanduser(home) + rest if kind in ("", "hf:") else path
-
-
-def _merged_in_turn(merged: Any, layers: Sequence[tuple[str, DictConfig]]) -> Any:
-    """The same as OmegaConf.merge, which copies everything each time, but it says whose fault it is."""
+def _merge_one_by_one(merged: Any, layers: Sequence[tuple[str, DictConfig]]) -> Any:
+    """Merge layer by layer to name the invalid one in the error. Slower: OmegaConf copies everything each time."""
     for origin, layer in layers:
         try:
             merged = OmegaConf.merge(merged, layer)
@@ -127,112 +113,150 @@ def _merged_in_turn(merged: Any, layers: Sequence[tuple[str, DictConfig]]) -> An
     return merged
 
 
-def _read(path: Path, seen: tuple[Path, ...]) -> DictConfig:
-    if path.resolve() in seen:
-        raise ValueError(f"{path}: extends itself; break the circle")
+def _expand_home(node: Any) -> None:
+    """Expand `~/` at the start of values and keys. A shell does not expand it after `key=`."""
+    for key in list(range(len(node)) if isinstance(node, ListConfig) else node):
+        value = node._get_node(key)
+        if isinstance(value, DictConfig | ListConfig) and not (value._is_none() or value._is_interpolation()):
+            _expand_home(value)
+        elif isinstance(value._value(), str) and value._value() != _expanded_path(value._value()):
+            node[key] = _expanded_path(value._value())
+        elif str(key) != _expanded_path(str(key)):
+            node[_expanded_path(str(key))] = node.pop(key)
+
+
+def _expanded_path(path: str) -> str:
+    """Return `path` with `~/` expanded, at its start or after `hf:` (a dataset on disk)."""
+    prefix, home, rest = path.partition("~/")
+    return prefix + os.path.expanduser(home) + rest if prefix in ("", "hf:") else path
+
+
+def _read_yaml(path: Path, extending: tuple[Path, ...]) -> DictConfig:
+    """Read a YAML file merged into the file that it extends; `extending` are the files that led to this one."""
+    if path.resolve() in extending:
+        raise ValueError(f"{path}: the file extends itself, directly or through another file. Remove one `extends`.")
     try:
         settings = OmegaConf.load(path)
     except FileNotFoundError:
-        raise ValueError(f"{path}: no such file; see configs/ for those that exist") from None
+        raise ValueError(f"{path}: no such file. The presets are in configs/.") from None
     except (yaml.YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be read as YAML: {' '.join(str(error).split())}") from None
     if not isinstance(settings, DictConfig):
-        raise ValueError(f"{path}: must hold `key: value` lines, not a {type(settings).__name__}")
+        raise ValueError(f"{path}: the file must hold `key: value` lines, not a {type(settings).__name__}")
     base = settings.pop("extends", None)
     if base is None:
         return settings
     if not isinstance(base, str):
-        raise ValueError(f"{path}: extends ({base}) must be the path of another file, beside this one")
-    return OmegaConf.merge(_read(path.parent / base, (*seen, path.resolve())), settings)  # type: ignore[return-value]
+        raise ValueError(
+            f"{path}: extends={base} is invalid: it must be the path of another file, relative to this one."
+        )
+    return OmegaConf.merge(_read_yaml(path.parent / base, (*extending, path.resolve())), settings)  # type: ignore[return-value]
 
 
-def _keys_set(layer: DictConfig, prefix: str = "") -> Iterator[str]:
+def _leaf_keys(layer: DictConfig, prefix: str = "") -> Iterator[str]:
     for key in layer:
         value: Any = layer._get_node(key)
         if isinstance(value, DictConfig):
-            yield from _keys_set(value, f"{prefix}{key!s}.")
+            yield from _leaf_keys(value, f"{prefix}{key!s}.")
         else:
             yield f"{prefix}{key!s}"
 
 
-def _parse(word: str, schema: DictConfig) -> DictConfig:
-    key, equals, value = word.partition("=")
+def _parse_override(override: str, defaults: DictConfig) -> DictConfig:
+    key, equals, text = override.partition("=")
     if not equals or not re.fullmatch(r"\w+(\.[\w-]+)*", key):
-        raise ValueError(f"{word!r} is not of the form key=value")
-    parsed: Any = value
-    branch = OmegaConf.create()
+        raise ValueError(f"{override!r} is not of the form key=value")
+    value: Any = text
+    layer = OmegaConf.create()
     try:
-        if not isinstance(_node(schema, key), StringNode):  # a string is what was typed: 007 stays 007
-            holder: Any = OmegaConf.create(f"value: {value}")
-            parsed = holder._get_node("value") if value else None
-        OmegaConf.update(branch, key, parsed)
+        node = _find_node(defaults, key)
+        if isinstance(node, StringNode):  # a string is not parsed: 007 stays 007
+            value = None if node._is_optional() and text in NULL else text
+        else:
+            parsed: Any = OmegaConf.create(f"value: {text}")
+            value = parsed._get_node("value") if text else None
+        OmegaConf.update(layer, key, value)
     except yaml.YAMLError:
-        raise ValueError(f"{word!r}: the value is neither a number, true, false, null nor a list") from None
+        raise ValueError(
+            f"{override!r} is invalid: the value must be a number, true, false, null, a list or a mapping."
+        ) from None
     except OmegaConfBaseException as error:
-        raise ValueError(f"{word!r}: {_one_line(error)}") from None
-    return branch
+        raise ValueError(f"{override!r}: {_one_line(error)}") from None
+    return layer
 
 
-def _node(schema: DictConfig, key: str) -> Any:
-    node: Any = schema
+def _find_node(defaults: DictConfig, key: str) -> Any:
+    """Return the node of a dotted key, or None if it does not exist."""
+    node: Any = defaults
     for name in key.split("."):
         node = node._get_node(name) if isinstance(node, DictConfig) and name in node else None
     return node
 
 
-def _check_keys(schema: DictConfig, given: DictConfig, origin: str, prefix: str = "") -> None:
-    for key in map(str, given):
+def _check_keys(group: DictConfig, layer: DictConfig, origin: str, prefix: str = "") -> None:
+    """Raise ValueError if a key of `layer` does not exist in `group`, or a value is of another kind.
+
+    Args:
+        group: default settings at `prefix`.
+        layer: settings at `prefix` to check.
+        origin: file or override that set them.
+        prefix: dotted key of the group, with a dot at the end.
+    """
+    for key in map(str, layer):
         path = f"{prefix}{key}"
-        value: Any = given._get_node(key)
-        if key not in schema:
-            path, known = _longest(path, value), list(setting_keys(_root(schema)))
+        value: Any = layer._get_node(key)
+        if key not in group:
+            path, known = _first_leaf(path, value), list(setting_keys(_root_schema(group)))
             if "." in key and path in known:
-                group = f"`{path.replace('.', ': {')}: ...{'}' * path.count('.')}`"
-                raise ValueError(f"{origin}: {path!r} is written as a group, {group}")
-            raise ValueError(f"{origin}: there is no setting {path!r}; {suggest_key(path, known)}")
-        inner = schema._get_node(key)
-        if _is_group(inner):
+                nested = f"`{path.replace('.', ': {')}: ...{'}' * path.count('.')}`"
+                raise ValueError(f"{origin}: {path!r} must be written as a group in a file: {nested}")
+            suggestion = suggest_key(path, known)
+            raise ValueError(f"{origin}: there is no setting {path!r}" + (f"; {suggestion}" if suggestion else ""))
+        default = group._get_node(key)
+        if _is_group(default):
             if not isinstance(value, DictConfig):
-                inside = ", ".join(setting_keys(OmegaConf.get_type(inner), f"{path}."))  # type: ignore[arg-type]
-                raise ValueError(f"{origin}: {path!r} is a group of settings; name one of {inside}")
-            _check_keys(inner, value, origin, path + ".")
+                inside = ", ".join(setting_keys(OmegaConf.get_type(default), f"{path}."))  # type: ignore[arg-type]
+                raise ValueError(f"{origin}: {path!r} is a group of settings. Set one of {inside}.")
+            _check_keys(default, value, origin, path + ".")
         else:
-            _check_kind(inner, value, f"{origin}: {path}")
+            _check_kind(default, value, path, origin)
 
 
-def _check_kind(wanted: Any, value: Any, origin: str) -> None:
-    """Raise ValueError if `value` is no list, no mapping or neither true nor false where one is wanted."""
-    for kind, what in ((ListConfig, "a list, as [a, b]"), (DictConfig, "a mapping, as {a: 1, b: 2}")):
-        if isinstance(wanted, kind) and not isinstance(value, kind) and not value._is_interpolation():
-            raise ValueError(f"{origin} ({value._value()}) must be {what}")
-    if isinstance(wanted, BooleanNode) and type(value._value()) is int and value._value() not in (0, 1):
-        raise ValueError(f"{origin} ({value._value()}) must be true or false")
+def _check_kind(default: Any, value: Any, key: str, origin: str) -> None:
+    """Raise ValueError if `default` is a list, mapping or boolean and `value` is not."""
+    setting = f"{key}={value._value()}"
+    prefix = "" if origin.startswith(f"{key}=") else f"{origin}: "  # an override shows key and value itself
+    for kind, rule in ((ListConfig, "a list such as [a, b]"), (DictConfig, "a mapping such as {a: 1, b: 2}")):
+        if isinstance(default, kind) and not isinstance(value, kind) and not value._is_interpolation():
+            raise ValueError(f"{prefix}{setting} is invalid: it must be {rule}.")
+    if isinstance(default, BooleanNode) and type(value._value()) is int and value._value() not in (0, 1):
+        raise ValueError(f"{prefix}{setting} is invalid: it must be true or false.")
     if isinstance(value, DictConfig):
-        for key in value:
-            inside: Any = value._get_node(key)
-            if ":" in str(key) and inside._is_none():  # as YAML reads {a:1}
-                raise ValueError(f"{origin}: {key!r} has no value; put a space after its colon")
+        for name in value:
+            item: Any = value._get_node(name)
+            if ":" in str(name) and item._is_none():  # YAML reads {a:1} as the key `a:1`
+                raise ValueError(f"{origin}: {name!r} in {key} has no value. Put a space after its colon.")
 
 
-def _check_finite(value: Any, path: str = "") -> None:
-    """Raise ValueError for a number that is none, or infinite: no setting means anything with it."""
+def _check_finite(value: Any, key: str = "") -> None:
+    """Raise ValueError if a number is infinite or NaN."""
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{path} ({value}) must be a finite number")
-    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, one in inside:
-        _check_finite(one, f"{path}.{key}" if path else str(key))
+        raise ValueError(f"{key}={value} is invalid: it must be a finite number.")
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, item in items:
+        _check_finite(item, f"{key}.{name}" if key else str(name))
 
 
-def _longest(path: str, value: Any) -> str:
-    """`path` and the keys under it, down to the first setting."""
+def _first_leaf(path: str, value: Any) -> str:
+    """Return the dotted key of the first setting under `path`, which is `path` if `value` is not a mapping."""
     while isinstance(value, DictConfig) and len(value):
         key = next(iter(value))
         path, value = f"{path}.{key!s}", value._get_node(key)
     return path
 
 
-def _root(node: DictConfig) -> Any:
-    """The schema of which a node is a part."""
+def _root_schema(node: DictConfig) -> Any:
+    """Return the schema of the whole configuration that contains `node`."""
     while node._get_parent() is not None:
         node = node._get_parent()  # type: ignore[assignment]
     return OmegaConf.get_type(node)
@@ -243,6 +267,6 @@ def _is_group(node: Any) -> TypeGuard[DictConfig]:
 
 
 def _one_line(error: OmegaConfBaseException) -> str:
-    """OmegaConf's message, led by the key it is about."""
+    """Return the first line of OmegaConf's message after the key that it concerns."""
     message = (error.msg or str(error)).splitlines()[0]
     return f"{error.full_key}: {message}" if error.full_key else message

@@ -1,9 +1,12 @@
-"""The settings of a schema, which is a frozen dataclass whose groups are such again: keys, defaults, and what docstrings say of them."""
+"""Keys, defaults and descriptions of the settings of a schema.
+
+A schema is a frozen dataclass. Its fields are settings or groups of settings, which are schemas too. The `Attributes:` section of
+the docstring of a group describes its settings.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import re
 from collections.abc import Iterator
@@ -14,82 +17,81 @@ import yaml
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """One key of a schema: its dotted name, default as YAML, and what its group's docstring says of it."""
+    """One setting of a schema.
+
+    Attributes:
+        key: dotted key.
+        default: default value as YAML.
+        description: text from the docstring of its group.
+    """
 
     key: str
     default: str
-    about: str
+    description: str
 
 
 def list_settings(schema: type) -> list[Setting]:
-    """Every setting of `schema`, in the order of its fields; each has a default."""
-    found = []
-    for key, group, field in _leaves(schema):
+    """List all settings of `schema` in the order of its fields. All of them need a default and a description."""
+    settings = []
+    for key, group, field in _leaf_fields(schema):
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        about = _about(group)
-        assert field.name in about, f"the docstring of {group.__name__} has no {field.name} among its Attributes"
+        descriptions = _descriptions(group)
+        assert field.name in descriptions, f"the docstring of {group.__name__} does not describe {field.name}"
         text = yaml.safe_dump(default, default_flow_style=True).split("\n...")[0].strip()
-        found.append(Setting(key, text, about[field.name]))
-    return found
+        settings.append(Setting(key, text, descriptions[field.name]))
+    return settings
 
 
 def settings_markdown(schema: type) -> str:
-    """The same in Markdown, a line each."""
-    rows = [f"| `{one.key}` | `{one.default}` | {one.about.replace('|', '/')} |" for one in list_settings(schema)]
+    """Return the settings of `schema` as a Markdown table."""
+    rows = [f"| `{x.key}` | `{x.default}` | {x.description.replace('|', '/')} |" for x in list_settings(schema)]
     return "\n".join(["| key | default | |", "| --- | --- | --- |", *rows]) + "\n"
 
 
 def setting_keys(schema: type, prefix: str = "") -> Iterator[str]:
-    """The keys of all settings of `schema`, which stands at `prefix`."""
-    return (key for key, _, _ in _leaves(schema, prefix))
-
-
-def suggest_key(path: str, known: list[str]) -> str:
-    """A question that names the one of `known` that may have been meant by `path`; all of them where none is near."""
-    last_words = {key.rpartition(".")[2] for key in known}
-    last = difflib.get_close_matches(path.rpartition(".")[2], last_words, n=1, cutoff=0.7)
-    named = [key for key in known if last and key.rpartition(".")[2] == last[0]]
-    found = (
-        difflib.get_close_matches(path, known, n=1, cutoff=0.8)
-        or named
-        or difflib.get_close_matches(path, known, n=1, cutoff=0.6)
-    )
-    return f"did you mean {' or '.join(map(repr, found))}?" if found else f"the settings are {', '.join(known)}"
+    """Yield the dotted keys of all settings of `schema`, each after `prefix`."""
+    return (key for key, _, _ in _leaf_fields(schema, prefix))
 
 
 def check_choices(config: Any, prefix: str) -> None:
-    """Raise ValueError if a setting of a group, which stands at `prefix`, is none of the words that it can be."""
+    """Raise ValueError if a `Literal` field of `config` has another value.
+
+    Args:
+        config: a group of settings.
+        prefix: of its keys, with a dot at the end.
+    """
     for name, kind in get_type_hints(type(config)).items():
         if get_origin(kind) is Literal and getattr(config, name) not in get_args(kind):
-            raise ValueError(f"{prefix}{name} ({getattr(config, name)!r}) must be one of {', '.join(get_args(kind))}")
+            choices = ", ".join(map(str, get_args(kind)))
+            raise ValueError(f"{prefix}{name}={getattr(config, name)} is invalid: it must be one of {choices}.")
 
 
-def _leaves(schema: type, prefix: str = "") -> Iterator[tuple[str, type, dataclasses.Field[Any]]]:
-    """Every setting under `schema`: its dotted key, the group that holds it, its field there."""
+def _leaf_fields(schema: type, prefix: str = "") -> Iterator[tuple[str, type, dataclasses.Field[Any]]]:
+    """Yield the dotted key of each setting, the group that holds it, and its field there."""
     kinds = get_type_hints(schema)
     for field in dataclasses.fields(schema):
         if dataclasses.is_dataclass(kinds[field.name]):
-            yield from _leaves(kinds[field.name], f"{prefix}{field.name}.")
+            yield from _leaf_fields(kinds[field.name], f"{prefix}{field.name}.")
         else:
             yield f"{prefix}{field.name}", schema, field
 
 
-def _about(schema: type) -> dict[str, str]:
-    """What the docstrings of a schema and of those that it extends say of each name."""
-    found: dict[str, str] = {}
-    for one in reversed(schema.__mro__):
-        found |= _attributes(one.__doc__ or "")
-    return found
+def _descriptions(schema: type) -> dict[str, str]:
+    """Return the description of each attribute, from the docstrings of a schema and its base classes."""
+    descriptions: dict[str, str] = {}
+    for cls in reversed(schema.__mro__):
+        descriptions |= _parse_attributes(cls.__doc__ or "")
+    return descriptions
 
 
-def _attributes(docstring: str) -> dict[str, str]:
-    """What the `Attributes:` of a docstring say of each name."""
-    about: dict[str, str] = {}
+def _parse_attributes(docstring: str) -> dict[str, str]:
+    """Parse the `Attributes:` section of a docstring in Google style."""
+    descriptions: dict[str, str] = {}
     names: list[str] = []
     for line in inspect.cleandoc(docstring).partition("Attributes:\n")[2].splitlines():
         if match := re.match(r" {4}(\w[\w, ]*): (.*)", line):
             names = match[1].split(", ")
-            about.update(dict.fromkeys(names, match[2]))
+            descriptions.update(dict.fromkeys(names, match[2]))
         elif line.startswith(" " * 8):
-            about.update((name, f"{about[name]} {line.strip()}") for name in names)
-    return about
+            descriptions.update((name, f"{descriptions[name]} {line.strip()}") for name in names)
+    return descriptions

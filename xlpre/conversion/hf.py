@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from xlpre.common.safetensors_io import check_finite, write_tensors
-from xlpre.config.loader import from_mapping
+from xlpre.config.loader import config_from_mapping
 from xlpre.conversion import weight_maps
 from xlpre.conversion.weight_maps import (
     COPY,
@@ -211,7 +211,7 @@ def _config_from(path: Path, content: Mapping[str, Any]) -> ModelConfig:
         }
     except KeyError as error:
         raise ValueError(f"{path} is invalid: the key {error} is missing. Give the config.json of an XLNet.") from None
-    return from_mapping(ModelConfig, values, str(path))
+    return config_from_mapping(ModelConfig, values, str(path))
 
 
 def _read_arrays(path: Path) -> tuple[dict[str, Tensor], Path]:
@@ -246,7 +246,7 @@ def _read_arrays(path: Path) -> tuple[dict[str, Tensor], Path]:
         ) from None
     if (path / f"{pickled.name}.index.json").exists():
         raise ValueError(
-            f"{path} is invalid: shards of {pickled.name} are not read. Save the model as safetensors, with save_pretrained of transformers."
+            f"{path} is invalid: shards of {pickled.name} are not read. Save the model as safetensors with transformers."
         )
     raise ValueError(
         f"{path} is invalid: it has neither model.safetensors nor pytorch_model.bin. Copy the whole folder."

@@ -1,97 +1,108 @@
-"""The tokenizer files of a Hugging Face model folder, such that AutoTokenizer gives the ids that ours gives.
+"""Tokenizer files of a Hugging Face model folder, with which AutoTokenizer returns the same ids as `Tokenizer`.
 
-spiece.model            the SentencePiece vocabulary, unchanged
+spiece.model            SentencePiece vocabulary, unchanged
 tokenizer.json          the same for the `tokenizers` library, which AutoTokenizer reads
-tokenizer_config.json   the special tokens, the side of the padding
+tokenizer_config.json   special tokens and padding side
 
-Not the same as ours:
-- <unk> <s> </s> <cls> <sep> <pad> <mask> <eod> spelled out in a text (WikiText's <unk>) are symbols, as everywhere at
-  Hugging Face; AutoTokenizer.from_pretrained(folder, split_special_tokens=True) reads them as text, as SentencePiece does.
-- Two segmentations of one score, "ii i" and "i ii": SentencePiece adds in single precision and rounds at random,
-  `tokenizers` in double and takes the first.
-- Characters newer than the Unicode 12 of `tokenizers`: marks composed in such scripts (Todhri, Tulu); with uncased, the
-  lower case of such capitals. And the two noncharacters used here.
-- cased, uncased: "20," is there never one piece, here it is one first and split then. Where another segmentation of the
-  number wins without it the ids differ.
+Known differences:
+- AutoTokenizer reads <unk> <s> </s> <cls> <sep> <pad> <mask> <eod> in a text (as in WikiText) as special tokens.
+  AutoTokenizer.from_pretrained(folder, split_special_tokens=True) reads them as text, as SentencePiece does.
+- Two segmentations with equal scores, "ii i" and "i ii": SentencePiece adds in single precision and rounds at random,
+  `tokenizers` adds in double precision and takes the first.
+- Characters newer than Unicode 12, the version of `tokenizers`: composed marks in such scripts (Todhri, Tulu), and with
+  uncased the lower case of such capitals. Also the two noncharacters that mark positions here.
+- cased, uncased: "20," is never one piece in `tokenizers`; here it is one piece first and is split afterwards. The ids
+  differ where another segmentation of the number wins without it.
+
+SentencePiece's character map is written as normalizer steps. The `Precompiled` step of `tokenizers` for that map reads a
+grapheme at a time and loses what follows a match: e + circumflex + acute becomes ê. Here it gets single characters, and
+NFC composes the marks after them. Marks that the map would not compose (an Arabic vowel, a dot below after a circumflex)
+are kept away from NFC, which would compose or reorder them.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+import struct
 import sys
 import unicodedata
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from xlpre.conversion.hf_normalizer import Json, map_characters, ranges, replace
 from xlpre.text import special_tokens
 from xlpre.text.preprocess import Preprocess
 from xlpre.text.special_tokens import WORD_BOUNDARY
 from xlpre.text.tokenizer import Tokenizer
 
-UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # sentencepiece_model.proto
+Json = dict[str, Any]
+
+UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # piece types in sentencepiece_model.proto
 UNIGRAM = 1
-NEVER = -1000.0  # added to a score, below any other segmentation of a word
+EXCLUDED_SCORE = -1000.0  # added to a score: below any other segmentation of a word
+# noncharacters before a mark: it is separated until the map was applied, or until NFC was applied
+SPLIT_MARK, HOLD_MARK = "\ufdd0", "\ufdd1"
 
 
-def write_tokenizer(tokenizer: Tokenizer, folder: Path, padding: Literal["left", "right"] = "left") -> None:
+def write_tokenizer(tokenizer: Tokenizer, folder: Path, padding_side: Literal["left", "right"] = "left") -> None:
     """Write spiece.model, tokenizer.json and tokenizer_config.json.
 
     Args:
-        tokenizer: what they shall be equal to.
-        folder: of the model; its config.json says `model_type` xlnet.
-        padding: the side on which shorter rows of a batch are padded.
+        tokenizer: Vocabulary to convert.
+        folder: Folder of the model, whose config.json has `model_type` xlnet.
+        padding_side: Side on which shorter rows of a batch are padded.
 
     Raises:
-        ValueError: the vocabulary is not a unigram one, or treats spaces in a way `tokenizers` has no word for.
+        ValueError: The vocabulary is not a unigram model, or treats spaces in a way that `tokenizers` does not support.
     """
-    content = json.dumps(_tokenizer(tokenizer), ensure_ascii=False, indent=1)
+    content = json.dumps(_tokenizer_json(tokenizer), ensure_ascii=False, indent=1)
     tokenizer.save(folder / "spiece.model")
     (folder / "tokenizer.json").write_text(content, encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(
-        json.dumps(_config(tokenizer.preprocess, padding), indent=1), encoding="utf-8"
+        json.dumps(_tokenizer_config(tokenizer.preprocess, padding_side), indent=1), encoding="utf-8"
     )
 
 
 def read_vocabulary(folder: Path) -> bytes:
-    """The SentencePiece model of a Hugging Face XLNet folder.
+    """Return the SentencePiece model of a model folder.
 
     Raises:
-        ValueError: there is none.
+        ValueError: There is no spiece.model.
     """
     try:
         return (folder / "spiece.model").read_bytes()
     except OSError as error:
         if (folder / "tokenizer.json").exists():
             raise ValueError(
-                f"{folder}: the vocabulary is there as tokenizer.json only, which does not hold a SentencePiece model; "
-                "put the spiece.model of the model that it comes from beside it"
+                f"{folder} is invalid: it has a tokenizer.json, which does not contain a SentencePiece model, and no spiece.model. "
+                "Put the spiece.model of the original model there."
             ) from None
         raise ValueError(
-            f"{folder}/spiece.model: cannot be read ({error.strerror}); put the model's own vocabulary there"
+            f"{folder}/spiece.model cannot be read ({error.strerror}). Put the vocabulary of this model there."
         ) from None
 
 
 def read_preprocess(folder: Path) -> Preprocess:
-    """How text was prepared for the vocabulary of a Hugging Face folder without a passport: as published, unless it says otherwise.
+    """Return the preprocessing of a Hugging Face folder without provenance: that of tokenizer_config.json, by default `cased`.
 
     Raises:
-        ValueError: its tokenizer_config.json cannot be read.
+        ValueError: tokenizer_config.json cannot be read.
     """
     path = folder / "tokenizer_config.json"
     try:
         settings = json.loads(path.read_text("utf-8")) if path.exists() else {}
         return "uncased" if settings.get("do_lower_case") else "none" if settings.get("keep_accents") else "cased"
     except (OSError, ValueError, AttributeError) as error:
-        raise ValueError(f"{path}: cannot be read: {error}") from None
+        raise ValueError(f"{path} cannot be read: {error}. Copy the file again from the original folder.") from None
 
 
-def _config(preprocess: Preprocess, padding: str) -> Json:
+def _tokenizer_config(preprocess: Preprocess, padding_side: str) -> Json:
     unk, bos, eos, cls, sep, pad, mask, eod, _ = special_tokens.SPECIAL_TOKENS
     return {
-        "tokenizer_class": "PreTrainedTokenizerFast",  # XLNetTokenizer would not take tokenizer.json's normalizer
+        "tokenizer_class": "PreTrainedTokenizerFast",  # XLNetTokenizer would replace the normalizer of tokenizer.json
         "unk_token": unk,
         "bos_token": bos,
         "eos_token": eos,
@@ -100,46 +111,45 @@ def _config(preprocess: Preprocess, padding: str) -> Json:
         "pad_token": pad,
         "mask_token": mask,
         "additional_special_tokens": [eod],
-        "padding_side": padding,
+        "padding_side": padding_side,
         "do_lower_case": preprocess == "uncased",
-        "keep_accents": preprocess == "none",  # read_preprocess finds all three in these two
+        "keep_accents": preprocess == "none",  # with do_lower_case, all that read_preprocess needs
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
     }
 
 
-def _tokenizer(tokenizer: Tokenizer) -> Json:
-    """tokenizer.json."""
-    proto = tokenizer.proto
+def _tokenizer_json(tokenizer: Tokenizer) -> Json:
+    proto = tokenizer.model_proto
     spec, trainer = proto.normalizer_spec, proto.trainer_spec
-    spaces = spec.add_dummy_prefix and spec.remove_extra_whitespaces and spec.escape_whitespaces
-    if trainer.model_type != UNIGRAM or trainer.byte_fallback or trainer.treat_whitespace_as_suffix or not spaces:
+    usual_spaces = spec.add_dummy_prefix and spec.remove_extra_whitespaces and spec.escape_whitespaces
+    if trainer.model_type != UNIGRAM or trainer.byte_fallback or trainer.treat_whitespace_as_suffix or not usual_spaces:
         raise ValueError(
-            "the vocabulary is not a unigram SentencePiece model with the usual spaces (add_dummy_prefix, "
-            "remove_extra_whitespaces, escape_whitespaces, no byte_fallback); train one with train_tokenizer.py"
+            "the vocabulary is invalid for Hugging Face's tokenizers: it must be a unigram SentencePiece model with add_dummy_prefix, "
+            "remove_extra_whitespaces and escape_whitespaces, and without byte_fallback. Train one with pretrain/train_tokenizer.py."
         )
-    symbol = {piece.piece: i for i, piece in enumerate(proto.pieces) if piece.type in (UNKNOWN, CONTROL)}
-    own = [piece.piece for piece in proto.pieces if piece.type == USER_DEFINED]
+    special_ids = {piece.piece: i for i, piece in enumerate(proto.pieces) if piece.type in (UNKNOWN, CONTROL)}
+    user_defined = [piece.piece for piece in proto.pieces if piece.type == USER_DEFINED]
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    space = {"type": "Metaspace", "replacement": WORD_BOUNDARY, "split": True}
+    metaspace = {"type": "Metaspace", "replacement": WORD_BOUNDARY, "split": True}
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [{"id": i, "content": piece, **flags} for piece, i in symbol.items()],
+        "added_tokens": [{"id": i, "content": piece, **flags} for piece, i in special_ids.items()],
         "normalizer": _sequence(
-            *_preprocess(tokenizer.preprocess),
-            *map_characters(spec.precompiled_charsmap, own),
-            *_single_spaces(),
+            *_preprocess_steps(tokenizer.preprocess),
+            *_character_map_steps(spec.precompiled_charsmap, user_defined),
+            *_collapse_spaces(),
             {"type": "Prepend", "prepend": WORD_BOUNDARY},
             {"type": "Replace", "pattern": {"String": " "}, "content": WORD_BOUNDARY},
         ),
         "pre_tokenizer": {
             "type": "Sequence",
-            "pretokenizers": [_split_spelled_out(symbol), {**space, "prepend_scheme": "never"}],
+            "pretokenizers": [_split_special_tokens(special_ids), {**metaspace, "prepend_scheme": "never"}],
         },
         "post_processor": _template(),
-        "decoder": {**space, "prepend_scheme": "always"},
+        "decoder": {**metaspace, "prepend_scheme": "always"},
         "model": {
             "type": "Unigram",
             "unk_id": special_tokens.UNK,
@@ -151,36 +161,36 @@ def _tokenizer(tokenizer: Tokenizer) -> Json:
 
 def _score(piece: Any, preprocess: Preprocess) -> float:
     if piece.type == USER_DEFINED:
-        return -0.1  # as SentencePiece scores it: above every other piece, below nothing
+        return -0.1  # SentencePiece's score: above every other piece
     ends_in_number_and_comma = piece.piece[-1:] == "," and piece.piece[-2:-1].isdigit()
-    return piece.score + (NEVER if preprocess != "none" and ends_in_number_and_comma else 0.0)
+    return piece.score + (EXCLUDED_SCORE if preprocess != "none" and ends_in_number_and_comma else 0.0)
 
 
 def _template() -> Json:
-    """A <sep> <cls> and A <sep> B <sep> <cls>, in segments 0, 1 and 2."""
+    """Return the templates A <sep> <cls> and A <sep> B <sep> <cls>, with segments 0, 1 and 2."""
 
-    def text(which: str, segment: int) -> Json:
-        return {"Sequence": {"id": which, "type_id": segment}}
+    def text(sequence: str, segment: int) -> Json:
+        return {"Sequence": {"id": sequence, "type_id": segment}}
 
-    def symbol(i: int, segment: int) -> Json:
+    def special(i: int, segment: int) -> Json:
         return {"SpecialToken": {"id": special_tokens.SPECIAL_TOKENS[i], "type_id": segment}}
 
     first, second, end = (
-        [text("A", 0), symbol(special_tokens.SEP, 0)],
-        [text("B", 1), symbol(special_tokens.SEP, 1)],
-        [symbol(special_tokens.CLS, 2)],
+        [text("A", 0), special(special_tokens.SEP, 0)],
+        [text("B", 1), special(special_tokens.SEP, 1)],
+        [special(special_tokens.CLS, 2)],
     )
-    named = {special_tokens.SPECIAL_TOKENS[i]: i for i in (special_tokens.SEP, special_tokens.CLS)}
+    ids = {special_tokens.SPECIAL_TOKENS[i]: i for i in (special_tokens.SEP, special_tokens.CLS)}
     return {
         "type": "TemplateProcessing",
         "single": first + end,
         "pair": first + second + end,
-        "special_tokens": {piece: {"id": piece, "ids": [i], "tokens": [piece]} for piece, i in named.items()},
+        "special_tokens": {piece: {"id": piece, "ids": [i], "tokens": [piece]} for piece, i in ids.items()},
     }
 
 
-def _split_spelled_out(pieces: Iterable[str]) -> Json:
-    """Part a symbol that is spelled out in a text: the unigram model would find it, for SentencePiece it is no piece."""
+def _split_special_tokens(pieces: Iterable[str]) -> Json:
+    """Return a step that splits the text of special tokens, which the unigram model would find and SentencePiece does not."""
     rest = "|".join(re.escape(piece[1:]) for piece in pieces)
     return {
         "type": "Split",
@@ -190,27 +200,107 @@ def _split_spelled_out(pieces: Iterable[str]) -> Json:
     }
 
 
-def _preprocess(preprocess: Preprocess) -> list[Json]:
-    """`xlpre.text.preprocess.prepared` in steps of `tokenizers`."""
+def _preprocess_steps(preprocess: Preprocess) -> list[Json]:
+    """Return `xlpre.text.preprocess.clean_text` as normalizer steps."""
     if preprocess == "none":
         return []
-    every = [chr(i) for i in range(sys.maxunicode + 1)]
+    characters = [chr(i) for i in range(sys.maxunicode + 1)]
     steps = [
-        replace(f"[{ranges(c for c in every if c.isspace())}]+", " "),
-        *_single_spaces(),
-        replace("``|''", '"'),
+        _replace(f"[{_ranges(c for c in characters if c.isspace())}]+", " "),
+        *_collapse_spaces(),
+        _replace("``|''", '"'),
         {"type": "NFKD"},
-        replace(f"[{ranges(c for c in every if unicodedata.combining(c))}]", ""),
+        _replace(f"[{_ranges(c for c in characters if unicodedata.combining(c))}]", ""),
     ]
     if preprocess == "uncased":
         before, after = r"(?<=\p{Cased}|\p{Cased}\p{Case_Ignorable})", r"(?!\p{Case_Ignorable}*\p{Cased})"
-        steps += [replace(f"{before}Σ{after}", "ς"), {"type": "Lowercase"}]  # Lowercase knows no final sigma
+        steps += [_replace(f"{before}Σ{after}", "ς"), {"type": "Lowercase"}]  # Lowercase has no rule for a final sigma
     return steps
 
 
-def _single_spaces() -> list[Json]:
-    return [replace(" {2,}", " "), replace(r"\A | \z", "")]
+def _collapse_spaces() -> list[Json]:
+    return [_replace(" {2,}", " "), _replace(r"\A | \z", "")]
 
 
 def _sequence(*steps: Json) -> Json:
     return {"type": "Sequence", "normalizers": list(steps)}
+
+
+def _character_map_steps(charsmap: bytes, user_defined: Sequence[str]) -> list[Json]:
+    """Return SentencePiece's character map as normalizer steps.
+
+    No character is inserted at the start of a text, nor left there for Precompiled to remove: `tokenizers` 0.23 panics on both.
+    """
+    if not charsmap:
+        return []
+    rules = read_charsmap(charsmap)
+    first_by_marks: defaultdict[str, set[str]] = defaultdict(set)  # characters that compose with a sequence of marks
+    for sequence, composed in rules.items():
+        if len(sequence) > 1 and not "가" <= composed <= "힣":
+            first_by_marks[sequence[1:]].add(sequence[0])
+    marks = r"\p{M}" + _ranges({mark for sequence in first_by_marks for mark in sequence})
+    composes = "|".join(
+        f"(?<=[{_ranges(first)}]{re.escape(sequence[:-1])}){re.escape(sequence[-1])}"
+        for sequence, first in first_by_marks.items()
+    )
+    finals = {c for c, to in rules.items() if "\u11a8" <= to <= "\u11c2"} | {chr(i) for i in range(0x11A8, 0x11C3)}
+    held = [
+        rf"(?!\A)(?=[{marks}])(?!{composes})",
+        f"(?<=[가-힣])(?=[{_ranges(finals)}])",  # NFC would close an open syllable
+    ]
+    if user_defined:
+        # SentencePiece splits the text at these pieces first
+        held.append(f"(?<={'|'.join(map(re.escape, user_defined))})(?=[{marks}])")
+    deleted = _ranges(c for c, to in rules.items() if not to)
+    return [
+        _replace("|".join(held), HOLD_MARK),
+        _replace(
+            rf"(?!\A)(?=[{marks}\u0e33\u0eb3\u200c\u200d])", SPLIT_MARK
+        ),  # all characters that continue a grapheme
+        *([_replace(f"[{deleted}]", HOLD_MARK)] if deleted else []),  # Precompiled fails on a deleted first character
+        {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()},
+        _replace(SPLIT_MARK, ""),
+        {"type": "NFC"},
+        _replace(HOLD_MARK, ""),
+    ]
+
+
+def read_charsmap(charsmap: bytes) -> dict[str, str]:
+    """Return the replacement of each character sequence in SentencePiece's character map; the longest match applies.
+
+    Source: sentencepiece normalizer.cc (length of the trie, trie, zero-terminated texts); darts-clone (units of the trie).
+    """
+    (size,) = struct.unpack_from("<I", charsmap)
+    trie, texts = struct.unpack_from(f"<{size // 4}I", charsmap, 4), charsmap[4 + size :]
+    children: defaultdict[int, list[tuple[int, bytes]]] = defaultdict(list)
+    for node, unit in enumerate(trie):
+        if unit & 0xFF and not unit & 1 << 31:
+            children[node ^ unit & 0xFF].append((node, bytes([unit & 0xFF])))
+    rules = {}
+    open_nodes = [(0, b"")]
+    while open_nodes:
+        node, key = open_nodes.pop()
+        unit = trie[node]
+        below = node ^ (unit >> 10 << ((unit & 1 << 9) >> 6))
+        if unit & 1 << 8:
+            start = trie[below] & 0x7FFFFFFF
+            rules[key.decode()] = texts[start : texts.index(0, start)].decode()
+        open_nodes += [(child, key + byte) for child, byte in children[below]]
+    return rules
+
+
+def _ranges(characters: Iterable[str]) -> str:
+    """Return the inside of a regular expression's [...] for these characters."""
+    runs: list[list[int]] = []
+    for code in sorted(map(ord, characters)):
+        if runs and code == runs[-1][1] + 1:
+            runs[-1][1] = code
+        else:
+            runs.append([code, code])
+    ends = [[re.escape(chr(code)) for code in run] for run in runs]
+    return "".join(first if first == last else f"{first}-{last}" for first, last in ends)
+
+
+def _replace(pattern: str, content: str) -> Json:
+    """Return a step that replaces the matches of a regular expression."""
+    return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}

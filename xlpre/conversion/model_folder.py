@@ -35,7 +35,10 @@ from xlpre.objectives.registry import OBJECTIVES
 from xlpre.text.preprocess import Preprocess
 from xlpre.text.tokenizer import Tokenizer
 
-READABLE = f"a model folder of xlpre (config.json), a folder of Hugging Face's XLNet (config.json) or a TensorFlow release ({tf.CONFIG_FILE})"
+READABLE = (
+    "a model folder of xlpre (config.json), a folder of Hugging Face's XLNet (config.json), "
+    f"or a TensorFlow release ({tf.CONFIG_FILE})"
+)
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from xlpre.common.checksum import checksum
+from xlpre.common.files import compute_crc32c
 from xlpre.common.safetensors_io import write_tensors
-from xlpre.config.loader import from_mapping
+from xlpre.config.loader import config_from_mapping
 from xlpre.conversion.provenance import older_format
 from xlpre.model.config import ModelConfig
 
@@ -32,7 +32,7 @@ def write_model(path: Path, config: ModelConfig, weights: Mapping[str, Tensor], 
         "format_version": FORMAT_VERSION,
         "model": dataclasses.asdict(config),
         "objective": objective,
-        CHECKSUM: checksum(path / "model.safetensors"),
+        CHECKSUM: compute_crc32c(path / "model.safetensors"),
     }
     (path / "config.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
     copy_permissions(path / "model.safetensors")
@@ -94,7 +94,7 @@ def read_model(path: Path, settings: Mapping[str, Any]) -> tuple[ModelConfig, di
             f"{config_file} is invalid: it must hold `model`, an object, and `objective`, a name. "
             "Copy the file again from the original folder."
         )
-    config = from_mapping(ModelConfig, model, str(config_file))
+    config = config_from_mapping(ModelConfig, model, str(config_file))
     try:
         check_checksum(file, settings.get(CHECKSUM), config_file, CHECKSUM)
         return config, safetensors.torch.load_file(file), objective
@@ -106,7 +106,7 @@ def read_model(path: Path, settings: Mapping[str, Any]) -> tuple[ModelConfig, di
 
 def check_checksum(file: Path, expected: int | None, config_file: Path, key: str) -> None:
     """Raise ValueError if the checksum of `file` differs from the value of `key` in `config_file`; None is not checked."""
-    if expected is not None and checksum(file) != expected:
+    if expected is not None and compute_crc32c(file) != expected:
         raise ValueError(
             f"{file} is damaged: its checksum is not {key} in {config_file}. Copy the file again from the original folder; or, if you "
             f"changed the weights on purpose, remove {key} from {config_file.name}."

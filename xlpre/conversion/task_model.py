@@ -19,8 +19,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from xlpre.common.checksum import checksum
-from xlpre.common.files import atomic_dir
+from xlpre.common.files import atomic_dir, compute_crc32c
 from xlpre.common.safetensors_io import check_finite, write_tensors
 from xlpre.conversion import hf, hf_heads
 from xlpre.conversion.hf_tokenizer import write_tokenizer
@@ -90,7 +89,7 @@ def save_task_model(path: str | Path, model: TaskModelFolder) -> None:
         write_native_files(partial, model.folder)
         write_tensors(partial / HEAD, model.head)
         copy_permissions(partial / HEAD)
-        task = {**model.task, CHECKSUM: checksum(partial / HEAD)}
+        task = {**model.task, CHECKSUM: compute_crc32c(partial / HEAD)}
         (partial / TASK).write_text(json.dumps(task, indent=1, ensure_ascii=False), encoding="utf-8")
 
 

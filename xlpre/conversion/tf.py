@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from xlpre.config.loader import from_mapping
+from xlpre.config.loader import config_from_mapping
 from xlpre.conversion import weight_maps
 from xlpre.conversion.tf_checkpoint import read_checkpoint, write_checkpoint
 from xlpre.conversion.weight_maps import (
@@ -150,4 +150,4 @@ def _read_config(path: Path) -> ModelConfig:
         ) from None
     if settings["feed_forward"] not in ("gelu", "relu"):
         raise ValueError(f"{path}: ff_activation={settings['feed_forward']!r} is invalid: it must be gelu or relu.")
-    return from_mapping(ModelConfig, settings, str(path))
+    return config_from_mapping(ModelConfig, settings, str(path))

@@ -1,7 +1,7 @@
 """TensorFlow checkpoints (V2), read and written without TensorFlow: PREFIX.index and PREFIX.data-0000N-of-0000M.
 
-The index is a table in LevelDB's format: under the empty key a BundleHeaderProto, under each tensor's name a
-BundleEntryProto with its type, shape, data file, place and checksum. The data files hold the bare numbers.
+The index is a table in LevelDB's format. The empty key holds a BundleHeaderProto; the name of each tensor holds a
+BundleEntryProto with its type, shape, data file, offset and checksum. The data files hold the raw values.
 Source: tensorflow/core/protobuf/tensor_bundle.proto; LevelDB's doc/table_format.md.
 """
 
@@ -20,64 +20,71 @@ from xlpre.common.files import atomic_write
 MAGIC = 0xDB4775248B80FB57.to_bytes(8, "little")
 FOOTER_BYTES = 48
 ENTRIES_PER_BLOCK = 64
-DTYPE, SHAPE, SHARD, OFFSET, SIZE, CRC, SLICES = range(1, 8)  # the fields of a BundleEntryProto
-CHUNK_BYTES = 1 << 20  # copied and summed while it is in the cache
-# TensorFlow's numbers of data types; numpy has no bfloat16, so that one is first read as its 16 bits
+DTYPE, SHAPE, SHARD, OFFSET, SIZE, CRC, SLICES = range(1, 8)  # fields of a BundleEntryProto
+CHUNK_BYTES = 1 << 20  # small enough to be copied and checksummed in the CPU cache
+# TensorFlow's data type numbers; numpy has no bfloat16, which is read as 16 bits first
 DTYPES = {1: "<f4", 2: "<f8", 3: "<i4", 4: "u1", 5: "<i2", 6: "i1", 9: "<i8", 10: "?", 14: "<u2", 17: "<u2", 19: "<f2"}
 BFLOAT16 = 14
 DTYPE_NUMBERS = {np.dtype(dtype): number for number, dtype in DTYPES.items() if number != BFLOAT16}
 
 
-def read_checkpoint(prefix: str | Path, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, np.ndarray]:
-    """Read the tensors of a TensorFlow checkpoint: all that are wanted, each checked, or none.
+def read_checkpoint(prefix: str | Path, select: Callable[[str], bool] = lambda name: True) -> dict[str, np.ndarray]:
+    """Read the selected tensors of a TensorFlow checkpoint and verify their checksums.
 
     Args:
-        prefix: the path without `.index`, as TensorFlow takes it.
-        wanted: whether to read the tensor of this name; what is not wanted costs neither time nor memory.
+        prefix: Path without `.index`, as TensorFlow expects it.
+        select: Returns True for the names of tensors to read. Other tensors take neither time nor memory.
 
     Returns:
-        The tensors by name, in the order of their names; bfloat16 becomes float32, which holds it exactly.
+        Tensors by name, in the order of their names. bfloat16 becomes float32, which is exact.
 
     Raises:
-        ValueError: a file is missing, damaged or cut short; the checkpoint is big-endian or its index compressed;
-            a wanted tensor is partitioned or of a type that is not in `DTYPES`.
+        ValueError: A file is missing, damaged or truncated; the checkpoint is big-endian or its index compressed; or a selected
+            tensor is partitioned or has a type that is not in `DTYPES`.
     """
     index = Path(f"{prefix}.index")
     n_shards, messages = _read_index(index)
     tensors, shards = {}, dict[Path, mmap.mmap | bytes]()
-    for name in filter(wanted, messages):
+    for name in filter(select, messages):
         try:
             entry, shape = _parse_entry(messages[name], n_shards)
         except ValueError as error:
             raise ValueError(f"{index}: {name} {error}") from None
         path = Path(f"{prefix}.data-{entry[SHARD]:05d}-of-{n_shards:05d}")
         if path not in shards:
-            shards[path] = _mapped(path, f"the checkpoint has {n_shards} data file(s), put each beside {index.name}")
+            shards[path] = _mmap(path, f"Put all {n_shards} data file(s) of the checkpoint beside {index.name}.")
         try:
             tensors[name] = _read_tensor(shards[path], entry).reshape(shape)
-        except (ValueError, OverflowError) as error:  # reshape's own: 65 dimensions, an empty tensor beyond 64 bits
-            raise ValueError(f"{path}: {name}: {error}; fetch the file anew or leave the tensor out") from None
+        except (
+            ValueError,
+            OverflowError,
+        ) as error:  # reshape raises them for 65 dimensions, and for sizes beyond 64 bits
+            raise ValueError(f"{path} is damaged: {name}: {error}. Download the file again.") from None
     return tensors
 
 
 def write_checkpoint(prefix: str | Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """Write a checkpoint that TensorFlow opens, one data file, not compressed: whole or not at all.
+    """Write a checkpoint for TensorFlow atomically, with one data file and without compression.
 
     Args:
-        prefix: the path without `.index`; a checkpoint that is there is replaced.
-        tensors: by name, of any shape and of the types in `DTYPES` but bfloat16.
+        prefix: Path without `.index`; an existing checkpoint is replaced.
+        tensors: Tensors by name, of any shape and of the types in `DTYPES` except bfloat16.
 
     Raises:
-        ValueError: a tensor of another type, or a name that cannot be one.
+        ValueError: A tensor of another type, or an invalid name.
     """
     for name, tensor in tensors.items():
-        if not name or name[0] == "\0":  # the header's key; how keys of parts of variables begin
-            raise ValueError(f"{prefix}: {name!r} cannot name a tensor, which begins with a character other than NUL")
+        if not name or name[0] == "\0":  # the empty key is the header's; keys of parts of variables begin with NUL
+            raise ValueError(
+                f"{prefix}: the tensor name {name!r} is invalid: it must begin with a character other than NUL. Rename the tensor."
+            )
         if tensor.dtype.newbyteorder("<") not in DTYPE_NUMBERS:
-            raise ValueError(f"{prefix}: {name} is {tensor.dtype}, which is not written; convert it, say to float32")
+            raise ValueError(
+                f"{prefix}: {name} is invalid: tensors of the type {tensor.dtype} are not written. Convert it to float32."
+            )
     entries = [(b"", _field(1, 1) + _field(3, _field(1, 1)))]  # num_shards, version.producer
     with atomic_write(f"{prefix}.index") as new_index, atomic_write(f"{prefix}.data-00000-of-00001") as new_shard:
-        with open(new_shard, "wb") as file:  # which takes its name before the index does
+        with open(new_shard, "wb") as file:  # the data file gets its name before the index
             for name in sorted(tensors, key=str.encode):
                 dtype = tensors[name].dtype.newbyteorder("<")
                 content = np.asarray(tensors[name], dtype).tobytes()
@@ -91,30 +98,32 @@ def write_checkpoint(prefix: str | Path, tensors: Mapping[str, np.ndarray]) -> N
 
 
 def _parse_entry(message: bytes, n_shards: int) -> tuple[dict[int, int], tuple[int, ...]]:
-    """The numbers of a BundleEntryProto by their fields, and the shape."""
+    """Return the integers of a BundleEntryProto by field, and the shape."""
     try:
         numbers, parts = _fields(message)
         shape = tuple(_fields(dim)[0].get(1, 0) for part in parts.get(SHAPE, []) for dim in _fields(part)[1].get(2, []))
     except ValueError as error:
-        raise ValueError(f"has a damaged entry, {error}; fetch the file anew") from None
+        raise ValueError(f"has a damaged entry: {error}. Download the file again.") from None
     entry = {field: numbers.get(field, 0) for field in (DTYPE, SHARD, OFFSET, SIZE, CRC)}
     if SLICES in parts:
-        raise ValueError("is a partitioned variable, which is not read; save it in one piece or leave it out")
+        raise ValueError("is a partitioned variable, which is not supported. Save it without a partitioner.")
     if entry[DTYPE] not in DTYPES:
-        raise ValueError(f"has TensorFlow's data type {entry[DTYPE]}, which is not read; leave it out")
+        raise ValueError(f"has TensorFlow's data type {entry[DTYPE]}, which is not supported. Save it as float32.")
     if math.prod(shape) * np.dtype(DTYPES[entry[DTYPE]]).itemsize != entry[SIZE] or entry[SHARD] >= n_shards:
-        raise ValueError(f"of shape {shape} cannot be {entry[SIZE]} bytes of data file {entry[SHARD]}; fetch it anew")
+        raise ValueError(
+            f"of shape {shape} cannot have {entry[SIZE]} bytes in data file {entry[SHARD]}. Download the file again."
+        )
     return entry, shape
 
 
 def _read_tensor(data: mmap.mmap | bytes, entry: dict[int, int]) -> np.ndarray:
-    """The values of a tensor, flat, out of its data file."""
+    """Return the values of a tensor from its data file, flat."""
     begin, end = entry[OFFSET], entry[OFFSET] + entry[SIZE]
     if end > len(data):
-        raise ValueError(f"it ends at byte {end}, but the file is cut short at {len(data)}")
+        raise ValueError(f"it ends at byte {end}, and the file at byte {len(data)}")
     raw, crc = np.empty(entry[SIZE], np.uint8), 0
     for start in range(begin, end, CHUNK_BYTES):
-        chunk = data[start : min(start + CHUNK_BYTES, end)]  # bytes: google_crc32c takes no memoryview
+        chunk = data[start : min(start + CHUNK_BYTES, end)]  # bytes: google_crc32c does not accept a memoryview
         crc = google_crc32c.extend(crc, chunk)
         raw[start - begin : start - begin + len(chunk)] = np.frombuffer(chunk, np.uint8)
     if int.from_bytes(_masked(crc), "little") != entry[CRC]:
@@ -124,29 +133,33 @@ def _read_tensor(data: mmap.mmap | bytes, entry: dict[int, int]) -> np.ndarray:
 
 
 def _read_index(path: Path) -> tuple[int, dict[str, bytes]]:
-    """The number of data files, and each tensor's BundleEntryProto by its name."""
-    table = _mapped(path, "give the path of a TensorFlow checkpoint (V2) without .index")
+    """Return the number of data files, and the BundleEntryProto of each tensor by name."""
+    table = _mmap(path, "Give the path of a TensorFlow checkpoint (V2) without .index.")
     if len(table) < FOOTER_BYTES or table[-8:] != MAGIC:
-        raise ValueError(f"{path}: not the index of a TensorFlow checkpoint, or cut short; fetch the file anew")
+        raise ValueError(f"{path} is truncated, or not the index of a TensorFlow checkpoint. Download the file again.")
     try:
         footer = _Cursor(table[-FOOTER_BYTES:])
-        _block(table, footer)  # the metaindex, empty in a checkpoint
+        _block(table, footer)  # the metaindex, which is empty in a checkpoint
         messages = dict[bytes, bytes]()
         for handle in _block_entries(_block(table, footer)).values():
             messages |= _block_entries(_block(table, _Cursor(handle)))
         header, _ = _fields(messages.pop(b"", b""))
         names = {key.decode(): message for key, message in messages.items() if key[0]}  # 0: a part of a variable
     except ValueError as error:
-        raise ValueError(f"{path}: {error}; fetch the file anew or save it anew with TensorFlow") from None
+        raise ValueError(
+            f"{path} is damaged: {error}. Download the file again, or save it again with TensorFlow."
+        ) from None
     if 1 not in header:
-        raise ValueError(f"{path}: a table without the header of a TensorFlow checkpoint; see that the path is right")
+        raise ValueError(f"{path} is invalid: it has no header of a TensorFlow checkpoint. Check the path.")
     if header.get(2, 0):
-        raise ValueError(f"{path}: big-endian numbers are not read; save the checkpoint on a little-endian machine")
+        raise ValueError(
+            f"{path} is invalid: big-endian checkpoints are not supported. Save it again on a little-endian machine."
+        )
     return header[1], names
 
 
 def _block(table: mmap.mmap | bytes, handle: _Cursor) -> bytes:
-    """The content of the block that `handle` gives the offset and size of."""
+    """Return the content of the block at the offset and size in `handle`."""
     offset, size = handle.varint(), handle.varint()
     block = _Cursor(table, offset).take(size + 5)
     if _masked(google_crc32c.value(block[:-4])) != block[-4:]:
@@ -157,10 +170,10 @@ def _block(table: mmap.mmap | bytes, handle: _Cursor) -> bytes:
 
 
 def _block_entries(block: bytes) -> dict[bytes, bytes]:
-    """What a block holds; a key names how much of the last one it begins with."""
-    n_restarts = int.from_bytes(block[-4:], "little")  # they serve who searches a key
+    """Return the values of a block by key; a key shares a prefix with the previous one."""
+    n_restarts = int.from_bytes(block[-4:], "little")  # restart points, for binary search
     cursor, key, entries = _Cursor(block[: max(0, len(block) - 4 * n_restarts - 4)]), b"", {}
-    while cursor.at < len(cursor.data):
+    while cursor.offset < len(cursor.data):
         shared, rest, size = cursor.varint(), cursor.varint(), cursor.varint()
         key = key[:shared] + cursor.take(rest)
         entries[key] = cursor.take(size)
@@ -168,10 +181,10 @@ def _block_entries(block: bytes) -> dict[bytes, bytes]:
 
 
 def _fields(message: bytes) -> tuple[dict[int, int], dict[int, list[bytes]]]:
-    """The fields of a protobuf message by number: unsigned integers, and strings or messages."""
+    """Return the fields of a protobuf message by number: unsigned integers, and strings or messages."""
     numbers, parts = dict[int, int](), dict[int, list[bytes]]()
     cursor = _Cursor(message)
-    while cursor.at < len(message):
+    while cursor.offset < len(message):
         field, wire = divmod(cursor.varint(), 8)
         if wire == 0:
             numbers[field] = cursor.varint()
@@ -185,28 +198,31 @@ def _fields(message: bytes) -> tuple[dict[int, int], dict[int, list[bytes]]]:
 
 
 class _Cursor:
-    def __init__(self, data: mmap.mmap | bytes, at: int = 0) -> None:
-        self.data, self.at = data, at
+    """Reading position in a buffer."""
+
+    def __init__(self, data: mmap.mmap | bytes, offset: int = 0) -> None:
+        self.data, self.offset = data, offset
 
     def take(self, size: int) -> bytes:
-        self.at += size
-        if self.at > len(self.data):
-            raise ValueError(f"its parts reach to byte {self.at} of {len(self.data)}")
-        return self.data[self.at - size : self.at]
+        """Return the next `size` bytes."""
+        self.offset += size
+        if self.offset > len(self.data):
+            raise ValueError(f"its parts extend to byte {self.offset} of {len(self.data)}")
+        return self.data[self.offset - size : self.offset]
 
     def varint(self) -> int:
-        """Seven bits a byte, lowest first, the eighth set in all but the last."""
+        """Return the next varint: seven bits per byte, lowest first, and the eighth set in all but the last byte."""
         value = 0
-        for place in range(10):
+        for i in range(10):
             byte = self.take(1)[0]
-            value |= (byte & 0x7F) << 7 * place
+            value |= (byte & 0x7F) << 7 * i
             if byte < 0x80:
                 return value
         raise ValueError("a number is longer than 64 bits")
 
 
 def _table(entries: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """A table of `entries`, which are in the order of their keys."""
+    """Return a table of `entries`, which must be sorted by key."""
     table = bytearray()
     blocks = [entries[start : start + ENTRIES_PER_BLOCK] for start in range(0, len(entries), ENTRIES_PER_BLOCK)]
     index = [(block[-1][0], _append_block(table, block)) for block in blocks]
@@ -215,7 +231,7 @@ def _table(entries: Sequence[tuple[bytes, bytes]]) -> bytes:
 
 
 def _append_block(table: bytearray, entries: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """Append a block of whole keys, so that each entry is a restart point; return its offset and size."""
+    """Append a block without shared prefixes, in which each entry is a restart point; return its offset and size."""
     block, restarts = bytearray(), []
     for key, value in entries:
         restarts.append(len(block))
@@ -237,13 +253,13 @@ def _varint(number: int) -> bytes:
 
 
 def _masked(crc: int) -> bytes:
-    """A checksum as it is stored, turned and shifted so that data with checksums in it can be summed."""
+    """Return a checksum as it is stored: LevelDB masks it, because the data may contain checksums."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8 & 0xFFFFFFFF).to_bytes(4, "little")
 
 
-def _mapped(path: Path, hint: str) -> mmap.mmap | bytes:
+def _mmap(path: Path, remedy: str) -> mmap.mmap | bytes:
     try:
-        with open(path, "rb") as file:  # an empty one cannot be mapped
+        with open(path, "rb") as file:  # an empty file cannot be mapped
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if file.read(1) else b""
     except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}; {hint}") from None
+        raise ValueError(f"{path} cannot be read: {error.strerror}. {remedy}") from None

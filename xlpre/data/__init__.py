@@ -1,1 +1,1 @@
-"""Token ids: how they lie on disk, how lanes walk over them, how a window is laid out. numpy only."""
+"""Training data: token ids on disk, the lanes that read them, and the layout of windows. numpy only."""

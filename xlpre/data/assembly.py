@@ -15,7 +15,7 @@ from xlpre.data import encoded_docs
 from xlpre.data.encoded_docs import EncodedDocs
 from xlpre.data.shards import ShardTask
 from xlpre.data.store import FORMAT, SPLITS, fingerprint_of
-from xlpre.text.corpus import TextConfig, no_text
+from xlpre.text.corpus import TextConfig, empty_text_message
 from xlpre.text.tokenizer import Tokenizer
 
 
@@ -46,7 +46,7 @@ def assemble(path: Path, tasks: list[ShardTask], tokenizer: Tokenizer, config: T
                 writer.close()
         n_documents = sum(writer.n_documents for writer in writers.values())
         if not n_documents:
-            raise ValueError(no_text(config))
+            raise ValueError(empty_text_message(config))
         for part, writer in writers.items():
             if not writer.n_documents:
                 raise ValueError(

@@ -1,4 +1,4 @@
-"""Encoded documents on their way into a store: in memory, and as the shards of an unfinished one."""
+"""Encoded documents in memory and in the shards of an unfinished store."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import numpy as np
 from xlpre.text.document import Document, LineType
 from xlpre.text.tokenizer import Tokenizer
 
-FIELDS = {"tokens": None, "sentences": "int64", "documents": "int64", "hashes": "uint64"}  # None: by vocabulary
+DTYPES = {"tokens": None, "sentences": "int64", "documents": "int64", "hashes": "uint64"}  # None: see token_dtype
 
 
 @dataclass(frozen=True)
 class EncodedDocs:
-    """Some documents.
+    """Encoded documents with N tokens.
 
     Attributes:
-        tokens: (N,) ids.
-        sentences: tokens of each sentence.
-        documents: tokens of each document.
-        hashes: 64 bits of a hash of each document's text.
+        tokens: (N,) token ids.
+        sentences: (S,) int64, tokens of each sentence.
+        documents: (documents,) int64, tokens of each document.
+        hashes: (documents,) uint64, hash of the text of each document.
     """
 
     tokens: np.ndarray
@@ -31,32 +31,34 @@ class EncodedDocs:
     documents: np.ndarray
     hashes: np.ndarray
 
-    def where(self, kept: np.ndarray) -> EncodedDocs:
-        """The documents of which `kept` is true."""
-        if kept.all():
+    def select(self, mask: np.ndarray) -> EncodedDocs:
+        """Return the documents for which `mask` (documents,) is True."""
+        if mask.all():
             return self
-        owner = np.searchsorted(np.cumsum(self.documents), np.cumsum(self.sentences))
+        document_of_sentence = np.searchsorted(np.cumsum(self.documents), np.cumsum(self.sentences))
         return EncodedDocs(
-            self.tokens[np.repeat(kept, self.documents)],
-            self.sentences[kept[owner]],
-            self.documents[kept],
-            self.hashes[kept],
+            self.tokens[np.repeat(mask, self.documents)],
+            self.sentences[mask[document_of_sentence]],
+            self.documents[mask],
+            self.hashes[mask],
         )
 
-    def share(self) -> np.ndarray:
-        """A number in [0, 1) for each document, from its hash."""
+    def unit_hashes(self) -> np.ndarray:
+        """Return the hashes scaled to [0, 1)."""
         return self.hashes / 2.0**64
 
 
-def encode(documents: Sequence[Document], tokenizer: Tokenizer, line_type: LineType, dtype: np.dtype, threads: int) -> EncodedDocs:
+def encode(
+    documents: Sequence[Document], tokenizer: Tokenizer, line_type: LineType, dtype: np.dtype, threads: int
+) -> EncodedDocs:
     """Encode documents.
 
     Args:
-        documents: some.
+        documents: documents to encode.
         tokenizer: the vocabulary.
-        line_type: what a line of theirs is.
-        dtype: of the ids.
-        threads: for the encoding.
+        line_type: content of a line, see `Tokenizer.encode_documents`.
+        dtype: dtype of the token ids.
+        threads: number of threads.
     """
     ids, sentence_ends, document_ends = tokenizer.encode_documents(documents, line_type, threads)
     hashes = [hashlib.blake2b("\n".join(document).encode(), digest_size=8).digest() for document in documents]
@@ -68,36 +70,36 @@ def encode(documents: Sequence[Document], tokenizer: Tokenizer, line_type: LineT
     )
 
 
-def dtype_of(tokenizer: Tokenizer) -> np.dtype:
-    """Of its ids."""
+def token_dtype(tokenizer: Tokenizer) -> np.dtype:
+    """Return the dtype of stored token ids: uint16, or uint32 for more than 65,536 pieces."""
     return np.dtype("uint16" if len(tokenizer) <= 1 << 16 else "uint32")
 
 
-def append(folder: Path, piece: EncodedDocs) -> None:
-    """Add a piece to the files in `folder`."""
-    for name in FIELDS:
+def append(folder: Path, docs: EncodedDocs) -> None:
+    """Append documents to the files in `folder`."""
+    for name in DTYPES:
         with open(folder / f"{name}.bin", "ab") as file:
-            getattr(piece, name).tofile(file)
+            getattr(docs, name).tofile(file)
 
 
 def read(folder: Path, dtype: np.dtype) -> EncodedDocs:
-    """What `append` wrote."""
-    return EncodedDocs(*(np.fromfile(folder / f"{name}.bin", kind or dtype) for name, kind in FIELDS.items()))
+    """Read all documents that `append` wrote to `folder`; `dtype` is that of the token ids."""
+    return EncodedDocs(*(np.fromfile(folder / f"{name}.bin", kind or dtype) for name, kind in DTYPES.items()))
 
 
 def count(folder: Path) -> int:
-    """How many documents there are in `folder`."""
+    """Return the number of documents in `folder`."""
     return (folder / "documents.bin").stat().st_size // 8
 
 
-def batches(documents: Iterator[Document], characters: int) -> Iterator[list[Document]]:
-    """Documents in lists of about so many characters."""
+def batches(documents: Iterator[Document], n_chars: int) -> Iterator[list[Document]]:
+    """Yield lists of documents with at least `n_chars` characters each, except for the last one."""
     batch: list[Document] = []
     size = 0
     for document in documents:
         batch.append(document)
         size += sum(map(len, document))
-        if size >= characters:
+        if size >= n_chars:
             yield batch
             batch, size = [], 0
     if batch:

@@ -1,5 +1,7 @@
-"""Draws: the random numbers of a batch. Each row has a stream of its own, keyed by (seed, lane, step), so that it does not matter
-which rows are drawn together, in what order, or by whom.
+"""Random numbers of a batch.
+
+Each row has its own stream, keyed by (seed, lane, step). Its numbers do not depend on the other rows of the batch, on their order, or on
+the process.
 """
 
 from __future__ import annotations
@@ -8,16 +10,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-BLOCK = 1280  # numbers drawn at once for each row: a little more than a window of 512 takes
+BLOCK_SIZE = 1280  # numbers generated at a time for each row: slightly more than a window of 512 tokens needs
 
 
 class RowRng:
-    """The streams of B rows, by one counter-based generator that is set to each of them in turn.
+    """Random number streams of B rows.
+
+    One counter-based generator is set to the state of each row in turn.
 
     Args:
-        seed: of all draws.
-        lanes: the lane of each row.
-        step: of all rows.
+        seed: seed of the run.
+        lanes: lane of each row.
+        step: step of all rows.
     """
 
     def __init__(self, seed: int, lanes: Sequence[int], step: int) -> None:
@@ -25,21 +29,21 @@ class RowRng:
         self._philox = np.random.Philox(key=seed, counter=[0, 0, step, 0])
         self._generator, self._state = np.random.Generator(self._philox), self._philox.state
         self._block = np.empty((len(lanes), 0))
-        self._n_drawn = 0
+        self._n_generated = 0
 
     def uniform(self, n: int) -> np.ndarray:
-        """The next `n` numbers of each row's stream, from 0 to 1: (B, n) float64."""
+        """Return the next `n` numbers in [0, 1) of each row, (B, n) float64."""
         if n > self._block.shape[1]:
-            self._block = self._next_block(max(n, BLOCK))
-        drawn, self._block = self._block[:, :n], self._block[:, n:]
-        return drawn
+            self._block = self._next_block(max(n, BLOCK_SIZE))
+        numbers, self._block = self._block[:, :n], self._block[:, n:]
+        return numbers
 
     def _next_block(self, n: int) -> np.ndarray:
         block, counter = np.empty((len(self._lanes), n)), self._state["state"]["counter"]
-        counter[0] = self._n_drawn // 4  # a count makes four numbers
+        counter[0] = self._n_generated // 4  # one count of Philox is four numbers
         for row, lane in zip(block, self._lanes, strict=True):
             counter[1] = lane
-            self._philox.state = self._state  # a new generator would take ten times as long
+            self._philox.state = self._state  # ten times as fast as a new generator
             self._generator.random(out=row)
-        self._n_drawn += n + -n % 4
+        self._n_generated += n + -n % 4
         return block

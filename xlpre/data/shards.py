@@ -1,9 +1,9 @@
-"""Units of the text, encoded side by side into shards.
+"""Parallel encoding of the corpus into the shards of an unfinished store.
 
-    .store.unfinished/UNIT/00007/{train,val}/*.bin    a finished shard: about 16 M characters
+    .store.unfinished/TASK/00007/{train,val}/*.bin    a finished shard, about 16 M characters
 
-A shard is there whole or not at all; a unit goes on after its last one. Shards of a file that has changed since, of other settings or
-another vocabulary are not used.
+Shards are written atomically. After an interruption, a task resumes after its last shard. The name of a task folder is a hash of its
+files, the settings and the vocabulary, so shards of changed files or other settings are not used.
 """
 
 from __future__ import annotations
@@ -24,151 +24,176 @@ from typing import Any
 from xlpre.common.files import atomic_dir
 from xlpre.data import encoded_docs
 from xlpre.data.store import FORMAT, SPLITS
-from xlpre.text.corpus import ReadUnit, TextConfig, documents_of, units_of
+from xlpre.text.corpus import ReadUnit, TextConfig, list_units, read_units
 from xlpre.text.document import Document
 from xlpre.text.readers import ByteCounter
 from xlpre.text.tokenizer import Tokenizer
 
-SHARD_CHARACTERS = 16_000_000
-BATCH_CHARACTERS = 1_000_000  # encoded at once
+SHARD_CHARS = 16_000_000
+BATCH_CHARS = 1_000_000  # encoded at a time
 
-Show = Callable[[int, int], None]  # bytes of sources read, bytes of text encoded, since the last call
+ProgressCallback = Callable[[int, int], None]  # bytes of the sources read and characters encoded since the last call
 
 
 @dataclass(frozen=True)
 class ShardTask:
-    """Units that one worker reads one after another into the shards of a folder."""
+    """Units of the corpus that one process encodes into the shards of a folder.
+
+    Attributes:
+        folder: folder of the shards.
+        units: units to read, with equal weights.
+    """
 
     folder: Path
     units: list[ReadUnit]
 
     @property
     def weight(self) -> float:
-        """How often its documents are taken for training."""
+        """Number of times that training sees each document."""
         return self.units[0].weight
 
     @property
-    def finished(self) -> bool:
-        """Whether all of its shards are there."""
+    def is_finished(self) -> bool:
+        """True if all shards of the task exist."""
         return (self.folder / "finished").exists()
 
     def shards(self) -> list[Path]:
-        """The shards that are there, in order."""
+        """List the existing shards in order."""
         return sorted(path for path in self.folder.glob("[0-9]*") if path.is_dir())
-
-
-def has_shards(work: Path) -> bool:
-    """Whether there is one in the folder of an unfinished store."""
-    return any(work.glob("*/[0-9]*"))
-
-
-def tasks_of(work: Path, config: TextConfig, tokenizer: Tokenizer) -> list[ShardTask]:
-    """The work, cut so that its shards stay good as long as text, settings and vocabulary are the same."""
-    settings = {key: getattr(config, key) for key in ("column", "rows", "lines", "split", "max_chars", "val_fraction")}
-    known = {**settings, "format": FORMAT, "vocabulary": tokenizer.sha256, "preprocess": tokenizer.preprocess}
-
-    def key(group: list[ReadUnit]) -> str:
-        content = [known, *(dataclasses.asdict(dataclasses.replace(unit, weight=1.0)) for unit in group)]
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
-
-    return [ShardTask(work / key(group), group) for group in units_of(config)]
-
-
-def encode_all(tasks: list[ShardTask], config: TextConfig, tokenizer: Tokenizer, show: Show) -> None:
-    """Write the shards that are not there yet, in `config.workers` processes."""
-    todo = list({task.folder: task for task in tasks if not task.finished}.values())
-    wanted = config.num_processes or os.cpu_count() or 1
-    n_workers = max(1, min(wanted, len(todo)))
-    job = EncodeJob(config, tokenizer, max(1, wanted // n_workers))
-    if n_workers > 1:
-        _side_by_side(job, todo, n_workers, show)
-        return
-    for task in todo:
-        job.encode(task, show)
 
 
 @dataclass(frozen=True)
 class EncodeJob:
-    """What every worker knows."""
+    """Settings that all encoding processes share.
+
+    Attributes:
+        config: text settings.
+        tokenizer: the vocabulary.
+        threads: threads of each process.
+    """
 
     config: TextConfig
     tokenizer: Tokenizer
     threads: int
 
-    def encode(self, task: ShardTask, show: Show, found: Iterator[Document] | None = None) -> None:
-        """Write the shards of `task` that are not there yet; `found` stands in for reading its units."""
-        dtype, meter = encoded_docs.dtype_of(self.tokenizer), ByteCounter()
-        done = task.shards()
-        n_done = sum(encoded_docs.count(shard / part) for shard in done for part in SPLITS)
-        stream = encoded_docs.batches(
-            islice(found or documents_of(task.units, self.config, meter), n_done, None), BATCH_CHARACTERS
-        )
-        number, batch, seen = len(done), next(stream, None), 0
+    def encode(
+        self, task: ShardTask, on_progress: ProgressCallback, documents: Iterator[Document] | None = None
+    ) -> None:
+        """Write the missing shards of `task`.
+
+        Args:
+            task: task to finish.
+            on_progress: called after each batch.
+            documents: documents to encode instead of those of the task's units.
+        """
+        dtype, counter = encoded_docs.token_dtype(self.tokenizer), ByteCounter()
+        existing = task.shards()
+        n_encoded = sum(encoded_docs.count(shard / split) for shard in existing for split in SPLITS)
+        documents = documents or read_units(task.units, self.config, counter)
+        batches = encoded_docs.batches(islice(documents, n_encoded, None), BATCH_CHARS)
+        number, batch, n_bytes_reported = len(existing), next(batches, None), 0
         while batch:
             with atomic_dir(task.folder / f"{number:05d}") as partial:
-                for part in SPLITS:
-                    (partial / part).mkdir()
-                size = 0
-                while batch and size < SHARD_CHARACTERS:
-                    piece = encoded_docs.encode(batch, self.tokenizer, self.config.line_type, dtype, self.threads)
-                    is_val = piece.share() < self.config.val_fraction
-                    encoded_docs.append(partial / "train", piece.where(~is_val))
-                    encoded_docs.append(partial / "val", piece.where(is_val))
-                    text = sum(len(line) for document in batch for line in document)
-                    size += text
-                    show(meter.n_bytes - seen, text)
-                    seen, batch = meter.n_bytes, next(stream, None)
+                for split in SPLITS:
+                    (partial / split).mkdir()
+                shard_chars = 0
+                while batch and shard_chars < SHARD_CHARS:
+                    docs = encoded_docs.encode(batch, self.tokenizer, self.config.line_type, dtype, self.threads)
+                    is_val = docs.unit_hashes() < self.config.val_fraction
+                    encoded_docs.append(partial / "train", docs.select(~is_val))
+                    encoded_docs.append(partial / "val", docs.select(is_val))
+                    batch_chars = sum(len(line) for document in batch for line in document)
+                    shard_chars += batch_chars
+                    on_progress(counter.n_bytes - n_bytes_reported, batch_chars)
+                    n_bytes_reported, batch = counter.n_bytes, next(batches, None)
             number += 1
         task.folder.mkdir(parents=True, exist_ok=True)
         (task.folder / "finished").touch()
 
 
-def _side_by_side(job: EncodeJob, tasks: list[ShardTask], n_workers: int, show: Show) -> None:
-    """Encode `tasks` in processes; what fails in one ends all, and what is finished stays."""
-    context = multiprocessing.get_context("fork")  # what is loaded is shared
-    todo, news = context.Queue(), context.Queue()
+def has_shards(work: Path) -> bool:
+    """Return True if the folder of an unfinished store contains a shard."""
+    return any(work.glob("*/[0-9]*"))
+
+
+def list_tasks(work: Path, config: TextConfig, tokenizer: Tokenizer) -> list[ShardTask]:
+    """Return the tasks that encode the corpus into the folder `work`."""
+    names = ("column", "row_type", "line_type", "split", "max_chars", "val_fraction")
+    settings = {name: getattr(config, name) for name in names}
+    identity = {**settings, "format": FORMAT, "vocabulary": tokenizer.sha256, "preprocess": tokenizer.preprocess}
+
+    def folder_name(units: list[ReadUnit]) -> str:
+        content = [identity, *(dataclasses.asdict(dataclasses.replace(unit, weight=1.0)) for unit in units)]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
+
+    return [ShardTask(work / folder_name(units), units) for units in list_units(config)]
+
+
+def encode_all(
+    tasks: list[ShardTask], config: TextConfig, tokenizer: Tokenizer, on_progress: ProgressCallback
+) -> None:
+    """Write the missing shards of all tasks in `config.num_processes` processes."""
+    unfinished = list({task.folder: task for task in tasks if not task.is_finished}.values())
+    num_processes = config.num_processes or os.cpu_count() or 1
+    n_workers = max(1, min(num_processes, len(unfinished)))
+    job = EncodeJob(config, tokenizer, max(1, num_processes // n_workers))
+    if n_workers > 1:
+        _encode_in_parallel(job, unfinished, n_workers, on_progress)
+        return
+    for task in unfinished:
+        job.encode(task, on_progress)
+
+
+def _encode_in_parallel(
+    job: EncodeJob, tasks: list[ShardTask], n_workers: int, on_progress: ProgressCallback
+) -> None:
+    """Encode `tasks` in worker processes. An error in one ends all of them; finished shards remain."""
+    context = multiprocessing.get_context("fork")  # shares the loaded vocabulary
+    task_queue, result_queue = context.Queue(), context.Queue()
     for item in [*tasks, *[None] * n_workers]:
-        todo.put(item)
+        task_queue.put(item)
     processes = [
-        context.Process(target=_work, args=(job, todo, news, os.getpid()), daemon=True) for _ in range(n_workers)
+        context.Process(target=_run_worker, args=(job, task_queue, result_queue, os.getpid()), daemon=True)
+        for _ in range(n_workers)
     ]
     for process in processes:
         process.start()
     try:
-        left = len(tasks)
-        while left:
+        n_unfinished = len(tasks)
+        while n_unfinished:
             try:
-                kind, content = news.get(timeout=0.5)
+                kind, content = result_queue.get(timeout=0.5)
             except queue.Empty:
                 if any(process.exitcode for process in processes):
                     raise ValueError(
-                        "a worker was killed, perhaps for lack of memory; run again with fewer text.num_processes, what is finished is kept"
+                        "an encoding process was killed, perhaps because memory ran out. Lower text.num_processes and run the same "
+                        "command again: finished shards are kept."
                     ) from None
                 continue
             if kind == "failed":
                 raise content
             if kind == "finished":
-                left -= 1
+                n_unfinished -= 1
             else:
-                show(*content)
+                on_progress(*content)
     finally:
         for process in processes:
             process.terminate()
             process.join()
 
 
-def _work(job: EncodeJob, todo: Any, news: Any, parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it and ends this process
+def _run_worker(job: EncodeJob, task_queue: Any, result_queue: Any, parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent receives it and ends this process
 
-    def show(source: int, text: int) -> None:
+    def on_progress(n_bytes: int, n_chars: int) -> None:
         if os.getppid() != parent:
-            os._exit(1)  # nobody waits for it any more
-        news.put(("read", (source, text)))
+            os._exit(1)  # the parent was killed
+        result_queue.put(("progress", (n_bytes, n_chars)))
 
-    while task := todo.get():
+    while task := task_queue.get():
         try:
-            job.encode(task, show)
-        except Exception as error:  # noqa: BLE001 - told to the parent, who raises it
-            news.put(("failed", error))
+            job.encode(task, on_progress)
+        except Exception as error:  # noqa: BLE001 - the parent raises it
+            result_queue.put(("failed", error))
             return
-        news.put(("finished", None))
+        result_queue.put(("finished", None))

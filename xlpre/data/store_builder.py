@@ -16,7 +16,7 @@ from xlpre.common.files import lock_dir
 from xlpre.data.assembly import assemble
 from xlpre.data.shards import EncodeJob, ShardTask, Show, encode_all, has_shards, tasks_of
 from xlpre.data.store import TokenStore
-from xlpre.text.corpus import ReadUnit, TextConfig, files
+from xlpre.text.corpus import ReadUnit, TextConfig, source_files
 from xlpre.text.document import Document, LineType
 from xlpre.text.tokenizer import Tokenizer
 
@@ -38,7 +38,7 @@ def build_store(
             encode_all(tasks, config, tokenizer, show)
         source = {key: value for key, value in dataclasses.asdict(config).items() if key != "workers"}
         try:
-            assemble(path, tasks, tokenizer, config, {"source": source, "files": files(config)})
+            assemble(path, tasks, tokenizer, config, {"source": source, "files": source_files(config)})
         except ValueError:  # too few documents: another text.val_fraction cuts other shards
             shutil.rmtree(work)
             raise
@@ -56,7 +56,7 @@ def write_store(
     tokenizer: Tokenizer,
     val_fraction: float,
     source: Mapping[str, Any],
-    files: Mapping[str, int],
+    source_files: Mapping[str, int],
     line_type: LineType = "paragraphs",
 ) -> TokenStore:
     """Make a store of documents at hand; `source` and `files` say in meta.json where they came from."""
@@ -65,7 +65,7 @@ def write_store(
     shutil.rmtree(task.folder.parent, ignore_errors=True)
     try:
         EncodeJob(config, tokenizer, 1).encode(task, lambda source, text: None, iter(found))
-        assemble(path, [task], tokenizer, config, {"source": dict(source), "files": dict(files)})
+        assemble(path, [task], tokenizer, config, {"source": dict(source), "files": dict(source_files)})
     finally:
         shutil.rmtree(task.folder.parent, ignore_errors=True)
     return TokenStore(path)

@@ -1,4 +1,4 @@
-"""Relative attention of content and query rows over memory and content (XLNet section 2.3 and 2.4)."""
+"""Relative attention of content and query rows over memory and content (XLNet, sections 2.3 and 2.4)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class RelativeAttention(nn.Module):
     """Multi-head attention whose scores are a sum of terms.
 
     Args:
-        config: the model's shape.
-        shared: biases of terms (XLNet's r_w_bias, r_r_bias, r_s_bias) that all layers share; None for one of this layer's own.
+        config: shape of the model.
+        shared: score biases that all layers share (XLNet's r_w_bias, r_r_bias, r_s_bias). None creates a bias for this layer.
     """
 
     def __init__(self, config: ModelConfig, shared: SharedBiases) -> None:
@@ -33,29 +33,47 @@ class RelativeAttention(nn.Module):
             self.terms["segment"] = SegmentTerm(self.n_head, self.d_head, shared["segment"])
         self.backend, self.dropatt = backend_named(config.attention_backend), config.dropatt
 
-    def keys_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values, (B, M, H, E) each, of hidden states (B, M, D)."""
-        states = states.contiguous()  # else each product would copy and keep them
-        return self._heads(self.key(states)), self._heads(self.value(states))
+    def keys_values(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Project hidden states (B, M, D) to keys and values, (B, M, H, E) each."""
+        hidden = hidden.contiguous()  # otherwise each product would copy it and keep the copy
+        return self._split_heads(self.key(hidden)), self._split_heads(self.value(hidden))
 
-    def forward(self, rows: Tensor, key: Tensor, value: Tensor, attn_meta: AttentionMeta) -> Tensor:
+    def score_terms(self, pos_encoding: Tensor, n_keys: int) -> dict[str, Tensor]:
+        """Return the fields of `ScoreTerms` that do not depend on the rows.
+
+        Args:
+            pos_encoding: (2, R, ...) encodings of all distances.
+            n_keys: K.
+        """
+        return {name: x for term in self.terms.values() for name, x in term(pos_encoding, n_keys).items()}
+
+    def forward(
+        self,
+        rows: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_meta: AttentionMeta,
+        score_terms: dict[str, Tensor] | None = None,
+    ) -> Tensor:
         """Attend from N rows to K keys.
 
         Args:
             rows: (B, N, D).
-            key: (B, K, H, E), of memory, then of the content stream.
+            key: (B, K, H, E), memory first.
             value: (B, K, H, E).
-            geometry: of these rows.
+            attn_meta: ranks, segments and positions of the rows.
+            score_terms: result of the method `score_terms`, if it was computed before.
 
         Returns:
             (B, N, D).
         """
-        # under torch.autocast products are of another type than biases
-        query = self._heads(self.query(rows)).to(key.dtype)
-        parts = {name: x.to(key.dtype) for term in self.terms.values() for name, x in term(attn_meta).items()}
-        scores = ScoreTerms(query, self.d_head**-0.5, **parts)
+        if score_terms is None:
+            score_terms = self.score_terms(attn_meta.pos_encoding, attn_meta.n_keys)
+        # under torch.autocast products have another dtype than biases
+        query = self._split_heads(self.query(rows)).to(key.dtype)
+        scores = ScoreTerms(query, self.d_head**-0.5, **{name: x.to(key.dtype) for name, x in score_terms.items()})
         dropout = self.dropatt if self.training else 0.0
         return self.output(self.backend.attend(scores, key, value, attn_meta, dropout).flatten(2))
 
-    def _heads(self, x: Tensor) -> Tensor:
+    def _split_heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], self.n_head, self.d_head)

@@ -1,44 +1,39 @@
-"""The backbone: embeddings, memory, L layers; both streams as rows of one pass.
-
-Rows are `[content; query]` (B, T + P, D): queries, attention, feed-forward and norms are computed once over all of them, keys and values
-from memory and the content rows only. The last layer computes the rows that are read out and no others.
-"""
+"""Backbone: embedding, memory and L layers. Both streams are rows of one pass (model/two_stream.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from xlpre.batch import Batch
-from xlpre.model.attention_mask import AttentionMeta, build_attention_meta
+from xlpre.model.attention_mask import AttentionMeta, max_key_distance
 from xlpre.model.config import ModelConfig
 from xlpre.model.dropout import Dropout
 from xlpre.model.embedding import build_embedding
 from xlpre.model.initialization import initialize
 from xlpre.model.kernels.backend import backend_named
 from xlpre.model.layer import LAYERS
-from xlpre.model.memory import Past, Projection
-from xlpre.model.positions import SCHEMES, SharedBiases
-from xlpre.model.visibility import reach_of
+from xlpre.model.memory import BaseMemory, KeyValue, KVCache, Memory, PositionTerms, Projection
+from xlpre.model.positions import SCHEMES, NoPositionEmbedding, SharedBiases
+from xlpre.model.two_stream import build_attention_meta, build_rows, select_output_rows
 
 
 class Backbone(nn.Module):
     """Transformer-XL with relative positions, memory and relative segments.
 
     Args:
-        config: its shape.
-        two_streams: predictions are read from the query stream, which starts from a learned vector instead of the token at its
-            place (XLNet section 2.3); else from the content stream.
-        reads_cls: <cls>, the last token of a window, is read out too, from the content stream.
+        config: shape of the model.
+        two_streams: read predictions from the query stream (XLNet, section 2.3). Otherwise from the content stream.
+        reads_cls: also read <cls>, the last token of the window, from the content stream.
 
     Attributes:
-        n_cls: 1 if it is, else 0.
+        n_cls: 1 if <cls> is read, otherwise 0.
     """
 
     def __init__(self, config: ModelConfig, two_streams: bool, reads_cls: bool = False) -> None:
@@ -47,94 +42,134 @@ class Backbone(nn.Module):
         self.word_embedding = build_embedding(config)
         self.embedding_scale = config.d_model**0.5 if config.scale_embedding else 1.0
         self.mask_embedding = nn.Parameter(torch.empty(config.d_model))
-        self.distance_codes = SCHEMES[config.positions].codes(config)
+        self.pos_encoding = SCHEMES[config.positions].encoding(config)
         self.backend = backend_named(config.attention_backend)
         self.shared_biases = nn.ParameterDict()
         names = SCHEMES[config.positions].biases + (("segment",) if config.relative_segments else ())
         if not config.untie_r:
-            self.shared_biases.update({name: nn.Parameter(torch.empty(config.n_head, config.head_width)) for name in names})
+            shape = (config.n_head, config.head_width)
+            self.shared_biases.update({name: nn.Parameter(torch.empty(shape)) for name in names})
         biases: SharedBiases = {name: None if config.untie_r else self.shared_biases[name] for name in names}
         layer = LAYERS[config.norm]
         self.layers = nn.ModuleList(layer(config, biases, index) for index in range(config.n_layer))
         self.dropout = Dropout(config.dropout)
-        self._run: Callable[..., Tensor] = _run
+        self._run_layer: Callable[..., Tensor] = _call
         initialize(self, config)
 
-    def recompute_layers(self) -> None:
-        """Keep nothing of what is computed inside a layer for the backward pass, which then computes it again."""
-        self._run = partial(checkpoint, use_reentrant=False)
+    def enable_activation_checkpointing(self) -> None:
+        """Recompute the activations of each layer in the backward pass instead of storing them."""
+        self._run_layer = partial(checkpoint, use_reentrant=False)
 
-    def forward(self, batch: Batch, memory: Past, vectors: Tensor | None = None) -> tuple[Tensor, Past]:
-        """Read a window.
+    def forward(self, batch: Batch, memory: BaseMemory, embeddings: Tensor | None = None) -> tuple[Tensor, BaseMemory]:
+        """Read one window.
 
         Args:
             batch: B windows of T tokens with P targets each.
-            memory: what each row read before, M columns; their number is free.
-            vectors: (B, T, D) of the tokens, from `embedding`, where they were looked up before, for several batches at once;
-                each look-up has a gradient as large as the vocabulary.
+            memory: earlier tokens of each row. The number of columns M is free.
+            embeddings: (B, T, D) result of `word_embedding(batch.input_ids)`. Pass it to share one look-up between several
+                batches: every look-up has a gradient as large as the vocabulary.
 
         Returns:
-            (B, n_cls + P, D) hidden states, that of <cls> if it is read out, then those at the targets; and memory for the next
-            window, as long as it was.
+            (B, n_cls + P, D) hidden states, <cls> first if it is read; memory for the next window, M columns.
 
         Raises:
-            ValueError: memory of another model or of other rows; vectors of other tokens.
+            ValueError: memory or embeddings do not fit the model or the batch.
         """
-        self.check(batch, memory, vectors)
+        self.check_inputs(batch, memory, embeddings)
         length = batch.input_ids.size(1)
-        everywhere, read_out = self._geometries(batch, memory)
-        rows = (self.word_embedding(batch.input_ids) if vectors is None else vectors) * self.embedding_scale
-        if self.two_streams:
-            queries = self.mask_embedding.to(rows.dtype).expand(*batch.target_positions.shape, -1)
-            rows = torch.cat([rows, queries], dim=1)
-        rows = self.dropout(rows)
-        attended = []
+        positions = self._position_terms(memory, length)
+        all_rows, output_rows = self._attention_meta(batch, memory, positions.encoding)
+        content = (self.word_embedding(batch.input_ids) if embeddings is None else embeddings) * self.embedding_scale
+        rows = self.dropout(build_rows(content, self.mask_embedding, batch) if self.two_streams else content)
+        contexts = []
         for index, layer in enumerate(self.layers):
-            project = cast(Projection, layer.keys_values)
-            attended.append(memory.attended(index, rows[:, :length], project))
+            context = memory.context_for_layer(index, rows[:, :length], cast(Projection, layer.keys_values))
+            attn_meta = all_rows
             if layer is self.layers[-1]:
-                rows, attn_meta = self._rows_read_out(rows, read_out), read_out
-            else:
-                attn_meta = everywhere
-            rows = self._run(layer, rows, attended[-1], attn_meta)
-        return self.dropout(rows), memory.extended(attended, batch.reuse_len, batch.visible_mem_len)
+                rows, attn_meta = select_output_rows(rows, output_rows, self.two_streams, self.n_cls), output_rows
+            rows = self._run_layer(layer, rows, context, attn_meta, positions.score_terms[index])
+            contexts.append(context)
+        return self.dropout(rows), memory.updated(contexts, batch.reuse_len, batch.visible_mem_len)
 
-    def check(self, batch: Batch, memory: Past, vectors: Tensor | None = None) -> None:
-        """Raise ValueError unless they fit together, by shapes and types alone."""
-        if not isinstance(batch, Batch) or not isinstance(memory, Past):
+    def check_inputs(self, batch: Batch, memory: BaseMemory, embeddings: Tensor | None = None) -> None:
+        """Check shapes and dtypes of the inputs of `forward`.
+
+        Raises:
+            ValueError: memory or embeddings do not fit the model or the batch.
+        """
+        if not isinstance(batch, Batch) or not isinstance(memory, BaseMemory):
             raise ValueError(
-                f"a model reads a Batch and a Memory, not {type(batch).__name__} and {type(memory).__name__}; blanks.whole makes a batch "
-                "of token ids, first_memory(config, rows=B, mem_len=0) is no memory"
+                f"inputs of type {type(batch).__name__} and {type(memory).__name__} are invalid: a model reads a Batch and a Memory. "
+                "xlpre.inference.cloze.unmasked_batch builds a batch from token ids; initial_memory(config, rows=B, mem_len=0) is no memory."
             )
         memory.check(self.config, len(batch.input_ids), self.mask_embedding)
-        if vectors is not None and vectors.shape != (*batch.input_ids.shape, self.config.d_model):
+        expected = (*batch.input_ids.shape, self.config.d_model)
+        if embeddings is not None and embeddings.shape != expected:
             raise ValueError(
-                f"vectors {tuple(vectors.shape)} must be those of the batch's input_ids {tuple(batch.input_ids.shape)}, "
-                f"{self.config.d_model} wide: embedding(batch.input_ids)"
+                f"embeddings of shape {tuple(embeddings.shape)} are invalid: the shape must be {expected}. "
+                "Pass word_embedding(batch.input_ids)."
             )
 
-    def _rows_read_out(self, rows: Tensor, read_out: AttentionMeta) -> Tensor:
-        """The last n_cls rows of the content stream and the query stream, or content rows alone."""
-        if self.two_streams:
-            return rows[:, read_out.n_tokens - self.n_cls :]
-        return read_out.of_rows(rows)
+    def to_kv_cache(self, memory: Memory) -> BaseMemory:
+        """Convert memory to a KVCache, which computes the same numbers at less cost in evaluation.
 
-    def _geometries(self, batch: Batch, memory: Past) -> tuple[AttentionMeta, AttentionMeta]:
-        """The geometry of all rows, and of those that are read out, which is what the last layer computes."""
-        length, columns = batch.input_ids.size(1), memory.n_columns
-        distances = memory.once(self.distance_codes, columns + length, length, self.mask_embedding)
-        reach = reach_of(self.config.attention_span, self.config.mem_len, columns)
-        everywhere, read_out = build_attention_meta(
-            batch, memory.key_rank(batch.visible_mem_len), distances, reach, self.two_streams, self.n_cls
+        Keys and values of memory are projected once, and score terms of distances once per window size.
+
+        Args:
+            memory: memory to start from.
+
+        Returns:
+            A KVCache. `memory` itself if the position scheme adds positions to hidden states (sinusoidal, learned): then keys
+            change from window to window.
+
+        Raises:
+            ValueError: the model is in training mode, gradients are enabled, or `memory` is not a Memory of this model.
+        """
+        if not isinstance(memory, Memory):
+            raise ValueError(
+                f"memory of type {type(memory).__name__} is invalid: a KVCache is made from a Memory. "
+                "Pass initial_memory(config, rows=B)."
+            )
+        if self.training or torch.is_grad_enabled():
+            raise ValueError(
+                "a KVCache is available in evaluation only. Call model.eval() and run under torch.no_grad()."
+            )
+        memory.check(self.config, len(memory.valid), self.mask_embedding)
+        layers: Any = self.layers
+        if not all(isinstance(layer.position_embedding, NoPositionEmbedding) for layer in layers):
+            return memory
+        projected = [KeyValue(*layer.keys_values(hidden)) for layer, hidden in zip(layers, memory.hidden, strict=True)]
+        return KVCache(projected, memory.valid)
+
+    def _position_terms(self, memory: BaseMemory, n_tokens: int) -> PositionTerms:
+        """Encode all distances of a window. With a KVCache, also compute the score terms, once per window size."""
+        n_keys = memory.mem_len + n_tokens
+        if not isinstance(memory, KVCache):
+            return PositionTerms(self.pos_encoding(n_keys, n_tokens, self.mask_embedding), [None] * len(self.layers))
+        if (n_keys, n_tokens) not in memory.position_terms:
+            encoding = self.pos_encoding(n_keys, n_tokens, self.mask_embedding)
+            layers: Any = self.layers
+            terms = [layer.attention.score_terms(encoding, n_keys) for layer in layers]
+            memory.position_terms[n_keys, n_tokens] = PositionTerms(encoding, terms)
+        return memory.position_terms[n_keys, n_tokens]
+
+    def _attention_meta(
+        self, batch: Batch, memory: BaseMemory, pos_encoding: Tensor
+    ) -> tuple[AttentionMeta, AttentionMeta]:
+        """Metadata of all rows, and of the rows that the last layer computes."""
+        max_distance = max_key_distance(self.config.attention_span, self.config.mem_len, memory.mem_len)
+        memory_rank = memory.key_rank(batch.visible_mem_len)
+        all_rows, output_rows = build_attention_meta(
+            batch, memory_rank, pos_encoding, max_distance, self.two_streams, self.n_cls
         )
-        ready = self._ready(everywhere, memory)
-        return ready, ready if read_out is everywhere else self._ready(read_out, memory)
+        prepared = self._prepare(all_rows)
+        return prepared, prepared if output_rows is all_rows else self._prepare(output_rows)
 
-    def _ready(self, attn_meta: AttentionMeta, memory: Past) -> AttentionMeta:
+    def _prepare(self, attn_meta: AttentionMeta) -> AttentionMeta:
         weight = self.mask_embedding.new_empty(self.config.head_width, self.config.head_width)
-        like_keys = weight[:0] @ weight  # of the type that torch.autocast gives to products
-        return replace(attn_meta, once=memory.once, prepared=self.backend.prepare(attn_meta, like_keys))
+        like_keys = weight[:0] @ weight  # of the dtype that torch.autocast gives to products
+        return replace(attn_meta, prepared=self.backend.prepare(attn_meta, like_keys))
 
 
-def _run(layer: nn.Module, *args: object) -> Tensor:
+def _call(layer: nn.Module, *args: object) -> Tensor:
     return layer(*args)

@@ -165,7 +165,7 @@ class ModelConfig:
         return [(low, high, width) for low, high, width in zip(bounds, bounds[1:], widths, strict=False)]
 
     @property
-    def projects_embedding(self) -> bool:
+    def has_embedding_projection(self) -> bool:
         """Whether embeddings are projected to the model's width: with one width for all only where it is another, else always."""
         return self.div_value > 1 or self.embedding_width != self.d_model
 

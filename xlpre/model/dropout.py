@@ -1,4 +1,7 @@
-"""Dropout whose random numbers are cheap on a processor: they are counted from one seed, and so need not be kept for the backward pass."""
+"""Dropout whose mask is computed from a seed.
+
+On a CPU, random numbers are generated from one seed per call. The backward pass generates them again instead of storing a mask.
+"""
 
 from __future__ import annotations
 
@@ -14,30 +17,30 @@ from xlpre.model.kernels.cpu.build import elementwise, serves
 
 
 class Dropout(nn.Module):
-    """Sets a share of elements to 0 while training; the others grow by as much.
+    """Set a fraction of the elements to 0 in training and scale the others by 1 / (1 - p).
 
     Args:
-        share: from 0 to below 1.
+        p: fraction, from 0 to below 1.
     """
 
-    def __init__(self, share: float) -> None:
+    def __init__(self, p: float) -> None:
         super().__init__()
-        self.share = share
+        self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of any shape and type."""
-        if not self.training or self.share == 0:
+        """Apply dropout to a tensor of any shape and dtype."""
+        if not self.training or self.p == 0:
             return x
-        return _Dropout.apply(x, self.share, new_seed()) if serves(x.device, x.dtype) else F.dropout(x, self.share)
+        return _Dropout.apply(x, self.p, new_seed()) if serves(x.device, x.dtype) else F.dropout(x, self.p)
 
     def extra_repr(self) -> str:
-        """What it prints of itself."""
-        return f"share={self.share}"
+        """Return the argument for `repr`."""
+        return f"p={self.p}"
 
 
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
-    """`model` is in evaluation mode meanwhile, and then in the mode that it was in."""
+    """Put `model` into evaluation mode within the context and restore its mode afterwards."""
     was_training = model.training
     model.eval()
     try:
@@ -47,27 +50,27 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 
 
 class _Dropout(torch.autograd.Function):
-    """By kernels/cpu.cpp."""
+    """Dropout computed by kernels/cpu/kernels.cpp."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, share: float, seed: int) -> Tensor:
-        ctx.share, ctx.seed = share, seed
-        return _dropped(x, share, seed)
+    def forward(ctx: Any, x: Tensor, p: float, seed: int) -> Tensor:
+        ctx.p, ctx.seed = p, seed
+        return _apply_dropout(x, p, seed)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _dropped(grad, ctx.share, ctx.seed), None, None
+        return _apply_dropout(grad, ctx.p, ctx.seed), None, None
 
 
-def _dropped(x: Tensor, share: float, seed: int) -> Tensor:
-    return elementwise("dropout", x.contiguous(), seed, threshold(share), 1 / (1 - share))
+def _apply_dropout(x: Tensor, p: float, seed: int) -> Tensor:
+    return elementwise("dropout", x.contiguous(), seed, drop_threshold(p), 1 / (1 - p))
 
 
 def new_seed() -> int:
-    """Of torch's random numbers, which a checkpoint remembers."""
+    """Draw a seed from torch's CPU generator, whose state is part of a checkpoint."""
     return int(torch.randint(2**62, ()))
 
 
-def threshold(share: float) -> int:
-    """So many of 2**32 random numbers are below it."""
-    return round(share * 2**32)
+def drop_threshold(p: float) -> int:
+    """Return the threshold below which a uniform 32-bit number drops its element."""
+    return round(p * 2**32)

@@ -24,7 +24,7 @@ def build_embedding(config: ModelConfig) -> nn.Module:
         raise ValueError(
             "model.vocab_size (0) must be known when a model is built: set it to len(tokenizer), or a store's vocab_size"
         )
-    if config.plain_embedding:
+    if config.has_plain_embedding:
         return TokenEmbedding(config.vocab_size, config.d_model)
     return AdaptiveEmbedding(config)
 
@@ -92,7 +92,7 @@ class ClusterEmbedding(nn.Module):
         super().__init__()
         self.low, self.high = low, high
         self.table = nn.Parameter(torch.empty(high - low, width))
-        self.projection = nn.Parameter(torch.empty(config.d_model, width)) if config.projects_embedding else None
+        self.projection = nn.Parameter(torch.empty(config.d_model, width)) if config.has_embedding_projection else None
 
     def forward(self, ids: Tensor) -> Tensor:
         """(N,) ids of the whole vocabulary -> (N, D)."""

@@ -1,4 +1,4 @@
-"""The position-wise feed-forward layer, plain or gated (Shazeer 2020, "GLU Variants Improve Transformer", arXiv:2002.05202)."""
+"""Position-wise feed-forward layer, plain or gated (Shazeer 2020, "GLU Variants Improve Transformer", arXiv:2002.05202)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ Activation = Callable[[Tensor], Tensor]
 
 
 def gelu(x: Tensor) -> Tensor:
-    """The tanh approximation of GELU (Hendrycks and Gimpel 2016, arXiv:1606.08415), of any shape."""
+    """Compute the tanh approximation of GELU (Hendrycks and Gimpel 2016, arXiv:1606.08415) for any shape."""
     return _Gelu.apply(x) if serves(x.device, x.dtype) else F.gelu(x, approximate="tanh")
 
 
 class _Gelu(torch.autograd.Function):
-    """By kernels/cpu.cpp, as x / (1 + e^-w), w = 2 sqrt(2 / pi) (x + 0.044715 x^3), which is x (1 + tanh(w / 2)) / 2."""
+    """GELU computed by kernels/cpu/kernels.cpp.
+
+    x (1 + tanh(w / 2)) / 2 = x / (1 + e^-w), with w = 2 sqrt(2 / pi) (x + 0.044715 x^3).
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -41,19 +44,22 @@ GATED: dict[str, Activation] = {"glu": torch.sigmoid, "reglu": F.relu, "geglu": 
 
 
 def build_feed_forward(config: ModelConfig) -> nn.Module:
-    """The feed-forward layer that `config` names."""
+    """Build the layer `config.feed_forward`."""
     if config.feed_forward in GATED:
         return GatedFeedForward(config, GATED[config.feed_forward])
     return FeedForward(config, PLAIN[config.feed_forward])
 
 
 def gated_width(config: ModelConfig) -> int:
-    """F' of a gated layer."""
+    """Return F', the width of a gated layer."""
     return max(2 * config.d_inner // 3, 1)
 
 
 class FeedForward(nn.Module):
-    """D -> F -> D with an activation and dropout between; of GELU one pass on GPUs, by kernels/between.py."""
+    """D -> F -> D with an activation and dropout in between.
+
+    On GPUs, kernels/triton/fused_ops.py computes GELU and dropout in one pass.
+    """
 
     def __init__(self, config: ModelConfig, activation: Activation) -> None:
         super().__init__()
@@ -65,19 +71,19 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, D) -> (B, N, D)."""
-        return self.outer(self._activated(self.inner(x)))
+        return self.outer(self._activate(self.inner(x)))
 
-    def _activated(self, x: Tensor) -> Tensor:
-        drops = self.training and self.dropout.share > 0  # without, torch's GELU is one pass, too
-        if drops and self.activation is gelu and use_triton(self._config, x):
+    def _activate(self, x: Tensor) -> Tensor:
+        has_dropout = self.training and self.dropout.p > 0  # without dropout, torch's GELU is one pass, too
+        if has_dropout and self.activation is gelu and use_triton(self._config, x):
             from xlpre.model.kernels.triton.fused_ops import gelu_dropout
 
-            return gelu_dropout(x, self.dropout.share)
+            return gelu_dropout(x, self.dropout.p)
         return self.dropout(self.activation(x))
 
 
 class GatedFeedForward(nn.Module):
-    """D -> F' -> D, where one projection gates another; F' is 2F/3, so that its three matrices weigh as much as two of width F."""
+    """D -> F' -> D, where one projection gates another. F' = 2F/3 keeps the number of parameters of a plain layer of width F."""
 
     def __init__(self, config: ModelConfig, activation: Activation) -> None:
         super().__init__()

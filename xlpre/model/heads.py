@@ -15,13 +15,13 @@ from torch.nn import functional as F
 from xlpre.model.config import ModelConfig
 from xlpre.model.dropout import Dropout
 from xlpre.model.initialization import initialize_linear
-from xlpre.model.pooling import SequenceSummary, Summary
+from xlpre.model.pooling import SequenceSummary, Pooling
 
 
 class ClassificationHead(nn.Module):
     """Logits of C classes (GLUE, text classification)."""
 
-    def __init__(self, config: ModelConfig, n_classes: int, kind: Summary = "last", project: bool = True) -> None:
+    def __init__(self, config: ModelConfig, n_classes: int, kind: Pooling = "last", project: bool = True) -> None:
         super().__init__()
         self.summary = SequenceSummary(config, kind, project)
         self.logits_proj = nn.Linear(config.d_model, n_classes)
@@ -40,7 +40,7 @@ class ClassificationHead(nn.Module):
 class RegressionHead(ClassificationHead):
     """One number (STS-B)."""
 
-    def __init__(self, config: ModelConfig, kind: Summary = "last", project: bool = True) -> None:
+    def __init__(self, config: ModelConfig, kind: Pooling = "last", project: bool = True) -> None:
         super().__init__(config, 1, kind, project)
 
     def forward(self, hidden: Tensor, padding: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class RegressionHead(ClassificationHead):
 class ChoiceHead(RegressionHead):
     """One score for each of C choices, which are rows of their own, those of a question next to each other (RACE)."""
 
-    def __init__(self, config: ModelConfig, n_choices: int, kind: Summary = "last", project: bool = True) -> None:
+    def __init__(self, config: ModelConfig, n_choices: int, kind: Pooling = "last", project: bool = True) -> None:
         super().__init__(config, kind, project)
         self.n_choices = n_choices
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from xlpre.model.config import ModelConfig
-from xlpre.model.positions import PositionTerm, distance_table
+from xlpre.model.positions import PositionTerm, sinusoid_table
 
 PEAK = 4.0  # nats by which the favoured distance starts above the far ones
 REACH = 64  # distances that the starting score is fitted on
@@ -98,7 +98,7 @@ class _Undrawn(TorchFunctionMode):
 @torch.no_grad()
 def _look_at_neighbours(terms: list[PositionTerm], config: ModelConfig) -> None:
     """Add v w^T to each head's position-key matrix; with v added to its bias, v . W_r R[d] is the wanted score of distance d."""
-    table = distance_table(REACH, REACH, config.d_model, -1, device=torch.device("cpu"), dtype=torch.float32)[0]
+    table = sinusoid_table(REACH, REACH, config.d_model, -1, device=torch.device("cpu"), dtype=torch.float32)[0]
     distance = torch.arange(REACH, -REACH, -1.0)
     n_head, d_head = terms[0].n_head, terms[0].d_head
     direction = torch.full((d_head,), d_head**-0.5)

@@ -1,4 +1,4 @@
-"""A language model: backbone and softmax, from a batch to its losses."""
+"""Language model: backbone and softmax, from a batch to its losses."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from xlpre.batch import Batch
 from xlpre.model.backbone import Backbone
 from xlpre.model.config import ModelConfig
 from xlpre.model.lm_head import build_lm_head
-from xlpre.model.memory import Past
+from xlpre.model.memory import BaseMemory
 from xlpre.model.next_sentence import NextSentence
 
 
 class LanguageModel(nn.Module):
-    """Predicts `batch.targets` and, if asked to, whether segment B follows A.
+    """Model that predicts `batch.targets` and, optionally, whether segment B follows A.
 
     Args:
-        config: its shape.
+        config: shape of the model.
         two_streams: see Backbone.
-        next_sentence: it also learns `batch.pair_label`.
+        next_sentence: also predict `batch.pair_label`.
 
     Attributes:
-        auxiliary: by name, the heads that read <cls>.
+        auxiliary_heads: heads that read <cls>, by name.
     """
 
     def __init__(self, config: ModelConfig, two_streams: bool, next_sentence: bool = False) -> None:
@@ -35,45 +35,67 @@ class LanguageModel(nn.Module):
         self.lm_head = build_lm_head(config, self.backbone.word_embedding)
         self.auxiliary_heads = nn.ModuleDict({"next_sentence": NextSentence(config)} if next_sentence else {})
 
-    def forward(self, batch: Batch, memory: Past) -> tuple[Any, ...]:
-        """The mean loss over targets, in nats, memory for the next window, then the losses of `auxiliary`.
+    def forward(self, batch: Batch, memory: BaseMemory) -> tuple[Any, ...]:
+        """Compute the losses of a batch. Training minimizes their sum.
 
-        What is minimised is the sum of all losses.
+        Args:
+            batch: B windows.
+            memory: see Backbone.
+
+        Returns:
+            Mean loss over the targets in nats, memory for the next window, then the loss of each auxiliary head.
 
         Raises:
-            ValueError: see Backbone; ids that are none of the vocabulary's (on a GPU they end the process).
+            ValueError: see Backbone; on a CPU, a token id outside the vocabulary (on a GPU the process ends).
         """
-        self.backbone.check(batch, memory)
-        vectors, table = self.backbone.word_embedding(batch.input_ids, with_table=True)
-        hidden, memory = self.backbone(batch, memory, vectors)
-        loss, *others = self.losses(hidden, batch, table)
-        return loss, memory, *others
+        self.backbone.check_inputs(batch, memory)
+        embeddings, table = self.backbone.word_embedding(batch.input_ids, with_table=True)
+        hidden, memory = self.backbone(batch, memory, embeddings)
+        loss, *auxiliary_losses = self.losses(hidden, batch, table)
+        return loss, memory, *auxiliary_losses
 
     def losses(self, hidden: Tensor, batch: Batch, table: Tensor | None = None) -> tuple[Tensor, ...]:
-        """The mean loss over targets, then those of `auxiliary` over rows, of what the backbone made of `batch`, with the table that
-        the embedding gave for the softmax, if it did.
+        """Compute the losses from hidden states.
+
+        Args:
+            hidden: (B, n_cls + P, D) output of the backbone for `batch`.
+            batch: B windows.
+            table: second result of the embedding with `with_table=True`, see TokenEmbedding.
+
+        Returns:
+            Mean loss over the targets, then the mean loss over rows of each auxiliary head.
+
+        Raises:
+            ValueError: targets, weights and positions of targets differ in shape.
         """
         if not batch.targets.shape == batch.target_weights.shape == batch.target_positions.shape:
             raise ValueError(
-                f"Batch.targets {tuple(batch.targets.shape)} and target_weights {tuple(batch.target_weights.shape)} must have one for each "
-                f"of target_positions {tuple(batch.target_positions.shape)}; replace them together"
+                f"Batch.targets of shape {tuple(batch.targets.shape)} with target_weights of shape {tuple(batch.target_weights.shape)} is "
+                f"invalid: both need the shape of target_positions, {tuple(batch.target_positions.shape)}. Replace all three together."
             )
         losses = self.lm_head(hidden[:, self.backbone.n_cls :], batch.targets, table)
         mean = (losses * batch.target_weights).sum() / batch.target_weights.sum()
         return mean, *(head(hidden[:, 0], batch.pair_label).mean() for head in self.auxiliary_heads.values())
 
-    def logits(self, batch: Batch, memory: Past) -> tuple[Any, ...]:
-        """(B, P, V) scores at the targets, whose softmax is the distribution, memory for the next window, then the scores of
-        `auxiliary`, (B, classes) each.
+    def logits(self, batch: Batch, memory: BaseMemory) -> tuple[Any, ...]:
+        """Compute the logits of a batch.
+
+        Args:
+            batch: B windows.
+            memory: see Backbone.
+
+        Returns:
+            (B, P, V) logits at the targets, memory for the next window, then (B, classes) logits of each auxiliary head.
         """
         hidden, memory = self.backbone(batch, memory)
-        others = (head(hidden[:, 0]) for head in self.auxiliary_heads.values())
-        return self.lm_head(hidden[:, self.backbone.n_cls :]), memory, *others
+        auxiliary_logits = (head(hidden[:, 0]) for head in self.auxiliary_heads.values())
+        return self.lm_head(hidden[:, self.backbone.n_cls :]), memory, *auxiliary_logits
 
 
 def meta_model(config: ModelConfig, two_streams: bool, next_sentence: bool = False) -> LanguageModel:
-    """A model on torch's meta device: names and shapes, no numbers, no memory and no time."""
-    attention = "sdpa" if config.attention_backend == "cpu" else config.attention_backend  # that one looks at numbers
+    """Build a model on torch's meta device: parameters have names and shapes but no data."""
+    # the cpu backend reads values, which meta tensors do not have
+    attention_backend = "sdpa" if config.attention_backend == "cpu" else config.attention_backend
     with torch.device("meta"):
-        shape = dataclasses.replace(config, init_scheme="published", attention_backend=attention)
+        shape = dataclasses.replace(config, init_scheme="published", attention_backend=attention_backend)
         return LanguageModel(shape, two_streams, next_sentence)

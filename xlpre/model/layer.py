@@ -1,9 +1,10 @@
-"""A layer: relative attention and feed-forward, each added to its input; normalised after the sum (as published) or before it."""
+"""Transformer layer: relative attention and feed-forward, normalized after each sum (as published) or before it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from xlpre.model.attention import RelativeAttention
@@ -11,44 +12,71 @@ from xlpre.model.attention_mask import AttentionMeta
 from xlpre.model.config import ModelConfig
 from xlpre.model.dropout import Dropout
 from xlpre.model.feedforward import build_feed_forward
-from xlpre.model.memory import Attended
+from xlpre.model.memory import KeyValue, LayerContext
 from xlpre.model.norm import AddNorm, layer_norm
 from xlpre.model.positions import SCHEMES, SharedBiases
 
 
 class PostNormLayer(nn.Module):
-    """Both streams share every weight of it.
+    """Layer with normalization after each sum. Both streams share all weights.
 
     Args:
-        config: the model's shape.
+        config: shape of the model.
         shared: see RelativeAttention.
-        index: which layer it is, from 0.
+        index: index of the layer, from 0.
     """
 
     _norm: Callable[[ModelConfig], nn.LayerNorm] = AddNorm
 
     def __init__(self, config: ModelConfig, shared: SharedBiases, index: int) -> None:
         super().__init__()
-        self.position_embedding = SCHEMES[config.positions].places(config, index)
+        self.position_embedding = SCHEMES[config.positions].embedding(config, index)
         self.attention = RelativeAttention(config, shared)
         self.attention_norm = self._norm(config)
         self.feed_forward = build_feed_forward(config)
         self.feed_forward_norm = self._norm(config)
 
-    def keys_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values, (B, M, H, E) each, of hidden states (B, M, D) with their places."""
-        return self.attention.keys_values(states)
+    def keys_values(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Project hidden states (B, M, D) to keys and values, (B, M, H, E) each."""
+        return self.attention.keys_values(hidden)
 
-    def forward(self, rows: Tensor, attended: Attended, attn_meta: AttentionMeta) -> Tensor:
-        """(B, N, D) rows -> (B, N, D); see RelativeAttention."""
-        rows, attended = self.position_embedding(rows, attended, attn_meta)
-        key, value = attended.keys_values(self.keys_values)
-        rows = self.attention_norm(rows, self.attention(rows, key, value, attn_meta))
+    def forward(
+        self,
+        rows: Tensor,
+        context: LayerContext,
+        attn_meta: AttentionMeta,
+        score_terms: dict[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Compute N rows.
+
+        Args:
+            rows: (B, N, D).
+            context: what the rows attend to, memory first.
+            attn_meta: ranks, segments and positions of the rows.
+            score_terms: see RelativeAttention.
+
+        Returns:
+            (B, N, D).
+        """
+        rows, key, value = self._attention_inputs(rows, context, attn_meta)
+        rows = self.attention_norm(rows, self.attention(rows, key, value, attn_meta, score_terms))
         return self.feed_forward_norm(rows, self.feed_forward(rows))
+
+    def _attention_inputs(
+        self, rows: Tensor, context: LayerContext, attn_meta: AttentionMeta
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows with their positions (B, N, D); keys and values (B, K, H, E)."""
+        rows, context = self.position_embedding(rows, context, attn_meta)
+        if isinstance(context, KeyValue):
+            return rows, context.key, context.value
+        # memory is projected separately: no gradient of its input is computed
+        memory, content = self.keys_values(context.memory), self.keys_values(context.content)
+        key, value = (torch.cat(both, dim=1) for both in zip(memory, content, strict=True))
+        return rows, key, value
 
 
 class PreNormLayer(PostNormLayer):
-    """Norms come before attention and feed-forward; nothing is normalised after the last layer (Transformer-XL's `pre_lnorm`)."""
+    """Layer with normalization before attention and feed-forward, and none after the last layer (Transformer-XL's `pre_lnorm`)."""
 
     _norm = staticmethod(layer_norm)
 
@@ -56,25 +84,30 @@ class PreNormLayer(PostNormLayer):
         super().__init__(config, shared, index)
         self.dropout = Dropout(config.dropout)
 
-    def keys_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values, (B, M, H, E) each, of hidden states (B, M, D) with their places."""
-        return self.attention.keys_values(self.attention_norm(states))
+    def keys_values(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalize hidden states (B, M, D) and project them to keys and values, (B, M, H, E) each."""
+        return self.attention.keys_values(self.attention_norm(hidden))
 
-    def forward(self, rows: Tensor, attended: Attended, attn_meta: AttentionMeta) -> Tensor:
-        """(B, N, D) rows -> (B, N, D); see RelativeAttention."""
-        rows, attended = self.position_embedding(rows, attended, attn_meta)
-        key, value = attended.keys_values(self.keys_values)
-        rows = rows + self.dropout(self.attention(self._queries(rows), key, value, attn_meta))
+    def forward(
+        self,
+        rows: Tensor,
+        context: LayerContext,
+        attn_meta: AttentionMeta,
+        score_terms: dict[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Compute N rows, (B, N, D) -> (B, N, D). See PostNormLayer."""
+        rows, key, value = self._attention_inputs(rows, context, attn_meta)
+        rows = rows + self.dropout(self.attention(self._query_input(rows), key, value, attn_meta, score_terms))
         return rows + self.dropout(self.feed_forward(self.feed_forward_norm(rows)))
 
-    def _queries(self, rows: Tensor) -> Tensor:
+    def _query_input(self, rows: Tensor) -> Tensor:
         return self.attention_norm(rows)
 
 
 class PreNormKeysLayer(PreNormLayer):
-    """The same, but queries are made of what was not normalised."""
+    """PreNormLayer whose queries are computed from rows that are not normalized."""
 
-    def _queries(self, rows: Tensor) -> Tensor:
+    def _query_input(self, rows: Tensor) -> Tensor:
         return rows
 
 

@@ -1,53 +1,48 @@
-"""Memory: cached hidden states of earlier windows (Transformer-XL section 3.2), owned by the loop, row by row.
+"""Memory of earlier windows (Transformer-XL, section 3.2), owned by the training loop.
 
-Entry i holds inputs of layer i. Only the reused part of a window enters it, and no gradient reaches it. At evaluation a cache of keys
-and values may stand in its place (model/cache.py): Past is what both are to the backbone.
+`Memory` holds hidden states: the inputs of every layer for the last M tokens of each row. Only the reused part of a window enters it, and
+no gradient flows into it.
+
+`KVCache` holds the keys and values of the same columns, for evaluation. A window then projects only its own tokens, and distances are
+projected once for all windows. The numbers are the same. In training they would not be: the cached keys would come from earlier weights,
+and the projections would get no gradient from memory.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from xlpre.model.attention_mask import afresh
+from xlpre.batch import HIDDEN_RANK
 from xlpre.model.config import ModelConfig
-from xlpre.model.visibility import HIDDEN
 
 MEMORY_RANK = -1  # below every token of the window
 
-Projection = Callable[[Tensor], tuple[Tensor, Tensor]]  # from hidden states (B, M, D) to keys and values (B, M, H, E)
+Projection = Callable[[Tensor], tuple[Tensor, Tensor]]  # hidden states (B, M, D) -> keys and values, (B, M, H, E) each
 
 
 @dataclass(frozen=True)
 class MemoryConfig:
-    """How memory starts.
+    """Memory settings.
 
     Attributes:
-        initial: `empty`: nothing can be seen until a window has been read. `zeros`: zeros that are attended to, as in the
-            original.
-        at_document_end: `carry`: memory goes on into the next document, as in the original. `cut`: a window is shown no memory
-            from before the document that its first token is of.
+        initial: memory before the first window. `empty`: not visible. `zeros`: zeros that are attended to, as in the original.
+        at_document_end: `carry`: memory continues into the next document, as in the original. `cut`: a window sees no memory from
+            before the document of its first token.
     """
 
     initial: Literal["empty", "zeros"] = "empty"
     at_document_end: Literal["carry", "cut"] = "carry"
 
 
-class Attended(Protocol):
-    """What the rows of a layer attend to: memory, then content."""
-
-    def keys_values(self, project: Projection) -> tuple[Tensor, Tensor]:
-        """Keys and values, (B, K, H, E) each; `project` is how the layer makes them of hidden states."""
-
-
 @dataclass(frozen=True)
-class States:
-    """Hidden states to attend to.
+class HiddenContext:
+    """Hidden states that a layer attends to.
 
     Attributes:
         memory: (B, M, D), no gradient.
@@ -57,119 +52,209 @@ class States:
     memory: Tensor
     content: Tensor
 
-    def keys_values(self, project: Projection) -> tuple[Tensor, Tensor]:
-        """See Attended. Memory is projected by itself: a product without the gradient of its input."""
-        of_memory, of_content = project(self.memory), project(self.content)
-        key, value = (torch.cat(both, dim=1) for both in zip(of_memory, of_content, strict=True))
-        return key, value
 
-
-class Past(ABC):
-    """What each row read before, as M columns for every layer.
+@dataclass(frozen=True)
+class KeyValue:
+    """Keys and values that a layer attends to.
 
     Attributes:
-        valid: (B,) int64, how many of the last columns belong to the row; the others are not seen.
-        once: `once(make, *given)` is `make(*given)`, of the weights and of sizes alone; where weights do not change, it may be
-            what was made before.
+        key: (B, K, H, E).
+        value: (B, K, H, E).
     """
 
-    valid: Tensor
-    once: Callable[..., Any]
+    key: Tensor
+    value: Tensor
 
-    @property
-    @abstractmethod
-    def n_columns(self) -> int:
-        """M."""
 
-    @abstractmethod
-    def attended(self, layer: int, content: Tensor, project: Projection) -> Attended:
-        """What rows of a layer attend to, in a window whose content stream is `content` (B, T, D)."""
-
-    @abstractmethod
-    def extended(self, attended: Sequence[Any], n_new: int, visible_mem_len: Tensor) -> Past:
-        """What is past after a window: the first `n_new` places of what its layers attended to are appended, M columns kept."""
-
-    @abstractmethod
-    def check(self, config: ModelConfig, rows: int, like: Tensor) -> None:
-        """Raise ValueError unless a model of `config`, with weights like `like`, can read on from it with so many rows."""
-
-    def key_rank(self, visible_mem_len: Tensor) -> Tensor:
-        """Ranks of the M columns: visible to all, or hidden where empty or older than the row remembers. (B, M) int32."""
-        age = torch.arange(self.n_columns, 0, -1, device=self.valid.device)
-        seen = age <= self._shown(visible_mem_len)[:, None]
-        return torch.where(seen, MEMORY_RANK, HIDDEN).to(torch.int32)
-
-    def valid_after(self, n_new: int, visible_mem_len: Tensor) -> Tensor:
-        """`valid` after a window of which `n_new` columns are appended."""
-        return (self._shown(visible_mem_len) + n_new).clamp(max=self.n_columns)
-
-    def _shown(self, visible_mem_len: Tensor) -> Tensor:
-        """How many of the last columns a window of each row sees, of which it `visible_mem_len` (B,) tokens. (B,) int64."""
-        return torch.minimum(self.valid, visible_mem_len)
+LayerContext = HiddenContext | KeyValue
 
 
 @dataclass(frozen=True)
-class Memory(Past):
-    """Hidden states of what each row read before.
+class PositionTerms:
+    """Position inputs of one window size.
 
     Attributes:
-        hidden: (L, B, M, D), oldest column first.
-        valid: (B,) int64, how many of the last columns belong to the row; the others are not seen.
+        encoding: (2, R, ...) encodings of all distances.
+        score_terms: for each layer, the score terms that do not depend on the queries. None if each layer computes its own.
+    """
+
+    encoding: Tensor
+    score_terms: Sequence[dict[str, Tensor] | None]
+
+
+class BaseMemory(ABC):
+    """M columns of earlier tokens for every layer and row.
+
+    Attributes:
+        valid: (B,) int64, number of final columns that belong to the row. The others are hidden.
+    """
+
+    valid: Tensor
+
+    @property
+    @abstractmethod
+    def mem_len(self) -> int:
+        """M."""
+
+    @abstractmethod
+    def check(self, config: ModelConfig, rows: int, like: Tensor) -> None:
+        """Check that a model of shape `config`, with weights like `like`, can read `rows` rows with this memory.
+
+        Raises:
+            ValueError: shape or dtype does not fit.
+        """
+
+    @abstractmethod
+    def context_for_layer(self, layer: int, content: Tensor, project: Projection) -> LayerContext:
+        """Return what a layer attends to: memory, then the content stream.
+
+        Args:
+            layer: index of the layer.
+            content: (B, T, D) content rows that enter the layer.
+            project: computes the layer's keys and values.
+        """
+
+    @abstractmethod
+    def updated(self, contexts: Sequence[Any], n_new: int, visible_mem_len: Tensor) -> BaseMemory:
+        """Append the first `n_new` tokens of the window and keep the last M columns.
+
+        Args:
+            contexts: results of `context_for_layer`, one per layer.
+            n_new: `Batch.reuse_len`.
+            visible_mem_len: (B,) int64, see Batch.
+        """
+
+    def key_rank(self, visible_mem_len: Tensor) -> Tensor:
+        """Return the ranks of the M columns, (B, M) int32: visible to all rows, or hidden.
+
+        Args:
+            visible_mem_len: (B,) int64, see Batch.
+        """
+        age = torch.arange(self.mem_len, 0, -1, device=self.valid.device)
+        is_visible = age <= self._n_visible(visible_mem_len)[:, None]
+        return torch.where(is_visible, MEMORY_RANK, HIDDEN_RANK).to(torch.int32)
+
+    def _n_visible(self, visible_mem_len: Tensor) -> Tensor:
+        """(B,) int64, number of final columns that each row of the window sees."""
+        return torch.minimum(self.valid, visible_mem_len)
+
+    def _valid_after(self, n_new: int, visible_mem_len: Tensor) -> Tensor:
+        """`valid` after `n_new` columns are appended."""
+        return (self._n_visible(visible_mem_len) + n_new).clamp(max=self.mem_len)
+
+
+@dataclass(frozen=True)
+class Memory(BaseMemory):
+    """Hidden states of earlier tokens.
+
+    Attributes:
+        hidden: (L, B, M, D) inputs of every layer, oldest column first.
+        valid: (B,) int64, number of final columns that belong to the row. The others are hidden.
     """
 
     hidden: Tensor
     valid: Tensor
-    once = staticmethod(afresh)
 
     @property
-    def n_columns(self) -> int:
+    def mem_len(self) -> int:
         """M."""
         return self.hidden.size(2)
 
-    def attended(self, layer: int, content: Tensor, project: Projection) -> States:
-        """See Past."""
-        return States(self.hidden[layer], content)
-
-    def extended(self, attended: Sequence[States], n_new: int, visible_mem_len: Tensor) -> Memory:
-        """See Past."""
-        new = torch.stack([states.content[:, :n_new] for states in attended])
-        return Memory(extend_memory(self.hidden, new), self.valid_after(n_new, visible_mem_len))
-
     def check(self, config: ModelConfig, rows: int, like: Tensor) -> None:
-        """See Past."""
-        found, needed = tuple(self.hidden.shape), (config.n_layer, rows, self.n_columns, config.d_model)
-        mixed = self.hidden.dtype != like.dtype and not torch.is_autocast_enabled(like.device.type)
-        if found != needed or mixed or len(self.valid) != rows:
+        """See BaseMemory."""
+        shape, expected = tuple(self.hidden.shape), (config.n_layer, rows, self.mem_len, config.d_model)
+        wrong_dtype = self.hidden.dtype != like.dtype and not torch.is_autocast_enabled(like.device.type)
+        if shape != expected or wrong_dtype or len(self.valid) != rows:
             raise ValueError(
-                f"memory of hidden states {found} {self.hidden.dtype} for {len(self.valid)} rows; this model and batch need {needed} "
-                f"{like.dtype}; begin with first_memory(config, rows={rows}, dtype={like.dtype}), and keep to the rows"
+                f"Memory.hidden of shape {shape} and {self.hidden.dtype} for {len(self.valid)} rows is invalid: this model and batch need "
+                f"{expected} and {like.dtype}. Start with initial_memory(config, rows={rows}, dtype={like.dtype}) and keep the number of rows."
             )
 
-    def reset_nonfinite_rows(self) -> Memory:
-        """Memory whose rows with any value that is not finite are emptied; the others are as they were, bit for bit.
+    def context_for_layer(self, layer: int, content: Tensor, project: Projection) -> HiddenContext:
+        """See BaseMemory. The layer projects memory and content itself."""
+        return HiddenContext(self.hidden[layer], content)
 
-        Such a value would reach every later window of its lane. Columns that are not seen count too: their probability is 0, and
-        0 times inf or nan is nan.
+    def updated(self, contexts: Sequence[HiddenContext], n_new: int, visible_mem_len: Tensor) -> Memory:
+        """See BaseMemory."""
+        new = torch.stack([context.content[:, :n_new] for context in contexts])
+        return Memory(append_columns(self.hidden, new), self._valid_after(n_new, visible_mem_len))
+
+    def reset_nonfinite_rows(self) -> Memory:
+        """Return memory in which every row with a non-finite value is emptied. Other rows are unchanged.
+
+        A non-finite value would reach every later window of its lane. Hidden columns count too: their attention probability is 0,
+        and 0 times inf or nan is nan.
         """
         finite = self.finite_rows()
         return Memory(self.hidden.masked_fill(~finite[None, :, None, None], 0), self.valid * finite)
 
     def finite_rows(self) -> Tensor:
-        """(B,) bool, whether every value of a row is finite, in any layer and column."""
+        """Return (B,) bool, True if every value of the row is finite in all layers and columns."""
         return self.hidden.isfinite().all(3).all(2).all(0)
 
 
-def extend_memory(memory: Tensor, hidden: Tensor) -> Tensor:
-    """Append `hidden` (L, B, R, D) to `memory` (L, B, M, D), keep the last M columns, cut the gradient."""
-    length, n_new = memory.size(2), min(hidden.size(2), memory.size(2))
-    # narrow, because [-0:] would keep everything; before joining, so that no column that is cut stays in storage
-    kept = memory.narrow(2, n_new, length - n_new)
-    new = hidden.narrow(2, hidden.size(2) - n_new, n_new)
-    return torch.cat([kept, new.to(memory.dtype)], dim=2).detach()
+@dataclass(frozen=True, eq=False)
+class KVCache(BaseMemory):
+    """Keys and values of earlier tokens, created by `Backbone.to_kv_cache`.
+
+    Attributes:
+        layers: keys and values of each layer, M columns each, oldest first.
+        valid: (B,) int64, number of final columns that belong to the row. The others are hidden.
+        position_terms: projected positions by (K, T), shared by all successors of this cache.
+    """
+
+    layers: Sequence[KeyValue]
+    valid: Tensor
+    position_terms: dict[tuple[int, int], PositionTerms] = field(default_factory=dict)
+
+    @property
+    def mem_len(self) -> int:
+        """M."""
+        return self.layers[0].key.size(1)
+
+    def check(self, config: ModelConfig, rows: int, like: Tensor) -> None:
+        """See BaseMemory."""
+        expected = (rows, self.mem_len, config.n_head, config.head_width)
+        shapes = [tuple(layer.key.shape) for layer in self.layers]
+        if shapes != [expected] * config.n_layer:
+            raise ValueError(
+                f"KVCache with keys of shape {shapes[0]} in {len(shapes)} layers is invalid: this model and batch need {expected} in "
+                f"{config.n_layer} layers. Start with backbone.to_kv_cache(initial_memory(config, rows={rows})) and keep the number of rows."
+            )
+
+    def context_for_layer(self, layer: int, content: Tensor, project: Projection) -> KeyValue:
+        """See BaseMemory."""
+        cached, (key, value) = self.layers[layer], project(content)
+        return KeyValue(torch.cat([cached.key, key], dim=1), torch.cat([cached.value, value], dim=1))
+
+    def updated(self, contexts: Sequence[KeyValue], n_new: int, visible_mem_len: Tensor) -> KVCache:
+        """See BaseMemory. The new cache holds views of the contexts: nothing is copied."""
+        columns = (n_new, self.mem_len)
+        layers = [KeyValue(context.key.narrow(1, *columns), context.value.narrow(1, *columns)) for context in contexts]
+        return KVCache(layers, self._valid_after(n_new, visible_mem_len), self.position_terms)
+
+
+def append_columns(memory: Tensor, new: Tensor) -> Tensor:
+    """Append columns to memory, keep the last M and detach the result.
+
+    Args:
+        memory: (L, B, M, D).
+        new: (L, B, R, D).
+
+    Returns:
+        (L, B, M, D).
+
+    Source: zihangdai/xlnet modeling.py `_cache_mem`.
+    """
+    length, n_new = memory.size(2), min(new.size(2), memory.size(2))
+    # narrow, because [-0:] would keep everything; before concatenation, so that dropped columns do not stay in storage
+    old = memory.narrow(2, n_new, length - n_new)
+    new = new.narrow(2, new.size(2) - n_new, n_new)
+    return torch.cat([old, new.to(memory.dtype)], dim=2).detach()
 
 
 def initial_memory(
-    model: ModelConfig,
+    config: ModelConfig,
     rows: int,
     *,
     mem_len: int | None = None,
@@ -177,21 +262,23 @@ def initial_memory(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> Memory:
-    """The memory before the first window: `mem_len` (default: the model's) columns of zeros, none of them valid if `empty`.
+    """Return memory for the first window: zeros, not visible if `initial` is `empty`.
 
     Args:
-        model: whose memory; `config` of a model or a folder.
+        config: shape of the model.
         rows: B.
-        mem_len: M; 0 is no memory.
+        mem_len: M. None takes `config.mem_len`, 0 disables memory.
         initial: `empty` or `zeros`, see MemoryConfig.
-        device: of the model.
-        dtype: of the model's weights.
+        device: device of the model.
+        dtype: dtype of the model's weights.
 
     Raises:
-        ValueError: a length below 0, another `initial`.
+        ValueError: negative `mem_len` or unknown `initial`.
     """
-    length = model.mem_len if mem_len is None else mem_len
-    if length < 0 or initial not in ("empty", "zeros"):
-        raise ValueError(f"mem_len ({length}) must be at least 0, and initial ({initial!r}) 'empty' or 'zeros'")
-    hidden = torch.zeros(model.n_layer, rows, length, model.d_model, device=device, dtype=dtype)
+    length = config.mem_len if mem_len is None else mem_len
+    if length < 0:
+        raise ValueError(f"mem_len={length} is invalid: it must be at least 0. Set mem_len=0 for no memory.")
+    if initial not in ("empty", "zeros"):
+        raise ValueError(f"initial={initial!r} is invalid: it must be 'empty' or 'zeros'.")
+    hidden = torch.zeros(config.n_layer, rows, length, config.d_model, device=device, dtype=dtype)
     return Memory(hidden, torch.full((rows,), length if initial == "zeros" else 0, device=device))

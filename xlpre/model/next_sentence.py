@@ -1,7 +1,7 @@
-"""Next-sentence prediction: whether segment B follows A in the text, from the hidden state of <cls>.
+"""Next-sentence prediction: whether segment B follows segment A in the text, from the hidden state of <cls>.
 
-Source: BERT (arXiv:1810.04805) section 3.1: a dense layer and tanh, then two classes. XLNet (arXiv:1906.08237) tries it in the
-last row of its Table 6, and leaves it out.
+Source: BERT (arXiv:1810.04805), section 3.1: a dense layer, tanh, and two classes. XLNet (arXiv:1906.08237) evaluates it in the last row of
+its Table 6 and does not use it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ from xlpre.model.lm_head import target_losses
 
 
 class NextSentence(nn.Module):
-    """The head."""
+    """Next-sentence head.
+
+    Args:
+        config: shape of the model.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -24,6 +28,14 @@ class NextSentence(nn.Module):
             initialize_linear(linear, config)
 
     def forward(self, hidden: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Of hidden states (B, D): logits (B, 2), or with `labels` (B,) int64 the loss of each row in nats, (B,) float32."""
+        """Compute logits, or losses if labels are given.
+
+        Args:
+            hidden: (B, D).
+            labels: (B,) int64, 1 if B follows A.
+
+        Returns:
+            (B, 2) logits, or (B,) float32 losses in nats.
+        """
         logits = self.logits_proj(torch.tanh(self.dense(hidden)))
         return logits if labels is None else target_losses(logits, labels)

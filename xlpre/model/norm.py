@@ -1,4 +1,4 @@
-"""Normalisation of rows (Ba et al. 2016, arXiv:1607.06450), alone or of a sum."""
+"""Layer normalization (Ba et al. 2016, arXiv:1607.06450), of rows or of a sum."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from xlpre.model.kernels.backend import use_triton
 
 
 def layer_norm(config: ModelConfig) -> nn.LayerNorm:
-    """Over D."""
+    """Build a layer normalization over the model width D."""
     return nn.LayerNorm(config.d_model, eps=config.norm_eps)
 
 
 class AddNorm(nn.LayerNorm):
-    """norm(rows + dropout(branch)), which kernels/between.py computes in one pass on GPUs.
+    """norm(rows + dropout(branch)). On GPUs, kernels/triton/fused_ops.py computes it in one pass.
 
     Args:
-        config: the model's shape.
+        config: shape of the model.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -27,10 +27,10 @@ class AddNorm(nn.LayerNorm):
         self._config = config
 
     def forward(self, rows: Tensor, branch: Tensor) -> Tensor:  # type: ignore[override]
-        """(B, N, D) each -> (B, N, D)."""
+        """Add and normalize two tensors (B, N, D): (B, N, D)."""
         if rows.dtype == branch.dtype == self.weight.dtype and use_triton(self._config, rows):
             from xlpre.model.kernels.triton.fused_ops import add_norm
 
-            dropout = self.dropout.share if self.training else 0.0
+            dropout = self.dropout.p if self.training else 0.0
             return add_norm(rows, branch, self.weight, self.bias, self.eps, dropout)
         return super().forward(rows + self.dropout(branch))

@@ -1,4 +1,4 @@
-"""One vector for a row of hidden states (zihangdai/xlnet modeling.py `summarize_sequence`)."""
+"""Pooling of the hidden states of a row into one vector (zihangdai/xlnet modeling.py `summarize_sequence`)."""
 
 from __future__ import annotations
 
@@ -12,34 +12,45 @@ from xlpre.model.config import ModelConfig
 from xlpre.model.dropout import Dropout
 from xlpre.model.initialization import initialize_linear
 
-Summary = Literal["last", "first", "mean", "text_mean", "attn"]
+Pooling = Literal["last", "first", "mean", "text_mean", "attn"]
 
 
 class SequenceSummary(nn.Module):
-    """One vector for a row: its last token's (where the layout puts <cls>), its first, a mean, or a learned attention.
+    """Pool a row into one vector: its last token (where <cls> is), its first token, a mean, or learned attention.
 
     Args:
-        config: the model's shape.
-        kind: which. `mean` includes padding, as the original's does, `text_mean` does not.
-        project: pass it through a dense layer and tanh.
+        config: shape of the model.
+        pooling: kind of pooling. `mean` includes padding, as in the original; `text_mean` does not.
+        project: apply a dense layer and tanh.
     """
 
-    def __init__(self, config: ModelConfig, kind: Summary = "last", project: bool = True) -> None:
+    def __init__(self, config: ModelConfig, pooling: Pooling = "last", project: bool = True) -> None:
         super().__init__()
-        self.kind = kind
-        self.pool = POOLS[kind](config)
+        self.pooling = pooling
+        self.pool = POOLS[pooling](config)
         self.dense = nn.Linear(config.d_model, config.d_model) if project else nn.Identity()
         self.activation = nn.Tanh() if project else nn.Identity()
         self.dropout = Dropout(config.dropout)
         initialize_linear(self.dense, config)
 
     def positions(self, n_rows: int, length: int, device: torch.device | str = "cpu") -> Tensor:
-        """Places that must be read out for it, (B, P) int64: one for `last` and `first`, else all of the `length` tokens."""
-        begin, end = {"last": (length - 1, length), "first": (0, 1)}.get(self.kind, (0, length))
-        return torch.arange(begin, end, device=device).expand(n_rows, -1)
+        """Return the positions whose hidden states are needed, (B, P) int64.
+
+        P is 1 for `last` and `first`, otherwise `length`.
+        """
+        start, end = {"last": (length - 1, length), "first": (0, 1)}.get(self.pooling, (0, length))
+        return torch.arange(start, end, device=device).expand(n_rows, -1)
 
     def forward(self, hidden: Tensor, padding: Tensor) -> Tensor:
-        """(B, P, D) hidden states, all or those at `positions`; padding (B, T) bool. Returns (B, D)."""
+        """Pool hidden states.
+
+        Args:
+            hidden: (B, P, D), at `positions`.
+            padding: (B, T) bool, True at padding.
+
+        Returns:
+            (B, D).
+        """
         return self.dropout(self.activation(self.dense(self.pool(hidden, padding))))
 
 
@@ -68,7 +79,7 @@ class _TextMean(_Last):
 
 
 class _Attention(nn.Module):
-    """A learned query attends to all tokens but padding; normalised, without a sum with its input."""
+    """Attention of a learned query to all tokens but padding. The output is normalized without a residual connection."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -85,13 +96,13 @@ class _Attention(nn.Module):
             initialize_linear(linear, config)
 
     def forward(self, hidden: Tensor, padding: Tensor) -> Tensor:
-        query = self._heads(self.query(self.start).expand(len(hidden), 1, -1))
-        key, value = self._heads(self.key(hidden)), self._heads(self.value(hidden))
+        query = self._split_heads(self.query(self.start).expand(len(hidden), 1, -1))
+        key, value = self._split_heads(self.key(hidden)), self._split_heads(self.value(hidden))
         p = self.dropatt if self.training else 0.0
-        seen = F.scaled_dot_product_attention(query, key, value, ~padding[:, None, None], dropout_p=p)  # (B, H, 1, E)
-        return self.norm(self.dropout(self.output(seen.transpose(1, 2).flatten(2))))[:, 0]
+        pooled = F.scaled_dot_product_attention(query, key, value, ~padding[:, None, None], dropout_p=p)  # (B, H, 1, E)
+        return self.norm(self.dropout(self.output(pooled.transpose(1, 2).flatten(2))))[:, 0]
 
-    def _heads(self, x: Tensor) -> Tensor:
+    def _split_heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], self.n_head, -1).transpose(1, 2)
 
 

@@ -1,12 +1,12 @@
-"""Positions: what attention knows of places, in four schemes (Transformer-XL's attn_type 0 to 3, its Table 6).
+"""Position schemes (Transformer-XL's attn_type 0 to 3, its Table 6).
 
-    relative     a score by the distance between query and key, from sinusoids (Transformer-XL section 3.3, XLNet)
-    shaw         a score by distance, from a learned vector and number for each (Shaw et al. 2018)
-    sinusoidal   sinusoids of the place are added to the embedding (Vaswani et al. 2017)
-    learned      a learned vector of the place is added to every layer's input (Al-Rfou et al. 2018)
+    relative     a score by the distance between query and key, from sinusoids (Transformer-XL, section 3.3; XLNet)
+    shaw         a score by distance, from a learned vector and a learned number per distance (Shaw et al. 2018)
+    sinusoidal   sinusoids of the position are added to the embedding (Vaswani et al. 2017)
+    learned      a learned vector of the position is added to the input of every layer (Al-Rfou et al. 2018)
 
-Distances of a window of T tokens and M columns of memory run from K = M + T down to 1 - T; a place is the distance to the window's
-last token. A row that reads backward has them negated. Memory is kept without places: they are added anew in each window.
+With T tokens and M memory columns, distances run from K = M + T down to 1 - T. An absolute position is the distance to the last token of
+the window. Rows that read backward negate all distances. Memory is stored without positions: each window adds them again.
 """
 
 from __future__ import annotations
@@ -20,19 +20,27 @@ from torch import Tensor, nn
 from xlpre.model.attention_mask import AttentionMeta
 from xlpre.model.config import ModelConfig
 from xlpre.model.dropout import Dropout
-from xlpre.model.memory import Attended, States
+from xlpre.model.memory import HiddenContext, LayerContext
 from xlpre.model.score_terms import BiasedTerm, ContentTerm, PlainContentTerm, ScoreTerm
 
 
-def distance_table(
+def sinusoid_table(
     n_keys: int, n_tokens: int, width: int, clamp_len: int, *, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """Sinusoids of all distances, for both directions.
+    """Return the sinusoids of all distances.
+
+    Args:
+        n_keys: K.
+        n_tokens: T.
+        width: D, half sines and half cosines.
+        clamp_len: distances beyond it are clamped. -1 disables clamping.
+        device: of the result.
+        dtype: of the result. Sinusoids are computed in float32.
 
     Returns:
-        (2, R, D): forward and backward; row r is distance K - r, R = K + T; the first half of D sines, the second cosines.
+        (2, R, D), forward and backward. Row r is distance K - r, R = K + T.
 
-    Source: Vaswani et al. section 3.5; zihangdai/xlnet modeling.py `relative_positional_encoding`.
+    Source: Vaswani et al., section 3.5; zihangdai/xlnet modeling.py `relative_positional_encoding`.
     """
     distance = _distances(n_keys, n_tokens, clamp_len, device).float()
     frequency = 10000 ** -(torch.arange(0, width, 2, device=device, dtype=torch.float32) / width)
@@ -48,7 +56,7 @@ def _distances(n_keys: int, n_tokens: int, clamp_len: int, device: torch.device)
 
 
 class SinusoidalEncoding(nn.Module):
-    """Codes of distances that are sinusoids, computed once a step."""
+    """Sinusoids of distances."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -56,47 +64,49 @@ class SinusoidalEncoding(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, n_keys: int, n_tokens: int, like: Tensor) -> Tensor:
-        """(2, R, D) on the device and of the type of `like`."""
-        table = distance_table(n_keys, n_tokens, self.width, self.clamp_len, device=like.device, dtype=like.dtype)
+        """Return (2, R, D) with the device and dtype of `like`."""
+        table = sinusoid_table(n_keys, n_tokens, self.width, self.clamp_len, device=like.device, dtype=like.dtype)
         return self.dropout(table)
 
 
 class LearnedIndex(nn.Module):
-    """Codes of distances that are rows of a table of 2 n - 1 learned vectors, for distances from -(n - 1) to n - 1."""
+    """Indices of distances into a table of 2 n - 1 learned vectors, for distances from -(n - 1) to n - 1."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.n_positions, self.clamp_len = config.n_positions, config.clamp_len
 
     def forward(self, n_keys: int, n_tokens: int, like: Tensor) -> Tensor:
-        """(2, R) int64 on the device of `like`."""
-        # a clamp to c shares the vector of c - 1 among what lies beyond, as Transformer-XL cuts its table to c rows
-        reach = min(self.n_positions, self.clamp_len if self.clamp_len > 0 else self.n_positions) - 1
-        distance = _distances(n_keys, n_tokens, -1, like.device).clamp(-reach, reach)
+        """Return (2, R) int64 on the device of `like`."""
+        # distances beyond clamp_len share the vector of clamp_len - 1, because Transformer-XL cuts its table to clamp_len rows
+        largest = min(self.n_positions, self.clamp_len if self.clamp_len > 0 else self.n_positions) - 1
+        distance = _distances(n_keys, n_tokens, -1, like.device).clamp(-largest, largest)
         return torch.stack([distance, -distance]) + self.n_positions - 1
 
 
 class RelativeKeyProjection(nn.Linear):
-    """W_r R[distance] of all distances, for both directions.
+    """W_r R[distance] for all distances, forward and backward.
 
-    With S = W_r [sin; 0] and C = W_r [0; cos] of a distance, its key is C + S, and that of its negative C - S: S and C of distances from 0
-    to K are all that is multiplied, a third of a product with the whole table.
+    Let S = W_r [sin; 0] and C = W_r [0; cos] of a distance. The key of the distance is C + S, and that of its negative is C - S. Only the
+    distances 0 to K are multiplied, which is a third of the product with the whole table.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config.d_model, config.n_head * config.head_width, bias=False)
         self.dropout = config.dropout
 
-    def forward(self, codes: Tensor, n_keys: int) -> Tensor:  # type: ignore[override]
+    def forward(self, pos_encoding: Tensor, n_keys: int) -> Tensor:  # type: ignore[override]
         """(2, R, D) -> (2, R, H*E)."""
-        if self.training and self.dropout:  # what was dropped is another for each distance
-            return super().forward(codes)
-        of_codes, of_weight = (x.unflatten(1, (2, -1)).transpose(0, 1) for x in (codes[0, : n_keys + 1], self.weight))
-        sine, cosine = torch.bmm(of_codes, of_weight.transpose(1, 2))  # (K + 1, H*E) each
+        if self.training and self.dropout:  # dropout differs between a distance and its negative
+            return super().forward(pos_encoding)
+        halves, weights = (
+            x.unflatten(1, (2, -1)).transpose(0, 1) for x in (pos_encoding[0, : n_keys + 1], self.weight)
+        )
+        sine, cosine = torch.bmm(halves, weights.transpose(1, 2))  # (K + 1, H*E) each
         positive, negative = cosine + sine, cosine - sine
-        # rows of distances 1 to T - 1
-        others = torch.arange(n_keys - 1, 2 * n_keys - codes.size(1), -1, device=codes.device)
-        return torch.cat([positive, negative[others], negative, positive[others]]).view(2, codes.size(1), -1)
+        # rows of the distances 1 to T - 1
+        others = torch.arange(n_keys - 1, 2 * n_keys - pos_encoding.size(1), -1, device=pos_encoding.device)
+        return torch.cat([positive, negative[others], negative, positive[others]]).view(2, pos_encoding.size(1), -1)
 
 
 class PositionTerm(BiasedTerm):
@@ -106,9 +116,9 @@ class PositionTerm(BiasedTerm):
         super().__init__(config.n_head, config.head_width, r_bias)
         self.key = RelativeKeyProjection(config)
 
-    def forward(self, attn_meta: AttentionMeta) -> dict[str, Tensor]:
-        """Its bias, and keys of distances."""
-        keys = attn_meta.once(self.key, attn_meta.distances, attn_meta.n_keys)  # (2, R, H*E)
+    def forward(self, pos_encoding: Tensor, n_keys: int) -> dict[str, Tensor]:
+        """Return the bias and the keys of all distances."""
+        keys = self.key(pos_encoding, n_keys)
         return {"r_r_bias": self.r_bias, "pos_key": keys.view(*keys.shape[:2], self.n_head, self.d_head)}
 
 
@@ -121,88 +131,85 @@ class ShawTerm(ScoreTerm):
         self.keys = nn.Parameter(torch.empty(n_rows, config.n_head, config.head_width))
         self.offsets = nn.Parameter(torch.empty(n_rows, config.n_head))
 
-    def forward(self, attn_meta: AttentionMeta) -> dict[str, Tensor]:
-        """Keys and offsets of distances."""
-        return attn_meta.once(self._of, attn_meta.distances)
-
-    def _of(self, distances: Tensor) -> dict[str, Tensor]:
-        return {"pos_key": self.keys[distances], "pos_offset": self.offsets[distances]}
+    def forward(self, pos_encoding: Tensor, n_keys: int) -> dict[str, Tensor]:
+        """Return keys and offsets of all distances."""
+        return {"pos_key": self.keys[pos_encoding], "pos_offset": self.offsets[pos_encoding]}
 
 
 class NoPositionEmbedding(nn.Module):
-    """Inputs of a layer as they are: positions enter by the scores."""
+    """Identity: positions enter through the scores."""
 
-    def forward(self, rows: Tensor, attended: Attended, attn_meta: AttentionMeta) -> tuple[Tensor, Attended]:
-        """Rows (B, N, D) and what they attend to, unchanged."""
-        return rows, attended
+    def forward(self, rows: Tensor, context: LayerContext, attn_meta: AttentionMeta) -> tuple[Tensor, LayerContext]:
+        """Return rows (B, N, D) and context unchanged."""
+        return rows, context
 
 
 class SinusoidalPositionEmbedding(nn.Module):
-    """Sinusoids of the place are added to content, memory and rows."""
+    """Add sinusoids of the positions to content, memory and rows."""
 
     def vectors(self, attn_meta: AttentionMeta) -> Tensor:
-        """(B, K, D), one for each key."""
-        return attn_meta.places()[attn_meta.direction]
+        """Return (B, K, D), one vector per key."""
+        return attn_meta.key_encoding()[attn_meta.direction]
 
-    def forward(self, rows: Tensor, attended: States, attn_meta: AttentionMeta) -> tuple[Tensor, States]:
-        """Rows (B, N, D) and the hidden states that they attend to, each with its places."""
-        memory, content = attended.memory, attended.content
+    def forward(self, rows: Tensor, context: HiddenContext, attn_meta: AttentionMeta) -> tuple[Tensor, HiddenContext]:
+        """Return rows (B, N, D) and context with their positions added."""
+        memory, content = context.memory, context.content
         of_memory, of_content = self.vectors(attn_meta).split([memory.size(1), content.size(1)], dim=1)
-        return rows + attn_meta.of_rows(of_content), States(memory + of_memory, content + of_content)
+        return rows + attn_meta.take_rows(of_content), HiddenContext(memory + of_memory, content + of_content)
 
 
 class LearnedPositionEmbedding(SinusoidalPositionEmbedding):
-    """A learned vector of the place is added instead."""
+    """Add a learned vector of each position instead."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.table = nn.Parameter(torch.empty(2 * config.n_positions - 1, config.d_model))
 
     def vectors(self, attn_meta: AttentionMeta) -> Tensor:
-        """(B, K, D), one for each key."""
-        return self.table[attn_meta.places()[attn_meta.direction]]
+        """Return (B, K, D), one vector per key."""
+        return self.table[attn_meta.key_encoding()[attn_meta.direction]]
 
 
-SharedBiases = dict[str, nn.Parameter | None]  # by the name of their term, where all layers share them
+SharedBiases = dict[str, nn.Parameter | None]  # by name of the term; None if each layer has its own
 
 
 @dataclass(frozen=True)
-class Scheme:
-    """What a scheme is made of.
+class PositionScheme:
+    """Modules of a position scheme.
 
     Attributes:
-        codes: what it needs to know of every distance.
-        terms: terms of a layer's score, by name, content first.
-        places: what adds places to the input of a layer, by the layer's index.
-        biases: names of the terms that have a bias of their own.
+        encoding: builds the module that encodes all distances.
+        terms: builds the terms of a layer's score, by name, content first.
+        embedding: builds the module that adds positions to the input of a layer, given the layer's index.
+        biases: names of the terms with a bias.
     """
 
-    codes: Callable[[ModelConfig], nn.Module]
+    encoding: Callable[[ModelConfig], nn.Module]
     terms: Callable[[ModelConfig, SharedBiases], dict[str, ScoreTerm]]
-    places: Callable[[ModelConfig, int], nn.Module] = lambda config, layer: NoPositionEmbedding()
+    embedding: Callable[[ModelConfig, int], nn.Module] = lambda config, layer: NoPositionEmbedding()
     biases: tuple[str, ...] = ()
 
 
-def _relative(config: ModelConfig, shared: SharedBiases) -> dict[str, ScoreTerm]:
+def _relative_terms(config: ModelConfig, shared: SharedBiases) -> dict[str, ScoreTerm]:
     content = ContentTerm(config.n_head, config.head_width, shared["content"])
     return {"content": content, "position": PositionTerm(config, shared["position"])}
 
 
-def _shaw(config: ModelConfig, shared: SharedBiases) -> dict[str, ScoreTerm]:
+def _shaw_terms(config: ModelConfig, shared: SharedBiases) -> dict[str, ScoreTerm]:
     return {"content": ContentTerm(config.n_head, config.head_width, shared["content"]), "position": ShawTerm(config)}
 
 
-def _absolute(config: ModelConfig, shared: SharedBiases) -> dict[str, ScoreTerm]:
+def _absolute_terms(config: ModelConfig, shared: SharedBiases) -> dict[str, ScoreTerm]:
     return {"content": PlainContentTerm(config.n_head, config.head_width)}
 
 
 SCHEMES = {
-    "relative": Scheme(SinusoidalEncoding, _relative, biases=("content", "position")),
-    "shaw": Scheme(LearnedIndex, _shaw, biases=("content",)),
-    "sinusoidal": Scheme(
+    "relative": PositionScheme(SinusoidalEncoding, _relative_terms, biases=("content", "position")),
+    "shaw": PositionScheme(LearnedIndex, _shaw_terms, biases=("content",)),
+    "sinusoidal": PositionScheme(
         SinusoidalEncoding,
-        _absolute,
+        _absolute_terms,
         lambda config, layer: NoPositionEmbedding() if layer else SinusoidalPositionEmbedding(),
     ),
-    "learned": Scheme(LearnedIndex, _absolute, lambda config, layer: LearnedPositionEmbedding(config)),
+    "learned": PositionScheme(LearnedIndex, _absolute_terms, lambda config, layer: LearnedPositionEmbedding(config)),
 }

@@ -1,8 +1,10 @@
-"""The score of a query and a key is a sum of terms: content + position + segment. An ablation leaves one out.
+"""Terms of the attention score: content + position + segment. An ablation leaves a term out of the sum.
 
-score[n, k] = scale * ((q[n] + r_w_bias) . key[k]
-+ (q[n] + r_r_bias) . pos_key[d] + pos_offset[d]        d: the distance of n and k
-+ (q[n] + r_s_bias) . segment_diff, where the segments of n and k differ)
+    score[n, k] = scale * ((q[n] + r_w_bias) . key[k]
+                         + (q[n] + r_r_bias) . pos_key[d] + pos_offset[d]        d: distance from n to k
+                         + (q[n] + r_s_bias) . segment_diff)                     if n and k are in different segments
+
+The names are those of the XLNet code. Backends (model/kernels) compute the sum.
 """
 
 from __future__ import annotations
@@ -12,22 +14,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from xlpre.model.attention_mask import AttentionMeta
-
 
 @dataclass(frozen=True)
 class ScoreTerms:
-    """What the scores of N queries are made of; how they are computed is the backend's affair (model/kernels). None: left out.
+    """Inputs of the attention scores of N queries. A term that is None is left out.
 
     Attributes:
         query: (B, N, H, E).
         scale: 1/sqrt(E).
-        r_w_bias: (H, E).
-        r_r_bias: (H, E).
-        pos_key: (2, R, H, E) keys of distances from K down to 1 - T, forward and backward.
-        pos_offset: (2, R, H), added to what `pos_key` give.
-        r_s_bias: (H, E).
-        segment_diff: (H, E).
+        r_w_bias: (H, E), bias of the content term.
+        r_r_bias: (H, E), bias of the position term.
+        pos_key: (2, R, H, E) keys of the distances from K down to 1 - T, forward and backward.
+        pos_offset: (2, R, H), added to the scores of `pos_key`.
+        r_s_bias: (H, E), bias of the segment term.
+        segment_diff: (H, E), embedding of "different segment" minus that of "same segment".
     """
 
     query: Tensor
@@ -40,18 +40,16 @@ class ScoreTerms:
     segment_diff: Tensor | None = None
 
     def __post_init__(self) -> None:
-        alone = self.pos_offset is not None and self.pos_key is None
-        assert not alone, (
-            "backends add pos_offset to what pos_key give; a term of offsets alone hands over keys of zeros too"
-        )
+        offset_only = self.pos_offset is not None and self.pos_key is None
+        assert not offset_only, "pos_offset needs pos_key; pass zeros as pos_key for a term of offsets alone"
 
     def with_bias(self, bias: Tensor | None) -> Tensor:
-        """Scaled queries (B, N, H, E) with a bias."""
+        """Add a bias to the queries and scale them: (B, N, H, E)."""
         return (self.query if bias is None else self.query + bias) * self.scale
 
 
 class ScoreTerm(nn.Module):
-    """One term of the sum.
+    """Base class of a term of the score.
 
     Args:
         n_head: H.
@@ -62,18 +60,23 @@ class ScoreTerm(nn.Module):
         super().__init__()
         self.n_head, self.d_head = n_head, d_head
 
-    def forward(self, attn_meta: AttentionMeta) -> dict[str, Tensor]:
-        """What of Scores it decides."""
+    def forward(self, pos_encoding: Tensor, n_keys: int) -> dict[str, Tensor]:
+        """Return the fields of `ScoreTerms` that this term sets.
+
+        Args:
+            pos_encoding: (2, R, ...) encodings of all distances.
+            n_keys: K.
+        """
         raise NotImplementedError
 
 
 class BiasedTerm(ScoreTerm):
-    """A term with a bias of its own that is added to every query.
+    """Base class of a term whose bias is added to every query.
 
     Args:
         n_head: H.
         d_head: E.
-        r_bias: a bias shared by all layers, or None for one of this layer's own.
+        r_bias: bias that all layers share. None creates a bias for this layer.
     """
 
     def __init__(self, n_head: int, d_head: int, r_bias: nn.Parameter | None) -> None:
@@ -84,14 +87,14 @@ class BiasedTerm(ScoreTerm):
 class PlainContentTerm(ScoreTerm):
     """q . k, the whole score of an absolute Transformer."""
 
-    def forward(self, attn_meta: AttentionMeta) -> dict[str, Tensor]:
-        """Nothing but the query."""
+    def forward(self, pos_encoding: Tensor, n_keys: int) -> dict[str, Tensor]:
+        """Return no fields: query and key are enough."""
         return {}
 
 
 class ContentTerm(BiasedTerm):
     """(q + r_w) . k, the content term of the relative score."""
 
-    def forward(self, attn_meta: AttentionMeta) -> dict[str, Tensor]:
-        """Its bias."""
+    def forward(self, pos_encoding: Tensor, n_keys: int) -> dict[str, Tensor]:
+        """Return the bias, `r_w_bias`."""
         return {"r_w_bias": self.r_bias}

@@ -1,1 +1,1 @@
-"""What is predicted from what, as data: ranks and targets. The model does not know which objective made them."""
+"""Training objectives: what is predicted from what, as ranks and targets. The model is independent of the objective."""

@@ -1,4 +1,4 @@
-"""Causal language modelling: every token from those before it (Transformer-XL)."""
+"""Causal language modeling: every token is predicted from the tokens before it (Transformer-XL)."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ import numpy as np
 
 from xlpre.data.rng import RowRng
 from xlpre.data.window_layout import Windows
-from xlpre.objectives.objective import Examples, ObjectiveConfig
+from xlpre.objectives.objective import ModelInputs, ObjectiveConfig
 
 
 class Causal:
-    """Position t sees keys up to itself and predicts the token after it; P = T."""
+    """Objective where position t sees the keys up to itself and predicts the next token. P = T."""
 
     two_streams, sees_ahead = False, False
-    about = "Each token is predicted from those before it."
+    description = "Each token is predicted from the tokens before it."
 
     def __init__(self, config: ObjectiveConfig, starts_word: np.ndarray) -> None:
-        pass  # there is nothing to choose
+        pass  # no settings
 
-    def n_targets(self, window: int, reuse_len: int) -> int:
-        """All of them."""
-        return window
+    def n_targets(self, seq_len: int, reuse_len: int) -> int:
+        """Return `seq_len`: every token is a target."""
+        return seq_len
 
-    def examples(self, windows: Windows, rng: RowRng) -> Examples:
-        """The examples of plain windows; nothing is drawn."""
+    def build_inputs(self, windows: Windows, rng: RowRng) -> ModelInputs:
+        """Build the inputs of plain windows. `rng` is not used."""
         rows, length = windows.ids.shape
-        places = np.tile(np.arange(length, dtype=np.int32), (rows, 1))
-        return Examples(
+        positions = np.tile(np.arange(length, dtype=np.int32), (rows, 1))
+        return ModelInputs(
             input_ids=windows.ids,
-            query_rank=places + 1,
-            key_rank=places,
-            target_positions=places.astype(np.int64),
+            query_rank=positions + 1,
+            key_rank=positions,
+            target_positions=positions.astype(np.int64),
             targets=np.concatenate([windows.ids[:, 1:], windows.following[:, None]], axis=1),
         )

@@ -1,4 +1,4 @@
-"""The protocol of an objective: windows go in, the rows of a batch come out."""
+"""Interface of an objective: from windows to the inputs of the model."""
 
 from __future__ import annotations
 
@@ -11,21 +11,19 @@ from xlpre.config.schema_docs import check_choices
 from xlpre.data.rng import RowRng
 from xlpre.data.window_layout import Windows
 
-HIDDEN = np.iinfo(np.int32).max  # the rank of a key that nothing may see
-
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """What to predict.
+    """Objective settings.
 
     Attributes:
-        name: `permutation` (XLNet), `denoising` (BERT's, on this backbone), `causal` (Transformer-XL).
-        partial_k: K; one token in K is a target.
-        perm_size: the factorization order is drawn within chunks of so many tokens; null: a half of the window.
-        max_span: targets come in spans of 1 to `max_span` words, a span of n with probability proportional to 1/n.
-        span_ends: `whole_words`: a span ends where its last word does. `as_released`: it has as many pieces as words were
-            drawn, as the published code does (its author: not intended), so that it may end inside a word.
-        next_sentence: `<cls>` also predicts whether segment B follows A, and that loss is added (BERT's; XLNet's Table 6, row 8).
+        name: `permutation` (XLNet), `denoising` (BERT's objective on this backbone), `causal` (Transformer-XL).
+        partial_k: K, one token in K is a target.
+        perm_size: number of tokens in a chunk. The factorization order is drawn within chunks. null: half of the window.
+        max_span: targets come in spans of 1 to `max_span` words. A span of n words has probability proportional to 1/n.
+        span_ends: `whole_words`: a span ends where its last word ends. `as_released`: a span has as many tokens as words were drawn,
+            as in the published code, so it may end inside a word.
+        next_sentence: `<cls>` also predicts whether segment B follows A, and that loss is added (BERT; XLNet's Table 6, row 8).
     """
 
     name: Literal["permutation", "denoising", "causal"] = "permutation"
@@ -37,21 +35,21 @@ class ObjectiveConfig:
 
     def __post_init__(self) -> None:
         check_choices(self, "objective.")
-        if self.partial_k < 1 or self.max_span < 1 or (self.perm_size is not None and self.perm_size < 1):
-            raise ValueError(
-                f"objective.partial_k ({self.partial_k}), objective.max_span ({self.max_span}) and objective.perm_size "
-                f"({self.perm_size}) must be at least 1; max_span=1 predicts single words"
-            )
+        for name in ("partial_k", "max_span", "perm_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                hint = " Set objective.max_span=1 to predict single words." if name == "max_span" else ""
+                raise ValueError(f"objective.{name}={value} is invalid: it must be at least 1.{hint}")
         if self.next_sentence and self.name == "causal":
             raise ValueError(
-                "objective.next_sentence asks whether segment B follows A, and objective.name=causal reads plain text, which has none; "
-                "take objective.name=permutation or denoising, or leave out objective.next_sentence"
+                "objective.next_sentence=true is invalid with objective.name=causal: plain text has no segment B. "
+                "Set objective.name=permutation or denoising, or objective.next_sentence=false."
             )
 
 
 @dataclass(frozen=True)
-class Examples:
-    """What an objective says of B windows, as numpy; fields as in Batch.
+class ModelInputs:
+    """Output of an objective for B windows, as numpy arrays. Fields are those of Batch.
 
     Attributes:
         input_ids: (B, T) int64.
@@ -69,26 +67,31 @@ class Examples:
 
 
 class Objective(Protocol):
-    """What turns windows into examples.
+    """Objective, which turns windows into model inputs.
 
     Attributes:
-        two_streams: whether predictions are read from the query stream (which sees not the token at its own place), or from
-            the content stream.
-        sees_ahead: whether a token may see what stands after it; else none does.
-        about: what it does, in a sentence for people.
+        two_streams: True if predictions are read from the query stream, which does not see the token at its own position.
+            Otherwise they are read from the content stream.
+        sees_ahead: True if a token may see later tokens.
+        description: one sentence for the user.
     """
 
     two_streams: bool
     sees_ahead: bool
-    about: str
+    description: str
 
     def __init__(self, config: ObjectiveConfig, starts_word: np.ndarray) -> None:
-        """`starts_word` (V,) bool: the pieces with which words begin."""
+        """Create the objective.
 
-    def n_targets(self, window: int, reuse_len: int) -> int:
-        """P, of a window of so many tokens of which so many first are reused."""
+        Args:
+            config: settings.
+            starts_word: (V,) bool, True for tokens that start a word.
+        """
+
+    def n_targets(self, seq_len: int, reuse_len: int) -> int:
+        """Return P for windows of `seq_len` tokens, `reuse_len` of them reused."""
         ...
 
-    def examples(self, windows: Windows, rng: RowRng) -> Examples:
-        """The examples of `windows`; every draw comes from `rng`."""
+    def build_inputs(self, windows: Windows, rng: RowRng) -> ModelInputs:
+        """Build the inputs of `windows`. All random numbers come from `rng`."""
         ...

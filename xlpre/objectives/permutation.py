@@ -1,10 +1,12 @@
-"""Permutation language modelling: a factorization order, as ranks (XLNet section 2.2-2.3).
+"""Permutation language modeling: a factorization order, expressed as ranks (XLNet, sections 2.2 and 2.3).
 
-A token sees those ranked below it. In each half of a window, with base 0 for the reused half and `reuse_len + 1` for the rest:
+A token sees the keys ranked below it. Ranks are assigned separately in the reused part of a window (base 0) and in the rest (base
+`reuse_len + 1`). `order` is the token's index in the factorization order:
 
-    context token          key base - 1          query base
-    target                 base + place          the same, so it does not see itself
-    <sep>, <cls>           base + place          one more
+    token           key rank          query rank
+    context         base - 1          base
+    target          base + order      base + order, so it does not see itself
+    <sep>, <cls>    base + order      base + order + 1
 """
 
 from __future__ import annotations
@@ -13,36 +15,38 @@ import numpy as np
 
 from xlpre.data.rng import RowRng
 from xlpre.data.window_layout import Windows
-from xlpre.objectives.objective import Examples, ObjectiveConfig
-from xlpre.objectives.target_sampling import SpanSampler, positions_of, window_parts
+from xlpre.objectives.objective import ModelInputs, ObjectiveConfig
+from xlpre.objectives.target_sampling import SpanSampler, positions_of_targets, window_parts
 
 
 class Permutation:
-    """Targets are predicted in a random order, each from the context and the targets before it."""
+    """Objective where targets are predicted in a random order, each from the context and the targets before it."""
 
     two_streams, sees_ahead = True, True
-    about = "Targets are predicted in a random order (place), each from the context and the targets before it."
+    description = (
+        "Targets are predicted in a random order, each from the context and the targets before it in that order."
+    )
 
     def __init__(self, config: ObjectiveConfig, starts_word: np.ndarray) -> None:
         self._config = config
         self._spans = SpanSampler(config, starts_word)
 
-    def n_targets(self, window: int, reuse_len: int) -> int:
-        """As many as spans are drawn for."""
-        return sum(self._spans.shares(window, reuse_len))
+    def n_targets(self, seq_len: int, reuse_len: int) -> int:
+        """Return P."""
+        return sum(self._spans.num_targets(seq_len, reuse_len))
 
-    def examples(self, windows: Windows, rng: RowRng) -> Examples:
-        """Draw targets and an order for each row."""
-        is_target = self._spans.targets_of(windows, rng)
+    def build_inputs(self, windows: Windows, rng: RowRng) -> ModelInputs:
+        """Sample targets and a factorization order for each row."""
+        is_target = self._spans.sample_targets(windows, rng)
         ranks = []
-        for half in window_parts(windows):
-            length = half.stop - half.start
-            places = rng.uniform(min(self._config.perm_size or length, length)).argsort(axis=1)
-            base = 0 if half.start == 0 else windows.reuse_len + 1
-            ranks.append(ranks_of(is_target[:, half], windows.special_mask[:, half], places, base))
-        query_rank, key_rank = (np.concatenate(side, axis=1) for side in zip(*ranks, strict=True))
-        positions = positions_of(is_target)
-        return Examples(
+        for part in window_parts(windows):
+            length = part.stop - part.start
+            order = rng.uniform(min(self._config.perm_size or length, length)).argsort(axis=1)
+            base = 0 if part.start == 0 else windows.reuse_len + 1
+            ranks.append(factorization_ranks(is_target[:, part], windows.special_mask[:, part], order, base))
+        query_rank, key_rank = (np.concatenate(parts, axis=1) for parts in zip(*ranks, strict=True))
+        positions = positions_of_targets(is_target)
+        return ModelInputs(
             input_ids=windows.ids,
             query_rank=query_rank,
             key_rank=key_rank,
@@ -51,27 +55,27 @@ class Permutation:
         )
 
 
-def ranks_of(
-    is_target: np.ndarray, special_mask: np.ndarray, places: np.ndarray, base: int
+def factorization_ranks(
+    is_target: np.ndarray, special_mask: np.ndarray, order: np.ndarray, base: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Query and key ranks of one half of each window.
+    """Compute the ranks of one part of each window.
 
     Args:
         is_target: (B, L) bool.
         special_mask: (B, L) bool, <sep> and <cls>: hidden from the context like targets, but never predicted.
-        places: (B, S) permutations of the places in a chunk, a row's the same for all its chunks; chunks follow each other from
-            left to right.
-        base: rank of the half's first place.
+        order: (B, S) permutations of 0 to S - 1, the factorization order within a chunk of S tokens. All chunks of a row use the
+            same permutation. Chunks follow each other from left to right.
+        base: rank of the first token in the order.
 
     Returns:
         (B, L) int32 query ranks, (B, L) int32 key ranks.
 
-    Source: zihangdai/xlnet data_utils.py `_local_perm`; docs/objectives.md derives the rule.
+    Source: zihangdai/xlnet data_utils.py `_local_perm`. docs/objectives.md derives the rule.
     """
-    (rows, length), size = is_target.shape, places.shape[1]
-    in_tail = length % size
-    tail = places[places < in_tail].reshape(rows, in_tail)  # the last chunk may be shorter
-    order = np.concatenate([places] * (length // size) + [tail], axis=1, dtype=np.int32, casting="same_kind")
-    order += (np.arange(length) // size * size + base).astype(np.int32)
-    key = np.where(is_target | special_mask, order, np.int32(base - 1))
-    return key + ~is_target, key
+    (rows, length), size = is_target.shape, order.shape[1]
+    tail_len = length % size
+    tail = order[order < tail_len].reshape(rows, tail_len)  # the last chunk may be shorter
+    ranks = np.concatenate([order] * (length // size) + [tail], axis=1, dtype=np.int32, casting="same_kind")
+    ranks += (np.arange(length) // size * size + base).astype(np.int32)
+    key_rank = np.where(is_target | special_mask, ranks, np.int32(base - 1))
+    return key_rank + ~is_target, key_rank

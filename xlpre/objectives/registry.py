@@ -19,27 +19,33 @@ OBJECTIVES: dict[str, type[Objective]] = {
 
 
 def build_objective(config: ObjectiveConfig, data: DataConfig, starts_word: np.ndarray) -> Objective:
-    """The objective that `config` names, for windows laid out by `data`.
+    """Build the objective `config.name`.
+
+    Args:
+        config: objective settings.
+        data: layout of the windows.
+        starts_word: (V,) bool, True for tokens that start a word.
 
     Raises:
-        ValueError: a causal model on windows with symbols and pairs; next sentences without pairs; more targets than tokens.
+        ValueError: a causal objective on windows with special tokens; next-sentence prediction without pairs; more targets than
+            tokens.
     """
     if config.next_sentence and not data.has_pairs:
         raise ValueError(
-            f"objective.next_sentence asks whether segment B follows A: data.pairs ({data.pairs}) must be true and data.reuse_len "
-            f"({data.reuse_len}) below data.seq_len ({data.seq_len}), which else is plain text; set them so, or leave out "
-            "objective.next_sentence"
+            f"objective.next_sentence=true is invalid with data.pairs={str(data.pairs).lower()}, data.reuse_len={data.reuse_len} and "
+            f"data.seq_len={data.seq_len}: it needs windows with a segment B. "
+            "Set data.pairs=true and data.reuse_len below data.seq_len, or objective.next_sentence=false."
         )
     if config.name == "causal" and data.reuse_len != data.seq_len:
         raise ValueError(
-            f"objective.name=causal reads plain text: data.reuse_len ({data.reuse_len}) must equal data.seq_len; "
-            f"set data.reuse_len={data.seq_len}"
+            f"data.reuse_len={data.reuse_len} is invalid with objective.name=causal: it must equal data.seq_len={data.seq_len}, "
+            f"because causal windows are plain text. Set data.reuse_len={data.seq_len}."
         )
     in_reused, in_rest = num_targets(data.seq_len, data.reuse_len, config.partial_k)
-    room = data.seq_len - data.reuse_len - data.n_symbols
-    if config.name != "causal" and (in_reused > data.reuse_len or in_rest > room):
+    rest_len = data.seq_len - data.reuse_len - data.n_symbols
+    if config.name != "causal" and (in_reused > data.reuse_len or in_rest > rest_len):
         raise ValueError(
-            f"objective.partial_k ({config.partial_k}) asks for {in_rest} targets among the {room} tokens after the reused part of a "
-            f"window; set objective.partial_k={data.seq_len / room:.1f} or more, or a larger data.seq_len"
+            f"objective.partial_k={config.partial_k} is invalid: it needs {in_rest} targets among the {rest_len} tokens after the reused "
+            f"part of a window. Set objective.partial_k={data.seq_len / rest_len:.1f} or more, or increase data.seq_len."
         )
     return OBJECTIVES[config.name](config, starts_word)

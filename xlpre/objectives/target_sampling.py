@@ -1,6 +1,6 @@
-"""Which tokens are targets: spans of whole words, one token in K, exactly P a window.
+"""Sampling of targets: spans of whole words, one token in K, exactly P per window.
 
-Source: XLNet section 2.3 (partial prediction) and 3.1 ("span-based prediction"); zihangdai/xlnet data_utils.py `_sample_mask`.
+Source: XLNet, section 2.3 (partial prediction) and section 3.1 ("span-based prediction"); zihangdai/xlnet data_utils.py `_sample_mask`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from xlpre.objectives.objective import ObjectiveConfig
 
 
 @dataclass(frozen=True)
-class SpanDraws:
-    """What chance decides about the targets of B stretches of L tokens, all uniform from 0 to 1.
+class SpanRandomNumbers:
+    """Uniform random numbers in [0, 1) that determine the targets of B rows of L tokens.
 
     Attributes:
-        lengths: (B, N), words of each span, for as many spans as there can be.
-        offsets: (B, N), where in its context each span begins.
-        fill: (B, L), tokens with low ones are targets where spans are too few.
+        lengths: (B, S), number of words of each span, for the largest possible number of spans S.
+        offsets: (B, S), start of each span within its context.
+        fill: (B, L). Where spans mark too few targets, the tokens with the lowest numbers are added.
     """
 
     lengths: np.ndarray
@@ -31,127 +31,146 @@ class SpanDraws:
 
 
 class SpanSampler:
-    """Chooses targets in stretches of text.
+    """Sampler of targets.
 
     Args:
-        config: partial_k, max_span, span_ends.
-        starts_word: (V,) bool, pieces that begin a word.
+        config: `partial_k`, `max_span`, `span_ends`.
+        starts_word: (V,) bool, True for tokens that start a word.
     """
 
     def __init__(self, config: ObjectiveConfig, starts_word: np.ndarray) -> None:
-        self._k, self._max_span = config.partial_k, config.max_span
+        self._partial_k, self._max_span = config.partial_k, config.max_span
         self._whole_words = config.span_ends == "whole_words"
         self._starts_word = starts_word
-        lengths = 1 / np.arange(1, config.max_span + 1)
-        self._length_cdf = np.cumsum(lengths / lengths.sum())[:-1]
-        self._contexts = [int(n * self._k) for n in range(config.max_span + 1)]
+        weights = 1 / np.arange(1, config.max_span + 1)
+        self._length_cdf = np.cumsum(weights / weights.sum())[:-1]
+        self._context_len = [int(n * self._partial_k) for n in range(config.max_span + 1)]  # by length of the span
 
-    def shares(self, window: int, reuse_len: int) -> tuple[int, int]:
-        """How many targets the halves of a window have; see target_shares."""
-        return num_targets(window, reuse_len, self._k)
+    def num_targets(self, seq_len: int, reuse_len: int) -> tuple[int, int]:
+        """Return the number of targets in the reused part and in the rest of a window."""
+        return num_targets(seq_len, reuse_len, self._partial_k)
 
-    def targets_of(self, windows: Windows, rng: RowRng) -> np.ndarray:
-        """(B, T) bool with exactly P true in each row, shared between the halves of a window by their lengths."""
-        goals = self.shares(windows.ids.shape[1], windows.reuse_len)
+    def sample_targets(self, windows: Windows, rng: RowRng) -> np.ndarray:
+        """Return (B, T) bool with exactly P targets in each row, divided between the parts of a window by their lengths."""
+        counts = self.num_targets(windows.ids.shape[1], windows.reuse_len)
         allowed = ~windows.special_mask
-        chosen = [
-            self.sample(
-                windows.ids[:, half], allowed[:, half], goal, windows.backward, self.draw(half.stop - half.start, rng)
-            )
-            for half, goal in zip(window_parts(windows), goals, strict=False)
-        ]
-        return np.concatenate(chosen, axis=1)
+        is_target = []
+        for part, n_targets in zip(window_parts(windows), counts, strict=False):
+            numbers = self.draw_numbers(part.stop - part.start, rng)
+            is_target.append(self.sample(windows.ids[:, part], allowed[:, part], n_targets, windows.backward, numbers))
+        return np.concatenate(is_target, axis=1)
 
-    def draw(self, length: int, rng: RowRng) -> SpanDraws:
-        """The draws for stretches of `length` tokens."""
-        most = (length - 1) // (self._contexts[1] + 1) + 1  # a span and its context take so many tokens at least
-        return SpanDraws(rng.uniform(most), rng.uniform(most), rng.uniform(length))
+    def draw_numbers(self, length: int, rng: RowRng) -> SpanRandomNumbers:
+        """Draw the random numbers for rows of `length` tokens."""
+        max_spans = (length - 1) // (
+            self._context_len[1] + 1
+        ) + 1  # a span with its context has at least this many tokens
+        return SpanRandomNumbers(rng.uniform(max_spans), rng.uniform(max_spans), rng.uniform(length))
 
     def sample(
-        self, ids: np.ndarray, allowed: np.ndarray, goal: int, backward: np.ndarray, draws: SpanDraws
+        self, ids: np.ndarray, allowed: np.ndarray, n_targets: int, backward: np.ndarray, numbers: SpanRandomNumbers
     ) -> np.ndarray:
-        """Mark `goal` targets in each row.
+        """Mark `n_targets` targets in each row.
 
         Args:
-            ids: (B, L) tokens in the rows' order.
+            ids: (B, L) tokens in the order of the row.
             allowed: (B, L) bool, tokens that may be targets.
-            goal: how many, at most what any row allows.
-            backward: (B,) bool, the row runs from right to left; everything is drawn in reading order.
-            draws: for B stretches of L tokens.
+            n_targets: at most the number of allowed tokens in any row.
+            backward: (B,) bool, rows from right to left. Spans are sampled in reading order.
+            numbers: random numbers of these rows.
 
         Returns:
-            (B, L) bool with exactly `goal` true in each row.
+            (B, L) bool with exactly `n_targets` true in each row.
         """
         allowed = _reversed_where(backward, allowed)
-        chosen = self.spans(_reversed_where(backward, self._starts_word[ids]), allowed, goal, draws)
-        _fill(chosen, allowed, goal, draws.fill)
-        return _reversed_where(backward, chosen)
+        is_target = self.sample_spans(_reversed_where(backward, self._starts_word[ids]), allowed, n_targets, numbers)
+        _fill(is_target, allowed, n_targets, numbers.fill)
+        return _reversed_where(backward, is_target)
 
-    def spans(self, starts: np.ndarray, allowed: np.ndarray, goal: int, draws: SpanDraws) -> np.ndarray:
-        """(B, L) bool, at most `goal` true in each row, in reading order; `starts` (B, L) are tokens that begin a word."""
-        chosen = np.zeros(starts.shape, bool)
-        n_words = (self._length_cdf.searchsorted(draws.lengths, side="right") + 1).tolist()
-        offsets = draws.offsets.tolist()
-        for marks, begins, free, n, offset in zip(chosen, starts, allowed, n_words, offsets, strict=True):
-            for begin, end in self._walk(begins.nonzero()[0].tolist(), free.tobytes(), goal, n, offset):
-                marks[begin:end] = True
-        return chosen
+    def sample_spans(
+        self, starts: np.ndarray, allowed: np.ndarray, n_targets: int, numbers: SpanRandomNumbers
+    ) -> np.ndarray:
+        """Mark spans in reading order.
 
-    def _walk(
-        self, words: list[int], allowed: bytes, goal: int, n_words: list[int], offsets: list[float]
+        Args:
+            starts: (B, L) bool, tokens that start a word.
+            allowed: (B, L) bool, tokens that may be targets.
+            n_targets: maximum number of targets.
+            numbers: random numbers of these rows.
+
+        Returns:
+            (B, L) bool with at most `n_targets` true in each row.
+        """
+        is_target = np.zeros(starts.shape, bool)
+        n_words = (self._length_cdf.searchsorted(numbers.lengths, side="right") + 1).tolist()
+        offsets = numbers.offsets.tolist()
+        for marks, row_starts, row_allowed, n, offset in zip(is_target, starts, allowed, n_words, offsets, strict=True):
+            spans = self._place_spans(row_starts.nonzero()[0].tolist(), row_allowed.tobytes(), n_targets, n, offset)
+            for start, end in spans:
+                marks[start:end] = True
+        return is_target
+
+    def _place_spans(
+        self, words: list[int], allowed: bytes, n_targets: int, n_words: list[int], offsets: list[float]
     ) -> list[tuple[int, int]]:
-        """Spans in contexts K times as long, left to right, until `goal` is reached or the text ends.
+        """Place spans in contexts K times their length, left to right, until `n_targets` is reached or the text ends.
 
-        A span that does not fit into what is left of the goal, or has a token that is not allowed, is passed over. This is the
-        one loop over tokens of the data path: plain integers, because a span begins where the last one's context ended.
+        A span is skipped if it exceeds the remaining number of targets or contains a token that is not allowed. This is the only
+        Python loop over tokens in the data path: a span starts where the previous context ended.
         """
         length, last = len(allowed), len(words)
-        words = words + [length] * (self._max_span + 1)  # so that words[word + n] is there
+        words = words + [length] * (self._max_span + 1)  # so that words[word + n] exists
         spans = []
-        left, at = goal, 0
+        remaining, position = n_targets, 0
         for n, offset in zip(n_words, offsets, strict=True):
-            if left == 0 or at >= length:
+            if remaining == 0 or position >= length:
                 break
-            n = min(n, left)
-            context = self._contexts[n]
-            before = int(offset * context)
-            word = bisect_left(words, at + before, 0, last)
-            begin = words[word]
-            end = words[word + n] if self._whole_words else begin + n
+            n = min(n, remaining)
+            context_len = self._context_len[n]
+            before = int(offset * context_len)
+            word = bisect_left(words, position + before, 0, last)
+            start = words[word]
+            end = words[word + n] if self._whole_words else start + n
             if end >= length:
                 break
-            if end - begin <= left and allowed.find(0, begin, end) < 0:
-                spans.append((begin, end))
-                left -= end - begin
-            at = end + context - before
+            if end - start <= remaining and allowed.find(0, start, end) < 0:
+                spans.append((start, end))
+                remaining -= end - start
+            position = end + context_len - before
         return spans
 
 
-def num_targets(length: int, reuse_len: int, partial_k: float) -> tuple[int, int]:
-    """P, one in K of `length` tokens, as targets in the reused part and in the rest."""
-    total = max(1, int(length / partial_k))
-    in_rest = total * (length - reuse_len) // length
+def num_targets(seq_len: int, reuse_len: int, partial_k: float) -> tuple[int, int]:
+    """Return the number of targets in the reused part and in the rest of a window.
+
+    Args:
+        seq_len: T.
+        reuse_len: length of the reused part.
+        partial_k: one token in K is a target.
+    """
+    total = max(1, int(seq_len / partial_k))
+    in_rest = total * (seq_len - reuse_len) // seq_len
     return total - in_rest, in_rest
 
 
 def window_parts(windows: Windows) -> list[slice]:
-    """The reused part and the rest (absent in plain windows), which must not be seen from the reused part."""
-    halves = [slice(0, windows.reuse_len), slice(windows.reuse_len, windows.ids.shape[1])]
-    return [half for half in halves if half.stop > half.start]
+    """Return the reused part and the rest of a window. Plain windows have no rest. The reused part must not see the rest."""
+    parts = [slice(0, windows.reuse_len), slice(windows.reuse_len, windows.ids.shape[1])]
+    return [part for part in parts if part.stop > part.start]
 
 
-def positions_of(chosen: np.ndarray) -> np.ndarray:
-    """(B, P) int64, where `chosen` (B, T) is true, which it is P times in each row."""
-    rows, length = chosen.shape
-    return np.flatnonzero(chosen).reshape(rows, -1) - np.arange(0, rows * length, length)[:, None]
+def positions_of_targets(is_target: np.ndarray) -> np.ndarray:
+    """Return (B, P) int64 positions where `is_target` (B, T) is true, for rows with P targets each."""
+    rows, length = is_target.shape
+    return np.flatnonzero(is_target).reshape(rows, -1) - np.arange(0, rows * length, length)[:, None]
 
 
-def _fill(chosen: np.ndarray, allowed: np.ndarray, goal: int, fill: np.ndarray) -> None:
-    """Mark the tokens with the lowest `fill` in each row, until there are `goal`."""
-    missing = goal - chosen.sum(1)
-    by_fill = np.where(allowed & ~chosen, fill, np.inf).argsort(axis=1)
-    row, taken = (np.arange(fill.shape[1]) < missing[:, None]).nonzero()
-    chosen[row, by_fill[row, taken]] = True
+def _fill(is_target: np.ndarray, allowed: np.ndarray, n_targets: int, fill: np.ndarray) -> None:
+    """Mark the tokens with the lowest `fill` in each row, in place, until there are `n_targets`."""
+    missing = n_targets - is_target.sum(1)
+    by_fill = np.where(allowed & ~is_target, fill, np.inf).argsort(axis=1)
+    row, rank = (np.arange(fill.shape[1]) < missing[:, None]).nonzero()
+    is_target[row, by_fill[row, rank]] = True
 
 
 def _reversed_where(backward: np.ndarray, rows: np.ndarray) -> np.ndarray:

@@ -1,1 +1,1 @@
-"""Strings: documents from anywhere, and the vocabulary that turns them into token ids."""
+"""Text: documents from many sources, and the vocabulary that encodes them as token ids."""

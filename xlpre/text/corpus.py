@@ -1,6 +1,6 @@
-"""Documents from files, from datasets by name, from docstrings; alone or as a mixture.
+"""Documents of a corpus: text files, Hugging Face datasets, docstrings, or a mixture of them.
 
-What is large is cut into units that can be read side by side.
+The corpus is divided into units, which processes read in parallel.
 """
 
 from __future__ import annotations
@@ -11,35 +11,44 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from xlpre.text.docstrings import docstrings
-from xlpre.text.document import Document, LineType, RowType, from_lines, from_rows
-from xlpre.text.hub import files_of, is_dataset, rows_of, streamed
-from xlpre.text.readers import PACKED, ByteCounter, json_rows, kind_of, parquet_rows, read_lines, row_groups
+from xlpre.text.docstrings import read_docstrings
+from xlpre.text.document import Document, LineType, RowType, documents_from_lines, documents_from_rows
+from xlpre.text.hub import dataset_files, is_hf_dataset, iterate_rows, open_stream
+from xlpre.text.readers import (
+    COMPRESSED_SUFFIXES,
+    ByteCounter,
+    file_kind,
+    json_rows,
+    parquet_rows,
+    read_lines,
+    row_group_sizes,
+)
 
 UNIT_BYTES = 64 << 20
-SMALL_BYTES = 1 << 18  # units below it are read TOGETHER by one worker: each shard costs syncs of the disk
-TOGETHER = 100
+SMALL_UNIT_BYTES = 1 << 18  # one process reads smaller units in groups: each group costs several flushes of the disk
+MAX_GROUP_UNITS = 100
+MAX_SAMPLED_GROUPS = 100
 
 
 @dataclass(frozen=True)
 class TextConfig:
-    """Where the text comes from.
+    """Text of the corpus.
 
     Attributes:
-        source: `docstrings`; a glob of .txt, .jsonl or .parquet files (.txt and .jsonl also .gz or .zst); or `hf:NAME[/CONFIG]`
-            for a dataset of the Hugging Face hub, `hf:./FOLDER` for one on disk, files or what `save_to_disk` wrote.
-        mixture: several sources instead, each with how often its documents are taken for training: 2 is twice, 0.5 every
-            second one, as `{"wiki/*.txt.gz": 2, "hf:owner/data": 0.5}`.
-        column: the field of a jsonl, parquet or hub row that holds the text.
-        row_type: whether a row of a jsonl, parquet or hub source is a whole document, or one line of text (as in a .txt file,
-            where an empty line ends a document).
-        line_type: what a line of text is. `paragraphs`: <eop> follows it, and the ends of its sentences are found. `sentences`: one
-            sentence, after which nothing is put, as BERT and the released XLNet read their files.
-        split: the split of a hub dataset.
-        max_chars: stop after so many characters of each source; null reads everything.
-        deduplicate: leave out documents whose text was there before, to the letter.
-        val_fraction: the share of documents kept out of training, to measure on. Chosen by a hash of the document.
-        num_processes: processes that encode; 0 is one for each core.
+        source: `docstrings` for the docstrings of the installed Python packages; a glob of .txt, .jsonl or .parquet files (.txt and
+            .jsonl also .gz or .zst); `hf:NAME[/CONFIG]` for a dataset of the Hugging Face hub; `hf:./FOLDER` for a dataset on disk.
+        mixture: several sources instead of one, with the number of times that training sees each of their documents: 2 is twice, 0.5
+            every second document, as in `{"wiki/*.txt.gz": 2, "hf:owner/data": 0.5}`.
+        column: field of a jsonl, parquet or hub row that holds the text.
+        row_type: content of a jsonl, parquet or hub row. `documents`: a whole document. `lines`: one line of text, with an empty line
+            at the end of a document, as in a .txt file.
+        line_type: content of a line of text. `paragraphs`: <eop> follows each line, and sentence ends are detected inside it.
+            `sentences`: one sentence and no <eop>, as in the input files of BERT and the released XLNet.
+        split: split of a hub dataset.
+        max_chars: maximum number of characters to read from each source. null: all of them.
+        deduplicate: drop documents whose text is identical to that of an earlier document.
+        val_fraction: fraction of the documents for validation. A hash of the document selects them.
+        num_processes: processes that encode the text. null: one per core.
     """
 
     source: str = "docstrings"
@@ -51,39 +60,44 @@ class TextConfig:
     max_chars: int | None = None
     deduplicate: bool = False
     val_fraction: float = 0.01
-    num_processes: int = 0
+    num_processes: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.val_fraction < 0.5:
             raise ValueError(
-                f"text.val_fraction ({self.val_fraction}) is the share of documents to measure on: above 0, below 0.5"
+                f"text.val_fraction={self.val_fraction} is invalid: it must be above 0 and below 0.5. Set 0.01, for example."
             )
-        if self.max_chars is not None and self.max_chars <= 0:
-            raise ValueError(f"text.max_chars ({self.max_chars}) must be positive, or null to read everything")
-        if self.num_processes < 0:
+        if self.max_chars is not None and self.max_chars < 1:
             raise ValueError(
-                f"text.num_processes ({self.num_processes}) must be at least 0, which is one for each core"
+                f"text.max_chars={self.max_chars} is invalid: it must be at least 1. Set null to read everything."
+            )
+        if self.num_processes is not None and self.num_processes < 1:
+            raise ValueError(
+                f"text.num_processes={self.num_processes} is invalid: it must be at least 1. Set null for one per core."
             )
         for source, weight in self.mixture.items():
             if weight <= 0:
-                raise ValueError(f"text.mixture: {source!r} is taken {weight} times; the number must be positive")
+                raise ValueError(
+                    f"text.mixture={{{source!r}: {weight}}} is invalid: weights must be positive. Remove the source to leave it out."
+                )
 
     @property
     def sources(self) -> dict[str, float]:
-        """The sources and how often each is taken."""
+        """All sources and their weights: the number of times that training sees each document."""
         return self.mixture or {self.source: 1.0}
 
 
 @dataclass(frozen=True)
 class ReadUnit:
-    """A part of the text that can be read by itself.
+    """A part of the corpus that can be read on its own.
 
     Attributes:
         source: `docstrings`, `hf:...`, or a file.
-        weight: how often its documents are taken for training.
-        begin, end: of a plain file, the bytes; of a parquet file, the row groups; of a dataset, which share of how many.
-        n_bytes: its size; 0 if nobody knows.
-        changed: when its file was changed last, in nanoseconds.
+        weight: number of times that training sees each document.
+        begin: first byte of a plain file, first row group of a parquet file, or index of the shard of a dataset.
+        end: byte or row group after the last one, or number of shards. None: the end of the file.
+        n_bytes: size, 0 if unknown.
+        modified_ns: time of the last change of the file, in nanoseconds.
     """
 
     source: str
@@ -91,33 +105,98 @@ class ReadUnit:
     begin: int = 0
     end: int | None = None
     n_bytes: int = 0
-    changed: int = 0
+    modified_ns: int = 0
 
 
-def units_of(config: TextConfig) -> list[list[ReadUnit]]:
-    """What can be read side by side: each unit alone, small ones together, or, where a limit counts through them, all of a source.
+def list_units(config: TextConfig) -> list[list[ReadUnit]]:
+    """Return groups of units that can be read in parallel. The units of a group are read one after another.
 
-    Their order depends on nothing but the text and `config`.
+    Large units are groups of one, small units share groups. With `max_chars`, which limits a source as a whole, the units of a source
+    form one group. The order depends only on the text and `config`.
 
     Raises:
-        ValueError: a glob that matches nothing, a file of an unknown kind, a dataset that cannot be loaded.
+        ValueError: a glob matches no file, a file is of an unknown kind, or a dataset cannot be loaded.
     """
-    found = [units for item in config.sources.items() if (units := _units_of_source(*item, config))]
-    return (
-        found if config.max_chars is not None else [group for units in found for group in _small_ones_together(units)]
-    )
+    by_source = [units for item in config.sources.items() if (units := _units_of_source(*item, config))]
+    if config.max_chars is not None:
+        return by_source
+    return [group for units in by_source for group in _group_small_units(units)]
 
 
-def _small_ones_together(units: list[ReadUnit]) -> Iterator[list[ReadUnit]]:
-    """Neighbours that are small in groups, by their number, so that a file that grows moves no other into another group."""
+def source_files(config: TextConfig) -> dict[str, int]:
+    """Return the files of all sources, including those of datasets on disk, and their bytes."""
+    names = [source for source in config.sources if source != "docstrings"]
+    paths = [dataset_files(source) if is_hf_dataset(source) else _matching_files(source) for source in names]
+    return {str(path): path.stat().st_size for files in paths for path in files}
+
+
+def read_documents(config: TextConfig) -> Iterator[Document]:
+    """Yield the documents of all sources in order. Documents and their lines are not empty.
+
+    Raises:
+        ValueError: a file cannot be read, or there is no text.
+    """
+    document = None
+    for units in list_units(config):
+        for document in read_units(units, config, ByteCounter()):
+            yield document
+    if document is None:
+        raise ValueError(empty_text_message(config))
+
+
+def read_units(units: Sequence[ReadUnit], config: TextConfig, counter: ByteCounter) -> Iterator[Document]:
+    """Yield the documents of `units` in order, until they have `config.max_chars` characters.
+
+    Args:
+        units: units to read.
+        config: text settings.
+        counter: counts the bytes read.
+    """
+    limit = float("inf") if config.max_chars is None else config.max_chars
+    n_chars = 0
+    for unit in units:
+        for document in _read_unit(unit, config, counter):
+            if n_chars >= limit:
+                return
+            n_chars += sum(map(len, document))
+            yield document
+
+
+def sample_lines(config: TextConfig, n_chars: int) -> list[str]:
+    """Return lines with about `n_chars` characters in all, from the beginnings of up to 100 groups of units."""
+    groups = list_units(config)
+    groups = groups[:: -(-len(groups) // MAX_SAMPLED_GROUPS)]
+    lines: list[str] = []
+    for group in groups:
+        size = 0
+        for document in read_units(group, config, ByteCounter()):
+            lines += document
+            size += sum(map(len, document))
+            if size >= n_chars / len(groups):
+                break
+    return lines
+
+
+def empty_text_message(config: TextConfig) -> str:
+    """Return the error message for a corpus without text."""
+    has_small_weight = any(weight < 1 for weight in config.sources.values())
+    reason = "holds no text" + (", or text.mixture takes too little of it" if has_small_weight else "")
+    return f"text.source={' '.join(config.sources)} is invalid: it {reason}. Name a source with text."
+
+
+def _group_small_units(units: list[ReadUnit]) -> Iterator[list[ReadUnit]]:
+    """Yield consecutive small units in groups, and other units alone.
+
+    Groups are full by their number of units, not by bytes: a file that grows does not move others to another group.
+    """
     group: list[ReadUnit] = []
     for unit in units:
-        small = unit.n_bytes < SMALL_BYTES and not is_dataset(unit.source)  # whose size may be unknown
-        if group and (not small or len(group) == TOGETHER):
+        is_small = unit.n_bytes < SMALL_UNIT_BYTES and not is_hf_dataset(unit.source)  # its size may be unknown
+        if group and (not is_small or len(group) == MAX_GROUP_UNITS):
             yield group
             group = []
         group.append(unit)
-        if not small:
+        if not is_small:
             yield group
             group = []
     if group:
@@ -127,115 +206,58 @@ def _small_ones_together(units: list[ReadUnit]) -> Iterator[list[ReadUnit]]:
 def _units_of_source(source: str, weight: float, config: TextConfig) -> list[ReadUnit]:
     if source == "docstrings":
         return [ReadUnit(source, weight)]
-    if is_dataset(source):
-        n_shares = streamed(source, config.split).num_shards
-        states = [path.stat() for path in files_of(source)]
-        changed = max((state.st_mtime_ns for state in states), default=0)
-        n_bytes = sum(state.st_size for state in states) // n_shares
-        return [ReadUnit(source, weight, i, n_shares, n_bytes, changed) for i in range(n_shares)]
-    return [unit for path in _matching(source) for unit in _units_of_file(path, weight, config)]
-
-
-def files(config: TextConfig) -> dict[str, int]:
-    """The files that the sources' globs name, and those of datasets on disk, with their bytes."""
-    named = [source for source in config.sources if source != "docstrings"]
-    found = [files_of(source) if is_dataset(source) else _matching(source) for source in named]
-    return {str(path): path.stat().st_size for paths in found for path in paths}
-
-
-def documents(config: TextConfig) -> Iterator[Document]:
-    """The documents of all sources, one after another.
-
-    Yields:
-        Non-empty documents of non-empty lines.
-
-    Raises:
-        ValueError: a file that cannot be read (named, with its line or byte), no text at all.
-    """
-    document = None
-    for units in units_of(config):
-        for document in documents_of(units, config, ByteCounter()):
-            yield document
-    if document is None:
-        raise ValueError(no_text(config))
-
-
-def sample_of(config: TextConfig, characters: int) -> list[str]:
-    """Lines of the text, about so many characters: the beginnings of its units, of a hundred of them where there are more."""
-    groups = units_of(config)
-    groups = groups[:: -(-len(groups) // 100)]
-    lines: list[str] = []
-    for group in groups:
-        size = 0
-        for document in documents_of(group, config, ByteCounter()):
-            lines += document
-            size += sum(map(len, document))
-            if size >= characters / len(groups):
-                break
-    return lines
-
-
-def documents_of(units: Sequence[ReadUnit], config: TextConfig, meter: ByteCounter) -> Iterator[Document]:
-    """The documents of `units` one after another, `max_chars` of them; `meter` is told how much was read."""
-    limit = float("inf") if config.max_chars is None else config.max_chars
-    characters = 0
-    for unit in units:
-        for document in _read(unit, config, meter):
-            if characters >= limit:
-                return
-            characters += sum(map(len, document))
-            yield document
-
-
-def no_text(config: TextConfig) -> str:
-    """The message for a corpus without a word."""
-    thinned = (
-        " (or text.mixture takes too little of it)" if any(weight < 1 for weight in config.sources.values()) else ""
-    )
-    return f"text.source={' '.join(config.sources)!r} holds no text at all{thinned}; name one that does"
-
-
-def _matching(pattern: str) -> list[Path]:
-    paths = [Path(pattern)] if Path(pattern).is_file() else sorted(map(Path, glob.glob(pattern, recursive=True)))
-    if not paths:
-        raise ValueError(
-            f"text.source={pattern!r} matches no file; give a glob such as 'wiki/*.txt.gz', 'docstrings', or hf:NAME/CONFIG"
-        )
-    for path in paths:
-        kind_of(path)
-    return paths
+    if is_hf_dataset(source):
+        n_shards = open_stream(source, config.split).num_shards
+        stats = [path.stat() for path in dataset_files(source)]
+        modified_ns = max((stat.st_mtime_ns for stat in stats), default=0)
+        n_bytes = sum(stat.st_size for stat in stats) // n_shards
+        return [ReadUnit(source, weight, i, n_shards, n_bytes, modified_ns) for i in range(n_shards)]
+    return [unit for path in _matching_files(source) for unit in _units_of_file(path, weight, config)]
 
 
 def _units_of_file(path: Path, weight: float, config: TextConfig) -> Iterator[ReadUnit]:
-    kind, state = kind_of(path), path.stat()
-    whole = ReadUnit(str(path), weight, n_bytes=state.st_size, changed=state.st_mtime_ns)
+    kind, stat = file_kind(path), path.stat()
+    file = ReadUnit(str(path), weight, n_bytes=stat.st_size, modified_ns=stat.st_mtime_ns)
     if kind == ".parquet":
-        sizes = row_groups(path)
+        sizes = row_group_sizes(path)
         for i, size in enumerate(sizes if config.row_type == "documents" else []):
-            yield dataclasses.replace(whole, begin=i, end=i + 1, n_bytes=size)
+            yield dataclasses.replace(file, begin=i, end=i + 1, n_bytes=size)
         if config.row_type == "lines":
-            yield dataclasses.replace(whole, n_bytes=sum(sizes))
-    elif path.suffix in PACKED or (kind == ".jsonl" and config.row_type == "lines"):
-        yield whole
+            yield dataclasses.replace(file, n_bytes=sum(sizes))
+    elif path.suffix in COMPRESSED_SUFFIXES or (kind == ".jsonl" and config.row_type == "lines"):
+        yield file
     else:
-        for begin in range(0, max(state.st_size, 1), UNIT_BYTES):
-            end = min(begin + UNIT_BYTES, state.st_size)
-            yield dataclasses.replace(whole, begin=begin, end=end, n_bytes=end - begin)
+        for begin in range(0, max(stat.st_size, 1), UNIT_BYTES):
+            end = min(begin + UNIT_BYTES, stat.st_size)
+            yield dataclasses.replace(file, begin=begin, end=end, n_bytes=end - begin)
 
 
-def _read(unit: ReadUnit, config: TextConfig, meter: ByteCounter) -> Iterator[Document]:
+def _matching_files(pattern: str) -> list[Path]:
+    paths = [Path(pattern)] if Path(pattern).is_file() else sorted(map(Path, glob.glob(pattern, recursive=True)))
+    if not paths:
+        raise ValueError(
+            f"text.source={pattern} is invalid: no file matches it. Set a glob such as 'wiki/*.txt.gz', docstrings, or hf:NAME/CONFIG."
+        )
+    for path in paths:
+        file_kind(path)
+    return paths
+
+
+def _read_unit(unit: ReadUnit, config: TextConfig, counter: ByteCounter) -> Iterator[Document]:
     if unit.source == "docstrings":
-        return docstrings()
-    if is_dataset(unit.source):
-        share = streamed(unit.source, config.split).shard(num_shards=unit.end, index=unit.begin)
-        share_of = f" of share {unit.begin + 1} of {unit.end}" if unit.end != 1 else ""
-        rows = enumerate(rows_of(share, f"text.source={unit.source!r}"), 1)
-        named = ((f"{unit.source}, row {number}{share_of}", row) for number, row in rows)
-        return from_rows(named, config.column, config.row_type)
+        return read_docstrings()
+    if is_hf_dataset(unit.source):
+        shard = open_stream(unit.source, config.split).shard(num_shards=unit.end, index=unit.begin)
+        shard_name = f" of shard {unit.begin + 1} of {unit.end}" if unit.end != 1 else ""
+        rows = enumerate(iterate_rows(shard, f"text.source={unit.source!r}"), 1)
+        located_rows = ((f"{unit.source}, row {number}{shard_name}", row) for number, row in rows)
+        return documents_from_rows(located_rows, config.column, config.row_type)
     path = Path(unit.source)
-    kind = kind_of(path)
+    kind = file_kind(path)
     if kind == ".txt":
-        return from_lines(read_lines(path, meter, unit.begin), unit.begin, unit.end)
+        return documents_from_lines(read_lines(path, counter, unit.begin), unit.begin, unit.end)
     if kind == ".jsonl":
-        return from_rows(json_rows(path, meter, unit.begin, unit.end), config.column, config.row_type)
-    return from_rows(parquet_rows(path, meter, config.column, unit.begin, unit.end), config.column, config.row_type)
+        json_objects = json_rows(path, counter, unit.begin, unit.end)
+        return documents_from_rows(json_objects, config.column, config.row_type)
+    parquet_objects = parquet_rows(path, counter, config.column, unit.begin, unit.end)
+    return documents_from_rows(parquet_objects, config.column, config.row_type)

@@ -1,4 +1,4 @@
-"""Text that is always there: the docstrings of the standard library and the installed packages, as prose."""
+"""Text that exists on every machine: the docstrings of the standard library and the installed packages."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
+MIN_DOCUMENT_CHARS = 200
+SKIPPED_FOLDERS = {"tests", "test", "site-packages", "_vendor", "idlelib", "lib2to3"}
 
-def docstrings() -> Iterator[list[str]]:
-    """One document a Python module of the standard library and the installed packages: its docstrings, as prose.
+# A string that opens a file (after comments) or a block. Parsing the file would be exact and far slower.
+_DOCSTRING = re.compile(r'''(?:\A(?:\s|#[^\n]*\n)*|:[ \t]*\n\s*)[rRuU]?("""|\'\'\')(.*?)\1''', re.DOTALL)
 
-    Packages take turns, so that a bounded read sees many of them; a paragraph is taken where it first stands.
+
+def read_docstrings() -> Iterator[list[str]]:
+    """Yield one document per Python module: the paragraphs of its docstrings that are prose.
+
+    Packages alternate, so that the first documents come from many of them. A paragraph that occurs in several modules is kept in the
+    first one.
     """
     roots = {Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")}
     packages = {entry for root in roots for entry in root.iterdir() if entry.is_dir() or entry.suffix == ".py"}
@@ -23,37 +30,32 @@ def docstrings() -> Iterator[list[str]]:
             if module is None:
                 queues.remove(queue)
                 continue
-            document = [p for text in _texts(module) for p in _prose(text)]
-            fresh = [p for p in document if hash(p) not in seen]
-            seen.update(map(hash, fresh))
-            if sum(map(len, fresh)) > 200:
-                yield list(dict.fromkeys(fresh))
+            paragraphs = [p for docstring in _docstrings(module) for p in _prose(docstring)]
+            new = [p for p in paragraphs if hash(p) not in seen]
+            seen.update(map(hash, new))
+            if sum(map(len, new)) > MIN_DOCUMENT_CHARS:
+                yield list(dict.fromkeys(new))
 
 
 def _modules(entry: Path) -> Iterator[Path]:
-    found = [entry] if entry.is_file() else sorted(entry.rglob("*.py"))
-    skipped = {"tests", "test", "site-packages", "_vendor", "idlelib", "lib2to3"}
-    return (path for path in found if not skipped.intersection(path.parts[len(entry.parts) - 1 :]))
+    modules = [entry] if entry.is_file() else sorted(entry.rglob("*.py"))
+    return (path for path in modules if not SKIPPED_FOLDERS.intersection(path.parts[len(entry.parts) - 1 :]))
 
 
-# a string that opens a file (after comments) or a block; parsing the file would be exact and far slower
-_DOCSTRING = re.compile(r'''(?:\A(?:\s|#[^\n]*\n)*|:[ \t]*\n\s*)[rRuU]?("""|\'\'\')(.*?)\1''', re.DOTALL)
-
-
-def _texts(module: Path) -> Iterator[str]:
+def _docstrings(module: Path) -> Iterator[str]:
     try:
         source = module.read_text("utf-8")
     except (OSError, UnicodeDecodeError):
-        return  # another encoding, or gone: nothing is owed to this source
+        return  # another encoding, or removed meanwhile
     for match in _DOCSTRING.finditer(source):
         yield match[2]
 
 
 def _prose(docstring: str) -> Iterator[str]:
-    """The paragraphs of a docstring that read as English: words, not signatures, tables or sessions."""
+    """Yield the paragraphs of a docstring that are sentences, not signatures, tables or interpreter sessions."""
     for block in re.split(r"\n\s*\n", docstring):
         text = " ".join(block.split())
-        letters = sum(character.isalpha() or character == " " for character in text)
-        code = ">>>" in text or "::" in text or "====" in text or "----" in text
-        if not code and len(text) > 60 and text.count(" ") >= 8 and letters > 0.85 * len(text):
+        n_letters = sum(character.isalpha() or character == " " for character in text)
+        is_code = ">>>" in text or "::" in text or "====" in text or "----" in text
+        if not is_code and len(text) > 60 and text.count(" ") >= 8 and n_letters > 0.85 * len(text):
             yield text

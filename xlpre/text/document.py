@@ -1,4 +1,4 @@
-"""A document is a list of lines, a line is text with single spaces: how lines of files and rows become documents."""
+"""Documents from the lines of text files and the rows of tables. A document is a list of lines with single spaces."""
 
 from __future__ import annotations
 
@@ -7,47 +7,57 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 Document = list[str]
-LineType = Literal["paragraphs", "sentences"]  # what a line of a document is
-RowType = Literal["documents", "lines"]  # what a row of a source is
-LONGEST_DOCUMENT = 16_000_000  # characters; what is longer is cut
+LineType = Literal["paragraphs", "sentences"]
+RowType = Literal["documents", "lines"]
+MAX_DOCUMENT_CHARS = 16_000_000  # longer documents are split
 
 
-def from_lines(lines: Iterable[tuple[int, str]], begin: int, end: int | None) -> Iterator[Document]:
-    """Documents between empty lines, of a stretch of a file; one that begins inside has those after an empty line of its own.
+def documents_from_lines(lines: Iterable[tuple[int, str]], begin: int, end: int | None) -> Iterator[Document]:
+    """Yield the documents, separated by empty lines, of a part of a file.
+
+    A part that starts inside a file starts with the document after its first empty line. The document that is open at the end of the
+    part is read to its end.
 
     Args:
-        lines: with the offsets of their first bytes, from the first that starts at or after `begin`.
-        begin: the stretch's first byte,
-        end: and the one after its last; None: the file's end.
+        lines: lines with the offset of their first byte, from the first line that starts at or after `begin`.
+        begin: first byte of the part.
+        end: byte after the last one of the part. None: the end of the file.
     """
-    inside = begin == 0
+    in_document = begin == 0
     last = float("inf") if end is None else end
 
-    def own() -> Iterator[str]:
-        nonlocal inside
+    def lines_of_part() -> Iterator[str]:
+        nonlocal in_document
         for offset, line in lines:
             if line.strip():
-                if inside:
+                if in_document:
                     yield line
                 elif offset >= last:
                     return
             else:
                 if offset >= last:
                     return
-                inside = True
+                in_document = True
                 yield line
 
-    return _split_at_empty_lines(own())
+    return _split_at_empty_lines(lines_of_part())
 
 
-def from_rows(rows: Iterable[tuple[str, dict[str, Any]]], column: str, each: RowType) -> Iterator[Document]:
-    """Documents of rows, given after their places for messages, whose text is in `column`; `each` says what a row is.
+def documents_from_rows(
+    rows: Iterable[tuple[str, dict[str, Any]]], column: str, row_type: RowType
+) -> Iterator[Document]:
+    """Yield the documents of rows.
+
+    Args:
+        rows: rows, each after its location for error messages.
+        column: name of the field that holds the text.
+        row_type: a row is a document, or a line of text.
 
     Raises:
-        ValueError: a row without text.
+        ValueError: a row has no text.
     """
     texts = _column(rows, column)
-    if each == "lines":
+    if row_type == "lines":
         yield from _split_at_empty_lines(texts)
         return
     for text in texts:
@@ -55,30 +65,32 @@ def from_rows(rows: Iterable[tuple[str, dict[str, Any]]], column: str, each: Row
 
 
 def _column(rows: Iterable[tuple[str, dict[str, Any]]], column: str) -> Iterator[str]:
-    for place, row in rows:
+    for location, row in rows:
         if column not in row:
-            raise ValueError(f"{place}: has no field {column!r}; set text.column to one of {', '.join(row)}")
+            raise ValueError(
+                f"text.column={column} is invalid: {location} has no such field. Set text.column to one of {', '.join(row)}."
+            )
         if not isinstance(row[column], str):
             others = ", ".join(key for key in row if key != column)
             raise ValueError(
-                f"{place}: {column!r} is {json.dumps(row[column], default=str)[:60]}, where text is needed; remove the row"
-                + (f", or set text.column to one of {others}" if others else "")
+                f"{location}: {column!r} must be text, not {json.dumps(row[column], default=str)[:60]}. Remove the row"
+                + (f", or set text.column to one of {others}." if others else ".")
             )
         yield row[column]
 
 
 def _split_at_empty_lines(lines: Iterable[str]) -> Iterator[Document]:
     document: Document = []
-    characters = 0
+    n_chars = 0
     for line in lines:
         clean = line.strip()
-        if "  " in clean or not clean.isprintable():  # seldom, and several times slower
+        if "  " in clean or not clean.isprintable():  # rare, and several times slower
             clean = " ".join(clean.split())
         if clean:
             document.append(clean)
-            characters += len(clean)
-        if document and (not clean or characters >= LONGEST_DOCUMENT):
+            n_chars += len(clean)
+        if document and (not clean or n_chars >= MAX_DOCUMENT_CHARS):
             yield document
-            document, characters = [], 0
+            document, n_chars = [], 0
     if document:
         yield document

@@ -1,4 +1,4 @@
-"""Datasets by name: `hf:NAME[/CONFIG]` of the Hugging Face hub, `hf:./FOLDER` on disk. The one door to `datasets`."""
+"""Hugging Face datasets: `hf:NAME[/CONFIG]` on the hub, `hf:./FOLDER` on disk. The only module that imports `datasets`."""
 
 from __future__ import annotations
 
@@ -6,42 +6,42 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-PREFIX = "hf:"
-SAVED = ("dataset_dict.json", "state.json")  # what `datasets` puts beside what it saves to disk
+HF_PREFIX = "hf:"
+SAVED_DATASET_FILES = ("dataset_dict.json", "state.json")  # written by `save_to_disk`
 
 
-def is_dataset(source: str) -> bool:
-    """Whether a source is a dataset's name, and no file's or folder's."""
-    return source.startswith(PREFIX)
+def is_hf_dataset(source: str) -> bool:
+    """Return True if a source names a dataset, not a file."""
+    return source.startswith(HF_PREFIX)
 
 
-def files_of(source: str) -> list[Path]:
-    """The files of the dataset `hf:./FOLDER`; none of one that is not on disk."""
-    return sorted(path for path in Path(source.removeprefix(PREFIX)).rglob("*") if path.is_file())
+def dataset_files(source: str) -> list[Path]:
+    """List the files of the dataset `hf:./FOLDER`. The list is empty for a dataset on the hub."""
+    return sorted(path for path in Path(source.removeprefix(HF_PREFIX)).rglob("*") if path.is_file())
 
 
-def hub_rows(source: str, split: str) -> Iterator[dict[str, Any]]:
-    """Rows of a split of the dataset `hf:NAME[/CONFIG]`, in their order.
+def read_hf_rows(source: str, split: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a split of the dataset `hf:NAME[/CONFIG]` in order.
 
     Raises:
-        ValueError: it cannot be loaded, or not be read to its end.
+        ValueError: the dataset cannot be loaded or read.
     """
-    return rows_of(streamed(source, split, ""), repr(source))
+    return iterate_rows(open_stream(source, split, ""), repr(source))
 
 
-def streamed(source: str, split: str, key: str = "text.source=") -> Any:
-    """The split of the dataset `source`, as `datasets` streams it; messages name `source` after `key`.
+def open_stream(source: str, split: str, key: str = "text.source=") -> Any:
+    """Open a split of the dataset `source` for streaming. Error messages start with `key` and `source`.
 
     Raises:
-        ValueError: it cannot be loaded.
+        ValueError: the dataset cannot be loaded.
     """
     import datasets
 
-    name = source.removeprefix(PREFIX)
+    name = source.removeprefix(HF_PREFIX)
     head, _, tail = name.rpartition("/")
     try:
-        if any((Path(name) / file).is_file() for file in SAVED):
-            return _saved(name, split)
+        if any((Path(name) / file).is_file() for file in SAVED_DATASET_FILES):
+            return _load_from_disk(name, split)
         try:
             return datasets.load_dataset(name, None, split=split, streaming=True)
         except datasets.exceptions.DatasetNotFoundError:
@@ -52,34 +52,38 @@ def streamed(source: str, split: str, key: str = "text.source=") -> Any:
         raise ValueError(f"{key}{source!r} could not be loaded: {' '.join(str(error).split())}") from None
 
 
-def rows_of(share: Any, origin: str) -> Iterator[dict[str, Any]]:
-    """The rows of a streamed dataset, or a share of one.
+def iterate_rows(stream: Any, origin: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a streamed dataset, or of a shard of it.
+
+    Args:
+        stream: dataset from `open_stream`.
+        origin: start of the error message.
 
     Raises:
-        ValueError: it cannot be read to its end; the message begins with `origin`.
+        ValueError: a row cannot be read.
     """
-    number = 0
-    rows = iter(share)
+    n_read = 0
+    rows = iter(stream)
     while True:
         try:
             row = next(rows)
         except StopIteration:
             return
-        except Exception as error:  # noqa: BLE001 - whatever a network or a codec makes of it
+        except Exception as error:  # noqa: BLE001 - networks and codecs raise many types
             raise ValueError(
-                f"{origin}, after row {number}: cannot be read: {' '.join(str(error).split())}; run again to go on"
+                f"{origin}, after row {n_read}: cannot be read: {' '.join(str(error).split())}. Run the same command again to resume."
             ) from None
-        number += 1
+        n_read += 1
         yield row
 
 
-def _saved(folder: str, split: str) -> Any:
-    """The split, or all if there are none, of what `save_to_disk` wrote."""
+def _load_from_disk(folder: str, split: str) -> Any:
+    """Load what `save_to_disk` wrote: a dict of splits, or a single dataset."""
     import datasets
 
-    found = datasets.load_from_disk(folder)
-    if isinstance(found, dict):
-        if split not in found:
-            raise ValueError(f"Bad split: {split}. Available splits: {list(found)}")
-        found = found[split]
-    return found.to_iterable_dataset(num_shards=max(1, len(found.cache_files)))
+    dataset = datasets.load_from_disk(folder)
+    if isinstance(dataset, dict):
+        if split not in dataset:
+            raise ValueError(f"Bad split: {split}. Available splits: {list(dataset)}")
+        dataset = dataset[split]
+    return dataset.to_iterable_dataset(num_shards=max(1, len(dataset.cache_files)))

@@ -1,4 +1,4 @@
-"""JSON objects in texts that others wrote; what is wrong with one is said in a sentence."""
+"""JSON objects from files of the user, with error messages that explain common mistakes."""
 
 from __future__ import annotations
 
@@ -6,38 +6,41 @@ import json
 import re
 from typing import Any
 
-HALF = re.compile(r"\\u[dD][89a-fA-F]")  # perhaps
+SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")  # of a pair, or unpaired
 
 
-def parse_object(text: str, place: str) -> dict[str, Any]:
-    """The JSON object in a text.
+def parse_object(text: str, location: str) -> dict[str, Any]:
+    """Return the JSON object in a text. Error messages start with `location`.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not a JSON object, or contains an unpaired surrogate.
     """
     try:
-        found = json.loads(text)
-        if HALF.search(text):  # half of a pair of surrogates is no character; a whole pair is
-            json.dumps(found, ensure_ascii=False).encode()
+        value = json.loads(text)
+        if SURROGATE_ESCAPE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()  # fails for unpaired surrogates
     except json.JSONDecodeError as error:
-        ends = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated")
-        way_out = _spread(text) or "; it ends early: complete it, or get it anew" if ends else ""
-        raise ValueError(f"{place}: not JSON ({error.msg} at character {error.pos}){way_out}") from None
+        is_truncated = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated")
+        remedy = (_jsonl_remedy(text) or " It is truncated. Complete it, or download it again.") if is_truncated else ""
+        raise ValueError(f"{location}: not JSON ({error.msg} at character {error.pos}).{remedy}") from None
     except UnicodeEncodeError as error:
         half = f"\\u{ord(error.object[error.start]):04x}"
-        raise ValueError(f"{place}: {half} is half a character, which cut texts end in; remove it") from None
-    except (RecursionError, ValueError) as error:  # lists in lists in lists, a number of thousands of digits
-        raise ValueError(f"{place}: not JSON that can be read ({str(error).partition(';')[0]})") from None
-    if not isinstance(found, dict):
-        way_out = _spread(text) if found and isinstance(found, list) and isinstance(found[0], dict) else ""
-        raise ValueError(f"{place}: a JSON object is needed, not a {type(found).__name__}{way_out}")
-    return found
+        raise ValueError(
+            f"{location}: {half} is an unpaired surrogate, half of a character. Remove it."
+        ) from None
+    except (RecursionError, ValueError) as error:  # very deep nesting, or a number with thousands of digits
+        raise ValueError(f"{location}: cannot be read as JSON ({str(error).partition(';')[0]}).") from None
+    if not isinstance(value, dict):
+        is_list_of_objects = value and isinstance(value, list) and isinstance(value[0], dict)
+        remedy = _jsonl_remedy(text) if is_list_of_objects else ""
+        raise ValueError(f"{location}: must be a JSON object, not a {type(value).__name__}.{remedy}")
+    return value
 
 
-def _spread(line: str) -> str:
-    """What to do about a line which opens a document that was to be one object a line."""
-    opened = line.strip()
-    if not opened.startswith("[") and opened != "{":
+def _jsonl_remedy(line: str) -> str:
+    """Return how to convert a JSON document to JSON lines, if `line` looks like the start of one."""
+    start = line.strip()
+    if not start.startswith("[") and start != "{":
         return ""
-    words = "'.[]'" if opened.startswith("[") else "."
-    return f"; one JSON document holds all objects, where each line is to be one: jq -c {words} FILE > NEW writes it so"
+    jq_filter = "'.[]'" if start.startswith("[") else "."
+    return f" The file is one JSON document and must have one object per line. Convert it: jq -c {jq_filter} FILE > NEW"

@@ -1,8 +1,8 @@
-"""Where in a text its tokens stand, to the character, whatever was done to the text before it was cut into pieces.
+"""Character offsets of the tokens of a text.
 
-Cleaning, SentencePiece's normalization and the cutting of numbers from commas change, add and drop characters. What is followed
-through all of them is where each character began; it ends where the next one begins, so that characters that left no trace (a combining
-accent) go with the one before them.
+Cleaning, SentencePiece's normalization and the split of commas change, add and drop characters. The start of each character in the
+original text is tracked through all of them. A character ends where the next one starts, so characters that leave no trace, such as a
+removed accent, belong to the character before them.
 """
 
 from __future__ import annotations
@@ -16,125 +16,131 @@ import numpy as np
 from xlpre.text.preprocess import Preprocess
 from xlpre.text.special_tokens import WORD_BOUNDARY
 
-NOWHERE = -1  # of a piece that is a space and nothing else
+NO_POSITION = -1  # of a piece that consists of a space
+Positioned = list[tuple[str, int]]  # characters with their positions in the original text
 
 
 @dataclass(frozen=True)
 class TokenOffsets:
-    """A text and its N tokens.
+    """A text and the character offsets of its N tokens.
 
     Attributes:
-        text: as it was given.
-        ids: (N,) of the tokens.
-        begins: (N,) never falling, the character at which each token begins; of a space alone, that of the token after it.
-        ends: (N,) never falling, the character after it, without spaces; of a space alone, that of the token before it.
+        text: the original text.
+        ids: (N,) token ids.
+        starts: (N,) first character of each token, non-decreasing. A token that is a space starts where the next token starts.
+        ends: (N,) character after the last one of each token, without trailing spaces, non-decreasing. A token that is a space ends
+            where the previous token ends.
     """
 
     text: str
     ids: list[int]
-    begins: np.ndarray
+    starts: np.ndarray
     ends: np.ndarray
 
-    def stretch(self, first: int, last: int) -> str:
-        """The characters from token `first` to token `last`; none between a space and itself."""
-        return self.text[self.begins[first] : self.ends[last]]
+    def span_text(self, first: int, last: int) -> str:
+        """Return the text from token `first` to token `last`. It is empty for a single token that is a space."""
+        return self.text[self.starts[first] : self.ends[last]]
 
-    def tokens(self, begin: int, end: int) -> tuple[int, int]:
-        """The first and the last token of the characters [begin, end): no others hold any of them.
+    def token_range(self, begin: int, end: int) -> tuple[int, int]:
+        """Return the first and the last token that contain a character in [begin, end).
 
-        Where one character became several tokens, it is all of them.
+        If one character became several tokens, all of them contain it.
         """
         first = min(int(np.searchsorted(self.ends, begin, "right")), len(self.ids) - 1)
-        return first, max(first, int(np.searchsorted(self.begins, end - 1, "right")) - 1)
+        return first, max(first, int(np.searchsorted(self.starts, end - 1, "right")) - 1)
 
 
-def prepared_and_located(text: str, preprocess: Preprocess) -> tuple[str, np.ndarray]:
-    """What preprocess.prepared makes of a text, and where each of its n characters began.
+def clean_text_with_offsets(text: str, preprocess: Preprocess) -> tuple[str, np.ndarray]:
+    """Clean a text as `preprocess.clean_text` does, and return the position of each of its characters.
 
     Returns:
-        The text, and (n + 1,) int64 places in the one that was given; the last is its end.
+        The cleaned text of n characters, and (n + 1,) int64 positions in the original text. The last one is the end of the text.
     """
     if preprocess == "none":
         return text, np.arange(len(text) + 1)
-    kept = _without_accents(_with_quotes(_with_single_spaces(text)))
-    cleaned = "".join(character for character, _ in kept)
+    characters = _without_accents(_with_quotes(_with_single_spaces(text)))
+    cleaned = "".join(character for character, _ in characters)
     if preprocess == "uncased":
-        cleaned = cleaned.lower()  # as a whole: a final sigma is another letter
-        assert len(cleaned) == len(kept), "of what NFKD leaves, no letter becomes two"
-    return cleaned, np.array([*(begin for _, begin in kept), len(text)])
+        cleaned = cleaned.lower()  # of the whole text: the lower case of a final sigma depends on its neighbours
+        assert len(cleaned) == len(characters), "after NFKD, lower case changes no length"
+    return cleaned, np.array([*(position for _, position in characters), len(text)])
 
 
-def located(text: str, ids: list[int], extents: Sequence[tuple[int, int]], places: np.ndarray) -> TokenOffsets:
-    """Tokens with their stretches.
+def build_offsets(
+    text: str, ids: list[int], extents: Sequence[tuple[int, int]], positions: np.ndarray
+) -> TokenOffsets:
+    """Return the offsets of tokens.
 
     Args:
-        text: as it was given.
-        ids: (N,) of its tokens.
-        extents: of each the first and the last character of the normalized text, NOWHERE for those that have none.
-        places: (n + 1,) never falling, where in `text` each of the n characters of the normalized text began, and its end.
+        text: the original text.
+        ids: (N,) token ids.
+        extents: first and last character of each token in the normalized text, or NO_POSITION twice.
+        positions: (n + 1,) position in `text` of each of the n characters of the normalized text, and the end. Non-decreasing.
     """
     first, last = np.array(extents, np.int64).reshape(-1, 2).T
-    of_text = first != NOWHERE
-    begins = places[first[of_text]]
-    # what follows is the first character that began elsewhere than the last one, which may have become several
-    following = np.searchsorted(places, places[last[of_text]], "right")
-    ends = np.append(places, len(text))[following]
-    for number, (begin, end) in enumerate(zip(begins, ends, strict=True)):
-        while end > begin and text[end - 1].isspace():
+    has_text = first != NO_POSITION
+    starts = positions[first[has_text]]
+    # a token ends at the next character with another position: one character may have become several
+    next_character = np.searchsorted(positions, positions[last[has_text]], "right")
+    ends = np.append(positions, len(text))[next_character]
+    for index, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        while end > start and text[end - 1].isspace():
             end -= 1
-        ends[number] = end
-    before = np.cumsum(of_text)  # tokens with text, up to and with each
-    return TokenOffsets(text, ids, np.append(begins, len(text))[before - of_text], np.insert(ends, 0, 0)[before])
+        ends[index] = end
+    n_with_text = np.cumsum(has_text)
+    return TokenOffsets(
+        text, ids, np.append(starts, len(text))[n_with_text - has_text], np.insert(ends, 0, 0)[n_with_text]
+    )
 
 
-def extents_of(pieces: Iterable[Sequence[str]]) -> list[tuple[int, int]]:
-    """Of each piece the numbers of its first and last character in the normalized text, or NOWHERE twice.
+def piece_extents(pieces: Iterable[Sequence[str]]) -> list[tuple[int, int]]:
+    """Return the first and last character of each part of each piece in the normalized text, or NO_POSITION twice.
 
     Args:
-        pieces: of the normalized text, one after another; each with the pieces that are read in its place.
+        pieces: consecutive pieces of the normalized text, each followed by the parts into which it was split.
     """
-    found: list[tuple[int, int]] = []
+    extents: list[tuple[int, int]] = []
     begin = 0
-    for whole, *parts in pieces:
-        visible = [begin + number for number, character in enumerate(whole) if character != WORD_BOUNDARY]
+    for piece, *parts in pieces:
+        visible = [begin + i for i, character in enumerate(piece) if character != WORD_BOUNDARY]
         lengths = [len(part) - part.count(WORD_BOUNDARY) for part in parts]
-        known = sum(lengths) == len(visible)  # else it was normalized once more, and otherwise: each part gets all
-        taken = 0
+        parts_match = sum(lengths) == len(visible)  # otherwise normalization changed the parts: each gets the whole piece
+        n_used = 0
         for length in lengths:
-            own = visible[taken : taken + length] if known else visible
-            found.append((own[0], own[-1]) if length and own else (NOWHERE, NOWHERE))
-            taken += length
-        begin += len(whole)
-    return found
+            characters = visible[n_used : n_used + length] if parts_match else visible
+            extents.append((characters[0], characters[-1]) if length and characters else (NO_POSITION, NO_POSITION))
+            n_used += length
+        begin += len(piece)
+    return extents
 
 
-def _with_single_spaces(text: str) -> list[tuple[str, int]]:
-    kept: list[tuple[str, int]] = []
-    for place, character in enumerate(text):
+def _with_single_spaces(text: str) -> Positioned:
+    result: Positioned = []
+    for position, character in enumerate(text):
         if not character.isspace():
-            kept.append((character, place))
-        elif kept and kept[-1][0] != " ":
-            kept.append((" ", place))
-    return kept[:-1] if kept and kept[-1][0] == " " else kept
+            result.append((character, position))
+        elif result and result[-1][0] != " ":
+            result.append((" ", position))
+    return result[:-1] if result and result[-1][0] == " " else result
 
 
-def _with_quotes(kept: list[tuple[str, int]]) -> list[tuple[str, int]]:
+def _with_quotes(characters: Positioned) -> Positioned:
     for quote in ("`", "'"):
-        found: list[tuple[str, int]] = []
-        number = 0
-        while number < len(kept):
-            double = kept[number][0] == quote and number + 1 < len(kept) and kept[number + 1][0] == quote
-            found.append(('"', kept[number][1]) if double else kept[number])
-            number += 1 + double
-        kept = found
-    return kept
+        result: Positioned = []
+        i = 0
+        while i < len(characters):
+            is_double = characters[i][0] == quote and i + 1 < len(characters) and characters[i + 1][0] == quote
+            result.append(('"', characters[i][1]) if is_double else characters[i])
+            i += 1 + is_double
+        characters = result
+    return characters
 
 
-def _without_accents(kept: list[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Letter by letter is as good as all at once: only accents would change places, and they go."""
+def _without_accents(characters: Positioned) -> Positioned:
+    """Normalize each character alone. NFKD of the whole text differs only in the order of accents, which are removed."""
     return [
-        (part, place)
-        for character, place in kept
+        (part, position)
+        for character, position in characters
         for part in (character if character.isascii() else unicodedata.normalize("NFKD", character))
         if not unicodedata.combining(part)
     ]

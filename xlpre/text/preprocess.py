@@ -1,4 +1,4 @@
-"""Text as the released XLNet models read it: cleaned before SentencePiece, commas split from numbers after it.
+"""Text cleaning of the released XLNet models: before SentencePiece, and of commas after numbers.
 
 Source: zihangdai/xlnet prepro_utils.py, `preprocess_text` and `encode_pieces`.
 """
@@ -14,22 +14,19 @@ from xlpre.text.special_tokens import WORD_BOUNDARY
 Preprocess = Literal["none", "cased", "uncased"]
 
 
-def prepared(text: str, preprocess: Preprocess) -> str:
-    """`text` as a vocabulary with this `preprocess` wants it."""
+def clean_text(text: str, preprocess: Preprocess) -> str:
+    """Return `text` cleaned as a vocabulary with this `preprocess` expects it."""
     return text if preprocess == "none" else preprocess_text(text, lower=preprocess == "uncased")
 
 
 def preprocess_text(text: str, lower: bool = False, remove_space: bool = True, keep_accents: bool = False) -> str:
-    """Clean one text.
+    """Return `text` with double backticks and double apostrophes as quotation marks.
 
     Args:
         text: any text.
-        lower: make it lower-case.
-        remove_space: single spaces between words and none at the ends.
-        keep_accents: leave accents; else they go, and compatibility forms (fi as one letter, a half) are taken apart.
-
-    Returns:
-        The text, in which double back-ticks and double apostrophes are now quotation marks.
+        lower: convert to lower case.
+        remove_space: collapse white space to single spaces and strip the ends.
+        keep_accents: keep accents. Otherwise they are removed after NFKD, which also splits ligatures and other compatibility forms.
     """
     if remove_space:
         text = " ".join(text.split())
@@ -40,27 +37,27 @@ def preprocess_text(text: str, lower: bool = False, remove_space: bool = True, k
     return text.lower() if lower else text
 
 
-def all_split_after_digits(pieces: Iterable[str], encode: Callable[[str], list[str]]) -> list[str]:
-    """Pieces as they are read, see split_after_digits."""
-    found: list[str] = []
+def split_commas_after_digits(pieces: Iterable[str], encode: Callable[[str], list[str]]) -> list[str]:
+    """Apply `split_comma_after_digit` to all pieces of a text."""
+    result: list[str] = []
     for piece in pieces:
-        if piece[-1:] == ",":  # few: the rest is not worth a call
-            found += split_after_digits(piece, encode)
+        if piece[-1:] == ",":  # rare: a call for every piece would be slow
+            result += split_comma_after_digit(piece, encode)
         else:
-            found.append(piece)
-    return found
+            result.append(piece)
+    return result
 
 
-def split_after_digits(piece: str, encode: Callable[[str], list[str]]) -> list[str]:
-    """A piece as it is read: a comma after a digit is a piece of its own ("20," is "20" and ",").
+def split_comma_after_digit(piece: str, encode: Callable[[str], list[str]]) -> list[str]:
+    """Split a piece that ends with a digit and a comma before the comma: "20," becomes "20" and ",".
 
     Args:
-        piece: of a text.
-        encode: text to pieces; what stood before such a comma is encoded anew.
+        piece: a piece of a text.
+        encode: encodes text as pieces. It encodes the number again.
     """
     if piece[-1:] != "," or not piece[-2:-1].isdigit():
         return [piece]
     first, *rest = encode(piece[:-1].replace(WORD_BOUNDARY, ""))
-    if not piece.startswith(WORD_BOUNDARY):  # SentencePiece put a space before the number
+    if not piece.startswith(WORD_BOUNDARY):  # `encode` adds a space before the number
         first = first.removeprefix(WORD_BOUNDARY)
     return [first, *rest, ","] if first else [*rest, ","]

@@ -1,4 +1,4 @@
-"""Where words begin and sentences and documents end, as pieces of a vocabulary show it."""
+"""Starts of words and ends of sentences and documents, from the pieces of a vocabulary."""
 
 from __future__ import annotations
 
@@ -13,17 +13,23 @@ from xlpre.text.document import LineType
 from xlpre.text.preprocess import Preprocess
 from xlpre.text.special_tokens import WORD_BOUNDARY
 
-TERMINAL, CLOSING, QUOTE, LOWER, LONE_SPACE, SPACED, UNSPACED, BREAK = (
-    1 << i for i in range(8)
-)  # of a kind, see kinds_of
-TERMINALS = ".!?…։؟۔।॥፧።။។៕᠃。！？｡"  # full stops of many scripts, and what stands for one
+# flags of a piece, see boundary_flags
+TERMINAL = 1 << 0  # ends with a full stop
+CLOSING = 1 << 1  # closing quotes and brackets only
+QUOTE = 1 << 2  # a quotation mark that opens in some languages and closes in others
+LOWER = 1 << 3  # starts with a lower-case letter
+LONE_SPACE = 1 << 4  # a space
+SPACED = 1 << 5  # starts with a space
+UNSPACED = 1 << 6  # of a script that is written without spaces
+BREAK = 1 << 7  # <eop> or <eod>
+
+TERMINALS = ".!?…։؟۔।॥፧።။៕᠃。！？｡"  # full stops of many scripts
 
 
 def starts_word(piece: str) -> bool:
-    """Whether a piece begins a word, where a span may begin.
+    """Return True if a piece starts a word, so that a span may start with it.
 
-    Source: zihangdai/xlnet data_utils.py (space mark, '<', ASCII punctuation), and here also a script written without spaces, whose
-    every piece begins one.
+    Source: zihangdai/xlnet data_utils.py: a space, '<' or ASCII punctuation. Here also every piece of a script without spaces.
     """
     if piece.startswith((WORD_BOUNDARY, "<")) or (len(piece) == 1 and piece in '!"#$%&()*+,-./:;?@[\\]^_`{|}~'):
         return True
@@ -32,93 +38,96 @@ def starts_word(piece: str) -> bool:
 
 
 def written_without_spaces(character: str) -> bool:
-    """Han, kana, Thai, Lao, Khmer, Burmese, Tibetan: scripts that put no space between words."""
+    """Return True for scripts without spaces between words: Han, kana, Thai, Lao, Khmer, Burmese, Tibetan."""
     name = unicodedata.name(character, "")
     return name.startswith(("CJK", "HIRAGANA", "KATAKANA", "BOPOMOFO", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN"))
 
 
-def kinds_of(pieces: Iterable[str], preprocess: Preprocess) -> np.ndarray:
-    """(V,) uint8, what each piece is at the end of a sentence: one look-up a token instead of eight."""
-    return np.array([_kind(piece, preprocess) for piece in pieces], np.uint8)
+def boundary_flags(pieces: Iterable[str], preprocess: Preprocess) -> np.ndarray:
+    """Return (V,) uint8, the flags of each piece: `sentence_ends` then needs one look-up per token instead of eight."""
+    return np.array([_flags(piece, preprocess) for piece in pieces], np.uint8)
 
 
-def sentence_ends(ids: np.ndarray, kinds: np.ndarray) -> np.ndarray:
-    """Offsets after each sentence of encoded documents of paragraphs, the last one their end.
+def sentence_ends(ids: np.ndarray, flags: np.ndarray) -> np.ndarray:
+    """Return the offset after each sentence of encoded documents of paragraphs. The last one is N.
 
-    A sentence ends after a run of marks with a terminal one among them (`.`, `?!`, `.")`), before a space and a word that is not
-    lower-case (in uncased text any word), before a script without spaces, and at the end of a paragraph or document. A quotation mark that
-    opens in one language and closes in another closes before a space.
+    A sentence ends at the end of a paragraph or document. It also ends after a run of marks with a terminal one (`.`, `?!`, `.")`) if
+    one of these follows:
+
+    - a space and a word that does not start with a lower-case letter (in uncased text any word)
+    - a script without spaces
+
+    A quotation mark that can open or close closes before a space.
 
     Args:
-        ids: (N,) of the tokens.
-        kinds: (V,) of the vocabulary, see kinds_of.
+        ids: (N,) token ids.
+        flags: (V,) from `boundary_flags`.
     """
-    kind = np.append(kinds[ids], [0, 0])
-    marks = np.flatnonzero(kind & (TERMINAL | CLOSING | QUOTE))  # few: the rest looks at these alone
-    opens = (kind[marks] & QUOTE > 0) & (kind[marks + 1] & (TERMINAL | CLOSING | SPACED | BREAK) == 0)
-    marks = marks[~opens]
-    last = np.append(np.diff(marks) > 1, True)[: len(marks)]  # of a run of marks
-    terminals = np.diff(np.cumsum(kind[marks] & TERMINAL > 0)[last], prepend=0)
-    final = marks[last][terminals > 0]
-    # a space of its own belongs to the word that begins in the next piece
-    word = np.where(kind[final + 1] & LONE_SPACE > 0, kind[final + 2], kind[final + 1])
-    ends = final[(kind[final + 1] & (SPACED | UNSPACED) > 0) & (word & LOWER == 0)]
-    breaks = np.flatnonzero(kind & BREAK)
+    flag = np.append(flags[ids], [0, 0])
+    marks = np.flatnonzero(flag & (TERMINAL | CLOSING | QUOTE))  # few: all following arrays are short
+    is_opening = (flag[marks] & QUOTE > 0) & (flag[marks + 1] & (TERMINAL | CLOSING | SPACED | BREAK) == 0)
+    marks = marks[~is_opening]
+    is_last_of_run = np.append(np.diff(marks) > 1, True)[: len(marks)]
+    terminals_in_run = np.diff(np.cumsum(flag[marks] & TERMINAL > 0)[is_last_of_run], prepend=0)
+    final = marks[is_last_of_run][terminals_in_run > 0]
+    # a piece that is a space belongs to the word that starts with the next piece
+    word = np.where(flag[final + 1] & LONE_SPACE > 0, flag[final + 2], flag[final + 1])
+    ends = final[(flag[final + 1] & (SPACED | UNSPACED) > 0) & (word & LOWER == 0)]
+    breaks = np.flatnonzero(flag & BREAK)
     breaks = breaks[breaks + 1 < len(ids)]
-    breaks = breaks[
-        (ids[breaks] == special_tokens.EOD) | (ids[breaks + 1] != special_tokens.EOD)
-    ]  # <eop> <eod> is one end
-    return np.append(np.union1d(ends, breaks) + 1, len(ids))
+    is_end = (ids[breaks] == special_tokens.EOD) | (ids[breaks + 1] != special_tokens.EOD)  # <eop> <eod> is one end
+    return np.append(np.union1d(ends, breaks[is_end]) + 1, len(ids))
 
 
-def joined(
-    documents: Iterable[Iterable[list[int]]], line_type: LineType, kinds: np.ndarray
+def concatenate_documents(
+    documents: Iterable[Iterable[list[int]]], line_type: LineType, flags: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Encoded documents one after another, with the symbols that end their lines and them.
+    """Concatenate encoded documents, with <eop> and <eod>.
 
     Args:
-        documents: of each its lines' ids.
-        line_type: what a line is, see Tokenizer.encode_documents.
-        kinds: (V,) of the vocabulary, see kinds_of.
+        documents: token ids of each line of each document.
+        line_type: see `Tokenizer.encode_documents`.
+        flags: (V,) from `boundary_flags`.
 
     Returns:
-        (N,) int64 ids; (S,) and (documents,) int64 increasing offsets after sentences and documents, the last ones N.
+        (N,) int64 token ids; (S,) int64 increasing offsets after each sentence; (documents,) int64 increasing offsets after each
+        document. The last offsets are N.
     """
-    ids, line_ends, document_ends = array("q"), [], []
+    id_buffer, line_ends, document_ends = array("q"), [], []
     for document in documents:
         for line in document:
-            ids.fromlist(line)
+            id_buffer.fromlist(line)
             if line_type == "paragraphs":
-                ids.append(special_tokens.EOP)
-            line_ends.append(len(ids))
-        ids.append(special_tokens.EOD)
-        document_ends.append(len(ids))
-    found = np.asarray(ids)
+                id_buffer.append(special_tokens.EOP)
+            line_ends.append(len(id_buffer))
+        id_buffer.append(special_tokens.EOD)
+        document_ends.append(len(id_buffer))
+    ids = np.asarray(id_buffer)
     if line_type == "paragraphs":
-        return found, sentence_ends(found, kinds), np.array(document_ends)
+        return ids, sentence_ends(ids, flags), np.array(document_ends)
     ends = np.array(line_ends, np.int64)
-    ends = ends[(ends > 0) & (found[ends] != special_tokens.EOD)]  # the last line of a document ends with it
-    ends = np.union1d(ends[found[ends - 1] != special_tokens.EOD], document_ends)  # a line may hold no token
-    return found, ends, np.array(document_ends)
+    ends = ends[(ends > 0) & (ids[ends] != special_tokens.EOD)]  # <eod> belongs to the last sentence
+    ends = np.union1d(ends[ids[ends - 1] != special_tokens.EOD], document_ends)  # lines without tokens have no end
+    return ids, ends, np.array(document_ends)
 
 
-def _kind(piece: str, preprocess: Preprocess) -> int:
-    category = {unicodedata.category(character) for character in piece}
-    marks = {
-        TERMINAL: _bare(piece).endswith(tuple(TERMINALS)),
-        CLOSING: piece != "" and _bare(piece) == "",
-        QUOTE: category == {"Pi"},
-        LOWER: piece.removeprefix(WORD_BOUNDARY)[:1].islower() and preprocess != "uncased",  # where lower case says something
+def _flags(piece: str, preprocess: Preprocess) -> int:
+    categories = {unicodedata.category(character) for character in piece}
+    flags = {
+        TERMINAL: _without_closing_marks(piece).endswith(tuple(TERMINALS)),
+        CLOSING: piece != "" and _without_closing_marks(piece) == "",
+        QUOTE: categories == {"Pi"},
+        LOWER: piece.removeprefix(WORD_BOUNDARY)[:1].islower() and preprocess != "uncased",
         LONE_SPACE: piece == WORD_BOUNDARY,
         SPACED: piece.startswith(WORD_BOUNDARY),
-        UNSPACED: written_without_spaces(piece[:1]) or (not piece.isascii() and category <= {"Ps", "Pi"}),
+        UNSPACED: written_without_spaces(piece[:1]) or (not piece.isascii() and categories <= {"Ps", "Pi"}),
         BREAK: piece in (special_tokens.SPECIAL_TOKENS[special_tokens.EOP], special_tokens.SPECIAL_TOKENS[special_tokens.EOD]),
     }
-    return sum(mark for mark, is_so in marks.items() if is_so)
+    return sum(flag for flag, is_set in flags.items() if is_set)
 
 
-def _bare(piece: str) -> str:
-    """A piece without the closing quotes and brackets at its end."""
+def _without_closing_marks(piece: str) -> str:
+    """Return a piece without the quotes and brackets at its end."""
     while piece and (piece[-1] in "\"'" or unicodedata.category(piece[-1]) in ("Pe", "Pf")):
         piece = piece[:-1]
     return piece

@@ -1,55 +1,143 @@
-"""What a vocabulary is learned from: lines taken evenly from the whole text, none longer than SentencePiece reads."""
+"""Training of a vocabulary, and the record of the text on which it was trained.
+
+The record of NAME.model is NAME.model.json. It holds file names and sizes, so that folders can be moved, and the settings on which
+a vocabulary depends. A vocabulary without a record is accepted for any text.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
+from xlpre.common.files import write_text
+from xlpre.text.corpus import TextConfig, source_files
 from xlpre.text.document import Document
-from xlpre.text.preprocess import Preprocess, prepared
+from xlpre.text.preprocess import Preprocess, clean_text
 from xlpre.text.special_tokens import WORD_BOUNDARY
+from xlpre.text.tokenizer import MAX_SENTENCE_BYTES, Tokenizer, TokenizerConfig
 
-LONGEST_SENTENCE = 1 << 16  # bytes; SentencePiece, for which a line is a sentence, passes over longer ones
+RECORDED_SETTINGS = {"text": ("column", "row_type", "split", "max_chars"), "tokenizer": ("train_chars", "preprocess")}
 
 
-def lines_to_learn(documents: Iterable[Document], characters: float, preprocess: Preprocess) -> Iterator[str]:
-    """Lines of about `characters` in all, as a vocabulary with this `preprocess` wants them; a line that is too long in parts.
+def train_tokenizer(documents: Iterable[Document], config: TokenizerConfig) -> Tokenizer:
+    """Train a unigram vocabulary on lines that are sampled evenly from all documents.
 
     Raises:
-        ValueError: text of nothing that can be seen.
+        ValueError: the text has no visible characters, or does not allow a vocabulary of this size.
     """
-    lines = [prepared(line, preprocess) for line in _evenly(documents, characters)]
-    if all(
-        character == WORD_BOUNDARY or not character.isprintable() for line in lines for character in line if character != " "
-    ):
-        raise ValueError("the text has no characters that can be seen; a vocabulary has nothing to learn from it")
-    return (part for line in lines for part in parts_of(line))
+    return Tokenizer.train(training_lines(documents, config.train_chars, config.preprocess), config)
 
 
-def parts_of(line: str) -> Iterator[str]:
-    """A line, in parts if it is so long that SentencePiece would pass over it; cut before a space where there is one."""
-    if len(line.encode()) <= LONGEST_SENTENCE:
+def training_lines(documents: Iterable[Document], n_chars: int, preprocess: Preprocess) -> Iterator[str]:
+    """Return cleaned lines with about `n_chars` characters in all; long lines are split.
+
+    Raises:
+        ValueError: the text has no visible characters.
+    """
+    lines = [clean_text(line, preprocess) for line in _sample_evenly(documents, n_chars)]
+    if not any(_is_visible(character) for line in lines for character in line):
+        raise ValueError("the text has no visible characters, so no vocabulary can be trained on it. Check text.source.")
+    return (part for line in lines for part in split_long_line(line))
+
+
+def split_long_line(line: str) -> Iterator[str]:
+    """Split a line that is longer than SentencePiece reads, before spaces where possible."""
+    if len(line.encode()) <= MAX_SENTENCE_BYTES:
         yield line
         return
-    start, most = 0, LONGEST_SENTENCE // 4  # characters of at most 4 bytes
-    while len(line) - start > most:
-        space = line.rfind(" ", start + 1, start + most)
-        end = space if space > 0 else start + most
+    start, max_chars = 0, MAX_SENTENCE_BYTES // 4  # a character has at most 4 bytes
+    while len(line) - start > max_chars:
+        space = line.rfind(" ", start + 1, start + max_chars)
+        end = space if space > 0 else start + max_chars
         yield line[start:end]
         start = end
     yield line[start:]
 
 
-def _evenly(documents: Iterable[Document], characters: float) -> list[str]:
-    """Lines of every n-th document, with the smallest n (a power of two) that keeps them below `characters`."""
-    kept: list[tuple[int, Document]] = []
+def record_path(path: Path) -> Path:
+    """Return the path of the training record of the vocabulary `path`."""
+    return path.with_name(f"{path.name}.json")
+
+
+def write_training_record(path: Path, tokenizer: Tokenizer, text: TextConfig, config: TokenizerConfig) -> None:
+    """Write the training record of `tokenizer`, which was trained on `text` and saved as `path`."""
+    record = {"sha256": tokenizer.sha256, **_training_record(text, config)}
+    write_text(record_path(path), json.dumps(record, indent=1))
+
+
+def check_training_record(path: Path, tokenizer: Tokenizer, text: TextConfig, config: TokenizerConfig) -> None:
+    """Raise ValueError if the training record of `tokenizer`, saved as `path`, does not match `text` and `config`."""
+    recorded = _read_record(path)
+    if recorded.get("sha256") != tokenizer.sha256:  # there is no record, or it belongs to another vocabulary
+        return
+    expected = _training_record(text, config)
+    changed = next((key for key in expected if key in recorded and recorded[key] != expected[key]), None)
+    if changed is None:
+        return
+    if changed == "sources":
+        before, now = (Counter(map(tuple, record[changed])) for record in (recorded, expected))
+        differences = {"with": before - now, "without": now - before}
+        parts = [f"{word} {_describe_sources(sorted(part, key=str))}" for word, part in differences.items() if part]
+        difference = f"on other text than text.source={' '.join(text.sources)}: {' and '.join(parts)}"
+    else:
+        value_before, value_now = (
+            "null" if record[changed] is None else record[changed] for record in (recorded, expected)
+        )
+        difference = f"with {changed}={value_before}, not {value_now}"
+    raise ValueError(
+        f"tokenizer.path={path} is invalid: it was trained {difference}. Set another tokenizer.path, delete the file to train it "
+        f"again, or delete {record_path(path)} to use it anyway."
+    )
+
+
+def _sample_evenly(documents: Iterable[Document], n_chars: int) -> list[str]:
+    """Return the lines of every n-th document, with the smallest power of two n for which they are below `n_chars`."""
+    sampled: list[tuple[int, Document]] = []
     size, stride = 0, 1
     for number, document in enumerate(documents):
         if number % stride:
             continue
-        kept.append((number, document))
+        sampled.append((number, document))
         size += sum(map(len, document))
-        while size > characters and len(kept) > 1:
+        while size > n_chars and len(sampled) > 1:
             stride *= 2
-            kept = [(n, d) for n, d in kept if n % stride == 0]
-            size = sum(len(line) for _, d in kept for line in d)
-    return [line for _, document in kept for line in document]
+            sampled = [(n, d) for n, d in sampled if n % stride == 0]
+            size = sum(len(line) for _, d in sampled for line in d)
+    return [line for _, document in sampled for line in document]
+
+
+def _is_visible(character: str) -> bool:
+    return character not in (" ", WORD_BOUNDARY) and character.isprintable()
+
+
+def _training_record(text: TextConfig, config: TokenizerConfig) -> dict[str, Any]:
+    """Return what a vocabulary depends on, as JSON values. A source without files is recorded by its name."""
+    sources: list[list[Any]] = []
+    for source in text.sources:
+        files = source_files(dataclasses.replace(text, source=source, mixture={}))
+        sources += [[Path(name).name, size] for name, size in files.items()] or [[source, None]]
+    return {
+        "sources": sorted(sources, key=str),
+        **{f"text.{key}": getattr(text, key) for key in RECORDED_SETTINGS["text"]},
+        **{f"tokenizer.{key}": getattr(config, key) for key in RECORDED_SETTINGS["tokenizer"]},
+    }
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    """Return the training record of the vocabulary `path`, or an empty dict if there is no valid record."""
+    try:
+        record = json.loads(record_path(path).read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _describe_sources(sources: list[tuple[str, int | None]]) -> str:
+    name, size = sources[0]
+    size_text = "" if size is None else f" ({size:,} bytes)"
+    n_others = len(sources) - 1
+    return f"{name}{size_text}" + (f" and {n_others} more" if n_others else "")

@@ -1,4 +1,4 @@
-"""Writing checkpoints while training goes on, and removing old ones. xlpre/training/checkpoint.py says what one is."""
+"""Asynchronous writing of checkpoints, and removal of old ones. xlpre/training/checkpoint.py describes their files."""
 
 from __future__ import annotations
 
@@ -14,23 +14,27 @@ from torch import Tensor
 
 from xlpre.common.files import compute_crc32c, fsync, write_text
 from xlpre.common.safetensors_io import all_finite, write_tensors
-from xlpre.training.checkpoint import MANIFEST, MODEL_DIR, list_all, list_complete, read_manifest, format_manifest
+from xlpre.training.checkpoint import MANIFEST, MODEL_DIR, format_manifest, list_all, list_complete, read_manifest
 from xlpre.training.distributed import Comm, is_rank_zero, rank, world_size
-from xlpre.training.optimizer_state import read_counters, gather_moments, gather_weights
+from xlpre.training.optimizer_state import gather_moments, gather_weights, read_counters
 
 LaneMemory = tuple[Sequence[int], Tensor, Tensor]  # lanes, hidden (L, B, M, D), valid (B,)
+FileEntries = dict[str, tuple[int, int]]  # name: bytes, CRC-32C
 
 
 class CheckpointWriter:
-    """Saves the checkpoints of a run. Training waits for the copy of its state, not for the disk.
+    """Writer of the checkpoints of a run. Training waits for the copy of the state to the CPU, not for the disk.
+
+    A checkpoint is written in two stages, each in a background thread: every process writes its files, then rank 0 writes the
+    manifest. `advance` starts the second stage when all processes have finished the first.
 
     Args:
-        folder: of all checkpoints of the run.
-        comm: between the processes.
-        keep_last: older checkpoints beyond so many are removed,
-        keep_every: but those of steps divisible by it.
-        publish: called with each checkpoint when it is one; on process 0, in the background.
-        resumed: the checkpoint that training goes on from; if it is not said, the newest that is whole.
+        folder: folder of all checkpoints of the run.
+        comm: collectives for small values.
+        keep_last: number of recent checkpoints that are kept; older ones are removed.
+        keep_every: checkpoints whose step is a multiple of this number are never removed; None: no others.
+        publish: called with each complete checkpoint, on rank 0, in the background.
+        resumed: the checkpoint that the run resumes from; None: the latest complete checkpoint.
     """
 
     def __init__(
@@ -39,155 +43,132 @@ class CheckpointWriter:
         comm: Comm,
         keep_last: int,
         keep_every: int | None = None,
-        publish: Callable[[Path], None] = lambda saved: None,
+        publish: Callable[[Path], None] = lambda checkpoint: None,
         resumed: Path | None = None,
     ) -> None:
         self._folder, self._comm, self._publish = folder, comm, publish
         self._keep_last, self._keep_every = keep_last, keep_every
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._work: Future[dict[str, tuple[int, int]]] | None = None
+        self._work: Future[FileEntries] | None = None
         self._target = folder
-        self._facts: dict[str, Any] = {}
-        self._good = resumed or next(reversed(list_complete(folder)), None)
+        self._manifest: dict[str, Any] = {}
+        self._latest = resumed or next(reversed(list_complete(folder)), None)
         if is_rank_zero():
-            self._remove_unfinished()
+            self._remove_incomplete()
+
+    @property
+    def is_writing(self) -> bool:
+        """True while the background thread of this process is busy."""
+        return self._work is not None and not self._work.done()
+
+    @property
+    def in_progress(self) -> bool:
+        """True from `begin` until the checkpoint is complete."""
+        return self._work is not None
 
     def begin(
         self,
         step: int,
         engine: Any,
         memories: Sequence[LaneMemory],
-        facts: Mapping[str, Any],
+        manifest: Mapping[str, Any],
         write_model: Callable[[Path, dict[str, Tensor]], None],
     ) -> None:
-        """Finish the one before, copy the state and begin to write it; every process must call it.
+        """Copy the state and start to write a checkpoint, after finishing the previous one. Every process must call it.
 
         Args:
-            step: updates done.
-            engine: DeepSpeed's.
-            memories: of the lanes of this process.
-            facts: small things to know on resuming: what must agree, and what goes on (the clock).
-            write_model: makes a model folder of weights; called on process 0, in the background.
+            step: number of steps done.
+            engine: the DeepSpeed engine.
+            memories: recurrent memory of this process, one entry per micro-step.
+            manifest: entries of the manifest: settings that a resumed run must share, and counters such as the clock.
+            write_model: writes a model folder; called with its path and the weights, on rank 0, in the background.
 
         Raises:
-            ValueError: the weights are not finite; nothing of them is written.
+            ValueError: a weight is not finite. Nothing is written.
         """
         self.finish()
-        weights = self.weights(step, engine)
+        weights = self.gather_finite_weights(step, engine)
         self._target = self._folder / f"step_{step:08d}"
         if is_rank_zero():
-            shutil.rmtree(self._target, ignore_errors=True)  # an unfinished one of the same step
+            shutil.rmtree(self._target, ignore_errors=True)  # an incomplete one of the same step
             self._target.mkdir(parents=True)
         self._comm.barrier()
         moments = gather_moments(engine, keep=lambda index: index % world_size() == rank())
-        lanes: dict[str, Tensor] = {}
-        for group, (numbers, hidden, valid) in enumerate(memories):
-            lanes |= {
-                f"{group}.lanes": torch.tensor(list(numbers)),
-                f"{group}.hidden": hidden.cpu(),
-                f"{group}.valid": valid.cpu(),
+        lane_tensors: dict[str, Tensor] = {}
+        for micro_step, (lanes, hidden, valid) in enumerate(memories):
+            lane_tensors |= {
+                f"{micro_step}.lanes": torch.tensor(list(lanes)),
+                f"{micro_step}.hidden": hidden.cpu(),
+                f"{micro_step}.valid": valid.cpu(),
             }
-        self._facts = {"step": step, "world_size": world_size(), "counters": read_counters(engine), **facts}
-        self._work = self._thread.submit(self._write, self._target, weights, moments, lanes, write_model)
+        self._manifest = {"step": step, "world_size": world_size(), "counters": read_counters(engine), **manifest}
+        self._work = self._thread.submit(self._write_files, self._target, weights, moments, lane_tensors, write_model)
 
-    def weights(self, step: int, engine: Any) -> dict[str, Tensor]:
-        """The model's weights, on process 0, to be written as those of `step`; every process must call it.
+    def gather_finite_weights(self, step: int, engine: Any) -> dict[str, Tensor]:
+        """Gather the weights on rank 0. Every process must call it.
 
         Raises:
-            ValueError: they are not finite. What was begun before is a checkpoint by then.
+            ValueError: a weight is not finite. The checkpoint in progress is finished first.
         """
         weights = gather_weights(engine, keep=is_rank_zero())
-        spoilt = self._comm.broadcast(next((name for name, weight in weights.items() if not all_finite(weight)), ""))
-        if spoilt:
+        nonfinite = self._comm.broadcast(next((name for name, x in weights.items() if not all_finite(x)), ""))
+        if nonfinite:
             self.finish()
-            good = self._good
-            way_out = (
-                f"with a lower optim.lr the run goes on from {good.name}, whose weights are finite"
-                if good
-                else "lower optim.lr"
+            remedy = (
+                f"Lower optim.lr, and the run resumes from {self._latest.name}, whose weights are finite"
+                if self._latest
+                else "Lower optim.lr"
             )
             raise ValueError(
-                f"the weights are not finite after step {step:,} ({spoilt} is the first of them), and were not saved; {way_out}, or begin "
-                "under another name with another train.precision"
+                f"the weights are not finite after step {step:,} (the first is {nonfinite}) and were not saved. {remedy}; or start under "
+                "another name with another train.precision."
             )
         return weights
 
-    @property
-    def writing(self) -> bool:
-        """Whether this process is still at it."""
-        return self._work is not None and not self._work.done()
-
-    @property
-    def begun(self) -> bool:
-        """Whether a checkpoint was begun that is not one yet."""
-        return self._work is not None
-
     def advance(self) -> None:
-        """Go on with what was begun; every process must call it, when none is `writing`.
-
-        When all have written, process 0 makes it a checkpoint, again in the background; then it is one.
+        """Start the next stage of the checkpoint in progress. Every process must call it, when `is_writing` is False on all.
 
         Raises:
-            ValueError: it could not be written; nothing of it is left.
+            ValueError: a file could not be written. The checkpoint is removed.
         """
         assert self._work is not None
-        files, failure = {}, ""
+        entries, failure = {}, ""
         try:
-            files = self._work.result()
+            entries = self._work.result()
         except OSError as error:
             failure = f"process {rank()}: {error}"
         self._work = None
-        everywhere = self._comm.all_gather((files, failure))
-        if failures := [failure for _, failure in everywhere if failure]:
+        results = self._comm.all_gather((entries, failure))
+        if failures := [failure for _, failure in results if failure]:
             self._fail(failures[0])
-        found = {name: numbers for files, _ in everywhere for name, numbers in files.items()}
-        if not found:
-            self._good = self._target
+        all_entries = {name: entry for entries, _ in results for name, entry in entries.items()}
+        if not all_entries:  # the second stage is done
+            self._latest = self._target
             return
-        self._work = self._thread.submit(partial(self._complete, found) if is_rank_zero() else dict)
+        self._work = self._thread.submit(partial(self._complete, all_entries) if is_rank_zero() else dict)
 
     def finish(self) -> None:
-        """Wait until what was begun is a checkpoint; every process must call it."""
+        """Wait until the checkpoint in progress is complete. Every process must call it."""
         while self._work is not None:
             wait([self._work])
             self.advance()
 
-    def _fail(self, failure: str) -> None:
-        if is_rank_zero() and not (self._target / MANIFEST).exists():
-            shutil.rmtree(self._target, ignore_errors=True)
-        self._comm.barrier()
-        good = self._target if (self._target / MANIFEST).exists() else self._good
-        raise ValueError(
-            f"{self._target} could not be written ({failure}); "
-            + (f"{good.name} is good: " if good else "there is no other: ")
-            + "make room, and the same command goes on from there"
-        )
-
-    def _complete(self, files: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
-        """Make what is written a checkpoint."""
-        self._facts["files"] = {name: {"bytes": size, "crc32c": found} for name, (size, found) in files.items()}
-        write_text(self._target / MANIFEST, format_manifest(self._facts))
-        self._remove_undone()
-        self._remove_old()
-        self._publish(self._target)
-        return {}
-
     def close(self) -> None:
-        """Finish what was begun; no more checkpoints. Every process must call it."""
+        """Finish the checkpoint in progress and stop the background thread. Every process must call it."""
         self.finish()
         self._thread.shutdown()
 
-    def _write(
+    def _write_files(
         self,
         target: Path,
         weights: dict[str, Tensor],
         moments: dict[str, Tensor],
-        lanes: dict[str, Tensor],
+        lane_tensors: dict[str, Tensor],
         write_model: Callable[[Path, dict[str, Tensor]], None],
-    ) -> dict[str, tuple[int, int]]:
-        """Write the files of this process; their sizes and checksums, as read back."""
+    ) -> FileEntries:
+        """First stage: write the files of this process, and return their sizes and the checksums read back from disk."""
         names = [f"moments_{rank():03d}.safetensors", f"lanes_{rank():03d}.safetensors"]
-        for name, tensors in zip(names, (moments, lanes), strict=True):
+        for name, tensors in zip(names, (moments, lane_tensors), strict=True):
             write_tensors(target / name, tensors)
         if is_rank_zero():
             write_model(target / MODEL_DIR, weights)
@@ -196,27 +177,47 @@ class CheckpointWriter:
             fsync(target / name)
         return {name: ((target / name).stat().st_size, compute_crc32c(target / name)) for name in names}
 
-    def _remove_undone(self) -> None:
-        """What is later than the checkpoint that training went on from: damaged, and its steps were made again."""
-        since = min(self._good or self._target, self._target)
-        for left in list_all(self._folder):
-            if left > since and left != self._target:
-                _remove(left)
+    def _complete(self, entries: Mapping[str, tuple[int, int]]) -> FileEntries:
+        """Second stage, on rank 0: write the manifest, remove old checkpoints and publish the new one."""
+        self._manifest["files"] = {name: {"bytes": size, "crc32c": crc32c} for name, (size, crc32c) in entries.items()}
+        write_text(self._target / MANIFEST, format_manifest(self._manifest))
+        self._remove_damaged()
+        self._remove_old()
+        self._publish(self._target)
+        return {}
+
+    def _fail(self, failure: str) -> None:
+        """Remove the checkpoint in progress and raise ValueError."""
+        if is_rank_zero() and not (self._target / MANIFEST).exists():
+            shutil.rmtree(self._target, ignore_errors=True)
+        self._comm.barrier()
+        latest = self._target if (self._target / MANIFEST).exists() else self._latest
+        state = f"The latest valid checkpoint is {latest.name}" if latest else "There is no other checkpoint"
+        raise ValueError(
+            f"{self._target} could not be written ({failure}). {state}. Free disk space, and run the same command to resume."
+        )
+
+    def _remove_damaged(self) -> None:
+        """Remove the checkpoints newer than the one that the run resumed from: they are damaged, and their steps were repeated."""
+        latest = min(self._latest or self._target, self._target)
+        for path in list_all(self._folder):
+            if path > latest and path != self._target:
+                _remove(path)
 
     def _remove_old(self) -> None:
-        for old in list_complete(self._folder)[: -self._keep_last]:
-            if not (self._keep_every and read_manifest(old)["step"] % self._keep_every == 0):
-                _remove(old)
-        self._remove_unfinished()
+        for path in list_complete(self._folder)[: -self._keep_last]:
+            if not (self._keep_every and read_manifest(path)["step"] % self._keep_every == 0):
+                _remove(path)
+        self._remove_incomplete()
 
-    def _remove_unfinished(self) -> None:
-        """What a kill cut short, while it was written or removed, and a newer checkpoint has made useless."""
-        for newest in list_complete(self._folder)[-1:]:
-            for left in list_all(self._folder):
-                if left.name < newest.name and not (left / MANIFEST).exists():
-                    shutil.rmtree(left)
+    def _remove_incomplete(self) -> None:
+        """Remove folders without a manifest that are older than the latest checkpoint: a kill interrupted their writing or removal."""
+        for latest in list_complete(self._folder)[-1:]:
+            for path in list_all(self._folder):
+                if path.name < latest.name and not (path / MANIFEST).exists():
+                    shutil.rmtree(path)
 
 
 def _remove(checkpoint: Path) -> None:
-    (checkpoint / MANIFEST).unlink(missing_ok=True)  # first of all, so that a half-removed one is no checkpoint
+    (checkpoint / MANIFEST).unlink(missing_ok=True)  # first, so that an interrupted removal leaves no checkpoint
     shutil.rmtree(checkpoint)

@@ -107,7 +107,7 @@ class TrainConfig:
         return BatchSchedule(world_size, micro_batch_size, accumulation, self.batch_warmup_steps)
 
 
-def check_compiled(train: TrainConfig, attention: str) -> None:
+def check_compile(train: TrainConfig, attention: str) -> None:
     """Raise ValueError if a model is to be compiled whose attention (`model.attention_backend`) torch.compile cannot follow."""
     if train.compile and attention == "cpu":
         raise ValueError(

@@ -1,14 +1,14 @@
-"""What a user may tell DeepSpeed himself, as `deepspeed:` of the settings."""
+"""The `deepspeed` settings: keys that a user may set, and the ZeRO stage that follows from them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from xlpre.config.schema_docs import suggest_key
+from xlpre.config.key_suggestions import suggest_key
 
-# what the project decides from its own settings; the user's `deepspeed:` may not contradict it
-OWNED = {
+# keys that other settings decide
+OWNED_KEYS = {
     "train_batch_size": "train.global_batch_size",
     "train_micro_batch_size_per_gpu": "train.micro_batch_size",
     "gradient_accumulation_steps": "train.micro_batch_size",
@@ -18,88 +18,84 @@ OWNED = {
     "bf16": "train.precision",
     "fp16": "train.precision",
 }
-GROUPS = ("offload_optimizer", "offload_param")  # of zero_optimization, which the project reads, too
-# groups of settings that without ZeRO would mean nothing, or something else
-OF_ZERO = {"zero_optimization", "data_types", "torch_autocast", "compile"}
-
-
-class Asked(dict[str, Any]):
-    """Settings that note which keys they are asked for: those that whoever reads them knows. A copy notes in the same place."""
-
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        super().__init__(settings)
-        self.known: set[str] = set()
-
-    def __contains__(self, key: object) -> bool:
-        self.known.add(str(key))
-        return super().__contains__(key)
-
-    def __getitem__(self, key: str) -> Any:
-        self.known.add(key)
-        return super().__getitem__(key)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """As of any mapping."""
-        self.known.add(key)
-        return super().get(key, default)
+# all other keys that DeepSpeed 0.19.8 reads; a test compares them with the installed version
+KNOWN_KEYS = frozenset(
+    """
+    activation_checkpointing aio amp autotuning checkpoint comet comms_logger communication_data_type compile
+    compression_training csv_monitor curriculum_learning data_efficiency data_types dataloader_drop_last datastates_ckpt
+    disable_allgather disable_python_gc dump_state eigenvalue elasticity expert_parallel flops_profiler gradient_allreduce_op
+    gradient_predivide_factor graph_harvesting hybrid_engine log_level managed_gradient_accumulation memory_breakdown nebula
+    pipeline prescale_gradients progressive_layer_drop quantize_training seq_parallel_communication_data_type
+    sequence_parallel_size sparse_attention sparse_gradients steps_per_print tensor_parallel tensorboard timers
+    torch_autocast use_data_before_expert_parallelism vocabulary_size wall_clock_breakdown wandb weight_quantization
+    zero_allow_untested_optimizer zero_force_ds_cpu_optimizer zero_optimization
+    """.split()
+)
+OFFLOAD_GROUPS = ("offload_optimizer", "offload_param")  # of zero_optimization
+# groups that have no effect, or another one, without ZeRO
+ZERO_GROUPS = {"zero_optimization", "data_types", "torch_autocast", "compile"}
 
 
 def check_overrides(overrides: Mapping[str, Any]) -> None:
-    """Raise ValueError for settings of DeepSpeed that the project owns, and for those that it reads, too, if they are none."""
+    """Check the keys, and the values of those that this project reads, too.
+
+    Raises:
+        ValueError: DeepSpeed does not have a key, another setting decides it, or its value is invalid.
+    """
     for key in overrides:
-        if key in OWNED:
-            raise ValueError(f"deepspeed.{key} is decided by {OWNED[key]}; set that instead")
+        if key in OWNED_KEYS:
+            raise ValueError(f"deepspeed.{key} is decided by {OWNED_KEYS[key]}. Set that instead.")
+        if key not in KNOWN_KEYS:
+            raise ValueError(f"deepspeed.{key}: DeepSpeed has no such setting; {suggest_key(key, sorted(KNOWN_KEYS))}")
     zero = overrides.get("zero_optimization", {})
-    _check_group("deepspeed.zero_optimization", zero, "stage: 2")
-    for name in GROUPS:
-        _check_group(f"deepspeed.zero_optimization.{name}", zero.get(name, {}), "device: cpu")
+    _check_mapping("deepspeed.zero_optimization", zero, "stage: 2")
+    for name in OFFLOAD_GROUPS:
+        _check_mapping(f"deepspeed.zero_optimization.{name}", zero.get(name, {}), "device: cpu")
     stage = zero.get("stage", 1)
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
-        raise ValueError(f"deepspeed.zero_optimization.stage ({stage!r}) must be 0, 1, 2 or 3")
+        raise ValueError(
+            f"deepspeed.zero_optimization.stage={stage!r} is invalid: it must be 0, 1, 2 or 3. Set "
+            "deepspeed.zero_optimization.stage=1."
+        )
 
 
-def zero_stage(overrides: Mapping[str, Any], precision: str, processes: int) -> int:
-    """The ZeRO stage: as asked for, else 1, but 0 where there is nothing to share out and no 16 bits to keep fp32 beside.
-
-    Args:
-        overrides: settings for DeepSpeed, which `check_overrides` has passed. Whoever sets something of ZeRO's without a stage gets 1.
-        precision: that the model computes in: fp32, bf16 or fp16.
-        processes: of the job.
-    """
-    alone = processes == 1 and precision == "fp32" and not OF_ZERO & overrides.keys()
-    stage: int = overrides.get("zero_optimization", {}).get("stage", 0 if alone else 1)
-    return stage
-
-
-def enabled_offloads(overrides: Mapping[str, Any]) -> dict[str, bool]:
-    """Whether the optimizer, and the parameters, are kept in the machine's memory."""
+def check_muon_overrides(overrides: Mapping[str, Any]) -> None:
+    """Raise ValueError for settings with which Muon cannot assemble matrices from the shares of the processes."""
     zero = overrides.get("zero_optimization", {})
-    return {name: zero.get(name, {}).get("device", "none") != "none" for name in GROUPS}
-
-
-def check_whole_matrices(overrides: Mapping[str, Any]) -> None:
-    """Raise ValueError for settings of DeepSpeed by which Muon could not put matrices together from the shares of processes."""
-    zero = overrides.get("zero_optimization", {})
-    found = {
+    unsupported = {
         "stage=3": zero.get("stage") == 3,
         "offload_optimizer": enabled_offloads(overrides)["offload_optimizer"],
         **{name: zero.get(name, False) for name in ("round_robin_gradients", "parameter_alignment")},
     }
-    for name in (name for name, is_set in found.items() if is_set):
+    for name in (name for name, is_set in unsupported.items() if is_set):
         raise ValueError(
-            f"deepspeed.zero_optimization.{name} does not go with optim.name=muon, which puts matrices together from the shares of "
-            "processes; leave it out, or set optim.name=adamw"
+            f"deepspeed.zero_optimization.{name} is invalid with optim.name=muon: Muon assembles matrices from the shares of the "
+            "processes. Leave it out, or set optim.name=adamw."
         )
 
 
-def check_known(overrides: Mapping[str, Any], asked: Asked) -> None:
-    """Raise ValueError for a setting that DeepSpeed did not ask for when it read `asked`: it would have no effect."""
-    for key in overrides:
-        if key not in asked.known:
-            question = suggest_key(key, sorted(asked.known - OWNED.keys()))
-            raise ValueError(f"deepspeed.{key}: DeepSpeed has no such setting; {question}")
+def zero_stage(overrides: Mapping[str, Any], precision: str, world_size: int) -> int:
+    """Return the ZeRO stage.
+
+    Args:
+        overrides: the `deepspeed` settings, checked by `check_overrides`.
+        precision: `fp32`, `bf16` or `fp16`.
+        world_size: number of processes.
+
+    Returns:
+        The configured stage. By default 1; 0 for a single process in fp32 without ZeRO settings, which has nothing to divide.
+    """
+    is_plain = world_size == 1 and precision == "fp32" and not ZERO_GROUPS & overrides.keys()
+    stage: int = overrides.get("zero_optimization", {}).get("stage", 0 if is_plain else 1)
+    return stage
 
 
-def _check_group(key: str, value: Any, example: str) -> None:
+def enabled_offloads(overrides: Mapping[str, Any]) -> dict[str, bool]:
+    """Return, for `offload_optimizer` and `offload_param`, True if it is offloaded to host memory."""
+    zero = overrides.get("zero_optimization", {})
+    return {name: zero.get(name, {}).get("device", "none") != "none" for name in OFFLOAD_GROUPS}
+
+
+def _check_mapping(key: str, value: Any, example: str) -> None:
     if not isinstance(value, Mapping):
-        raise ValueError(f"{key} ({value}) must be a mapping, as {{{example}}}")
+        raise ValueError(f"{key}={value} is invalid: it must be a mapping. Set it to {{{example}}}, for example.")

@@ -54,6 +54,6 @@ NAMES = {
 }
 
 
-def device_named(name: str) -> DeviceSpec | None:
+def find_device_spec(name: str) -> DeviceSpec | None:
     """The entry of DEVICES of the GPU that CUDA calls `name`; None if it is not known for certain."""
     return DEVICES.get(NAMES.get(name.removeprefix("NVIDIA "), ""))

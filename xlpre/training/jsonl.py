@@ -1,4 +1,4 @@
-"""Files of a run that have a JSON object in each line, with the `step` that it was written at."""
+"""JSON Lines files of a run. Each line is an object with the `step` at which it was written."""
 
 from __future__ import annotations
 
@@ -9,49 +9,51 @@ from typing import Any
 from xlpre.common.files import write_text
 from xlpre.text.json_objects import parse_object
 
-Line = dict[str, Any]
+Record = dict[str, Any]
 
 
-def read_lines(path: Path) -> list[Line]:
-    """The lines; none if there is no file. A last line cut short by a kill is left out.
+def read_records(path: Path) -> list[Record]:
+    """Read all lines; an empty list if there is no file. A last line without a line break, cut by a kill, is ignored.
 
     Raises:
-        ValueError: another line is damaged.
+        ValueError: a line is damaged.
     """
-    return [_parse(line, f"{place} (take the line out)") for place, line in _placed(path)]
+    return [_parse(line, f"{location} (remove this line)") for location, line in _split_lines(path)]
 
 
-def rewrite(path: Path, keep: Callable[[int], bool], as_text: Callable[[Mapping[str, Any]], str], *more: Line) -> None:
-    """Write the file anew, with the lines whose step is one to `keep` and `more` after them; a run goes on with one that is damaged.
+def rewrite_records(
+    path: Path, keep: Callable[[int], bool], serialize: Callable[[Mapping[str, Any]], str], *new_records: Record
+) -> None:
+    """Rewrite a file with the lines whose step passes `keep`, followed by `new_records`.
 
-    Lines that cannot be read are said, and put beside the file.
+    A damaged line does not stop a run: it is moved to `FILE.damaged`, and a warning is printed.
     """
     kept = []
-    for place, line in _placed(path):
+    for location, line in _split_lines(path):
         try:
-            read = _parse(line, place)
+            record = _parse(line, location)
         except ValueError as error:
-            beside = path.with_name(f"{path.name}.damaged")
-            with open(beside, "ab") as file:
+            damaged = path.with_name(f"{path.name}.damaged")
+            with open(damaged, "ab") as file:
                 file.write(line + b"\n")
-            print(f"warning: {error}; the line is in {beside} now, and the run goes on without it", flush=True)
+            print(f"warning: {error}. The line was moved to {damaged}; the run continues without it.", flush=True)
             continue
-        if keep(read["step"]):
-            kept.append(read)
-    write_text(path, "".join(as_text(line) + "\n" for line in [*kept, *more]))
+        if keep(record["step"]):
+            kept.append(record)
+    write_text(path, "".join(serialize(record) + "\n" for record in [*kept, *new_records]))
 
 
-def _placed(path: Path) -> list[tuple[str, bytes]]:
-    """Each line, with where it is in words."""
+def _split_lines(path: Path) -> list[tuple[str, bytes]]:
+    """Return the lines of a file, each with its location for messages."""
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     return [(f"{path}, line {number}", line) for number, line in enumerate(lines, 1)]
 
 
-def _parse(line: bytes, place: str) -> Line:
+def _parse(line: bytes, location: str) -> Record:
     try:
-        found = parse_object(line.decode(), place)
+        record = parse_object(line.decode(), location)
     except UnicodeDecodeError as error:
-        raise ValueError(f"{place}: not UTF-8 (byte {error.start})") from None
-    if type(found.get("step")) is not int:
-        raise ValueError(f"{place}: it says no step")
-    return found
+        raise ValueError(f"{location}: not UTF-8 (byte {error.start})") from None
+    if type(record.get("step")) is not int:
+        raise ValueError(f"{location}: no integer `step`")
+    return record

@@ -1,4 +1,4 @@
-"""The learning rate, a pure function of the step (and of the clock, where a run is bounded by time).
+"""Learning-rate schedule: a pure function of the step, and of the elapsed time if the run has a time budget.
 
 Source: zihangdai/xlnet model_utils.py `get_train_op`: linear warm-up from 0, then a decay to `lr * min_lr_ratio`.
 """
@@ -12,15 +12,15 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """The course of the learning rate.
+    """Learning-rate schedule.
 
     Attributes:
-        warmup_steps: updates of linear rise from 0 to `optim.lr`.
-        decay: the course after them: `linear`, `cosine`, `polynomial` (linear to the power `power`), `constant`, or
+        warmup_steps: steps of linear increase from 0 to `optim.lr`.
+        decay: decay after the warm-up: `linear`, `cosine`, `polynomial` (linear to the power `power`), `constant`, or
             `warmup_stable_decay` (constant, then linear over the last `decay_ratio` of the run).
-        power: of `polynomial`.
-        decay_ratio: of `warmup_stable_decay`.
-        min_lr_ratio: where the decay ends, as a share of `optim.lr`.
+        power: exponent of `polynomial`.
+        decay_ratio: fraction of the run in which `warmup_stable_decay` decays.
+        min_lr_ratio: learning rate at the end, as a fraction of `optim.lr`.
     """
 
     warmup_steps: int = 0
@@ -30,27 +30,45 @@ class ScheduleConfig:
     min_lr_ratio: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.warmup_steps < 0 or not 0 <= self.min_lr_ratio <= 1:
+        if self.warmup_steps < 0:
             raise ValueError(
-                f"schedule.warmup_steps ({self.warmup_steps}) must be at least 0 and schedule.min_lr_ratio "
-                f"({self.min_lr_ratio}) between 0 and 1"
+                f"schedule.warmup_steps={self.warmup_steps} is invalid: it must be at least 0. "
+                "Set schedule.warmup_steps=0 for no warm-up."
             )
-        if self.power <= 0 or not 0 < self.decay_ratio <= 1:
+        if not 0 <= self.min_lr_ratio <= 1:
             raise ValueError(
-                f"schedule.power ({self.power}) must be positive and schedule.decay_ratio ({self.decay_ratio}) above 0, at most 1"
+                f"schedule.min_lr_ratio={self.min_lr_ratio} is invalid: it must be between 0 and 1. "
+                "Set schedule.min_lr_ratio=0 to decay to zero."
+            )
+        if self.power <= 0:
+            raise ValueError(f"schedule.power={self.power} is invalid: it must be positive. Set schedule.power=2.")
+        if not 0 < self.decay_ratio <= 1:
+            raise ValueError(
+                f"schedule.decay_ratio={self.decay_ratio} is invalid: it must be above 0 and at most 1. "
+                "Set schedule.decay_ratio=0.1."
             )
 
 
-def learning_rate(config: ScheduleConfig, lr: float, step: int, steps: int, time_share: float = 0.0) -> float:
-    """The rate of update `step` (from 0) of `steps`; `time_share` is the part of a time budget that is spent."""
+def learning_rate(
+    config: ScheduleConfig, peak_lr: float, step: int, total_steps: int, time_fraction: float = 0.0
+) -> float:
+    """Return the learning rate of a step.
+
+    Args:
+        config: the schedule.
+        peak_lr: learning rate after the warm-up.
+        step: index of the step, from 0.
+        total_steps: number of steps of the run.
+        time_fraction: fraction of the time budget that has passed. The decay follows the steps or the time, whichever is ahead.
+    """
     if step < config.warmup_steps:
-        return lr * step / config.warmup_steps
-    done = min(max((step - config.warmup_steps) / max(steps - config.warmup_steps, 1), time_share), 1.0)
-    left = {
+        return peak_lr * step / config.warmup_steps
+    done = min(max((step - config.warmup_steps) / max(total_steps - config.warmup_steps, 1), time_fraction), 1.0)
+    factor = {
         "linear": 1 - done,
         "cosine": 0.5 * (1 + math.cos(math.pi * done)),
         "polynomial": (1 - done) ** config.power,
         "constant": 1.0,
         "warmup_stable_decay": min((1 - done) / config.decay_ratio, 1.0),
     }[config.decay]
-    return lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * left)
+    return peak_lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * factor)

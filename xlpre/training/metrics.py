@@ -1,4 +1,4 @@
-"""Metrics: JSON lines for programs, TensorBoard and Weights & Biases for people. Process 0 writes."""
+"""Metrics files of a run: metrics.jsonl for programs, TensorBoard and Weights & Biases for people. Rank 0 writes."""
 
 from __future__ import annotations
 
@@ -14,118 +14,124 @@ import torch
 
 from xlpre.common.files import with_filename, write_text
 from xlpre.training.distributed import is_rank_zero
-from xlpre.training.jsonl import read_lines, rewrite
+from xlpre.training.jsonl import read_records, rewrite_records
 
-BOARD = "tensorboard"
+TENSORBOARD_DIR = "tensorboard"
 
 
 class MetricsWriter:
-    """Appends to `metrics.jsonl` and TensorBoard in a run folder, and to a project of Weights & Biases.
+    """Append metrics to `metrics.jsonl` and TensorBoard in a run folder, and to a Weights & Biases project.
 
     Args:
-        folder: of the run.
-        step: where the run goes on; lines of later steps, written before a stop, are dropped (all of them if it starts over).
-        project: of Weights & Biases; empty: none. `check_wandb_installed` has passed it.
-        name: of the run, there.
-        settings: of the run, shown there.
+        run_dir: folder of the run.
+        step: step at which the run resumes. Lines of later steps are removed; at step 0, all lines.
+        project: Weights & Biases project, checked by `check_wandb_installed`; None: do not use it.
+        run_name: name of the run in Weights & Biases.
+        settings: settings of the run, for Weights & Biases.
     """
 
     def __init__(
-        self, folder: Path, step: int, project: str = "", name: str = "", settings: Mapping[str, Any] | None = None
+        self,
+        run_dir: Path,
+        step: int,
+        project: str | None = None,
+        run_name: str = "",
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
-        self._path = folder / "metrics.jsonl"
-        self._board = self._chart = None
+        self._path = run_dir / "metrics.jsonl"
+        self._tensorboard = self._wandb_run = None
         if is_rank_zero():
             from torch.utils.tensorboard import SummaryWriter
 
-            rewrite(self._path, lambda written: step > 0 and written <= step, _json)
-            self._board = SummaryWriter(str(folder / BOARD), purge_step=step + 1)
+            rewrite_records(self._path, lambda saved_step: step > 0 and saved_step <= step, _to_json)
+            self._tensorboard = SummaryWriter(str(run_dir / TENSORBOARD_DIR), purge_step=step + 1)
             if project:
-                self._chart = _chart(folder, step, project, name, settings)
+                self._wandb_run = _init_wandb(run_dir, step, project, run_name, settings)
 
     def write(self, step: int, **values: Any) -> None:
-        """One line; numbers also go to TensorBoard and Weights & Biases, as they are."""
-        if self._board is None:
+        """Write one line. Values that are numbers also go to TensorBoard and Weights & Biases."""
+        if self._tensorboard is None:
             return
         with with_filename(self._path), open(self._path, "a", encoding="utf-8") as file:
-            file.write(_json({"step": step, **values}) + "\n")
+            file.write(_to_json({"step": step, **values}) + "\n")
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
-        with with_filename(self._path.with_name(BOARD)):
+        with with_filename(self._path.with_name(TENSORBOARD_DIR)):
             for name, value in numbers.items():
-                self._board.add_scalar(name, value, step)
-        if self._chart is not None:
-            self._chart.log(numbers, step=step)
+                self._tensorboard.add_scalar(name, value, step)
+        if self._wandb_run is not None:
+            self._wandb_run.log(numbers, step=step)
 
     def close(self) -> None:
-        """Write out what is not yet written."""
-        if self._board is not None:
-            with with_filename(self._path.with_name(BOARD)):
-                self._board.close()
-        if self._chart is not None:
-            self._chart.finish()
+        """Flush and close the files."""
+        if self._tensorboard is not None:
+            with with_filename(self._path.with_name(TENSORBOARD_DIR)):
+                self._tensorboard.close()
+        if self._wandb_run is not None:
+            self._wandb_run.finish()
 
 
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's metrics.jsonl, None for a number that is not finite; a last line cut short by a kill is left out.
+def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """Read the metrics.jsonl of a run. A number that was not finite is None. A last line cut by a kill is ignored.
 
     Raises:
-        ValueError: another line is damaged.
+        ValueError: a line is damaged.
     """
-    return read_lines(folder / "metrics.jsonl")
+    return read_records(run_dir / "metrics.jsonl")
 
 
 def format_duration(seconds: float) -> str:
-    """In words, the two largest units."""
-    minutes, rest = divmod(round(seconds), 60)
+    """Format a duration with its two largest units, such as `3 h 20 min`."""
+    minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
     if days:
         return f"{days:,} d {hours} h"
     if hours:
         return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Bytes of this process: the most that tensors took on a GPU so far, what it holds on a CPU."""
+    """Return the peak of the memory that tensors used on a GPU; on a CPU, the present memory of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return psutil.Process().memory_info().rss
 
 
-def check_wandb_installed(project: str) -> None:
-    """Raise ValueError if there is a `project` of Weights & Biases, and its library is not there."""
+def check_wandb_installed(project: str | None) -> None:
+    """Raise ValueError if a Weights & Biases project is set and its library is not installed."""
     if not project:
         return
     try:
-        from wandb import init  # noqa: F401 - a mere folder of that name can be imported, too
+        from wandb import init  # noqa: F401 - the name: a folder called wandb can be imported, too
     except ImportError:
         raise ValueError(
-            f"train.wandb={project} needs the library of Weights & Biases: `pip install wandb`, or leave train.wandb empty"
+            f"train.wandb={project} is invalid: the library of Weights & Biases is not installed. Run `pip install wandb`, or set "
+            "train.wandb=null."
         ) from None
 
 
-def _chart(folder: Path, step: int, project: str, name: str, settings: Mapping[str, Any] | None) -> Any:
-    """The run's chart; its id is kept in the folder, so that a run that goes on continues it, and one that starts over does not."""
+def _init_wandb(run_dir: Path, step: int, project: str, run_name: str, settings: Mapping[str, Any] | None) -> Any:
+    """Start a Weights & Biases run. Its id is stored in the run folder: a resumed run continues the same charts."""
     import wandb
 
-    kept = folder / "wandb_id"
-    if not (step and kept.exists()):
-        write_text(kept, uuid.uuid4().hex)
+    id_file = run_dir / "wandb_id"
+    if not (step and id_file.exists()):
+        write_text(id_file, uuid.uuid4().hex)
     return wandb.init(
         project=project,
-        name=name,
-        id=kept.read_text("utf-8"),
+        name=run_name,
+        id=id_file.read_text("utf-8"),
         resume="allow",
-        dir=str(folder.absolute()),
+        dir=str(run_dir.absolute()),
         config=settings,
     )
 
 
-def _json(values: Mapping[str, Any]) -> str:
-    """What any parser of JSON reads: a number that is not finite is null."""
-    return json.dumps({name: _finite(value) for name, value in values.items()}, allow_nan=False)
+def _to_json(values: Mapping[str, Any]) -> str:
+    """Serialize to strict JSON: a number that is not finite becomes null."""
+    return json.dumps({name: _finite_or_none(value) for name, value in values.items()}, allow_nan=False)
 
 
-def _finite(value: Any) -> Any:
+def _finite_or_none(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""The course of a run, the same for pretraining and fine-tuning: its updates, its clock, and when it ends."""
+"""Step counter, clock and end of a run, shared by pretraining and fine-tuning."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from xlpre.training.shutdown import ShutdownHandler
 
 
 class Progress:
-    """Counts the updates of a run.
+    """Progress of a run: its steps, its training time and its skipped steps.
 
     Args:
-        train: how long it is.
-        engine: DeepSpeed's.
-        comm: between the processes.
-        stopping: whether someone asked to stop.
-        writer: of its checkpoints, which goes on at the end of an update.
-        was: what the checkpoint says that the run goes on from; empty at the start.
+        train: length of the run.
+        engine: the DeepSpeed engine.
+        comm: collectives for small values.
+        shutdown: reports signals to stop.
+        writer: checkpoint writer, which `end_step` advances.
+        manifest: manifest of the checkpoint to resume from; empty for a new run.
 
     Attributes:
-        step: updates done, or skipped.
-        seconds: spent in all.
-        skipped: updates that were not made, because their gradients were not finite,
-        skipped_in_a_row: and how many of them came last.
+        step: number of steps done, skipped steps included.
+        train_seconds: training time, over all starts of the run.
+        skipped_steps: number of steps without an update, because a gradient was not finite.
+        consecutive_skips: number of skipped steps in a row, up to the last step.
     """
 
     def __init__(
@@ -37,54 +37,57 @@ class Progress:
         train: TrainConfig,
         engine: Any,
         comm: Comm,
-        stopping: ShutdownHandler,
+        shutdown: ShutdownHandler,
         writer: CheckpointWriter,
-        was: Mapping[str, Any],
+        manifest: Mapping[str, Any],
     ) -> None:
-        self.train, self.engine, self.comm, self.stopping, self._writer = train, engine, comm, stopping, writer
-        self.step, self.seconds, self.skipped, self.skipped_in_a_row = 0, 0.0, 0, 0
-        if was:
-            self.step, self.seconds, self.skipped = was["step"], was["train_seconds"], was["counters"]["skipped_steps"]
-        self._started = time.monotonic() - self.seconds
+        self.train, self.engine, self.comm, self.shutdown, self._writer = train, engine, comm, shutdown, writer
+        self.step, self.train_seconds, self.skipped_steps, self.consecutive_skips = 0, 0.0, 0, 0
+        if manifest:
+            self.step, self.train_seconds = manifest["step"], manifest["train_seconds"]
+            self.skipped_steps = manifest["counters"]["skipped_steps"]
+        self._start_time = time.monotonic() - self.train_seconds
 
     @property
-    def time_share(self) -> float:
-        """The part of `train.hours` that is spent."""
-        return self.seconds / (self.train.hours * 3600) if self.train.hours else 0.0
+    def time_fraction(self) -> float:
+        """Fraction of `train.hours` that has passed; 0 without a time budget."""
+        return self.train_seconds / (self.train.hours * 3600) if self.train.hours else 0.0
 
     @property
-    def finished(self) -> bool:
-        """Whether the steps or the time are used up."""
-        return self.step >= self.train.steps or self.time_share >= 1
+    def is_finished(self) -> bool:
+        """True after the last step, or when the time budget is spent."""
+        return self.step >= self.train.steps or self.time_fraction >= 1
 
-    def begin_step(self, seed: int, schedule: ScheduleConfig, lr: float) -> None:
-        """Set the learning rate, whose peak is `lr`, and what dropout draws, which `seed` decides."""
-        set_lr(self.engine.optimizer, learning_rate(schedule, lr, self.step, self.train.steps, self.time_share))
+    def begin_step(self, seed: int, schedule: ScheduleConfig, peak_lr: float) -> None:
+        """Set the learning rate of the step, and seed dropout."""
+        set_lr(self.engine.optimizer, learning_rate(schedule, peak_lr, self.step, self.train.steps, self.time_fraction))
         seed_step(seed, self.step, rank())
 
     def end_step(self, on_too_many_skips: Callable[[], str] = lambda: "") -> bool:
-        """One update is done. Returns whether any process was asked to stop; all processes get the same answer and clock.
+        """Count a step, agree on the clock and advance the checkpoint in progress. Every process must call it.
 
         Args:
-            look_back: called where too many were skipped; says what a person can look at.
+            on_too_many_skips: called before the error for too many skipped steps; returns a hint for its message.
+
+        Returns:
+            True, on all processes, if any process received a signal to stop.
 
         Raises:
-            ValueError: too many updates in a row were skipped, because their gradients were not finite; a checkpoint could not
-                be written.
+            ValueError: `train.max_skipped_steps` steps in a row were skipped, or a checkpoint could not be written.
         """
         self.step += 1
-        before, self.skipped = self.skipped, int(self.engine.skipped_steps)  # on all processes or on none
-        self.skipped_in_a_row = self.skipped_in_a_row + 1 if self.skipped > before else 0
-        if self.skipped_in_a_row == self.train.max_skipped_steps:
+        previous, self.skipped_steps = self.skipped_steps, int(self.engine.skipped_steps)  # equal on all processes
+        self.consecutive_skips = self.consecutive_skips + 1 if self.skipped_steps > previous else 0
+        if self.consecutive_skips == self.train.max_skipped_steps:
             self._writer.finish()
             hint = on_too_many_skips()
             raise ValueError(
-                f"the gradients of {self.skipped_in_a_row} updates in a row, to step {self.step:,}, were not finite, and no update was "
-                f"made; {hint}lower optim.lr, or look at the weights that init= gave"
+                f"the gradients of {self.consecutive_skips} steps in a row, up to step {self.step:,}, were not finite, and these steps "
+                f"made no update. {hint}Lower optim.lr, or check the weights of init_from."
             )
-        asked, self.seconds, writing = self.comm.all_reduce_max(
-            float(self.stopping.asked), time.monotonic() - self._started, float(self._writer.writing)
+        stop_requested, self.train_seconds, is_writing = self.comm.all_reduce_max(
+            float(self.shutdown.is_requested), time.monotonic() - self._start_time, float(self._writer.is_writing)
         )
-        if self._writer.begun and not writing:
+        if self._writer.in_progress and not is_writing:
             self._writer.advance()
-        return asked > 0
+        return stop_requested > 0

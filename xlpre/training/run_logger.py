@@ -1,10 +1,10 @@
-"""What a person and a plot see of a run: a line of progress, a line of metrics, a bar."""
+"""Logging of a run: progress lines on the console, a progress bar, and metrics for programs. Loggers only format and write."""
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,102 +18,104 @@ from xlpre.training.progress import Progress
 
 
 class RunLogger(ABC):
-    """Says and writes how a run goes; its clock stands still while it is paused.
+    """Base of the loggers of pretraining and fine-tuning. Metrics are means over the steps since the last call of `write_metrics`.
 
     Args:
-        course: of the run.
-        folder: of the run.
-        name: of the run, in Weights & Biases.
-        settings: of the run, shown there.
-        words: what a person reads of a line of metrics,
-        title: and before the number of the step.
-        auxiliary: names of the losses besides the first that a micro-step has.
+        progress: steps and clock of the run.
+        run_dir: folder of the run.
+        run_name: name of the run in Weights & Biases.
+        settings: settings of the run, for Weights & Biases.
+        prefix: beginning of a console line, before the number of the step.
+        auxiliary_losses: names of the losses of a micro-step besides the first, without the suffix `_loss`.
     """
 
     def __init__(
         self,
-        course: Progress,
-        folder: Path,
-        name: str,
+        progress: Progress,
+        run_dir: Path,
+        run_name: str,
         settings: Mapping[str, Any],
-        words: Callable[[Mapping[str, Any]], str],
-        title: str = "step",
-        auxiliary: Iterable[str] = (),
+        prefix: str = "step",
+        auxiliary_losses: Iterable[str] = (),
     ) -> None:
-        self._course, self._words, self._title = course, words, title
-        self._names = ("loss", *(f"{name}_loss" for name in auxiliary))
-        self._file = MetricsWriter(folder, course.step, course.train.wandb, name, settings)
+        self._progress, self._prefix = progress, prefix
+        self._loss_names = ("loss", *(f"{name}_loss" for name in auxiliary_losses))
+        self._writer = MetricsWriter(run_dir, progress.step, progress.train.wandb, run_name, settings)
         self._bar = tqdm(
-            total=course.train.steps,
-            initial=course.step,
+            total=progress.train.steps,
+            initial=progress.step,
             unit="step",
             dynamic_ncols=True,
-            disable=None if is_rank_zero() else True,  # None: shown on a terminal only
+            disable=None if is_rank_zero() else True,  # None: on a terminal only
         )
         self._begin_interval()
 
-    def micro_step(self, *losses: torch.Tensor) -> None:
-        """A micro-step is done."""
+    @abstractmethod
+    def throughput(self, seconds: float, n_steps: int) -> dict[str, Any]:
+        """Return the metrics of speed over the last `n_steps` steps. Every process calls it once per metrics line."""
+
+    @abstractmethod
+    def format_metrics(self, metrics: Mapping[str, Any]) -> str:
+        """Return the console line of a metrics line."""
+
+    def record_losses(self, *losses: torch.Tensor) -> None:
+        """Store the losses of a micro-step, without waiting for the device."""
         self._losses.append([loss.detach() for loss in losses])
 
-    def update(self) -> None:
-        """One update is done."""
+    def end_step(self) -> None:
+        """Advance the progress bar by one step."""
         self._bar.update()
 
-    def write(self) -> None:
-        """A line of metrics over the updates since the last; every process must call it."""
-        course, elapsed = self._course, time.monotonic() - self._since
-        steps = course.step - self._since_step
-        rates = self.rates(elapsed, steps)
-        means = [torch.stack(several).mean().item() for several in zip(*self._losses, strict=True)]
-        sums = zip(self._names, course.comm.all_reduce_sum(*means), strict=True)
-        (memory,) = course.comm.all_reduce_max(float(peak_memory_bytes(course.engine.device)))
-        hours = course.train.hours
-        budget = hours * 3600 - course.seconds if hours else None
-        line = {
+    def write_metrics(self) -> None:
+        """Write the metrics since the last call. Every process must call it."""
+        progress, elapsed = self._progress, time.monotonic() - self._since
+        n_steps = progress.step - self._since_step
+        throughput = self.throughput(elapsed, n_steps)
+        means = [torch.stack(losses).mean().item() for losses in zip(*self._losses, strict=True)]
+        sums = zip(self._loss_names, progress.comm.all_reduce_sum(*means), strict=True)
+        (memory,) = progress.comm.all_reduce_max(float(peak_memory_bytes(progress.engine.device)))
+        hours = progress.train.hours
+        budget = hours * 3600 - progress.train_seconds if hours else None
+        metrics = {
             **{name: total / world_size() for name, total in sums},
-            "lr": max(group["lr"] for group in course.engine.optimizer.param_groups if "matrices" not in group),
-            "grad_norm": float(course.engine.get_global_grad_norm()),
-            **rates,
+            "lr": max(group["lr"] for group in progress.engine.optimizer.param_groups if "matrices" not in group),
+            "grad_norm": float(progress.engine.get_global_grad_norm()),
+            **throughput,
             "peak_memory_bytes": int(memory),
-            "skipped_steps": course.skipped,
-            "train_seconds": course.seconds,
-            "eta_seconds": seconds_left(course.train.steps - course.step, steps / elapsed, budget),
+            "skipped_steps": progress.skipped_steps,
+            "train_seconds": progress.train_seconds,
+            "eta_seconds": remaining_seconds(progress.train.steps - progress.step, n_steps / elapsed, budget),
         }
-        self.say(self._words(line), line)
+        self.write_line(self.format_metrics(metrics), metrics)
         self._begin_interval()
 
-    def say(self, text: str, numbers: Mapping[str, Any]) -> None:
-        """A line for a person and `numbers` for programs."""
-        self._file.write(self._course.step, **numbers)
+    def write_line(self, text: str, metrics: Mapping[str, Any]) -> None:
+        """Print `text` on rank 0, and write `metrics` to the metrics files."""
+        self._writer.write(self._progress.step, **metrics)
         if is_rank_zero():
             try:
-                tqdm.write(f"{self._title} {self._course.step:,}: {text}")
-            except OSError as error:  # a closed terminal, a pipe that nobody reads
-                self._course.stopping.on_broken_stdout(error)
+                tqdm.write(f"{self._prefix} {self._progress.step:,}: {text}")
+            except OSError as error:  # a closed terminal, a pipe without a reader
+                self._progress.shutdown.on_broken_stdout(error)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What is done meanwhile does not count as training."""
-        since = time.monotonic()
+        """Exclude the time of the `with` block from the metrics of speed."""
+        start = time.monotonic()
         yield
-        self._since += time.monotonic() - since
+        self._since += time.monotonic() - start
 
     def close(self) -> None:
-        """No more lines."""
+        """Close the progress bar and the metrics files."""
         self._bar.close()
-        self._file.close()
-
-    @abstractmethod
-    def rates(self, seconds: float, steps: int) -> dict[str, Any]:
-        """How fast the last `steps` updates went, which took `seconds`; every process calls it once for a line of metrics."""
+        self._writer.close()
 
     def _begin_interval(self) -> None:
         self._losses: list[list[torch.Tensor]] = []
-        self._since, self._since_step = time.monotonic(), self._course.step
+        self._since, self._since_step = time.monotonic(), self._progress.step
 
 
-def seconds_left(steps: int, steps_per_second: float, budget: float | None) -> float:
-    """How long `steps` take at the present rate; `budget` seconds are the most."""
-    needed = steps / steps_per_second
-    return needed if budget is None else max(min(needed, budget), 0.0)
+def remaining_seconds(n_steps: int, steps_per_second: float, budget: float | None) -> float:
+    """Return the time that `n_steps` take at the present speed, at most the remaining `budget` in seconds."""
+    seconds = n_steps / steps_per_second
+    return seconds if budget is None else max(min(seconds, budget), 0.0)

@@ -1,4 +1,4 @@
-"""Being asked to stop: a signal, or a terminal that is gone, sets a mark; the loop looks at it, saves and ends."""
+"""Graceful shutdown on signals: a handler sets a flag, and the training loop saves and stops at the end of the step."""
 
 from __future__ import annotations
 
@@ -12,44 +12,46 @@ from typing import Any
 
 import psutil
 
-STARTED_BY = "XLPRE_STARTED_BY"
+PARENT_PID_VARIABLE = "XLPRE_PARENT_PID"
 
 
 class ShutdownHandler:
-    """Hears SIGTERM and SIGINT from now on, and SIGHUP, which a closed terminal sends, unless it is ignored as under nohup.
+    """Flag that is set by SIGTERM, SIGINT, and SIGHUP (a closed terminal).
 
-    Where the environment's XLPRE_STARTED_BY is the number of a process, its end is heard, too: a launcher, which stands between that and
-    this one, would live on.
+    SIGHUP is not handled if it is ignored, as under nohup. If the environment variable XLPRE_PARENT_PID names a process, the end of
+    that process sets the flag, too: a launcher between the two processes would outlive it.
 
     Attributes:
-        asked: whether one came.
+        is_requested: True after a signal.
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.is_requested = False
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, self._hear)
-        if starter := os.environ.get(STARTED_BY):
-            threading.Thread(target=self._outlive, args=(int(starter),), daemon=True).start()
+                signal.signal(number, self._on_signal)
+        if parent := os.environ.get(PARENT_PID_VARIABLE):
+            threading.Thread(target=self._wait_for_exit, args=(int(parent),), daemon=True).start()
 
     def on_broken_stdout(self, error: OSError) -> None:
-        """What is printed cannot be written, because the terminal or the pipe's reader is gone: stop, and print nothing more."""
-        self.asked = True
+        """Request a shutdown because stdout is closed (terminal gone, pipe without reader), and discard all further output."""
+        self.is_requested = True
         with suppress(OSError):
             print(
-                f"warning: nothing can be printed ({error}); the training saves and stops", file=sys.stderr, flush=True
+                f"warning: stdout cannot be written ({error}). The training saves a checkpoint and stops.",
+                file=sys.stderr,
+                flush=True,
             )
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
 
-    def _hear(self, number: int, frame: Any) -> None:
-        self.asked = True
+    def _on_signal(self, number: int, frame: Any) -> None:
+        self.is_requested = True
 
-    def _outlive(self, starter: int) -> None:
+    def _wait_for_exit(self, pid: int) -> None:
         with suppress(psutil.NoSuchProcess):
-            process = psutil.Process(starter)
+            process = psutil.Process(pid)
             while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
                 time.sleep(1)
-        self.asked = True
+        self.is_requested = True

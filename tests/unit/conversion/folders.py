@@ -1,4 +1,4 @@
-"""Folders of tiny models, of each kind."""
+"""Model folders with tiny models, one of each kind."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ def make(tokenizer, next_sentence=False, **settings) -> ModelFolder:
 
 
 def write_release(path: Path, folder: ModelFolder) -> Path:
-    """The folder as the original's TensorFlow release, optimizer slots included."""
+    """Write the folder as the original TensorFlow release, including optimizer slots."""
     arrays = to_external(tf.weight_map(folder.config), folder.weights, folder.config)
     slots = {f"{name}/adam_m": np.zeros(2, np.float32) for name in arrays}
     path.mkdir()
@@ -31,10 +31,10 @@ def write_release(path: Path, folder: ModelFolder) -> Path:
         path / tf.CHECKPOINT,
         {**{n: a.numpy() for n, a in arrays.items()}, **slots, "global_step": np.int64(7)},
     )
-    settings = {theirs: getattr(folder.config, ours) for theirs, ours in tf.SETTINGS.items()}
-    (path / tf.CONFIG).write_text(json.dumps({**settings, "d_head": folder.config.head_width}))
+    settings = {key: getattr(folder.config, native) for key, native in tf.CONFIG_KEYS.items()}
+    (path / tf.CONFIG_FILE).write_text(json.dumps({**settings, "d_head": folder.config.head_width}))
     folder.tokenizer.save(path / "spiece.model")
     return path
 
 
-KINDS = {"xlpre": save_folder, "huggingface": save_huggingface, "tensorflow": write_release}
+WRITERS = {"xlpre": save_folder, "huggingface": save_huggingface, "tensorflow": write_release}

@@ -21,8 +21,8 @@ from xlpre.data.store_builder import build_store
 from xlpre.text import corpus
 from xlpre.text.corpus import TextConfig
 from xlpre.text.tokenizer import Tokenizer
-corpus.UNIT_BYTES, corpus.SMALL_BYTES = 20_000, 0
-shards.SHARD_CHARACTERS, shards.BATCH_CHARACTERS = 4000, 1000
+corpus.UNIT_BYTES, corpus.SMALL_UNIT_BYTES = 20_000, 0
+shards.SHARD_CHARS, shards.BATCH_CHARS = 4000, 1000
 source, target, vocabulary, workers = sys.argv[1:]
 build_store(target, TextConfig(source=source, val_fraction=0.1, num_processes=int(workers)), Tokenizer.load(vocabulary))
 """

@@ -12,16 +12,16 @@ from tests.unit.data.test_store_builder import texts
 from xlpre.data import encoded_docs, shards
 from xlpre.data.store_builder import build_store
 from xlpre.text import corpus
-from xlpre.text.corpus import TextConfig, units_of
+from xlpre.text.corpus import TextConfig, list_units
 
 
 @pytest.fixture
 def small(monkeypatch):
     """Units, shards and batches so small that a little text makes many."""
     monkeypatch.setattr(corpus, "UNIT_BYTES", 3000)
-    monkeypatch.setattr(corpus, "SMALL_BYTES", 0)
-    monkeypatch.setattr(shards, "SHARD_CHARACTERS", 2000)
-    monkeypatch.setattr(shards, "BATCH_CHARACTERS", 500)
+    monkeypatch.setattr(corpus, "SMALL_UNIT_BYTES", 0)
+    monkeypatch.setattr(shards, "SHARD_CHARS", 2000)
+    monkeypatch.setattr(shards, "BATCH_CHARS", 500)
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_any_number_of_workers_writes_the_same_bytes(small, files, tokenizer, tm
         build_store(tmp_path / f"store{n}", TextConfig(source=pattern, val_fraction=0.1, num_processes=n), tokenizer)
         for n in (1, 2, 4)
     ]
-    assert len(units_of(TextConfig(source=pattern))) > 10
+    assert len(list_units(TextConfig(source=pattern))) > 10
     assert content(stores[0]) == content(stores[1]) == content(stores[2])
     assert len({store.fingerprint for store in stores}) == 1
     assert sum(store.meta[f"{part}_n_documents"] for store in stores[:1] for part in ("train", "val")) == len(
@@ -111,7 +111,7 @@ def test_many_small_files_are_few_shards_and_their_documents_stay_apart(tmp_path
         (tmp_path / "text" / f"{number:03d}.txt").write_text(text)
     (tmp_path / "text" / "050.txt").write_text("ba be\n\n" * 60_000)  # large
     config = TextConfig(source=f"{tmp_path}/text/*.txt", val_fraction=0.1, num_processes=1)
-    assert [len(group) for group in units_of(config)] == [50, 1, 74]
+    assert [len(group) for group in list_units(config)] == [50, 1, 74]
     made, encode = [], shards.EncodeJob.encode
     monkeypatch.setattr(shards.EncodeJob, "encode", lambda *given: made.append(encode(*given)))
     store = build_store(tmp_path / "store", config, tokenizer)
@@ -126,8 +126,8 @@ def test_a_dataset_on_disk_that_changed_is_read_again(tmp_path, tokenizer, monke
     (tmp_path / "set" / "a.jsonl").write_text("\n".join(rows))
     (tmp_path / "set" / "b.jsonl").write_text('{"text": null}')
     config = TextConfig(source=f"hf:{tmp_path}/set", val_fraction=0.2, num_processes=1)
-    monkeypatch.setattr(shards, "BATCH_CHARACTERS", 100)
-    monkeypatch.setattr(shards, "SHARD_CHARACTERS", 1000)
+    monkeypatch.setattr(shards, "BATCH_CHARS", 100)
+    monkeypatch.setattr(shards, "SHARD_CHARS", 1000)
     with pytest.raises(ValueError, match="row .* is null"):
         build_store(tmp_path / "store", config, tokenizer)
     (tmp_path / "set" / "a.jsonl").write_text("\n".join(row.replace("be.", "do.") for row in rows))
@@ -158,14 +158,14 @@ class Hub:
 def test_a_dataset_that_dies_in_the_middle_loses_nothing_finished(small, tokenizer, tmp_path, monkeypatch):
     rows = ["\n".join(document) for document in make_documents(200)]
     config = TextConfig(source="hf:owner/data", val_fraction=0.1, num_processes=1)
-    monkeypatch.setattr(corpus, "streamed", lambda source, split: Hub(rows))
+    monkeypatch.setattr(corpus, "open_stream", lambda source, split: Hub(rows))
     whole = build_store(tmp_path / "whole", config, tokenizer)
-    monkeypatch.setattr(corpus, "streamed", lambda source, split: Hub(rows, dies_at=50))
+    monkeypatch.setattr(corpus, "open_stream", lambda source, split: Hub(rows, dies_at=50))
     with pytest.raises(
         ValueError, match="'hf:owner/data', after row 50: cannot be read: the network is gone; run again"
     ):
         build_store(tmp_path / "store", config, tokenizer)
     kept = len(list(tmp_path.glob(".store.unfinished/*/[0-9]*")))
     assert kept > 5 and not (tmp_path / "store").exists()
-    monkeypatch.setattr(corpus, "streamed", lambda source, split: Hub(rows))
+    monkeypatch.setattr(corpus, "open_stream", lambda source, split: Hub(rows))
     assert content(build_store(tmp_path / "store", config, tokenizer)) == content(whole)

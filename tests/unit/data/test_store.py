@@ -8,8 +8,9 @@ import pytest
 from xlpre.data.store import FORMAT, TokenStore
 from xlpre.data.store_builder import write_store
 from xlpre.text import special_tokens
-from xlpre.text.tokenizer import Tokenizer, train
-from xlpre.text.tokenizer_config import TokenizerConfig
+from xlpre.text.tokenizer import Tokenizer
+from xlpre.text.tokenizer_training import train_tokenizer
+from xlpre.text.tokenizer import TokenizerConfig
 
 
 def test_training_and_held_out_documents_together_are_the_corpus(store, documents, tokenizer):
@@ -61,7 +62,7 @@ def test_a_source_that_dies_leaves_nothing_behind(tmp_path, documents, tokenizer
 
 
 def test_a_store_of_another_vocabulary_names_both_hashes(store, documents):
-    other = train(documents, TokenizerConfig(vocab_size=250))
+    other = train_tokenizer(documents, TokenizerConfig(vocab_size=250))
     with pytest.raises(ValueError, match=f"{store.meta['vocabulary_sha256'][:12]}.*{other.sha256[:12]}"):
         store.check_vocabulary(other, "other.model")
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from tests.conftest import make_documents
 from xlpre.data.store_builder import build_store, write_store
 from xlpre.text.corpus import TextConfig
-from xlpre.text.tokenizer import Tokenizer, train
-from xlpre.text.tokenizer_config import TokenizerConfig
+from xlpre.text.tokenizer import Tokenizer
+from xlpre.text.tokenizer_training import train_tokenizer
+from xlpre.text.tokenizer import TokenizerConfig
 
 
 def texts(part, tokenizer):
@@ -58,13 +59,13 @@ def test_a_weight_below_one_loses_no_document_that_another_source_has_too(tmp_pa
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text("\n\n".join("\n".join(document) for document in make_documents(200)))
 
-    def documents_of(**weights):
+    def read_units(**weights):
         mixture = {f"{tmp_path}/{name}.txt": weight for name, weight in weights.items()}
         config = TextConfig(mixture=mixture, deduplicate=True, val_fraction=0.2, num_processes=1)
         store = build_store(tmp_path / "_".join(map(str, weights.values())), config, tokenizer)
         return sorted(texts(store.train, tokenizer)), sorted(texts(store.validation, tokenizer))
 
-    assert documents_of(a=0.5, b=1.0) == documents_of(b=1.0) == documents_of(a=0.25, b=1.0)
+    assert read_units(a=0.5, b=1.0) == read_units(b=1.0) == read_units(a=0.25, b=1.0)
 
 
 def test_unicode_of_every_plane_survives(tmp_path):
@@ -72,7 +73,7 @@ def test_unicode_of_every_plane_survives(tmp_path):
     characters += list("aßжעبअ中한あ😀")
     words = [a + b for a in characters for b in characters[::3]]
     found = [[" ".join(words[i::7])] for i in range(7)] * 3
-    tokenizer = train(found, TokenizerConfig(vocab_size=60, character_coverage=1.0))
+    tokenizer = train_tokenizer(found, TokenizerConfig(vocab_size=60, character_coverage=1.0))
     store = write_store(tmp_path / "store", found, tokenizer, 0.3, {}, {})
     assert set(texts(store.train, tokenizer)) | set(texts(store.validation, tokenizer)) == {d[0] for d in found}
 

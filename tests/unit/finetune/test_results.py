@@ -1,73 +1,102 @@
 import csv
 import io
+import json
 
 import pytest
 
 from finetune import compare
-from finetune.trainer.results import Result, read_run, summarize
+from finetune.trainer.results import FORMAT, Result, read_run, summarize
 from xlpre.common.tables import to_csv, to_markdown
 
 
-def result(seed, score):
+def make_result(seed, score, metric="accuracy"):
     return Result(
         name="a",
         task="glue/rte",
         seed=seed,
-        score="dev/accuracy",
-        scores={"dev/accuracy": score, "dev/loss": 1 - score},
-        chance=0.58,
-        kept_step=20,
+        main_metric=f"dev/{metric}",
+        metrics={f"dev/{metric}": score, "dev/loss": 1 - score},
+        chance_threshold=0.58,
+        model_step=20,
         steps=40,
-        seconds=65.0,
+        train_seconds=65.0,
     )
 
 
-def test_runs_become_median_spread_and_a_count_of_those_at_chance():
-    summary = summarize([result(1, 0.7), result(2, 0.53), result(3, 0.75)])
+def test_runs_are_summarized_by_median_spread_and_number_at_chance():
+    summary = summarize([make_result(1, 0.7), make_result(2, 0.53), make_result(3, 0.75)])
     assert summary.medians == {"dev/accuracy": 0.7, "dev/loss": pytest.approx(0.3)} and summary.n_at_chance == 1
-    assert summary.sentence() == (
-        "glue/rte: dev/accuracy median 0.7000 of 3 runs (0.5300 to 0.7500, standard deviation 0.1153), 1 of 3 at chance (at most 0.5800)"
-    )
-    (row,) = csv.DictReader(io.StringIO(to_csv([summary.row()])))
-    assert (row["median"], row["lowest"], row["highest"], row["deviation"]) == ("0.7000", "0.5300", "0.7500", "0.1153")
-    assert (row["runs"], row["at chance"], row["time of a run"]) == ("3", "1", "1 min 5 s")
-    lines = to_markdown([summary.row(), summary.row()]).splitlines()
+    text = summary.describe()
+    for part in ("glue/rte", "dev/accuracy", "0.7000", "0.5300", "0.7500", "0.1153", "1 of 3", "0.5800"):
+        assert part in text
+    (row,) = csv.DictReader(io.StringIO(to_csv([summary.to_row()])))
+    assert (row["median"], row["min"], row["max"], row["std"]) == ("0.7000", "0.5300", "0.7500", "0.1153")
+    assert (row["runs"], row["at chance"], row["time per run"]) == ("3", "1", "1 min 5 s")
+    lines = to_markdown([summary.to_row(), summary.to_row()]).splitlines()
     assert len(lines) == 4 and len({line.count("|") for line in lines}) == 1
 
 
 def test_one_run_has_no_spread():
-    summary = summarize([result(1, 0.7)])
-    assert summary.sentence() == "glue/rte: dev/accuracy 0.7000" and summary.row()["deviation"] == ""
+    summary = summarize([make_result(1, 0.7)])
+    assert summary.describe() == "glue/rte: dev/accuracy 0.7000" and summary.to_row()["std"] == ""
 
 
-def test_a_table_leaves_out_what_is_no_finished_run_and_says_so(tmp_path, capsys):
+@pytest.mark.parametrize(("lr", "remedy"), [(2e-5, "optim.lr=1e-3"), (1e-3, "Try another learning rate")])
+def test_a_run_at_chance_level_names_the_baseline_the_threshold_and_a_remedy(lr, remedy):
+    warning = summarize([make_result(1, 0.178)]).chance_warning(lr)
+    assert warning.startswith("accuracy 0.178 is no better than always predicting one class (0.580 counts as chance)")
+    assert remedy in warning
+
+
+def test_there_is_no_chance_warning_if_every_run_has_learned():
+    assert not summarize([make_result(1, 0.7), make_result(2, 0.6)]).chance_warning(2e-5)
+
+
+@pytest.mark.parametrize(
+    ("metric", "baseline"),
+    [("matthews", "random guessing"), ("ndcg@10", "a random order"), ("f1", "a trivial baseline")],
+)
+def test_a_chance_warning_names_the_baseline_of_the_metric(metric, baseline):
+    assert f"{metric} 0.200 is no better than {baseline}" in summarize([make_result(1, 0.2, metric)]).chance_warning(
+        1e-4
+    )
+
+
+def test_a_comparison_skips_unfinished_runs_and_prints_their_names(tmp_path, capsys):
     (tmp_path / "mine" / "seed_1").mkdir(parents=True)
-    result(1, 0.7).write(tmp_path / "mine" / "seed_1" / "result.json", {"format": 1})
+    make_result(1, 0.7).write(tmp_path / "mine" / "seed_1" / "result.json", {"format": FORMAT})
     (tmp_path / "pretrained").mkdir()
     compare.main([f"{tmp_path}/mine", f"{tmp_path}/pretrained"])
     out, err = capsys.readouterr()
     assert "0.7000" in out and len(out.splitlines()) == 3
-    assert err == f"left out, as no run of a fine-tuning is finished there: {tmp_path}/pretrained\n"
-    for words in (["pretrained"], ["mine", "mime"]):  # nothing, and what is not there
-        with pytest.raises(ValueError, match=f"{words[-1]}: holds no seed_"):
-            compare.main([f"{tmp_path}/{word}" for word in words])
+    assert "skipped" in err and err.endswith(f": {tmp_path}/pretrained\n")
+    for names in (["pretrained"], ["mine", "mime"]):  # nothing is finished, and a folder that does not exist
+        with pytest.raises(ValueError, match=f"{names[-1]} has no seed_"):
+            compare.main([f"{tmp_path}/{name}" for name in names])
 
 
-def test_a_run_is_read_back_and_a_folder_without_one_refused(tmp_path):
-    for seed in (2, 10):
+def test_a_run_is_read_in_the_order_of_seeds_and_a_folder_without_results_is_refused(tmp_path):
+    for seed in (10, 2):
         (tmp_path / f"seed_{seed}").mkdir()
-        result(seed, 0.6 + seed / 100).write(tmp_path / f"seed_{seed}" / "result.json", {"format": 1})
-    assert read_run(tmp_path).values == [0.62, 0.7]
-    with pytest.raises(ValueError, match="it is not the folder of a finished fine-tuning"):
+        make_result(seed, 0.6 + seed / 100).write(tmp_path / f"seed_{seed}" / "result.json", {"format": FORMAT})
+    assert read_run(tmp_path).scores == [0.62, 0.7]
+    with pytest.raises(ValueError, match=r"has no .*result.json"):
         read_run(tmp_path / "seed_2")
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", "{"])
-def test_a_damaged_result_is_named_with_what_to_do(tmp_path, content):
-    (tmp_path / "result.json").write_text(content)
-    with pytest.raises(ValueError, match=r"result.json: cannot be read as a result .*; remove it"):
+@pytest.mark.parametrize("content", [{"kept_step": 20, "facts": {"format": 2}}, {"manifest": {"format": FORMAT - 1}}])
+def test_a_result_of_an_older_version_is_refused_in_one_sentence(tmp_path, content):
+    (tmp_path / "result.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"result.json was written by another version.*another name"):
         Result.read(tmp_path / "result.json")
 
 
-def test_a_bar_in_a_cell_moves_no_column():
+@pytest.mark.parametrize("content", ["", "[]", json.dumps({"manifest": {"format": FORMAT}}), "{"])
+def test_a_damaged_result_is_refused_with_a_remedy(tmp_path, content):
+    (tmp_path / "result.json").write_text(content)
+    with pytest.raises(ValueError, match=r"result.json is not a valid result.*Remove it"):
+        Result.read(tmp_path / "result.json")
+
+
+def test_a_bar_in_a_table_cell_is_escaped():
     assert to_markdown([{"row": "pre | norm", "loss": 1.5}]).splitlines()[2] == r"| pre \| norm | 1.5 |"

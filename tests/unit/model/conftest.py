@@ -5,7 +5,7 @@ import torch
 from xlpre.batch import Batch
 from xlpre.data.rng import RowRng
 from xlpre.data.window_layout import Windows
-from xlpre.data_loader import batch_of
+from xlpre.data_loader import batch_from_inputs
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import Memory
@@ -62,7 +62,7 @@ def random_batch(length=13, reuse=6, rows=2, seed=0, backward=None, visible_mem_
         pair_label=np.arange(rows) % 2,
         reuse_len=reuse,
     )
-    return batch_of(windows, objective.examples(windows, RowRng(seed, range(rows), 0)))
+    return batch_from_inputs(windows, objective.build_inputs(windows, RowRng(seed, range(rows), 0)))
 
 
 def random_memory(config: ModelConfig, rows: int, length: int, valid: int | None = None, seed: int = 0) -> Memory:

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from tests.unit.model.conftest import make_model, random_batch, random_memory
-from xlpre.model.kv_cache import cached
 from xlpre.model.memory import Memory
 
 POSITIONS = [{}, {"positions": "shaw", "n_positions": 20}, {"positions": "sinusoidal"}, {"cutoffs": [10, 30], "div_value": 2}]  # fmt: skip
@@ -54,7 +53,7 @@ def test_a_cache_goes_in_and_out_of_autocast(inside):
     memory = random_memory(model.config, 2, 6)
     expected = model.logits(batch, memory)[0]
     with torch.autocast("cpu", torch.bfloat16, enabled=inside):
-        cache = cached(memory, model.backbone)
+        cache = model.backbone.to_kv_cache(memory)
     with torch.autocast("cpu", torch.bfloat16, enabled=not inside):
         found = model.logits(batch, cache)[0]
     assert torch.allclose(found.float(), expected, atol=0.1 * float(expected.std()))
@@ -88,7 +87,7 @@ def test_threads_that_read_with_one_model_do_not_meet():
 
     def read(seed):
         with torch.inference_mode():
-            return model.logits(random_batch(seed=seed), cached(memory, model.backbone))[0]
+            return model.logits(random_batch(seed=seed), model.backbone.to_kv_cache(memory))[0]
 
     expected = [read(seed) for seed in range(12)]
     with ThreadPoolExecutor(4) as threads:

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.model.conftest import MANY, make_model, random_batch, random_memory
-from xlpre.model.kv_cache import cached
 from xlpre.model.layer import LAYERS
 from xlpre.model.memory import initial_memory
 from xlpre.model.positions import SCHEMES
@@ -61,8 +60,8 @@ def test_keys_and_values_of_memory_read_on_as_its_hidden_states(
         for i, (length, shown) in enumerate(zip(lengths, visible_mem_len, strict=True))
     ]
     expected, last = read(model, memory, batches)
-    found, past = read(model, cached(memory, model.backbone), batches)
-    assert torch.equal(past.valid, last.valid) and past.n_columns == mem_len
+    found, past = read(model, model.backbone.to_kv_cache(memory), batches)
+    assert torch.equal(past.valid, last.valid) and past.mem_len == mem_len
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)  # float32, products of other shapes
 
@@ -70,10 +69,10 @@ def test_keys_and_values_of_memory_read_on_as_its_hidden_states(
 @torch.no_grad()
 def test_a_window_projects_its_own_tokens_and_no_distance_again():
     model = make_model(attention="reference").eval()
-    memory, rows = cached(random_memory(model.config, 2, 8), model.backbone), []
+    memory, rows = model.backbone.to_kv_cache(random_memory(model.config, 2, 8)), []
     _, memory = model.backbone(random_batch(13, 6), memory)
     for name, module in model.named_modules():
-        if name.endswith((".key", ".value", "distance_codes")):
+        if name.endswith((".key", ".value", "pos_encoding")):
             module.register_forward_hook(lambda module, given, out, name=name: rows.append((name, out.shape[:2])))
     model.backbone(random_batch(13, 6, seed=1), memory)
     assert {name for name, _ in rows} == {
@@ -85,7 +84,7 @@ def test_a_window_projects_its_own_tokens_and_no_distance_again():
 @torch.no_grad()
 def test_keys_and_values_that_were_read_on_from_are_as_they_were():
     model = make_model().eval()
-    memory = cached(random_memory(model.config, 2, 8), model.backbone)
+    memory = model.backbone.to_kv_cache(random_memory(model.config, 2, 8))
     first, _ = read(model, memory, [random_batch(13, 6, seed=seed) for seed in (0, 1, 2)])
     again, _ = read(model, memory, [random_batch(13, 6, seed=seed) for seed in (0, 1, 2)])
     assert all(map(torch.equal, first, again))
@@ -96,13 +95,13 @@ def test_keys_and_values_that_were_read_on_from_are_as_they_were():
 def test_hidden_states_stay_where_a_place_is_added_to_them_in_each_window(positions):
     model = make_model(positions=positions, n_positions=30 * (positions == "learned")).eval()
     memory = random_memory(model.config, 2, 8)
-    assert cached(memory, model.backbone) is memory
+    assert model.backbone.to_kv_cache(memory) is memory
 
 
 def test_keys_and_values_are_kept_at_evaluation_only():
     model = make_model()
     memory = random_memory(model.config, 2, 8)
     with torch.no_grad(), pytest.raises(ValueError, match=r"at evaluation only: call model.eval\(\)"):
-        cached(memory, model.backbone)
+        model.backbone.to_kv_cache(memory)
     with pytest.raises(ValueError, match=r"torch.no_grad\(\)"):
-        cached(memory, model.eval().backbone)
+        model.eval().backbone.to_kv_cache(memory)

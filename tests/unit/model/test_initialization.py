@@ -6,7 +6,7 @@ import torch
 from xlpre.model.config import ModelConfig
 from xlpre.model.initialization import build_with_weights, load_weights
 from xlpre.model.language_model import LanguageModel
-from xlpre.model.positions import distance_table
+from xlpre.model.positions import sinusoid_table
 
 SHAPE = {"vocab_size": 500, "n_layer": 2, "d_model": 64, "n_head": 4, "d_inner": 128}
 
@@ -26,7 +26,7 @@ def test_a_local_start_makes_each_head_prefer_one_distance():
     torch.manual_seed(0)
     model = LanguageModel(ModelConfig(**SHAPE, init_scheme="local"), two_streams=True)
     distance = torch.arange(20, -20, -1)
-    table = distance_table(20, 20, 64, -1, device=torch.device("cpu"), dtype=torch.float32)[0]
+    table = sinusoid_table(20, 20, 64, -1, device=torch.device("cpu"), dtype=torch.float32)[0]
     for layer in model.backbone.layers:
         term = layer.attention.terms["position"]
         keys = (table @ term.key.weight.T).view(40, 4, 16)

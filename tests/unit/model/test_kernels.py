@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import REPOSITORY
 from tests.unit.model.conftest import make_model, random_batch, random_memory
+from xlpre.batch import HIDDEN_RANK
 from xlpre.model.attention_mask import AttentionMeta
 from xlpre.model.kernels.backend import fastest, with_triton
 from xlpre.model.kernels.cpu import attention
@@ -19,7 +20,6 @@ from xlpre.model.kernels.cpu.attention import Cpu
 from xlpre.model.kernels.sdpa import Sdpa
 from xlpre.model.positions import SCHEMES
 from xlpre.model.score_terms import ScoreTerms
-from xlpre.model.visibility import HIDDEN
 
 FASTER = ["sdpa", "cpu", "auto"]
 
@@ -84,7 +84,7 @@ def test_all_equal_the_reference_in_outputs_memory_and_gradients(shape):
 @pytest.mark.parametrize("backend", ["reference", *FASTER])
 def test_a_row_that_sees_nothing_gives_zero_and_no_gradient(backend):
     batch = random_batch(9, reuse=4)
-    batch.key_rank[:], batch.query_rank[:] = HIDDEN, 0
+    batch.key_rank[:], batch.query_rank[:] = HIDDEN_RANK, 0
     model = make_model(attention=backend, n_layer=1)
     memory = random_memory(model.config, 2, 3, valid=0)
     seen = []
@@ -200,7 +200,7 @@ def test_the_reused_half_is_never_scored_against_the_rest():
 def test_layers_that_are_computed_again_keep_no_probabilities(recomputed):
     batch, model, kept = random_batch(40, reuse=20), make_model(attention="cpu"), []
     if recomputed:
-        model.backbone.recompute_layers()
+        model.backbone.enable_activation_checkpointing()
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.shape) or x, lambda x: x):
         loss, _ = model(batch, random_memory(model.config, 2, 10))
     loss.backward()

@@ -8,7 +8,7 @@ from tests.unit.data.test_lanes import lanes_over, part_of
 from tests.unit.model.conftest import MANY, VOCAB, random_batch, random_memory
 from xlpre.batch import Batch
 from xlpre.data.store import SplitData
-from xlpre.model.memory import Memory, States, extend_memory, initial_memory
+from xlpre.model.memory import HiddenContext, Memory, append_columns, initial_memory
 
 
 def causal_batch(ids):
@@ -56,9 +56,9 @@ def test_no_gradient_reaches_the_window_that_memory_came_from(model_of):
 
 def test_only_the_reused_part_enters_memory_oldest_first():
     memory, new = torch.arange(5.0).view(1, 1, 5, 1), torch.tensor([7.0, 8.0]).view(1, 1, 2, 1)
-    assert extend_memory(memory, new).flatten().tolist() == [2, 3, 4, 7, 8]
-    assert extend_memory(memory[:, :, :0], new).shape == (1, 1, 0, 1)
-    assert extend_memory(memory[:, :, :1], new).flatten().tolist() == [8]
+    assert append_columns(memory, new).flatten().tolist() == [2, 3, 4, 7, 8]
+    assert append_columns(memory[:, :, :0], new).shape == (1, 1, 0, 1)
+    assert append_columns(memory[:, :, :1], new).flatten().tolist() == [8]
 
 
 def test_memory_holds_the_inputs_of_each_layer(model_of):
@@ -109,11 +109,11 @@ def test_a_row_sees_no_more_of_its_memory_than_it_remembers(model_of):
 
 def test_what_a_row_forgot_does_not_come_back(model_of):
     memory = initial_memory(model_of().config, 1, mem_len=20)
-    attended = [States(memory.hidden[0], torch.zeros(1, 9, 16))] * 2
+    attended = [HiddenContext(memory.hidden[0], torch.zeros(1, 9, 16))] * 2
     lengths = []
     for visible_mem_len in (0, 6, 12, 2, 8, 14, 0, 6):  # a document ends two tokens before the fourth window
         lengths.append((memory.key_rank(torch.tensor([visible_mem_len])) < 0).sum().item())
-        memory = memory.extended(attended, 6, torch.tensor([visible_mem_len]))
+        memory = memory.updated(attended, 6, torch.tensor([visible_mem_len]))
     assert lengths == [0, 6, 12, 2, 8, 14, 0, 6]
 
 
@@ -121,14 +121,14 @@ def test_what_a_row_forgot_does_not_come_back(model_of):
 def test_memory_that_is_carried_is_all_that_was_read_since_the_lane_jumped(model_of, mem_len):
     lanes = lanes_over(part_of(3000), windows_per_run=7)
     memory = initial_memory(model_of().config, 4, mem_len=mem_len)
-    attended = [States(memory.hidden[0], torch.zeros(4, 8, 16))] * 2
+    attended = [HiddenContext(memory.hidden[0], torch.zeros(4, 8, 16))] * 2
     valid = torch.zeros(4, dtype=torch.long)
     for step in range(30):
         valid = valid * (step % lanes.windows_per_run > 0)
         visible_mem_len = torch.tensor([lanes.location(lane, step).visible_mem_len for lane in range(4)])
         seen = memory.key_rank(visible_mem_len) < 0
         assert torch.equal(seen, torch.arange(mem_len, 0, -1) <= valid[:, None])
-        memory = memory.extended(attended, 8, visible_mem_len)
+        memory = memory.updated(attended, 8, visible_mem_len)
         valid = (valid + 8).clamp(max=mem_len)
 
 
@@ -146,7 +146,7 @@ def test_memory_cut_at_a_documents_end_shows_nothing_of_the_document_before(lane
         visible_mem_len = torch.tensor([place.visible_mem_len])
         seen = memory.hidden[0, memory.key_rank(visible_mem_len) < 0]
         n_seen, n_others = n_seen + len(seen), n_others + (seen != window[0]).sum().item()
-        memory = memory.extended([States(memory.hidden[0], window[None, :, None])], 8, visible_mem_len)
+        memory = memory.updated([HiddenContext(memory.hidden[0], window[None, :, None])], 8, visible_mem_len)
     assert n_seen > 300
     assert (n_others == 0) == (at_document_end == "cut")
 

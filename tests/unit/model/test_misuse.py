@@ -7,18 +7,17 @@ import pytest
 import torch
 
 from tests.unit.model.conftest import VOCAB, make_model, random_batch, random_memory
-from xlpre.batch import SHAPES, Batch
+from xlpre.batch import FIELD_SPECS, Batch
 from xlpre.model.config import ModelConfig
 from xlpre.model.kernels.cpu.attention import Cpu, plan_of
 from xlpre.model.kernels.cpu.build import is_there
 from xlpre.model.kernels.selfcheck.fixtures import geometry_of, tensors_of
-from xlpre.model.kv_cache import cached
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import initial_memory
 from xlpre.model.score_terms import ScoreTerms
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", FIELD_SPECS)
 @pytest.mark.parametrize(
     "change", [lambda x: x[:1], lambda x: x[..., None], lambda x: x.double(), lambda x: x.tolist()],
     ids=["rows", "dimensions", "type", "no tensor"],
@@ -27,7 +26,7 @@ def test_a_batch_is_made_of_tensors_that_fit_together_alone(name, change):
     batch = random_batch(rows=3)
     if name == "input_ids" and len(change(batch.input_ids)) == 1:
         name = "segment_ids"  # the others are measured by input_ids
-    with pytest.raises(ValueError, match=r"Batch\.\w+ is .*; it must be a tensor of \(B"):
+    with pytest.raises(ValueError, match=r"Batch\.\w+ is .* must be a tensor \(B"):
         dataclasses.replace(batch, **{name: change(getattr(batch, name))})
 
 
@@ -45,7 +44,7 @@ def test_losses_are_of_as_many_targets_as_places_and_hidden_states_of_any(name):
 
 @pytest.mark.parametrize("reuse_len", [-1, 14])
 def test_no_more_tokens_enter_memory_than_a_window_has(reuse_len):
-    with pytest.raises(ValueError, match=r"Batch.reuse_len \(-?\d+\) counts tokens of a window; .* from 0 to 13"):
+    with pytest.raises(ValueError, match=r"Batch.reuse_len=-?\d+ is invalid: .* 13"):
         dataclasses.replace(random_batch(13), reuse_len=reuse_len)
 
 
@@ -71,14 +70,14 @@ def test_memory_of_another_model_of_other_rows_or_another_type_is_refused(of_con
 @torch.no_grad()
 def test_a_cache_goes_with_its_rows_and_is_made_of_a_memory_of_the_same_model():
     model = make_model(mem_len=8).eval()
-    of_three = cached(initial_memory(model.config, 3), model.backbone)
+    of_three = model.backbone.to_kv_cache(initial_memory(model.config, 3))
     with pytest.raises(ValueError, match=r"keys \(3, 8, 2, 8\) in 2 layers; .* need \(2, 8, 2, 8\) in 2"):
         model(random_batch(), of_three)
     for memory, backbone in ((of_three, model.backbone), (initial_memory(model.config, 3), model)):
         with pytest.raises(ValueError, match="made of a Memory and a Backbone"):
-            cached(memory, backbone)
+            backbone.to_kv_cache(memory)
     with pytest.raises(ValueError, match="this model and batch need"):
-        cached(initial_memory(dataclasses.replace(model.config, n_layer=3), 2), model.backbone)
+        model.backbone.to_kv_cache(initial_memory(dataclasses.replace(model.config, n_layer=3), 2))
 
 
 def test_what_is_no_batch_or_no_memory_is_told_how_one_is_made():
@@ -117,7 +116,7 @@ def test_a_memory_begins_in_one_of_two_ways_and_has_a_length(given):
 
 @pytest.mark.parametrize("key", ["positions", "norm", "feed_forward", "attention", "attention_length", "init"])
 def test_a_word_that_is_no_choice_is_refused_with_those_that_are(key):
-    with pytest.raises(ValueError, match=rf"model.{key} \('other'\) must be one of \w+, "):
+    with pytest.raises(ValueError, match=rf"model.{key}=other is invalid: it must be one of \w+, "):
         ModelConfig(**{key: "other"})
 
 
@@ -151,7 +150,7 @@ def test_a_row_less_of_directions_is_no_plan():
 def test_no_rows_and_no_targets_are_read_as_well(two_streams, settings):
     model = make_model(two_streams, **settings)
     batch, none = random_batch(), np.s_[:0]
-    fields = {name: getattr(batch, name) for name in SHAPES}
+    fields = {name: getattr(batch, name) for name in FIELD_SPECS}
     no_rows = Batch(**{name: x[none] for name, x in fields.items()}, reuse_len=6)
     logits, memory = model.logits(no_rows, initial_memory(model.config, 0, mem_len=4))
     assert logits.shape == (0, batch.targets.size(1), VOCAB) and memory.hidden.shape == (2, 0, 4, 16)

@@ -127,19 +127,19 @@ def test_settings_that_contradict_each_other_are_refused_by_name(settings, messa
 @given(spread=st.sampled_from([0.1, 1.0, 30.0, 1000.0]), seed=st.integers(0, 99))
 def test_losses_and_gradients_are_those_of_torchs_cross_entropy_however_sure_the_model_is(spread, seed):
     torch.manual_seed(seed)
-    output = make_model(seed=seed).lm_head.double()
+    lm_head = make_model(seed=seed).lm_head.double()
     with torch.no_grad():
         lm_head.weight.mul_(spread)
         lm_head.bias.normal_()
     hidden, targets, grad = torch.randn(2, 3, 16).double(), torch.randint(0, VOCAB, (2, 3)), torch.rand(2, 3)
-    found = _with_gradients(hidden, output, lambda x: output(x, targets), grad)
-    expected = _with_gradients(hidden, output, lambda x: target_losses(output(x), targets), grad)
+    found = _with_gradients(hidden, lm_head, lambda x: lm_head(x, targets), grad)
+    expected = _with_gradients(hidden, lm_head, lambda x: target_losses(lm_head(x), targets), grad)
     scale = max(1, spread)
     for ours, torchs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, torchs, atol=1e-6 * scale, rtol=1e-5)
 
 
-def _with_gradients(hidden, output, losses_of, grad):
+def _with_gradients(hidden, lm_head, losses_of, grad):
     inputs = [hidden.clone().requires_grad_(), lm_head.weight, lm_head.bias]
     losses = losses_of(inputs[0])
     return losses, *torch.autograd.grad(losses, inputs, grad)

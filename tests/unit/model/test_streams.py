@@ -8,7 +8,7 @@ from tests.reference.attention import two_streams
 from tests.unit.model.conftest import MANY, make_model, random_batch, random_memory
 from xlpre.model.config import ModelConfig
 from xlpre.model.layer import LAYERS
-from xlpre.model.positions import SCHEMES, RelativeKeyProjection, distance_table
+from xlpre.model.positions import SCHEMES, RelativeKeyProjection, sinusoid_table
 
 
 @settings(max_examples=40, deadline=None)
@@ -125,7 +125,7 @@ def test_keys_of_distances_are_their_codes_times_the_matrix(tokens, columns, cla
     """Whether sines and cosines are as they come, or each distance has lost others of them."""
     torch.manual_seed(seed)
     n_keys, config = columns + tokens, ModelConfig(d_model=6, n_head=2, dropout=0.5 * dropped)
-    codes = distance_table(n_keys, tokens, 6, clamp, device=torch.device("cpu"), dtype=torch.float64)
+    codes = sinusoid_table(n_keys, tokens, 6, clamp, device=torch.device("cpu"), dtype=torch.float64)
     codes = torch.nn.functional.dropout(codes, config.dropout)
     keys = RelativeKeyProjection(config).double()
     found, expected = keys(codes, n_keys), codes @ keys.weight.T

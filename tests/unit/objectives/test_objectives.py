@@ -5,7 +5,7 @@ from tests.unit.data.test_lanes import lanes_over
 from xlpre.data.rng import RowRng
 from xlpre.data.window_layout import DataConfig, build_windows
 from xlpre.objectives.objective import ObjectiveConfig
-from xlpre.objectives.permutation import ranks_of
+from xlpre.objectives.permutation import factorization_ranks
 from xlpre.objectives.registry import OBJECTIVES, build_objective
 from xlpre.text import special_tokens
 
@@ -23,7 +23,7 @@ def window_of(store):
 def example(name, window, tokenizer, seed=0, **settings):
     """The example of one window, without the axis of rows."""
     objective = OBJECTIVES[name](ObjectiveConfig(name=name, **settings), tokenizer.starts_word)
-    return row_of(objective.examples(window, RowRng(seed, [0], 1)))
+    return row_of(objective.build_inputs(window, RowRng(seed, [0], 1)))
 
 
 def row_of(rows):
@@ -65,7 +65,7 @@ def test_no_target_sees_itself_and_of_two_one_sees_the_other(window_of, tokenize
 
 def test_chunks_of_perm_size_are_ordered_from_left_to_right():
     target = np.ones((1, 21), bool)
-    (query,), (key,) = ranks_of(target, ~target, np.random.default_rng(0).permutation(8)[None], base=5)
+    (query,), (key,) = factorization_ranks(target, ~target, np.random.default_rng(0).permutation(8)[None], base=5)
     for left, right in ((0, 8), (8, 16)):
         assert key[left:right].max() < key[right:].min()
     assert sorted(key) == list(range(5, 26)) and (query == key).all()
@@ -106,7 +106,7 @@ def test_causal_predicts_each_next_token(store, window_of, tokenizer):
 def test_an_example_has_as_many_targets_as_are_foretold(window_of, tokenizer, name, window, reuse_len):
     objective = OBJECTIVES[name](ObjectiveConfig(name=name, partial_k=5.0), tokenizer.starts_word)
     windows = window_of(DataConfig(seq_len=window, reuse_len=reuse_len))
-    assert objective.examples(windows, RowRng(0, [0], 1)).targets.shape == (1, objective.n_targets(window, reuse_len))
+    assert objective.build_inputs(windows, RowRng(0, [0], 1)).targets.shape == (1, objective.n_targets(window, reuse_len))
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)

@@ -9,7 +9,7 @@ import torch
 
 from tests.unit.test_data_loader import loader_of  # noqa: F401  a fixture
 from xlpre.data.window_layout import DataConfig
-from xlpre.objectives.objective import Examples, ObjectiveConfig
+from xlpre.objectives.objective import ModelInputs, ObjectiveConfig
 from xlpre.objectives.registry import build_objective
 
 
@@ -21,12 +21,12 @@ class EverySeventh:
     def __init__(self, **changes):
         self.changes = changes
 
-    def examples(self, windows, rng):
+    def build_inputs(self, windows, rng):
         rows, length = windows.ids.shape
         key_rank = np.tile(2 * (np.arange(length) >= windows.reuse_len).astype(np.int32), (rows, 1))
         query_rank, places = key_rank + 1, np.tile(np.arange(3, length - 3, 7), (rows, 1))
         np.put_along_axis(key_rank, places, np.take_along_axis(query_rank, places, 1), 1)
-        found = Examples(windows.ids, query_rank, key_rank, places, np.take_along_axis(windows.ids, places, 1))
+        found = ModelInputs(windows.ids, query_rank, key_rank, places, np.take_along_axis(windows.ids, places, 1))
         return dataclasses.replace(
             found, **{name: change(getattr(found, name)) for name, change in self.changes.items()}
         )
@@ -48,15 +48,15 @@ def test_it_becomes_a_batch(loader_of):  # noqa: F811
 @pytest.mark.parametrize(
     "name, change, said",
     [
-        ("target_positions", lambda x: x + 60, "must be places in a window, 0 to 63, increasing"),
-        ("target_positions", lambda x: x - 60, "must be places in a window"),
-        ("target_positions", lambda x: x[:, ::-1], "increasing in each row"),
-        ("target_positions", lambda x: x * 0, "increasing in each row"),
-        ("target_positions", lambda x: x.astype(np.int32), "Batch.target_positions is (4, 9) torch.int32; it must be"),
-        ("targets", lambda x: x.tolist(), "Examples.targets must be an array with a row for each window"),
-        ("targets", lambda x: x[:, :2], "Examples.targets (4, 2) must have one for each of target_positions (4, 9)"),
-        ("query_rank", lambda x: x.astype(np.int64), "Batch.query_rank is (4, 64) torch.int64; it must be"),
-        ("key_rank", lambda x: x[0], "Examples.key_rank must be an array with a row for each window"),
+        ("target_positions", lambda x: x + 60, "must be between 0 and 63"),
+        ("target_positions", lambda x: x - 60, "must be between 0 and 63"),
+        ("target_positions", lambda x: x[:, ::-1], "strictly increase in each row"),
+        ("target_positions", lambda x: x * 0, "strictly increase in each row"),
+        ("target_positions", lambda x: x.astype(np.int32), "Batch.target_positions is (4, 9) torch.int32. It must be"),
+        ("targets", lambda x: x.tolist(), "ModelInputs.targets is ["),
+        ("targets", lambda x: x[:, :2], "ModelInputs.targets has shape (4, 2)"),
+        ("query_rank", lambda x: x.astype(np.int64), "Batch.query_rank is (4, 64) torch.int64. It must be"),
+        ("key_rank", lambda x: x[0], "ModelInputs.key_rank is "),
     ],
 )
 def test_what_is_no_batch_is_told_by_the_name_of_its_field(loader_of, name, change, said):  # noqa: F811
@@ -66,15 +66,15 @@ def test_what_is_no_batch_is_told_by_the_name_of_its_field(loader_of, name, chan
 
 @pytest.mark.parametrize("step, lanes", [(0, [8]), (0, [-1]), (0, []), (0, 4), (-1, [0])])
 def test_a_batch_is_of_lanes_that_there_are(loader_of, step, lanes):  # noqa: F811
-    with pytest.raises(ValueError, match=r"must be some of range\(8\), and step \(-?\d+\) at least 0"):
+    with pytest.raises(ValueError, match=r"lanes=.* step=-?\d is invalid: .*range\(8\)"):
         loader_of().batch(step, lanes)
 
 
 def test_groups_that_are_no_groups_are_told_so(loader_of):  # noqa: F811
-    with pytest.raises(ValueError, match=r"`batches` takes a list of such groups"):
+    with pytest.raises(ValueError, match=r"`batches` returns a list"):
         next(loader_of().batches(0, lambda step: range(4)))
 
 
 def test_an_objective_that_there_is_not_is_told_those_that_there_are():
-    with pytest.raises(ValueError, match=r"objective.name \('mlm'\) must be one of permutation, denoising, causal"):
+    with pytest.raises(ValueError, match=r"objective.name=mlm is invalid: it must be one of permutation, denoising, causal"):
         build_objective(ObjectiveConfig(name="mlm"), DataConfig(), np.ones(9, bool))

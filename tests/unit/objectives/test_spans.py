@@ -32,7 +32,7 @@ def test_there_are_exactly_as_many_targets_as_asked_for(n, share, k, max_span, p
     goal = int(share * allowed.sum(1).min())
     sampler = SpanSampler(ObjectiveConfig(partial_k=k, max_span=max_span, span_ends=ends), starts)
     backward = np.array([backward, True, False])
-    chosen = sampler.sample(ids, allowed, goal, backward, sampler.draw(n, RowRng(seed, range(3), 0)))
+    chosen = sampler.sample(ids, allowed, goal, backward, sampler.draw_numbers(n, RowRng(seed, range(3), 0)))
     assert (chosen.sum(1) == goal).all()
     assert not (chosen & ~allowed).any()
 
@@ -48,7 +48,7 @@ def spans_of(config, n=4000, goal=500, seeds=20, p_start=0.7):
         ids, starts = text(n, seed, p_start)
         sampler = SpanSampler(config, starts)
         begins = starts[ids]
-        (chosen,) = sampler.spans(begins[None], np.ones((1, n), bool), goal, sampler.draw(n, RowRng(seed, [0], 0)))
+        (chosen,) = sampler.sample_spans(begins[None], np.ones((1, n), bool), goal, sampler.draw_numbers(n, RowRng(seed, [0], 0)))
         for begin, end in runs(chosen):
             yield begins, begin, end
 
@@ -88,7 +88,7 @@ def test_targets_are_shared_between_the_halves(length, reuse, k, shares):
 def test_words_of_a_backward_row_are_spans_in_reading_order():
     ids, starts = text((4, 300), seed=1)
     sampler = SpanSampler(ObjectiveConfig(), starts)
-    everything, draws = np.ones(ids.shape, bool), sampler.draw(300, RowRng(1, range(4), 0))
+    everything, draws = np.ones(ids.shape, bool), sampler.draw_numbers(300, RowRng(1, range(4), 0))
     forward = sampler.sample(ids, everything, 50, np.zeros(4, bool), draws)
     backward = sampler.sample(ids[:, ::-1], everything, 50, np.ones(4, bool), draws)
     assert (backward == forward[:, ::-1]).all()
@@ -99,7 +99,7 @@ def test_every_token_left_over_is_as_likely_to_be_filled_in():
     sampler = SpanSampler(ObjectiveConfig(), np.zeros(10, bool))
     rows, length = 20_000, 12
     ids, allowed = np.zeros((rows, length), int), np.tile(np.arange(length) != 5, (rows, 1))
-    chosen = sampler.sample(ids, allowed, 3, np.zeros(rows, bool), sampler.draw(length, RowRng(0, range(rows), 0)))
+    chosen = sampler.sample(ids, allowed, 3, np.zeros(rows, bool), sampler.draw_numbers(length, RowRng(0, range(rows), 0)))
     frequency = chosen.mean(0)
     assert (chosen.sum(1) == 3).all() and frequency[5] == 0
     np.testing.assert_allclose(np.delete(frequency, 5), 3 / 11, atol=5 * np.sqrt(3 / 11 * 8 / 11 / rows))

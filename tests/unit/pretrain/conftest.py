@@ -12,7 +12,7 @@ from xlpre.conversion.model_folder import ModelFolder
 from xlpre.data.lanes import Lanes
 from xlpre.data.rng import RowRng
 from xlpre.data.window_layout import DataConfig, build_windows
-from xlpre.data_loader import batch_of
+from xlpre.data_loader import batch_from_inputs
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
 from xlpre.objectives.objective import ObjectiveConfig
@@ -32,7 +32,7 @@ def batch_at(store, tokenizer):
     def make(step: int) -> Batch:
         rng = RowRng(0, range(4), step)
         windows = build_windows([lanes.location(lane, step) for lane in range(4)], DATA, rng)
-        return batch_of(windows, objective.examples(windows, rng))
+        return batch_from_inputs(windows, objective.build_inputs(windows, rng))
 
     return make
 

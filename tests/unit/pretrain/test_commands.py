@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from pretrain.config import EvalConfig, PretrainConfig
-from pretrain.fill import held_out_puzzles
 from pretrain.trainer.samples import Samples
 from tests.conftest import REPOSITORY
 from xlpre.config.cli import parse_config
 from xlpre.data.window_layout import DataConfig
+from xlpre.inference.cloze import sample_cloze_examples
 from xlpre.model.config import ModelConfig
 from xlpre.training.deepspeed_engine import TrainConfig
 
@@ -44,9 +44,9 @@ def test_a_training_that_is_over_leaves_the_other_processes(monkeypatch, tmp_pat
 
 
 def test_puzzles_hide_a_whole_word_of_held_out_text(store, tokenizer):
-    puzzles = held_out_puzzles(store.validation, tokenizer, 6, seed=0)
+    puzzles = sample_cloze_examples(store.validation, tokenizer, 6, seed=0)
     assert len(puzzles) == 6
-    for tokens, position in puzzles:
+    for tokens, position in ((example.tokens, example.position) for example in puzzles):
         assert tokenizer.pieces[tokens[position]].startswith("▁")
         assert position + 1 == len(tokens) or tokenizer.starts_word[tokens[position + 1]]
         assert tokens.min() > 8 and isinstance(tokens, np.ndarray)

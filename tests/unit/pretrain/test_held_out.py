@@ -7,8 +7,8 @@ from pretrain.config import EvalConfig, PretrainConfig
 from pretrain.trainer import evaluator
 from tests.unit.model.conftest import make_model
 from xlpre.data.window_layout import DataConfig
-from xlpre.model.kv_cache import Cache
-from xlpre.model.memory import MemoryConfig
+from xlpre.model.backbone import Backbone
+from xlpre.model.memory import KVCache, MemoryConfig
 from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.objectives.registry import OBJECTIVES
 from xlpre.training.distributed import Comm
@@ -25,12 +25,12 @@ def test_what_is_measured_does_not_depend_on_how_memory_is_kept(store, tokenizer
     )
     evaluation = evaluator.Evaluator(config, store, tokenizer, Comm())
     model = make_model(two_streams=OBJECTIVES[name].two_streams, vocab_size=store.vocab_size, mem_len=16)
-    cached, kept = evaluator.cached, []
-    monkeypatch.setattr(evaluator, "cached", lambda *given: kept.append(cached(*given)) or kept[0])
+    to_kv_cache, caches = Backbone.to_kv_cache, []
+    monkeypatch.setattr(Backbone, "to_kv_cache", lambda *args: caches.append(to_kv_cache(*args)) or caches[0])
     found = evaluation(model)
-    monkeypatch.setattr(evaluator, "cached", lambda memory, backbone: memory)
+    monkeypatch.setattr(Backbone, "to_kv_cache", lambda backbone, memory: memory)
     expected = evaluation(model)
-    assert isinstance(kept[0], Cache)
+    assert isinstance(caches[0], KVCache)
     assert found.loss == pytest.approx(expected.loss, rel=1e-6)  # float32
     assert (found.unigram, found.n_targets) == (expected.unigram, expected.n_targets)
     assert model.training

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from pretrain.planning.flops import flops_per_step
-from tests.unit.pretrain.planned import plan_of, plan_on
+from tests.unit.pretrain.planning_cases import plan_of, plan_on
 
 
 def test_the_chosen_micro_batch_fits_and_the_next_larger_does_not():

@@ -6,7 +6,7 @@ import pytest
 
 from pretrain.plan import main
 from tests.conftest import REPOSITORY
-from tests.unit.pretrain.planned import CONFIG, plan_of
+from tests.unit.pretrain.planning_cases import CONFIG, plan_of
 
 
 def test_the_memory_that_a_process_alone_in_fp32_is_told_has_one_copy_of_the_weights(capsys):

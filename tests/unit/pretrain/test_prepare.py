@@ -8,7 +8,7 @@ from pretrain.tools.preparation import make_store, make_tokenizer
 from xlpre.data.window_layout import DataConfig
 from xlpre.text import corpus, special_tokens
 from xlpre.text.corpus import TextConfig
-from xlpre.text.tokenizer_config import TokenizerConfig
+from xlpre.text.tokenizer import TokenizerConfig
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_a_text_with_too_few_documents_leaves_nothing(config, tmp_path):
 
 
 def test_what_is_kept_of_a_text_that_cannot_be_read_is_said(config, text_file, tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus, "SMALL_BYTES", 0)  # each file by itself
+    monkeypatch.setattr(corpus, "SMALL_UNIT_BYTES", 0)  # each file by itself
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_bytes(text_file.read_bytes())
     (tmp_path / "texts" / "b.txt").write_bytes(b"Ba be.\n\xff")

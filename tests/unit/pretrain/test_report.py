@@ -7,12 +7,12 @@ from contextlib import closing
 import pytest
 
 from pretrain.config import EvalConfig, PretrainConfig
-from pretrain.fill import ClozeResult
 from pretrain.report import _loss_plot, write_report
-from pretrain.trainer.inputs import finished
+from pretrain.trainer.inputs import describe_finished
 from pretrain.trainer.samples import Samples
 from tests.conftest import REPOSITORY
 from xlpre.config.loader import save_config
+from xlpre.inference.cloze import ClozeResult
 from xlpre.text import special_tokens
 from xlpre.text.corpus import TextConfig
 from xlpre.training.metrics import MetricsWriter
@@ -62,7 +62,7 @@ from xlpre.common.cli_main import run_main
 folder = Path(sys.argv[1])
 write_run(folder, "gr\\u00f6\\u00dfe", source="\\u4e2d/*.txt")
 write_samples(folder, "\\u4eca\\u5929 ____")
-run_main(lambda: print(write_report(folder).name, read_samples(folder)[0]["filled"][0]["text"]))
+run_main(lambda: print(write_report(folder).name, read_samples(folder)[0]["results"][0]["text"]))
 """
 
 
@@ -88,7 +88,7 @@ def test_of_settings_that_a_run_lost_no_default_is_told(tmp_path):
     (tmp_path / "config.yaml").write_text("\n")
     with pytest.raises(ValueError, match=r"config.yaml is empty; .*: put it back"):
         write_report(tmp_path)
-    assert finished(PretrainConfig(run_dir=str(tmp_path))).startswith(
+    assert describe_finished(PretrainConfig(run_dir=str(tmp_path))).startswith(
         f"{tmp_path}: finished already; it was made with settings that are not known any more: {tmp_path}/config.yaml is empty"
     )
 
@@ -105,8 +105,8 @@ def test_files_of_a_run_are_utf_8_in_any_locale(tmp_path):
 
 def test_what_is_written_from_right_to_left_is_shown_so(tmp_path):
     write_run(tmp_path, "mine")
-    line = {"text": "الولد ____ كتاب.", "blanks": [[["قرأ", 0.5], ["كان", 0.1]]], "truth": ["قرأ"]}
-    (tmp_path / "samples.jsonl").write_text(json.dumps({"step": 0, "filled": [line]}) + "\n")
+    line = {"text": "الولد ____ كتاب.", "predictions": [[["قرأ", 0.5], ["كان", 0.1]]], "labels": ["قرأ"]}
+    (tmp_path / "samples.jsonl").write_text(json.dumps({"step": 0, "results": [line]}) + "\n")
     page = write_report(tmp_path).read_text("utf-8")
     assert "<td colspan=2 dir=auto>الولد ____ كتاب. <b>(<bdi>قرأ</bdi>)</b>" in page
     assert "<bdi>قرأ</bdi> <span class=p>50.0%</span>" in page  # else its neighbours' numbers change places

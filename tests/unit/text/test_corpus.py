@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xlpre.text import corpus, document
-from xlpre.text.corpus import TextConfig, documents, documents_of, files, units_of
+from xlpre.text.corpus import TextConfig, read_documents, read_units, source_files, list_units
 from xlpre.text.readers import ByteCounter
 
 
 def read(source, **settings):
-    return list(documents(TextConfig(source=str(source), **settings)))
+    return list(read_documents(TextConfig(source=str(source), **settings)))
 
 
 def test_an_empty_line_ends_a_document_and_spaces_are_single(tmp_path):
@@ -67,7 +67,7 @@ def test_a_limit_stops_after_the_document_that_reaches_it(tmp_path):
 
 
 def test_docstrings_are_always_there_and_read_as_prose():
-    found = list(itertools.islice(documents(TextConfig(source="docstrings")), 40))
+    found = list(itertools.islice(read_documents(TextConfig(source="docstrings")), 40))
     assert len(found) == 40
     assert all(">>>" not in paragraph for document in found for paragraph in document)
 
@@ -82,20 +82,20 @@ BAD = {
     "empty.txt.gz": (b"", "empty.txt.gz, after line 0: cannot be read: it has 0 bytes, and what is packed has some"),
     "empty.jsonl.zst": (b"", "empty.jsonl.zst, after line 0: cannot be read: it has 0 bytes"),
     "broken.jsonl": (b'{"text": "one"}\n{"text": \n', "broken.jsonl, line 2: not JSON"),
-    "half.jsonl": (rb'{"text": "one \ud83d"}', r"half.jsonl, line 1: \\ud83d is half a character"),
-    "deep.jsonl": (b'{"text": ' + b"[" * 99999, "deep.jsonl, line 1: not JSON that can be read"),
-    "long.jsonl": (b'{"text": "one"}\n{"text": ' + b"9" * 5000 + b"}", "long.jsonl, line 2: not JSON that can be read"),
-    "list.jsonl": (b"[1]\n", "list.jsonl, line 1: a JSON object is needed"),
+    "half.jsonl": (rb'{"text": "one \ud83d"}', r"half.jsonl, line 1: \\ud83d is an unpaired surrogate"),
+    "deep.jsonl": (b'{"text": ' + b"[" * 99999, "deep.jsonl, line 1: cannot be read as JSON"),
+    "long.jsonl": (b'{"text": "one"}\n{"text": ' + b"9" * 5000 + b"}", "long.jsonl, line 2: cannot be read as JSON"),
+    "list.jsonl": (b"[1]\n", "list.jsonl, line 1: must be a JSON object"),
     "field.jsonl": (b'{"body": "one"}\n', "set text.column to one of body"),
     "blank.jsonl": (
         b'{"text": "one"}\n\n\n{"text": 4}\n',
-        "blank.jsonl, line 4: 'text' is 4, where text is needed; remove",
+        "blank.jsonl, line 4: 'text' must be text, not 4. Remove",
     ),
     "null.jsonl": (b'{"id": 1, "text": null}\n', "'text' is null, .*; remove the row, or set text.column to one of id"),
-    "array.jsonl": (b'[\n  {"text": "one"}\n]\n', r"line 1: not JSON .*; one JSON document .*: jq -c '\.\[\]' FILE"),
-    "rows.jsonl": (b'[{"text": "one"},\n{"text": "two"}]\n', r"line 1: not JSON .*; one JSON document .*: jq -c"),
-    "indented.jsonl": (b'{\n  "text": "one"\n}\n', r"line 1: not JSON .*; one JSON document .*: jq -c \. FILE"),
-    "whole.jsonl": (b'[{"text": "one"}, {"text": "two"}]\n', r"line 1: a JSON object .*; one JSON document .*: jq -c"),
+    "array.jsonl": (b'[\n  {"text": "one"}\n]\n', r"line 1: not JSON .* one JSON document .*: jq -c '\.\[\]' FILE"),
+    "rows.jsonl": (b'[{"text": "one"},\n{"text": "two"}]\n', r"line 1: not JSON .* one JSON document .*: jq -c"),
+    "indented.jsonl": (b'{\n  "text": "one"\n}\n', r"line 1: not JSON .* one JSON document .*: jq -c \. FILE"),
+    "whole.jsonl": (b'[{"text": "one"}, {"text": "two"}]\n', r"line 1: must be a JSON object.* one JSON document .*: jq -c"),
     "mac.txt": (b"one\rtwo\r\rthree\r", r"mac.txt, line 1: lines end with \\r, .*; convert it: tr"),
     "noise.parquet": (b"no parquet", "noise.parquet: cannot be read as parquet"),
     "picture.png": (b"x", "must be a .txt, .jsonl or .parquet file"),
@@ -115,7 +115,7 @@ def test_what_cannot_be_read_is_named_with_its_line(name, tmp_path):
 def test_parquet_counts_rows_from_the_files_first_and_may_be_empty(tmp_path):
     table = pyarrow.table({"text": ["one"] * 50 + [None]})
     pyarrow.parquet.write_table(table, tmp_path / "null.parquet", row_group_size=20)
-    with pytest.raises(ValueError, match="null.parquet, row 51: 'text' is null, where text is needed; remove the row$"):
+    with pytest.raises(ValueError, match="null.parquet, row 51: 'text' must be text, not null. Remove the row\.$"):
         read(tmp_path / "null.parquet")
     broken = pyarrow.Array.from_buffers(pyarrow.string(), 1, pyarrow.array([b"\xff"]).buffers())
     pyarrow.parquet.write_table(pyarrow.table({"text": broken}), tmp_path / "bytes.parquet")
@@ -126,14 +126,14 @@ def test_parquet_counts_rows_from_the_files_first_and_may_be_empty(tmp_path):
     with pytest.raises(ValueError, match="holds no text at all"):
         read(tmp_path / "none.parquet")
     mixture = {f"{tmp_path}/none.parquet": 1.0, f"{tmp_path}/a.txt": 1.0}
-    assert list(documents(TextConfig(mixture=mixture, max_chars=1000000))) == [["one"]]
+    assert list(read_documents(TextConfig(mixture=mixture, max_chars=1000000))) == [["one"]]
 
 
 def test_a_file_may_have_the_name_of_a_glob(tmp_path):
     (tmp_path / "a[1].txt").write_text("one")
     (tmp_path / "a1.txt").write_text("two")
-    assert list(documents(TextConfig(source=f"{tmp_path}/a[1].txt"))) == [["one"]]
-    assert list(documents(TextConfig(source=f"{tmp_path}/*[1].txt"))) == [["two"]]
+    assert list(read_documents(TextConfig(source=f"{tmp_path}/a[1].txt"))) == [["one"]]
+    assert list(read_documents(TextConfig(source=f"{tmp_path}/*[1].txt"))) == [["two"]]
 
 
 def test_a_folder_is_refused(tmp_path):
@@ -158,7 +158,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path):
         ("pipe.txt", "pipe.txt is a pipe or a device; write what it holds to a file"),
         ("away.txt", "away.txt is a pipe or a device; write what it holds to a file"),
     ):
-        for find in (read, lambda source: files(TextConfig(source=str(source)))):
+        for find in (read, lambda source: source_files(TextConfig(source=str(source)))):
             with pytest.raises(ValueError, match=message):
                 find(tmp_path / f"{name[:-1]}*")
 
@@ -177,28 +177,28 @@ def test_a_file_cut_into_units_holds_the_same_documents(tmp_path_factory, paragr
     config = TextConfig(source=str(path))
     before, corpus.UNIT_BYTES = corpus.UNIT_BYTES, 1 << 30
     try:
-        (whole,) = units_of(config)
-        expected = list(documents_of(whole, config, ByteCounter()))
+        (whole,) = list_units(config)
+        expected = list(read_units(whole, config, ByteCounter()))
         corpus.UNIT_BYTES = unit
-        cut = units_of(config)
+        cut = list_units(config)
     finally:
         corpus.UNIT_BYTES = before
-    assert [document for units in cut for document in documents_of(units, config, ByteCounter())] == expected
+    assert [document for units in cut for document in read_units(units, config, ByteCounter())] == expected
 
 
 def test_a_line_without_end_is_refused(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr("xlpre.text.readers.LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr("xlpre.text.readers.MAX_LINE_BYTES", 1 << 20)
     path = tmp_path / "a.txt"
     with open(path, "wb") as file:
         file.write(b"Ba be.\n\n" + b"bi " * 500_000)
     with pytest.raises(ValueError, match="a.txt, line 3: longer than 1 MB; put a paragraph on a line"):
-        list(documents(TextConfig(source=str(path))))
+        list(read_documents(TextConfig(source=str(path))))
     path.write_bytes(b"Ba\n\x00\x01\x02")
     with pytest.raises(ValueError, match="a.txt, line 2: a zero byte at byte 0 of the line; is it a text file"):
-        list(documents(TextConfig(source=str(path))))
+        list(read_documents(TextConfig(source=str(path))))
 
 
 def test_a_document_without_end_is_cut(tmp_path, monkeypatch):
-    monkeypatch.setattr(document, "LONGEST_DOCUMENT", 20)
+    monkeypatch.setattr(document, "MAX_DOCUMENT_CHARS", 20)
     (tmp_path / "a.txt").write_text("ten letter\n" * 5)
-    assert [len(document) for document in documents(TextConfig(source=f"{tmp_path}/a.txt"))] == [2, 2, 1]
+    assert [len(document) for document in read_documents(TextConfig(source=f"{tmp_path}/a.txt"))] == [2, 2, 1]

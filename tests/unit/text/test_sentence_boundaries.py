@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from xlpre.text import special_tokens
-from xlpre.text.sentence_boundaries import kinds_of, sentence_ends, starts_word
+from xlpre.text.sentence_boundaries import boundary_flags, sentence_ends, starts_word
 
 
 def test_every_piece_of_a_script_without_spaces_starts_a_word():
@@ -13,7 +13,7 @@ def test_every_piece_of_a_script_without_spaces_starts_a_word():
 def ends_of(text: str, preprocess="none") -> list[int]:
     """Where sentences end in pieces that spaces stand between."""
     pieces = text.split()
-    return sentence_ends(np.arange(len(pieces)), kinds_of(pieces, preprocess)).tolist()
+    return sentence_ends(np.arange(len(pieces)), boundary_flags(pieces, preprocess)).tolist()
 
 
 def test_a_sentence_ends_after_its_closing_quotes_before_a_word_that_is_not_lower_case():
@@ -52,5 +52,5 @@ def test_a_document_that_ends_with_a_paragraph_ends_once():
     ids = np.array(
         [9, special_tokens.EOP, 9, special_tokens.EOP, special_tokens.EOD, 9, special_tokens.EOP, special_tokens.EOD]
     )
-    kinds = kinds_of([*special_tokens.SPECIAL_TOKENS, "▁A"], "none")
+    kinds = boundary_flags([*special_tokens.SPECIAL_TOKENS, "▁A"], "none")
     assert sentence_ends(ids, kinds).tolist() == [2, 5, 8]

@@ -8,9 +8,10 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from xlpre.text import special_tokens
-from xlpre.text.tokenizer import Tokenizer, train
-from xlpre.text.tokenizer_config import TokenizerConfig
-from xlpre.text.tokenizer_training import LONGEST_SENTENCE, parts_of
+from xlpre.text.tokenizer import Tokenizer
+from xlpre.text.tokenizer_training import train_tokenizer
+from xlpre.text.tokenizer import TokenizerConfig
+from xlpre.text.tokenizer_training import MAX_SENTENCE_BYTES, split_long_line
 
 
 def test_ids_0_to_8_are_xlnets_symbols(tokenizer):
@@ -24,16 +25,16 @@ def test_text_survives_a_round_trip(tokenizer, documents):
 
 
 def test_unknown_characters_are_counted_where_unknown_tokens_are_one_for_many(tokenizer):
-    assert tokenizer.unknown(["Ba be."]) == 0 == tokenizer.unknown([])
+    assert tokenizer.unknown_fraction(["Ba be."]) == 0 == tokenizer.unknown_fraction([])
     assert tokenizer.encode("Ba 中文字大").count(special_tokens.UNK) == 1
-    assert tokenizer.unknown(["Ba 中文字大"]) == pytest.approx(4 / 8)  # with the space before each word
+    assert tokenizer.unknown_fraction(["Ba 中文字大"]) == pytest.approx(4 / 8)  # with the space before each word
 
 
 def test_a_vocabulary_larger_than_the_text_allows_names_the_largest(documents):
     with pytest.raises(
         ValueError, match=r"tokenizer.vocab_size \(9000\) is more than this text allows; set tokenizer.vocab_size=\d+"
     ):
-        train(documents, TokenizerConfig(vocab_size=9000))
+        train_tokenizer(documents, TokenizerConfig(vocab_size=9000))
 
 
 def test_a_vocabulary_with_no_room_for_the_characters_says_how_many_there_are():
@@ -41,7 +42,7 @@ def test_a_vocabulary_with_no_room_for_the_characters_says_how_many_there_are():
     with pytest.raises(
         ValueError, match=r"tokenizer.vocab_size \(60\) has no room .*; set tokenizer.vocab_size=\d+ at the least"
     ):
-        train(text, TokenizerConfig(vocab_size=60))
+        train_tokenizer(text, TokenizerConfig(vocab_size=60))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def test_senseless_settings_are_refused_before_any_text_is_read(setting, value):
 @pytest.mark.parametrize("text", ["\x01\x02", "▁ ▁▁"])
 def test_a_text_of_nothing_that_can_be_seen_is_refused(text):
     with pytest.raises(ValueError, match="no characters that can be seen"):
-        train([[text], [text]], TokenizerConfig(vocab_size=50))
+        train_tokenizer([[text], [text]], TokenizerConfig(vocab_size=50))
 
 
 def test_what_is_no_vocabulary_is_refused(tmp_path):
@@ -109,7 +110,7 @@ def test_preprocessing_is_done_wherever_text_is_encoded(documents, tokenizer):
 
 
 def test_a_vocabulary_is_learned_from_preprocessed_text(documents):
-    learned = train(documents, TokenizerConfig(vocab_size=200, preprocess="uncased"))
+    learned = train_tokenizer(documents, TokenizerConfig(vocab_size=200, preprocess="uncased"))
     assert learned.preprocess == "uncased"
     assert not any(piece != piece.lower() for piece in learned.pieces)
 
@@ -126,32 +127,32 @@ def test_the_bytes_of_its_pieces_are_those_of_a_text_and_the_space_before_it(tok
     for line in documents[0]:
         ids = tokenizer.encode(line)
         assert 0 not in ids  # nothing unknown
-        assert tokenizer.n_bytes[ids].sum() == len(line.encode()) + 1
+        assert tokenizer.bytes_per_piece[ids].sum() == len(line.encode()) + 1
 
 
 @pytest.mark.parametrize("space", ["", " "])
 def test_a_line_too_long_for_sentencepiece_is_learned_from_in_parts(space):
     words = ["山河" * 40, "水火" * 40]
     line = space.join(words * 300)
-    assert len(line.encode()) > 2 * LONGEST_SENTENCE
-    learned = train([[line], ["Ba be di do."]], TokenizerConfig(vocab_size=40))
+    assert len(line.encode()) > 2 * MAX_SENTENCE_BYTES
+    learned = train_tokenizer([[line], ["Ba be di do."]], TokenizerConfig(vocab_size=40))
     assert {"山", "河", "水", "火"} <= set("".join(learned.pieces))
-    parts = list(parts_of(line))
-    assert "".join(parts) == line and all(len(part.encode()) <= LONGEST_SENTENCE for part in parts)
+    parts = list(split_long_line(line))
+    assert "".join(parts) == line and all(len(part.encode()) <= MAX_SENTENCE_BYTES for part in parts)
     if space:
         assert all(part.startswith(" ") for part in parts[1:])
 
 
 LEARNS_FOR_MINUTES = """
 import random
-from xlpre.text.tokenizer import train
-from xlpre.text.tokenizer_config import TokenizerConfig
+from xlpre.text.tokenizer_training import train_tokenizer
+from xlpre.text.tokenizer import TokenizerConfig
 draw = random.Random(1)
 words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=8)) for _ in range(200_000)]
 def documents():
     yield [" ".join(words)]
     print("read", flush=True)
-train(documents(), TokenizerConfig(vocab_size=8000))
+train_tokenizer(documents(), TokenizerConfig(vocab_size=8000))
 """
 
 

@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from xlpre.text.corpus import TextConfig
-from xlpre.text.learned import beside, check_learned, write_learned
-from xlpre.text.tokenizer_config import TokenizerConfig
+from xlpre.text.tokenizer_training import record_path, check_training_record, write_training_record
+from xlpre.text.tokenizer import TokenizerConfig
 
 SETTINGS = TokenizerConfig(vocab_size=300)
 
@@ -27,7 +27,7 @@ def saved(texts, tokenizer, tmp_path):
     """The vocabulary, which says that it was learned from both."""
     path = tmp_path / "words.model"
     tokenizer.save(path)
-    write_learned(path, tokenizer, of(texts), SETTINGS)
+    write_training_record(path, tokenizer, of(texts), SETTINGS)
     return path
 
 
@@ -44,7 +44,7 @@ def test_the_same_text_is_known_again_where_it_was_moved_to_and_named_otherwise(
         of(moved, "?.txt", held_out=0.1, workers=3, deduplicate=True),
         TextConfig(mixture={f"{moved}/b.txt": 2, f"{tmp_path}/more/a.txt": 0.5}),
     ):
-        check_learned(saved, tokenizer, text, SETTINGS)
+        check_training_record(saved, tokenizer, text, SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -61,39 +61,39 @@ def test_another_text_is_refused_with_what_is_other_and_a_way_out(saved, texts, 
     with pytest.raises(
         ValueError, match=rf"words.model was learned from .*{message} another tokenizer.path, delete the"
     ):
-        check_learned(saved, tokenizer, of(texts, **text), SETTINGS)
+        check_training_record(saved, tokenizer, of(texts, **text), SETTINGS)
 
 
 def test_a_file_that_has_grown_is_another_text(saved, texts, tokenizer):
     (texts / "b.txt").write_text("three and more")
     with pytest.raises(ValueError, match=r"one with b.txt \(5 bytes\) and without b.txt \(14 bytes\)"):
-        check_learned(saved, tokenizer, of(texts), SETTINGS)
+        check_training_record(saved, tokenizer, of(texts), SETTINGS)
 
 
 def test_a_source_without_files_is_known_by_its_name(saved, texts, tokenizer):
     text = TextConfig(mixture={"docstrings": 1, "hf:owner/data": 1})
     with pytest.raises(ValueError, match=r"with a.txt \(3 bytes\) and 1 more and without docstrings and 1 more; set"):
-        check_learned(saved, tokenizer, text, SETTINGS)
-    write_learned(saved, tokenizer, text, SETTINGS)
-    check_learned(saved, tokenizer, text, SETTINGS)
+        check_training_record(saved, tokenizer, text, SETTINGS)
+    write_training_record(saved, tokenizer, text, SETTINGS)
+    check_training_record(saved, tokenizer, text, SETTINGS)
 
 
 def test_what_is_done_to_the_text_first_is_known_too(saved, texts, tokenizer):
     for change in ({"preprocess": "uncased"}, {"train_mb": 1.0}):
         with pytest.raises(ValueError, match=r"text with tokenizer\.(preprocess=none|train_mb=100000000)"):
-            check_learned(saved, tokenizer, of(texts), TokenizerConfig(vocab_size=300, **change))
+            check_training_record(saved, tokenizer, of(texts), TokenizerConfig(vocab_size=300, **change))
 
 
 @pytest.mark.parametrize("said", [None, "", "[1]", "{}", '{"sha256": "of another vocabulary", "sources": []}'])
 def test_a_vocabulary_that_says_nothing_of_itself_is_taken(saved, texts, tokenizer, said):
-    beside(saved).unlink()
+    record_path(saved).unlink()
     if said is not None:
-        beside(saved).write_text(said)
-    check_learned(saved, tokenizer, of(texts, "a.txt"), SETTINGS)
+        record_path(saved).write_text(said)
+    check_training_record(saved, tokenizer, of(texts, "a.txt"), SETTINGS)
 
 
 def test_what_was_not_said_yet_is_not_compared(saved, texts, tokenizer):
-    said = json.loads(beside(saved).read_text())
+    said = json.loads(record_path(saved).read_text())
     del said["tokenizer.train_chars"]
-    beside(saved).write_text(json.dumps(said))
-    check_learned(saved, tokenizer, of(texts), TokenizerConfig(vocab_size=300, train_chars=1000000))
+    record_path(saved).write_text(json.dumps(said))
+    check_training_record(saved, tokenizer, of(texts), TokenizerConfig(vocab_size=300, train_chars=1000000))

@@ -1,6 +1,6 @@
 import pytest
 
-from xlpre.training.device_specs import DEVICES, device_named
+from xlpre.training.device_specs import DEVICES, find_device_spec
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from xlpre.training.device_specs import DEVICES, device_named
     ],
 )
 def test_a_gpu_is_found_by_the_name_that_cuda_gives_it(name, entry):
-    assert device_named(name) is DEVICES[entry]
+    assert find_device_spec(name) is DEVICES[entry]
 
 
 @pytest.mark.parametrize(
@@ -36,4 +36,4 @@ def test_a_gpu_is_found_by_the_name_that_cuda_gives_it(name, entry):
     ],
 )
 def test_a_variant_that_may_have_another_speed_is_not_known(name):
-    assert device_named(name) is None
+    assert find_device_spec(name) is None

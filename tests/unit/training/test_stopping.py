@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from xlpre.training.shutdown import STARTED_BY, ShutdownHandler
+from xlpre.training.shutdown import PARENT_PID_VARIABLE, ShutdownHandler
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -30,7 +30,7 @@ def test_a_closed_terminal_is_heard_but_not_under_nohup(before, heard):
 @pytest.mark.parametrize("reaped", [True, False])
 def test_the_end_of_the_process_that_had_it_started_is_heard(monkeypatch, reaped):
     starter = subprocess.Popen(["sleep", "600"])
-    monkeypatch.setenv(STARTED_BY, str(starter.pid))
+    monkeypatch.setenv(PARENT_PID_VARIABLE, str(starter.pid))
     stopping = ShutdownHandler()
     time.sleep(0.2)
     assert not stopping.asked

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from xlpre.model.attention_mask import AttentionMeta
-from xlpre.model.dropout import new_seed, threshold
+from xlpre.model.dropout import drop_threshold, new_seed
 from xlpre.model.kernels.cpu.build import TYPES, MissingError, library
 from xlpre.model.score_terms import ScoreTerms
 
@@ -162,7 +162,7 @@ class _Attention(torch.autograd.Function):
                 if keeps
                 else {"normalizer": query.new_empty(B, H, N)}
             )
-        numbers = {"H": H, "E": E, "scale": scale, "grown": 1 / (1 - dropout), "taken": threshold(dropout)}
+        numbers = {"H": H, "E": E, "scale": scale, "grown": 1 / (1 - dropout), "taken": drop_threshold(dropout)}
         numbers["seed"] = new_seed() if dropout else 0
         library().call("attend", query.dtype, _given(plan, {**given, **results}, **numbers))
         ctx.plan, ctx.numbers, ctx.names = plan, numbers, [*given, *results]

@@ -41,7 +41,7 @@ from xlpre.model.kernels.triton.launch import Given, Launch, new_seed
 from xlpre.model.kernels.triton.panels import cuts, joined, panels, together
 from xlpre.model.kernels.triton.tiles import GRANULE, WIDEST, computes
 from xlpre.model.score_terms import ScoreTerms
-from xlpre.model.visibility import HIDDEN
+from xlpre.batch import HIDDEN_RANK
 
 MOST_GROUPS = 2**16 - 1  # heads of batch rows that a grid has room for beside tiles
 SEEN_BYTES = 16  # that Geometry.visible and what is made of it take for a row and key, at the most
@@ -80,7 +80,7 @@ class Triton:
         of_keys = (attn_meta.key_rank, attn_meta.key_segments, *seen_by)
         row_facts, key_facts = torch.stack([x.int() for x in of_rows], 1), torch.stack([x.int() for x in of_keys], 1)
         row_facts = torch.cat([row_facts, row_facts[:, :, -1:].expand(-1, -1, -N % GRANULE)], 2)
-        key_facts = F.pad(key_facts, (0, -K % GRANULE), value=HIDDEN)
+        key_facts = F.pad(key_facts, (0, -K % GRANULE), value=HIDDEN_RANK)
         return Prepared(
             row_facts.contiguous(),
             key_facts.contiguous(),

@@ -1,0 +1,248 @@
+"""Models that train a step on the same weights and the same batch: this project's and Hugging Face's, eager or compiled."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pretrain.config import PretrainConfig
+from pretrain.planning.flops import batch_shape, flops_per_step
+from xlpre.batch import Batch
+from xlpre.conversion import hf
+from xlpre.conversion.weight_maps import to_native
+from xlpre.data.rng import RowRng
+from xlpre.data.window_layout import DataConfig, Windows
+from xlpre.data_loader import batch_from_inputs
+from xlpre.model.attention_mask import visible
+from xlpre.model.config import ModelConfig
+from xlpre.model.language_model import LanguageModel
+from xlpre.model.memory import Memory
+from xlpre.objectives.objective import ObjectiveConfig
+from xlpre.objectives.permutation import Permutation
+
+DEFAULT: dict[str, Any] = {
+    "n_layer": 6,
+    "d_model": 256,
+    "n_head": 4,
+    "d_inner": 1024,
+    "vocab_size": 8000,
+    "window": 128,
+    "mem_len": 96,
+    "reuse_len": 64,
+    "rows": 8,
+    "partial_k": 6,
+    "dropout": 0.0,
+    "attention": "auto",
+    "compile": "",
+    "optimizer": False,
+    "device": "cpu",
+    "dtype": "fp32",
+    "threads": 1,
+    "seed": 0,
+}
+SIZES = ("vocab_size", "d_model", "n_layer", "n_head", "d_inner", "dropout")
+sys.modules["kernels"] = None  # type: ignore[assignment]  # transformers would take kernels.py beside this for a package
+
+
+def random_batch(c: dict[str, Any]) -> Batch:
+    """Rows of random tokens, the second half of them reading backward (as Hugging Face's XLNet has it)."""
+    rng = np.random.default_rng(c["seed"])
+    B, T = c["rows"], c["window"]
+    special_mask = np.zeros((B, T), bool)
+    special_mask[:, [c["reuse_len"] + 5, T - 2, T - 1]] = True
+    segments = np.where(np.arange(T) <= c["reuse_len"] + 5, 0, 1)
+    segments[-1] = 2
+    windows = Windows(
+        ids=rng.integers(10, c["vocab_size"], (B, T)),
+        segments=np.tile(segments, (B, 1)),
+        special_mask=special_mask,
+        following=np.full(B, 10),
+        backward=np.arange(B) >= B // 2,
+        visible_mem_len=np.full(B, 10**6),
+        pair_label=np.ones(B, np.int64),
+        reuse_len=c["reuse_len"],
+    )
+    words = np.ones(c["vocab_size"], bool)
+    objective = Permutation(ObjectiveConfig(partial_k=c["partial_k"]), words)
+    return batch_from_inputs(windows, objective.build_inputs(windows, RowRng(c["seed"], range(B), 0)))
+
+
+def shape_of(c: dict[str, Any]) -> ModelConfig:
+    """The model of a configuration."""
+    sizes = {name: c[name] for name in SIZES}
+    return ModelConfig(**sizes, dropatt=c["dropout"], mem_len=c["mem_len"], attention_backend=c["attention"])
+
+
+def needed_flops(c: dict[str, Any]) -> float:
+    """Of a step, as MFU is counted (pretrain/planning/flops.py)."""
+    data = DataConfig(seq_len=c["window"], reuse_len=c["reuse_len"])
+    config = PretrainConfig(data=data, objective=ObjectiveConfig(partial_k=c["partial_k"]), model=shape_of(c))
+    return flops_per_step(config.model, batch_shape(config, c["rows"]))
+
+
+class Contender:
+    """A model that trains.
+
+    Args:
+        model: it.
+        c: the configuration: precision, device, optimizer.
+    """
+
+    def __init__(self, model: nn.Module, c: dict[str, Any]) -> None:
+        self.model = model.to(c["device"])
+        self._run: Callable[..., Any] = self.model
+        self._optimizes, self._optimizer = c["optimizer"], None  # type: bool, torch.optim.Optimizer | None
+
+    def feed(self, c: dict[str, Any], batch: Batch, hidden: Tensor) -> None:
+        """Read these from now on: a batch, and memory (L, B, M, D)."""
+        raise NotImplementedError
+
+    def loss(self) -> Tensor:
+        """The mean over the batch's targets."""
+        raise NotImplementedError
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Of the parameters that have one, by the names of ours."""
+        return {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+
+    def compile(self, how: str) -> None:
+        """`whole`, one graph; `layers`, one graph for all layers, what is around them eager; or a mode of torch.compile."""
+        if how == "layers":
+            for layer in self.model.backbone.layers:
+                layer.compile(dynamic=False)
+        elif how:
+            self._run = torch.compile(self.model, dynamic=False, mode=None if how == "whole" else how)
+
+    def train(self, dtype: torch.dtype) -> None:
+        """Be ready to train, in this precision: weights, gradients and moments."""
+        self.model.to(dtype).train()
+        if self._optimizes:
+            self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
+
+    def step(self) -> Tensor:
+        """Forward, backward, and the update if there is an optimizer; the loss."""
+        torch.compiler.cudagraph_mark_step_begin()
+        loss = self.loss()
+        loss.backward()
+        if self._optimizer:
+            self._optimizer.step()
+        self.model.zero_grad(set_to_none=True)
+        return loss.detach()
+
+
+class HuggingFace(Contender):
+    """XLNetLMHeadModel."""
+
+    def __init__(self, c: dict[str, Any]) -> None:
+        from transformers import XLNetConfig, XLNetLMHeadModel
+
+        torch.manual_seed(c["seed"])
+        sizes = {name: c[name] for name in SIZES}
+        memory = {"mem_len": c["mem_len"], "reuse_len": c["reuse_len"]}
+        model = XLNetLMHeadModel(XLNetConfig(**sizes, ff_activation="gelu_new", bi_data=True, **memory))
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name.endswith(("r_w_bias", "r_r_bias", "r_s_bias", "seg_embed")):
+                    parameter.normal_(0, 0.2)  # so that every term counts
+        super().__init__(model, c)
+        self._shape = shape_of(c)
+
+    def feed(self, c: dict[str, Any], batch: Batch, hidden: Tensor) -> None:
+        """See Contender."""
+        dtype = hidden.dtype
+        self._inputs = {
+            "input_ids": batch.input_ids,
+            "perm_mask": (~visible(batch.query_rank, batch.key_rank)).to(dtype),
+            "target_mapping": nn.functional.one_hot(batch.target_positions, c["window"]).to(dtype),
+            "token_type_ids": batch.segment_ids,
+            "labels": batch.targets,
+            "mems": list(hidden.transpose(1, 2)) if c["mem_len"] else None,
+            "use_mems": True,
+        }
+
+    def train(self, dtype: torch.dtype) -> None:
+        """See Contender. Its two streams take distances in fp32, which in another precision nothing can be multiplied with."""
+        super().train(dtype)
+        transformer = self.model.transformer
+        encode = transformer.relative_positional_encoding
+        transformer.relative_positional_encoding = lambda *given, **named: encode(*given, **named).to(dtype)
+
+    def loss(self) -> Tensor:
+        """See Contender."""
+        return self._run(**self._inputs).loss
+
+    def gradients(self) -> dict[str, Tensor]:
+        """See Contender."""
+        return to_native(hf.weight_map(self._shape), super().gradients())
+
+
+class Xlpre(Contender):
+    """This project's model, with `weights` if they are given."""
+
+    def __init__(self, c: dict[str, Any], weights: dict[str, Tensor]) -> None:
+        torch.manual_seed(c["seed"])
+        model = LanguageModel(shape_of(c), two_streams=True)
+        if weights:
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    parameter.copy_(weights[name])
+        super().__init__(model, c)
+
+    def feed(self, c: dict[str, Any], batch: Batch, hidden: Tensor) -> None:
+        """See Contender."""
+        valid = torch.full((batch.input_ids.size(0),), c["mem_len"], device=hidden.device)
+        self._inputs = (batch, Memory(hidden, valid))
+
+    def loss(self) -> Tensor:
+        """See Contender."""
+        return self._run(*self._inputs)[0]
+
+
+def list_settings(name: str, c: dict[str, Any]) -> dict[str, Any]:
+    """`hf`, `hf-compile`, or `xlpre[:attention[:compile]]`; what the name leaves out is as `c` has it."""
+    impl, *more = name.split(":")
+    if impl not in ("xlpre", "hf", "hf-compile") or (more and impl != "xlpre") or len(more) > 2:
+        raise SystemExit(f"{name!r} is no contender: hf, hf-compile, or xlpre[:attention[:compile]]")
+    given = dict(zip(("attention", "compile"), more, strict=False))
+    of_hf = {"hf": {"compile": ""}, "hf-compile": {"compile": "whole"}}
+    return {**c, **given, **of_hf.get(impl, {})}
+
+
+def data_of(c: dict[str, Any], dtype: torch.dtype) -> tuple[Batch, Tensor]:
+    """A batch and memory (L, B, M, D)."""
+    generator = torch.Generator().manual_seed(c["seed"])
+    hidden = torch.randn(c["n_layer"], c["rows"], c["mem_len"], c["d_model"], generator=generator)
+    return random_batch(c).to(c["device"]), hidden.to(c["device"], dtype)
+
+
+def named_weights(theirs: nn.Module) -> dict[str, Tensor]:
+    """Those of Hugging Face's model, by the names of ours."""
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs.save_pretrained(folder)  # type: ignore[operator]
+        settings = json.loads((Path(folder) / "config.json").read_text("utf-8"))
+        return dict(hf.read_model(Path(folder), settings)[1])
+
+
+def contenders(names: list[str], c: dict[str, Any]) -> dict[str, Contender]:
+    """By name, on the same weights, in evaluation mode, eager, in fp32, fed."""
+    torch.set_num_threads(c["threads"])
+    of_hf = [HuggingFace(c) for name in names if name.startswith("hf")]
+    weights, left = (named_weights(of_hf[0].model) if of_hf else {}), iter(of_hf)
+    found: dict[str, Contender] = {}
+    for name in names:
+        found[name] = next(left) if name.startswith("hf") else Xlpre(list_settings(name, c), weights)
+    data = data_of(c, torch.float32)
+    for one in found.values():
+        one.model.eval()
+        one.feed(c, *data)
+    return found

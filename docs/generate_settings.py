@@ -1,0 +1,54 @@
+"""Write the pages of settings, docs/configuration.md and docs/finetuning_settings.md, from the docstrings of the settings.
+
+python docs/generate_settings.py
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent
+sys.path.insert(0, str(DOCS.parent))
+
+from finetune.config import FinetuneConfig  # noqa: E402
+from pretrain.config import PretrainConfig  # noqa: E402
+from xlpre.config.schema_docs import settings_markdown  # noqa: E402
+
+PRETRAINING = """# Settings of pretraining
+
+Every command of `pretrain/` takes `--config FILE key=value ...`. A file may start with `extends: other.yaml` and overrides the settings
+of that file. The command line overrides all files. Each run stores its resolved settings in `config.yaml` in its folder.
+
+`deepspeed` is passed to DeepSpeed unchanged, for example `deepspeed.zero_optimization.stage=2`. Settings that other keys decide are
+refused there: batch sizes, accumulation, clipping, precision, optimizer and schedule. Keys that DeepSpeed does not know are refused too.
+
+The default of `deepspeed.zero_optimization.stage` is 1. It is 0 for a single process in fp32, which has nothing to partition.
+A run can resume with another stage. `--dry-run` prints the stage.
+
+`python docs/generate_settings.py` writes this page.
+
+"""
+
+FINETUNING = """# Settings of fine-tuning
+
+`finetune/run.py` takes `--config FILE key=value ...`. A file may start with `extends: other.yaml` and overrides the settings of that
+file. `task_overrides` of the selected task override the rest of the file. The command line overrides everything. Each run stores its
+resolved settings in `config.yaml` in its folder. For `deepspeed` see [configuration.md](configuration.md).
+
+`python docs/generate_settings.py` writes this page.
+
+"""
+
+
+def pages() -> dict[str, str]:
+    """Return the text of each page by its file name."""
+    return {
+        "configuration.md": PRETRAINING + settings_markdown(PretrainConfig),
+        "finetuning_settings.md": FINETUNING + settings_markdown(FinetuneConfig),
+    }
+
+
+if __name__ == "__main__":
+    for name, text in pages().items():
+        (DOCS / name).write_text(text, encoding="utf-8")

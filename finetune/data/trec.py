@@ -1,0 +1,108 @@
+"""TREC's file formats: relevance judgements (qrels), runs (candidates and rankings), and the texts of queries and documents."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from finetune.data.table_reader import get_number, get_text, get_value, read_rows
+from xlpre.common.files import write_text
+from xlpre.text.readers import ByteCounter, read_lines
+
+Grades = dict[str, dict[str, int]]  # relevance grades by query and document
+RUN_TAG = "xlpre"
+
+
+def read_qrels(files: Sequence[Path]) -> Grades:
+    """Read relevance grades from lines `QUERY 0 DOCUMENT GRADE`. A grade below 0 (junk, in some collections) counts as 0.
+
+    Raises:
+        ValueError: an invalid line, or a document that is judged twice.
+    """
+    grades: Grades = {}
+    for location, (query, _, document, grade) in _read_columns(files, ("QUERY", "0", "DOCUMENT", "GRADE")):
+        if not re.fullmatch("-?[0-9]{1,6}", grade):
+            raise ValueError(
+                f"{location}: grade {grade[:20]!r} is invalid: it must be an integer of at most six digits. Correct it."
+            )
+        if document in grades.setdefault(query, {}):
+            raise ValueError(f"{location}: document {document!r} is judged twice for query {query!r}. Remove one line.")
+        grades[query][document] = max(int(grade), 0)
+    return grades
+
+
+def read_candidates(file: Path) -> list[tuple[str, str, str]]:
+    """Read a run, with lines `QUERY Q0 DOCUMENT RANK SCORE TAG`.
+
+    Returns:
+        Query, document and location of each line.
+
+    Raises:
+        ValueError: an invalid line, a document that is there twice, or an empty file.
+    """
+    columns = ("QUERY", "Q0", "DOCUMENT", "RANK", "SCORE", "TAG")
+    locations: dict[tuple[str, str], str] = {}
+    for location, (query, _, document, *numbers) in _read_columns([file], columns):
+        for name, value in zip(("rank", "score"), numbers, strict=False):
+            get_number({name: value}, name, location)
+        if (query, document) in locations:
+            raise ValueError(
+                f"{location}: document {document!r} is a candidate twice for query {query!r}. Remove one line."
+            )
+        locations[query, document] = location
+    if not locations:
+        raise ValueError(f"{file} contains no candidate. Choose another file.")
+    return [(*pair, location) for pair, location in locations.items()]
+
+
+def read_texts(files: Sequence[Path], ids: Collection[str]) -> dict[str, str]:
+    """Read texts by id, from .tsv and .csv files with two columns and no header line, or from `id` and `text` of .jsonl files.
+
+    Args:
+        files: files of texts.
+        ids: ids of the texts to return.
+
+    Raises:
+        ValueError: an invalid line, or an id that is there twice.
+    """
+    texts: dict[str, str] = {}
+    for file in files:
+        for location, fields in read_rows(file, ("id", "text")):
+            text_id = str(get_value(fields, "id", location))
+            if text_id in texts:
+                raise ValueError(f"{location}: id {text_id!r} is there twice. Remove one line.")
+            if text_id in ids:
+                texts[text_id] = get_text(fields, "text", location)
+    return texts
+
+
+def sort_documents(scores: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
+    """Sort documents and their scores, best first. Ties are broken by id, in reverse order, as in trec_eval."""
+    return sorted(scores, key=lambda pair: (pair[1], pair[0]), reverse=True)
+
+
+def write_run(path: Path, scores: Iterable[tuple[str, str, float]]) -> None:
+    """Write queries, documents and scores as a run: query by query, best first."""
+    by_query: dict[str, list[tuple[str, float]]] = {}
+    for query, document, score in scores:
+        by_query.setdefault(query, []).append((document, score))
+    lines = (
+        f"{query} Q0 {document} {rank} {score:.6f} {RUN_TAG}\n"
+        for query, documents in by_query.items()
+        for rank, (document, score) in enumerate(sort_documents(documents), 1)
+    )
+    write_text(path, "".join(lines))
+
+
+def _read_columns(files: Sequence[Path], columns: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    for file in files:
+        if not file.is_file():
+            raise ValueError(f"{file}: no such file. Correct the path.")
+        for number, (_, text) in enumerate(read_lines(file, ByteCounter()), 1):
+            if values := text.split():
+                if len(values) != len(columns):
+                    raise ValueError(
+                        f"{file}, line {number}: the line has {len(values)} columns instead of {' '.join(columns)}. Correct it."
+                    )
+                yield f"{file}, line {number}", values

@@ -1,0 +1,46 @@
+"""Chance levels: what a metric must exceed to show that a model has learned anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from finetune.metrics.classification import METRICS
+from finetune.metrics.ranking import dcg
+
+
+def chance_threshold(metric: str, labels: np.ndarray) -> float:
+    """Return the metric of the best constant prediction plus two standard errors, which about 1 of 40 random predictors exceeds.
+
+    For correlations this is 0 and 2 / sqrt(N).
+
+    Args:
+        metric: key of METRICS. F1 and accuracy are treated as fractions.
+        labels: (N,) labels.
+    """
+    if metric in ("matthews", "pearson", "spearman"):
+        return 2 / np.sqrt(len(labels))
+    p = max(METRICS[metric](labels, np.full_like(labels, label)) for label in np.unique(labels))
+    return float(min(p + 2 * np.sqrt(p * (1 - p) / len(labels)), 1.0))
+
+
+def expected_random_ndcg(grades: Sequence[int], judged_grades: Sequence[int], k: int) -> tuple[float, float]:
+    """Return mean and variance of `ndcg` over all orders of the documents of a query.
+
+    The gain is a sum of products of grades and rank weights; its mean and variance over all pairings are known in closed form.
+
+    Args:
+        grades: grades of the documents, in any order.
+        judged_grades: grades of all documents that were judged for the query.
+        k: number of documents that count.
+
+    Source: Hoeffding 1951.
+    """
+    n, ideal = len(grades), dcg(sorted(judged_grades, reverse=True), k)
+    if not ideal:
+        return 0.0, 0.0
+    weights = np.zeros(n)
+    weights[:k] = 1 / np.log2(np.arange(min(n, k)) + 2)
+    mean, variance = np.mean(grades) * weights.sum(), np.var(grades) * weights.var() * n**2 / max(n - 1, 1)
+    return float(mean / ideal), float(variance / ideal**2)

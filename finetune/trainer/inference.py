@@ -1,0 +1,141 @@
+"""Predictions of a fine-tuned model for lines of a file or of standard input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+from finetune.data.examples import Example, Prediction, Split
+from finetune.data.features import Features
+from finetune.data.table_reader import Fields, read_rows
+from finetune.tasks.base import Task
+from finetune.tasks.squad import read_questions
+from finetune.trainer.evaluator import predict_split, resolve_overhead_tokens
+from finetune.trainer.task_model import TaskModel
+from xlpre.conversion.task_model import TaskModelFolder
+from xlpre.model.initialization import build_with_weights
+from xlpre.text.json_objects import parse_object
+from xlpre.text.readers import STDIN, ByteCounter, read_lines
+from xlpre.text.tokenizer import Tokenizer
+from xlpre.training.distributed import Comm, use_device
+
+CHUNK_SIZE = 1024  # lines that are read before predicting, so that batches have rows of similar length
+
+Line = tuple[str, str | Fields]  # location, and the text of a line or the fields of a table row
+
+
+def predict_lines(
+    model: TaskModelFolder, task: Task, lines: Iterable[Line], batch_size: int = 32, chunk_size: int = CHUNK_SIZE
+) -> Iterator[Prediction]:
+    """Predict lines, in their order.
+
+    Args:
+        model: content of a fine-tuned model folder.
+        task: its task.
+        lines: the lines, for example from `read_input`.
+        batch_size: features per forward pass.
+        chunk_size: number of lines that are read before the first of them is predicted.
+
+    Raises:
+        ValueError: a line is invalid. The lines before it are predicted first.
+    """
+    network = build_with_weights(model.weights, partial(TaskModel, model.folder.config, task)).to(use_device())
+    tokenizer = model.folder.require_tokenizer("the folder")
+    overhead_tokens, comm = resolve_overhead_tokens(None, network.device), Comm()
+    remaining = iter(lines)
+    error = None
+    while not error:
+        split, error = _read_chunk(task, islice(remaining, chunk_size), tokenizer)
+        if split.examples:
+            yield from task.to_predictions(split, predict_split(network, split, batch_size, overhead_tokens, comm))
+        elif not error:
+            return
+    raise error
+
+
+def read_input(file: Path | None, text_columns: Sequence[str], is_squad: bool = False) -> Iterator[Line]:
+    """Read the lines of a file, without empty ones.
+
+    Args:
+        file: the file; None for standard input. A .csv or .parquet file, and a .tsv file whose first line names the text
+            columns, yield fields instead of lines.
+        text_columns: names of the columns with texts.
+        is_squad: read a .json file as a SQuAD file.
+
+    Raises:
+        ValueError: the file cannot be read.
+    """
+    if file is not None and not file.is_file():
+        reason = "it is a folder" if file.is_dir() else "there is no such file"
+        raise ValueError(f"{file} is invalid: {reason}. Name a file with one example per line.")
+    if file is not None and is_squad and ".json" in file.suffixes:
+        yield from read_questions(file)
+        return
+    if file is not None and _has_columns(file, text_columns):
+        yield from read_rows(file)
+        return
+    path = file or STDIN
+    for number, (_, text) in enumerate(read_lines(path, ByteCounter()), 1):
+        if line := text.rstrip("\r\n"):
+            yield f"{path}, line {number}", line
+
+
+def _read_chunk(task: Task, lines: Iterable[Line], tokenizer: Tokenizer) -> tuple[Split, ValueError | None]:
+    """Encode lines up to the first invalid one. Returns its error, too."""
+    examples: list[Example] = []
+    features: list[Features] = []
+    try:
+        for location, line in lines:
+            example = _parse_line(task, line, location)
+            encoded = task.encode([example], tokenizer)
+            features += [replace(feature, example_index=len(examples)) for feature in encoded]
+            examples.append(example)
+    except ValueError as error:
+        return Split("lines", examples, features), error
+    return Split("lines", examples, features), None
+
+
+def _parse_line(task: Task, line: str | Fields, location: str) -> Example:
+    if not isinstance(line, str):
+        fields = line
+    elif line.lstrip().startswith("{"):
+        try:
+            fields = parse_object(line, location)
+        except ValueError as error:
+            remedy = ""
+            if task.text_columns:
+                remedy = f' To predict a text that begins with "{{", write {{"{task.text_columns[0]}": "{{..."}}.'
+            raise ValueError(f"{error}{remedy}") from None
+    else:
+        columns, texts = task.text_columns, _split_texts(line)
+        if len(columns) != len(texts):
+            required = " and ".join(columns) if columns else "a JSON object"
+            raise ValueError(
+                f"{location} is invalid: {task.name} needs {required}, and the line has {len(texts)} text(s). Separate texts by a tab, "
+                "or write a JSON list."
+            )
+        fields = dict(zip(columns, texts, strict=True))
+    return task.parse_example({"id": location.rpartition(" ")[2], **fields}, location)
+
+
+def _split_texts(line: str) -> list[str]:
+    """Return the texts of a JSON list, or those separated by tabs."""
+    if line.lstrip().startswith("["):
+        with suppress(ValueError, RecursionError):
+            texts = json.loads(line)
+            if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):
+                return texts
+    return line.split("\t")
+
+
+def _has_columns(file: Path, text_columns: Sequence[str]) -> bool:
+    """True if the file is a table with named columns."""
+    if ".tsv" not in file.suffixes:
+        return bool({".csv", ".parquet"} & {*file.suffixes})
+    _, first = next(read_lines(file, ByteCounter()), (0, ""))
+    return bool(text_columns) and {*text_columns} <= {*first.rstrip("\r\n").split("\t")}

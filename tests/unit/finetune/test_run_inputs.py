@@ -1,0 +1,90 @@
+import dataclasses
+
+import pytest
+
+from finetune.config import FinetuneConfig, TaskModelConfig, TaskTrainConfig, apply_cli_precedence
+from finetune.trainer.inputs import RunInputs
+from tests.conftest import write_folder
+from xlpre.config.loader import load_config
+from xlpre.text.special_tokens import CLS, SEP
+
+
+@pytest.fixture
+def make_inputs(tokenizer, tmp_path):
+    """A function from settings to RunInputs with 20 training examples."""
+    write_folder(tmp_path / "model", tokenizer)
+    rows = [f"ba {'be ' * number}\t{number % 2}\n" for number in range(20)]
+    (tmp_path / "train.tsv").write_text("text\tlabel\n" + "".join(rows))
+    (tmp_path / "dev.tsv").write_text("text\tlabel\nba\t1\n")
+    defaults = ["task=classify", f"init_from={tmp_path / 'model'}", f"data.dir={tmp_path}", "data.train=[train.tsv]"]
+    defaults += ["data.dev=[dev.tsv]", "data.text=[text]", "train.global_batch_size=8"]
+    return lambda *settings: RunInputs(load_config(FinetuneConfig, None, [*defaults, *settings]))
+
+
+@pytest.mark.parametrize("missing", ["task", "init_from"])
+def test_a_run_without_a_task_or_a_pretrained_model_is_refused_with_an_example(missing):
+    config = dataclasses.replace(FinetuneConfig(task="glue/mrpc", init_from="model"), **{missing: None})
+    with pytest.raises(ValueError, match=rf"{missing}=None is invalid.*Set {missing}=.*such as"):
+        RunInputs(config)
+
+
+def test_epochs_and_the_warmup_ratio_become_numbers_of_steps(make_inputs):
+    config = make_inputs("epochs=3", "warmup_ratio=0.25").config
+    assert (config.train.steps, config.schedule.warmup_steps) == (8, 2)  # 60 examples in batches of 8
+    assert (config.epochs, config.warmup_ratio) == (None, None)
+
+
+def test_a_number_on_the_command_line_overrides_a_ratio_in_the_file():
+    config = FinetuneConfig(epochs=3, warmup_ratio=0.1)
+    assert apply_cli_precedence(config, {"train.steps"}) == dataclasses.replace(config, epochs=None)
+    assert apply_cli_precedence(config, {"epochs", "optim.lr"}) == config
+    with pytest.raises(ValueError, match=r"warmup_ratio=0.1 .*schedule.warmup_steps.* one of them"):
+        apply_cli_precedence(config, {"warmup_ratio", "schedule.warmup_steps"})
+
+
+def test_resolved_settings_resolve_to_themselves(make_inputs):
+    config = make_inputs("epochs=3", "warmup_ratio=0.25").config
+    assert config.data.labels == ["0", "1"]
+    assert RunInputs(config).config == config
+
+
+def test_max_train_examples_samples_with_the_seed(make_inputs):
+    samples = [
+        [example.texts for example in make_inputs("data.max_train_examples=5", f"seed={seed}").train.examples]
+        for seed in (1, 1, 2)
+    ]
+    assert len(samples[0]) == 5 and samples[0] == samples[1] != samples[2]
+
+
+def test_a_test_example_may_be_empty_unless_it_has_a_label(make_inputs, tmp_path):
+    (tmp_path / "test.tsv").write_text("index\ttext\n0\t\u200b\n1\t\n2\tba\n")
+    (test,) = make_inputs("data.test=[test.tsv]").test
+    empty = [feature.rows[0].input_ids.tolist() for feature in test.features[:2]]
+    assert empty == [[SEP, CLS]] * 2 and len(test.features) == 3
+    (tmp_path / "test.tsv").write_text("label\ttext\n1\t\u200b\n")
+    with pytest.raises(ValueError, match=r"test.tsv, line 2"):
+        make_inputs("data.test=[test.tsv]")
+
+
+def test_a_manifest_differs_for_other_examples_weights_and_settings_but_not_for_speed(make_inputs, tmp_path):
+    manifest = make_inputs().manifest(1)
+    speed = ("train.micro_batch_size=2", "model.attention_backend=reference", "data.forward_overhead_tokens=3")
+    assert make_inputs(*speed).manifest(1) == manifest
+    assert make_inputs("data.max_train_examples=19").manifest(1)["train_examples"] != manifest["train_examples"]
+    (tmp_path / "dev.tsv").write_text("text\tlabel\nba\t0\n")
+    assert make_inputs().manifest(1)["dev_examples"] != manifest["dev_examples"]
+    assert make_inputs("data.labels=[1, 0]").manifest(1)["labels"] != manifest["labels"]
+    assert make_inputs("from_scratch=true").manifest(1)["weights"] == "from_scratch" != manifest["weights"]
+    assert make_inputs("model.dropout=0.3").manifest(1)["model"] != manifest["model"]
+    assert make_inputs("model.pooling=attn").manifest(1)["model"] != manifest["model"]
+
+
+def test_dropout_is_that_of_the_model_folder_unless_it_is_set(make_inputs):
+    assert make_inputs().shape.dropout == 0.0 and make_inputs("model.dropout=0.2").shape.dropout == 0.2
+
+
+def test_the_cpu_backend_is_not_compiled():
+    with pytest.raises(
+        ValueError, match=r"train\.compile=true .*model\.attention_backend=cpu.*model\.attention_backend=auto"
+    ):
+        FinetuneConfig(model=TaskModelConfig(attention_backend="cpu"), train=TaskTrainConfig(compile=True))
