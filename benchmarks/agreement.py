@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.common.contenders import Contender, contenders, list_settings
+from benchmarks.common.contenders import Contender, config_of_contender, make_contenders
 from xlpre.training.deepspeed_engine import PRECISIONS
 
 AGREE = 1e-4  # nats
@@ -18,7 +18,7 @@ NOTHING = 1e-8  # of the norm of all gradients: a parameter's that is smaller is
 
 def agreeing(names: list[str], c: dict[str, Any]) -> tuple[dict[str, Contender], dict[str, str]]:
     """Contenders whose losses and gradients agree with those of the last, which is asked first; and why others are out."""
-    found, failed = contenders(names, c), {}  # type: dict[str, Contender], dict[str, str]
+    found, failed = make_contenders(names, c), {}  # type: dict[str, Contender], dict[str, str]
     last: tuple[float, dict[str, Tensor]] | None = None
     for name in reversed(names):
         try:
@@ -34,7 +34,7 @@ def agreeing(names: list[str], c: dict[str, Any]) -> tuple[dict[str, Contender],
     for name in failed:
         del found[name]
     for name, one in found.items():
-        one.compile(list_settings(name, c)["compile"])
+        one.compile(config_of_contender(name, c)["compile"])
         one.train(PRECISIONS[c["dtype"]])
     return found, failed
 

@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"{args.model} is invalid: a {folder.objective} model does not see the text after a blank. "
             "Use a model trained with objective.name=permutation or denoising."
         )
-    model, tokenizer = folder.model(), folder.vocabulary(args.model)
+    model, tokenizer = folder.model(), folder.require_tokenizer(args.model)
     for text in args.text:
         print(format_result(fill_blanks(model, tokenizer, text)))
 

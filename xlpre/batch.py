@@ -87,8 +87,7 @@ class Batch:
         return self._map(lambda tensor: tensor.pin_memory())
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return Batch(**{name: function(v) if isinstance(v, Tensor) else v for name, v in values.items()})
+        return dataclasses.replace(self, **{name: function(getattr(self, name)) for name in FIELD_SPECS})
 
 
 def make_batch(
@@ -119,7 +118,9 @@ def make_batch(
         key_rank=key_rank,
         target_positions=target_positions,
         targets=torch.zeros_like(target_positions) if targets is None else targets,
-        target_weights=torch.ones_like(target_positions, dtype=torch.float32) if target_weights is None else target_weights,
+        target_weights=torch.ones_like(target_positions, dtype=torch.float32)
+        if target_weights is None
+        else target_weights,
         backward=zeros.bool() if backward is None else backward,
         visible_mem_len=zeros if visible_mem_len is None else visible_mem_len,
         pair_label=zeros + 1 if pair_label is None else pair_label,

@@ -1,9 +1,11 @@
-"""Models that train a step on the same weights and the same batch: this project's and Hugging Face's, eager or compiled."""
+"""Models to compare in a training step, with equal weights and an equal batch: xlpre's and Hugging Face's, eager or compiled.
+
+A contender is named `hf`, `hf-compile`, or `xlpre[:attention[:compile]]`.
+"""
 
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -50,11 +52,10 @@ DEFAULT: dict[str, Any] = {
     "seed": 0,
 }
 SIZES = ("vocab_size", "d_model", "n_layer", "n_head", "d_inner", "dropout")
-sys.modules["kernels"] = None  # type: ignore[assignment]  # transformers would take kernels.py beside this for a package
 
 
 def random_batch(c: dict[str, Any]) -> Batch:
-    """Rows of random tokens, the second half of them reading backward (as Hugging Face's XLNet has it)."""
+    """Return a batch of random tokens. The second half of the rows is read backward, as Hugging Face's XLNet does."""
     rng = np.random.default_rng(c["seed"])
     B, T = c["rows"], c["window"]
     special_mask = np.zeros((B, T), bool)
@@ -77,59 +78,64 @@ def random_batch(c: dict[str, Any]) -> Batch:
 
 
 def shape_of(c: dict[str, Any]) -> ModelConfig:
-    """The model of a configuration."""
+    """Return the model configuration for a benchmark configuration."""
     sizes = {name: c[name] for name in SIZES}
     return ModelConfig(**sizes, dropatt=c["dropout"], mem_len=c["mem_len"], attention_backend=c["attention"])
 
 
 def needed_flops(c: dict[str, Any]) -> float:
-    """Of a step, as MFU is counted (pretrain/planning/flops.py)."""
+    """Return the FLOP of a step that MFU counts; see pretrain/planning/flops.py."""
     data = DataConfig(seq_len=c["window"], reuse_len=c["reuse_len"])
     config = PretrainConfig(data=data, objective=ObjectiveConfig(partial_k=c["partial_k"]), model=shape_of(c))
     return flops_per_step(config.model, batch_shape(config, c["rows"]))
 
 
 class Contender:
-    """A model that trains.
+    """A model to train.
 
     Args:
-        model: it.
-        c: the configuration: precision, device, optimizer.
+        model: the model.
+        c: benchmark configuration, with device and optimizer.
     """
 
     def __init__(self, model: nn.Module, c: dict[str, Any]) -> None:
         self.model = model.to(c["device"])
         self._run: Callable[..., Any] = self.model
-        self._optimizes, self._optimizer = c["optimizer"], None  # type: bool, torch.optim.Optimizer | None
+        self._has_optimizer: bool = c["optimizer"]
+        self._optimizer: torch.optim.Optimizer | None = None
 
-    def feed(self, c: dict[str, Any], batch: Batch, hidden: Tensor) -> None:
-        """Read these from now on: a batch, and memory (L, B, M, D)."""
+    def set_inputs(self, c: dict[str, Any], batch: Batch, hidden: Tensor) -> None:
+        """Use this batch and these hidden states of memory (L, B, M, D) from now on."""
         raise NotImplementedError
 
     def loss(self) -> Tensor:
-        """The mean over the batch's targets."""
+        """Return the mean loss of the targets."""
         raise NotImplementedError
 
     def gradients(self) -> dict[str, Tensor]:
-        """Of the parameters that have one, by the names of ours."""
+        """Return the gradients that are not None, by xlpre's parameter names."""
         return {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
 
-    def compile(self, how: str) -> None:
-        """`whole`, one graph; `layers`, one graph for all layers, what is around them eager; or a mode of torch.compile."""
-        if how == "layers":
+    def compile(self, scope: str) -> None:
+        """Compile the model.
+
+        Args:
+            scope: `whole` (one graph), `layers` (one graph for all layers, the rest eager), a mode of torch.compile, or empty.
+        """
+        if scope == "layers":
             for layer in self.model.backbone.layers:
                 layer.compile(dynamic=False)
-        elif how:
-            self._run = torch.compile(self.model, dynamic=False, mode=None if how == "whole" else how)
+        elif scope:
+            self._run = torch.compile(self.model, dynamic=False, mode=None if scope == "whole" else scope)
 
     def train(self, dtype: torch.dtype) -> None:
-        """Be ready to train, in this precision: weights, gradients and moments."""
+        """Prepare training with weights, gradients and moments in `dtype`."""
         self.model.to(dtype).train()
-        if self._optimizes:
+        if self._has_optimizer:
             self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
 
     def step(self) -> Tensor:
-        """Forward, backward, and the update if there is an optimizer; the loss."""
+        """Run forward, backward and, with an optimizer, the update. Returns the loss."""
         torch.compiler.cudagraph_mark_step_begin()
         loss = self.loss()
         loss.backward()
@@ -140,7 +146,7 @@ class Contender:
 
 
 class HuggingFace(Contender):
-    """XLNetLMHeadModel."""
+    """Hugging Face's XLNetLMHeadModel."""
 
     def __init__(self, c: dict[str, Any]) -> None:
         from transformers import XLNetConfig, XLNetLMHeadModel
@@ -156,7 +162,7 @@ class HuggingFace(Contender):
         super().__init__(model, c)
         self._shape = shape_of(c)
 
-    def feed(self, c: dict[str, Any], batch: Batch, hidden: Tensor) -> None:
+    def set_inputs(self, c: dict[str, Any], batch: Batch, hidden: Tensor) -> None:
         """See Contender."""
         dtype = hidden.dtype
         self._inputs = {
@@ -170,11 +176,11 @@ class HuggingFace(Contender):
         }
 
     def train(self, dtype: torch.dtype) -> None:
-        """See Contender. Its two streams take distances in fp32, which in another precision nothing can be multiplied with."""
+        """See Contender. Casts position encodings, which are fp32 and cannot be multiplied with other types, to `dtype`."""
         super().train(dtype)
         transformer = self.model.transformer
         encode = transformer.relative_positional_encoding
-        transformer.relative_positional_encoding = lambda *given, **named: encode(*given, **named).to(dtype)
+        transformer.relative_positional_encoding = lambda *args, **kwargs: encode(*args, **kwargs).to(dtype)
 
     def loss(self) -> Tensor:
         """See Contender."""
@@ -186,7 +192,7 @@ class HuggingFace(Contender):
 
 
 class Xlpre(Contender):
-    """This project's model, with `weights` if they are given."""
+    """xlpre's language model, with `weights` by parameter name; empty for random ones."""
 
     def __init__(self, c: dict[str, Any], weights: dict[str, Tensor]) -> None:
         torch.manual_seed(c["seed"])
@@ -197,7 +203,7 @@ class Xlpre(Contender):
                     parameter.copy_(weights[name])
         super().__init__(model, c)
 
-    def feed(self, c: dict[str, Any], batch: Batch, hidden: Tensor) -> None:
+    def set_inputs(self, c: dict[str, Any], batch: Batch, hidden: Tensor) -> None:
         """See Contender."""
         valid = torch.full((batch.input_ids.size(0),), c["mem_len"], device=hidden.device)
         self._inputs = (batch, Memory(hidden, valid))
@@ -207,42 +213,44 @@ class Xlpre(Contender):
         return self._run(*self._inputs)[0]
 
 
-def list_settings(name: str, c: dict[str, Any]) -> dict[str, Any]:
-    """`hf`, `hf-compile`, or `xlpre[:attention[:compile]]`; what the name leaves out is as `c` has it."""
+def config_of_contender(name: str, c: dict[str, Any]) -> dict[str, Any]:
+    """Return the benchmark configuration with the attention backend and the compilation that the name of a contender sets."""
     impl, *more = name.split(":")
     if impl not in ("xlpre", "hf", "hf-compile") or (more and impl != "xlpre") or len(more) > 2:
-        raise SystemExit(f"{name!r} is no contender: hf, hf-compile, or xlpre[:attention[:compile]]")
-    given = dict(zip(("attention", "compile"), more, strict=False))
-    of_hf = {"hf": {"compile": ""}, "hf-compile": {"compile": "whole"}}
-    return {**c, **given, **of_hf.get(impl, {})}
+        raise SystemExit(f"{name!r} is not a contender: name hf, hf-compile, or xlpre[:attention[:compile]]")
+    named = dict(zip(("attention", "compile"), more, strict=False))
+    hf_compile = {"hf": {"compile": ""}, "hf-compile": {"compile": "whole"}}
+    return {**c, **named, **hf_compile.get(impl, {})}
 
 
-def data_of(c: dict[str, Any], dtype: torch.dtype) -> tuple[Batch, Tensor]:
-    """A batch and memory (L, B, M, D)."""
+def make_inputs(c: dict[str, Any], dtype: torch.dtype) -> tuple[Batch, Tensor]:
+    """Return a random batch and random hidden states of memory (L, B, M, D)."""
     generator = torch.Generator().manual_seed(c["seed"])
     hidden = torch.randn(c["n_layer"], c["rows"], c["mem_len"], c["d_model"], generator=generator)
     return random_batch(c).to(c["device"]), hidden.to(c["device"], dtype)
 
 
-def named_weights(theirs: nn.Module) -> dict[str, Tensor]:
-    """Those of Hugging Face's model, by the names of ours."""
+def native_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return the weights of a Hugging Face model by xlpre's parameter names."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        theirs.save_pretrained(folder)  # type: ignore[operator]
+        model.save_pretrained(folder)  # type: ignore[operator]
         settings = json.loads((Path(folder) / "config.json").read_text("utf-8"))
         return dict(hf.read_model(Path(folder), settings)[1])
 
 
-def contenders(names: list[str], c: dict[str, Any]) -> dict[str, Contender]:
-    """By name, on the same weights, in evaluation mode, eager, in fp32, fed."""
+def make_contenders(names: list[str], c: dict[str, Any]) -> dict[str, Contender]:
+    """Return contenders by name: eager, in fp32 and evaluation mode, with equal weights and inputs."""
     torch.set_num_threads(c["threads"])
-    of_hf = [HuggingFace(c) for name in names if name.startswith("hf")]
-    weights, left = (named_weights(of_hf[0].model) if of_hf else {}), iter(of_hf)
-    found: dict[str, Contender] = {}
+    hf_contenders = [HuggingFace(c) for name in names if name.startswith("hf")]
+    weights = native_weights(hf_contenders[0].model) if hf_contenders else {}
+    remaining = iter(hf_contenders)
+    contenders: dict[str, Contender] = {}
     for name in names:
-        found[name] = next(left) if name.startswith("hf") else Xlpre(list_settings(name, c), weights)
-    data = data_of(c, torch.float32)
-    for one in found.values():
-        one.model.eval()
-        one.feed(c, *data)
-    return found
+        is_hf = name.startswith("hf")
+        contenders[name] = next(remaining) if is_hf else Xlpre(config_of_contender(name, c), weights)
+    inputs = make_inputs(c, torch.float32)
+    for contender in contenders.values():
+        contender.model.eval()
+        contender.set_inputs(c, *inputs)
+    return contenders

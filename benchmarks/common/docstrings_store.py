@@ -1,4 +1,4 @@
-"""A store of text that is always there, for trainings of which only the course matters."""
+"""A token store that needs no download, for trainings whose text does not matter."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from xlpre.text.tokenizer import TokenizerConfig
 from xlpre.text.tokenizer_training import train_tokenizer
 
 
-def docstrings_store(path: Path, million_characters: float, vocab_size: int, val_fraction: float) -> Path:
-    """Make it of installed docstrings, with a vocabulary learned from them."""
-    text = list(read_documents(TextConfig(max_chars=round(million_characters * 1e6))))
-    vocabulary = train_tokenizer(text, TokenizerConfig(vocab_size=vocab_size))
-    return write_store(path, text, vocabulary, val_fraction, {"source": "docstrings"}, {}).path
+def make_docstrings_store(path: Path, million_characters: float, vocab_size: int, val_fraction: float) -> Path:
+    """Write a store of the docstrings of installed packages, with a tokenizer trained on them. Returns its path."""
+    documents = list(read_documents(TextConfig(max_chars=round(million_characters * 1e6))))
+    tokenizer = train_tokenizer(documents, TokenizerConfig(vocab_size=vocab_size))
+    return write_store(path, documents, tokenizer, val_fraction, {"source": "docstrings"}, {}).path

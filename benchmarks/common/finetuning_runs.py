@@ -1,4 +1,4 @@
-"""One of the fine-tunings that a benchmark compares: the command that makes it, and what it came to."""
+"""One of the fine-tuning runs that a benchmark compares: its command and its result."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 from benchmarks.common.processes import REPOSITORY
 from finetune.config import FinetuneConfig, task_overrides
-from finetune.trainer.finalize import RESULT, finished_seeds
+from finetune.trainer.finalize import finished_seeds
 from finetune.trainer.inputs import RunInputs
-from finetune.trainer.results import Result
+from finetune.trainer.results import RESULT, Result, seed_folder
 from xlpre.common.job_pool import Command
 from xlpre.config.loader import load_config
 
@@ -20,47 +20,51 @@ CONFIG = str(REPOSITORY / "configs/finetune/small.yaml")
 
 
 @dataclass(frozen=True)
-class Tuning:
-    """A fine-tuning with one seed, in a folder of its own."""
+class FinetuningRun:
+    """A fine-tuning with one seed, in its own folder.
+
+    Attributes:
+        seed: the seed.
+        folder: the run folder.
+    """
 
     seed: int
     folder: Path
 
     @property
     def seed_folder(self) -> Path:
-        """Where what it made is."""
-        return self.folder / f"seed_{self.seed}"
+        """Folder with the output of the seed."""
+        return seed_folder(self.folder, self.seed)
 
     @property
-    def is_made(self) -> bool:
-        """Whether there is a result."""
+    def is_finished(self) -> bool:
+        """True if there is a result, with any settings."""
         return (self.seed_folder / RESULT).exists()
 
-    def is_made_of(self, config: str, words: Sequence[str]) -> bool:
-        """Whether there is a result of these settings, this text and these weights.
+    def is_finished_with(self, config: str, settings: Sequence[str]) -> bool:
+        """True if there is a result with these settings, examples and weights.
 
         Raises:
-            ValueError: there is one of others.
+            ValueError: there is a result with others.
         """
-        if not self.is_made:
+        if not self.is_finished:
             return False
-        return self.seed in finished_seeds(RunInputs(load_config(FinetuneConfig, config, words, task_overrides)))
+        return self.seed in finished_seeds(RunInputs(load_config(FinetuneConfig, config, settings, task_overrides)))
 
     @property
     def result(self) -> Result:
-        """What it came to.
+        """Result of the run.
 
         Raises:
-            ValueError: it was not made.
+            ValueError: the run is not finished.
         """
-        if not self.is_made:
-            raise ValueError(f"{self.folder} has no result: it was stopped; the same command goes on")
+        if not self.is_finished:
+            raise ValueError(f"{self.folder} has no result: the run was stopped. Run the same command again to resume.")
         return Result.read(self.seed_folder / RESULT)
 
-    def errand(self, config: str, words: Sequence[str]) -> Command:
-        """What makes it: finetune/run.py with a file of settings and more of them."""
-        words = [f"seed={self.seed}", f"name={self.folder.name}", f"run_dir={self.folder}", *words]
+    def command(self, config: str, settings: Sequence[str]) -> Command:
+        """Return the command of the run: finetune/run.py with a config file and more settings."""
+        settings = [f"seed={self.seed}", f"name={self.folder.name}", f"run_dir={self.folder}", *settings]
         script = os.path.relpath(REPOSITORY / "finetune/run.py")
-        return Command(
-            self.folder, ["python", script, "--config", config, *words], partial(self.is_made_of, config, words)
-        )
+        args = ["python", script, "--config", config, *settings]
+        return Command(self.folder, args, partial(self.is_finished_with, config, settings))

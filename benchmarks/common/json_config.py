@@ -1,4 +1,4 @@
-"""The `--config` of benchmarks that take one in JSON."""
+"""The `--config` option of benchmarks that read a JSON configuration."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 
-def configured(given: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """`defaults`, with what JSON, or a file of it, says otherwise; a key that is none of theirs ends the command with a sentence."""
+def read_json_config(text: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `defaults`, updated by a JSON object or by a file that contains one. Invalid input ends the command."""
     try:
-        named = json.loads(given if given.lstrip().startswith("{") else Path(given).read_text("utf-8"))
-        if not isinstance(named, dict):
-            raise ValueError("it holds no object, as {} is one")
+        config = json.loads(text if text.lstrip().startswith("{") else Path(text).read_text("utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError("it is not a JSON object")
     except (OSError, ValueError) as error:
-        raise SystemExit(f"--config {given}: cannot be read as JSON, or as a file of it: {error}") from None
-    if unknown := named.keys() - defaults.keys():
-        raise SystemExit(f"--config: {', '.join(sorted(unknown))}: no such key; there are {', '.join(defaults)}")
-    return {**defaults, **named}
+        raise SystemExit(f"--config={text} is invalid: {error}. Pass a JSON object, or a file with one.") from None
+    if unknown := config.keys() - defaults.keys():
+        raise SystemExit(f"--config is invalid: unknown key {', '.join(sorted(unknown))}. Known keys: {', '.join(defaults)}.")
+    return {**defaults, **config}

@@ -1,4 +1,4 @@
-"""Processes that benchmarks start: on this repository's code, and ended with all that they started."""
+"""Processes that benchmarks start with the code of this repository, and end together with their children."""
 
 from __future__ import annotations
 
@@ -11,19 +11,24 @@ from typing import Any
 import psutil
 
 REPOSITORY = Path(__file__).parents[2]
-ON_A_CPU = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+CPU_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "DS_ACCELERATOR": "cpu",
+    "CUDA_VISIBLE_DEVICES": "",
+}
 
 
-def environment(**more: str) -> dict[str, str]:
-    """Of a process that takes this repository's code, and whose output comes at once."""
+def make_environment(**variables: str) -> dict[str, str]:
+    """Return environment variables for a process that imports this repository and prints without buffering."""
     paths = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
-    return {**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", **more}
+    return {**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", **variables}
 
 
-def kill(process: subprocess.Popen[Any]) -> None:
-    """It, and all that it started, of which some may end meanwhile."""
+def kill_tree(process: subprocess.Popen[Any]) -> None:
+    """Kill a process and all its descendants, some of which may end meanwhile."""
     with suppress(psutil.NoSuchProcess):
-        for one in psutil.Process(process.pid).children(recursive=True):
+        for child in psutil.Process(process.pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):
-                one.kill()
+                child.kill()
     process.kill()

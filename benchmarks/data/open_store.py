@@ -23,7 +23,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository
 
 from xlpre.data.lanes import Lanes
-from xlpre.data.store import ARRAYS, CHECKED_AT_OPENING, FORMAT, META, SPLITS, TokenStore, fingerprint_of
+from xlpre.data.store import ARRAYS, MAX_BYTES_VERIFIED_ON_OPEN, FORMAT, META, SPLITS, TokenStore, compute_fingerprint
 from xlpre.data.window_layout import DataConfig
 from xlpre.data_loader import Loader
 from xlpre.objectives.objective import ObjectiveConfig
@@ -47,7 +47,7 @@ def make(path: Path, n_tokens: int) -> None:
     np.ones(VOCABULARY, np.int64).tofile(path / "unigram.bin")
     (path / "vocabulary.model").touch()
     sizes = {name: (path / name).stat().st_size for name in (*ARRAYS, "unigram.bin", "vocabulary.model")}
-    small = sum(sizes.values()) <= CHECKED_AT_OPENING
+    small = sum(sizes.values()) <= MAX_BYTES_VERIFIED_ON_OPEN
     sha256 = {name: hashlib.sha256((path / name).read_bytes()).hexdigest() if small else "" for name in sizes}
     meta = {
         "format": FORMAT,
@@ -60,7 +60,7 @@ def make(path: Path, n_tokens: int) -> None:
         "vocabulary_sha256": "",
         "preprocess": "cased",
         **{f"{part}_n_{name}": n_tokens // length for part in SPLITS for name, length in lengths.items()},
-        "fingerprint": fingerprint_of("", "cased", sha256),
+        "fingerprint": compute_fingerprint("", "cased", sha256),
     }
     (path / META).write_text(json.dumps(meta), encoding="utf-8")
 

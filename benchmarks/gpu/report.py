@@ -39,7 +39,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository
 
-from benchmarks.common.processes import REPOSITORY, environment, kill
+from benchmarks.common.processes import REPOSITORY, make_environment, kill_tree
 from benchmarks.gpu.report_parts import Part, parts, tiny_parts
 from benchmarks.gpu.report_summary import summary
 
@@ -67,7 +67,7 @@ def begin(words: list[str], output: int = subprocess.PIPE) -> subprocess.Popen[s
     return subprocess.Popen(
         [sys.executable, *command],
         cwd=REPOSITORY,
-        env=environment(HF_HUB_OFFLINE="1"),
+        env=make_environment(HF_HUB_OFFLINE="1"),
         stdout=output,
         stderr=subprocess.STDOUT,
         text=True,
@@ -97,7 +97,7 @@ def run(part: Part, seconds: float, report: Report) -> None:
         try:
             line = said.get(timeout=max(since + seconds + stopped * PATIENCE - time.monotonic(), 0.01))
         except queue.Empty:  # asked to stop it may say what it has
-            process.send_signal(signal.SIGINT) if not stopped else kill(process)
+            process.send_signal(signal.SIGINT) if not stopped else kill_tree(process)
             stopped += 1
             line = "" if stopped < 3 else None  # something that it left behind still holds its output
         if line:
@@ -194,7 +194,7 @@ def main() -> None:
                 preparing.wait()
             run(part, min(part.seconds, left), report)
         if preparing:
-            kill(preparing)
+            kill_tree(preparing)
     print("\n".join(summary(report.parts)), flush=True)
     sys.exit(any(part.get("status", 0) != 0 for part in report.parts.values()))
 

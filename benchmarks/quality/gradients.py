@@ -61,7 +61,7 @@ def watch(config: PretrainConfig, steps: Sequence[int]) -> list[dict[str, Any]]:
     model = foundation.weight_init.build_model(
         partial(LanguageModel, shape, two_streams, config.objective.next_sentence)
     )
-    optimizer = build_optimizer(model, config.optim, guarded=True)
+    optimizer = build_optimizer(model, config.optim, clip_and_skip=True)
     rows = range(config.train.global_batch_size)
     memory: Any = initial_memory(
         foundation.weight_init.shape, len(rows), device=torch.device("cpu"), dtype=torch.float32

@@ -25,12 +25,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository
 
-from benchmarks.common.processes import ON_A_CPU, REPOSITORY, environment, kill
+from benchmarks.common.processes import CPU_ENVIRONMENT, REPOSITORY, make_environment, kill_tree
 from xlpre.training import checkpoint
 from xlpre.training.distributed import deepspeed_launcher
 from xlpre.training.metrics import read_metrics
 
-QUIET = {"PYTHONWARNINGS": "ignore", **({} if torch.cuda.is_available() else ON_A_CPU)}
+QUIET = {"PYTHONWARNINGS": "ignore", **({} if torch.cuda.is_available() else CPU_ENVIRONMENT)}
 SETTINGS = {
     "text.source": "docstrings",
     "text.max_chars": 12_000_000,
@@ -50,13 +50,13 @@ def prepare(words: list[str]) -> None:
     """Vocabulary and store; what is there already stays."""
     for script in ("train_tokenizer", "prepare"):
         command = [sys.executable, REPOSITORY / "pretrain" / f"{script}.py", *words]
-        subprocess.run(command, env=environment(**QUIET), stdout=sys.stderr, check=True)
+        subprocess.run(command, env=make_environment(**QUIET), stdout=sys.stderr, check=True)
 
 
 def start(words: list[str]) -> subprocess.Popen[bytes]:
     """`deepspeed pretrain/run.py`, on one device."""
     command = [*deepspeed_launcher(1), str(REPOSITORY / "pretrain" / "run.py"), *words]
-    return subprocess.Popen(command, env=environment(**QUIET), stdout=sys.stderr)
+    return subprocess.Popen(command, env=make_environment(**QUIET), stdout=sys.stderr)
 
 
 def until_saved(process: subprocess.Popen[bytes], run_dir: Path) -> int:
@@ -113,7 +113,7 @@ def main() -> None:
         since, process = time.monotonic(), start(words)
         try:
             saved = until_saved(process, folder / "run")
-            kill(process)
+            kill_tree(process)
             process.wait()
             first = summary("until it was killed", read_metrics(folder / "run"), time.monotonic() - since)
             print(json.dumps({**first, "killed_after_checkpoint": saved}), flush=True)
@@ -121,7 +121,7 @@ def main() -> None:
             status = process.wait()
         finally:
             if process.poll() is None:
-                kill(process)
+                kill_tree(process)
         lines = read_metrics(folder / "run")
         if status or not any(line["step"] > saved for line in lines):
             raise SystemExit(f"the second start ended with status {status} and made no update")

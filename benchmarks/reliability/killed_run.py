@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.common.processes import ON_A_CPU, REPOSITORY, environment
+from benchmarks.common.processes import CPU_ENVIRONMENT, REPOSITORY, make_environment
 from xlpre.training import checkpoint
 from xlpre.training.distributed import free_port
 from xlpre.training.metrics import read_metrics
@@ -44,7 +44,7 @@ class Started:
 def start(words: Sequence[str], fault: dict, folder: Path) -> Started:
     """Start both processes, as SLURM would, and wait until they have ended."""
     job = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    variables = environment(**ON_A_CPU, **job, FAULT=json.dumps(fault))
+    variables = make_environment(**CPU_ENVIRONMENT, **job, FAULT=json.dumps(fault))
     errors, group, processes = folder / "stderr.txt", 0, []
     since = time.monotonic()
     with open(errors, "w") as stderr:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.common.processes import ON_A_CPU, environment, kill
+from benchmarks.common.processes import CPU_ENVIRONMENT, make_environment, kill_tree
 
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 # pretrain/run.py, whose process 0 says when it has come how far
@@ -54,7 +54,7 @@ class Training:
         self.rest: list[str] = []
         self._process = subprocess.Popen(
             [*launcher, sys.executable, "-c", TRAIN, *words],
-            env=environment(**ON_A_CPU, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"),
+            env=make_environment(**CPU_ENVIRONMENT, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -80,7 +80,7 @@ class Training:
     def end(self) -> None:
         """Kill what is left."""
         if not self.ended:
-            kill(self._process)
+            kill_tree(self._process)
 
     def _read(self) -> None:
         assert self._process.stdout is not None

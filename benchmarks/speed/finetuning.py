@@ -34,7 +34,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository
 
 from benchmarks.agreement import apart
-from benchmarks.common.json_config import configured
+from benchmarks.common.json_config import read_json_config
 from benchmarks.speed.finetuning_contenders import HuggingFace, Xlpre, both, numbers_of
 from finetune.config import TaskDataConfig
 from finetune.data.batching import LengthBucketSampler
@@ -104,7 +104,7 @@ def main() -> None:
     if bool(words.data) != bool(words.vocabulary):
         parser.error("--data and --vocabulary go together")
     init_env()
-    c = configured(words.config, DEFAULT)
+    c = read_json_config(words.config, DEFAULT)
     task = build_task(words.task, TaskDataConfig(dir=words.data or "", max_seq_len=words.max_len), "last")
     if words.data:
         items = task.encode(task.read_split("train"), Tokenizer.load(words.vocabulary))

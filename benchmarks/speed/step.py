@@ -41,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository
 
 from benchmarks.agreement import agreeing, why
 from benchmarks.common.contenders import DEFAULT, Contender, data_of, list_settings, needed_flops
-from benchmarks.common.json_config import configured
+from benchmarks.common.json_config import read_json_config
 from xlpre.data.window_layout import DataConfig
 from xlpre.training.deepspeed_engine import PRECISIONS
 from xlpre.training.device_specs import find_device_spec
@@ -177,14 +177,14 @@ def memory_of_a_step(name: str, c: dict[str, Any]) -> float:
 def memory_alone(name: str, c: dict[str, Any]) -> float:
     """The same, of a process of its own."""
     again = [sys.executable, __file__, "--config", json.dumps(c), "--impl", name, "--alone"]
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
-    alone = subprocess.run(again, capture_output=True, text=True, check=True, env=environment)
+    make_environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
+    alone = subprocess.run(again, capture_output=True, text=True, check=True, env=make_environment)
     return round(json.loads(alone.stdout.splitlines()[-1]), 1)
 
 
 def configuration(given: str) -> dict[str, Any]:
     """That of JSON, or of a file of it, if a training could have it."""
-    c = configured(given, DEFAULT)
+    c = read_json_config(given, DEFAULT)
     try:
         DataConfig(seq_len=c["window"], reuse_len=c["reuse_len"])
     except ValueError as error:

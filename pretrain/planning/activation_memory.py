@@ -84,7 +84,7 @@ class TensorTracker(TorchDispatchMode):
 
     Args:
         excluded: Tensors that are not counted.
-        kernel_bodies: Functions by the names of custom operators. They run in place of the operators, so that temporary tensors are counted.
+        kernel_bodies: Functions by the names of custom operators. They run in place of the operators, which counts temporary tensors.
 
     Attributes:
         live: Bytes of the tensors alive now.
@@ -148,8 +148,8 @@ def _kernel_bodies(attention_backend: str) -> Mapping[str, Callable[..., Any]]:
 
 def _use_gpu_dropout(model: nn.Module) -> None:
     for module in model.modules():
-        if isinstance(module, Dropout) and module.share:
-            module.forward = partial(_native_dropout, module.share)  # type: ignore[method-assign]
+        if isinstance(module, Dropout) and module.p:
+            module.forward = partial(_native_dropout, module.p)  # type: ignore[method-assign]
 
 
 def _native_dropout(p: float, x: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from xlpre.model.config import ModelConfig
 from xlpre.model.feedforward import GATED, gated_width
 from xlpre.model.language_model import meta_model
 from xlpre.objectives.registry import build_objective
-from xlpre.training.optimizer import is_matrix
+from xlpre.training.optimizer import is_layer_matrix
 
 Counting = Literal["executed", "needed"]  # see flops_by_part
 
@@ -101,7 +101,7 @@ def parameter_sizes(model: ModelConfig, next_sentence: bool = False) -> list[int
 def matrix_shapes(model: ModelConfig) -> list[tuple[int, ...]]:
     """Return the shapes of the matrices that Muon updates."""
     parameters = meta_model(model, two_streams=True).named_parameters()
-    return [tuple(parameter.shape) for name, parameter in parameters if is_matrix(name, parameter)]
+    return [tuple(parameter.shape) for name, parameter in parameters if is_layer_matrix(name, parameter)]
 
 
 def flops_per_step(model: ModelConfig, shape: BatchShape) -> float:
@@ -131,8 +131,9 @@ def flops_by_part(
     Args:
         model: Model config.
         shape: Sizes of the micro-batch.
-        counting: `executed` counts what this model computes. `needed` counts what an exact implementation must compute: no masked scores, no
-            position scores of distances that a row does not have, and position keys once for both directions (dropout makes them differ).
+        counting: `executed` counts what this model computes. `needed` counts what an exact implementation must compute: no masked
+            scores, no position scores of distances that a row does not have, and position keys once for both directions (dropout
+            makes them differ).
         activation_checkpointing: True if layers compute their forward pass twice. The second time is not needed.
     """
     B, T, M, P, L = shape.rows, shape.seq_len, shape.mem_len, shape.n_targets, model.n_layer

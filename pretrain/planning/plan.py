@@ -203,7 +203,7 @@ class Plan:
         """Return the bytes that Muon allocates during an update; 0 in stage 3, which does not support it."""
         if not self._muon_shapes or stage == 3:
             return 0
-        return working_bytes(self._muon_shapes, self.gpus, flat=stage > 0, gpu=self.device.bf16)
+        return working_bytes(self._muon_shapes, self.gpus, is_flat=stage > 0, on_gpu=self.device.bf16)
 
     def peak_memory(self, stage: int, micro_batch_size: int) -> float:
         """Return the peak memory of a device: in a micro-batch, or in Muon's update, when activations are freed."""

@@ -1,23 +1,43 @@
-"""One row of a batch made from a text, as a reader may want to see it."""
+"""Explanation of one training window of a text: tokens, targets, factorization order and attention masks, as text or picture."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import textwrap
+import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from pretrain.config import PretrainConfig
+from xlpre.common.plots import new_figure, save_figure
 from xlpre.data.lanes import DirectedText, WindowLocation
 from xlpre.data.rng import RowRng
 from xlpre.data.store import SplitData, TokenStore
 from xlpre.data.window_layout import SEGMENT_A, SEGMENT_B, SEGMENT_CLS, DataConfig, build_windows
 from xlpre.objectives.registry import build_objective
+from xlpre.text import special_tokens
 from xlpre.text.tokenizer import Tokenizer
 
-SEGMENTS = {SEGMENT_A: "A", SEGMENT_B: "B", SEGMENT_CLS: "cls"}
-ITSELF, SEEN = 0.5, 1.0  # a token that a row sees only because it is its own; any other that it sees
+SEGMENT_NAMES = {SEGMENT_A: "A", SEGMENT_B: "B", SEGMENT_CLS: "cls"}
+SELF_ONLY, VISIBLE = (
+    0.5,
+    1.0,
+)  # mask values: a token that a row sees only because it is its own, and any other visible token
+
+# as text
+TERMINAL_WIDTH = 100  # columns
+MAX_MASK_CELLS = 40  # per side of a mask
+
+# as picture
+FORMATS = (".png", ".svg", ".pdf")
+MIN_FONT_SIZE = 3  # points; windows of more than 200 tokens have no labels
+SELF_ONLY_LABEL = "visible as its own only"
+COLORS = {"masked": "#eceff3", "visible": "#6d93c8", "visible target": "#ee9a3a", SELF_ONLY_LABEL: "#c7b2de"}
+GREY, INK, TARGET_COLOR = "#6b7585", "#2a3240", "#b35c00"
 
 
 @dataclass(frozen=True)
@@ -25,101 +45,104 @@ class Explanation:
     """One row of a batch, made from a text.
 
     Attributes:
-        title: the objective and what was drawn.
-        about: what the objective does, and what a reader should know of this window.
-        pieces: T pieces of the text, in the order in which the row has them.
-        read: T pieces that the model reads: the same, or what hides a target.
-        segments: T names of segments.
-        query_rank: (T,) ranks of Examples.
-        key_rank: (T,) the same.
-        target_positions: (P,) places in the window.
-        wanted: P pieces to predict there.
-        special_mask: (T,) bool, <sep> and <cls>.
-        reuse_len: length of the reused part.
-        backward: the row runs from right to left.
-        two_streams: a query stream predicts, which does not see the token at its own place.
+        title: Objective, window and random draw.
+        notes: Description of the objective, and remarks on this window.
+        pieces: T pieces of the text, in the order of the row.
+        input_pieces: T pieces that the model reads; they differ where a target is hidden.
+        segments: T segment names.
+        query_rank: (T,) ranks, as in ModelInputs.
+        key_rank: (T,) ranks, as in ModelInputs.
+        target_positions: (P,) positions in the window.
+        target_pieces: P pieces to predict there.
+        special_mask: (T,) bool, True at <sep> and <cls>.
+        reuse_len: Length of the reused part.
+        backward: True if the row runs from right to left.
+        two_streams: True if a query stream predicts, which does not see the token at its own position.
     """
 
     title: str
-    about: list[str]
+    notes: list[str]
     pieces: list[str]
-    read: list[str]
+    input_pieces: list[str]
     segments: list[str]
     query_rank: np.ndarray
     key_rank: np.ndarray
     target_positions: np.ndarray
-    wanted: list[str]
+    target_pieces: list[str]
     special_mask: np.ndarray
     reuse_len: int
     backward: bool
     two_streams: bool
 
     @property
-    def streams(self) -> dict[str, np.ndarray]:
-        """(T, T) of each stream, rows see columns: SEEN, ITSELF or 0; nan in rows of the query stream that predict nothing."""
+    def masks(self) -> dict[str, np.ndarray]:
+        """(T, T) attention mask of each stream, rows attend to columns: VISIBLE, SELF_ONLY or 0.
+
+        Rows of the query stream without a target are nan.
+        """
         visible = self.query_rank[:, None] > self.key_rank[None, :]
-        content = np.where(visible, SEEN, np.eye(len(visible)) * ITSELF)
+        content = np.where(visible, VISIBLE, np.eye(len(visible)) * SELF_ONLY)
         if not self.two_streams:
             return {"content stream: reads and predicts": content}
-        query = np.where(self.is_target[:, None], visible * SEEN, np.nan)
+        query = np.where(self.is_target[:, None], visible * VISIBLE, np.nan)
         return {"content stream: reads": content, "query stream: predicts": query}
 
     @property
     def is_target(self) -> np.ndarray:
-        """(T,) bool, places that predict."""
+        """(T,) bool, True at positions with a target."""
         return np.isin(np.arange(len(self.pieces)), self.target_positions)
 
     @property
-    def places(self) -> list[int | None]:
-        """The place of each token in the factorization order of its part of the window; None for context."""
+    def order(self) -> list[int | None]:
+        """Index of each token in the factorization order of its part of the window; None for context."""
         if not self.two_streams:
             return [None] * len(self.pieces)
-        in_rest = np.arange(len(self.pieces)) >= self.reuse_len
-        order = self.key_rank - np.where(in_rest, self.reuse_len + 1, 0)
-        placed = self.is_target | self.special_mask
-        return [int(place) if has else None for place, has in zip(order, placed, strict=True)]
+        is_new = np.arange(len(self.pieces)) >= self.reuse_len
+        indices = self.key_rank - np.where(is_new, self.reuse_len + 1, 0)
+        is_ordered = self.is_target | self.special_mask
+        return [int(index) if ordered else None for index, ordered in zip(indices, is_ordered, strict=True)]
 
 
 def explain(
     text: str, tokenizer: Tokenizer, config: PretrainConfig, step: int = 0, backward: bool = False
 ) -> Explanation:
-    """Make one window of `text` and draw its targets and order, as training does.
+    """Build one window of `text` and draw its targets and order as in training.
 
     Args:
-        text: one line a paragraph.
-        tokenizer: the vocabulary.
-        config: its `data`, `objective`, `text.line_type` and `seed` count; the window shrinks to a text that is shorter.
-        step: each draws anew.
-        backward: read from right to left.
+        text: One paragraph per line.
+        tokenizer: Vocabulary.
+        config: Settings; only `data`, `objective`, `text.line_type` and `seed` are used. The window is shortened to the text.
+        step: Step number; each step has another random draw.
+        backward: True to read from right to left.
 
     Raises:
-        ValueError: a text that is too short; settings that do not go together.
+        ValueError: The text is too short, or settings contradict each other.
     """
     document = [line for line in text.splitlines() if line.strip()]
     if not document:
-        raise ValueError("the text is empty; give a sentence or two in quotes")
+        raise ValueError("the text is empty. Give a sentence or two in quotes.")
     ids, sentence_ends = tokenizer.encode_document(document, config.text.line_type)
-    if backward:  # the window ends where the text does: the <eod> beyond it is the one before
+    if backward:  # the window ends at the start of the text, where the previous document's <eod> would follow
         ids, sentence_ends = np.roll(ids, 1), np.append(sentence_ends[:-1] + 1, len(ids))
-    build_objective(config.objective, config.data, tokenizer.starts_word)  # here a message has the numbers as given
-    data = fitted(config.data, len(ids) - 1)
+    build_objective(config.objective, config.data, tokenizer.starts_word)  # errors then name the configured values
+    data = fit_window(config.data, len(ids) - 1)
     objective = build_objective(config.objective, data, tokenizer.starts_word)
-    whole = DirectedText(SplitData(ids, sentence_ends, np.array([len(ids)])), backward)
+    directed_text = DirectedText(SplitData(ids, sentence_ends, np.array([len(ids)])), backward)
     rng = RowRng(config.seed, [int(backward)], step)
-    windows = build_windows([WindowLocation(whole, begin=0, visible_mem_len=0)], data, rng)
-    row = objective.build_inputs(windows, rng)
+    windows = build_windows([WindowLocation(directed_text, begin=0, visible_mem_len=0)], data, rng)
+    inputs = objective.build_inputs(windows, rng)
     direction = "backward, from right to left" if backward else "forward"
     pieces = tokenizer.pieces
     return Explanation(
         f"{config.objective.name}, {data.seq_len} tokens ({data.reuse_len} reused), {direction}, seed {config.seed}, step {step}",
         [objective.description, *_notes(int(windows.pair_label[0]), data, len(ids) - 1)],
         pieces=[pieces[i] for i in windows.ids[0]],
-        read=[pieces[i] for i in row.input_ids[0]],
-        segments=[SEGMENTS[i] for i in windows.segments[0]],
-        query_rank=row.query_rank[0],
-        key_rank=row.key_rank[0],
-        target_positions=row.target_positions[0],
-        wanted=[pieces[i] for i in row.targets[0]],
+        input_pieces=[pieces[i] for i in inputs.input_ids[0]],
+        segments=[SEGMENT_NAMES[i] for i in windows.segments[0]],
+        query_rank=inputs.query_rank[0],
+        key_rank=inputs.key_rank[0],
+        target_positions=inputs.target_positions[0],
+        target_pieces=[pieces[i] for i in inputs.targets[0]],
         special_mask=windows.special_mask[0],
         reuse_len=data.reuse_len,
         backward=backward,
@@ -127,38 +150,247 @@ def explain(
     )
 
 
-def fitted(data: DataConfig, n_tokens: int) -> DataConfig:
-    """`data` with a window that is no longer than `n_tokens` of text and the symbols, in the same proportions."""
+def fit_window(data: DataConfig, n_tokens: int) -> DataConfig:
+    """Shorten the window to `n_tokens` tokens of text and the special tokens, in the same proportions."""
     plain = data.reuse_len == data.seq_len
-    least = 2 if plain else 3
-    if n_tokens < least:
-        raise ValueError(f"the text has {n_tokens} tokens with its <eop>, a window needs {least}; give a longer one")
-    window = n_tokens + data.n_symbols
-    if window >= data.seq_len:
+    minimum = 2 if plain else 3
+    if n_tokens < minimum:
+        raise ValueError(
+            f"the text has {n_tokens} tokens with its <eop>, and a window needs {minimum}. Give a longer text."
+        )
+    seq_len = n_tokens + data.n_symbols
+    if seq_len >= data.seq_len:
         return data
-    reuse_len = window if plain else max(1, min(window * data.reuse_len // data.seq_len, n_tokens - 2))
-    return dataclasses.replace(data, seq_len=window, reuse_len=reuse_len)
+    reuse_len = seq_len if plain else max(1, min(seq_len * data.reuse_len // data.seq_len, n_tokens - 2))
+    return dataclasses.replace(data, seq_len=seq_len, reuse_len=reuse_len)
 
 
 def _notes(pair_label: int, data: DataConfig, n_tokens: int) -> list[str]:
     notes = []
     if data.n_symbols == 3:
         origin = (
-            "what follows A" if pair_label else "from elsewhere (in training anywhere in the store, here in this text)"
+            "follows A in the text"
+            if pair_label
+            else "is from another position (in training, anywhere in the store; here, in this text)"
         )
-        notes.append(f"Segment B is {origin}.")
-    if (room := data.seq_len - data.n_symbols) < n_tokens:
-        notes.append(f"The text has {n_tokens:,} tokens; a window of {data.seq_len} holds {room}, the rest is cut off.")
+        notes.append(f"Segment B {origin}.")
+    if (capacity := data.seq_len - data.n_symbols) < n_tokens:
+        notes.append(
+            f"The text has {n_tokens:,} tokens; a window of {data.seq_len} holds {capacity}, the others are cut off."
+        )
     return notes
 
 
-def vocabulary(config: PretrainConfig) -> Tokenizer:
-    """The vocabulary that `tokenizer.path` names, or else the store's."""
+def load_tokenizer(config: PretrainConfig) -> Tokenizer:
+    """Load the vocabulary `tokenizer.path`, or else that of the token store."""
     if Path(config.tokenizer.path).exists():
         return Tokenizer.from_config(config.tokenizer)
     if Path(config.data.store_dir).exists():
         return TokenStore(config.data.store_dir).tokenizer()
     raise ValueError(
-        f"there is no vocabulary, neither tokenizer.path={config.tokenizer.path} nor data.store_dir={config.data.store_dir}; "
-        "make one with pretrain/train_tokenizer.py and the same settings"
+        f"tokenizer.path={config.tokenizer.path} and data.store_dir={config.data.store_dir} do not exist: there is no vocabulary. "
+        "Train one with pretrain/train_tokenizer.py and the same settings."
     )
+
+
+def to_text(it: Explanation) -> str:
+    """Return the explanation for a terminal of TERMINAL_WIDTH columns."""
+    cell = math.ceil(len(it.pieces) / MAX_MASK_CELLS)
+    tokens = ["TOKENS   A row sees the tokens whose key rank is below its query rank.", *_table(_token_columns(it))]
+    marker = "[?] its own position" if it.two_streams else "[ ] the position that predicts it"
+    count = f"{len(it.target_pieces)} of {len(it.pieces)} tokens"
+    targets = [
+        f"TARGETS  {count}, by rank. {marker}, _ a token that is not visible.",
+        " rank  target          is predicted from",
+    ]
+    ranks = it.query_rank[it.target_positions]
+    for target in np.argsort(ranks, kind="stable"):
+        line = f"{ranks[target]:5}  {_pad(it.target_pieces[target], 14)}  {visible_sentence(it, int(target))}"
+        width = TERMINAL_WIDTH * len(line) // _display_width(line)  # in characters, some of which are wide
+        targets += textwrap.wrap(line, width, subsequent_indent=" " * 23, break_on_hyphens=False)
+    masks = [
+        "MASKS    A row shows what a token attends to: █ visible, · masked"
+        + f", ▒ {SELF_ONLY_LABEL}" * it.two_streams
+        + "."
+    ]
+    if cell > 1:
+        masks.append(f"         One character is {cell} x {cell} tokens; the darker, the more of them are visible.")
+    masks += ["         Memory, if the lane has any, is visible to all (rank -1).", *_mask_blocks(it, cell)]
+    sections = [[it.title, *it.notes], tokens, targets, masks]
+    return "\n\n".join("\n".join(line.rstrip() for line in section) for section in sections)
+
+
+def visible_sentence(it: Explanation, target: int) -> str:
+    """Return the text as one target sees it, in reading order.
+
+    Masked tokens are `_`. Those after the last visible token are left out.
+    """
+    target_position = int(it.target_positions[target])
+    row = list(it.masks.values())[-1][target_position] > 0
+    shown = []
+    for position, (piece, input_piece) in enumerate(zip(it.pieces, it.input_pieces, strict=True)):
+        spaced = (input_piece if row[position] else piece).startswith((special_tokens.WORD_BOUNDARY, "<"))
+        if row[position]:
+            content = input_piece.removeprefix(special_tokens.WORD_BOUNDARY) or input_piece
+        else:
+            content = "?" if position == target_position else "_"
+        shown.append(" " * spaced + (f"[{content}]" if position == target_position else content))
+    end = max([target_position, *np.flatnonzero(row)]) + 1
+    return "".join(shown[:end] if not it.backward else shown[:end][::-1]).strip()
+
+
+def _token_columns(it: Explanation) -> dict[str, list[str]]:
+    """Return the columns of the token table by heading; columns that do not apply to the objective are empty."""
+    targets = dict(zip(it.target_positions.tolist(), it.target_pieces, strict=True))
+    positions = range(len(it.pieces))
+    return {
+        "#": [str(i) for i in positions],
+        "piece": it.pieces,
+        "read as": [r if r != p else "" for p, r in zip(it.pieces, it.input_pieces, strict=True)],
+        "segment": it.segments,
+        "part": ["reused" if i < it.reuse_len else "new" for i in positions],
+        "target": [f"{_bracket(i, targets)} {targets[i]}" if i in targets else "" for i in positions],
+        "order": ["" if index is None else str(index) for index in it.order],
+        "key rank": [str(r) for r in it.key_rank],
+        "query rank": [str(r) for r in it.query_rank],
+    }
+
+
+def _bracket(position: int, targets: dict[int, str]) -> str:
+    """Return the bracket that joins neighboring targets to a span."""
+    return {(False, False): "─", (False, True): "┌", (True, True): "│", (True, False): "└"}[
+        position - 1 in targets, position + 1 in targets
+    ]
+
+
+def _table(columns: dict[str, list[str]]) -> list[str]:
+    """Return aligned lines; empty columns are left out, and numbers are right-aligned."""
+    lines = [""] * (1 + len(columns["#"]))
+    for heading, cells in columns.items():
+        if not any(cells):
+            continue
+        width = max(_display_width(cell) for cell in [heading, *cells])
+        align_right = all(cell.lstrip("-").isdigit() for cell in cells if cell)
+        lines = [
+            f"{line}  {_pad(cell, width, align_right)}" for line, cell in zip(lines, [heading, *cells], strict=True)
+        ]
+    return lines
+
+
+def _mask_blocks(it: Explanation, cell: int) -> list[str]:
+    """Return the masks side by side, with a label at each row (* a target) and the last digits of the position above each column."""
+    starts = range(0, len(it.pieces), cell)
+    n_digits = 2 if 4 * len(starts) + 20 <= TERMINAL_WIDTH else 1
+    targets = it.is_target & (cell == 1)
+    labels = [f"{_pad(it.pieces[i], 11)}{'*' if targets[i] else ' '}{i:3}" for i in starts]
+    lines = [" " * 15, " " * 15, *labels]
+    for name, mask in it.masks.items():
+        digits = "".join(f"{i % 10**n_digits:{n_digits}}" for i in starts)
+        blocks = ["".join(_block(value) * n_digits for value in row) for row in _pool(mask, cell)]
+        width = max(len(digits), len(name))
+        lines = [f"{line}  {part:{width}}" for line, part in zip(lines, [name, digits, *blocks], strict=True)]
+    return lines
+
+
+def _pool(mask: np.ndarray, cell: int) -> np.ndarray:
+    """Return means over squares of `cell` tokens per side, ignoring nan; nan where all values are nan."""
+    starts = np.arange(0, len(mask), cell)
+    counted = ~np.isnan(mask)
+    sums, counts = (
+        np.add.reduceat(np.add.reduceat(part, starts, axis=0), starts, axis=1)
+        for part in (np.nan_to_num(mask), counted.astype(float))
+    )
+    return np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
+
+
+def _block(value: float) -> str:
+    return " " if np.isnan(value) else "·░▒▓█"[math.ceil(value * 4)]
+
+
+def _pad(text: str, width: int, align_right: bool = False) -> str:
+    """Cut or pad `text` to `width` columns of a terminal."""
+    while _display_width(text) > width:
+        text = text[:-2] + "…"
+    space = " " * (width - _display_width(text))
+    return space + text if align_right else text + space
+
+
+def _display_width(text: str) -> int:
+    """Return the columns of a terminal: two for a wide character (Chinese, ...), none for a combining mark."""
+    return sum(
+        2 if unicodedata.east_asian_width(c) in "WF" else 0 if unicodedata.category(c) in ("Mn", "Me") else 1
+        for c in text
+    )
+
+
+def draw(it: Explanation) -> Any:
+    """Return the masks as a matplotlib figure; targets are colored and labeled with their index in the order."""
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+    from matplotlib.patches import Patch
+
+    length, masks = len(it.pieces), it.masks
+    side = min(max(0.32 * length, 5), 14)  # inches of a panel
+    figure = new_figure(len(masks) * (side + 1.4), side + 2.7, ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
+    panels = figure.subplots(1, len(masks), squeeze=False)[0]
+    targets = it.is_target & (len(it.target_pieces) < length)  # no color if every token is a target (causal)
+    for axes, (name, mask) in zip(panels, masks.items(), strict=True):
+        axes.set_title(name, fontsize=16, loc="left", pad=30)
+        _draw_mask(axes, mask, targets, it.reuse_len)
+        _draw_labels(axes, it, ~np.isnan(mask[:, 0]), targets, size=min(44 * side / length, 13))
+    labels = [
+        label
+        for label in COLORS
+        if label in ("masked", "visible") or (targets.any() and (it.two_streams or label != SELF_ONLY_LABEL))
+    ]
+    patches = [Patch(color=COLORS[label], label=label) for label in labels]
+    figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), frameon=False, fontsize=13)
+    numbers = "; numbers are indices in the factorization order" if it.two_streams else ""
+    figure.suptitle(it.title + numbers, fontsize=12, color=GREY, x=0.012, ha="left")
+    return figure
+
+
+def _draw_mask(axes: Any, mask: np.ndarray, targets: np.ndarray, reuse_len: int) -> None:
+    """Draw the mask of one stream, and the border of the reused part."""
+    from matplotlib.colors import ListedColormap
+
+    length = len(mask)
+    color_index = np.select([mask == SELF_ONLY, (mask == VISIBLE) & targets], [3, 2], mask)
+    colors = ListedColormap(list(COLORS.values()))
+    axes.pcolormesh(color_index, cmap=colors, vmin=-0.5, vmax=3.5, edgecolors="white", linewidth=min(25 / length, 1.2))
+    axes.set(xlim=(0, length), ylim=(length, 0), aspect="equal")
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    if reuse_len < length:
+        axes.axvline(reuse_len, color=GREY, linewidth=1)
+        axes.axhline(reuse_len, color=GREY, linewidth=1)
+        for center, name in ((reuse_len / 2, "reused part"), ((reuse_len + length) / 2, "new part")):
+            axes.text(center, -0.25, name, ha="center", va="bottom", color=GREY, fontsize=12)
+
+
+def _draw_labels(axes: Any, it: Explanation, rows: np.ndarray, targets: np.ndarray, size: float) -> None:
+    """Label the columns, and the rows in the mask `rows`: on the left if these are all rows, else on the right."""
+    if size < MIN_FONT_SIZE:
+        axes.set(xticks=[], yticks=[])
+        return
+    indices = ["" if index is None else f"  {index}" for index in it.order]
+    columns = [piece + index for piece, index in zip(it.input_pieces, indices, strict=True)]
+    labeled = np.flatnonzero(rows)
+    axes.set_xticks(np.arange(len(columns)) + 0.5, columns, rotation=90, size=size)
+    axes.set_yticks(labeled + 0.5, [it.pieces[i] + indices[i] for i in labeled], size=size)
+    if len(labeled) < len(columns):
+        axes.yaxis.tick_right()
+    labels = [*enumerate(axes.get_xticklabels()), *zip(labeled, axes.get_yticklabels(), strict=True)]
+    for position, label in labels:
+        color, weight = (TARGET_COLOR, "bold") if targets[position] else (INK, "normal")
+        label.set(color=color, weight=weight)
+
+
+def save_picture(it: Explanation, path: Path) -> None:
+    """Draw the masks into a file; its suffix decides the format.
+
+    Raises:
+        ValueError: An unknown suffix.
+    """
+    if path.suffix not in FORMATS:
+        raise ValueError(f"--picture {path} is invalid: the name must end with {' or '.join(FORMATS)}. Rename it.")
+    save_figure(draw(it), path, dpi=130)

@@ -12,7 +12,7 @@ from xlpre.conversion.tf import weight_map
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
 from xlpre.training.lr_schedule import ScheduleConfig, learning_rate
-from xlpre.training.optimizer import LayerwiseOptimConfig, OptimConfig, build_optimizer, decays
+from xlpre.training.optimizer import LayerwiseOptimConfig, OptimConfig, build_optimizer, is_decayed
 
 
 @pytest.mark.parametrize("path", files("optim_lr_tables.npz"))
@@ -45,7 +45,7 @@ def test_gradients_are_scaled_of_what_the_original_holds_in_its_layers():
 
 def test_norms_and_layer_biases_do_not_decay_and_score_biases_do():
     model = LanguageModel(ModelConfig(vocab_size=50, n_layer=1, d_model=8, n_head=2, d_inner=8), two_streams=True)
-    spared = {name for name, _ in model.named_parameters() if not decays(name)}
+    spared = {name for name, _ in model.named_parameters() if not is_decayed(name)}
     layer = "backbone.layers.0."
     assert spared == {
         "lm_head.bias",
@@ -64,4 +64,4 @@ def test_the_original_spares_the_same_kinds_of_parameters():
     table = json.loads((GOLDENS / "optim_weight_decay_table.json").read_text())
     for name, decayed in table.items():
         ours = name.replace("LayerNorm", "attention_norm").replace("/", ".")
-        assert decays(ours) == decayed, name
+        assert is_decayed(ours) == decayed, name

@@ -3,24 +3,24 @@ import sys
 
 import psutil
 
-from benchmarks.processes import kill
+from benchmarks.common.processes import kill_tree
 
-SLEEPING = "import time; time.sleep(60)"
-STARTING = (
-    f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {SLEEPING!r}]).pid, flush=True); {SLEEPING}"
+SLEEP = "import time; time.sleep(60)"
+START_CHILD = (
+    f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {SLEEP!r}]).pid, flush=True); {SLEEP}"
 )
 
 
-def test_what_a_process_started_ends_with_it_though_some_of_it_is_gone_already(monkeypatch):
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    before = psutil.Process(gone.pid)
-    gone.wait()
-    listed = psutil.Process.children
-    monkeypatch.setattr(psutil.Process, "children", lambda one, recursive: [before, *listed(one, recursive)])
-    words = [sys.executable, "-c", STARTING]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+def test_a_process_is_killed_with_its_children_even_if_one_of_them_has_ended(monkeypatch):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended_child = psutil.Process(ended.pid)
+    ended.wait()
+    children = psutil.Process.children
+    monkeypatch.setattr(psutil.Process, "children", lambda self, recursive: [ended_child, *children(self, recursive)])
+    command = [sys.executable, "-c", START_CHILD]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         child = psutil.Process(int(process.stdout.readline()))
-        kill(process)
+        kill_tree(process)
         assert process.wait(10) == -9
-    _, living = psutil.wait_procs([child], timeout=10)
-    assert not living or child.status() == psutil.STATUS_ZOMBIE  # one that nobody asks for its status stays as that
+    _, alive = psutil.wait_procs([child], timeout=10)
+    assert not alive or child.status() == psutil.STATUS_ZOMBIE  # a zombie if no process reads its status

@@ -129,9 +129,7 @@ def list_tasks(work: Path, config: TextConfig, tokenizer: Tokenizer) -> list[Sha
     return [ShardTask(work / folder_name(units), units) for units in list_units(config)]
 
 
-def encode_all(
-    tasks: list[ShardTask], config: TextConfig, tokenizer: Tokenizer, on_progress: ProgressCallback
-) -> None:
+def encode_all(tasks: list[ShardTask], config: TextConfig, tokenizer: Tokenizer, on_progress: ProgressCallback) -> None:
     """Write the missing shards of all tasks in `config.num_processes` processes."""
     unfinished = list({task.folder: task for task in tasks if not task.is_finished}.values())
     num_processes = config.num_processes or os.cpu_count() or 1
@@ -144,9 +142,7 @@ def encode_all(
         job.encode(task, on_progress)
 
 
-def _encode_in_parallel(
-    job: EncodeJob, tasks: list[ShardTask], n_workers: int, on_progress: ProgressCallback
-) -> None:
+def _encode_in_parallel(job: EncodeJob, tasks: list[ShardTask], n_workers: int, on_progress: ProgressCallback) -> None:
     """Encode `tasks` in worker processes. An error in one ends all of them; finished shards remain."""
     context = multiprocessing.get_context("fork")  # shares the loaded vocabulary
     task_queue, result_queue = context.Queue(), context.Queue()

@@ -1,81 +1,254 @@
-"""From text to a TokenStore: units of the text are encoded side by side into shards, which are then put together.
+"""Preparation of a token store: the corpus is encoded into shards in parallel, and the shards are assembled.
 
-Called again after a kill, a unit goes on after its last shard, and the same bytes come out, with any number of workers.
+A build that was interrupted resumes after its last shards. The result has the same bytes with any number of processes.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from xlpre.common.files import lock_dir
-from xlpre.data.assembly import assemble
-from xlpre.data.shards import EncodeJob, ShardTask, Show, encode_all, has_shards, tasks_of
-from xlpre.data.store import TokenStore
-from xlpre.text.corpus import ReadUnit, TextConfig, source_files
+import numpy as np
+
+from xlpre.common.files import atomic_dir, lock_dir
+from xlpre.data import encoded_docs
+from xlpre.data.encoded_docs import EncodedDocs
+from xlpre.data.shards import EncodeJob, ProgressCallback, ShardTask, encode_all, has_shards, list_tasks
+from xlpre.data.store import FORMAT, SPLITS, TokenStore, compute_fingerprint
+from xlpre.text.corpus import ReadUnit, TextConfig, empty_text_message, source_files
 from xlpre.text.document import Document, LineType
 from xlpre.text.tokenizer import Tokenizer
 
 
 def build_store(
-    path: str | Path, config: TextConfig, tokenizer: Tokenizer, show: Show = lambda source, text: None
+    path: str | Path,
+    config: TextConfig,
+    tokenizer: Tokenizer,
+    on_progress: ProgressCallback = lambda n_bytes, n_chars: None,
 ) -> TokenStore:
-    """Make a store of the text that `config` names; nothing is at `path` until all of it is.
+    """Build a store of the text in `config`. The folder `path` appears when it is complete.
+
+    Args:
+        path: folder of the store.
+        config: text settings.
+        tokenizer: the vocabulary.
+        on_progress: called with the bytes read and the characters encoded since the last call.
 
     Raises:
-        ValueError: text that cannot be read, a part that came out empty, another process that makes the same store.
+        ValueError: the text cannot be read, a split is empty, or another process builds the same store.
     """
     path = Path(path)
     work = path.with_name(f".{path.name}.unfinished")
-    lock = lock_dir(work, "another command prepares this store; wait for it, or stop it")
+    lock = lock_dir(work, "another command is preparing this store. Wait for it, or stop it.")
     try:
-        tasks = tasks_of(work, config, tokenizer)
-        with _says_what_is_kept(work):
-            encode_all(tasks, config, tokenizer, show)
-        source = {key: value for key, value in dataclasses.asdict(config).items() if key != "workers"}
+        tasks = list_tasks(work, config, tokenizer)
+        with _mention_finished_shards(work):
+            encode_all(tasks, config, tokenizer, on_progress)
+        source = {key: value for key, value in dataclasses.asdict(config).items() if key != "num_processes"}
         try:
-            assemble(path, tasks, tokenizer, config, {"source": source, "files": source_files(config)})
-        except ValueError:  # too few documents: another text.val_fraction cuts other shards
+            _assemble(path, tasks, tokenizer, config, {"source": source, "files": source_files(config)})
+        except ValueError:  # a split is empty: with another text.val_fraction, the shards are of no use
             shutil.rmtree(work)
             raise
         shutil.rmtree(work)
     finally:
         if not has_shards(work):
-            shutil.rmtree(work, ignore_errors=True)  # nothing in it to go on from
+            shutil.rmtree(work, ignore_errors=True)  # there is nothing to resume from
         lock.close()
     return TokenStore(path)
 
 
 def write_store(
     path: str | Path,
-    found: Iterable[Document],
+    documents: Iterable[Document],
     tokenizer: Tokenizer,
     val_fraction: float,
     source: Mapping[str, Any],
-    source_files: Mapping[str, int],
+    files: Mapping[str, int],
     line_type: LineType = "paragraphs",
 ) -> TokenStore:
-    """Make a store of documents at hand; `source` and `files` say in meta.json where they came from."""
+    """Build a store of documents in memory.
+
+    Args:
+        path: folder of the store.
+        documents: documents to store.
+        tokenizer: the vocabulary.
+        val_fraction: fraction of the documents for validation.
+        source: text settings to record in meta.json.
+        files: file sizes to record in meta.json.
+        line_type: content of a line, see `Tokenizer.encode_documents`.
+    """
     path, config = Path(path), TextConfig(val_fraction=val_fraction, line_type=line_type)
-    task = ShardTask(path.with_name(f".{path.name}.unfinished") / "all", [ReadUnit("documents at hand", 1.0)])
+    task = ShardTask(path.with_name(f".{path.name}.unfinished") / "all", [ReadUnit("documents in memory", 1.0)])
     shutil.rmtree(task.folder.parent, ignore_errors=True)
     try:
-        EncodeJob(config, tokenizer, 1).encode(task, lambda source, text: None, iter(found))
-        assemble(path, [task], tokenizer, config, {"source": dict(source), "files": dict(source_files)})
+        EncodeJob(config, tokenizer, 1).encode(task, lambda n_bytes, n_chars: None, iter(documents))
+        _assemble(path, [task], tokenizer, config, {"source": dict(source), "files": dict(files)})
     finally:
         shutil.rmtree(task.folder.parent, ignore_errors=True)
     return TokenStore(path)
 
 
 @contextmanager
-def _says_what_is_kept(work: Path) -> Iterator[None]:
-    """Let a user who is told that his text cannot be read know of the shards that are there."""
+def _mention_finished_shards(work: Path) -> Iterator[None]:
+    """Add to a ValueError that the finished shards in `work` are kept."""
     try:
         yield
     except ValueError as error:
-        kept = f" (what is encoded is kept in {work}; the same command goes on from it)" if has_shards(work) else ""
-        raise ValueError(f"{error}{kept}") from None
+        hint = f" (The same command resumes from the encoded text in {work}.)" if has_shards(work) else ""
+        raise ValueError(f"{error}{hint}") from None
+
+
+def _assemble(
+    path: Path, tasks: list[ShardTask], tokenizer: Tokenizer, config: TextConfig, origin: dict[str, Any]
+) -> None:
+    """Assemble the shards of all tasks, in order, into a store.
+
+    Args:
+        path: folder of the store.
+        tasks: finished tasks.
+        tokenizer: vocabulary that encoded them.
+        config: text settings.
+        origin: entries of meta.json about the origin of the text.
+
+    Raises:
+        ValueError: a split is empty.
+    """
+    dtype = encoded_docs.token_dtype(tokenizer)
+    unigram = np.zeros(len(tokenizer), np.int64)
+    with atomic_dir(path) as partial:
+        writers = {split: _SplitWriter(partial / split) for split in SPLITS}
+        try:
+            for split, docs in _select_documents(tasks, config, dtype):
+                writers[split].add(docs)
+                if split == "train":
+                    unigram += np.bincount(docs.tokens, minlength=len(unigram))
+        finally:
+            for writer in writers.values():
+                writer.close()
+        n_documents = sum(writer.n_documents for writer in writers.values())
+        if not n_documents:
+            raise ValueError(empty_text_message(config))
+        for split, writer in writers.items():
+            if not writer.n_documents:
+                raise ValueError(
+                    f"text.val_fraction={config.val_fraction} is invalid: it leaves no document of {n_documents} for the {split} split. "
+                    f"{_empty_split_remedy(tasks, dtype)}"
+                )
+        unigram.tofile(partial / "unigram.bin")
+        tokenizer.save(partial / "vocabulary.model")
+        checksums = {
+            f"{split}/{name}.bin": digest for split in SPLITS for name, digest in writers[split].checksums.items()
+        }
+        for name in ("unigram.bin", "vocabulary.model"):
+            checksums[name] = hashlib.sha256((partial / name).read_bytes()).hexdigest()
+        meta = {
+            "format": FORMAT,
+            **origin,
+            "dtype": dtype.name,
+            "vocab_size": len(tokenizer),
+            "vocabulary_sha256": tokenizer.sha256,
+            "preprocess": tokenizer.preprocess,
+            "fingerprint": compute_fingerprint(tokenizer.sha256, tokenizer.preprocess, checksums),
+            **{f"{split}_{name}": value for split, writer in writers.items() for name, value in writer.counts.items()},
+            "bytes": {name: (partial / name).stat().st_size for name in checksums},
+            "sha256": checksums,
+        }
+        (partial / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
+
+
+def _empty_split_remedy(tasks: list[ShardTask], dtype: np.dtype) -> str:
+    """Return the smallest text.val_fraction, with three digits, that leaves a document for each split, if there is one."""
+    task_docs = [
+        (task, encoded_docs.read(shard / split, dtype)) for task in tasks for shard in task.shards() for split in SPLITS
+    ]
+    hashes = np.concatenate([docs.unit_hashes()[_is_sampled(docs.hashes, task.weight)] for task, docs in task_docs])
+    smallest = float(np.floor(hashes.min() * 1000) + 1) / 1000
+    if smallest <= hashes.max() and smallest < 0.5:
+        return f"Set text.val_fraction={smallest:g}, the smallest value that leaves one, or provide more documents."
+    return "Provide more documents. An empty line or the end of a file ends a document."
+
+
+def _select_documents(tasks: list[ShardTask], config: TextConfig, dtype: np.dtype) -> Iterator[tuple[str, EncodedDocs]]:
+    """Yield the documents of the store with their split: each once or, for training, as often as its weight says."""
+    first = {split: _FirstOccurrences(tasks, split) if config.deduplicate else None for split in SPLITS}
+    for repetition in range(int(np.ceil(max((task.weight for task in tasks), default=0)))):
+        for task_index, task in enumerate(tasks):
+            weight = task.weight - repetition
+            for shard in task.shards() if weight > 0 else []:
+                for split in SPLITS if repetition == 0 else SPLITS[:1]:
+                    docs = encoded_docs.read(shard / split, dtype)
+                    mask = _is_sampled(docs.hashes, weight)
+                    occurrences = first[split]
+                    if occurrences is not None:
+                        mask &= occurrences.mask(task_index, shard)
+                    if mask.any():
+                        yield split, docs.select(mask)
+
+
+def _is_sampled(hashes: np.ndarray, weight: float) -> np.ndarray:
+    """Return (documents,) bool, True for a fraction `weight` of the documents. Independent of the choice of the validation split."""
+    return hashes * np.uint64(0x9E3779B97F4A7C15) / 2.0**64 < weight
+
+
+class _FirstOccurrences:
+    """Masks of the documents that are the first with their text, among those that the weights select.
+
+    Texts are compared by 64-bit hashes.
+    """
+
+    def __init__(self, tasks: list[ShardTask], split: str) -> None:
+        shards = [(index, shard) for index, task in enumerate(tasks) for shard in task.shards()]
+        hashes = [np.fromfile(shard / split / "hashes.bin", "uint64") for _, shard in shards]
+        sampled = [_is_sampled(values, tasks[index].weight) for (index, _), values in zip(shards, hashes, strict=True)]
+        all_hashes = np.concatenate([np.empty(0, "uint64"), *hashes])
+        is_first = np.concatenate([np.empty(0, bool), *sampled])
+        candidates = np.flatnonzero(is_first)
+        is_first[candidates] = False
+        is_first[candidates[np.unique(all_hashes[candidates], return_index=True)[1]]] = True
+        masks = np.split(is_first, np.cumsum([len(values) for values in hashes])[:-1])
+        self._masks = dict(zip(shards, masks, strict=bool(shards)))
+
+    def mask(self, task_index: int, shard: Path) -> np.ndarray:
+        """Return (documents,) bool for a shard of a task."""
+        return self._masks[task_index, shard]
+
+
+class _SplitWriter:
+    """Writer of the three files of a split."""
+
+    NAMES = ("tokens", "sentences", "documents")
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self._files = {name: open(folder / f"{name}.bin", "wb") for name in self.NAMES}  # noqa: SIM115 - closed by close()
+        self._digests = {name: hashlib.sha256() for name in self.NAMES}
+        self.n_documents = self._n_tokens = self._n_sentences = 0
+
+    def add(self, docs: EncodedDocs) -> None:
+        offset = self._n_tokens
+        arrays = (docs.tokens, np.cumsum(docs.sentences) + offset, np.cumsum(docs.documents) + offset)
+        for name, array in zip(self.NAMES, arrays, strict=True):
+            array.tofile(self._files[name])
+            self._digests[name].update(np.ascontiguousarray(array).data)
+        self.n_documents += len(docs.documents)
+        self._n_sentences += len(docs.sentences)
+        self._n_tokens += len(docs.tokens)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {"n_documents": self.n_documents, "n_tokens": self._n_tokens, "n_sentences": self._n_sentences}
+
+    @property
+    def checksums(self) -> dict[str, str]:
+        return {name: digest.hexdigest() for name, digest in self._digests.items()}
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()

@@ -1,4 +1,4 @@
-"""ModelConfig: what belongs to the weights and is saved with them."""
+"""ModelConfig: settings that define the weights and are saved with them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 from xlpre.config.schema_docs import check_choices
 
-LEAST = {
+MINIMUM = {
     "n_layer": 1,
     "d_model": 1,
     "n_head": 1,
@@ -22,42 +22,43 @@ LEAST = {
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The shape of the model. Defaults are XLNet-Base.
+    """Shape of the model. Defaults are XLNet-Base.
 
     Attributes:
-        vocab_size: V, pieces of the vocabulary; 0 takes it from the store.
-        n_layer: L, layers.
-        d_model: D, the width of the model.
-        n_head: H, heads of attention.
-        d_head: E, the width of a head; 0 is d_model / n_head.
-        d_inner: F, the width of the feed-forward layer.
-        feed_forward: its activation, `gelu` (the tanh approximation) or `relu`; or gated (GLU variants): `glu`, `reglu`,
-            `geglu`, `swiglu`, which take two thirds of `d_inner`, so that the number of parameters stays.
-        norm: `post`: after each sum, as published. `pre`: before attention and feed-forward. `pre_keys`: as `pre`, but queries
-            are not normalised, as Transformer-XL's code has it for absolute positions.
+        vocab_size: V, size of the vocabulary. 0 takes it from the store.
+        n_layer: L, number of layers.
+        d_model: D, width of the model.
+        n_head: H, number of attention heads.
+        d_head: E, width of a head. 0 takes d_model / n_head.
+        d_inner: F, width of the feed-forward layer.
+        feed_forward: activation of the feed-forward layer, `gelu` (tanh approximation) or `relu`; or a gated variant, `glu`, `reglu`,
+            `geglu` or `swiglu`, with two thirds of `d_inner`, which keeps the number of parameters.
+        norm: `post`: normalization after each sum, as published. `pre`: before attention and feed-forward. `pre_keys`: as `pre`, but
+            queries are not normalized, as in Transformer-XL's code for absolute positions.
         norm_eps: added to the variance.
-        mem_len: M, columns of memory; 0 trains without.
-        attention_span: keys that a query may look back to: `all`; `same_length`: itself and the M before, the same
-            number for every query; `exclude_self_slot`: one fewer, Transformer-XL's rule in PyTorch.
+        mem_len: M, number of memory columns. 0 trains without memory.
+        attention_span: keys that a query can see: `all`; `same_length`: itself and the M keys before, the same number for every query;
+            `exclude_self_slot`: one key less, Transformer-XL's rule in PyTorch.
         positions: `relative` (Transformer-XL, XLNet), `shaw` (learned, relative), `sinusoidal` or `learned` (absolute).
-        n_positions: distances with a learned vector of their own (`shaw`, `learned`); those beyond share the last.
-        clamp_len: distances beyond it count as it; -1 does not clamp.
-        relative_segments: the relative segment encoding; without it segments are not told apart.
-        untie_r: the biases of the scores are one per layer, else shared by all.
-        cutoffs: pieces by frequency are cut here into clusters of the adaptive softmax and embedding; [] is the plain softmax.
-        div_value: each cluster's embedding is so many times narrower than the one before.
-        d_embed: width of the first cluster's embedding; 0 is d_model.
-        scale_embedding: multiply embeddings by the root of d_model, as Transformer-XL does.
-        tie_embedding: the softmax uses the embedding's own weights.
-        tie_projections: for each cluster, whether the softmax also uses the embedding's projection to its width; [] is none.
-        attention_backend: who computes it (model/kernels), with the same numbers: `auto`, `cpu` on processors where it can be, `triton` on GPUs
-            where a trial finds it right and fast, else `sdpa`; `reference`, slow and plain; `sdpa`, torch's; `cpu`, for fp32 on
-            processors; `triton`, for GPUs, also for what stands between products.
-        dropout: of embeddings, position embedding, attention output, feed-forward and final output.
-        dropatt: of attention probabilities.
-        init_scheme: `published`: every matrix normal with `init_std`. `local`: the same, and each head starts out looking at a
-            neighbour (model/initialization.py); a departure from the paper that lets small models learn early.
-        init_std: standard deviation of the normal.
+        n_positions: number of distances with a learned vector (`shaw`, `learned`). Larger distances share the last one.
+        clamp_len: distances beyond it are clamped. -1 disables clamping.
+        relative_segments: use the relative segment encoding. Otherwise the model cannot distinguish segments.
+        untie_r: each layer has its own score biases. Otherwise all layers share them.
+        cutoffs: token ids, in order of frequency, at which the vocabulary is split into the clusters of the adaptive softmax and
+            embedding. [] uses a plain softmax.
+        div_value: factor by which the embedding of each cluster is narrower than that of the previous one.
+        d_embed: width of the first cluster's embedding. 0 takes d_model.
+        scale_embedding: multiply embeddings by the square root of d_model, as Transformer-XL does.
+        tie_embedding: the softmax uses the weights of the embedding.
+        tie_projections: for each cluster, whether the softmax also uses the projection of the embedding. [] ties none.
+        attention_backend: implementation of attention (model/kernels). All give the same numbers. `auto`: `cpu` on a CPU where
+            possible, `triton` on a GPU where its self-check finds it correct and fast, otherwise `sdpa`. `reference`: slow and simple.
+            `sdpa`: PyTorch's attention. `cpu`: C++ kernels for fp32. `triton`: GPU kernels, also for operations between matrix products.
+        dropout: dropout of embeddings, position encodings, attention output, feed-forward and final output.
+        dropatt: dropout of attention probabilities.
+        init_scheme: `published`: every matrix is normal with `init_std`. `local`: in addition, each head initially attends to a
+            neighbor (model/initialization.py). It differs from the paper and lets small models learn early.
+        init_std: standard deviation of the normal distribution.
     """
 
     vocab_size: int = 0
@@ -90,88 +91,97 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_choices(self, "model.")
-        for name, least in LEAST.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"model.{name} ({getattr(self, name)}) must be at least {least}")
+        for name, minimum in MINIMUM.items():
+            if getattr(self, name) < minimum:
+                raise ValueError(f"model.{name}={getattr(self, name)} is invalid: it must be at least {minimum}.")
         for name in ("norm_eps", "init_std"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"model.{name} ({getattr(self, name)}) must be positive")
+                raise ValueError(f"model.{name}={getattr(self, name)} is invalid: it must be positive.")
+        for name in ("dropout", "dropatt"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"model.{name}={getattr(self, name)} is invalid: it must be at least 0 and below 1.")
         if self.d_model % 2:
-            raise ValueError(f"model.d_model ({self.d_model}) must be even: half of it is sines, half cosines")
+            raise ValueError(f"model.d_model={self.d_model} is invalid: it must be even, half sines and half cosines.")
         if not self.d_head and self.d_model % self.n_head:
             raise ValueError(
-                f"model.d_model ({self.d_model}) must be a multiple of model.n_head ({self.n_head}), or set model.d_head"
-            )
-        if not (0 <= self.dropout < 1 and 0 <= self.dropatt < 1):
-            raise ValueError(
-                f"model.dropout ({self.dropout}) and model.dropatt ({self.dropatt}) must be at least 0 and below 1"
+                f"model.d_model={self.d_model} is invalid: it must be a multiple of model.n_head={self.n_head}. "
+                "Change one of them, or set model.d_head."
             )
         if self.attention_span == "exclude_self_slot" and self.mem_len == 0:
             raise ValueError(
-                "model.attention_span=exclude_self_slot sees model.mem_len keys, none with model.mem_len=0; set same_length"
+                "model.attention_span=exclude_self_slot is invalid with model.mem_len=0: no key would be visible. "
+                "Set model.attention_span=same_length."
             )
         self._check_positions()
         self._check_clusters()
 
     def _check_positions(self) -> None:
-        learned = self.positions in ("shaw", "learned")
-        if learned != (self.n_positions > 0) or self.n_positions < 0:
+        is_learned = self.positions in ("shaw", "learned")
+        if is_learned != (self.n_positions > 0) or self.n_positions < 0:
+            remedy = "seq_len + mem_len" if is_learned else 0
             raise ValueError(
-                f"model.n_positions ({self.n_positions}) counts the learned vectors of model.positions=shaw and learned, which need "
-                f"at least 1; model.positions is {self.positions}, set model.n_positions={'window + mem_len' if learned else 0}"
+                f"model.n_positions={self.n_positions} is invalid with model.positions={self.positions}: it counts the learned vectors "
+                f"of model.positions=shaw and learned, which need at least 1. Set model.n_positions={remedy}."
             )
         if self.clamp_len == 0 or self.clamp_len < -1:
-            raise ValueError(f"model.clamp_len ({self.clamp_len}) must be at least 1, or -1 not to clamp")
+            raise ValueError(
+                f"model.clamp_len={self.clamp_len} is invalid: it must be at least 1. Set -1 to disable clamping."
+            )
         if self.clamp_len > 0 and self.positions == "learned":
             raise ValueError(
-                f"model.clamp_len ({self.clamp_len}) does not act on model.positions=learned; set model.n_positions"
+                f"model.clamp_len={self.clamp_len} is invalid with model.positions=learned: it has no effect. Set model.n_positions."
             )
         if self.init_scheme == "local" and self.positions != "relative":
             raise ValueError(
-                f"model.init_scheme=local shapes the scores of model.positions=relative, not {self.positions}; set model.init_scheme=published"
+                f"model.init_scheme=local is invalid with model.positions={self.positions}: it needs model.positions=relative. "
+                "Set model.init_scheme=published."
             )
 
     def _check_clusters(self) -> None:
         if self.div_value < 1 or (self.div_value > 1 and not self.cutoffs):
             raise ValueError(
-                f"model.div_value ({self.div_value}) must be at least 1, and is 1 without model.cutoffs, which it divides by"
+                f"model.div_value={self.div_value} is invalid: it must be at least 1, and exactly 1 without model.cutoffs. "
+                "Set model.div_value=1 or model.cutoffs."
             )
-        inner = [0, *self.cutoffs, self.vocab_size or max(self.cutoffs, default=0) + 1]
-        if any(low >= high for low, high in itertools.pairwise(inner)):
+        bounds = [0, *self.cutoffs, self.vocab_size or max(self.cutoffs, default=0) + 1]
+        if any(low >= high for low, high in itertools.pairwise(bounds)):
+            vocabulary = (
+                f"the vocabulary size {self.vocab_size}" if self.vocab_size else "the vocabulary size of the store"
+            )
             raise ValueError(
-                f"model.cutoffs ({self.cutoffs}) must increase, between 0 and the vocabulary ({self.vocab_size or 'of the store'})"
+                f"model.cutoffs={self.cutoffs} is invalid: the values must increase and lie between 0 and {vocabulary}."
             )
         if self.embedding_width // self.div_value ** len(self.cutoffs) < 1:
             raise ValueError(
-                f"model.div_value ({self.div_value}) must leave the last of {len(self.cutoffs) + 1} clusters a width; "
-                f"model.d_embed or d_model is {self.embedding_width}"
+                f"model.div_value={self.div_value} is invalid: the last of {len(self.cutoffs) + 1} clusters would have width 0. "
+                f"The first has width {self.embedding_width}. Decrease model.div_value or increase model.d_embed."
             )
         if len(self.tie_projections) not in (0, len(self.cutoffs) + 1):
             raise ValueError(
-                f"model.tie_projections ({self.tie_projections}) must be [] or hold one value for each of the "
-                f"{len(self.cutoffs) + 1} clusters of model.cutoffs"
+                f"model.tie_projections={self.tie_projections} is invalid: it must be [] or have one value for each of the "
+                f"{len(self.cutoffs) + 1} clusters of model.cutoffs."
             )
 
     @property
     def embedding_width(self) -> int:
-        """The width of the (first) embedding."""
+        """Width of the embedding of the first cluster."""
         return self.d_embed or self.d_model
 
     @property
     def clusters(self) -> list[tuple[int, int, int]]:
-        """First id, end, and embedding width of each cluster of pieces."""
+        """First token id, last token id + 1 and embedding width of each cluster."""
         bounds = [0, *self.cutoffs, self.vocab_size]
         widths = [self.embedding_width // self.div_value**i for i in range(len(bounds) - 1)]
         return [(low, high, width) for low, high, width in zip(bounds, bounds[1:], widths, strict=False)]
 
     @property
     def has_embedding_projection(self) -> bool:
-        """Whether embeddings are projected to the model's width: with one width for all only where it is another, else always."""
+        """True if embeddings are projected to the model width: always for clusters of different widths, otherwise if needed."""
         return self.div_value > 1 or self.embedding_width != self.d_model
 
     @property
-    def plain_embedding(self) -> bool:
-        """One table as wide as the model, which the softmax shares."""
+    def has_plain_embedding(self) -> bool:
+        """True if there is one table as wide as the model, which the softmax shares."""
         return not self.cutoffs and self.embedding_width == self.d_model and self.tie_embedding
 
     @property

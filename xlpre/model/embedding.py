@@ -1,6 +1,6 @@
-"""From token ids to vectors: one table, or the adaptive embedding (Baevski and Auli 2018, as in Transformer-XL).
+"""Word embedding: one table, or the adaptive embedding (Baevski and Auli 2018, as in Transformer-XL).
 
-Every parameter belongs to a module that is called: ZeRO-3 gathers what a module owns when it is called, and nothing else.
+Every parameter belongs to a module that is called, because ZeRO-3 gathers the parameters of a module when it is called.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from xlpre.model.config import ModelConfig
 
 
 def build_embedding(config: ModelConfig) -> nn.Module:
-    """The embedding that `config` asks for; its starting values are set with the backbone's.
+    """Build the embedding of `config`. The backbone initializes its parameters.
 
     Raises:
-        ValueError: no size of the vocabulary.
+        ValueError: unknown vocabulary size.
     """
     if not config.vocab_size:
         raise ValueError(
-            "model.vocab_size (0) must be known when a model is built: set it to len(tokenizer), or a store's vocab_size"
+            "model.vocab_size=0 is invalid: a model needs the size of its vocabulary. Set it to len(tokenizer) or the store's vocab_size."
         )
     if config.has_plain_embedding:
         return TokenEmbedding(config.vocab_size, config.d_model)
@@ -30,44 +30,51 @@ def build_embedding(config: ModelConfig) -> nn.Module:
 
 
 def look_up(ids: Tensor, table: Tensor) -> Tensor:
-    """The rows (..., D) of a table (V, D) at ids (...).
+    """Return the rows of a table.
+
+    Args:
+        ids: (...) int64.
+        table: (V, D).
+
+    Returns:
+        (..., D).
 
     Raises:
-        ValueError: on a processor, an id that has no row; a GPU would have to be waited for to know, and ends the process.
+        ValueError: an id outside the table, on a CPU. On a GPU the check would wait for the device; there the process ends.
     """
     try:
         return F.embedding(ids, table)
     except IndexError:
         raise ValueError(
-            f"token ids from {int(ids.min())} to {int(ids.max())}, where the model has {len(table)} pieces, 0 to {len(table) - 1}; "
-            "encode the text with the model's own vocabulary (ModelFolder.tokenizer)"
+            f"token ids from {int(ids.min())} to {int(ids.max())} are invalid: the model has {len(table)} tokens, 0 to {len(table) - 1}. "
+            "Encode the text with the tokenizer of the model (ModelFolder.tokenizer)."
         ) from None
 
 
 class TokenEmbedding(nn.Embedding):
-    """One table of vectors."""
+    """Single embedding table."""
 
     def forward(self, ids: Tensor, with_table: bool = False) -> Any:
-        """Look up.
+        """Look up embeddings.
 
         Args:
             ids: (B, T).
-            with_table: return what the softmax that shares the table is to take in its place, too. On a processor that is a view of it,
-                with which gradients of vectors are added to the softmax's, which comes first, instead of becoming a table of zeros. A
-                GPU would add them in no order, and is spared that: None.
+            with_table: also return the table for a softmax that shares it. On a CPU the result is a view. Its gradient, which is
+                computed first, accumulates the gradient of the embeddings, so that no table of zeros is needed. On a GPU the order of
+                additions would vary, and None is returned.
 
         Returns:
-            (B, T, D), and (V, D) or None if asked for.
+            (B, T, D); with `with_table` also (V, D) or None.
         """
         if not with_table:
             return look_up(ids, self.weight)
         if torch.is_grad_enabled() and ids.device.type == "cpu" and not torch.compiler.is_compiling():
-            return _LookUp.apply(self.weight, ids)
+            return _LookUpWithTable.apply(self.weight, ids)
         return look_up(ids, self.weight), None
 
 
-class _LookUp(torch.autograd.Function):
-    """Vectors of ids, and the table: the table's gradient passes through here and takes in that of the vectors."""
+class _LookUpWithTable(torch.autograd.Function):
+    """Embeddings and the table. The gradient of the embeddings is added to that of the table in place."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,31 +84,39 @@ class _LookUp(torch.autograd.Function):
         return look_up(ids, table), table.view_as(table)
 
     @staticmethod
-    def backward(ctx: Any, of_vectors: Tensor | None, of_table: Tensor | None) -> tuple[Tensor | None, None]:
+    def backward(ctx: Any, d_embeddings: Tensor | None, d_table: Tensor | None) -> tuple[Tensor | None, None]:
         (ids,) = ctx.saved_tensors
-        if of_vectors is not None:
-            of_table = of_vectors.new_zeros(ctx.shape) if of_table is None else of_table
-            of_table.index_add_(0, ids.flatten(), of_vectors.flatten(0, -2))
-        return of_table, None
+        if d_embeddings is not None:
+            d_table = d_embeddings.new_zeros(ctx.shape) if d_table is None else d_table
+            d_table.index_add_(0, ids.flatten(), d_embeddings.flatten(0, -2))
+        return d_table, None
 
 
 class ClusterEmbedding(nn.Module):
-    """Vectors of a range of pieces, of their own width, projected to width D if that is another."""
+    """Embeddings of a range of tokens, projected to width D if their own width differs.
+
+    Args:
+        low: first token id.
+        high: last token id + 1.
+        width: width of the embeddings.
+        config: shape of the model.
+    """
 
     def __init__(self, low: int, high: int, width: int, config: ModelConfig) -> None:
         super().__init__()
         self.low, self.high = low, high
         self.table = nn.Parameter(torch.empty(high - low, width))
-        self.projection = nn.Parameter(torch.empty(config.d_model, width)) if config.has_embedding_projection else None
+        has_projection = config.has_embedding_projection
+        self.projection = nn.Parameter(torch.empty(config.d_model, width)) if has_projection else None
 
     def forward(self, ids: Tensor) -> Tensor:
-        """(N,) ids of the whole vocabulary -> (N, D)."""
-        vectors = look_up(ids - self.low, self.table)
-        return vectors if self.projection is None else F.linear(vectors, self.projection)
+        """Look up (N,) ids of the whole vocabulary: (N, D)."""
+        embeddings = look_up(ids - self.low, self.table)
+        return embeddings if self.projection is None else F.linear(embeddings, self.projection)
 
 
 class AdaptiveEmbedding(nn.Module):
-    """Frequent pieces get wide vectors, rare ones narrow ones. Where all are equally wide they share one table."""
+    """Embedding with wide vectors for frequent tokens and narrow ones for rare tokens. Clusters of equal width share one table."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -111,22 +126,22 @@ class AdaptiveEmbedding(nn.Module):
 
     @property
     def parts(self) -> list[ClusterEmbedding]:
-        """The clusters, one where all are equally wide."""
+        """Clusters. A single one if all have the same width."""
         return cast(list[ClusterEmbedding], list(self.clusters))
 
     def forward(self, ids: Tensor, with_table: bool = False) -> Any:
-        """(B, T) -> (B, T, D), and None if asked for a table, see TokenEmbedding: the softmax takes its own."""
-        vectors = self._vectors(ids.flatten()).view(*ids.shape, self.width)
-        return (vectors, None) if with_table else vectors
+        """Look up (B, T) ids: (B, T, D). With `with_table` also None, because the softmax uses its own tables."""
+        embeddings = self._look_up(ids.flatten()).view(*ids.shape, self.width)
+        return (embeddings, None) if with_table else embeddings
 
-    def _vectors(self, ids: Tensor) -> Tensor:
+    def _look_up(self, ids: Tensor) -> Tensor:
         if len(self.clusters) == 1:
             return cast(Tensor, self.clusters[0](ids))
-        of_parts = []
+        by_cluster = []
         for cluster in self.parts:
-            inside = ((ids >= cluster.low) & (ids < cluster.high)).nonzero().squeeze(1)  # waits for the device
-            of_parts.append((inside, cluster(ids[inside])))
-        vectors = of_parts[0][1].new_zeros(ids.size(0), self.width)
-        for inside, found in of_parts:
-            vectors = vectors.index_add(0, inside, found)
-        return vectors
+            index = ((ids >= cluster.low) & (ids < cluster.high)).nonzero().squeeze(1)  # synchronizes with the device
+            by_cluster.append((index, cluster(ids[index])))
+        embeddings = by_cluster[0][1].new_zeros(ids.size(0), self.width)
+        for index, values in by_cluster:
+            embeddings = embeddings.index_add(0, index, values)
+        return embeddings

@@ -1,4 +1,4 @@
-"""From hidden states to a distribution over the vocabulary, or to the losses of targets."""
+"""Language-model head: from hidden states to a distribution over the vocabulary, or to the losses of targets."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from xlpre.model.initialization import initialize_linear
 
 
 def build_lm_head(config: ModelConfig, embedding: nn.Module) -> nn.Module:
-    """The output that `config` asks for.
+    """Build the head of `config`.
 
-    Called with hidden states (B, P, D) it gives scores (B, P, V) whose softmax is the distribution; called with targets (B, P)
-    too, the loss of each in nats, (B, P) float32, at the least cost.
+    Called with hidden states (B, P, D), it returns scores (B, P, V) whose softmax is the distribution. Called with targets (B, P), too, it
+    returns the loss of each target in nats, (B, P) float32, at lower cost.
     """
     if isinstance(embedding, AdaptiveEmbedding):
         return AdaptiveSoftmax(config, embedding)
@@ -26,14 +26,14 @@ def build_lm_head(config: ModelConfig, embedding: nn.Module) -> nn.Module:
 
 
 def target_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """Loss of each target in nats, (B, P) float32."""
+    """Return the cross entropy of each target in nats, float32 with the shape of `targets`."""
     return F.cross_entropy(logits.float().flatten(0, -2), targets.flatten(), reduction="none").view(targets.shape)
 
 
 class TiedSoftmax(nn.Module):
-    """Logits with the embedding's own weights and a bias per piece (zihangdai/xlnet modeling.py `lm_loss`).
+    """Logits with the weights of the embedding and a bias per token (zihangdai/xlnet modeling.py `lm_loss`).
 
-    The weight is a parameter of both modules, so that whatever gathers a module's parameters finds it here too.
+    The weight is a parameter of both modules, so that gathering the parameters of either includes it.
     """
 
     def __init__(self, embedding: TokenEmbedding) -> None:
@@ -42,50 +42,62 @@ class TiedSoftmax(nn.Module):
         self.bias = nn.Parameter(torch.zeros(embedding.num_embeddings))
 
     def forward(self, hidden: Tensor, targets: Tensor | None = None, table: Tensor | None = None) -> Tensor:
-        """Logits (B, P, V), or losses (B, P), with the weight or what the embedding gave for it (TokenEmbedding)."""
+        """Compute logits, or losses if targets are given.
+
+        Args:
+            hidden: (B, P, D).
+            targets: (B, P) int64.
+            table: (V, D), replaces the weight. See TokenEmbedding.
+
+        Returns:
+            (B, P, V) logits or (B, P) losses.
+        """
         weight = self.weight if table is None else table
         if targets is None:
             return F.linear(hidden, weight, self.bias)
-        return _LinearLosses.apply(hidden.flatten(0, -2), weight, self.bias, targets.flatten()).view(targets.shape)
+        return _LinearCrossEntropy.apply(hidden.flatten(0, -2), weight, self.bias, targets.flatten()).view(
+            targets.shape
+        )
 
 
-class _LinearLosses(torch.autograd.Function):
-    """target_losses(F.linear(hidden, weight, bias), targets), keeping one number for each logit.
+class _LinearCrossEntropy(torch.autograd.Function):
+    """target_losses(F.linear(hidden, weight, bias), targets) that stores one number per logit.
 
-    With probabilities p and y = 1 at the target, the gradient of a loss by its logits is p - y. That is what is kept, in place of the
-    logits; a loss's own gradient g is a factor of its row, so that it is put to the narrow side of both products:
+    With probabilities p and y = 1 at the target, the gradient of a loss with respect to its logits is p - y. It is stored in place of the
+    logits. The gradient g of a loss is a factor of its row, and is applied to the narrow side of both products:
 
         d hidden = g * ((p - y) weight)        d weight = (p - y)^T (g * hidden)        d bias = (p - y)^T g
     """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
-        logits, place = F.linear(hidden, weight).float().add_(bias), targets[:, None]
-        at_target, most = logits.gather(1, place), logits.amax(1, keepdim=True)
-        total = logits.sub_(most).exp_().sum(1, keepdim=True)
-        losses = most + total.log() - at_target
-        slope = logits.div_(total)
-        slope.scatter_(1, place, slope.gather(1, place) - 1)
-        ctx.save_for_backward(hidden, weight, slope.to(hidden.dtype))
+        logits, index = F.linear(hidden, weight).float().add_(bias), targets[:, None]
+        at_target, largest = logits.gather(1, index), logits.amax(1, keepdim=True)
+        total = logits.sub_(largest).exp_().sum(1, keepdim=True)
+        losses = largest + total.log() - at_target
+        d_logits = logits.div_(total)
+        d_logits.scatter_(1, index, d_logits.gather(1, index) - 1)
+        ctx.save_for_backward(hidden, weight, d_logits.to(hidden.dtype))
         return losses.squeeze(1)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, slope = ctx.saved_tensors
+        hidden, weight, d_logits = ctx.saved_tensors
         grad = grad.to(hidden.dtype)
         by_row = grad[:, None]
-        return slope @ weight * by_row, slope.T @ (hidden * by_row), slope.T.mv(grad), None
+        return d_logits @ weight * by_row, d_logits.T @ (hidden * by_row), d_logits.T.mv(grad), None
 
 
 class ClusterScores(nn.Module):
-    """Scores of a range of pieces.
+    """Scores of a range of tokens.
 
     Args:
-        low, high: the range.
-        table: (rows, width) of `offset` and further pieces; the embedding's own, if it is shared.
-        offset: the piece of the table's first row.
-        projection: (D, width), or None where the width is D.
-        cluster_logits: scores of the clusters, which follow those of the pieces, in the head of the adaptive softmax; else None.
+        low: first token id.
+        high: last token id + 1.
+        table: (rows, width) embeddings of the token `offset` and those after it. Shared with the embedding if weights are tied.
+        offset: token id of the first row of `table`.
+        projection: (D, width). None if the width is D.
+        cluster_logits: scores of the clusters, appended to those of the tokens, in the head of the adaptive softmax. Otherwise None.
     """
 
     def __init__(
@@ -104,64 +116,68 @@ class ClusterScores(nn.Module):
         self.cluster_logits = cluster_logits
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """(N, D) -> (N, pieces of the range and cluster_logits)."""
-        narrow = hidden if self.projection is None else hidden @ self.projection
-        scores = F.linear(narrow, self.table[self.rows], self.bias)
-        return scores if self.cluster_logits is None else torch.cat([scores, self.cluster_logits(narrow)], dim=1)
+        """(N, D) -> (N, number of tokens and clusters)."""
+        projected = hidden if self.projection is None else hidden @ self.projection
+        scores = F.linear(projected, self.table[self.rows], self.bias)
+        return scores if self.cluster_logits is None else torch.cat([scores, self.cluster_logits(projected)], dim=1)
 
 
 class AdaptiveSoftmax(nn.Module):
-    """A head of frequent pieces and one entry for each cluster of rare ones, whose own softmax is only computed where needed.
+    """Softmax over frequent tokens and one entry per cluster of rare tokens. The softmax of a cluster is computed only where needed.
 
-    Source: Grave et al. 2017 (arXiv:1609.04309) with the projections of Transformer-XL. Entry i of the head's tail is cluster i, the
-    order of its TensorFlow code. Without cutoffs it is a softmax over a table of its own or of another width.
+    The order of clusters is that of Transformer-XL's TensorFlow code. Without cutoffs, this is a softmax over a table that is not tied or
+    has another width than the model.
+
+    Source: Grave et al. 2017 (arXiv:1609.04309), with the projections of Transformer-XL.
     """
 
     def __init__(self, config: ModelConfig, embedding: AdaptiveEmbedding) -> None:
         super().__init__()
         self.bounds = [(low, high) for low, high, _ in config.clusters]
-        tied = config.tie_projections or [False] * len(self.bounds)
+        tie_projections = config.tie_projections or [False] * len(self.bounds)
         tables = [part.table for part in embedding.parts]
         if not config.tie_embedding:
-            tables = [_new(config, *table.shape) for table in tables]
+            tables = [_new_parameter(config, *table.shape) for table in tables]
         self.clusters = nn.ModuleList()
         for i, (low, high, width) in enumerate(config.clusters):
-            own = i if config.div_value > 1 else 0  # the embedding's cluster; a single one where all are equally wide
-            projection = embedding.parts[own].projection
-            if projection is not None and not tied[i]:
-                projection = _new(config, config.d_model, width)
+            part = i if config.div_value > 1 else 0  # index among the clusters of the embedding
+            projection = embedding.parts[part].projection
+            if projection is not None and not tie_projections[i]:
+                projection = _new_parameter(config, config.d_model, width)
             cluster_logits = nn.Linear(width, len(self.bounds) - 1) if i == 0 and len(self.bounds) > 1 else None
             if cluster_logits:
                 initialize_linear(cluster_logits, config)
-            offset = embedding.parts[own].low
-            self.clusters.append(ClusterScores(low, high, tables[own], offset, projection, cluster_logits))
+            offset = embedding.parts[part].low
+            self.clusters.append(ClusterScores(low, high, tables[part], offset, projection, cluster_logits))
 
     def forward(self, hidden: Tensor, targets: Tensor | None = None, table: None = None) -> Tensor:
-        """Log-probabilities (B, P, V), or losses (B, P); always with its own tables."""
+        """Compute log-probabilities (B, P, V), or losses (B, P) if targets are given. `table` is not used."""
         flat = hidden.flatten(0, -2)
         if targets is None:
             return self._log_probabilities(flat).view(*hidden.shape[:-1], self.bounds[-1][1])
         return self._losses(flat, targets.flatten()).view(targets.shape)
 
     def _losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        n_head = self.bounds[0][1]
+        n_head_tokens = self.bounds[0][1]
         starts = torch.tensor([low for low, _ in self.bounds[1:]], device=targets.device)
-        cluster = torch.bucketize(targets, starts, right=True)  # 0 for the head's own pieces
-        losses = target_losses(self.clusters[0](hidden), torch.where(cluster == 0, targets, n_head + cluster - 1))
+        cluster = torch.bucketize(targets, starts, right=True)  # 0 for the tokens of the head
+        head_targets = torch.where(cluster == 0, targets, n_head_tokens + cluster - 1)
+        losses = target_losses(self.clusters[0](hidden), head_targets)
         for i, (low, _) in enumerate(self.bounds[1:], 1):
-            rows = (cluster == i).nonzero().squeeze(1)  # waits for the device
+            rows = (cluster == i).nonzero().squeeze(1)  # synchronizes with the device
             tail = target_losses(self.clusters[i](hidden[rows]), targets[rows] - low)
             losses = losses.index_add(0, rows, tail)
         return losses
 
     def _log_probabilities(self, hidden: Tensor) -> Tensor:
         head = self.clusters[0](hidden).float().log_softmax(-1)
-        n_head = self.bounds[0][1]
+        n_head_tokens = self.bounds[0][1]
         tails = [
-            head[:, n_head + i, None] + tail(hidden).float().log_softmax(-1) for i, tail in enumerate(self.clusters[1:])
+            head[:, n_head_tokens + i, None] + tail(hidden).float().log_softmax(-1)
+            for i, tail in enumerate(self.clusters[1:])
         ]
-        return torch.cat([head[:, :n_head], *tails], dim=-1)
+        return torch.cat([head[:, :n_head_tokens], *tails], dim=-1)
 
 
-def _new(config: ModelConfig, *shape: int) -> nn.Parameter:
+def _new_parameter(config: ModelConfig, *shape: int) -> nn.Parameter:
     return nn.Parameter(nn.init.normal_(torch.empty(*shape), std=config.init_std))

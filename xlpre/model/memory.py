@@ -167,7 +167,7 @@ class Memory(BaseMemory):
         if shape != expected or wrong_dtype or len(self.valid) != rows:
             raise ValueError(
                 f"Memory.hidden of shape {shape} and {self.hidden.dtype} for {len(self.valid)} rows is invalid: this model and batch need "
-                f"{expected} and {like.dtype}. Start with initial_memory(config, rows={rows}, dtype={like.dtype}) and keep the number of rows."
+                f"{expected} and {like.dtype}. Start with initial_memory(config, rows={rows}, dtype={like.dtype})."
             )
 
     def context_for_layer(self, layer: int, content: Tensor, project: Projection) -> HiddenContext:
@@ -219,7 +219,7 @@ class KVCache(BaseMemory):
         if shapes != [expected] * config.n_layer:
             raise ValueError(
                 f"KVCache with keys of shape {shapes[0]} in {len(shapes)} layers is invalid: this model and batch need {expected} in "
-                f"{config.n_layer} layers. Start with backbone.to_kv_cache(initial_memory(config, rows={rows})) and keep the number of rows."
+                f"{config.n_layer} layers. Start with backbone.to_kv_cache(initial_memory(config, rows={rows}))."
             )
 
     def context_for_layer(self, layer: int, content: Tensor, project: Projection) -> KeyValue:

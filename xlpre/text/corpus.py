@@ -42,8 +42,8 @@ class TextConfig:
         column: field of a jsonl, parquet or hub row that holds the text.
         row_type: content of a jsonl, parquet or hub row. `documents`: a whole document. `lines`: one line of text, with an empty line
             at the end of a document, as in a .txt file.
-        line_type: content of a line of text. `paragraphs`: <eop> follows each line, and sentence ends are detected inside it.
-            `sentences`: one sentence and no <eop>, as in the input files of BERT and the released XLNet.
+        line_type: content of a line of text. `paragraphs`: `<eop>` follows each line, and sentence ends are detected inside it.
+            `sentences`: one sentence and no `<eop>`, as in the input files of BERT and the released XLNet.
         split: split of a hub dataset.
         max_chars: maximum number of characters to read from each source. null: all of them.
         deduplicate: drop documents whose text is identical to that of an earlier document.

@@ -25,9 +25,7 @@ def parse_object(text: str, location: str) -> dict[str, Any]:
         raise ValueError(f"{location}: not JSON ({error.msg} at character {error.pos}).{remedy}") from None
     except UnicodeEncodeError as error:
         half = f"\\u{ord(error.object[error.start]):04x}"
-        raise ValueError(
-            f"{location}: {half} is an unpaired surrogate, half of a character. Remove it."
-        ) from None
+        raise ValueError(f"{location}: {half} is an unpaired surrogate, half of a character. Remove it.") from None
     except (RecursionError, ValueError) as error:  # very deep nesting, or a number with thousands of digits
         raise ValueError(f"{location}: cannot be read as JSON ({str(error).partition(';')[0]}).") from None
     if not isinstance(value, dict):

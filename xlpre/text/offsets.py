@@ -66,9 +66,7 @@ def clean_text_with_offsets(text: str, preprocess: Preprocess) -> tuple[str, np.
     return cleaned, np.array([*(position for _, position in characters), len(text)])
 
 
-def build_offsets(
-    text: str, ids: list[int], extents: Sequence[tuple[int, int]], positions: np.ndarray
-) -> TokenOffsets:
+def build_offsets(text: str, ids: list[int], extents: Sequence[tuple[int, int]], positions: np.ndarray) -> TokenOffsets:
     """Return the offsets of tokens.
 
     Args:
@@ -104,7 +102,9 @@ def piece_extents(pieces: Iterable[Sequence[str]]) -> list[tuple[int, int]]:
     for piece, *parts in pieces:
         visible = [begin + i for i, character in enumerate(piece) if character != WORD_BOUNDARY]
         lengths = [len(part) - part.count(WORD_BOUNDARY) for part in parts]
-        parts_match = sum(lengths) == len(visible)  # otherwise normalization changed the parts: each gets the whole piece
+        parts_match = sum(lengths) == len(
+            visible
+        )  # otherwise normalization changed the parts: each gets the whole piece
         n_used = 0
         for length in lengths:
             characters = visible[n_used : n_used + length] if parts_match else visible

@@ -38,7 +38,7 @@ class TokenizerConfig:
     Attributes:
         path: SentencePiece model file, written by `pretrain/train_tokenizer.py`.
         vocab_size: number of pieces, including special tokens.
-        character_coverage: fraction of the characters that get a piece. The others become <unk>.
+        character_coverage: fraction of the characters that get a piece. The others become `<unk>`.
         train_chars: approximate number of characters to train on, sampled evenly from the text.
         preprocess: cleaning of text in addition to SentencePiece's NFKC. `none`. `cased`: as for the released XLNet (single spaces,
             plain quotation marks, no accents, a comma after a digit is a piece of its own). `uncased`: the same in lower case.
@@ -270,7 +270,9 @@ class Tokenizer:
         return [self._processor.piece_to_id(split_commas_after_digits(pieces, encode)) for pieces in encoded]
 
     def _split_piece(self, piece: str) -> list[str]:
-        return [piece] if self.preprocess == "none" else split_comma_after_digit(piece, self._processor.encode_as_pieces)
+        return (
+            [piece] if self.preprocess == "none" else split_comma_after_digit(piece, self._processor.encode_as_pieces)
+        )
 
 
 def _training_error(message: str, vocab_size: int) -> str:

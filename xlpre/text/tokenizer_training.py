@@ -40,7 +40,9 @@ def training_lines(documents: Iterable[Document], n_chars: int, preprocess: Prep
     """
     lines = [clean_text(line, preprocess) for line in _sample_evenly(documents, n_chars)]
     if not any(_is_visible(character) for line in lines for character in line):
-        raise ValueError("the text has no visible characters, so no vocabulary can be trained on it. Check text.source.")
+        raise ValueError(
+            "the text has no visible characters, so no vocabulary can be trained on it. Check text.source."
+        )
     return (part for line in lines for part in split_long_line(line))
 
 

@@ -1,4 +1,4 @@
-"""The engine is DeepSpeed's own, neither wrapped nor patched. The one door to deepspeed."""
+"""Training settings and the DeepSpeed engine, which is neither wrapped nor patched. No other module imports deepspeed to train."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from xlpre.training.batch_schedule import BatchSchedule, split_batch
-from xlpre.training.deepspeed_overrides import Asked, check_known, zero_stage
+from xlpre.training.deepspeed_overrides import zero_stage
 from xlpre.training.distributed import world_size
 from xlpre.training.optimizer import OptimConfig, build_optimizer
 
@@ -25,27 +25,26 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """The course of a run.
+    """Length, batch size, precision and checkpoints of a run.
 
     Attributes:
-        steps: updates in all.
-        hours: a time budget; the schedule then follows the clock where it runs ahead of the steps. null: no budget.
+        steps: number of steps (optimizer updates).
+        hours: time budget. The learning rate follows the elapsed time where it is ahead of the steps. null: no budget.
         global_batch_size: rows (lanes) of a step, over all processes and micro-steps.
         micro_batch_size: rows of one process in one forward and backward pass; null: all rows of the process. The number of micro-steps
             (accumulation) is global_batch_size / (number of processes * micro_batch_size).
         batch_warmup_steps: steps during which the micro-steps of a step rise from 1 to the accumulation. The lanes of the missing
             micro-steps are not read.
-        precision: `auto` is bf16 on a GPU that has it, else fp32.
-        activation_checkpointing: keep no activations inside layers and compute them again for the backward pass: less memory,
-            a third more operations.
-        compile: the model goes through torch.compile, which takes a minute or more at the start.
-        log_every: updates between lines of metrics.
-        save_every: updates between checkpoints.
-        keep_last_checkpoints: checkpoints to keep,
-        keep_checkpoints_every: and those of every so many updates besides; null: no others.
-        max_skipped_steps: updates in a row whose gradients are not finite, and which are therefore not made, before the run stops.
-        timeout_minutes: a process that hears nothing from another for so long ends the job.
-        wandb: project of Weights & Biases to which metrics also go; empty: none.
+        precision: `auto` is bf16 on a GPU that supports it, else fp32.
+        activation_checkpointing: recompute the activations of layers in the backward pass: less memory, a third more operations.
+        compile: compile the model with torch.compile, which takes a minute or more at the start.
+        log_every: steps between lines of metrics.
+        save_every: steps between checkpoints.
+        keep_last_checkpoints: number of recent checkpoints that are kept.
+        keep_checkpoints_every: keep checkpoints whose step is a multiple of this number, too; null: no others.
+        max_skipped_steps: number of steps in a row without an update, because a gradient was not finite, after which the run stops.
+        timeout_minutes: time after which a process that waits for another one stops the job.
+        wandb: Weights & Biases project for metrics; null: do not use it.
     """
 
     steps: int = 100_000
@@ -62,7 +61,7 @@ class TrainConfig:
     keep_checkpoints_every: int | None = None
     max_skipped_steps: int = 20
     timeout_minutes: float = 20.0
-    wandb: str = ""
+    wandb: str | None = None
 
     def __post_init__(self) -> None:
         counts = (
@@ -74,22 +73,30 @@ class TrainConfig:
             "max_skipped_steps",
         )
         for name in counts:
-            if getattr(self, name) < 1:
-                raise ValueError(f"train.{name} ({getattr(self, name)}) must be at least 1")
-        if self.micro_batch_size is not None and self.micro_batch_size < 1:
-            raise ValueError(
-                f"train.micro_batch_size={self.micro_batch_size} is invalid: it must be at least 1. "
-                "Set train.micro_batch_size=null for one micro-step."
-            )
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"train.{name}={value} is invalid: it must be at least 1. Set train.{name}=1.")
+        for name in ("micro_batch_size", "keep_checkpoints_every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"train.{name}={value} is invalid: it must be at least 1. Set train.{name}=null.")
         if self.batch_warmup_steps < 0:
-            raise ValueError(f"train.batch_warmup_steps ({self.batch_warmup_steps}) must be at least 0")
-        if self.timeout_minutes <= 0 or (self.keep_checkpoints_every is not None and self.keep_checkpoints_every < 1):
             raise ValueError(
-                f"train.timeout_minutes ({self.timeout_minutes}) must be positive and train.keep_checkpoints_every ({self.keep_checkpoints_every}) at "
-                "least 1, or null"
+                f"train.batch_warmup_steps={self.batch_warmup_steps} is invalid: it must be at least 0. "
+                "Set train.batch_warmup_steps=0 for no warm-up."
+            )
+        if self.batch_warmup_steps and self.micro_batch_size is None:
+            raise ValueError(
+                f"train.batch_warmup_steps={self.batch_warmup_steps} is invalid: it adds micro-steps, and train.micro_batch_size=null "
+                "makes one. Set train.micro_batch_size, or train.batch_warmup_steps=0."
+            )
+        if self.timeout_minutes <= 0:
+            raise ValueError(
+                f"train.timeout_minutes={self.timeout_minutes} is invalid: it must be positive. Set train.timeout_minutes=20."
             )
         if self.hours is not None and self.hours <= 0:
-            raise ValueError(f"train.hours ({self.hours}) must be positive, or null for no budget of time")
+            raise ValueError(
+                f"train.hours={self.hours} is invalid: it must be positive. Set train.hours=null for no time budget."
+            )
 
     def batch_schedule(self, world_size: int) -> BatchSchedule:
         """Divide the global batch among `world_size` processes.
@@ -100,133 +107,145 @@ class TrainConfig:
         micro_batch_size, accumulation = split_batch(self.global_batch_size, self.micro_batch_size, world_size)
         if self.batch_warmup_steps and accumulation == 1:
             raise ValueError(
-                f"train.batch_warmup_steps={self.batch_warmup_steps} is invalid: it adds micro-steps, and a step of {world_size} "
-                f"process(es) has one micro-step of {micro_batch_size} rows each. Lower train.micro_batch_size, or set "
+                f"train.batch_warmup_steps={self.batch_warmup_steps} is invalid: it adds micro-steps, and train.micro_batch_size="
+                f"{micro_batch_size} with {world_size} process(es) makes one. Lower train.micro_batch_size, or set "
                 "train.batch_warmup_steps=0."
             )
         return BatchSchedule(world_size, micro_batch_size, accumulation, self.batch_warmup_steps)
 
 
-def check_compile(train: TrainConfig, attention: str) -> None:
-    """Raise ValueError if a model is to be compiled whose attention (`model.attention_backend`) torch.compile cannot follow."""
-    if train.compile and attention == "cpu":
+def check_compile(train: TrainConfig, attention_backend: str) -> None:
+    """Raise ValueError if `train.compile` is set and torch.compile does not support the attention backend."""
+    if train.compile and attention_backend == "cpu":
         raise ValueError(
-            "train.compile=true cannot compile model.attention_backend=cpu, which is written by hand; set model.attention_backend=auto"
+            "train.compile=true is invalid: torch.compile does not support model.attention_backend=cpu. "
+            "Set model.attention_backend=auto."
         )
 
 
 def init_process_group(device: torch.device) -> None:
-    """Join the other processes of the job, for as long as `set_timeout` says: DeepSpeed would give them ten minutes."""
-    _deepspeed(device).init_distributed(verbose=False, timeout=dist.distributed_c10d.default_pg_timeout)
+    """Join the other processes of the job, with the timeout that `set_timeout` has set. DeepSpeed's own is ten minutes."""
+    _import_deepspeed(device).init_distributed(verbose=False, timeout=dist.distributed_c10d.default_pg_timeout)
 
 
 def build_deepspeed_config(
-    train: TrainConfig, optim: OptimConfig, device: torch.device, processes: int, overrides: dict[str, Any]
+    train: TrainConfig, optim: OptimConfig, device: torch.device, n_processes: int, overrides: dict[str, Any]
 ) -> dict[str, Any]:
-    """What DeepSpeed is told, once the processes are joined.
+    """Build and check the configuration of DeepSpeed. Call it after the processes have joined.
 
     Args:
-        train: batch size, accumulation, precision.
-        optim: clipping.
-        device: of this process.
-        processes: of the job.
-        overrides: settings for DeepSpeed, handed on untouched; `check_overrides` has passed them.
+        train: batch size and precision.
+        optim: gradient clipping.
+        device: device of this process.
+        n_processes: number of processes.
+        overrides: the `deepspeed` settings, checked by `check_overrides`. They override all other entries.
 
     Raises:
-        ValueError: a precision that the device does not have or the stage gets wrong, a key that DeepSpeed does not have.
+        ValueError: the batch cannot be divided, the device or the ZeRO stage does not support the precision, or DeepSpeed refuses a
+            value.
     """
-    batch = train.batch_schedule(processes)
+    batch = train.batch_schedule(n_processes)
     precision = resolve_precision(device, train.precision)
-    stage = zero_stage(overrides, precision, processes)
+    stage = zero_stage(overrides, precision, n_processes)
     if stage == 0 and precision != "fp32":
         raise ValueError(
-            f"deepspeed.zero_optimization.stage=0 with {precision} (train.precision={train.precision}) is computed wrongly by DeepSpeed; "
-            "leave the stage out, or set 1, 2, 3, or train.precision=fp32"
+            f"deepspeed.zero_optimization.stage=0 is invalid with train.precision={train.precision}: DeepSpeed computes wrong numbers "
+            f"in {precision} without ZeRO. Leave it out, set stage 1, 2 or 3, or set train.precision=fp32."
         )
-    ours = {
+    defaults = {
         "train_micro_batch_size_per_gpu": batch.micro_batch_size,
         "gradient_accumulation_steps": batch.accumulation,
-        "gradient_clipping": optim.max_grad_norm if stage else 0.0,  # without ZeRO the optimizer clips
+        "gradient_clipping": (optim.max_grad_norm or 0.0) if stage else 0.0,  # without ZeRO the optimizer clips
         "bf16": {"enabled": precision == "bf16", "check_grad_overflow": True},
         "fp16": {"enabled": precision == "fp16"},
         "data_types": {"grad_accum_dtype": "fp32"},
         "zero_optimization": {"stage": stage},
-        "zero_force_ds_cpu_optimizer": False,  # torch's AdamW under offload, too: it needs no compiler
+        "zero_force_ds_cpu_optimizer": False,  # the AdamW of torch with offloading, too: it needs no compiler
         "zero_allow_untested_optimizer": optim.muon,
         "steps_per_print": 2**31,
-        "timers": {"throughput": {"enabled": False}},  # which waits for the device twice in every micro-step
+        "timers": {"throughput": {"enabled": False}},  # it synchronizes the device twice in every micro-step
     }
-    settings = _merged(ours, overrides)
-    asked = Asked(settings)
-    deepspeed = _deepspeed(device)
+    config = _merge(defaults, overrides)
+    deepspeed = _import_deepspeed(device)
     from deepspeed.runtime.config import DeepSpeedConfigError
-    from pydantic import ValidationError  # which DeepSpeed brings
+    from pydantic import ValidationError  # a dependency of DeepSpeed
 
     try:
-        deepspeed.DeepSpeedConfig(asked)
+        deepspeed.DeepSpeedConfig(dict(config))
     except ValidationError as error:
         first = error.errors()[0]
-        raise ValueError(
-            f"deepspeed: {'.'.join(map(str, first['loc']))}: {first['msg']} (its own name of the key)"
-        ) from None
-    except (DeepSpeedConfigError, ValueError, TypeError, AssertionError) as error:  # whatever it stumbles over
-        raise ValueError(f"deepspeed: DeepSpeed refuses these settings: {error}") from None
-    check_known(overrides, asked)
-    return settings
+        key = ".".join(map(str, first["loc"]))
+        raise ValueError(f"deepspeed: the setting {key} (DeepSpeed's name) is invalid: {first['msg']}. Correct it.") from None
+    except (DeepSpeedConfigError, ValueError, TypeError, AssertionError) as error:  # it has no common error class
+        raise ValueError(f"deepspeed: DeepSpeed refuses the settings: {error}") from None
+    return config
 
 
 def build_engine(
-    model: nn.Module, settings: dict[str, Any], train: TrainConfig, optim: OptimConfig, device: torch.device
+    model: nn.Module, config: dict[str, Any], train: TrainConfig, optim: OptimConfig, device: torch.device
 ) -> Any:
-    """DeepSpeed's engine around `model`, which it calls as one would by hand, with `build_deepspeed_config` it."""
-    zero = settings["zero_optimization"]
-    guarded = zero["stage"] == 0
-    bucket = {"reduce_bucket_size": reduce_bucket_size(zero, sum(parameter.numel() for parameter in model.parameters()))}
-    settings, optimizer = _merged(settings, {"zero_optimization": bucket}), build_optimizer(model, optim, guarded)
-    deepspeed = _deepspeed(device)  # whose log goes on to what stdout is at its first import
-    with redirect_stdout(io.StringIO()):  # in bf16 it prints many lines of the memory at hand
-        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
-    bf16_of_stage_1 = hasattr(engine.optimizer, "get_grads_for_reduction")
-    if (guarded or bf16_of_stage_1) and world_size() == 1:
-        # it would copy all gradients twice, though there is nobody to add them to, and in bf16 round what was accumulated in fp32
+    """Build the optimizer, and DeepSpeed's engine around `model`.
+
+    Args:
+        model: the model, on any device.
+        config: configuration from `build_deepspeed_config`.
+        train: `compile`.
+        optim: settings of the optimizer.
+        device: device of this process.
+    """
+    zero = config["zero_optimization"]
+    without_zero = zero["stage"] == 0
+    bucket = {"reduce_bucket_size": reduce_bucket_size(zero, sum(p.numel() for p in model.parameters()))}
+    config = _merge(config, {"zero_optimization": bucket})
+    optimizer = build_optimizer(model, optim, clip_and_skip=without_zero)
+    deepspeed = _import_deepspeed(device)  # before the redirection: its logger keeps the stdout of its first import
+    with redirect_stdout(io.StringIO()):  # in bf16 it prints many lines about memory
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+    is_bf16_stage_1 = hasattr(engine.optimizer, "get_grads_for_reduction")
+    if (without_zero or is_bf16_stage_1) and world_size() == 1:
+        # it would copy all gradients twice for no other process, and in bf16 round what was accumulated in fp32
         engine.enable_backward_allreduce = False
     if train.compile:
-        # how many tokens are in a cluster of the adaptive softmax is known by then only; else the graph would end there
+        # the number of tokens in a cluster of the adaptive softmax is dynamic; the graph would break there
         torch._dynamo.config.capture_dynamic_output_shape_ops = True
         engine.compile()
     return engine
 
 
-def reduce_bucket_size(zero: dict[str, Any], parameters: int) -> int:
-    """Elements of the buffer in which gradients are reduced: DeepSpeed's 500 million, and no more than the model has.
+def reduce_bucket_size(zero: dict[str, Any], n_parameters: int) -> int:
+    """Return the number of elements of the buffer in which gradients are reduced: DeepSpeed's default, at most the model size.
 
     Args:
-        zero: the settings `zero_optimization`, in which `reduce_bucket_size` decides.
-        parameters: of the model.
+        zero: the settings `zero_optimization`; its `reduce_bucket_size` takes precedence.
+        n_parameters: number of parameters of the model.
     """
-    return int(zero.get("reduce_bucket_size", min(parameters, 500_000_000)))
+    return int(zero.get("reduce_bucket_size", min(n_parameters, 500_000_000)))
 
 
-def resolve_precision(device: torch.device, wanted: str) -> str:
-    """What `wanted`, a `train.precision`, is on `device`: fp32, bf16 or fp16.
+def resolve_precision(device: torch.device, precision: str) -> str:
+    """Return `fp32`, `bf16` or `fp16` for a `train.precision`, which may be `auto`.
 
     Raises:
-        ValueError: the device does not have it.
+        ValueError: the device does not support it.
     """
     on_gpu = device.type == "cuda"
-    if wanted == "auto":
-        return "bf16" if on_gpu and _has_bf16(device) else "fp32"
-    if wanted == "bf16" and not _has_bf16(device):
-        where = "a processor without instructions for it (AVX512-BF16, AMX)"
+    if precision == "auto":
+        return "bf16" if on_gpu and _supports_bf16(device) else "fp32"
+    if precision == "bf16" and not _supports_bf16(device):
+        reason = "this processor has no bf16 instructions (AVX512-BF16, AMX)"
         if on_gpu:
-            where = f"{torch.cuda.get_device_name(device)}, which is older than compute capability 8 and emulates it,"
-        raise ValueError(f"train.precision=bf16 on {where} is many times slower than fp32; leave train.precision=auto")
-    if wanted == "fp16" and not _deepspeed(device).accelerator.get_accelerator().is_fp16_supported():
-        raise ValueError(f"train.precision=fp16 is not to be had on this {device.type}; leave train.precision=auto")
-    return wanted
+            reason = f"{torch.cuda.get_device_name(device)} emulates it (compute capability below 8)"
+        raise ValueError(
+            f"train.precision=bf16 is invalid: {reason} and would be many times slower than in fp32. Set train.precision=auto."
+        )
+    if precision == "fp16" and not _import_deepspeed(device).accelerator.get_accelerator().is_fp16_supported():
+        raise ValueError(
+            f"train.precision=fp16 is invalid: this {device.type} does not support it. Set train.precision=auto."
+        )
+    return precision
 
 
-def _has_bf16(device: torch.device) -> bool:
+def _supports_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64"):
@@ -234,25 +253,25 @@ def _has_bf16(device: torch.device) -> bool:
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
-def _merged(settings: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """`settings` with `overrides` in them, group by group."""
-    merged = dict(settings)
+def _merge(config: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """Return `config` updated with `overrides`; nested mappings are merged."""
+    merged = dict(config)
     for key, value in overrides.items():
-        inner = settings.get(key)
-        merged[key] = _merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+        nested = config.get(key)
+        merged[key] = _merge(nested, value) if isinstance(nested, dict) and isinstance(value, dict) else value
     return merged
 
 
-def _deepspeed(device: torch.device) -> Any:
-    """The library, told where it runs before its first import, and silent."""
+def _import_deepspeed(device: torch.device) -> Any:
+    """Import deepspeed without its messages. The accelerator must be set before its first import."""
     if device.type == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     warnings.filterwarnings("ignore", category=FutureWarning)
     import deepspeed
 
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    if device.type == "cpu":  # elsewhere all operators would be tried for
+    if device.type == "cpu":  # on a GPU this import would probe all operators
         from deepspeed.ops import __compatible_ops__
 
-        __compatible_ops__["deepspeed_shm_comm"] = False  # compiled at start-up and of no use here
+        __compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled at start-up, and is not used here
     return deepspeed

@@ -1,4 +1,4 @@
-"""What training costs on devices: their stated speeds, what DeepSpeed keeps on each of them, and what it sends between them."""
+"""Speeds and memory sizes of GPUs, as their makers state them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """One device and its links, as their makers state them.
+    """Specification of a device and its links.
 
     Attributes:
-        flops: peak of dense products a second, in the precision that training takes there.
+        flops: peak operations per second of dense products, in the precision of training.
         memory: bytes.
-        bandwidth: of the memory, bytes a second.
-        link: to others of the same node, bytes a second in one direction.
-        network: to other nodes, bytes a second in one direction and for one device.
-        per_node: devices of a node.
+        bandwidth: memory bandwidth, bytes per second.
+        link: bandwidth to other devices of the node, bytes per second in one direction.
+        network: bandwidth to other nodes, bytes per second in one direction, per device.
+        per_node: devices per node.
+        bf16: True if training uses bf16.
     """
 
     flops: float
@@ -28,7 +29,7 @@ class DeviceSpec:
 
 
 DEVICES = {
-    # NVIDIA A100 datasheet: 312 TFLOP/s, 1555 and 2039 GB/s, NVLink 600 GB/s both ways; DGX A100: 200 Gb/s HDR for each GPU
+    # NVIDIA A100 datasheet: 312 TFLOP/s, 1555 and 2039 GB/s, NVLink 600 GB/s in both directions; DGX A100: 200 Gb/s HDR for each GPU
     "a100-40": DeviceSpec(312e12, 40e9, 1.555e12, 300e9, 25e9),
     "a100-80": DeviceSpec(312e12, 80e9, 2.039e12, 300e9, 25e9),
     # NVIDIA H100 SXM datasheet: 1979 TFLOP/s with sparsity, half without; 3.35 TB/s, NVLink 900 GB/s; DGX H100: 400 Gb/s NDR
@@ -43,8 +44,8 @@ DEVICES = {
     "cpu": DeviceSpec(96e9, 8e9, 20e9, 5e9, 1.25e9, per_node=16, bf16=False),
 }
 
-# what CUDA calls them; a variant of another speed (PCIe, NVL, a part of a GPU) has another name
-NAMES = {
+# names that CUDA reports; variants with another speed (PCIe, NVL, a MIG slice) have other names
+CUDA_NAMES = {
     "A100-SXM4-40GB": "a100-40",
     "A100-SXM4-80GB": "a100-80",
     "H100 80GB HBM3": "h100",
@@ -54,6 +55,6 @@ NAMES = {
 }
 
 
-def find_device_spec(name: str) -> DeviceSpec | None:
-    """The entry of DEVICES of the GPU that CUDA calls `name`; None if it is not known for certain."""
-    return DEVICES.get(NAMES.get(name.removeprefix("NVIDIA "), ""))
+def find_device_spec(cuda_name: str) -> DeviceSpec | None:
+    """Return the specification of a GPU by the name that CUDA reports; None if it is unknown."""
+    return DEVICES.get(CUDA_NAMES.get(cuda_name.removeprefix("NVIDIA "), ""))

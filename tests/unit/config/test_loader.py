@@ -2,10 +2,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args, get_type_hints
 
-import pytest
-
 import finetune.settings
 import pretrain.settings
+import pytest
+
 from finetune.config import FinetuneConfig, task_overrides
 from finetune.tasks.registry import NAMES
 from pretrain.config import PretrainConfig

@@ -8,9 +8,8 @@ import pytest
 from xlpre.data.store import FORMAT, TokenStore
 from xlpre.data.store_builder import write_store
 from xlpre.text import special_tokens
-from xlpre.text.tokenizer import Tokenizer
+from xlpre.text.tokenizer import Tokenizer, TokenizerConfig
 from xlpre.text.tokenizer_training import train_tokenizer
-from xlpre.text.tokenizer import TokenizerConfig
 
 
 def test_training_and_held_out_documents_together_are_the_corpus(store, documents, tokenizer):

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from tests.conftest import make_documents
 from xlpre.data.store_builder import build_store, write_store
 from xlpre.text.corpus import TextConfig
-from xlpre.text.tokenizer import Tokenizer
+from xlpre.text.tokenizer import Tokenizer, TokenizerConfig
 from xlpre.text.tokenizer_training import train_tokenizer
-from xlpre.text.tokenizer import TokenizerConfig
 
 
 def texts(part, tokenizer):

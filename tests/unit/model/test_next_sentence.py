@@ -114,7 +114,7 @@ def test_it_learns_to_tell_what_follows_from_what_does_not(tokenizer, tmp_path):
     store = write_store(tmp_path / "store", documents, tokenizer, 0.1, {"source": "docstrings"}, {})
     data = DataConfig(store_dir="x", seq_len=24, reuse_len=4)
     objective = build_objective(ObjectiveConfig(next_sentence=True), data, tokenizer.starts_word)
-    lanes = Lanes(store.train, 16, stride=4, reach=data.reach, windows_per_run=8, bidirectional=True, seed=0)
+    lanes = Lanes(store.train, 16, stride=4, lookahead=data.lookahead, windows_per_run=8, bidirectional=True, seed=0)
     loader = Loader(lanes, data, objective, seed=0)
     shape = ModelConfig(
         vocab_size=300, n_layer=2, d_model=32, n_head=2, d_inner=64, mem_len=0, dropout=0.0, dropatt=0.0, init_std=0.1

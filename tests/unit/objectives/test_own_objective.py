@@ -48,8 +48,8 @@ def test_it_becomes_a_batch(loader_of):  # noqa: F811
 @pytest.mark.parametrize(
     "name, change, said",
     [
-        ("target_positions", lambda x: x + 60, "must be between 0 and 63"),
-        ("target_positions", lambda x: x - 60, "must be between 0 and 63"),
+        ("target_positions", lambda x: x + 60, "be between 0 and 63"),
+        ("target_positions", lambda x: x - 60, "be between 0 and 63"),
         ("target_positions", lambda x: x[:, ::-1], "strictly increase in each row"),
         ("target_positions", lambda x: x * 0, "strictly increase in each row"),
         ("target_positions", lambda x: x.astype(np.int32), "Batch.target_positions is (4, 9) torch.int32. It must be"),

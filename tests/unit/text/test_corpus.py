@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xlpre.text import corpus, document
-from xlpre.text.corpus import TextConfig, read_documents, read_units, source_files, list_units
+from xlpre.text.corpus import TextConfig, list_units, read_documents, read_units, source_files
 from xlpre.text.readers import ByteCounter
 
 

@@ -8,10 +8,8 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from xlpre.text import special_tokens
-from xlpre.text.tokenizer import Tokenizer
-from xlpre.text.tokenizer_training import train_tokenizer
-from xlpre.text.tokenizer import TokenizerConfig
-from xlpre.text.tokenizer_training import MAX_SENTENCE_BYTES, split_long_line
+from xlpre.text.tokenizer import Tokenizer, TokenizerConfig
+from xlpre.text.tokenizer_training import MAX_SENTENCE_BYTES, split_long_line, train_tokenizer
 
 
 def test_ids_0_to_8_are_xlnets_symbols(tokenizer):

@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from xlpre.text.corpus import TextConfig
-from xlpre.text.tokenizer_training import record_path, check_training_record, write_training_record
 from xlpre.text.tokenizer import TokenizerConfig
+from xlpre.text.tokenizer_training import check_training_record, record_path, write_training_record
 
 SETTINGS = TokenizerConfig(vocab_size=300)
 

@@ -5,8 +5,8 @@ import torch
 
 from xlpre.training.deepspeed_engine import (
     TrainConfig,
-    _deepspeed,
-    _merged,
+    _import_deepspeed,
+    _merge,
     build_deepspeed_config,
     resolve_precision,
     init_process_group,
@@ -18,7 +18,7 @@ from xlpre.training.optimizer import OptimConfig
 
 def test_overrides_keep_what_they_do_not_name():
     settings = {"zero_optimization": {"stage": 1}, "bf16": {"enabled": False}}
-    assert _merged(settings, {"zero_optimization": {"overlap_comm": True}}) == {
+    assert _merge(settings, {"zero_optimization": {"overlap_comm": True}}) == {
         "zero_optimization": {"stage": 1, "overlap_comm": True},
         "bf16": {"enabled": False},
     }
@@ -49,7 +49,7 @@ def test_deepspeeds_list_of_operators_still_has_the_one_that_is_switched_off():
     import deepspeed.ops
 
     assert "deepspeed_shm_comm" in deepspeed.ops.__compatible_ops__
-    _deepspeed(torch.device("cpu"))
+    _import_deepspeed(torch.device("cpu"))
     assert deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] is False
 
 

@@ -10,7 +10,7 @@ from pretrain.planning.activation_memory import Tensors
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
 from xlpre.training import muon
-from xlpre.training.muon import Muon, orthogonalized, working_bytes
+from xlpre.training.muon import Muon, orthogonalize, working_bytes
 from xlpre.training.optimizer import OptimConfig, PretrainOptimConfig, build_optimizer, set_lr
 
 SHAPE = ModelConfig(vocab_size=50, n_layer=2, d_model=16, n_head=2, d_inner=32)
@@ -49,7 +49,7 @@ def test_singular_vectors_stay_and_singular_values_become_alike(shape):
     torch.manual_seed(1)
     matrices = torch.randn(shape, dtype=torch.float64)
     u, s, v = torch.linalg.svd(matrices, full_matrices=False)
-    found = u.mT @ orthogonalized(matrices) @ v.mT
+    found = u.mT @ orthogonalize(matrices) @ v.mT
     values = found.diagonal(dim1=-2, dim2=-1)
     assert (values > 0.6).all() and (values < 1.3).all()
     assert (found - torch.diag_embed(values)).abs().max() < 1e-10
@@ -57,7 +57,7 @@ def test_singular_vectors_stay_and_singular_values_become_alike(shape):
 
 
 def test_a_matrix_without_a_gradient_stays():
-    assert (orthogonalized(torch.zeros(2, 8, 4)) == 0).all()
+    assert (orthogonalize(torch.zeros(2, 8, 4)) == 0).all()
 
 
 def test_a_step_is_as_long_as_one_of_adamw_whatever_the_size_of_the_gradient(gradients):
@@ -107,7 +107,7 @@ def test_momentum_looks_ahead():
         before = matrix.detach().clone()
         optimizer.step()
     m = 0.05 * (0.95 * g + h)
-    expected = -0.2 * 8**0.5 * orthogonalized(0.05 * h + 0.95 * m)[0]
+    expected = -0.2 * 8**0.5 * orthogonalize(0.05 * h + 0.95 * m)[0]
     torch.testing.assert_close(matrix.detach() - before, expected)
 
 
@@ -145,13 +145,13 @@ def test_the_memory_that_an_update_takes_is_foretold(monkeypatch, shapes, proces
     optimizer.step()
     with Tensors([*tensors, *(x for held in optimizer.state.values() for x in held.values())]) as counted:
         optimizer.step()
-    assert counted.peak == pytest.approx(working_bytes(shapes, processes, flat, gpu=False), rel=0.03)
+    assert counted.peak == pytest.approx(working_bytes(shapes, processes, flat, on_gpu=False), rel=0.03)
 
 
 def test_a_gradient_that_is_not_finite_moves_nothing_and_leaves_no_trace():
     torch.manual_seed(1)
     model = LanguageModel(SHAPE, two_streams=True)
-    optimizer = build_optimizer(model, MUON, guarded=True)
+    optimizer = build_optimizer(model, MUON, clip_and_skip=True)
     for bad in (False, True):
         for weight in model.parameters():
             weight.grad = torch.full_like(weight, float("nan") if bad else 1.0)

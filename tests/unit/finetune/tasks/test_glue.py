@@ -1,4 +1,4 @@
-"""The tasks of GLUE are read as they are distributed, and what is submitted is what its judges want."""
+"""GLUE tasks are read as distributed, and submissions have the official format."""
 
 import zipfile
 
@@ -9,7 +9,6 @@ from finetune.config import TaskDataConfig
 from finetune.data.examples import Split
 from finetune.tasks.glue import GLUE_LAYOUTS
 from finetune.tasks.registry import build_task
-from finetune.trainer.results import merge_glue_submissions
 
 TRAIN = {  # two rows of each file, as distributed
     "glue/cola": ("CoLA", "gj04\t1\t\tA good one.\ngj04\t0\t*\tOne a good.\n"),
@@ -22,7 +21,7 @@ TRAIN = {  # two rows of each file, as distributed
     "glue/rte": ("RTE", "index\tsentence1\tsentence2\tlabel\n0\tA.\tB.\tnot_entailment\n1\tC.\tD.\tentailment\n"),
     "glue/wnli": ("WNLI", "index\tsentence1\tsentence2\tlabel\n0\tA.\tB.\t1\n1\tC.\tD.\t0\n"),
 }  # fmt: skip
-ANSWERS = {
+LABELS = {
     "glue/cola": [1, 0],
     "glue/sst-2": [1, 0],
     "glue/mrpc": [1, 0],
@@ -40,38 +39,39 @@ def build(name, folder, **data):
 
 
 def write_glue(folder, name):
-    """Training and dev files with the rows above, test files with the texts alone."""
+    """Write training and dev files with the rows above, and test files with the texts only."""
     layout = GLUE_LAYOUTS[name]
-    sub, rows = TRAIN["glue/mnli" if name == "glue/ax" else name]
-    place = folder / sub
-    place.mkdir()
+    subfolder, rows = TRAIN["glue/mnli" if name == "glue/ax" else name]
+    task_folder = folder / subfolder
+    task_folder.mkdir()
     for file in ("train.tsv", *layout.dev):
-        (place / file).write_text(rows)
+        (task_folder / file).write_text(rows)
     texts = layout.columns.texts
     lines = ["\t".join(("index", *texts)), *("\t".join((str(i), *("X y.",) * len(texts))) for i in range(3))]
     for file in layout.test:
-        (place / file).parent.mkdir(exist_ok=True)
-        (place / file).write_text("\n".join(lines) + "\n")
+        (task_folder / file).parent.mkdir(exist_ok=True)
+        (task_folder / file).write_text("\n".join(lines) + "\n")
 
 
 @pytest.mark.parametrize("name", TRAIN)
-def test_the_tasks_of_glue_are_read_as_distributed(name, tmp_path):
+def test_glue_tasks_are_read_as_distributed(name, tmp_path):
     write_glue(tmp_path, name)
-    for folder in (tmp_path, tmp_path / TRAIN[name][0]):  # all of GLUE, or the task alone
+    for folder in (tmp_path, tmp_path / TRAIN[name][0]):  # all of GLUE, or the task only
         task = build(name, folder)
         for split in ("train", *task.dev_splits):
-            found = task.read_split(split)
-            assert [example.label for example in found] == ANSWERS[name]
-            assert all(len(example.texts) == len(GLUE_LAYOUTS[name].columns.texts) for example in found)
+            examples = task.read_split(split)
+            assert [example.label for example in examples] == LABELS[name]
+            assert all(len(example.texts) == len(GLUE_LAYOUTS[name].columns.texts) for example in examples)
         for split in task.test_splits:
             assert [example.label for example in task.read_split(split)] == [None] * 3
-    assert ", line " in found[0].place
+    assert ", line " in examples[0].location
 
 
-def submitted(task, folder, logits):
-    splits = {name: task.read_split(name) for name in task.test_splits}
+def submit(task, folder, logits):
+    """Return the files of a submission with these logits in all test splits."""
+    examples = {split: task.read_split(split) for split in task.test_splits}
     predictions = {
-        name: task.to_predictions(Split(name, examples, []), {"logits": logits}) for name, examples in splits.items()
+        split: task.to_predictions(Split(split, examples[split], []), {"logits": logits}) for split in examples
     }
     task.write_submission(folder, predictions)
     with zipfile.ZipFile(folder / "submission.zip") as archive:
@@ -79,7 +79,7 @@ def submitted(task, folder, logits):
 
 
 @pytest.mark.parametrize(
-    ("name", "files", "answers"),
+    ("name", "files", "predictions"),
     [
         ("glue/cola", ["CoLA.tsv"], ["1", "0", "1"]),
         ("glue/mnli", ["AX.tsv", "MNLI-m.tsv", "MNLI-mm.tsv"], ["entailment", "contradiction", "neutral"]),
@@ -88,29 +88,31 @@ def submitted(task, folder, logits):
         ("glue/qnli", ["QNLI.tsv"], ["not_entailment", "entailment", "not_entailment"]),
     ],
 )
-def test_a_submission_has_the_names_the_header_and_the_labels_of_glue(name, files, answers, tmp_path):
+def test_a_submission_has_the_file_names_header_and_labels_of_glue(name, files, predictions, tmp_path):
     write_glue(tmp_path, name)
-    n_classes = len(GLUE_LAYOUTS[name].columns.labels)
+    n_classes = len(GLUE_LAYOUTS[name].columns.label_names)
     logits = np.eye(3)[[1, 0, 2]] if n_classes == 3 else np.eye(2)[[1, 0, 1]]
-    content = submitted(build(name, tmp_path), tmp_path, logits.astype(np.float32))
-    assert sorted(content) == files
-    for text in content.values():
-        assert text == "index\tprediction\n" + "".join(f"{i}\t{answer}\n" for i, answer in enumerate(answers))
+    contents = submit(build(name, tmp_path), tmp_path, logits.astype(np.float32))
+    assert sorted(contents) == files
+    rows = "".join(f"{index}\t{prediction}\n" for index, prediction in enumerate(predictions))
+    assert set(contents.values()) == {"index\tprediction\n" + rows}
 
 
-def test_scores_of_sts_b_stay_on_its_scale(tmp_path):
+def test_predictions_of_sts_b_are_clipped_to_its_bounds(tmp_path):
     write_glue(tmp_path, "glue/sts-b")
-    content = submitted(build("glue/sts-b", tmp_path), tmp_path, np.array([-0.5, 2.34567, 7], np.float32))
-    assert content == {"STS-B.tsv": "index\tprediction\n0\t0.0\n1\t2.34567\n2\t5.0\n"}
+    contents = submit(build("glue/sts-b", tmp_path), tmp_path, np.array([-0.5, 2.34567, 7], np.float32))
+    assert contents == {"STS-B.tsv": "index\tprediction\n0\t0.0\n1\t2.34567\n2\t5.0\n"}
 
 
-def test_runs_are_gathered_into_one_submission(tmp_path):
-    for run, name, rows in (("a", "WNLI.tsv", 146), ("b", "MRPC.tsv", 1725)):
-        (tmp_path / run / "predictions").mkdir(parents=True)
-        (tmp_path / run / "predictions" / name).write_text("index\tprediction\n" + "0\t1\n" * rows)
-    missing = merge_glue_submissions([tmp_path / "a", tmp_path / "b"], tmp_path / "all.zip")
-    assert zipfile.ZipFile(tmp_path / "all.zip").namelist() == ["MRPC.tsv", "WNLI.tsv"]
-    assert len(missing) == 9 and "AX.tsv" in missing
-    (tmp_path / "a" / "predictions" / "WNLI.tsv").write_text("index\tprediction\n0\t1\n")
-    with pytest.raises(ValueError, match=r"WNLI.tsv has 1 .*146"):
-        merge_glue_submissions([tmp_path / "a"], tmp_path / "all.zip")
+def test_a_similarity_outside_the_bounds_of_sts_b_is_refused(tmp_path):
+    write_glue(tmp_path, "glue/sts-b")
+    (tmp_path / "STS-B" / "dev.tsv").write_text("index\tsentence1\tsentence2\tscore\n0\tA.\tB.\t5.5\n")
+    with pytest.raises(ValueError, match="dev.tsv, line 2: score 5.5 .*between 0 and 5"):
+        build("glue/sts-b", tmp_path).read_split("dev")
+
+
+def test_a_test_index_that_is_there_twice_is_refused(tmp_path):
+    write_glue(tmp_path, "glue/rte")
+    (tmp_path / "RTE" / "test.tsv").write_text("index\tsentence1\tsentence2\n7\tA.\tB.\n7\tC.\tD.\n")
+    with pytest.raises(ValueError, match="test.tsv: 2 rows .*index 7"):
+        build("glue/rte", tmp_path).read_split("test")
