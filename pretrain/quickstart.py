@@ -62,7 +62,9 @@ def show_samples(config: PretrainConfig) -> None:
     """Print the predictions for blanks of the last evaluation."""
     record = read_samples(Path(config.run_dir))[-1]
     if not record["results"]:
-        print("The validation text has no sentence with a word that is one token. Set eval.sentences to sentences with ____.")
+        print(
+            "The validation text has no sentence with a word that is one token. Set eval.sentences to sentences with ____."
+        )
         return
     print(f"\npredictions for blanks in validation text at step {record['step']:,}:\n")
     for result in record["results"]:

@@ -34,7 +34,9 @@ def main() -> None:
         Trainer(config, explicit_keys).train()
         destroy_process_group()
     elif is_rank_zero():
-        print(f"{describe_finished(config)}. To train longer, raise train.steps (and train.hours); or set another name.")
+        print(
+            f"{describe_finished(config)}. To train longer, raise train.steps (and train.hours); or set another name."
+        )
 
 
 def _check_has_preset(explicit_keys: ExplicitKeys) -> None:

@@ -1,13 +1,13 @@
-"""Does pretraining help? Pretrained models and the same model with new weights, fine-tuned on several tasks.
+"""Compare pretrained models with randomly initialized ones by fine-tuning them on several tasks.
 
 python benchmarks/quality/downstream.py --models pretrained=runs/wiki_small/model --glue glue_data --squad squad --race RACE \
     --out reports/finetuning/tasks
 python benchmarks/quality/downstream.py --models permutation=A/model,denoising=B/model --glue glue_data --tasks glue/sst-2 \
     --examples 200,1000,5000 --out reports/finetuning/few
 
-All arms, `random` among them (new weights of the first model's shape), are swept over the same learning rates with seed 1; each goes on
-with the other seeds at its own best rate. One JSON line for each run in results.jsonl, then table.md, table.csv and scores.png. What is
-done is not done again; everything else of the runs is in `runs/downstream/OUT/`.
+The arms are the models and `random`, which has new weights with the shape of the first model. Each arm tries all learning rates with
+seed 1, then runs the other seeds with its best rate. --out receives results.jsonl with one line per run, table.md, table.csv and
+scores.png. Everything else is in runs/downstream/OUT/. Finished runs are not repeated.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository
 
-from benchmarks.common.finetuning_runs import CONFIG, Tuning
+from benchmarks.common.finetuning_runs import CONFIG, FinetuningRun
 from xlpre.common.cli_main import run_main
 from xlpre.common.files import write_text
 from xlpre.common.job_pool import run_all
@@ -33,9 +33,9 @@ TASKS = ("glue/sst-2", "glue/cola", "glue/mrpc", "glue/qnli", "squad/1.1", "race
 ALL = "all"
 RANDOM = "random"
 COLOURS = ("#1f4e9c", "#2e8b57", "#7d4fa3", "#c79a1b", "#3a9fb5")
-COLOUR_OF_RANDOM = "#b0542c"
-# what needs no model: the most frequent answer on dev; for SQuAD and RACE, the sliding window of the papers that brought them
-TRIVIAL = {
+RANDOM_COLOUR = "#b0542c"
+# baselines without a model: the most frequent label on dev; for SQuAD and RACE, the sliding window of the papers of the data sets
+BASELINES = {
     "glue/sst-2": ("most frequent", 0.509),
     "glue/cola": ("most frequent", 0.0),
     "glue/mrpc": ("most frequent", 0.684),
@@ -46,175 +46,178 @@ TRIVIAL = {
 
 
 @dataclass(frozen=True)
-class Tuned(Tuning):
-    """One fine-tuning: of which arm, on what (all examples, or so many), how."""
+class ArmRun(FinetuningRun):
+    """A fine-tuning run of an arm.
+
+    Attributes:
+        task: name of the task.
+        examples: number of training examples, or `all`.
+        arm: name of the model, or `random`.
+        lr: learning rate, as written on the command line.
+    """
 
     task: str
     examples: str
     arm: str
-    rate: str
+    lr: str
 
-    def words(self, said: argparse.Namespace) -> list[str]:
-        """Its settings."""
-        words = [f"task={self.task}", f"data.dir={getattr(said, self.task.partition('/')[0])}", f"optim.lr={self.rate}"]
+    def settings(self, args: argparse.Namespace) -> list[str]:
+        """Return the settings of the run."""
+        settings = [f"task={self.task}", f"data.dir={getattr(args, self.task.partition('/')[0])}", f"optim.lr={self.lr}"]
         if self.examples != ALL:
-            words.append(f"data.max_train_examples={self.examples}")
+            settings.append(f"data.max_train_examples={self.examples}")
         if self.arm == RANDOM:
-            return [*words, f"init_from={next(iter(said.models.values()))}", "from_scratch=true", *said.words]
-        return [*words, f"init_from={said.models[self.arm]}", *said.words]
+            return [*settings, f"init_from={next(iter(args.models.values()))}", "from_scratch=true", *args.settings]
+        return [*settings, f"init_from={args.models[self.arm]}", *args.settings]
 
 
-def make(said: argparse.Namespace) -> list[Tuned]:
-    """Run all that is missing. Returns every run: those of the sweep, then those of other seeds."""
+def finetune_all(args: argparse.Namespace) -> list[ArmRun]:
+    """Run everything that is not finished. Returns all runs: those of the learning rates, then those of other seeds."""
 
-    def tuned(task: str, examples: str, arm: str, rate: str, seed: int) -> Tuned:
-        name = "_".join([task.replace("/", "_"), *([] if examples == ALL else [examples]), arm, rate, str(seed)])
-        return Tuned(seed, said.runs / name, task, examples, arm, rate)
+    def make_run(task: str, examples: str, arm: str, lr: str, seed: int) -> ArmRun:
+        name = "_".join([task.replace("/", "_"), *([] if examples == ALL else [examples]), arm, lr, str(seed)])
+        return ArmRun(seed, args.runs / name, task, examples, arm, lr)
 
-    def run(wanted: Sequence[Tuned]) -> None:
-        run_all([one.errand(said.config, one.words(said)) for one in wanted], said.jobs)
+    def finetune(runs: Sequence[ArmRun]) -> None:
+        run_all([run.command(args.config, run.settings(args)) for run in runs], args.jobs)
 
-    arms = [(task, n, arm) for task in said.tasks for n in said.examples for arm in (*said.models, RANDOM)]
-    sweep = [tuned(*arm, rate, 1) for rate in said.rates for arm in arms]
-    run(sweep)
-    best = {
-        arm: max((one for one in sweep if (one.task, one.examples, one.arm) == arm), key=_score).rate for arm in arms
-    }
-    others = [tuned(*arm, rate, seed) for seed in range(2, said.seeds + 1) for arm, rate in best.items()]
-    run(others)
-    return [*sweep, *others]
+    arms = [(task, n, arm) for task in args.tasks for n in args.examples for arm in (*args.models, RANDOM)]
+    sweep = [make_run(*arm, lr, 1) for lr in args.rates for arm in arms]
+    finetune(sweep)
+    best_lr = {}
+    for arm in arms:
+        runs_of_arm = [run for run in sweep if (run.task, run.examples, run.arm) == arm]
+        best_lr[arm] = max(runs_of_arm, key=lambda run: run.result.score).lr
+    other_seeds = [make_run(*arm, lr, seed) for seed in range(2, args.seeds + 1) for arm, lr in best_lr.items()]
+    finetune(other_seeds)
+    return [*sweep, *other_seeds]
 
 
-def lines_of(made: Sequence[Tuned]) -> list[dict[str, Any]]:
-    """What is kept of the runs."""
+def result_lines(runs: Sequence[ArmRun]) -> list[dict[str, Any]]:
+    """Return the lines of results.jsonl."""
     lines = []
-    for one in made:
-        result = one.result
+    for run in runs:
+        result = run.result
         lines.append(
             {
-                "task": one.task,
-                "examples": one.examples,
-                "arm": one.arm,
-                "lr": float(one.rate),
-                "seed": one.seed,
+                "task": run.task,
+                "examples": run.examples,
+                "arm": run.arm,
+                "lr": float(run.lr),
+                "seed": run.seed,
+                "metric": result.main_metric,
                 "score": result.score,
-                "value": result.main,
-                "scores": dict(result.scores),
-                "level_of_chance": result.chance,
-                "updates": result.steps,
-                "seconds": round(result.seconds, 1),
+                "metrics": dict(result.metrics),
+                "chance_threshold": result.chance_threshold,
+                "steps": result.steps,
+                "train_seconds": round(result.train_seconds, 1),
             }
         )
     return lines
 
 
-def table(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each task, number of examples and arm: its best learning rate by seed 1, and the scores of all seeds with it."""
-    rows = []
-    for key in dict.fromkeys(map(_key, lines)):
-        mine = [line for line in lines if _key(line) == key]
-        rate = max((line for line in mine if line["seed"] == 1), key=lambda line: line["value"])["lr"]
-        values = [line["value"] for line in mine if line["lr"] == rate]
+def summarize_arms(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the best learning rate by seed 1 and the scores of all seeds, for each task, number of examples and arm."""
+    summaries = []
+    for key in dict.fromkeys(map(_arm_key, lines)):
+        of_arm = [line for line in lines if _arm_key(line) == key]
+        lr = max((line for line in of_arm if line["seed"] == 1), key=lambda line: line["score"])["lr"]
+        scores = [line["score"] for line in of_arm if line["lr"] == lr]
         task, examples, arm = key
-        rows.append(
-            {"task": task, "examples": examples, "arm": arm, "score": mine[0]["score"], "lr": rate, "values": values}
+        summaries.append(
+            {"task": task, "examples": examples, "arm": arm, "metric": of_arm[0]["metric"], "lr": lr, "scores": scores}
         )
+    return summaries
+
+
+def table_rows(summaries: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+    """Return a table row for each task and number of examples, with all arms."""
+    rows = []
+    for task, examples in dict.fromkeys((summary["task"], summary["examples"]) for summary in summaries):
+        arms = [summary for summary in summaries if (summary["task"], summary["examples"]) == (task, examples)]
+        random_median = next(median(arm["scores"]) for arm in arms if arm["arm"] == RANDOM)
+        row = {"task": task, "examples": examples, "metric": arms[0]["metric"]}
+        for arm in arms:
+            scores = ", ".join(f"{100 * score:.1f}" for score in sorted(arm["scores"]))
+            row[f"{arm['arm']}: median (all)"] = f"{100 * median(arm['scores']):.1f} ({scores})"
+            row[f"{arm['arm']}: lr"] = f"{arm['lr']:g}"
+            if arm["arm"] != RANDOM:
+                row[f"{arm['arm']}: gain"] = f"{100 * (median(arm['scores']) - random_median):+.1f}"
+        name, baseline = BASELINES[task]
+        row["without a model"] = f"{100 * baseline:.1f} ({name})"
+        rows.append(row)
     return rows
 
 
-def beside(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
-    """The arms of a task, with as many examples, in one row of the table."""
-    told = []
-    for task, examples in dict.fromkeys((row["task"], row["examples"]) for row in rows):
-        arms = [row for row in rows if (row["task"], row["examples"]) == (task, examples)]
-        random = next(median(row["values"]) for row in arms if row["arm"] == RANDOM)
-        cells = {"task": task, "examples": examples, "score": arms[0]["score"]}
-        for arm in arms:
-            values = ", ".join(f"{100 * value:.1f}" for value in sorted(arm["values"]))
-            cells[f"{arm['arm']}: median (all)"] = f"{100 * median(arm['values']):.1f} ({values})"
-            cells[f"{arm['arm']}: lr"] = f"{arm['lr']:g}"
-            if arm["arm"] != RANDOM:
-                cells[f"{arm['arm']}: gain"] = f"{100 * (median(arm['values']) - random):+.1f}"
-        name, trivial = TRIVIAL[task]
-        cells["without a model"] = f"{100 * trivial:.1f} ({name})"
-        told.append(cells)
-    return told
-
-
-def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """A point for each seed, a bar at the median, a line for what needs no model."""
-    arms = list(dict.fromkeys(row["arm"] for row in rows))
-    places = list(dict.fromkeys((row["task"], row["examples"]) for row in rows))
-    colours = {arm: COLOUR_OF_RANDOM if arm == RANDOM else COLOURS[k % len(COLOURS)] for k, arm in enumerate(arms)}
-    figure, (axes,) = new_axes(3 + 1.5 * len(places), 4)
-    width, named = 0.8 / len(arms), set()
-    for row in rows:
-        x = places.index((row["task"], row["examples"])) + width * (arms.index(row["arm"]) - (len(arms) - 1) / 2)
-        colour, label = colours[row["arm"]], None if row["arm"] in named else row["arm"]
-        named.add(row["arm"])
-        axes.bar(x, 100 * median(row["values"]), 0.9 * width, color=colour, alpha=0.35, label=label)
-        points = [100 * value for value in row["values"]]
-        axes.plot([x] * len(points), points, "o", color=colour, markersize=4)
-    for place, (task, _) in enumerate(places):
-        level, label = 100 * TRIVIAL[task][1], None if place else "without a model"
-        axes.plot([place - 0.4, place + 0.4], [level, level], "--", color="#4c5866", linewidth=1, label=label)
-    scores = {row["task"]: row["score"] for row in rows}
-    ticks = [f"{task}\n{scores[task]}" + ("" if n == ALL else f"\n{n} examples") for task, n in places]
-    axes.set_xticks(range(len(places)), ticks)
+def plot(summaries: Sequence[dict[str, Any]], path: Path) -> None:
+    """Plot a point for each seed, a bar for the median, and a line for the baseline without a model."""
+    arms = list(dict.fromkeys(summary["arm"] for summary in summaries))
+    groups = list(dict.fromkeys((summary["task"], summary["examples"]) for summary in summaries))
+    colours = {arm: RANDOM_COLOUR if arm == RANDOM else COLOURS[k % len(COLOURS)] for k, arm in enumerate(arms)}
+    figure, (axes,) = new_axes(3 + 1.5 * len(groups), 4)
+    width, labelled = 0.8 / len(arms), set()
+    for summary in summaries:
+        arm = summary["arm"]
+        x = groups.index((summary["task"], summary["examples"])) + width * (arms.index(arm) - (len(arms) - 1) / 2)
+        label = None if arm in labelled else arm
+        labelled.add(arm)
+        axes.bar(x, 100 * median(summary["scores"]), 0.9 * width, color=colours[arm], alpha=0.35, label=label)
+        points = [100 * score for score in summary["scores"]]
+        axes.plot([x] * len(points), points, "o", color=colours[arm], markersize=4)
+    for number, (task, _) in enumerate(groups):
+        level, label = 100 * BASELINES[task][1], None if number else "without a model"
+        axes.plot([number - 0.4, number + 0.4], [level, level], "--", color="#4c5866", linewidth=1, label=label)
+    metrics = {summary["task"]: summary["metric"] for summary in summaries}
+    ticks = [f"{task}\n{metrics[task]}" + ("" if n == ALL else f"\n{n} examples") for task, n in groups]
+    axes.set_xticks(range(len(groups)), ticks)
     axes.set_ylabel("score, percent")
-    figure.legend(loc="outside upper center", ncols=len(named) + 1, frameon=False)
+    figure.legend(loc="outside upper center", ncols=len(labelled) + 1, frameon=False)
     save_figure(figure, path)
 
 
-def _key(line: dict[str, Any]) -> tuple[str, str, str]:
+def _arm_key(line: dict[str, Any]) -> tuple[str, str, str]:
     return line["task"], line["examples"], line["arm"]
 
 
-def _score(one: Tuned) -> float:
-    return one.result.main
+def _parse_list(text: str) -> list[str]:
+    return text.split(",")
 
 
-def _list(said: str) -> list[str]:
-    return said.split(",")
-
-
-def _models(said: str) -> dict[str, str]:
-    models = dict(entry.partition("=")[::2] for entry in said.split(","))
+def _parse_models(text: str) -> dict[str, str]:
+    models = dict(entry.partition("=")[::2] for entry in text.split(","))
     if RANDOM in models or not all(name and folder for name, folder in models.items()):
-        raise argparse.ArgumentTypeError(f"{said!r} is not NAME=FOLDER,NAME=FOLDER with names other than {RANDOM}")
+        raise argparse.ArgumentTypeError(f"{text!r} is invalid: write NAME=FOLDER,NAME=FOLDER with names other than {RANDOM}")
     return models
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", type=_models, required=True, help="NAME=FOLDER,NAME=FOLDER: folders of models")
-    for name, about in (("glue", "GLUE"), ("squad", "SQuAD 1.1"), ("race", "RACE")):
-        parser.add_argument(f"--{name}", type=Path, help=f"the folder of {about}")
-    parser.add_argument("--tasks", type=_list, default=list(TASKS), help=f"some of {','.join(TASKS)}")
-    parser.add_argument(
-        "--rates", type=_list, default=["1e-4", "3e-4", "1e-3"], help="learning rates that all try: a,b,c"
-    )
-    parser.add_argument("--examples", type=_list, default=[ALL], help="numbers of training examples: 200,1000,all")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--config", default=CONFIG)
-    parser.add_argument("--jobs", type=int, help="runs side by side (default: one for each GPU or core)")
-    parser.add_argument("--out", type=Path, required=True, help="where results.jsonl, table.md and scores.png go")
-    parser.add_argument("words", nargs="*", metavar="key=value", help="settings of every run")
-    said = parser.parse_intermixed_args(argv)
-    for task in said.tasks:
+    parser.add_argument("--models", type=_parse_models, required=True, help="model folders: NAME=FOLDER,NAME=FOLDER")
+    for name, data_set in (("glue", "GLUE"), ("squad", "SQuAD 1.1"), ("race", "RACE")):
+        parser.add_argument(f"--{name}", type=Path, help=f"folder of {data_set}")
+    parser.add_argument("--tasks", type=_parse_list, default=list(TASKS), help=f"some of {','.join(TASKS)}")
+    parser.add_argument("--rates", type=_parse_list, default=["1e-4", "3e-4", "1e-3"], help="learning rates: A,B,C")
+    parser.add_argument("--examples", type=_parse_list, default=[ALL], help="numbers of training examples: 200,1000,all")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
+    parser.add_argument("--config", default=CONFIG, help="config file of every run")
+    parser.add_argument("--jobs", type=int, help="runs at a time (default: one per GPU or core)")
+    parser.add_argument("--out", type=Path, required=True, help="folder for results.jsonl, the tables and scores.png")
+    parser.add_argument("settings", nargs="*", metavar="key=value", help="settings of every run")
+    args = parser.parse_intermixed_args(argv)
+    for task in args.tasks:
         if task not in TASKS:
-            raise ValueError(f"--tasks {task} is not one of {', '.join(TASKS)}")
+            raise ValueError(f"--tasks={task} is invalid: it must be one of {', '.join(TASKS)}.")
         family = task.partition("/")[0]
-        if getattr(said, family) is None:
-            raise ValueError(f"--tasks {task} needs --{family}, the folder of its files")
-    said.runs = Path("runs/downstream") / said.out.name
-    lines = lines_of(make(said))
-    write_text(said.out / "results.jsonl", to_jsonl(lines))
-    rows = table(lines)
-    write_table(beside(rows), said.out)
-    draw(rows, said.out / "scores.png")
-    print(to_markdown(beside(rows)), end="")
+        if getattr(args, family) is None:
+            raise ValueError(f"--tasks={task} needs the files of the task. Set --{family}=FOLDER.")
+    args.runs = Path("runs/downstream") / args.out.name
+    lines = result_lines(finetune_all(args))
+    write_text(args.out / "results.jsonl", to_jsonl(lines))
+    summaries = summarize_arms(lines)
+    write_table(table_rows(summaries), args.out)
+    plot(summaries, args.out / "scores.png")
+    print(to_markdown(table_rows(summaries)), end="")
 
 
 if __name__ == "__main__":

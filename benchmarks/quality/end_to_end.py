@@ -1,10 +1,10 @@
-"""From text to what pretraining is worth, by one command: vocabulary, store, pretraining, fine-tuning against new weights.
+"""Measure what pretraining is worth, from raw text: tokenizer, store, pretraining, and fine-tuning against random weights.
 
 python benchmarks/quality/end_to_end.py --config configs/pretrain/small_1gpu.yaml --text 'texts/*.txt.gz' --glue GLUE --race RACE --out OUT
 
-Runs the project's own commands one after another, each as one would type it, and copies into --out what is worth keeping: settings,
-metrics, report and samples of the pretraining, the model folder (--keep-model), and what benchmarks/quality/downstream.py makes. Stopped at
-any time, the same command goes on. Tasks are those whose folders are given.
+Runs the commands of the project one after another. --out receives settings, metrics, report and samples of the pretraining, the model
+folder (with --keep-model), and the results of benchmarks/quality/downstream.py for the tasks whose folders are given. If it is
+stopped, the same command resumes.
 """
 
 from __future__ import annotations
@@ -27,57 +27,57 @@ from xlpre.common.cli_main import run_main
 from xlpre.config.loader import load_config
 from xlpre.training.distributed import deepspeed_launcher
 
-KEPT = ("config.yaml", "metrics.jsonl", "samples.jsonl", "report.html", "loss.png")
+COPIED = ("config.yaml", "metrics.jsonl", "samples.jsonl", "report.html", "loss.png")
 TASKS = {"glue": ["glue/sst-2", "glue/qnli", "glue/cola", "glue/mrpc"], "race": ["race/middle"], "squad": ["squad/1.1"]}
 
 
-def call(*command: str) -> None:
-    """Run a command of the project; its failure is ours."""
+def run_command(*command: str) -> None:
+    """Print and run a command of the project. Raises ValueError if it fails."""
     print("+", *command, flush=True)
     status = subprocess.run(command, check=False).returncode
     if status:
         raise ValueError(
-            f"the command above ended with status {status}; what was done is kept, the same command goes on"
+            f"the command above ended with status {status}. Run the same command again to resume from what is finished."
         )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", required=True, help="of the pretraining")
-    parser.add_argument("--text", required=True, help="text.source: files to learn from")
+    parser.add_argument("--config", required=True, help="config file of the pretraining")
+    parser.add_argument("--text", required=True, help="text.source of the pretraining: files to train on")
     for name in TASKS:
-        parser.add_argument(f"--{name}", type=Path, help="the folder of its files")
-    parser.add_argument("--rates", default="1e-4,3e-4,1e-3", help="learning rates of fine-tuning")
-    parser.add_argument("--seeds", default="3", help="of fine-tuning")
-    parser.add_argument("--jobs", default="", help="fine-tunings side by side")
-    parser.add_argument("--keep-model", action="store_true", help="copy the model folder, too")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("words", nargs="*", metavar="key=value", help="settings of the pretraining")
-    said = parser.parse_intermixed_args(argv)
-    words = [f"text.source={said.text}", "text.max_chars=null", *said.words]
-    config = load_config(PretrainConfig, said.config, words)
-    words = ["--config", said.config, *words]
+        parser.add_argument(f"--{name}", type=Path, help=f"folder of {name}")
+    parser.add_argument("--rates", default="1e-4,3e-4,1e-3", help="learning rates of fine-tuning, A,B,C")
+    parser.add_argument("--seeds", default="3", help="number of seeds of fine-tuning")
+    parser.add_argument("--jobs", default="", help="fine-tuning runs at a time")
+    parser.add_argument("--keep-model", action="store_true", help="also copy the model folder")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument("settings", nargs="*", metavar="key=value", help="settings of the pretraining")
+    args = parser.parse_intermixed_args(argv)
+    settings = [f"text.source={args.text}", "text.max_chars=null", *args.settings]
+    config = load_config(PretrainConfig, args.config, settings)
+    pretrain_args = ["--config", args.config, *settings]
     if torch.cuda.device_count() == 0:
         os.environ["DS_ACCELERATOR"] = "cpu"
     python = sys.executable
-    call(python, str(REPOSITORY / "pretrain/train_tokenizer.py"), *words)
-    call(python, str(REPOSITORY / "pretrain/prepare.py"), *words)
-    call(*deepspeed_launcher(max(1, torch.cuda.device_count())), str(REPOSITORY / "pretrain/run.py"), *words)
+    run_command(python, str(REPOSITORY / "pretrain/train_tokenizer.py"), *pretrain_args)
+    run_command(python, str(REPOSITORY / "pretrain/prepare.py"), *pretrain_args)
+    run_command(*deepspeed_launcher(max(1, torch.cuda.device_count())), str(REPOSITORY / "pretrain/run.py"), *pretrain_args)
     run_dir = Path(config.run_dir)
-    call(python, str(REPOSITORY / "pretrain/report.py"), str(run_dir))
-    said.out.mkdir(parents=True, exist_ok=True)
-    for name in KEPT:
-        shutil.copy2(run_dir / name, said.out / name)
-    if said.keep_model:
-        shutil.copytree(run_dir / "model", said.out / "model", dirs_exist_ok=True)
-    tasks = [task for name, several in TASKS.items() if getattr(said, name) for task in several]
+    run_command(python, str(REPOSITORY / "pretrain/report.py"), str(run_dir))
+    args.out.mkdir(parents=True, exist_ok=True)
+    for name in COPIED:
+        shutil.copy2(run_dir / name, args.out / name)
+    if args.keep_model:
+        shutil.copytree(run_dir / "model", args.out / "model", dirs_exist_ok=True)
+    tasks = [task for name, of_family in TASKS.items() if getattr(args, name) for task in of_family]
     if tasks:
-        folders = [word for name in TASKS if (folder := getattr(said, name)) for word in (f"--{name}", str(folder))]
-        more = ["--jobs", said.jobs] if said.jobs else []
-        sweep = ["--tasks", ",".join(tasks), "--rates", said.rates, "--seeds", said.seeds, *more]
+        folders = [argument for name in TASKS if (folder := getattr(args, name)) for argument in (f"--{name}", str(folder))]
+        jobs = ["--jobs", args.jobs] if args.jobs else []
+        sweep = ["--tasks", ",".join(tasks), "--rates", args.rates, "--seeds", args.seeds, *jobs]
         script, model = str(REPOSITORY / "benchmarks/quality/downstream.py"), f"pretrained={run_dir / 'model'}"
-        call(python, script, "--models", model, *folders, *sweep, "--out", str(said.out / "downstream"))
+        run_command(python, script, "--models", model, *folders, *sweep, "--out", str(args.out / "downstream"))
 
 
 if __name__ == "__main__":

@@ -90,7 +90,9 @@ def read_manifest(checkpoint: Path, expected: Mapping[str, Any] | None = None) -
     manifest: dict[str, Any] = json.loads((checkpoint / MANIFEST).read_text("utf-8"))
     checksum = manifest.pop("checksum", None)  # the first versions wrote none
     if checksum is not None and checksum != _compute_checksum(manifest):
-        raise ValueError(f"{checkpoint / MANIFEST} is damaged: its checksum is wrong. Restore it, or remove {checkpoint}.")
+        raise ValueError(
+            f"{checkpoint / MANIFEST} is damaged: its checksum is wrong. Restore it, or remove {checkpoint}."
+        )
     if expected is not None:
         check_compatible(checkpoint, manifest, expected)
     return manifest
@@ -120,7 +122,10 @@ def check_compatible(checkpoint: Path, manifest: Mapping[str, Any], expected: Ma
     for key, value in expected.items():
         saved: Any = manifest.get(key)
         if isinstance(value, dict):
-            saved = {**dict.fromkeys(value, False), **(saved or {})}  # a setting that is newer than the checkpoint was off
+            saved = {
+                **dict.fromkeys(value, False),
+                **(saved or {}),
+            }  # a setting that is newer than the checkpoint was off
         if saved == value:
             continue
         if isinstance(value, dict):
@@ -187,6 +192,8 @@ def _has_checksum(file: Path, crc32c: int) -> bool:
 def _is_complete(path: Path) -> bool:
     try:
         files = read_manifest(path)["files"]
-        return all((path / name).stat().st_size == entry["bytes"] and "crc32c" in entry for name, entry in files.items())
+        return all(
+            (path / name).stat().st_size == entry["bytes"] and "crc32c" in entry for name, entry in files.items()
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # a cut or damaged manifest may hold anything
         return False

@@ -175,7 +175,9 @@ def build_deepspeed_config(
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
-        raise ValueError(f"deepspeed: the setting {key} (DeepSpeed's name) is invalid: {first['msg']}. Correct it.") from None
+        raise ValueError(
+            f"deepspeed: the setting {key} (DeepSpeed's name) is invalid: {first['msg']}. Correct it."
+        ) from None
     except (DeepSpeedConfigError, ValueError, TypeError, AssertionError) as error:  # it has no common error class
         raise ValueError(f"deepspeed: DeepSpeed refuses the settings: {error}") from None
     return config

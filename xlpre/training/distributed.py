@@ -118,9 +118,7 @@ def seed_step(seed: int, step: int, rank: int) -> None:
 
     The seed is a function of step and rank, so a resumed run needs no state of a random generator.
     """
-    torch.manual_seed(
-        int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0] >> np.uint64(1))
-    )
+    torch.manual_seed(int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0] >> np.uint64(1)))
 
 
 def check_shared_filesystem(folder: Path, comm: Comm, timeout_seconds: float = 60.0) -> None:
@@ -135,7 +133,9 @@ def check_shared_filesystem(folder: Path, comm: Comm, timeout_seconds: float = 6
     deadline = time.monotonic() + timeout_seconds
     while not (is_seen := marker.name in _list_dir(folder)) and time.monotonic() < deadline:
         time.sleep(0.5)
-    failed = sorted({host for host, host_sees_it in comm.all_gather((socket.gethostname(), is_seen)) if not host_sees_it})
+    failed = sorted(
+        {host for host, host_sees_it in comm.all_gather((socket.gethostname(), is_seen)) if not host_sees_it}
+    )
     if is_rank_zero():
         marker.unlink(missing_ok=True)
     if failed:

@@ -44,7 +44,9 @@ class OptimConfig:
         }
         for name, (is_valid, rule, usual) in rules.items():
             if not is_valid:
-                raise ValueError(f"optim.{name}={getattr(self, name)} is invalid: it must be {rule}. Set optim.{name}={usual}.")
+                raise ValueError(
+                    f"optim.{name}={getattr(self, name)} is invalid: it must be {rule}. Set optim.{name}={usual}."
+                )
 
     @property
     def muon(self) -> bool:

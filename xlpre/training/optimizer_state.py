@@ -14,7 +14,12 @@ from torch.nn import functional as F
 
 from xlpre.training.distributed import rank, world_size
 
-LOSS_SCALER_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")  # of DeepSpeed's DynamicLossScaler
+LOSS_SCALER_FIELDS = (
+    "cur_scale",
+    "cur_iter",
+    "last_overflow_iter",
+    "cur_hysteresis",
+)  # of DeepSpeed's DynamicLossScaler
 # torch's names of the first and second moment; matrices that Muon updates have the first only
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

@@ -41,7 +41,9 @@ def test_buckets_minimize_padding_plus_overhead(lengths, overhead):
     st.integers(0, 50),
 )
 @settings(max_examples=50, deadline=None)
-def test_evaluation_reads_each_feature_on_one_process_in_equally_many_batches(lengths, world_size, batch_size, overhead):
+def test_evaluation_reads_each_feature_on_one_process_in_equally_many_batches(
+    lengths, world_size, batch_size, overhead
+):
     features = make_features(lengths)
     batches = [
         list(LengthBucketSampler(features, "left", index, world_size, overhead).eval_batches(batch_size))

@@ -97,7 +97,10 @@ def test_short_rows_are_skipped_if_allowed(tmp_path):
         (lambda fields: get_text(fields, "sentence", "f, line 2"), "f, line 2: .*no column 'sentence'.* text, label"),
         (lambda fields: get_text({"text": 3}, "text", "f, line 2"), "f, line 2: .*'text' is 3"),
         (lambda fields: get_class_index(fields, "label", ["0", "1"], "f"), "label 'maybe' in column 'label'.* 0, 1"),
-        (lambda fields: get_class_index({"label": float("nan")}, "label", ["0", "nan"], "f"), "column 'label' is empty"),
+        (
+            lambda fields: get_class_index({"label": float("nan")}, "label", ["0", "nan"], "f"),
+            "column 'label' is empty",
+        ),
         (lambda fields: get_number(fields, "number", "f, line 2"), "f, line 2: 'many' in column 'number'"),
         (lambda fields: get_number({"number": "nan"}, "number", "f"), "not a number"),
         (lambda fields: get_number({"number": "1_000"}, "number", "f"), "not a number"),

@@ -198,9 +198,7 @@ def test_the_best_span_of_all_windows_and_the_lowest_log_odds_count(task_and_spl
     assert task.chance_threshold(split) > 0.5
 
 
-@pytest.mark.parametrize(
-    ("threshold", "is_correct"), [(0.5, [False, True]), (1.0, [True, True]), (3.0, [True, False])]
-)
+@pytest.mark.parametrize(("threshold", "is_correct"), [(0.5, [False, True]), (1.0, [True, True]), (3.0, [True, False])])
 def test_metrics_at_a_set_threshold_are_those_of_the_submission(task_and_split, tmp_path, threshold, is_correct):
     _, split = task_and_split
     log_odds = [0.9 if window.example_index == 0 else 2.0 for window in split.features]
