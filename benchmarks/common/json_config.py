@@ -17,5 +17,7 @@ def read_json_config(text: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise SystemExit(f"--config={text} is invalid: {error}. Pass a JSON object, or a file with one.") from None
     if unknown := config.keys() - defaults.keys():
-        raise SystemExit(f"--config is invalid: unknown key {', '.join(sorted(unknown))}. Known keys: {', '.join(defaults)}.")
+        raise SystemExit(
+            f"--config is invalid: unknown key {', '.join(sorted(unknown))}. Known keys: {', '.join(defaults)}."
+        )
     return {**defaults, **config}

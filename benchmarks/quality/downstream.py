@@ -63,7 +63,11 @@ class ArmRun(FinetuningRun):
 
     def settings(self, args: argparse.Namespace) -> list[str]:
         """Return the settings of the run."""
-        settings = [f"task={self.task}", f"data.dir={getattr(args, self.task.partition('/')[0])}", f"optim.lr={self.lr}"]
+        settings = [
+            f"task={self.task}",
+            f"data.dir={getattr(args, self.task.partition('/')[0])}",
+            f"optim.lr={self.lr}",
+        ]
         if self.examples != ALL:
             settings.append(f"data.max_train_examples={self.examples}")
         if self.arm == RANDOM:
@@ -186,7 +190,9 @@ def _parse_list(text: str) -> list[str]:
 def _parse_models(text: str) -> dict[str, str]:
     models = dict(entry.partition("=")[::2] for entry in text.split(","))
     if RANDOM in models or not all(name and folder for name, folder in models.items()):
-        raise argparse.ArgumentTypeError(f"{text!r} is invalid: write NAME=FOLDER,NAME=FOLDER with names other than {RANDOM}")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is invalid: write NAME=FOLDER,NAME=FOLDER with names other than {RANDOM}"
+        )
     return models
 
 
@@ -198,7 +204,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.add_argument(f"--{name}", type=Path, help=f"folder of {data_set}")
     parser.add_argument("--tasks", type=_parse_list, default=list(TASKS), help=f"some of {','.join(TASKS)}")
     parser.add_argument("--rates", type=_parse_list, default=["1e-4", "3e-4", "1e-3"], help="learning rates: A,B,C")
-    parser.add_argument("--examples", type=_parse_list, default=[ALL], help="numbers of training examples: 200,1000,all")
+    parser.add_argument(
+        "--examples", type=_parse_list, default=[ALL], help="numbers of training examples: 200,1000,all"
+    )
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
     parser.add_argument("--config", default=CONFIG, help="config file of every run")
     parser.add_argument("--jobs", type=int, help="runs at a time (default: one per GPU or core)")

@@ -63,7 +63,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     python = sys.executable
     run_command(python, str(REPOSITORY / "pretrain/train_tokenizer.py"), *pretrain_args)
     run_command(python, str(REPOSITORY / "pretrain/prepare.py"), *pretrain_args)
-    run_command(*deepspeed_launcher(max(1, torch.cuda.device_count())), str(REPOSITORY / "pretrain/run.py"), *pretrain_args)
+    run_command(
+        *deepspeed_launcher(max(1, torch.cuda.device_count())), str(REPOSITORY / "pretrain/run.py"), *pretrain_args
+    )
     run_dir = Path(config.run_dir)
     run_command(python, str(REPOSITORY / "pretrain/report.py"), str(run_dir))
     args.out.mkdir(parents=True, exist_ok=True)
@@ -73,7 +75,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         shutil.copytree(run_dir / "model", args.out / "model", dirs_exist_ok=True)
     tasks = [task for name, of_family in TASKS.items() if getattr(args, name) for task in of_family]
     if tasks:
-        folders = [argument for name in TASKS if (folder := getattr(args, name)) for argument in (f"--{name}", str(folder))]
+        folders = [
+            argument for name in TASKS if (folder := getattr(args, name)) for argument in (f"--{name}", str(folder))
+        ]
         jobs = ["--jobs", args.jobs] if args.jobs else []
         sweep = ["--tasks", ",".join(tasks), "--rates", args.rates, "--seeds", args.seeds, *jobs]
         script, model = str(REPOSITORY / "benchmarks/quality/downstream.py"), f"pretrained={run_dir / 'model'}"

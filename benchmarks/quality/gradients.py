@@ -1,16 +1,16 @@
-"""Where the gradient of a pretraining goes: its share of each kind of parameter, layer by layer, and how flat position scores are.
+"""Measure gradients, relative updates and position scores during a pretraining, by kind of parameter and layer.
 
-python benchmarks/quality/gradients.py --config configs/pretrain/plateau.yaml --steps 0 50 200 1000 --out reports/learning/gradients/published.jsonl
+python benchmarks/quality/gradients.py --config configs/pretrain/plateau.yaml --steps 0 50 200 1000 --out published.jsonl
 python benchmarks/quality/gradients.py --config configs/pretrain/plateau.yaml model.init_scheme=local --out ...
 
 Trains in one process, and writes one JSON line for each of the `--steps`:
 
-    loss                of the batch
-    gradient            by kind and layer, the root mean square of the gradient's elements, before clipping
-    update              the same of what the update changes, over the parameter's own: Adam divides a gradient by its size, so a small
-                        gradient does not mean a small update
-    position_scores     by layer and head, the standard deviation over distances (-63 to 64) of the score that a query without
-                        content gives a key, in nats; 0 is a head that looks everywhere alike
+    loss                loss of the batch
+    gradient            root mean square of the gradient previous clipping, by kind and layer
+    update              root mean square of the change of a parameter, relative to that of the parameter. Adam divides a gradient by
+                        its size, so a small gradient may give a large update.
+    position_scores     standard deviation over distances (-63 to 64) of the position score of a query without content, in nats, by
+                        layer and head. 0 is a head that attends to all distances equally.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from xlpre.training.distributed import seed_everything, seed_step
 from xlpre.training.lr_schedule import learning_rate
 from xlpre.training.optimizer import build_optimizer, set_lr
 
-REACH = 64
+MAX_DISTANCE = 64
 KINDS = {
     "attention.query.": "query",
     "attention.key.": "key",
@@ -53,32 +53,30 @@ KINDS = {
 }
 
 
-def watch(config: PretrainConfig, steps: Sequence[int]) -> list[dict[str, Any]]:
-    """Train up to the last of `steps`, and look at each of them."""
-    foundation = RunInputs(config)
+def train_and_measure(config: PretrainConfig, steps: Sequence[int]) -> list[dict[str, Any]]:
+    """Train up to the last of `steps`. Returns a line for each of them."""
+    inputs = RunInputs(config)
     seed_everything(config.seed)
-    shape, two_streams = foundation.weight_init.shape, foundation.objective.two_streams
-    model = foundation.weight_init.build_model(
-        partial(LanguageModel, shape, two_streams, config.objective.next_sentence)
-    )
+    shape, two_streams = inputs.weight_init.shape, inputs.objective.two_streams
+    model = inputs.weight_init.build_model(partial(LanguageModel, shape, two_streams, config.objective.next_sentence))
     optimizer = build_optimizer(model, config.optim, clip_and_skip=True)
-    rows = range(config.train.global_batch_size)
-    memory: Any = initial_memory(
-        foundation.weight_init.shape, len(rows), device=torch.device("cpu"), dtype=torch.float32
-    )
+    rows = range(config.train.global_batch_rms)
+    memory: Any = initial_memory(inputs.weight_init.shape, len(rows), device=torch.device("cpu"), dtype=torch.float32)
     lines = []
     for step in range(max(steps) + 1):
         seed_step(config.seed, step, 0)
         set_lr(optimizer, learning_rate(config.schedule, config.optim.lr, step, config.train.steps))
-        loss, memory, *others = model(foundation.loader.batch(step, rows), memory)
+        loss, memory, *others = model(inputs.loader.batch(step, rows), memory)
         optimizer.zero_grad()
         sum(others, start=loss).backward()
-        looking = step in steps
-        gradients = {name: _size(p.grad) for name, p in _watched(model)} if looking else {}
-        before = {name: p.detach().clone() for name, p in _watched(model)} if looking else {}
+        is_measured = step in steps
+        gradients = {name: _rms(p.grad) for name, p in _watched_parameters(model)} if is_measured else {}
+        previous = {name: p.detach().clone() for name, p in _watched_parameters(model)} if is_measured else {}
         optimizer.step()
-        if looking:
-            updates = {name: _size(p.detach() - before[name]) / _size(before[name]) for name, p in _watched(model)}
+        if is_measured:
+            updates = {
+                name: _rms(p.detach() - previous[name]) / _rms(previous[name]) for name, p in _watched_parameters(model)
+            }
             scores = _position_scores(model)
             lines.append(
                 {"step": step, "loss": loss.item(), "gradient": gradients, "update": updates, "position_scores": scores}
@@ -87,42 +85,46 @@ def watch(config: PretrainConfig, steps: Sequence[int]) -> list[dict[str, Any]]:
     return lines
 
 
-def _watched(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    found = []
+def _watched_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters of KINDS, named by kind and layer."""
+    watched = []
     for name, parameter in model.named_parameters():
-        kind = next((kind for sign, kind in KINDS.items() if sign in name), None)
+        kind = next((kind for part, kind in KINDS.items() if part in name), None)
         if kind:
-            found.append((f"{kind}, layer {name.partition('layers.')[2].partition('.')[0]}", parameter))
-    return found
+            watched.append((f"{kind}, layer {name.partition('layers.')[2].partition('.')[0]}", parameter))
+    return watched
 
 
-def _size(value: Tensor | None) -> float:
+def _rms(value: Tensor | None) -> float:
     return 0.0 if value is None else value.detach().square().mean().sqrt().item()
 
 
 @torch.no_grad()
 def _position_scores(model: nn.Module) -> list[list[float]]:
-    told = []
+    """Return the standard deviation of the position scores over distances, by layer and head."""
+    deviations = []
     for term in (module for module in model.modules() if isinstance(module, PositionTerm)):
         width = term.key.weight.size(1)
-        table = sinusoid_table(REACH, REACH, width, -1, device=torch.device("cpu"), dtype=torch.float32)[0]
+        table = sinusoid_table(MAX_DISTANCE, MAX_DISTANCE, width, -1, device=torch.device("cpu"), dtype=torch.float32)[
+            0
+        ]
         keys = (table @ term.key.weight.T).view(len(table), term.n_head, -1)
         scores = torch.einsum("rhe,he->hr", keys, term.r_bias) / keys.size(-1) ** 0.5
-        told.append([round(value, 5) for value in scores.std(1).tolist()])
-    return told
+        deviations.append([round(value, 5) for value in scores.std(1).tolist()])
+    return deviations
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", help="a YAML file, see configs/")
-    parser.add_argument("--steps", type=int, nargs="+", default=[1, 50, 200, 500, 1000])
-    parser.add_argument("--out", type=Path, required=True, help="a file for the lines")
-    parser.add_argument("words", nargs="*", metavar="key=value")
-    said = parser.parse_intermixed_args(argv)
-    lines = watch(load_config(PretrainConfig, said.config, said.words), said.steps)
-    said.out.parent.mkdir(parents=True, exist_ok=True)
-    said.out.write_text(to_jsonl(lines), encoding="utf-8")
+    parser.add_argument("--config", help="YAML file, see configs/")
+    parser.add_argument("--steps", type=int, nargs="+", default=[1, 50, 200, 500, 1000], help="steps to measure")
+    parser.add_argument("--out", type=Path, required=True, help="file for the lines")
+    parser.add_argument("settings", nargs="*", metavar="key=value")
+    args = parser.parse_intermixed_args(argv)
+    lines = train_and_measure(load_config(PretrainConfig, args.config, args.settings), args.steps)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(to_jsonl(lines), encoding="utf-8")
 
 
 if __name__ == "__main__":

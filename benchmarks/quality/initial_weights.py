@@ -1,13 +1,13 @@
-"""Model folders with starting values that no setting has, to begin a pretraining from with init_from=FOLDER.
+"""Write model folders with initial weights that no setting creates, for a pretraining with init_from=FOLDER.
 
 python benchmarks/quality/initial_weights.py --config configs/pretrain/plateau.yaml --out runs/starts
 
-    output_bias      the bias of the softmax is the logarithm of word frequencies: their loss is where it starts
-    position_x8      the matrix of position keys eight times as large: position scores that are not flat, without a favourite
-    bias_std_1       the bias of the position score normal with 1 in place of 0.02, as some implementations have it
-    one_local        one head in four begins as model.init_scheme=local has it, the others as published
-    mask_x8          the mask embedding, with which the query stream begins, eight times as large
-    mask_0.02        the same with the standard deviation of all others
+    output_bias      output bias set to the log unigram frequencies, so that training starts at the unigram loss
+    position_x8      position key projection multiplied by 8: position scores vary, without a preferred distance
+    bias_std_1       position bias with standard deviation 1 instead of 0.02, as in some implementations
+    one_local        one head in four as with model.init_scheme=local, the others as published
+    mask_x8          mask embedding, the initial query stream, multiplied by 8
+    mask_0.02        mask embedding with the standard deviation of all other weights
 """
 
 from __future__ import annotations
@@ -34,14 +34,20 @@ from xlpre.training.distributed import seed_everything
 Weights = dict[str, Tensor]
 
 
-def changes(frequencies: Tensor, local: Weights, n_head: int) -> dict[str, Callable[[str, Tensor], Tensor]]:
-    """By the name of a start, what becomes of a parameter."""
+def make_changes(frequencies: Tensor, local: Weights, n_head: int) -> dict[str, Callable[[str, Tensor], Tensor]]:
+    """Return functions from name and published value of a parameter to its changed value, by the name of the variant.
+
+    Args:
+        frequencies: (V,) relative token frequencies.
+        local: weights with model.init_scheme=local.
+        n_head: number of heads.
+    """
 
     def one_local(name: str, value: Tensor) -> Tensor:
         if ".terms.position." not in name:
             return value
-        width = value.size(0) // n_head if value.size(0) > n_head else 1  # rows of the matrix, or a row of the bias
-        return torch.cat([local[name][:width], value[width:]])
+        n_rows = value.size(0) // n_head if value.size(0) > n_head else 1  # of one head, in the matrix or in the bias
+        return torch.cat([local[name][:n_rows], value[n_rows:]])
 
     return {
         "output_bias": lambda name, value: frequencies.log() if name == "lm_head.bias" else value,
@@ -54,29 +60,29 @@ def changes(frequencies: Tensor, local: Weights, n_head: int) -> dict[str, Calla
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", help="a YAML file, see configs/")
-    parser.add_argument("--out", type=Path, required=True, help="where the folders go")
-    parser.add_argument("words", nargs="*", metavar="key=value")
-    said = parser.parse_intermixed_args(argv)
-    config = load_config(PretrainConfig, said.config, said.words)
-    foundation = RunInputs(config)
+    parser.add_argument("--config", help="YAML file, see configs/")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the model folders")
+    parser.add_argument("settings", nargs="*", metavar="key=value")
+    args = parser.parse_intermixed_args(argv)
+    config = load_config(PretrainConfig, args.config, args.settings)
+    inputs = RunInputs(config)
 
-    def weights(init: str) -> Weights:
+    def initialize(init_scheme: str) -> Weights:
         seed_everything(config.seed)
-        shape = dataclasses.replace(foundation.weight_init.shape, init_scheme=init)
-        model = LanguageModel(shape, foundation.objective.two_streams)
+        shape = dataclasses.replace(inputs.weight_init.shape, init_scheme=init_scheme)
+        model = LanguageModel(shape, inputs.objective.two_streams)
         return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
-    published, local = weights("published"), weights("local")
-    counts = torch.tensor(foundation.store.unigram, dtype=torch.float32) + 1
-    for start, change in changes(counts / counts.sum(), local, config.model.n_head).items():
+    published, local = initialize("published"), initialize("local")
+    counts = torch.tensor(inputs.store.unigram, dtype=torch.float32) + 1
+    for variant, change in make_changes(counts / counts.sum(), local, config.model.n_head).items():
         changed = {name: change(name, value.clone()) for name, value in published.items()}
-        folder = said.out / start
-        facts = {"name": start, "step": 0, "data_fingerprint": foundation.store.fingerprint}
-        shape = foundation.weight_init.shape
-        save_folder(folder, ModelFolder(shape, changed, foundation.tokenizer, config.objective.name, facts, "xlpre"))
+        folder = args.out / variant
+        provenance = {"name": variant, "step": 0, "data_fingerprint": inputs.store.fingerprint}
+        shape = inputs.weight_init.shape
+        save_folder(folder, ModelFolder(shape, changed, inputs.tokenizer, config.objective.name, provenance, "xlpre"))
         print(folder)
 
 

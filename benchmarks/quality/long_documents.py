@@ -1,11 +1,11 @@
-"""Texts longer than a window: cut, read in memory, or as windows that are pooled (`data.long_text`), on texts as long as film reviews.
+"""Compare ways to read texts longer than a window (`data.long_text`): truncation, recurrent memory, and pooled windows.
 
 python benchmarks/quality/long_documents.py runs/wiki_small/model --race RACE --out reports/finetuning/long
 
-The task: was an article of RACE set in a middle or in a high school? Both levels have as many articles of each length (of 50 words), so
-that the length tells nothing. Each way is fine-tuned with the same seeds on the same articles, with the same number of updates, with
-windows of --max-len tokens. One JSON line for each run in results.jsonl, then table.md and table.csv; everything else is in
-runs/long/OUT, and what is done is not done again.
+The task is to tell RACE articles of middle schools from those of high schools. Both classes have equally many articles of each length
+(in steps of 50 words), so that length is no clue. All ways use the same seeds, articles, number of steps, and windows of --max-len
+tokens. --out receives results.jsonl with one line per run, table.md and table.csv. Everything else is in runs/long/OUT. Finished runs
+are not repeated.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository
 
-from benchmarks.common.finetuning_runs import CONFIG, Tuning
+from benchmarks.common.finetuning_runs import CONFIG, FinetuningRun
 from xlpre.common.cli_main import run_main
 from xlpre.common.files import write_text
 from xlpre.common.job_pool import run_all
@@ -36,118 +36,118 @@ WAYS = {
     "windows, mean": ["data.long_text=windows", "data.window_pooling=mean"],
     "windows, max": ["data.long_text=windows", "data.window_pooling=max"],
 }
-SHORT = 50  # words
+WORDS_PER_BIN = 50
 
 
-def articles(race: Path, split: str, limit: int) -> list[dict[str, str]]:
-    """At most `limit` of each level, as many of each length, in an order that the split decides.
+def read_articles(race: Path, split: str, n_pairs: int) -> list[dict[str, str]]:
+    """Return at most `n_pairs` articles of each level, with equally many of each length, in an order seeded by the split.
 
     Raises:
-        ValueError: there are none.
+        ValueError: there are no articles.
     """
     by_length: dict[str, dict[int, list[str]]] = {level: {} for level in LEVELS}
     for level in LEVELS:
-        found = sorted((race / split / level).glob("*.txt"))
-        if not found:
+        paths = sorted((race / split / level).glob("*.txt"))
+        if not paths:
             raise ValueError(
-                f"--race {race} has no {split}/{level}/*.txt; it is the folder that holds train, dev and test"
+                f"--race={race} is invalid: it has no {split}/{level}/*.txt. Name the folder with train, dev and test of RACE."
             )
-        for path in found:
+        for path in paths:
             text = json.loads(path.read_text("utf-8"))["article"]
-            by_length[level].setdefault(len(text.split()) // SHORT, []).append(text)
+            by_length[level].setdefault(len(text.split()) // WORDS_PER_BIN, []).append(text)
     rng, pairs = random.Random(split), []
     for length in sorted(by_length["middle"].keys() & by_length["high"].keys()):
-        both = [by_length[level][length] for level in LEVELS]
-        for texts in both:
+        of_length = [by_length[level][length] for level in LEVELS]
+        for texts in of_length:
             rng.shuffle(texts)
-        pairs += list(zip(*both, strict=False))
+        pairs += list(zip(*of_length, strict=False))
     rng.shuffle(pairs)
-    return [{"text": text, "label": level} for pair in pairs[:limit] for text, level in zip(pair, LEVELS, strict=True)]
+    return [
+        {"text": text, "label": level} for pair in pairs[:n_pairs] for text, level in zip(pair, LEVELS, strict=True)
+    ]
 
 
-def write_articles(said: argparse.Namespace) -> None:
-    """train.jsonl and dev.jsonl, in the runs' folder."""
-    for split, limit in (("train", said.train), ("dev", said.dev)):
-        write_text(said.runs / f"{split}.jsonl", to_jsonl(articles(said.race, split, limit // 2)))
+def write_articles(args: argparse.Namespace) -> None:
+    """Write train.jsonl and dev.jsonl into the folder of the runs."""
+    for split, n_articles in (("train", args.train), ("dev", args.dev)):
+        write_text(args.runs / f"{split}.jsonl", to_jsonl(read_articles(args.race, split, n_articles // 2)))
 
 
 @dataclass(frozen=True)
-class Tuned(Tuning):
-    """A fine-tuning, and the way it reads."""
+class WayRun(FinetuningRun):
+    """A fine-tuning run with one way to read long texts."""
 
     way: str
 
-    def words(self, said: argparse.Namespace) -> list[str]:
-        """Its settings."""
-        words = ["task=classify", f"init_from={said.model}", f"data.dir={said.runs}"]
-        words += ["data.train=[train.jsonl]", "data.dev=[dev.jsonl]", "data.text=[text]"]
-        return [*words, *WAYS[self.way], *said.words]
+    def settings(self, args: argparse.Namespace) -> list[str]:
+        """Return the settings of the run."""
+        settings = ["task=classify", f"init_from={args.model}", f"data.dir={args.runs}"]
+        settings += ["data.train=[train.jsonl]", "data.dev=[dev.jsonl]", "data.text=[text]"]
+        return [*settings, *WAYS[self.way], *args.settings]
 
-    def line(self, truths: Sequence[str], lengths: Sequence[int], max_len: int) -> dict[str, Any]:
-        """What is kept of it: accuracy, also of articles that fit into a window and of those that do not."""
+    def result_line(self, labels: Sequence[str], lengths: Sequence[int], max_len: int) -> dict[str, Any]:
+        """Return the line of results.jsonl: accuracy of all articles, of those that fit into a window, and of longer ones."""
         result = self.result
-        told = map(json.loads, (self.seed_folder / "dev.jsonl").read_text("utf-8").split("\n")[:-1])
-        right = [one["prediction"] == truth for one, truth in zip(told, truths, strict=True)]
+        predictions = map(json.loads, (self.seed_folder / "dev.jsonl").read_text("utf-8").split("\n")[:-1])
+        is_correct = [line["prediction"] == label for line, label in zip(predictions, labels, strict=True)]
         return {
             "way": self.way,
             "seed": self.seed,
-            "accuracy": mean(right),
-            "fitting": mean(hit for hit, n in zip(right, lengths, strict=True) if n <= max_len),
-            "longer": mean(hit for hit, n in zip(right, lengths, strict=True) if n > max_len),
-            "updates": result.steps,
-            "seconds": round(result.seconds, 1),
+            "accuracy": mean(is_correct),
+            "fitting": mean(correct for correct, n in zip(is_correct, lengths, strict=True) if n <= max_len),
+            "longer": mean(correct for correct, n in zip(is_correct, lengths, strict=True) if n > max_len),
+            "steps": result.steps,
+            "train_seconds": round(result.train_seconds, 1),
         }
 
 
-def rows_of(lines: Sequence[dict[str, Any]]) -> Iterator[dict[str, str]]:
-    """Of the table: medians of seeds."""
+def table_rows(lines: Sequence[dict[str, Any]]) -> Iterator[dict[str, str]]:
+    """Yield table rows with the medians of the seeds."""
     for way in dict.fromkeys(line["way"] for line in lines):
-        mine = [line for line in lines if line["way"] == way]
-        values = ", ".join(f"{100 * line['accuracy']:.1f}" for line in mine)
+        of_way = [line for line in lines if line["way"] == way]
+        values = ", ".join(f"{100 * line['accuracy']:.1f}" for line in of_way)
         yield {
             "data.long_text": way,
-            "accuracy: median (all)": f"{100 * median(line['accuracy'] for line in mine):.1f} ({values})",
-            "that fit into a window": f"{100 * median(line['fitting'] for line in mine):.1f}",
-            "longer": f"{100 * median(line['longer'] for line in mine):.1f}",
-            "seconds": f"{median(line['seconds'] for line in mine):.0f}",
+            "accuracy: median (all)": f"{100 * median(line['accuracy'] for line in of_way):.1f} ({values})",
+            "fit into a window": f"{100 * median(line['fitting'] for line in of_way):.1f}",
+            "longer": f"{100 * median(line['longer'] for line in of_way):.1f}",
+            "seconds": f"{median(line['train_seconds'] for line in of_way):.0f}",
         }
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="a model folder")
-    parser.add_argument("--race", type=Path, required=True, help="the folder that holds train, dev and test of RACE")
-    parser.add_argument("--train", type=int, default=4000, help="articles to learn from")
-    parser.add_argument("--dev", type=int, default=700, help="articles to measure on")
-    parser.add_argument("--max-len", type=int, default=128, help="tokens of a window")
-    parser.add_argument("--updates", type=int, default=375, help="of a run, 16 rows each")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--config", default=CONFIG)
-    parser.add_argument("--jobs", type=int, help="runs side by side (default: one for each GPU or core)")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("words", nargs="*", metavar="key=value", help="settings of every run")
-    said = parser.parse_intermixed_args(argv)
-    said.runs = Path("runs/long") / said.out.name
-    steps = [f"train.steps={said.updates}", f"eval.every={said.updates}", "train.global_batch_size=16"]
-    said.words = [f"data.max_seq_len={said.max_len}", *steps, *said.words]
-    write_articles(said)
-    tuned = [
-        Tuned(seed, said.runs / f"{way.replace(', ', '_')}_{seed}", way)
-        for seed in range(1, said.seeds + 1)
+    parser.add_argument("--race", type=Path, required=True, help="folder with train, dev and test of RACE")
+    parser.add_argument("--train", type=int, default=4000, help="number of training articles")
+    parser.add_argument("--dev", type=int, default=700, help="number of articles to evaluate on")
+    parser.add_argument("--max-len", type=int, default=128, help="tokens per window")
+    parser.add_argument("--steps", type=int, default=375, help="optimizer steps of a run, with 16 articles each")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
+    parser.add_argument("--config", default=CONFIG, help="config file of every run")
+    parser.add_argument("--jobs", type=int, help="runs at a time (default: one per GPU or core)")
+    parser.add_argument("--out", type=Path, required=True, help="folder for results.jsonl and the tables")
+    parser.add_argument("settings", nargs="*", metavar="key=value", help="settings of every run")
+    args = parser.parse_intermixed_args(argv)
+    args.runs = Path("runs/long") / args.out.name
+    steps = [f"train.steps={args.steps}", f"eval.every={args.steps}", "train.global_batch_size=16"]
+    args.settings = [f"data.max_seq_len={args.max_len}", *steps, *args.settings]
+    write_articles(args)
+    runs = [
+        WayRun(seed, args.runs / f"{way.replace(', ', '_')}_{seed}", way)
+        for seed in range(1, args.seeds + 1)
         for way in WAYS
     ]
-    run_all([one.errand(said.config, one.words(said)) for one in tuned], said.jobs)
-    dev = [json.loads(line) for line in (said.runs / "dev.jsonl").read_text("utf-8").split("\n")[:-1]]
-    tokenizer = load_folder(said.model).tokenizer
-    lengths = [len(tokenizer.encode(one["text"])) + 2 for one in dev]
-    lines = [one.line([each["label"] for each in dev], lengths, said.max_len) for one in tuned]
-    write_text(said.out / "results.jsonl", to_jsonl(lines))
-    rows = list(rows_of(lines))
-    write_table(rows, said.out)
-    print(
-        f"{len(dev)} articles measured on, of which {sum(n > said.max_len for n in lengths)} are longer than a window"
-    )
+    run_all([run.command(args.config, run.settings(args)) for run in runs], args.jobs)
+    dev = [json.loads(line) for line in (args.runs / "dev.jsonl").read_text("utf-8").split("\n")[:-1]]
+    tokenizer = load_folder(args.model).tokenizer
+    lengths = [len(tokenizer.encode(article["text"])) + 2 for article in dev]
+    lines = [run.result_line([article["label"] for article in dev], lengths, args.max_len) for run in runs]
+    write_text(args.out / "results.jsonl", to_jsonl(lines))
+    rows = list(table_rows(lines))
+    write_table(rows, args.out)
+    print(f"{len(dev)} articles evaluated, {sum(n > args.max_len for n in lengths)} of them longer than a window")
     print(to_markdown(rows), end="")
 
 

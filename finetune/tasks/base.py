@@ -30,7 +30,7 @@ class Task(Protocol):
         dev_splits: names of the splits to evaluate on; the first one selects the best weights.
         test_splits: names of the splits to predict.
         main_metric: name of the metric that selects the best weights; higher is better.
-        head_kind: kind of the head, a key of `KINDS` in xlpre/conversion/hf_heads.py.
+        head_kind: kind of the head, a key of `HEADS` in xlpre/conversion/hf_heads.py.
         label_names: names of the classes or options; empty for other tasks.
         text_columns: names of the texts of an example, if one line of text can contain them; otherwise empty.
     """

@@ -112,7 +112,7 @@ class RankingSource:
 class RankingTask(SequenceTask):
     """Ranking of documents by a score, trained to classify pairs as relevant (grade above 0) or not. See SequenceTask."""
 
-    head_kind = "number"
+    head_kind = "regression"
     source: RankingSource
 
     def __init__(self, *arguments: Any) -> None:

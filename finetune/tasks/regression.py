@@ -27,7 +27,7 @@ class RegressionTask(SequenceTask):
         label_scale: mean and standard deviation by which labels are normalized; empty to leave them as they are.
     """
 
-    head_kind = "number"
+    head_kind = "regression"
 
     def __init__(
         self, *arguments: Any, bounds: tuple[float, float] | None = None, label_scale: Sequence[float] = ()

@@ -139,7 +139,7 @@ class ClassificationTask(SequenceTask):
         label_names: names of the C classes.
     """
 
-    head_kind = "classes"
+    head_kind = "classification"
 
     def __init__(self, *arguments: Any, label_names: Sequence[str]) -> None:
         super().__init__(*arguments)
@@ -181,7 +181,7 @@ class ChoiceTask(SequenceTask):
         max_option_len: maximum number of tokens of question and option; the last ones are kept.
     """
 
-    head_kind = "choice"
+    head_kind = "multiple_choice"
 
     def __init__(self, *arguments: Any, label_names: Sequence[str], max_option_len: int) -> None:
         super().__init__(*arguments)

@@ -127,7 +127,7 @@ def read_squad(path: Path, always_answerable: bool, labelled: bool) -> list[Exam
     example_id, count = Counter(example.id for example in examples).most_common(1)[0]
     if count > 1:
         raise ValueError(
-            f"{path}: {count} questions have the id {example_id}. Make ids unique, as predictions use them."
+            f"{path}: {count} questions have the id {example_id!r}. Make ids unique, as predictions use them."
         )
     return examples
 

@@ -59,4 +59,4 @@ def _describe_processes(config: PretrainConfig) -> str:
     precision = resolve_precision(torch.device(device), configured) if configured == "auto" else configured
     stage = zero_stage(config.deepspeed, precision, world_size())
     batch = config.train.batch_schedule(world_size())
-    return f"# here: {batch}, {world_size()} process(es) on {device}, {precision}, ZeRO stage {stage}\n"
+    return f"# here: {batch}; {device}, {precision}, ZeRO stage {stage}\n"

@@ -201,7 +201,7 @@ def test_auto_model_and_auto_tokenizer_open_what_was_exported(folder, tmp_path):
         ("relative_segments", {"relative_segments": False}),
         ("d_head", {"d_head": 10}),
         ("cutoffs", {"cutoffs": [50]}),
-        ("attention_length", {"attention_length": "same_length"}),
+        ("attention_span", {"attention_span": "same_length"}),
     ],
 )
 def test_what_huggingface_cannot_express_is_refused_by_its_key(folder, tmp_path, key, changes):

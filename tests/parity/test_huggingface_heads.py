@@ -1,4 +1,4 @@
-"""A fine-tuned folder, exported, gives the same logits in Hugging Face's XLNet."""
+"""An exported fine-tuned model has the same outputs in Hugging Face's XLNet."""
 
 import dataclasses
 
@@ -31,12 +31,12 @@ TASKS = [
     ("classify", {"text": ["one", "two"], "labels": ["good", "bad", "none"]}, "last"),
     ("classify", {"text": ["one"], "labels": ["good", "bad"]}, "first"),
     ("regress", {"text": ["one", "two"]}, "last"),
-    ("regress", {"text": ["one", "two"], "scale": [3.5, 0.25]}, "last"),
+    ("regress", {"text": ["one", "two"], "label_scale": [3.5, 0.25]}, "last"),
     ("race", {}, "last"),
 ]
 
 
-def make(tokenizer, task, summary):
+def make(tokenizer, task, pooling):
     torch.manual_seed(3)
     before = {name: p.detach() for name, p in LanguageModel(SHAPE, True).named_parameters()}
     model = TaskModel(SHAPE, task).eval()
@@ -45,22 +45,22 @@ def make(tokenizer, task, summary):
         if "norm" in name and name.endswith("weight"):
             weights[name] += 1
     folder = ModelFolder(SHAPE, before, tokenizer, "permutation", {"step": 3}, "xlpre")
-    facts = {"task": task.name, "data": task.data_settings(), "summary": summary, "labels": list(task.label_names)}
-    return TaskModelFolder.from_finetuned(folder, SHAPE, weights, facts, {"step": 5})
+    metadata = {"task": task.name, "data": task.data_settings(), "pooling": pooling, "labels": list(task.label_names)}
+    return TaskModelFolder.from_finetuned(folder, SHAPE, weights, metadata, {"step": 5})
 
 
-@pytest.mark.parametrize(("name", "settings", "summary"), TASKS)
-def test_logits_in_hugging_face_are_ours(name, settings, summary, tokenizer, tmp_path):
-    task = build_task(name, TaskDataConfig(**settings), summary)
-    made = make(tokenizer, task, summary)
+@pytest.mark.parametrize(("name", "settings", "pooling"), TASKS)
+def test_exported_logits_equal_those_of_hugging_face(name, settings, pooling, tokenizer, tmp_path):
+    task = build_task(name, TaskDataConfig(**settings), pooling)
+    made = make(tokenizer, task, pooling)
     save_task_model(tmp_path / "ours", made)
     main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
     lines = QUESTIONS if name == "race" else PAIRS
     examples = [task.parse_example(fields, "") for fields in lines]
-    (part,) = LengthBucketSampler(task.encode(examples, tokenizer), task.padding_side, 0, 1, 10**6).eval_batches(2)
+    (batch,) = LengthBucketSampler(task.encode(examples, tokenizer), task.padding_side, 0, 1, 10**6).eval_batches(2)
     ours = TaskModel(SHAPE, task).eval()
     ours.load_available(load_task_model(tmp_path / "ours").weights)
-    found = ours.predict(part)["logits"]
+    found = ours.predict(batch)["logits"]
     if name == "regress":
         found = torch.from_numpy(task.predict_values({"logits": found.numpy()})).float()
 
@@ -71,7 +71,7 @@ def test_logits_in_hugging_face_are_ours(name, settings, summary, tokenizer, tmp
     assert theirs.config.problem_type == {"classify": "single_label_classification", "regress": "regression"}.get(name)
     if name == "classify":
         assert [theirs.config.id2label[i] for i in range(len(task.label_names))] == task.label_names
-    inputs = {"input_ids": part.input_ids, "token_type_ids": part.segment_ids, "attention_mask": (~part.padding_mask).float()}
+    inputs = {"input_ids": batch.input_ids, "token_type_ids": batch.segment_ids, "attention_mask": (~batch.padding_mask).float()}
     if name == "race":
         inputs = {key: x.view(2, 4, -1) for key, x in inputs.items()}
     with torch.no_grad():
@@ -80,23 +80,23 @@ def test_logits_in_hugging_face_are_ours(name, settings, summary, tokenizer, tmp
     torch.testing.assert_close(found, logits.view(found.shape), atol=TOLERANCE, rtol=0)
 
 
-def test_spans_in_hugging_face_are_ours(tokenizer, tmp_path):
-    settings = {"max_len": 40, "max_question_len": 8, "doc_stride": 8}
+def test_exported_spans_equal_those_of_hugging_face(tokenizer, tmp_path):
+    settings = {"max_seq_len": 40, "max_question_len": 8, "doc_stride": 8}
     task = build_task("squad/2.0", TaskDataConfig(**settings), "last")
     save_task_model(tmp_path / "ours", make(tokenizer, task, "last"))
     main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
     contexts = ["Ba be bi bo bu. " * 4, "Ka ke ki ko da de di."]
     examples = [task.parse_example({"context": context, "question": "Da di?"}, "") for context in contexts]
-    items = task.encode(examples, tokenizer)
-    assert len(items) > 2 and len({item.length for item in items}) > 1
-    (part,) = LengthBucketSampler(items, task.padding_side, 0, 1, 10**6).eval_batches(len(items))
+    features = task.encode(examples, tokenizer)
+    assert len(features) > 2 and len({feature.length for feature in features}) > 1
+    (batch,) = LengthBucketSampler(features, task.padding_side, 0, 1, 10**6).eval_batches(len(features))
     ours = TaskModel(SHAPE, task).eval()
     ours.load_available(load_task_model(tmp_path / "ours").weights)
-    found = ours.predict(part)
+    found = ours.predict(batch)
 
     theirs = transformers.XLNetForQuestionAnswering.from_pretrained(tmp_path / "theirs").eval()
-    excluded, cls = span_masks(part)
-    inputs = {"input_ids": part.input_ids, "token_type_ids": part.segment_ids, "attention_mask": (~part.padding_mask).float()}
+    excluded, cls = span_masks(batch)
+    inputs = {"input_ids": batch.input_ids, "token_type_ids": batch.segment_ids, "attention_mask": (~batch.padding_mask).float()}
     with torch.no_grad():
         beams = theirs(**inputs, cls_index=cls, p_mask=excluded.float())
     B, S, N = found["end"].shape  # theirs are probabilities, and of ends (B, N, S)
@@ -108,11 +108,11 @@ def test_spans_in_hugging_face_are_ours(tokenizer, tmp_path):
     assert torch.equal(found["end_position"], beams.end_top_index.view(B, N, S).transpose(1, 2))
 
 
-def test_training_takes_the_same_course_as_hugging_faces(tokenizer, tmp_path):
-    name, settings, summary = TASKS[0]
-    task = build_task(name, TaskDataConfig(**settings), summary)
+def test_training_losses_equal_those_of_hugging_face(tokenizer, tmp_path):
+    name, settings, pooling = TASKS[0]
+    task = build_task(name, TaskDataConfig(**settings), pooling)
     shape = dataclasses.replace(SHAPE, dropout=0.0, dropatt=0.0)
-    made = make(tokenizer, task, summary)
+    made = make(tokenizer, task, pooling)
     made = dataclasses.replace(made, folder=dataclasses.replace(made.folder, config=shape))
     save_task_model(tmp_path / "ours", made)
     main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
@@ -121,16 +121,16 @@ def test_training_takes_the_same_course_as_hugging_faces(tokenizer, tmp_path):
     ours.load_available(made.weights)
     labels = ["good", "bad", "none"]
     lines = [{"one": "ba " * (2 * i + 1), "two": "be bi", "label": labels[i % 3]} for i in range(6)]
-    items = task.encode([task.parse_example(fields, "") for fields in lines], tokenizer)
-    in_parts = LengthBucketSampler(items, "left", 0, 1, 8).micro_steps(seed=1, step=0, batch_size=6, accumulation_steps=1)[0]
+    features = task.encode([task.parse_example(fields, "") for fields in lines], tokenizer)
+    micro_step = LengthBucketSampler(features, "left", 0, 1, 8).micro_steps(seed=1, step=0, batch_size=6, accumulation_steps=1)[0]
     (whole,) = (
-        LengthBucketSampler(items, "left", 0, 1, 10**6).micro_steps(seed=1, step=0, batch_size=6, accumulation_steps=1)[0].batches
+        LengthBucketSampler(features, "left", 0, 1, 10**6).micro_steps(seed=1, step=0, batch_size=6, accumulation_steps=1)[0].batches
     )
-    assert len(in_parts.batches) > 1 and in_parts.n_padded_tokens < whole.input_ids.numel()
+    assert len(micro_step.batches) > 1 and micro_step.n_padded_tokens < whole.input_ids.numel()
     padded = {"input_ids": whole.input_ids, "token_type_ids": whole.segment_ids, "attention_mask": (~whole.padding_mask).float()}
     courses = []
     for model, loss in (
-        (ours, lambda: ours(in_parts)),
+        (ours, lambda: ours(micro_step)),
         (theirs, lambda: theirs(**padded, labels=whole.labels["label"]).loss),
     ):
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0)
@@ -144,21 +144,21 @@ def test_training_takes_the_same_course_as_hugging_faces(tokenizer, tmp_path):
     assert courses[0] == pytest.approx(courses[1], abs=1e-4)
 
 
-def test_their_tokenizer_lays_a_pair_out_as_we_do(tokenizer, tmp_path):
-    name, settings, summary = TASKS[0]
-    task = build_task(name, TaskDataConfig(**settings), summary)
-    save_task_model(tmp_path / "ours", make(tokenizer, task, summary))
+def test_the_exported_tokenizer_builds_the_same_row_of_a_pair(tokenizer, tmp_path):
+    name, settings, pooling = TASKS[0]
+    task = build_task(name, TaskDataConfig(**settings), pooling)
+    save_task_model(tmp_path / "ours", make(tokenizer, task, pooling))
     main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")("Ba be.", "Bi bo.")
     row = task.encode([task.parse_example({"one": "Ba be.", "two": "Bi bo."}, "")], tokenizer)[0].rows[0]
     assert theirs["input_ids"] == row.input_ids.tolist() and theirs["token_type_ids"] == row.segment_ids.tolist()
 
 
-@pytest.mark.parametrize("summary", ["last", "first"])
-def test_texts_of_a_padded_batch_are_answered_through_their_tokenizer_as_by_us(summary, tokenizer, tmp_path):
+@pytest.mark.parametrize("pooling", ["last", "first"])
+def test_the_exported_tokenizer_gives_the_same_predictions_for_a_padded_batch(pooling, tokenizer, tmp_path):
     settings = {"text": ["one"], "labels": ["good", "bad"]}
-    task = build_task("classify", TaskDataConfig(**settings), summary)
-    save_task_model(tmp_path / "ours", make(tokenizer, task, summary))
+    task = build_task("classify", TaskDataConfig(**settings), pooling)
+    save_task_model(tmp_path / "ours", make(tokenizer, task, pooling))
     main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
     texts = ["Ba be bi bo bu da de.", "Ka."]
     lines = [(text, {"one": text}) for text in texts]
@@ -171,7 +171,7 @@ def test_texts_of_a_padded_batch_are_answered_through_their_tokenizer_as_by_us(s
     assert logits.softmax(1)[:, 0].tolist() == pytest.approx(found, abs=TOLERANCE)
 
 
-def test_the_table_of_spans_names_every_weight_of_their_head():
+def test_the_weight_map_of_spans_covers_every_weight_of_the_head():
     config = transformers.XLNetConfig(vocab_size=300, d_model=32, n_layer=1, n_head=4, d_inner=64)
     theirs = transformers.XLNetForQuestionAnswering(config).state_dict()
     head = {name: p.detach() for name, p in SpanHead(SHAPE).named_parameters()}
@@ -181,7 +181,7 @@ def test_the_table_of_spans_names_every_weight_of_their_head():
     assert settings == {"architectures": [HEADS["span"].architecture]}
 
 
-def test_what_hugging_face_has_no_place_for_is_refused(tokenizer, tmp_path):
+def test_settings_without_a_counterpart_in_hugging_face_are_refused(tokenizer, tmp_path):
     name, settings, _ = TASKS[0]
     task = build_task(name, TaskDataConfig(**settings), "attn")
     made = make(tokenizer, task, "attn")

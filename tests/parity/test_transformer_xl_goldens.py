@@ -37,7 +37,7 @@ def shape_of(config) -> ModelConfig:
         norm=("pre_keys" if absolute else "pre") if config["pre_lnorm"] else "post",
         norm_eps=1e-5,
         mem_len=config["mem_len"],
-        attention_length="exclude_self_slot" if config["same_length"] else "all",
+        attention_span="exclude_self_slot" if config["same_length"] else "all",
         positions=kind,
         n_positions=length if kind in ("shaw", "learned") else 0,
         clamp_len=-1 if kind == "learned" else config["clamp_len"],  # the original's type 3 ignores it

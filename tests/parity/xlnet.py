@@ -38,7 +38,7 @@ def shape_of(arrays, config) -> ModelConfig:
         clamp_len=config.get("clamp_len", -1),
         untie_r=config["untie_r"],
         relative_segments="param/model/transformer/seg_embed" in arrays,
-        attention_length="same_length" if same_length(config) else "all",
+        attention_span="same_length" if same_length(config) else "all",
         dropout=0.0,
         dropatt=0.0,
     )

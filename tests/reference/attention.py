@@ -84,7 +84,7 @@ def two_streams(model, batch, memory, b):
     places = list(range(-M, T))
     segments = [0] * M + batch.segment_ids[b].tolist()
     longest = max(M, config.mem_len)
-    reach = {"all": M + T, "same_length": longest, "exclude_self_slot": longest - 1}[config.attention_length]
+    reach = {"all": M + T, "same_length": longest, "exclude_self_slot": longest - 1}[config.attention_span]
     for index, (layer, remembered) in enumerate(zip(backbone.layers, memory.hidden, strict=True)):
 
         def placed(row, place, layer=layer, index=index):

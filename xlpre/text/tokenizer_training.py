@@ -82,9 +82,9 @@ def check_training_record(path: Path, tokenizer: Tokenizer, text: TextConfig, co
         return
     if changed == "sources":
         before, now = (Counter(map(tuple, record[changed])) for record in (recorded, expected))
-        differences = {"with": before - now, "without": now - before}
-        parts = [f"{word} {_describe_sources(sorted(part, key=str))}" for word, part in differences.items() if part]
-        difference = f"on other text than text.source={' '.join(text.sources)}: {' and '.join(parts)}"
+        differences = {"missing": before - now, "new": now - before}
+        parts = [f"{word}: {_describe_sources(sorted(part, key=str))}" for word, part in differences.items() if part]
+        difference = f"on other text than text.source={' '.join(text.sources)} ({'; '.join(parts)})"
     else:
         value_before, value_now = (
             "null" if record[changed] is None else record[changed] for record in (recorded, expected)

@@ -38,7 +38,7 @@ class BatchSchedule:
 
     def __str__(self) -> str:
         return (
-            f"global batch size {self.rows(self.warmup_steps):,} = {self.world_size} process(es) x micro-batch size "
+            f"global batch size {self.rows(self.warmup_steps):,} = {self.world_size:,} process(es) x micro-batch size "
             f"{self.micro_batch_size:,} x accumulation {self.accumulation:,}"
         )
 

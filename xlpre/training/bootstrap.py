@@ -88,7 +88,7 @@ class TrainingContext:
 
     def describe(self) -> str:
         """Return batch size, number of processes, device, precision and ZeRO stage in one line."""
-        return f"{self.batch}, {world_size()} process(es) on {self.device.type}, {self.precision}, ZeRO stage {self.zero_stage}"
+        return f"{self.batch}; {self.device.type}, {self.precision}, ZeRO stage {self.zero_stage}"
 
 
 @dataclass(frozen=True)

@@ -20,60 +20,17 @@ OWNED_KEYS = {
 }
 # all other keys that DeepSpeed 0.19.8 reads; a test compares them with the installed version
 KNOWN_KEYS = frozenset(
-    [
-        "activation_checkpointing",
-        "aio",
-        "amp",
-        "autotuning",
-        "checkpoint",
-        "comet",
-        "comms_logger",
-        "communication_data_type",
-        "compile",
-        "compression_training",
-        "csv_monitor",
-        "curriculum_learning",
-        "data_efficiency",
-        "data_types",
-        "dataloader_drop_last",
-        "datastates_ckpt",
-        "disable_allgather",
-        "disable_python_gc",
-        "dump_state",
-        "eigenvalue",
-        "elasticity",
-        "expert_parallel",
-        "flops_profiler",
-        "gradient_allreduce_op",
-        "gradient_predivide_factor",
-        "graph_harvesting",
-        "hybrid_engine",
-        "log_level",
-        "managed_gradient_accumulation",
-        "memory_breakdown",
-        "nebula",
-        "pipeline",
-        "prescale_gradients",
-        "progressive_layer_drop",
-        "quantize_training",
-        "seq_parallel_communication_data_type",
-        "sequence_parallel_size",
-        "sparse_attention",
-        "sparse_gradients",
-        "steps_per_print",
-        "tensor_parallel",
-        "tensorboard",
-        "timers",
-        "torch_autocast",
-        "use_data_before_expert_parallelism",
-        "vocabulary_size",
-        "wall_clock_breakdown",
-        "wandb",
-        "weight_quantization",
-        "zero_allow_untested_optimizer",
-        "zero_force_ds_cpu_optimizer",
-        "zero_optimization",
-    ]
+    (  # noqa: SIM905 - one key a line would be a page
+        "activation_checkpointing aio amp autotuning checkpoint comet comms_logger communication_data_type compile "
+        "compression_training csv_monitor curriculum_learning data_efficiency data_types dataloader_drop_last datastates_ckpt "
+        "disable_allgather disable_python_gc dump_state eigenvalue elasticity expert_parallel flops_profiler "
+        "gradient_allreduce_op gradient_predivide_factor graph_harvesting hybrid_engine log_level "
+        "managed_gradient_accumulation memory_breakdown nebula pipeline prescale_gradients progressive_layer_drop "
+        "quantize_training seq_parallel_communication_data_type sequence_parallel_size sparse_attention sparse_gradients "
+        "steps_per_print tensor_parallel tensorboard timers torch_autocast use_data_before_expert_parallelism "
+        "vocabulary_size wall_clock_breakdown wandb weight_quantization zero_allow_untested_optimizer "
+        "zero_force_ds_cpu_optimizer zero_optimization"
+    ).split()
 )
 OFFLOAD_GROUPS = ("offload_optimizer", "offload_param")  # of zero_optimization
 # groups that have no effect, or another one, without ZeRO

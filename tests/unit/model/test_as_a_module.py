@@ -26,7 +26,7 @@ def step(model, memory):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("settings", POSITIONS, ids=NAMES)
 def test_under_autocast_a_step_is_the_same_but_for_rounding_and_memory_stays_as_it_was(settings, dtype, attention):
-    model = make_model(attention=attention, **settings)
+    model = make_model(attention_backend=attention, **settings)
     memory = random_memory(model.config, 2, 12)
     loss, gradient, last = step(model, memory)
     with torch.autocast("cpu", dtype):

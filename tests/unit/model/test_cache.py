@@ -26,7 +26,7 @@ def read(model, memory, batches):
     attention=st.sampled_from(["reference", "sdpa", "cpu", "auto"]),
     positions=st.sampled_from(list(SCHEMES)),
     norm=st.sampled_from(list(LAYERS)),
-    attention_length=st.sampled_from(["all", "same_length", "exclude_self_slot"]),
+    attention_span=st.sampled_from(["all", "same_length", "exclude_self_slot"]),
     relative_segments=st.booleans(),
     clamp=st.booleans(),
     mem_len=st.integers(0, 30),
@@ -38,15 +38,15 @@ def read(model, memory, batches):
 )
 @torch.no_grad()
 def test_keys_and_values_of_memory_read_on_as_its_hidden_states(
-    two_streams, attention, attention_length, initial, lengths, visible_mem_len, backward, seed, mem_len, clamp, **shape
+    two_streams, attention, attention_span, initial, lengths, visible_mem_len, backward, seed, mem_len, clamp, **shape
 ):
     scheme = shape["positions"]
     model = make_model(
         two_streams,
         seed,
         **shape,
-        attention=attention,
-        attention_length=attention_length,
+        attention_backend=attention,
+        attention_span=attention_span,
         mem_len=3,
         n_positions=5 if scheme in ("shaw", "learned") else 0,
         clamp_len=3 if clamp and scheme != "learned" else -1,
@@ -68,7 +68,7 @@ def test_keys_and_values_of_memory_read_on_as_its_hidden_states(
 
 @torch.no_grad()
 def test_a_window_projects_its_own_tokens_and_no_distance_again():
-    model = make_model(attention="reference").eval()
+    model = make_model(attention_backend="reference").eval()
     memory, rows = model.backbone.to_kv_cache(random_memory(model.config, 2, 8)), []
     _, memory = model.backbone(random_batch(13, 6), memory)
     for name, module in model.named_modules():

@@ -79,7 +79,7 @@ def test_without_a_compiler_that_can_torch_takes_over_and_why_is_said_once(
     monkeypatch.setenv("CXX", compiler if compiler.startswith("/") else fake_compiler(tmp_path / "c++", compiler))
     batch = random_batch()
     with caplog.at_level(logging.WARNING):
-        model = make_model(attention="auto", dropout=0.1, dropatt=0.1)
+        model = make_model(attention_backend="auto", dropout=0.1, dropatt=0.1)
         model(batch, random_memory(model.config, 2, 4))[0].backward()
     assert isinstance(fastest(torch.device("cpu"), torch.float32, 8), Sdpa)
     assert (Dropout(0.5)(torch.ones(999)) == 0).any()
@@ -100,7 +100,7 @@ def test_no_compiler_at_all(empty_cache, monkeypatch):
 
 
 def test_a_type_that_it_does_not_compute_is_refused():
-    model = make_model(attention="cpu").bfloat16()
+    model = make_model(attention_backend="cpu").bfloat16()
     memory = initial_memory(model.config, 2, mem_len=4, dtype=torch.bfloat16)
     with pytest.raises(
         ValueError, match="computes fp32 on a processor, not torch.bfloat16 on cpu; set model.attention_backend=auto"

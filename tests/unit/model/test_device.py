@@ -71,7 +71,7 @@ def in_bf16(model: nn.Module) -> nn.Module:
 def test_a_step_of_pretraining_waits_for_no_device_and_copies_nothing_there(attention, settings):
     if attention == "triton":
         pytest.importorskip("triton", reason="triton is installed with the tests on Linux (x86-64)")
-    model = in_bf16(make_model(attention=attention, dropout=0.1, dropatt=0.1, mem_len=12, **settings))
+    model = in_bf16(make_model(attention_backend=attention, dropout=0.1, dropatt=0.1, mem_len=12, **settings))
     batch = random_batch(20, reuse=10).to(META)
     memory = initial_memory(model.config, 2, device=META, dtype=torch.bfloat16)
     with Watched() as watched:
@@ -85,23 +85,23 @@ def test_a_step_of_pretraining_waits_for_no_device_and_copies_nothing_there(atte
 class Classes:
     """A task of three classes."""
 
-    def __init__(self, summary):
-        self._summary = summary
+    def __init__(self, pooling):
+        self._pooling = pooling
 
-    def head(self, shape):
-        return ClassificationHead(shape, 3, self._summary)
+    def build_head(self, config):
+        return ClassificationHead(config, 3, self._pooling)
 
-    positions, losses = SequenceTask.positions, SequenceTask.losses
+    head_positions, compute_losses = SequenceTask.head_positions, SequenceTask.compute_losses
 
 
-@pytest.mark.parametrize("summary", ["last", "first", "mean", "text_mean", "attn"])
-def test_a_step_of_fine_tuning_does_neither(summary):
+@pytest.mark.parametrize("pooling", ["last", "first", "mean", "text_mean", "attn"])
+def test_a_fine_tuning_step_never_waits_for_the_device(pooling):
     shape = ModelConfig(vocab_size=40, n_layer=1, d_model=16, n_head=2, d_inner=24, mem_len=8, attention_backend="sdpa")
-    model = in_bf16(TaskModel(shape, Classes(summary)))
+    model = in_bf16(TaskModel(shape, Classes(pooling)))
     ids = torch.empty(4, 16, dtype=torch.int64, device=META)
-    part = PaddedBatch(ids, ids, ids.bool(), {"label": ids[:, 0]}, np.arange(4))
+    batch = PaddedBatch(ids, ids, ids.bool(), {"label": ids[:, 0]}, np.arange(4))
     with Watched() as watched:
-        loss = model(MicroStep([part], 1.0))
+        loss = model(MicroStep([batch], 1.0))
         loss.backward()
     assert watched.n > 50 and not watched.found
     assert loss.dtype == torch.float32

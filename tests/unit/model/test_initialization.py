@@ -42,7 +42,7 @@ def test_shapes_that_cannot_be_are_refused_by_their_key(settings):
         ModelConfig(**{**SHAPE, **settings})
 
 
-@pytest.mark.parametrize("settings", [{}, {"init": "local", "untie_r": False}, {"cutoffs": [50], "div_value": 2}])
+@pytest.mark.parametrize("settings", [{}, {"init_scheme": "local", "untie_r": False}, {"cutoffs": [50], "div_value": 2}])
 def test_a_model_made_with_weights_has_all_of_them_and_draws_nothing(settings):
     build = partial(LanguageModel, ModelConfig(**SHAPE, **settings), True, next_sentence=True)
     first = build()

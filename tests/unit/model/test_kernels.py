@@ -26,7 +26,7 @@ FASTER = ["sdpa", "cpu", "auto"]
 
 def outcome(backend, two_streams, batch, memory, **shape):
     """Hidden states, memory and every gradient."""
-    model = make_model(two_streams, attention=backend, **shape)
+    model = make_model(two_streams, attention_backend=backend, **shape)
     hidden, after = model.backbone(batch, memory)
     weights = torch.linspace(-1, 1, hidden.numel()).view(hidden.shape)
     (hidden * weights).sum().backward()
@@ -51,7 +51,7 @@ SHAPES = st.fixed_dictionaries(
         "block": st.sampled_from([1, 3, 8, 128]),
         "kept": st.sampled_from([0, 1 << 20]),
         "positions": st.sampled_from(list(SCHEMES)),
-        "attention_length": st.sampled_from(["all", "same_length"]),
+        "attention_span": st.sampled_from(["all", "same_length"]),
         "relative_segments": st.booleans(),
         "untie_r": st.booleans(),
         "clamp_len": st.sampled_from([-1, 5]),
@@ -85,7 +85,7 @@ def test_all_equal_the_reference_in_outputs_memory_and_gradients(shape):
 def test_a_row_that_sees_nothing_gives_zero_and_no_gradient(backend):
     batch = random_batch(9, reuse=4)
     batch.key_rank[:], batch.query_rank[:] = HIDDEN_RANK, 0
-    model = make_model(attention=backend, n_layer=1)
+    model = make_model(attention_backend=backend, n_layer=1)
     memory = random_memory(model.config, 2, 3, valid=0)
     seen = []
     model.backbone.layers[0].attention.output.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
@@ -97,7 +97,7 @@ def test_a_row_that_sees_nothing_gives_zero_and_no_gradient(backend):
 @pytest.mark.parametrize("shape", [{}, {"positions": "shaw", "n_positions": 9}])
 def test_the_backward_pass_by_hand_is_the_derivative_with_dropout_too(shape):
     """Along one direction, by differences; the same seed takes the same probabilities."""
-    batch, model = random_batch(24, reuse=12), make_model(attention="cpu", dropatt=0.3, **shape).double()
+    batch, model = random_batch(24, reuse=12), make_model(attention_backend="cpu", dropatt=0.3, **shape).double()
     memory = random_memory(model.config, 2, 7)
     memory = type(memory)(memory.hidden.double(), memory.valid)
 
@@ -156,7 +156,7 @@ def test_what_is_no_number_is_not_hidden():
 
 
 def test_a_gradient_in_another_order_in_memory_is_the_same_gradient():
-    batch, model = random_batch(40, reuse=20), make_model(attention="cpu")
+    batch, model = random_batch(40, reuse=20), make_model(attention_backend="cpu")
     attn_meta, _ = model.backbone._geometries(batch, random_memory(model.config, 2, 10))
     terms = [torch.randn(2, n, 2, 8, requires_grad=True) for n in (attn_meta.query_rank.size(1), 50, 50)]
     out = Cpu().attend(ScoreTerms(terms[0], 0.3), *terms[1:], attn_meta, 0.0)
@@ -173,7 +173,7 @@ def test_bits_do_not_depend_on_the_number_of_threads():
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            model = make_model(attention="cpu", dropatt=0.2)
+            model = make_model(attention_backend="cpu", dropatt=0.2)
             attn_meta, _ = model.backbone._geometries(batch, random_memory(model.config, 2, 10))
             torch.manual_seed(1)
             terms = [torch.randn(2, n, 2, 8, requires_grad=True) for n in (attn_meta.query_rank.size(1), 50, 50)]
@@ -187,7 +187,7 @@ def test_bits_do_not_depend_on_the_number_of_threads():
 
 def test_the_reused_half_is_never_scored_against_the_rest():
     batch = random_batch(40, reuse=20)
-    model = make_model(attention="cpu")
+    model = make_model(attention_backend="cpu")
     memory = random_memory(model.config, 2, 10)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention, "ROWS", (10, 10))
@@ -198,7 +198,7 @@ def test_the_reused_half_is_never_scored_against_the_rest():
 
 @pytest.mark.parametrize("recomputed", [False, True])
 def test_layers_that_are_computed_again_keep_no_probabilities(recomputed):
-    batch, model, kept = random_batch(40, reuse=20), make_model(attention="cpu"), []
+    batch, model, kept = random_batch(40, reuse=20), make_model(attention_backend="cpu"), []
     if recomputed:
         model.backbone.enable_activation_checkpointing()
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.shape) or x, lambda x: x):

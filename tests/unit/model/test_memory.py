@@ -195,9 +195,9 @@ def test_a_row_trains_again_after_its_memory_was_restarted(model_of, valid):
         assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("attention_length", ["same_length", "exclude_self_slot"])
-def test_without_memory_at_hand_a_query_still_looks_back_as_far_as_the_model_does(model_of, attention_length):
-    model = model_of(attention_length=attention_length, mem_len=5, n_layer=1, two_streams=False)
+@pytest.mark.parametrize("attention_span", ["same_length", "exclude_self_slot"])
+def test_without_memory_at_hand_a_query_still_looks_back_as_far_as_the_model_does(model_of, attention_span):
+    model = model_of(attention_span=attention_span, mem_len=5, n_layer=1, two_streams=False)
     batch = random_batch(rows=1, backward=False)
     batch = dataclasses.replace(
         batch,
@@ -212,4 +212,4 @@ def test_without_memory_at_hand_a_query_still_looks_back_as_far_as_the_model_doe
     hidden, _ = model.backbone(batch, random_memory(model.config, 1, 0))
     hidden.square().sum().backward()
     seen = embedded[0].grad[0].abs().sum(-1).nonzero().flatten().tolist()
-    assert seen == list(range(7 if attention_length == "same_length" else 8, 13))
+    assert seen == list(range(7 if attention_span == "same_length" else 8, 13))

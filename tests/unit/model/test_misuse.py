@@ -114,7 +114,7 @@ def test_a_memory_begins_in_one_of_two_ways_and_has_a_length(given):
         initial_memory(ModelConfig(vocab_size=9), 1, **given)
 
 
-@pytest.mark.parametrize("key", ["positions", "norm", "feed_forward", "attention", "attention_length", "init"])
+@pytest.mark.parametrize("key", ["positions", "norm", "feed_forward", "attention_backend", "attention_span", "init_scheme"])
 def test_a_word_that_is_no_choice_is_refused_with_those_that_are(key):
     with pytest.raises(ValueError, match=rf"model.{key}=other is invalid: it must be one of \w+, "):
         ModelConfig(**{key: "other"})

@@ -22,7 +22,7 @@ SETTINGS = [
     {},
     {"norm": "pre", "positions": "shaw", "n_positions": 9},
     {"norm": "pre_keys", "positions": "learned", "n_positions": 20},
-    {"cutoffs": [10, 30], "div_value": 2, "attention_length": "same_length", "mem_len": 5},
+    {"cutoffs": [10, 30], "div_value": 2, "attention_span": "same_length", "mem_len": 5},
 ]
 
 
@@ -42,7 +42,7 @@ def twins(two_streams, **settings):
 def test_cls_is_what_a_last_layer_of_all_content_rows_makes_of_it_and_targets_are_as_without_it(
     two_streams, attention, settings
 ):
-    model, plain = twins(two_streams, attention=attention, **settings)
+    model, plain = twins(two_streams, attention_backend=attention, **settings)
     batch, memory = random_batch(20, reuse=10), random_memory(model.config, 2, 5)
     batch.query_rank[:, -1] = batch.key_rank[:, -1]  # so that by its rank it would not see itself
     hidden, _ = model.backbone(batch, memory)

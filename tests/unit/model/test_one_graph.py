@@ -25,7 +25,7 @@ def as_in_training(monkeypatch):
     ids=["published", "adaptive", "shaw", "next sentence"],
 )
 def test_a_model_is_one_graph_of_the_same_numbers(settings):
-    model = make_model(attention="sdpa", n_layer=1, **settings)
+    model = make_model(attention_backend="sdpa", n_layer=1, **settings)
     batch, memory = random_batch(20, reuse=10), random_memory(model.config, 2, 12)
     found = []
     for run in (

@@ -115,7 +115,7 @@ def test_the_scale_of_embeddings_is_the_root_of_the_width():
         ({"positions": "shaw"}, "model.n_positions .0."),
         ({"n_positions": 4}, "set model.n_positions=0"),
         ({"positions": "learned", "n_positions": 4, "clamp_len": 3}, "model.clamp_len .3."),
-        ({"positions": "sinusoidal", "init": "local"}, "set model.init_scheme=published"),
+        ({"positions": "sinusoidal", "init_scheme": "local"}, "set model.init_scheme=published"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused_by_name(settings, message):

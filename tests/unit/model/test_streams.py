@@ -15,7 +15,7 @@ from xlpre.model.positions import SCHEMES, RelativeKeyProjection, sinusoid_table
 @given(
     positions=st.sampled_from(list(SCHEMES)),
     norm=st.sampled_from(list(LAYERS)),
-    attention_length=st.sampled_from(["all", "same_length", "exclude_self_slot"]),
+    attention_span=st.sampled_from(["all", "same_length", "exclude_self_slot"]),
     relative_segments=st.booleans(),
     clamp=st.booleans(),
     mem_len=st.integers(0, 6),
@@ -26,13 +26,13 @@ from xlpre.model.positions import SCHEMES, RelativeKeyProjection, sinusoid_table
     seed=st.integers(0, 99),
 )
 def test_the_model_is_the_papers_double_loop(
-    positions, norm, attention_length, relative_segments, clamp, mem_len, valid, length, perm_size, visible_mem_len, seed
+    positions, norm, attention_span, relative_segments, clamp, mem_len, valid, length, perm_size, visible_mem_len, seed
 ):
     model = make_model(
         seed=seed,
         positions=positions,
         norm=norm,
-        attention_length=attention_length,
+        attention_span=attention_span,
         relative_segments=relative_segments,
         mem_len=3,
         n_positions=5 if positions in ("shaw", "learned") else 0,

@@ -102,7 +102,7 @@ def test_a_model_has_the_same_losses_memory_and_gradients(two_streams):
     batch = random_batch(20, reuse=10)
     found = []
     for backend in ("reference", "triton"):
-        model = make_model(two_streams, attention=backend, n_layer=1).to(DEVICE)
+        model = make_model(two_streams, attention_backend=backend, n_layer=1).to(DEVICE)
         memory = random_memory(model.config, 2, 12)
         memory = type(memory)(memory.hidden.to(DEVICE), memory.valid.to(DEVICE))
         moved = type(batch)(**{name: x.to(DEVICE) if torch.is_tensor(x) else x for name, x in vars(batch).items()})
@@ -117,7 +117,7 @@ def test_a_model_has_the_same_losses_memory_and_gradients(two_streams):
 @runs_kernels
 def test_a_compiler_of_torch_takes_a_model_as_one_graph_of_the_same_numbers():
     batch = random_batch(20, reuse=10)
-    model = make_model(True, attention="triton", n_layer=1, dropatt=0.1).to(DEVICE)
+    model = make_model(True, attention_backend="triton", n_layer=1, dropatt=0.1).to(DEVICE)
     memory = random_memory(model.config, 2, 12)
     memory = type(memory)(memory.hidden.to(DEVICE), memory.valid.to(DEVICE))
     moved = type(batch)(**{name: x.to(DEVICE) if torch.is_tensor(x) else x for name, x in vars(batch).items()})

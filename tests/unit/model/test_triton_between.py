@@ -201,7 +201,7 @@ def test_a_training_step_of_a_model_takes_them(monkeypatch):
         )
     batch = random_batch(20, reuse=10)
     for attention, dropout, expected in (("triton", 0.1, (4, 2)), ("triton", 0.0, (4, 0)), ("sdpa", 0.1, (0, 0))):
-        model = make_model(True, attention=attention, n_layer=2, dropout=dropout).to(DEVICE)
+        model = make_model(True, attention_backend=attention, n_layer=2, dropout=dropout).to(DEVICE)
         memory = random_memory(model.config, 2, 12)
         memory = type(memory)(memory.hidden.to(DEVICE), memory.valid.to(DEVICE))
         called.clear()
@@ -226,7 +226,7 @@ def without_outer(feed_forward):
     from xlpre.model.config import ModelConfig
     from xlpre.model.feedforward import build_feed_forward
 
-    settings = {"d_model": 16, "n_head": 2, "d_inner": 24, "attention": "triton", "dropout": 0.5}
+    settings = {"d_model": 16, "n_head": 2, "d_inner": 24, "attention_backend": "triton", "dropout": 0.5}
     found = build_feed_forward(ModelConfig(vocab_size=9, feed_forward=feed_forward, **settings)).to(DEVICE)
     found.outer = torch.nn.Identity()
     return found

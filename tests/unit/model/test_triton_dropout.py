@@ -62,7 +62,7 @@ def test_the_backward_pass_is_the_derivative_with_dropout_too():
 
 def test_no_number_that_a_compiler_is_given_needs_more_than_32_bits():
     """Torch 2.11 writes the bounds of random numbers as 32 bits into what it compiles for GPUs."""
-    model, numbers = make_model(True, attention="triton", n_layer=1, dropatt=0.1).to(DEVICE), []
+    model, numbers = make_model(True, attention_backend="triton", n_layer=1, dropatt=0.1).to(DEVICE), []
     memory = random_memory(model.config, 2, 12)
     memory = type(memory)(memory.hidden.to(DEVICE), memory.valid.to(DEVICE))
 

@@ -106,7 +106,7 @@ def test_a_model_with_memory_has_the_same_loss_and_gradients_in_panels(two_strea
     batch, found = random_batch(40, reuse=20), []
     moved = type(batch)(**{name: x.to(DEVICE) if torch.is_tensor(x) else x for name, x in vars(batch).items()})
     for attention in ("reference", "triton"):
-        model = make_model(two_streams, attention=attention, n_layer=2).to(DEVICE)
+        model = make_model(two_streams, attention_backend=attention, n_layer=2).to(DEVICE)
         memory = random_memory(model.config, 2, 12)
         memory = type(memory)(memory.hidden.to(DEVICE), memory.valid.to(DEVICE))
         worked_on = in_panels()

@@ -1,4 +1,4 @@
-"""What a process keeps after updates with DeepSpeed, in bytes: `states.py OUT "PRECISION STAGE OFFLOADED..." ...`."""
+"""Measure the bytes of a DeepSpeed process after updates: `deepspeed_memory.py OUT "PRECISION STAGE OFFLOADED..." ...`."""
 
 import gc
 import json
@@ -14,41 +14,41 @@ from xlpre.training.distributed import init_env
 from xlpre.training.optimizer import OptimConfig
 
 
-def tensors() -> dict[int, int]:
-    """The bytes of all that were made here, by their place."""
-    found = {}
-    for thing in gc.get_objects():
-        if issubclass(type(thing), torch.Tensor):
-            for tensor in (thing, thing.grad if thing.is_leaf else None):
+def tensor_bytes() -> dict[int, int]:
+    """Return the bytes of all tensor storages by address."""
+    sizes = {}
+    for item in gc.get_objects():
+        if issubclass(type(item), torch.Tensor):
+            for tensor in (item, item.grad if item.is_leaf else None):
                 if tensor is not None and tensor.device.type == "cpu":
                     storage = tensor.untyped_storage()
-                    found[storage.data_ptr()] = storage.nbytes()
-    return found
+                    sizes[storage.data_ptr()] = storage.nbytes()
+    return sizes
 
 
-def kept_besides(before: dict[int, int]) -> int:
-    """Bytes, a moment later."""
+def added_bytes(before: dict[int, int]) -> int:
+    """Return the bytes of storages that are not in `before`."""
     time.sleep(0.05)
     gc.collect()
-    return sum(n for place, n in tensors().items() if place not in before)
+    return sum(n for address, n in tensor_bytes().items() if address not in before)
 
 
 def main() -> None:
-    """Each case in turn."""
+    """Run the cases one after another."""
     out, *cases = sys.argv[1:]
     init_env()
     device = torch.device("cpu")
     init_process_group(device)
-    gc.freeze()  # what libraries made need not be looked at again and again
+    gc.freeze()  # objects of libraries need not be scanned again
     result = {}
     for case in cases:
         precision, stage, *offloaded = case.split()
         gc.collect()
-        before = tensors()
+        before = tensor_bytes()
         model = nn.Sequential(nn.Linear(200, 200), *(nn.Linear(200, 200, bias=False) for _ in range(9)))
         zero = {"stage": int(stage), "stage3_param_persistence_threshold": 1000, "stage3_prefetch_bucket_size": 1000}
         zero |= {f"offload_{name}": {"device": "cpu"} for name in offloaded}
-        train, optim = TrainConfig(batch_size=4, accumulation=2, precision=precision), OptimConfig()
+        train, optim = TrainConfig(global_batch_size=4, micro_batch_size=1, precision=precision), OptimConfig()
         engine = build_engine(
             model, build_deepspeed_config(train, optim, device, 2, {"zero_optimization": zero}), train, optim, device
         )
@@ -58,8 +58,8 @@ def main() -> None:
             engine.backward(loss)
             del loss
             engine.step()
-        # threads that sent gradients let go of them a little later
-        result[case] = min(kept_besides(before) for _ in range(5))
+        # threads that sent gradients free them slightly later
+        result[case] = min(added_bytes(before) for _ in range(5))
         engine.destroy()
         del engine, model
     if os.environ["RANK"] == "0":

@@ -1,4 +1,4 @@
-"""What tests of planning share: small models of every kind, a real step of one, a plan."""
+"""Shared by the planning tests: small models of every kind, FLOPs of a real step, plans."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ LARGE = ModelConfig(vocab_size=32000, n_layer=24, d_model=1024, n_head=16, d_inn
 
 @st.composite
 def models(draw) -> ModelConfig:
-    """Small models of every kind."""
+    """Draw a small model of any kind."""
     positions = draw(st.sampled_from(list(SCHEMES)))
     cutoffs = draw(st.sampled_from([[], [20], [13, 40]]))
     return ModelConfig(
@@ -48,19 +48,19 @@ def models(draw) -> ModelConfig:
         tie_embedding=draw(st.booleans()),
         tie_projections=draw(st.lists(st.booleans(), min_size=len(cutoffs) + 1, max_size=len(cutoffs) + 1)),
         dropout=draw(st.sampled_from([0.0, 0.1])),
-        attention="reference",
+        attention_backend="reference",
     )
 
 
 @st.composite
 def shapes(draw) -> BatchShape:
-    window, two_streams = draw(st.integers(4, 12)), draw(st.booleans())
-    targets = draw(st.integers(1, window))
+    seq_len, two_streams = draw(st.integers(4, 12)), draw(st.booleans())
+    n_targets = draw(st.integers(1, seq_len))
     rows, mem_len, next_sentence = draw(st.integers(1, 3)), draw(st.sampled_from([0, 5])), draw(st.booleans())
-    return BatchShape(rows, window, mem_len, targets, window // 2, two_streams, next_sentence)
+    return BatchShape(rows, seq_len, mem_len, n_targets, seq_len // 2, two_streams, next_sentence)
 
 
-def batch_of(shape: BatchShape, vocab_size: int) -> Batch:
+def random_batch(shape: BatchShape, vocab_size: int) -> Batch:
     B, T, P = shape.rows, shape.seq_len, shape.n_targets
     rank = torch.zeros(B, T, dtype=torch.int32)
     positions = torch.stack([torch.randperm(T)[:P].sort().values for _ in range(B)])
@@ -79,38 +79,40 @@ def batch_of(shape: BatchShape, vocab_size: int) -> Batch:
     )
 
 
-def shares_of(model: ModelConfig, ids: torch.Tensor) -> tuple[float, ...]:
+def fractions_of(model: ModelConfig, ids: torch.Tensor) -> tuple[float, ...]:
     return tuple(float(((ids >= low) & (ids < high)).float().mean()) for low, high, _ in model.clusters)
 
 
-def alike(batch: Batch) -> Batch:
-    """Targets in the same clusters, in the same numbers, as the tokens that are read."""
+def with_inputs_as_targets(batch: Batch) -> Batch:
+    """Return the batch with as many targets in each cluster as input tokens."""
     return dataclasses.replace(batch, targets=batch.input_ids[:, : batch.targets.size(1)].clone())
 
 
-def built(model: ModelConfig, shape: BatchShape, recomputed: bool) -> LanguageModel:
+def build_model(model: ModelConfig, shape: BatchShape, checkpointed: bool) -> LanguageModel:
     language_model = LanguageModel(model, shape.two_streams, shape.next_sentence)
-    if recomputed:
+    if checkpointed:
         language_model.backbone.enable_activation_checkpointing()
     return language_model
 
 
-def counted(model: ModelConfig, shape: BatchShape, recomputed: bool = False) -> tuple[int, BatchShape]:
-    """What torch counts in a real step, and the shape with the shares of clusters that were there."""
-    language_model = built(model, shape, recomputed)
-    batch = batch_of(shape, model.vocab_size)
+def count_flops(model: ModelConfig, shape: BatchShape, checkpointed: bool = False) -> tuple[int, BatchShape]:
+    """Return the FLOPs that torch counts in a real step, and the shape with the cluster fractions of its tokens."""
+    language_model = build_model(model, shape, checkpointed)
+    batch = random_batch(shape, model.vocab_size)
     if shape.n_targets == shape.seq_len:
-        batch = alike(batch)
+        batch = with_inputs_as_targets(batch)
     memory = initial_memory(model, shape.rows, mem_len=shape.mem_len, initial="zeros")
     with FlopCounterMode(display=False) as counter:
-        loss, _, *others = language_model(batch, memory)
-        sum(others, start=loss).backward()
-    return counter.get_total_flops(), dataclasses.replace(shape, shares=shares_of(model, batch.input_ids))
+        loss, _, *auxiliary = language_model(batch, memory)
+        sum(auxiliary, start=loss).backward()
+    return counter.get_total_flops(), dataclasses.replace(shape, cluster_fractions=fractions_of(model, batch.input_ids))
 
 
-def plan_of(*words: str, device="h200", gpus=8, n_layer=2) -> Plan:
-    return Plan(load_config(PretrainConfig, CONFIG, [*words, f"model.n_layer={n_layer}"]), DEVICES[device], gpus, 1, 0.4)
+def make_plan(*overrides: str, device="h200", gpus=8, n_layer=2) -> Plan:
+    return Plan(
+        load_config(PretrainConfig, CONFIG, [*overrides, f"model.n_layer={n_layer}"]), DEVICES[device], gpus, 1, 0.4
+    )
 
 
-def plan_on(plan: Plan, memory: float) -> Plan:
+def with_device_memory(plan: Plan, memory: float) -> Plan:
     return dataclasses.replace(plan, device=dataclasses.replace(plan.device, memory=memory))

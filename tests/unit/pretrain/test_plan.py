@@ -1,35 +1,35 @@
-"""What a plan advises, and what its memory and time are made of."""
+"""Recommendation, memory and time of a plan."""
 
 import itertools
 
 import pytest
 
 from pretrain.planning.flops import flops_per_step
-from tests.unit.pretrain.planning_cases import plan_of, plan_on
+from tests.unit.pretrain.planning_cases import make_plan, with_device_memory
 
 
-def test_the_chosen_micro_batch_fits_and_the_next_larger_does_not():
-    plan = plan_of()
-    stage, micro = plan.choice
+def test_the_recommended_micro_batch_fits_and_the_next_larger_does_not():
+    plan = make_plan()
+    stage, micro = plan.recommendation
     assert stage == 1
     assert plan.fits(stage, micro)
     assert not plan.fits(stage, 2 * micro)
 
 
-def test_a_higher_stage_is_taken_where_a_lower_one_does_not_fit():
-    words = ["train.global_batch_size=16", "deepspeed.zero_optimization.reduce_bucket_size=1000"]
-    plan = plan_of(*words)
-    between = (plan.bytes(1, 1) + plan.bytes(2, 1)) / 2 * plan.device.memory / plan.usable
-    assert plan_on(plan, between).choice[0] == 2
-    assert plan_on(plan, 1e6).largest(3) == 0
+def test_a_higher_stage_is_recommended_if_a_lower_one_does_not_fit():
+    overrides = ["train.global_batch_size=16", "deepspeed.zero_optimization.reduce_bucket_size=1000"]
+    plan = make_plan(*overrides)
+    between = (plan.peak_memory(1, 1) + plan.peak_memory(2, 1)) / 2 * plan.device.memory / plan.usable_memory
+    assert with_device_memory(plan, between).recommendation[0] == 2
+    assert with_device_memory(plan, 1e6).largest_micro_batch(3) == 0
 
 
 @pytest.mark.parametrize(
-    ("stage", "gpus", "words"),
+    ("stage", "gpus", "overrides"),
     [
         (0, 1, ["train.precision=fp32"]),
         (1, 1, ["train.precision=bf16"]),
-        (1, 1, ["train.precision=bf16", "deepspeed.zero_optimization.stage=0"]),  # which training refuses
+        (1, 1, ["train.precision=bf16", "deepspeed.zero_optimization.stage=0"]),  # refused by training
         (1, 1, ["train.precision=fp32", "deepspeed.zero_optimization.stage=1"]),
         (1, 1, ["train.precision=fp32", "deepspeed.zero_optimization.offload_optimizer.device=cpu"]),
         (1, 8, ["train.precision=fp32"]),
@@ -37,29 +37,31 @@ def test_a_higher_stage_is_taken_where_a_lower_one_does_not_fit():
         (0, 8, ["train.precision=fp32", "deepspeed.zero_optimization.stage=0"]),
     ],
 )
-def test_the_stage_that_is_advised_is_the_one_that_training_takes(stage, gpus, words):
-    assert plan_of(*words, gpus=gpus).choice[0] == stage
+def test_the_recommended_stage_is_that_of_training(stage, gpus, overrides):
+    assert make_plan(*overrides, gpus=gpus).recommendation[0] == stage
 
 
-def test_memory_of_the_rows_of_all_micro_steps_is_counted():
-    assert plan_of().recurrent_memory == 2 * (8192 // 8) * 384 * 1024 * 2
+def test_recurrent_memory_has_the_rows_of_all_micro_steps():
+    assert make_plan().recurrent_memory == 2 * (8192 // 8) * 384 * 1024 * 2
 
 
-def test_time_is_what_the_operations_take_at_the_stated_share_of_the_peak():
-    plan = plan_of()
-    an_update = flops_per_step(plan.model, plan.shape(32)) * 8192 / 32
-    assert plan.tokens_per_step / plan.tokens_per_second(32) == pytest.approx(an_update / (8 * 0.4 * 989.5e12))
+def test_time_follows_from_needed_flops_and_mfu():
+    plan = make_plan()
+    flops = flops_per_step(plan.model, plan.batch_shape(32)) * 8192 / 32
+    assert plan.tokens_per_step / plan.tokens_per_second(32) == pytest.approx(flops / (8 * 0.4 * 989.5e12))
 
 
-def test_muon_keeps_one_moment_of_the_matrices_and_is_not_given_stage_3():
-    plain, muon = plan_of(), plan_of("optim.name=muon")
+def test_muon_has_one_moment_for_matrices_and_no_stage_3():
+    plain, muon = make_plan(), make_plan("optim.name=muon")
     matrices = 2 * (5 * 1024 * 1024 + 2 * 1024 * 4096)  # query, key, value, output, position key; feed-forward
     for stage in range(3):
-        assert plain.state(stage).optimizer - muon.state(stage).optimizer == 4 * matrices / (8 if stage else 1)
-    assert plan_on(muon, 1e6).choice == (2, 1)
+        assert plain.zero_memory(stage).optimizer - muon.zero_memory(stage).optimizer == 4 * matrices / (
+            8 if stage else 1
+        )
+    assert with_device_memory(muon, 1e6).recommendation == (2, 1)
 
 
-def test_an_update_of_muon_needs_room_where_activations_need_less():
+def test_the_peak_is_muons_update_if_activations_are_smaller():
     short = (
         "train.global_batch_size=64",
         "optim.name=muon",
@@ -68,42 +70,47 @@ def test_an_update_of_muon_needs_room_where_activations_need_less():
         "model.mem_len=32",
         "model.vocab_size=2000",
     )
-    few, many = plan_of(*short), plan_of("train.global_batch_size=64", "optim.name=muon")
-    assert few.activations(1).all < few.updating(1) < many.activations(1).all
-    assert few.bytes(1, 1) == few.lasting(1) + few.updating(1)
-    assert many.bytes(1, 1) == many.lasting(1) + many.activations(1).all
-    assert few.updating(1) > 4 * 2 * (5 * 1024 * 1024 + 2 * 1024 * 4096)  # all matrices, gathered
-    assert plan_of("train.global_batch_size=8").updating(1) == 0
+    few, many = make_plan(*short), make_plan("train.global_batch_size=64", "optim.name=muon")
+    assert few.activation_memory(1).peak < few.muon_workspace(1) < many.activation_memory(1).peak
+    assert few.peak_memory(1, 1) == few.static_memory(1) + few.muon_workspace(1)
+    assert many.peak_memory(1, 1) == many.static_memory(1) + many.activation_memory(1).peak
+    assert few.muon_workspace(1) > 4 * 2 * (5 * 1024 * 1024 + 2 * 1024 * 4096)  # all matrices, gathered
+    assert make_plan("train.global_batch_size=8").muon_workspace(1) == 0
 
 
-def test_offloaded_weights_leave_what_is_in_use_on_the_gpu():
-    plan = plan_of("deepspeed.zero_optimization.offload_param.device=cpu")
-    assert plan.state(3).weights == 2 * plan.n_parameters  # fewer than stage 3 may hold at once
-    assert plan.host(3) == 2 * plan.n_parameters
-    assert plan.state(2) == plan_of().state(2)  # which does not offload them
+def test_offloaded_weights_leave_weights_in_use_on_the_gpu():
+    plan = make_plan("deepspeed.zero_optimization.offload_param.device=cpu")
+    assert plan.zero_memory(3).weights == 2 * plan.n_parameters  # fewer than stage3_max_live_parameters
+    assert plan.host_memory(3) == 2 * plan.n_parameters
+    assert plan.zero_memory(2) == make_plan().zero_memory(2)  # stage 2 does not offload them
 
 
-def test_computing_layers_again_lets_a_larger_micro_batch_fit():
-    plain, again = plan_of(n_layer=12), plan_of("train.activation_checkpointing=true", n_layer=12)
-    assert again.largest(1) > plain.largest(1)
+def test_activation_checkpointing_allows_a_larger_micro_batch():
+    plain, checkpointed = make_plan(n_layer=12), make_plan("train.activation_checkpointing=true", n_layer=12)
+    assert checkpointed.largest_micro_batch(1) > plain.largest_micro_batch(1)
 
 
-def test_tokens_are_those_of_the_batches_as_they_warm_up():
-    words = ["train.global_batch_size=64", "train.accumulation=4", "train.steps=20", "train.batch_warmup_steps=8"]
-    plan = plan_of(*words)
-    read = list(itertools.accumulate([16, 16, 32, 32, 48, 48, 64, 64] + 12 * [64], initial=0))
-    assert [plan.tokens(steps) for steps in range(21)] == [512 * rows for rows in read]
-    assert [plan.steps(512 * rows) for rows in read] == list(range(21))
-    assert plan.steps(512 * 50) == 3  # the third update ends at 64 rows
-    assert all(plan.largest(stage) <= plan.rows // 2 for stage in range(4))
+def test_tokens_follow_the_batch_warmup():
+    overrides = [
+        "train.global_batch_size=64",
+        "train.micro_batch_size=2",
+        "train.steps=20",
+        "train.batch_warmup_steps=8",
+    ]
+    plan = make_plan(*overrides)
+    rows_read = list(itertools.accumulate([16, 16, 32, 32, 48, 48, 64, 64] + 12 * [64], initial=0))
+    assert [plan.total_tokens(n_steps) for n_steps in range(21)] == [512 * rows for rows in rows_read]
+    assert [plan.steps_for(512 * rows) for rows in rows_read] == list(range(21))
+    assert plan.steps_for(512 * 50) == 3  # the third step ends at 64 rows
+    assert all(plan.largest_micro_batch(stage) <= plan.rows_per_gpu // 2 for stage in range(4))
 
 
-def test_a_plan_of_fp16_is_that_of_bf16_but_for_what_stage_1_keeps():
-    half, other = plan_of("train.precision=bf16"), plan_of("train.precision=fp16")
+def test_fp16_and_bf16_differ_in_stage_1_only():
+    half, other = make_plan("train.precision=bf16"), make_plan("train.precision=fp16")
     assert (half.precision, other.precision) == ("bf16", "fp16")
-    assert (half.bytes(2, 1), half.bytes(3, 1), half.recurrent_memory) == (
-        other.bytes(2, 1),
-        other.bytes(3, 1),
+    assert (half.peak_memory(2, 1), half.peak_memory(3, 1), half.recurrent_memory) == (
+        other.peak_memory(2, 1),
+        other.peak_memory(3, 1),
         other.recurrent_memory,
     )
-    assert half.state(1) != other.state(1)
+    assert half.zero_memory(1) != other.zero_memory(1)

@@ -1,7 +1,7 @@
 from xlpre.text.preprocess import clean_text, preprocess_text, split_comma_after_digit
 
 
-def test_text_is_left_alone_cleaned_or_lower_cased():
+def test_text_is_unchanged_cleaned_or_lower_cased():
     text = "  Ein ``Café''\t "
     assert clean_text(text, "none") == text
     assert clean_text(text, "cased") == 'Ein "Cafe"'
@@ -17,5 +17,5 @@ def test_a_comma_after_a_digit_becomes_a_piece_and_the_number_is_encoded_again()
     known = {"20": ["▁2", "0"], "5": ["▁", "5"], "7": ["▁7"]}
     pieces = ["▁20,", "a", "20,", "5,", "7,", ",", "a,"]
     expected = ["▁2", "0", ",", "a", "2", "0", ",", "5", ",", "7", ",", ",", "a,"]
-    found = [part for piece in pieces for part in split_comma_after_digit(piece, lambda text: list(known[text]))]
-    assert found == expected
+    parts = [part for piece in pieces for part in split_comma_after_digit(piece, lambda text: list(known[text]))]
+    assert parts == expected

@@ -11,7 +11,7 @@ def test_every_piece_of_a_script_without_spaces_starts_a_word():
 
 
 def ends_of(text: str, preprocess="none") -> list[int]:
-    """Where sentences end in pieces that spaces stand between."""
+    """Return the sentence ends of pieces, which are separated by spaces."""
     pieces = text.split()
     return sentence_ends(np.arange(len(pieces)), boundary_flags(pieces, preprocess)).tolist()
 
@@ -19,10 +19,10 @@ def ends_of(text: str, preprocess="none") -> list[int]:
 def test_a_sentence_ends_after_its_closing_quotes_before_a_word_that_is_not_lower_case():
     assert ends_of("▁A . ” ▁B c") == [3, 5]
     assert ends_of("▁A . ▁b c") == [4]
-    assert ends_of("▁A . B c") == [4]  # no word begins
+    assert ends_of("▁A . B c") == [4]  # no word starts
 
 
-def test_marks_in_a_row_are_one_end():
+def test_consecutive_marks_are_one_end():
     assert ends_of('▁A . ) " ▁B . . . ▁C ? ! ▁D') == [4, 8, 11, 12]
     assert ends_of("▁A !” ▁B .) ▁c , ▁A . , ▁B") == [2, 10]  # also as one piece; no end before a comma
     assert ends_of("▁A . <eop> ▁B") == [3, 4]
@@ -39,12 +39,12 @@ def test_full_stops_of_other_scripts_end_sentences(mark):
     assert ends_of(f"▁क {mark} ▁ख ख") == [2, 4]
 
 
-def test_a_space_of_its_own_belongs_to_the_word_after_it():
+def test_a_piece_that_is_a_space_belongs_to_the_next_word():
     assert ends_of("▁A . ▁ B c") == [2, 5]
     assert ends_of("▁A . ▁ b c") == [5]
 
 
-def test_lower_case_says_nothing_where_all_text_is():
+def test_in_uncased_text_any_word_starts_a_sentence():
     assert ends_of("▁a . ▁b c", "uncased") == [2, 4]
 
 
@@ -52,5 +52,5 @@ def test_a_document_that_ends_with_a_paragraph_ends_once():
     ids = np.array(
         [9, special_tokens.EOP, 9, special_tokens.EOP, special_tokens.EOD, 9, special_tokens.EOP, special_tokens.EOD]
     )
-    kinds = boundary_flags([*special_tokens.SPECIAL_TOKENS, "▁A"], "none")
-    assert sentence_ends(ids, kinds).tolist() == [2, 5, 8]
+    flags = boundary_flags([*special_tokens.SPECIAL_TOKENS, "▁A"], "none")
+    assert sentence_ends(ids, flags).tolist() == [2, 5, 8]

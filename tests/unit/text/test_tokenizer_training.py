@@ -1,4 +1,4 @@
-"""A vocabulary is not taken for one of another text, if it says what it was learned from."""
+"""A vocabulary is refused for another text than that of its training record."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ SETTINGS = TokenizerConfig(vocab_size=300)
 
 @pytest.fixture
 def texts(tmp_path):
-    """Two files of one folder."""
+    """Return a folder with two files."""
     folder = tmp_path / "texts"
     folder.mkdir()
     for name, text in (("a.txt", "one"), ("b.txt", "three")):
@@ -24,7 +24,7 @@ def texts(tmp_path):
 
 @pytest.fixture
 def saved(texts, tokenizer, tmp_path):
-    """The vocabulary, which says that it was learned from both."""
+    """Return the path of a vocabulary whose training record names both files."""
     path = tmp_path / "words.model"
     tokenizer.save(path)
     write_training_record(path, tokenizer, of(texts), SETTINGS)
@@ -35,13 +35,13 @@ def of(folder, glob="*.txt", **settings):
     return TextConfig(source=f"{folder}/{glob}", **settings)
 
 
-def test_the_same_text_is_known_again_where_it_was_moved_to_and_named_otherwise(saved, texts, tokenizer, tmp_path):
+def test_moved_files_and_other_globs_are_the_same_text(saved, texts, tokenizer, tmp_path):
     moved = shutil.move(texts, tmp_path / "moved")
     (tmp_path / "more").mkdir()
     shutil.copy(tmp_path / "moved" / "a.txt", tmp_path / "more")
     for text in (
         of(moved),
-        of(moved, "?.txt", held_out=0.1, workers=3, deduplicate=True),
+        of(moved, "?.txt", val_fraction=0.1, num_processes=3, deduplicate=True),
         TextConfig(mixture={f"{moved}/b.txt": 2, f"{tmp_path}/more/a.txt": 0.5}),
     ):
         check_training_record(saved, tokenizer, text, SETTINGS)
@@ -50,50 +50,51 @@ def test_the_same_text_is_known_again_where_it_was_moved_to_and_named_otherwise(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ({"glob": "a.txt"}, r"one with b.txt \(5 bytes\); set"),
-        ({"glob": "*"}, r"one without c.jsonl \(2 bytes\); set"),
-        ({"limit_mb": 1.0}, r"text with text.max_chars=null, not 1.0; set"),
-        ({"column": "body"}, r"text with text.column=text, not body; set"),
+        ({"glob": "a.txt"}, r"missing: b.txt \(5 bytes\)"),
+        ({"glob": "*"}, r"new: c.jsonl \(2 bytes\)"),
+        ({"max_chars": 100}, r"with text.max_chars=null, not 100"),
+        ({"column": "body"}, r"with text.column=text, not body"),
     ],
 )
-def test_another_text_is_refused_with_what_is_other_and_a_way_out(saved, texts, tokenizer, text, message):
+def test_another_text_is_refused_with_the_difference_and_remedies(saved, texts, tokenizer, text, message):
     (texts / "c.jsonl").write_text("{}")
     with pytest.raises(
-        ValueError, match=rf"words.model was learned from .*{message} another tokenizer.path, delete the"
+        ValueError,
+        match=rf"tokenizer.path=.*words.model is invalid: .*{message}.* Set another .* delete .*words.model.json",
     ):
         check_training_record(saved, tokenizer, of(texts, **text), SETTINGS)
 
 
-def test_a_file_that_has_grown_is_another_text(saved, texts, tokenizer):
+def test_a_file_of_another_size_is_another_text(saved, texts, tokenizer):
     (texts / "b.txt").write_text("three and more")
-    with pytest.raises(ValueError, match=r"one with b.txt \(5 bytes\) and without b.txt \(14 bytes\)"):
+    with pytest.raises(ValueError, match=r"missing: b.txt \(5 bytes\); new: b.txt \(14 bytes\)"):
         check_training_record(saved, tokenizer, of(texts), SETTINGS)
 
 
-def test_a_source_without_files_is_known_by_its_name(saved, texts, tokenizer):
+def test_a_source_without_files_is_recorded_by_its_name(saved, texts, tokenizer):
     text = TextConfig(mixture={"docstrings": 1, "hf:owner/data": 1})
-    with pytest.raises(ValueError, match=r"with a.txt \(3 bytes\) and 1 more and without docstrings and 1 more; set"):
+    with pytest.raises(ValueError, match=r"missing: a.txt \(3 bytes\) and 1 more; new: docstrings and 1 more"):
         check_training_record(saved, tokenizer, text, SETTINGS)
     write_training_record(saved, tokenizer, text, SETTINGS)
     check_training_record(saved, tokenizer, text, SETTINGS)
 
 
-def test_what_is_done_to_the_text_first_is_known_too(saved, texts, tokenizer):
-    for change in ({"preprocess": "uncased"}, {"train_mb": 1.0}):
-        with pytest.raises(ValueError, match=r"text with tokenizer\.(preprocess=none|train_mb=100000000)"):
+def test_other_training_settings_are_refused(saved, texts, tokenizer):
+    for change in ({"preprocess": "uncased"}, {"train_chars": 100}):
+        with pytest.raises(ValueError, match=r"with tokenizer\.(preprocess=none|train_chars=100000000), not"):
             check_training_record(saved, tokenizer, of(texts), TokenizerConfig(vocab_size=300, **change))
 
 
-@pytest.mark.parametrize("said", [None, "", "[1]", "{}", '{"sha256": "of another vocabulary", "sources": []}'])
-def test_a_vocabulary_that_says_nothing_of_itself_is_taken(saved, texts, tokenizer, said):
+@pytest.mark.parametrize("record", [None, "", "[1]", "{}", '{"sha256": "of another vocabulary", "sources": []}'])
+def test_a_vocabulary_without_a_valid_record_is_accepted(saved, texts, tokenizer, record):
     record_path(saved).unlink()
-    if said is not None:
-        record_path(saved).write_text(said)
+    if record is not None:
+        record_path(saved).write_text(record)
     check_training_record(saved, tokenizer, of(texts, "a.txt"), SETTINGS)
 
 
-def test_what_was_not_said_yet_is_not_compared(saved, texts, tokenizer):
-    said = json.loads(record_path(saved).read_text())
-    del said["tokenizer.train_chars"]
-    record_path(saved).write_text(json.dumps(said))
+def test_keys_missing_in_the_record_are_not_compared(saved, texts, tokenizer):
+    record = json.loads(record_path(saved).read_text())
+    del record["tokenizer.train_chars"]
+    record_path(saved).write_text(json.dumps(record))
     check_training_record(saved, tokenizer, of(texts), TokenizerConfig(vocab_size=300, train_chars=1000000))

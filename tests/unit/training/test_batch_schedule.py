@@ -1,0 +1,52 @@
+import pytest
+
+from xlpre.training.batch_schedule import BatchSchedule, split_batch
+from xlpre.training.deepspeed_engine import TrainConfig
+
+
+@pytest.mark.parametrize(
+    ("global_batch_size", "micro_batch_size", "world_size", "expected"),
+    [(8, None, 1, (8, 1)), (8, None, 2, (4, 1)), (8, 2, 1, (2, 4)), (8, 2, 2, (2, 2)), (8, 2, 4, (2, 1)), (8, 8, 1, (8, 1))],
+)
+def test_accumulation_follows_from_batch_sizes_and_processes(global_batch_size, micro_batch_size, world_size, expected):
+    assert split_batch(global_batch_size, micro_batch_size, world_size) == expected
+    schedule = TrainConfig(global_batch_size=global_batch_size, micro_batch_size=micro_batch_size).batch_schedule(world_size)
+    assert schedule == BatchSchedule(world_size, *expected)
+    assert schedule.rows(0) == global_batch_size
+
+
+@pytest.mark.parametrize(
+    ("global_batch_size", "micro_batch_size", "world_size", "message"),
+    [
+        (8, None, 3, r"train.global_batch_size=8 is invalid: .* 3 processes. Set train.global_batch_size=6 or 9,"),
+        (8, 2, 3, r"train.global_batch_size=8 is invalid: .* Set train.global_batch_size=6 or 12,"),
+        (1, None, 2, r"train.global_batch_size=1 is invalid: .* Set train.global_batch_size=2,"),
+        (24, 5, 2, r"train.micro_batch_size=5 is invalid: .* 12 rows .* Set train.micro_batch_size=4 or 6, or .*=20 or 30."),
+        (8, 16, 1, r"train.micro_batch_size=16 is invalid: .* Set train.micro_batch_size=8, or train.global_batch_size=16."),
+    ],
+)
+def test_a_batch_that_cannot_be_divided_is_refused_with_the_nearest_sizes(
+    global_batch_size, micro_batch_size, world_size, message
+):
+    with pytest.raises(ValueError, match=message):
+        split_batch(global_batch_size, micro_batch_size, world_size)
+
+
+def test_micro_steps_rise_to_the_accumulation_during_the_warmup():
+    schedule = TrainConfig(global_batch_size=16, micro_batch_size=2, batch_warmup_steps=6).batch_schedule(2)
+    assert [schedule.micro_steps(step) for step in range(8)] == [1, 1, 2, 3, 3, 4, 4, 4]
+    assert [schedule.rows(step) for step in range(8)] == [4, 4, 8, 12, 12, 16, 16, 16]
+    for n_steps in range(9):
+        assert schedule.total_rows(n_steps) == sum(schedule.rows(step) for step in range(n_steps))
+
+
+@pytest.mark.parametrize("settings", [{}, {"micro_batch_size": 16}])
+def test_a_warmup_of_a_single_micro_step_is_refused(settings):
+    with pytest.raises(ValueError, match=r"train.batch_warmup_steps=6 is invalid: .*train.micro_batch_size"):
+        TrainConfig(global_batch_size=16, batch_warmup_steps=6, **settings).batch_schedule(1)
+
+
+@pytest.mark.parametrize("name", ["global_batch_size", "micro_batch_size"])
+def test_a_batch_size_below_one_is_refused(name):
+    with pytest.raises(ValueError, match=f"train.{name}=0 is invalid"):
+        TrainConfig(**{name: 0})

@@ -1,0 +1,107 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from xlpre.training.deepspeed_engine import TrainConfig
+from xlpre.training.distributed import Comm
+from xlpre.training.lr_schedule import ScheduleConfig
+from xlpre.training.progress import Progress
+
+
+class FakeWriter:
+    """Stand-in for CheckpointWriter that records its calls."""
+
+    def __init__(self, in_progress=False, is_writing=False):
+        self.in_progress, self.is_writing, self.calls = in_progress, is_writing, []
+
+    def advance(self):
+        self.calls.append("advance")
+
+    def finish(self):
+        self.calls.append("finish")
+
+
+@pytest.fixture
+def make_progress():
+    def make(writer=None, manifest=None, stop_requested=False, **train):
+        groups = [{"lr_scale": 1.0}, {"lr_scale": 0.5}]
+        engine = SimpleNamespace(skipped_steps=0, optimizer=SimpleNamespace(param_groups=groups))
+        shutdown = SimpleNamespace(is_requested=stop_requested)
+        return Progress(TrainConfig(**train), engine, Comm(), shutdown, writer or FakeWriter(), manifest or {})
+
+    return make
+
+
+def end_step(progress, skipped=False, **kwargs):
+    progress.engine.skipped_steps += skipped
+    return progress.end_step(**kwargs)
+
+
+def test_a_run_is_finished_after_its_steps(make_progress):
+    progress = make_progress(steps=2)
+    assert not end_step(progress) and not progress.is_finished
+    assert not end_step(progress) and progress.is_finished and progress.step == 2
+
+
+def test_a_run_is_finished_when_all_its_starts_together_have_used_up_the_hours(make_progress):
+    manifest = {"step": 5, "train_seconds": 3599.0, "counters": {"skipped_steps": 1}}
+    progress = make_progress(manifest=manifest, hours=1.0)
+    assert (progress.step, progress.skipped_steps) == (5, 1) and not progress.is_finished
+    progress = make_progress(manifest={**manifest, "train_seconds": 3600.0}, hours=1.0)
+    end_step(progress)
+    assert progress.is_finished and progress.step == 6
+
+
+def test_the_clock_resumes_from_the_checkpoint(make_progress):
+    progress = make_progress(manifest={"step": 5, "train_seconds": 100.0, "counters": {"skipped_steps": 0}})
+    end_step(progress)
+    assert 100 < progress.train_seconds < 101
+
+
+def test_an_update_resets_the_count_of_consecutive_skips(make_progress):
+    progress = make_progress(max_skipped_steps=3)
+    counts = []
+    for skipped in (True, True, False, True):
+        end_step(progress, skipped)
+        counts.append((progress.skipped_steps, progress.consecutive_skips))
+    assert counts == [(1, 1), (2, 2), (2, 0), (3, 1)]
+
+
+def test_too_many_skips_finish_the_checkpoint_and_raise_with_the_hint(make_progress):
+    writer = FakeWriter()
+    progress = make_progress(writer, max_skipped_steps=2)
+
+    def on_too_many_skips():
+        writer.calls.append("hint")
+        return "Read this. "
+
+    assert not end_step(progress, True, on_too_many_skips=on_too_many_skips)
+    with pytest.raises(ValueError, match=r"2 steps in a row.* Read this. Lower optim.lr"):
+        end_step(progress, True, on_too_many_skips=on_too_many_skips)
+    assert writer.calls == ["finish", "hint"]
+
+
+def test_a_checkpoint_advances_when_no_process_is_writing(make_progress):
+    for writer, calls in [
+        (FakeWriter(), []),
+        (FakeWriter(in_progress=True, is_writing=True), []),
+        (FakeWriter(in_progress=True, is_writing=False), ["advance"]),
+    ]:
+        end_step(make_progress(writer))
+        assert writer.calls == calls
+
+
+def test_a_stop_request_is_returned_at_the_end_of_a_step(make_progress):
+    assert end_step(make_progress(stop_requested=True)) and not end_step(make_progress())
+
+
+def test_a_step_sets_its_learning_rate_and_its_dropout_seed(make_progress):
+    manifest = {"step": 3, "train_seconds": 0.0, "counters": {"skipped_steps": 0}}
+    draws = []
+    for seed in (1, 1, 2):
+        progress = make_progress(manifest=manifest, steps=10)
+        progress.begin_step(seed, ScheduleConfig(warmup_steps=4), 0.4)
+        draws.append(torch.rand(3).tolist())
+    assert [group["lr"] for group in progress.engine.optimizer.param_groups] == pytest.approx([0.3, 0.15])
+    assert draws[0] == draws[1] != draws[2]
