@@ -29,7 +29,7 @@ def said(line: dict[str, Any], ceiling: float | None) -> str:
     if "failed" in line and isinstance(line["failed"], str):
         return f"{line.get('impl') or line.get('backend')}: FAILED, {line['failed'].strip().splitlines()[-1][:160]}"
     for key, words in {
-        "between": _between,
+        "fused_op": _fused_op,
         "impl": _step,
         "backend": _backend,
         "kernel": _tile,
@@ -60,29 +60,29 @@ def _share(line: dict[str, Any], ceiling: float | None) -> str:
 
 def _backend(line: dict[str, Any], ceiling: float | None) -> str:
     text = line["backend"]
-    if "off_by" in line:
+    if "errors" in line:
         text += _numbers(line)
     if "forward_ms" in line:
         text += (
-            f": {line['forward_ms']} ms forward, {line['backward_ms']} backward, {line['times_as_long_as_bare']} x bare"
+            f": {line['forward_ms']} ms forward, {line['backward_ms']} backward, {line['time_vs_bare']} x bare"
         )
-        text += f", {line['mb']} MiB" if line["mb"] is not None else ""
+        text += f", {line['peak_mib']} MiB" if line["mb"] is not None else ""
     return text
 
 
-def _between(line: dict[str, Any], ceiling: float | None) -> str:
-    text = f"{line['between']} by {line['contender']}"
-    if "off_by" in line:
+def _fused_op(line: dict[str, Any], ceiling: float | None) -> str:
+    text = f"{line['fused_op']} by {line['contender']}"
+    if "errors" in line:
         return text + _numbers(line)
     text += f": {line['forward_ms']} ms forward ({line['forward_gb_s']:,} GB/s), {line['backward_ms']} backward "
-    return text + f"({line['backward_gb_s']:,} GB/s), {line['times_as_long_as_eager']} x eager"
+    return text + f"({line['backward_gb_s']:,} GB/s), {line['time_vs_eager']} x eager"
 
 
 def _numbers(line: dict[str, Any]) -> str:
-    text = f": {'agrees' if line['agrees'] else 'DOES NOT AGREE'}, off by {_worst(line['off_by'])}"
-    text += f", with dropout {_worst(line['off_by_with_dropout'])}" if "off_by_with_dropout" in line else ""
-    text += f", kept {line['kept']} ({line['kept_deviations']} deviations)" if "kept" in line else ""
-    return text + (", same bits twice" if line["same_bits"] else ", other bits each time")
+    text = f": {'agrees' if line['agrees'] else 'DOES NOT AGREE'}, off by {_worst(line['errors'])}"
+    text += f", with dropout {_worst(line['errors_with_dropout'])}" if "errors_with_dropout" in line else ""
+    text += f", kept {line['keep_fraction']} ({line['keep_deviations']} deviations)" if "keep_fraction" in line else ""
+    return text + (", same bits twice" if line["reproducible"] else ", other bits each time")
 
 
 def _worst(errors: dict[str, float]) -> str:
@@ -91,9 +91,9 @@ def _worst(errors: dict[str, float]) -> str:
 
 
 def _tile(line: dict[str, Any], ceiling: float | None) -> str:
-    kept = " (as it stands)" if line["best"] == line["now"] else f", {line['now_ms'] / line['best_ms']:.2f} x as fast"
-    text = f"{line['kernel']}: {line['now']} {line['now_ms']} ms; best {line['best']} {line['best_ms']} ms{kept}; "
-    return text + f"{len(line['tiles'])} ran, {len(line['failed'])} failed; write {line['write']}"
+    kept = " (as it stands)" if line["best"] == line["current"] else f", {line['current_ms'] / line['best_ms']:.2f} x as fast"
+    text = f"{line['kernel']}: {line['current']} {line['current_ms']} ms; best {line['best']} {line['best_ms']} ms{kept}; "
+    return text + f"{len(line['tiles'])} ran, {len(line['failed'])} failed; write {line['line']}"
 
 
 def _pretraining(line: dict[str, Any], ceiling: float | None) -> str:

@@ -2,9 +2,9 @@
 
 python benchmarks/gpu/window_length.py [--windows 512 1024 2048 4096 8192] [--rows 4] [--dropout 0.1]
 
-Heads of XLNet-Large, two streams; memory and targets grow with the window. One JSON line for each window and backend: milliseconds, the
-last of three turns, and the peak memory of a turn in MiB (of a GPU; a processor does not tell); none of them where that does not fit.
-No numbers are compared (kernels.py does).
+The shape is that of XLNet-Large with two streams. Memory and targets grow with the window. One JSON line for each window and backend:
+milliseconds of the last of three runs, and the peak memory of a run in MiB (on a GPU only), or `out_of_memory`. Numbers are not compared
+here, but in benchmarks/speed/attention.py.
 """
 
 from __future__ import annotations
@@ -18,27 +18,29 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository
 
-from benchmarks.kernels import of_layer, on_cpu, on_gpu
-from benchmarks.layer_shapes import DTYPES
-from xlpre.model.kernels.backend import backend_named
-from xlpre.model.kernels.selfcheck.fixtures import attention_case, geometry_of, tensors_of
+from benchmarks.common.layer_shapes import DTYPES
+from benchmarks.speed.attention import run_of_case, time_on_cpu, time_on_gpu
+from xlpre.model.kernels.backend import load_backend
+from xlpre.model.kernels.selfcheck.fixtures import attention_case, random_attention_meta, random_attention_tensors
 
 
-def line_of(backend: str, window: int, given: argparse.Namespace) -> dict[str, object]:
-    """What is said of a backend at a window."""
+def measure(backend: str, window: int, args: argparse.Namespace) -> dict[str, object]:
+    """Time a backend with a window."""
     torch.manual_seed(0)
-    attn_meta = geometry_of(given.rows, window, window * 3 // 4, window // 6, given.device)
-    tensors = tensors_of(attn_meta, given.heads, given.width, DTYPES[given.dtype])
-    weights = torch.randn(*attn_meta.query_rank.shape, given.heads, given.width, device=given.device)
-    forward = of_layer(attention_case(backend_named(backend), attn_meta, tensors), weights, given.dropout)
+    attn_meta = random_attention_meta(args.rows, window, window * 3 // 4, window // 6, args.device)
+    tensors = random_attention_tensors(attn_meta, args.heads, args.width, DTYPES[args.dtype])
+    d_output = torch.randn(*attn_meta.query_rank.shape, args.heads, args.width, device=args.device)
+    forward = run_of_case(attention_case(load_backend(backend), attn_meta, tensors), d_output, args.dropout)
     for _ in range(3):
-        found = on_cpu(forward) if given.device == "cpu" else on_gpu(forward)
-    forward_ms, backward_ms, mb = found
-    return {"forward_ms": round(forward_ms, 3), "backward_ms": round(backward_ms, 3), "mb": mb and round(mb)}
+        forward_ms, backward_ms, peak = time_on_cpu(forward) if args.device == "cpu" else time_on_gpu(forward)
+    return {
+        "forward_ms": round(forward_ms, 3),
+        "backward_ms": round(backward_ms, 3),
+        "peak_mib": peak and round(peak),
+    }
 
 
 def main() -> None:
-    """See the module."""
     has_gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--windows", type=int, nargs="+", default=[512, 1024, 2048, 4096, 8192])
@@ -49,14 +51,14 @@ def main() -> None:
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--device", default="cuda" if has_gpu else "cpu")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16" if has_gpu else "fp32")
-    given = parser.parse_args()
-    for backend in given.backends:
-        for window in given.windows:
+    args = parser.parse_args()
+    for backend in args.backends:
+        for window in args.windows:
             try:
-                line = line_of(backend, window, given)
+                line = measure(backend, window, args)
             except torch.cuda.OutOfMemoryError:
                 line = {"out_of_memory": True}
-            print(json.dumps({"attention": backend, "window": window, "rows": given.rows, **line}), flush=True)
+            print(json.dumps({"attention": backend, "window": window, "rows": args.rows, **line}), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,17 @@
-"""What saving costs a training: how long it waits, how long is written beside it, and what the updates meanwhile cost more.
+"""Measure the cost of checkpoints: time that training waits, time until they are written, and slower steps meanwhile.
 
 python benchmarks/reliability/checkpointing.py --out reports/reliability/saving.jsonl
 
-One process on a CPU. For each model a line of JSON: seconds that training stands still for a checkpoint (`waits`), seconds until
-the checkpoint is there (`lasts`), medians of an update alone and of one while a checkpoint is written. `share` is what saving takes
-of a training that saves every `--minutes`: standing still, and slower updates.
+One process on a CPU. One JSON line per model:
+
+    waits_s             time that training waits for a checkpoint
+    lasts_s             time until the checkpoint is written
+    step_s              median time of a step
+    step_while_writing_s    median time of a step while a checkpoint is written
+    fraction            fraction of training time that checkpoints cost (waiting and slower steps), with one every `--minutes`
 """
+
+from __future__ import annotations
 
 import argparse
 import json
@@ -13,13 +19,17 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository
 
 from pretrain.config import PretrainConfig
 from pretrain.tools.preparation import make_store, make_tokenizer
 from pretrain.trainer.trainer import Trainer
+from xlpre.batch import Batch
 from xlpre.common.tables import to_jsonl
 from xlpre.config.loader import load_config
 
@@ -31,78 +41,105 @@ MODELS = {
 TINY = ["model.n_layer=2", "model.d_model=16", "model.n_head=2", "model.d_inner=32"]
 
 
-def update(job, batches):
-    """Seconds of one."""
-    begun = time.perf_counter()
-    job.begin_step()
+@dataclass
+class Timings:
+    """Times of a training with checkpoints, in seconds.
+
+    Attributes:
+        n_parameters: number of parameters of the model.
+        n_bytes: size of a checkpoint.
+        steps: steps without a checkpoint in progress.
+        steps_while_writing: steps with a checkpoint in progress.
+        waits: times that training waited for each checkpoint.
+        lasts: times until each checkpoint was written.
+    """
+
+    n_parameters: int = 0
+    n_bytes: int = 0
+    steps: list[float] = field(default_factory=list)
+    steps_while_writing: list[float] = field(default_factory=list)
+    waits: list[float] = field(default_factory=list)
+    lasts: list[float] = field(default_factory=list)
+
+
+def time_step(trainer: Trainer, batches: Iterator[Batch]) -> float:
+    """Train one step. Returns its seconds."""
+    start = time.perf_counter()
+    trainer.begin_step()
     batch = next(batches)
-    loss, memory = job.engine(batch, job.memories[0])
-    job.engine.backward(loss)
-    job.engine.step()
-    job.carry(0, batch, memory)
-    job.end_step()
-    return time.perf_counter() - begun
+    loss, memory = trainer.engine(batch, trainer.memories[0])
+    trainer.engine.backward(loss)
+    trainer.engine.step()
+    trainer.store_memory(0, batch, memory)
+    trainer.end_step()
+    return time.perf_counter() - start
 
 
-def measure(words, saves, between):
-    """Save `saves` times, with so many updates `between`."""
-    job = Trainer(load_config(PretrainConfig, None, words))
-    batches = job.batches()
-    for _ in range(3):
-        update(job, batches)
-    alone, beside, waits, lasts = [], [], [], []
-    for _ in range(saves):
-        alone += [update(job, batches) for _ in range(between)]
-        begun = time.perf_counter()
-        job.save()
-        waits.append(time.perf_counter() - begun)
-        while job.writer.in_progress:
-            beside.append(update(job, batches))
-        lasts.append(time.perf_counter() - begun)
-    n_bytes = sum(f.stat().st_size for f in next((job.run_dir / "checkpoints").iterdir()).rglob("*") if f.is_file())
-    n_parameters = sum(p.numel() for p in job.engine.module.parameters())
+def measure(settings: Sequence[str], n_checkpoints: int, steps_between: int) -> Timings:
+    """Train with `n_checkpoints` checkpoints, and `steps_between` steps before each."""
+    trainer, timings = Trainer(load_config(PretrainConfig, None, settings)), Timings()
+    batches = trainer.batches()
+    for _ in range(3):  # warm-up
+        time_step(trainer, batches)
+    for _ in range(n_checkpoints):
+        timings.steps += [time_step(trainer, batches) for _ in range(steps_between)]
+        start = time.perf_counter()
+        trainer.save()
+        timings.waits.append(time.perf_counter() - start)
+        while trainer.writer.in_progress:
+            timings.steps_while_writing.append(time_step(trainer, batches))
+        timings.lasts.append(time.perf_counter() - start)
+    checkpoint = next((trainer.run_dir / "checkpoints").iterdir())
+    timings.n_bytes = sum(file.stat().st_size for file in checkpoint.rglob("*") if file.is_file())
+    timings.n_parameters = sum(parameter.numel() for parameter in trainer.engine.module.parameters())
     batches.close()
-    job.close()
-    return n_parameters, n_bytes, alone, beside, waits, lasts
+    trainer.close()
+    return timings
+
+
+def result_line(model: str, timings: Timings, minutes: float) -> dict[str, Any]:
+    """Return the JSON line of a model."""
+    step = statistics.median(timings.steps)
+    slowdown = sum(timings.steps_while_writing) - len(timings.steps_while_writing) * step
+    cost = statistics.mean(timings.waits) + slowdown / len(timings.waits)
+    return {
+        "model": model,
+        "parameters": timings.n_parameters,
+        "checkpoint_mb": round(timings.n_bytes / 1e6, 1),
+        "waits_s": round(statistics.median(timings.waits), 4),
+        "lasts_s": round(statistics.median(timings.lasts), 3),
+        "step_s": round(step, 4),
+        "step_while_writing_s": round(statistics.median(timings.steps_while_writing), 4),
+        "fraction": round(cost / (minutes * 60), 5),
+        "every_minutes": minutes,
+    }
 
 
 def main() -> None:
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=10, help="between two checkpoints")
-    parser.add_argument("--saves", type=int, default=5)
-    parser.add_argument("--tiny", action="store_true", help="only to see that it works")
-    parser.add_argument("--out", type=Path)
-    words = parser.parse_args()
+    parser.add_argument("--minutes", type=float, default=10, help="minutes between checkpoints, for `fraction`")
+    parser.add_argument("--checkpoints", type=int, default=5, help="number of checkpoints to write")
+    parser.add_argument("--tiny", action="store_true", help="test that the benchmark works")
+    parser.add_argument("--out", type=Path, help="file for the JSON lines")
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         common = [f"tokenizer.path={folder}/t.model", f"data.store_dir={folder}/store"]
-        size = 300 if words.tiny else 32000
+        size = 300 if args.tiny else 32000
         common += [f"tokenizer.vocab_size={size}", "tokenizer.train_chars=20000000"]
-        source = load_config(PretrainConfig, None, [*common, f"text.max_chars={300_000 if words.tiny else 20_000_000}"])
+        source = load_config(PretrainConfig, None, [*common, f"text.max_chars={300_000 if args.tiny else 20_000_000}"])
         make_tokenizer(source)
         make_store(source)
         lines = []
-        for name, shape in ({"tiny": TINY} if words.tiny else MODELS).items():
-            run = [*common, *WINDOW, *shape, f"run_dir={folder}/{name.split()[0]}", "train.keep_last_checkpoints=1"]
-            n, n_bytes, alone, beside, waits, lasts = measure(run, words.saves, between=10)
-            update_alone = statistics.median(alone)
-            slower = sum(beside) - len(beside) * update_alone
-            lines.append(
-                {
-                    "model": name,
-                    "parameters": n,
-                    "checkpoint_mb": round(n_bytes / 1e6, 1),
-                    "waits_s": round(statistics.median(waits), 4),
-                    "lasts_s": round(statistics.median(lasts), 3),
-                    "update_s": round(update_alone, 4),
-                    "update_beside_s": round(statistics.median(beside), 4),
-                    "share": round((statistics.mean(waits) + slower / len(waits)) / (words.minutes * 60), 5),
-                    "every_minutes": words.minutes,
-                }
-            )
+        for name, shape in ({"tiny": TINY} if args.tiny else MODELS).items():
+            run_dir = f"run_dir={folder}/{name.split()[0]}"
+            settings = [*common, *WINDOW, *shape, run_dir, "train.keep_last_checkpoints=1"]
+            timings = measure(settings, args.checkpoints, steps_between=10)
+            lines.append(result_line(name, timings, args.minutes))
             print(json.dumps(lines[-1]), flush=True)
-    if words.out:
-        words.out.parent.mkdir(parents=True, exist_ok=True)
-        words.out.write_text(to_jsonl(lines), encoding="utf-8")
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(to_jsonl(lines), encoding="utf-8")
 
 
 if __name__ == "__main__":

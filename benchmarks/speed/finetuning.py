@@ -33,7 +33,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository
 
-from benchmarks.agreement import apart
+from benchmarks.common.agreement import describe_difference
 from benchmarks.common.json_config import read_json_config
 from benchmarks.speed.finetuning_contenders import HuggingFace, Xlpre, both, numbers_of
 from finetune.config import TaskDataConfig
@@ -127,7 +127,7 @@ def main() -> None:
     for name, one in contenders.items():
         met = one.met()
         losses[name] = met[0]
-        if reason := apart(met, expected):
+        if reason := describe_difference(met, expected):
             sys.exit(f"{name} beside hf: {reason}")
     del expected, met  # as much memory as two models
     lengths = np.array([item.length for item in items])

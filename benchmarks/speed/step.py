@@ -39,7 +39,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository
 
-from benchmarks.agreement import agreeing, why
+from benchmarks.common.agreement import agreeing_contenders, format_exception
 from benchmarks.common.contenders import DEFAULT, Contender, data_of, list_settings, needed_flops
 from benchmarks.common.json_config import read_json_config
 from xlpre.data.window_layout import DataConfig
@@ -109,7 +109,7 @@ def race(found: dict[str, Contender], c: dict[str, Any], rounds: int, steps: int
             check_gradients(lines, name, c)
             took[name] = [clock.time(one, steps)]
         except (Exception, KeyboardInterrupt):  # asked to stop, it says what is known of those before
-            lines[name] = {"impl": name, "failed": why()}
+            lines[name] = {"impl": name, "failed": format_exception()}
             one.model.zero_grad(set_to_none=True)
             del running[name]
         else:
@@ -155,7 +155,7 @@ def speeds(took: list[tuple[float, float]], c: dict[str, Any]) -> dict[str, Any]
 
 def memory_of_a_step(name: str, c: dict[str, Any]) -> float:
     """MB above what stood before, in this process."""
-    one = agreeing([name], c)[0][name]
+    one = agreeing_contenders([name], c)[0][name]
     begin(one, c)
     gc.collect()
     process, most, running = psutil.Process(), [0], [True]
@@ -211,7 +211,7 @@ def main() -> None:
         return
     names = [words.impl, *words.vs]
     sizes, bad = words.rows or [c["rows"]], False
-    found, failed = agreeing(names, {**c, "rows": min(sizes)})
+    found, failed = agreeing_contenders(names, {**c, "rows": min(sizes)})
     lines: list[dict[str, Any]] = [{"impl": name, "failed": reason} for name, reason in failed.items()]
     for rows in sizes:
         now = {**c, "rows": rows}

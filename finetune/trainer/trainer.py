@@ -52,74 +52,68 @@ def finetune(config: FinetuneConfig) -> None:
         print(_describe(inputs, context, len(remaining)), flush=True)
     outputs: dict[int, Outputs] = {}
     for seed in remaining:
-        run_outputs = train_seed(inputs, seed, context, shutdown)
-        if run_outputs is None:
+        trainer = Trainer(inputs, seed, context, shutdown)
+        trainer.train()
+        if not trainer.is_finished:
             if is_rank_zero():
-                print(f"stopped at seed {seed} and saved a checkpoint. The same command resumes.", flush=True)
+                print(f"stopped at seed {seed} and saved. The same command resumes.", flush=True)
             break
-        outputs[seed] = run_outputs
+        outputs[seed] = finalize_run(inputs, seed, trainer.progress.step, trainer.progress.train_seconds, context)
     else:
         finalize(inputs, list(seeds), outputs, context)
     lock.release()
 
 
-def train_seed(inputs: RunInputs, seed: int, context: TrainingContext, shutdown: ShutdownHandler) -> Outputs | None:
-    """Train with one seed. Returns the outputs of the result for the first dev split, or None if the run was stopped."""
-    config = inputs.config
-    trainer = Trainer(inputs, seed, context, shutdown)
-    if is_rank_zero():
-        save_config(config, Path(config.run_dir) / "config.yaml")
-    progress = trainer.progress
-    logger = TrainLogger(config, seed, trainer.folder, progress)
-    if progress.step == 0:
-        with logger.paused():
-            logger.write_evaluation(trainer.evaluate())
-    stopped = False
-    while not (trainer.is_finished or stopped):
-        micro_steps = trainer.begin_step()
-        for number, micro_step in enumerate(micro_steps):
-            trainer.engine.set_gradient_accumulation_boundary(number == len(micro_steps) - 1)
-            loss = trainer.engine(micro_step.to(context.device))
-            trainer.engine.backward(loss)
-            trainer.engine.step()  # updates the weights at the boundary
-            logger.record_losses(loss)
-            logger.count_tokens(micro_step)
-        stopped = progress.end_step()
-        logger.end_step()
-        if progress.step % config.eval.every == 0 or trainer.is_finished:
-            with logger.paused():
-                logger.write_evaluation(trainer.evaluate())
-        if progress.step % config.train.log_every == 0 or trainer.is_finished or stopped:
-            logger.write_metrics()
-        if (progress.step % config.train.save_every == 0 or stopped) and not trainer.is_finished:
-            with logger.paused():
-                trainer.save()
-    trainer.close()
-    logger.close()
-    if not trainer.is_finished:
-        return None
-    return finalize_run(inputs, seed, progress.step, progress.train_seconds, context)
-
-
 class Trainer:
-    """Model, engine, batches and checkpoints of the run with one seed. Resumes from the newest checkpoint, if there is one.
+    """A run with one seed. Resumes from its latest checkpoint, if there is one.
 
     Args:
         inputs: what the runs of all seeds share.
         seed: seed of this run.
         context: device, precision and communication of this process.
-        shutdown: reports a request to stop.
+        shutdown: reports a signal to stop.
 
     Attributes:
+        config: settings of the run.
         folder: folder of the run.
         engine: the DeepSpeed engine.
         progress: steps and clock of the run.
+        logger: console and metrics files.
         best: best score so far and its step; None before the first evaluation.
     """
 
+    def train(self) -> None:
+        """Run the training loop until the steps or the time are used up, early stopping applies, or a signal requests a stop.
+
+        Raises:
+            ValueError: gradients or weights are not finite, or a checkpoint cannot be written.
+        """
+        config, progress, logger = self.config, self.progress, self.logger
+        if progress.step == 0:
+            self.evaluate()
+        stopped = False
+        while not (self.is_finished or stopped):
+            micro_steps = self.begin_step()
+            for number, micro_step in enumerate(micro_steps):
+                self.engine.set_gradient_accumulation_boundary(number == len(micro_steps) - 1)
+                loss = self.engine(micro_step.to(self.context.device))
+                self.engine.backward(loss)
+                self.engine.step()  # updates the weights at the boundary only
+                logger.record_losses(loss)
+                logger.count_tokens(micro_step)
+            stopped = progress.end_step()
+            logger.end_step()
+            if progress.step % config.eval.every == 0 or self.is_finished:
+                self.evaluate()
+            if progress.step % config.train.log_every == 0 or self.is_finished or stopped:
+                logger.write_metrics()
+            if (progress.step % config.train.save_every == 0 or stopped) and not self.is_finished:
+                self.save()
+        self.close()
+
     def __init__(self, inputs: RunInputs, seed: int, context: TrainingContext, shutdown: ShutdownHandler) -> None:
         self.config, self.folder = inputs.config, seed_folder(inputs.config.run_dir, seed)
-        self._inputs, self._seed, self._context, self._comm = inputs, seed, context, context.comm
+        self.context, self._inputs, self._seed = context, inputs, seed
         config, train = self.config, self.config.train
         self._overhead_tokens = resolve_overhead_tokens(config.data.forward_overhead_tokens, context.device)
         self._sampler = LengthBucketSampler(
@@ -127,15 +121,18 @@ class Trainer:
         )
         self._manifest = {**inputs.manifest(seed), "train.precision": context.precision}
         checkpoints = self.folder / checkpoint.CHECKPOINTS_DIR
-        saved = checkpoint.find_resume_checkpoint(checkpoints, self._comm)
+        saved = checkpoint.find_resume_checkpoint(checkpoints, self.context.comm)
         manifest = checkpoint.read_manifest(saved, self._manifest) if saved else {}
         self._writer = CheckpointWriter(
-            checkpoints, self._comm, train.keep_last_checkpoints, train.keep_checkpoints_every, resumed=saved
+            checkpoints, self.context.comm, train.keep_last_checkpoints, train.keep_checkpoints_every, resumed=saved
         )
         self.best: tuple[float, int] | None = manifest.get("best") and tuple(manifest["best"])
         self._n_without_improvement: int = manifest.get("evaluations_without_improvement", 0)
         self._build(saved, manifest)
-        self.progress = Progress(train, self.engine, self._comm, shutdown, self._writer, manifest)
+        self.progress = Progress(train, self.engine, self.context.comm, shutdown, self._writer, manifest)
+        if is_rank_zero():
+            save_config(config, Path(config.run_dir) / "config.yaml")
+        self.logger = TrainLogger(config, seed, self.folder, self.progress)
 
     @property
     def is_finished(self) -> bool:
@@ -146,38 +143,46 @@ class Trainer:
     def begin_step(self) -> list[MicroStep]:
         """Set the learning rate and the dropout seed. Returns the batches of this process, one per micro-step."""
         self.progress.begin_step(self._seed, self.config.schedule, self.config.optim.lr)
-        batch_size, accumulation = self.config.train.global_batch_size, self._context.batch.accumulation
+        batch_size, accumulation = self.config.train.global_batch_size, self.context.batch.accumulation
         return self._sampler.micro_steps(self._seed, self.progress.step, batch_size, accumulation)
 
     def evaluate(self) -> dict[str, float]:
-        """Return the metrics of all dev splits, as SPLIT/METRIC, and keep the best weights. Every process must call it."""
-        task, metrics = self._inputs.task, dict[str, float]()
-        for split in self._inputs.dev:
-            outputs = predict_split(
-                self.engine.module, split, self.config.eval.batch_size, self._overhead_tokens, self._comm
-            )
-            of_split = {**task.compute_metrics(split, outputs), "loss": float(outputs["loss"].mean())}
-            metrics |= {f"{split.name}/{name}": value for name, value in of_split.items()}
-        if self.progress.step > 0:  # the score of an untrained head may be high by chance
-            self._update_best(metrics[f"{self._inputs.dev[0].name}/{task.main_metric}"])
+        """Evaluate on all dev splits, keep the best weights, and log. Every process must call it.
+
+        Returns:
+            The metrics as SPLIT/METRIC.
+        """
+        with self.logger.paused():
+            task, metrics = self._inputs.task, dict[str, float]()
+            for split in self._inputs.dev:
+                outputs = predict_split(
+                    self.engine.module, split, self.config.eval.batch_size, self._overhead_tokens, self.context.comm
+                )
+                values = {**task.compute_metrics(split, outputs), "loss": float(outputs["loss"].mean())}
+                metrics |= {f"{split.name}/{name}": value for name, value in values.items()}
+            if self.progress.step > 0:  # the score of an untrained head may be high by chance
+                self._update_best(metrics[f"{self._inputs.dev[0].name}/{task.main_metric}"])
+            self.logger.write_evaluation(metrics)
         return metrics
 
     def save(self) -> None:
-        """Start writing a checkpoint, while training continues. Every process must call it."""
-        step, train_seconds = self.progress.step, self.progress.train_seconds
+        """Start writing a checkpoint while training continues. Every process must call it."""
         manifest = {
             **self._manifest,
-            "train_seconds": train_seconds,
+            "train_seconds": self.progress.train_seconds,
             "best": self.best,
             "evaluations_without_improvement": self._n_without_improvement,
         }
-        self._writer.begin(step, self.engine, [], manifest, partial(self._write_model, step))
+        step = self.progress.step
+        with self.logger.paused():
+            self._writer.begin(step, self.engine, [], manifest, partial(self._write_model, step))
 
     def close(self) -> None:
         """Wait for the last checkpoint, keep the last weights if they are the result, and free the engine."""
         self._writer.close()
         if self.is_finished and self.config.eval.keep_weights == "last":
             self._keep_weights()
+        self.logger.close()
         del self.engine, self.progress.engine
         gc.collect()
 
@@ -194,7 +199,7 @@ class Trainer:
         weights = self._writer.gather_finite_weights(self.progress.step, self.engine)
         if is_rank_zero():
             self._write_model(self.progress.step, self.folder / BEST, weights)
-        self._comm.barrier()
+        self.context.comm.barrier()
 
     def _write_model(self, step: int, path: Path, weights: dict[str, Tensor]) -> None:
         provenance = {"name": self.config.name, "step": step, "seed": self._seed, "init_from": self.config.init_from}
@@ -204,7 +209,7 @@ class Trainer:
         """Build model and engine with initial weights, or with the state of the checkpoint `saved` and its manifest."""
         config = self.config
         seed_everything(self._seed)  # the same initial weights on every process
-        shape = resolve_backend_together(self._inputs.shape, self._context.dtype, self._context)
+        shape = resolve_backend_together(self._inputs.shape, self.context.dtype, self.context)
         build = partial(TaskModel, shape, self._inputs.task)
         weights = load_task_model(saved / checkpoint.MODEL_DIR).weights if saved else {}
         model = build_with_weights(weights, build) if saved else build()
@@ -213,7 +218,7 @@ class Trainer:
         if config.train.activation_checkpointing:
             model.backbone.enable_activation_checkpointing()
         self.engine = build_engine(
-            model, self._context.deepspeed_config, config.train, config.optim, self._context.device
+            model, self.context.deepspeed_config, config.train, config.optim, self.context.device
         )
         if saved:
             load_state(self.engine, weights, checkpoint.SavedMoments(saved), manifest["counters"])

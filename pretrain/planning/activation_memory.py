@@ -141,9 +141,9 @@ class _NonzeroStub(TorchFunctionMode):
 def _kernel_bodies(attention_backend: str) -> Mapping[str, Callable[..., Any]]:
     if attention_backend != "triton":
         return {}
-    from xlpre.model.kernels.triton.attention import INSIDE  # which the model has found by now
+    from xlpre.model.kernels.triton.attention import IMPLEMENTATIONS  # which the model has found by now
 
-    return INSIDE
+    return IMPLEMENTATIONS
 
 
 def _use_gpu_dropout(model: nn.Module) -> None:

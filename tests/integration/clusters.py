@@ -1,4 +1,4 @@
-"""Trainings that something is done to while they run: how they are started, followed and ended."""
+"""Helpers that start a training under a launcher, follow its output and end it."""
 
 import subprocess
 
@@ -8,18 +8,19 @@ from tests.integration.conftest import REPOSITORY, environment
 from xlpre.training.metrics import read_metrics
 
 SCRIPT = "pretrain/run.py"
-LONGER = {"train__steps": 150, "eval__every": 1000}  # than it takes to stop
+LONGER = {"train__steps": 150, "eval__every": 1000}  # still running when a test stops it
 
 
 def losses(folder) -> dict[int, float]:
-    """By step; a step that was made again has its last value."""
+    """Return the training losses by step; a repeated step has its last value."""
     return {line["step"]: line["loss"] for line in read_metrics(folder) if "loss" in line}
 
 
-def start(command, **more):
+def start(command, **variables):
+    """Start a command with additional environment variables and both output streams in one pipe."""
     return subprocess.Popen(
         [*map(str, command)],
-        env=environment() | more,
+        env=environment() | variables,
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -29,7 +30,7 @@ def start(command, **more):
 
 
 def end(*processes):
-    """Whatever is left of what was started, its children too."""
+    """Kill the processes and their children, if they are still running."""
     for process in processes:
         if process.poll() is None:
             for child in psutil.Process(process.pid).children(recursive=True):
@@ -38,16 +39,17 @@ def end(*processes):
         process.communicate()
 
 
-def read_until(process, sign) -> str:
-    said = ""
+def read_until(process, text) -> str:
+    """Read the output of a process until a line contains `text`; return what was read."""
+    output = ""
     for line in process.stdout:
-        said += line
-        if sign in line:
-            return said
-    raise AssertionError(said)
+        output += line
+        if text in line:
+            return output
+    raise AssertionError(output)
 
 
 def training_processes(launcher) -> list[psutil.Process]:
-    """The processes of `pretrain/run.py`, without what started them."""
-    found = [(p, p.cmdline()) for p in psutil.Process(launcher.pid).children(recursive=True)]
-    return [p for p, line in found if "python" in line[0] and any(w.endswith(SCRIPT) for w in line[1:3])]
+    """Return the processes of `pretrain/run.py`, without those of the launcher."""
+    children = [(child, child.cmdline()) for child in psutil.Process(launcher.pid).children(recursive=True)]
+    return [child for child, line in children if "python" in line[0] and any(arg.endswith(SCRIPT) for arg in line[1:3])]

@@ -1,4 +1,4 @@
-"""Pretrain several times in one process (or one job): a JSON list of lists of `key=value` args, the last argument."""
+"""Pretrain several times in one process. The last argument is a JSON list of lists of `key=value` overrides."""
 
 import json
 import sys

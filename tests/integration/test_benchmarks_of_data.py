@@ -6,7 +6,9 @@ from tests.integration.conftest import run
 
 
 def test_batches_are_timed():
-    done = run("benchmarks/data/batches.py", "--tokens", 50_000, "--window", 64, "--rows", 2, "--batches", 1, "--turns", 2)
+    done = run(
+        "benchmarks/data/batches.py", "--tokens", 50_000, "--window", 64, "--rows", 2, "--batches", 1, "--turns", 2
+    )
     assert done.returncode == 0, done.stderr
     rates = json.loads(done.stdout)["tokens_per_cpu_second"]
     assert rates["permutation"] > 0 and "permutation with dense masks" in rates

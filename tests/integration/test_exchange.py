@@ -91,11 +91,15 @@ def test_another_shape_or_vocabulary_is_refused_by_name(trained, make_args, text
 def test_a_file_of_settings_gives_way_to_the_folder_and_a_word_does_not(trained, make_args, tmp_path):
     (tmp_path / "wider.yaml").write_text("model: {n_layer: 3, d_inner: 64, mem_len: 8}\n")
     shape = ("model.n_layer", "model.d_model", "model.n_head", "model.d_inner", "model.mem_len")
-    fewer = [word for word in make_args("gives_way", init=trained / "model", train__steps=1) if not word.startswith(shape)]
+    fewer = [
+        word for word in make_args("gives_way", init=trained / "model", train__steps=1) if not word.startswith(shape)
+    ]
     done = run(SCRIPT, "--config", tmp_path / "wider.yaml", *fewer)
     assert done.returncode == 0 and "not as configured: n_layer=2 (3), d_inner=32 (64)" in done.stdout, done.stderr
     assert load_folder(tmp_path / "gives_way" / "model").config.mem_len == 8  # no part of the weights
-    done = run(SCRIPT, "--config", tmp_path / "wider.yaml", *make_args("said", init=trained / "model", model__d_inner=64))
+    done = run(
+        SCRIPT, "--config", tmp_path / "wider.yaml", *make_args("said", init=trained / "model", model__d_inner=64)
+    )
     assert done.returncode == 2 and "model.d_inner (64) is 32 in init=" in done.stderr
 
 

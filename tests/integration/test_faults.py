@@ -85,9 +85,9 @@ def test_a_training_whose_terminal_is_closed_saves(make_args, tmp_path):
     until(b"step 3:", terminal)
     assert os.waitpid(process, 0)[1] == 0
     step = max(line["step"] for line in read_metrics(tmp_path / "closed"))
-    assert [checkpoint.read_manifest(path)["step"] for path in checkpoint.list_complete(tmp_path / "closed" / "checkpoints")] == [
-        step
-    ]
+    assert [
+        checkpoint.read_manifest(path)["step"] for path in checkpoint.list_complete(tmp_path / "closed" / "checkpoints")
+    ] == [step]
 
 
 def test_weights_too_large_for_numbers_stop_the_run_with_what_it_met_and_how_to_replay_it(make_args, tmp_path):
@@ -100,7 +100,7 @@ def test_weights_too_large_for_numbers_stop_the_run_with_what_it_met_and_how_to_
     assert not (tmp_path / "second" / "checkpoints").exists()
     lines = [line for line in read_metrics(tmp_path / "second") if "skipped_steps" in line]
     assert [line["skipped_steps"] for line in lines] == [1, 2, 3, 4]
-    dump = tmp_path / "second" / "not_finite" / "step_00000004"
+    dump = tmp_path / "second" / "nonfinite" / "step_00000004"
     assert f"`python pretrain/replay.py {dump}`" in done.stderr
     again = run("pretrain/replay.py", dump)
     assert again.returncode == 0 and "the output of backbone.layers.0.attention" in again.stdout.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""Batch jobs whose time ends or whose machine is taken away, under a SLURM of straw."""
+"""pretrain/slurm.sh with stubs of `srun` and `scontrol`: time limits, crashes and requeueing."""
 
 import os
 import signal
@@ -26,8 +26,8 @@ tasks = []
 for n in map(str, range(int(os.environ["SLURM_NTASKS"]))):
     tasks.append(subprocess.Popen(command, env={{**os.environ, "SLURM_PROCID": n, "SLURM_LOCALID": n}}))
 signal.signal(signal.SIGTERM, lambda *_: [task.terminate() for task in tasks])
-ended = [task.wait() for task in tasks]
-sys.exit(max(128 - status if status < 0 else status for status in ended))
+statuses = [task.wait() for task in tasks]
+sys.exit(max(128 - status if status < 0 else status for status in statuses))
 """
 SCONTROL = """#!/bin/bash
 case "$1" in
@@ -38,7 +38,7 @@ esac
 
 
 class Slurm:
-    """A batch job of one node with two tasks."""
+    """Batch jobs of one node with two tasks."""
 
     def __init__(self, folder: Path) -> None:
         self._queue, self.jobs = folder / "requeued", []
@@ -51,8 +51,8 @@ class Slurm:
         tasks = {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2"}
         self._environment = {**job, **tasks, "PATH": f"{binaries}{os.pathsep}{environment()['PATH']}"}
 
-    def start(self, args, **more: str):
-        self.jobs.append(start(["bash", "pretrain/slurm.sh", *args], **self._environment, **more))
+    def start(self, args, **variables: str):
+        self.jobs.append(start(["bash", "pretrain/slurm.sh", *args], **self._environment, **variables))
         return self.jobs[-1]
 
     def requeued(self) -> int:
@@ -67,53 +67,51 @@ def slurm(tmp_path):
 
 
 @pytest.mark.long
-def test_a_slurm_job_whose_time_ends_saves_goes_back_into_the_queue_and_then_finishes_as_if_nothing_had_been(
+def test_a_job_at_its_time_limit_saves_requeues_and_finishes_with_equal_losses(
     make_args, tmp_path, slurm, uninterrupted_losses
 ):
     job = slurm.start(make_args("stopped", **LONGER))
-    said = read_until(job, "step 1:")
+    output = read_until(job, "step 1:")
     job.send_signal(signal.SIGUSR1)
-    said += job.communicate(timeout=60)[0]
-    assert job.returncode == 0 and "and saved" in said and slurm.requeued() == 1, said
+    output += job.communicate(timeout=60)[0]
+    assert job.returncode == 0 and "and saved" in output and slurm.requeued() == 1, output
     stopped_at = max(losses(tmp_path / "stopped"))
     assert 1 <= stopped_at < LONGER["train__steps"]
     job = slurm.start(make_args("stopped", **LONGER), SLURM_RESTART_COUNT="1")
-    said = job.communicate(timeout=90)[0]
-    assert job.returncode == 0 and f"at step {stopped_at}" in said and slurm.requeued() == 1, said
+    output = job.communicate(timeout=90)[0]
+    assert job.returncode == 0 and f"at step {stopped_at}" in output and slurm.requeued() == 1, output
     assert losses(tmp_path / "stopped") == pytest.approx(uninterrupted_losses, rel=1e-5)
 
 
 @pytest.mark.long
-def test_a_slurm_job_that_is_done_or_cancelled_or_has_a_wrong_setting_does_not_go_back_into_the_queue(
-    make_args, tmp_path, slurm
-):
+def test_a_finished_cancelled_or_invalid_job_is_not_requeued(make_args, tmp_path, slurm):
     job = slurm.start(make_args("done", train__steps=3))
-    said = job.communicate(timeout=90)[0]
-    assert job.returncode == 0 and "finished at step 3" in said, said
+    output = job.communicate(timeout=90)[0]
+    assert job.returncode == 0 and "finished at step 3" in output, output
 
     job = slurm.start(make_args("wrong", train__global_batch_size=3))
-    said = job.communicate(timeout=90)[0]
-    assert job.returncode == 2 and said.count("error: ") == 1 and "train.global_batch_size (3)" in said, said
+    output = job.communicate(timeout=90)[0]
+    assert job.returncode == 2 and output.count("error: ") == 1 and "train.global_batch_size (3)" in output, output
 
     job = slurm.start(make_args("cancelled", train__steps=100000))
-    said = read_until(job, "step 5:")
+    output = read_until(job, "step 5:")
     job.terminate()
-    said += job.communicate(timeout=60)[0]
-    assert job.returncode == 0 and "and saved" in said, said
+    output += job.communicate(timeout=60)[0]
+    assert job.returncode == 0 and "and saved" in output, output
     assert slurm.requeued() == 0
 
 
-def test_a_slurm_job_that_crashes_is_tried_again_then_requeued_but_not_for_ever(slurm):
+def test_a_crashing_job_is_restarted_then_requeued_a_limited_number_of_times(slurm):
     for requeues_so_far, requeued in ((0, 1), (2, 1)):
         job = slurm.start([], SRUN_STATUS="139", SLURM_RESTART_COUNT=str(requeues_so_far), XLPRE_REQUEUES="2")
-        said = job.communicate(timeout=60)[0]
-        assert said.count("ended with status 139") == 3 and slurm.requeued() == requeued, said
+        output = job.communicate(timeout=60)[0]
+        assert output.count("ended with status 139") == 3 and slurm.requeued() == requeued, output
     assert job.returncode == 139
 
 
-def test_a_slurm_job_that_cannot_save_in_time_goes_back_into_the_queue_nevertheless(slurm):
+def test_a_job_that_cannot_save_in_time_is_requeued(slurm):
     job = slurm.start([], SRUN_HANGS="yes", XLPRE_SAVE_SECONDS="1")
-    said = read_until(job, "hangs")
+    output = read_until(job, "hangs")
     job.send_signal(signal.SIGUSR1)
-    said += job.communicate(timeout=30)[0]
-    assert slurm.requeued() == 1, said
+    output += job.communicate(timeout=30)[0]
+    assert slurm.requeued() == 1, output

@@ -172,7 +172,13 @@ def test_the_best_model_is_looked_for_anew_where_another_measure_is_taken(plain_
 
 def test_a_run_does_not_go_on_with_another_shape_or_seed(plain_run):
     _, args = plain_run
-    for change in ("model.mem_len=8", "seed=9", "train.global_batch_size=8", "objective.max_span=1", "data.pairs=false"):
+    for change in (
+        "model.mem_len=8",
+        "seed=9",
+        "train.global_batch_size=8",
+        "objective.max_span=1",
+        "data.pairs=false",
+    ):
         key = change.partition("=")[0]
         done = run(SCRIPT, *args, change)  # it is finished
         assert done.returncode == 2 and f"was made with {key}=" in done.stderr, done.stderr

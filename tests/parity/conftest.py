@@ -1,4 +1,4 @@
-"""The originals' numbers, whoever computes attention."""
+"""Fixture: the numbers of the original implementations, with each attention backend."""
 
 import os
 from importlib.util import find_spec
@@ -6,7 +6,6 @@ from importlib.util import find_spec
 import pytest
 
 from xlpre.model.kernels import backend
-from xlpre.model.kernels.backend import backend_named
 
 NAMES = ["cpu", "sdpa", "reference"]
 if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
@@ -15,5 +14,5 @@ if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
 
 @pytest.fixture(params=NAMES)
 def by_each_backend(request, monkeypatch):
-    """Models with model.attention_backend=auto take this one; under TRITON_INTERPRET=1 that is triton's interpreter."""
-    monkeypatch.setattr(backend, "fastest", lambda device, dtype, width: backend_named(request.param))
+    """Models with `model.attention_backend=auto` use this backend. Under TRITON_INTERPRET=1 it is Triton in its interpreter."""
+    monkeypatch.setattr(backend, "fastest_backend", lambda device, dtype, head_width: request.param)

@@ -226,8 +226,9 @@ def _check_kind(default: Any, value: Any, key: str, origin: str) -> None:
     """Raise ValueError if `default` is a list, mapping or boolean and `value` is not."""
     setting = f"{key}={value._value()}"
     prefix = "" if origin.startswith(f"{key}=") else f"{origin}: "  # an override shows key and value itself
+    is_null = default._is_optional() and value._is_none()
     for kind, rule in ((ListConfig, "a list such as [a, b]"), (DictConfig, "a mapping such as {a: 1, b: 2}")):
-        if isinstance(default, kind) and not isinstance(value, kind) and not value._is_interpolation():
+        if not is_null and isinstance(default, kind) and not isinstance(value, kind) and not value._is_interpolation():
             raise ValueError(f"{prefix}{setting} is invalid: it must be {rule}.")
     if isinstance(default, BooleanNode) and type(value._value()) is int and value._value() not in (0, 1):
         raise ValueError(f"{prefix}{setting} is invalid: it must be true or false.")

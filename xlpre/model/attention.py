@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from xlpre.model.attention_mask import AttentionMeta
 from xlpre.model.config import ModelConfig
-from xlpre.model.kernels.backend import backend_named
+from xlpre.model.kernels.base import AttentionBackend
 from xlpre.model.positions import SCHEMES, SharedBiases
 from xlpre.model.score_terms import ScoreTerms
 from xlpre.model.segments import SegmentTerm
@@ -31,7 +30,7 @@ class RelativeAttention(nn.Module):
         self.terms = nn.ModuleDict(SCHEMES[config.positions].terms(config, shared))
         if config.relative_segments:
             self.terms["segment"] = SegmentTerm(self.n_head, self.d_head, shared["segment"])
-        self.backend, self.dropatt = backend_named(config.attention_backend), config.dropatt
+        self.dropatt = config.dropatt
 
     def keys_values(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Project hidden states (B, M, D) to keys and values, (B, M, H, E) each."""
@@ -52,7 +51,7 @@ class RelativeAttention(nn.Module):
         rows: Tensor,
         key: Tensor,
         value: Tensor,
-        attn_meta: AttentionMeta,
+        backend: AttentionBackend,
         score_terms: dict[str, Tensor] | None = None,
     ) -> Tensor:
         """Attend from N rows to K keys.
@@ -61,19 +60,19 @@ class RelativeAttention(nn.Module):
             rows: (B, N, D).
             key: (B, K, H, E), memory first.
             value: (B, K, H, E).
-            attn_meta: ranks, segments and positions of the rows.
+            backend: attention backend, prepared for the rows.
             score_terms: result of the method `score_terms`, if it was computed before.
 
         Returns:
             (B, N, D).
         """
         if score_terms is None:
-            score_terms = self.score_terms(attn_meta.pos_encoding, attn_meta.n_keys)
+            score_terms = self.score_terms(backend.attn_meta.pos_encoding, backend.attn_meta.n_keys)
         # under torch.autocast products have another dtype than biases
         query = self._split_heads(self.query(rows)).to(key.dtype)
         scores = ScoreTerms(query, self.d_head**-0.5, **{name: x.to(key.dtype) for name, x in score_terms.items()})
         dropout = self.dropatt if self.training else 0.0
-        return self.output(self.backend.attend(scores, key, value, attn_meta, dropout).flatten(2))
+        return self.output(backend.attend(scores, key, value, dropout).flatten(2))
 
     def _split_heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], self.n_head, self.d_head)

@@ -7,7 +7,6 @@ the rows. It is built once per forward pass (model/two_stream.py) and shared by 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,7 +61,6 @@ class AttentionMeta:
         direction: (B,) int64, 0 forward, 1 backward.
         pos_encoding: (2, R, ...) encodings of the R = K + T distances from K down to 1 - T, forward and backward
             (model/positions.py).
-        prepared: the attention backend's own form of this metadata (model/kernels).
     """
 
     query_rank: Tensor
@@ -75,7 +73,6 @@ class AttentionMeta:
     max_distance: int | None
     direction: Tensor
     pos_encoding: Tensor
-    prepared: Any = None
 
     @property
     def n_keys(self) -> int:
@@ -111,7 +108,7 @@ class AttentionMeta:
         return self.row_segments[:, :, None] != self.key_segments[:, None]
 
     def slice_rows(self, start: int, end: int) -> AttentionMeta:
-        """Return the metadata of rows `start` to `end`. `prepared` is that of all rows."""
+        """Return the metadata of rows `start` to `end`."""
         if (start, end) == (0, self.query_rank.size(1)):
             return self
         n_content, n_self_visible = (min(max(n - start, 0), end - start) for n in (self.n_content, self.n_self_visible))
@@ -140,7 +137,7 @@ class AttentionMeta:
 
     def take_rows(self, content: Tensor) -> Tensor:
         """Gather (B, T, D) content rows at the positions of the rows: (B, N, D)."""
-        if self.n_content == self.positions.size(1):
+        if self.n_content == self.n_tokens == self.positions.size(1):  # all rows, in order
             return content
         return content.gather(1, self.positions[:, :, None].expand(-1, -1, content.size(2)))
 

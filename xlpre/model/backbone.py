@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -17,7 +16,8 @@ from xlpre.model.config import ModelConfig
 from xlpre.model.dropout import Dropout
 from xlpre.model.embedding import build_embedding
 from xlpre.model.initialization import initialize
-from xlpre.model.kernels.backend import backend_named
+from xlpre.model.kernels.backend import check_backend, prepare_backend
+from xlpre.model.kernels.base import AttentionBackend
 from xlpre.model.layer import LAYERS
 from xlpre.model.memory import BaseMemory, KeyValue, KVCache, Memory, PositionTerms, Projection
 from xlpre.model.positions import SCHEMES, NoPositionEmbedding, SharedBiases
@@ -43,7 +43,7 @@ class Backbone(nn.Module):
         self.embedding_scale = config.d_model**0.5 if config.scale_embedding else 1.0
         self.mask_embedding = nn.Parameter(torch.empty(config.d_model))
         self.pos_encoding = SCHEMES[config.positions].encoding(config)
-        self.backend = backend_named(config.attention_backend)
+        check_backend(config.attention_backend)
         self.shared_biases = nn.ParameterDict()
         names = SCHEMES[config.positions].biases + (("segment",) if config.relative_segments else ())
         if not config.untie_r:
@@ -78,16 +78,17 @@ class Backbone(nn.Module):
         self.check_inputs(batch, memory, embeddings)
         length = batch.input_ids.size(1)
         positions = self._position_terms(memory, length)
-        all_rows, output_rows = self._attention_meta(batch, memory, positions.encoding)
+        all_rows, output_rows = self._prepare_attention(batch, memory, positions.encoding)
         content = (self.word_embedding(batch.input_ids) if embeddings is None else embeddings) * self.embedding_scale
         rows = self.dropout(build_rows(content, self.mask_embedding, batch) if self.two_streams else content)
         contexts = []
         for index, layer in enumerate(self.layers):
             context = memory.context_for_layer(index, rows[:, :length], cast(Projection, layer.keys_values))
-            attn_meta = all_rows
+            backend = all_rows
             if layer is self.layers[-1]:
-                rows, attn_meta = select_output_rows(rows, output_rows, self.two_streams, self.n_cls), output_rows
-            rows = self._run_layer(layer, rows, context, attn_meta, positions.score_terms[index])
+                rows = select_output_rows(rows, output_rows.attn_meta, self.two_streams, self.n_cls)
+                backend = output_rows
+            rows = self._run_layer(layer, rows, context, backend, positions.score_terms[index])
             contexts.append(context)
         return self.dropout(rows), memory.updated(contexts, batch.reuse_len, batch.visible_mem_len)
 
@@ -153,10 +154,10 @@ class Backbone(nn.Module):
             memory.position_terms[n_keys, n_tokens] = PositionTerms(encoding, terms)
         return memory.position_terms[n_keys, n_tokens]
 
-    def _attention_meta(
+    def _prepare_attention(
         self, batch: Batch, memory: BaseMemory, pos_encoding: Tensor
-    ) -> tuple[AttentionMeta, AttentionMeta]:
-        """Metadata of all rows, and of the rows that the last layer computes."""
+    ) -> tuple[AttentionBackend, AttentionBackend]:
+        """Prepare the attention backend for all rows, and for the rows that the last layer computes."""
         max_distance = max_key_distance(self.config.attention_span, self.config.mem_len, memory.mem_len)
         memory_rank = memory.key_rank(batch.visible_mem_len)
         all_rows, output_rows = build_attention_meta(
@@ -165,10 +166,11 @@ class Backbone(nn.Module):
         prepared = self._prepare(all_rows)
         return prepared, prepared if output_rows is all_rows else self._prepare(output_rows)
 
-    def _prepare(self, attn_meta: AttentionMeta) -> AttentionMeta:
-        weight = self.mask_embedding.new_empty(self.config.head_width, self.config.head_width)
-        like_keys = weight[:0] @ weight  # of the dtype that torch.autocast gives to products
-        return replace(attn_meta, prepared=self.backend.prepare(attn_meta, like_keys))
+    def _prepare(self, attn_meta: AttentionMeta) -> AttentionBackend:
+        head_width = self.config.head_width
+        weight = self.mask_embedding.new_empty(head_width, head_width)
+        dtype = (weight[:0] @ weight).dtype  # of products, which torch.autocast changes
+        return prepare_backend(self.config.attention_backend, attn_meta, dtype, head_width)
 
 
 def _call(layer: nn.Module, *args: object) -> Tensor:

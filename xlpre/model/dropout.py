@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from xlpre.model.kernels.cpu.build import elementwise, serves
+from xlpre.model.kernels.cpu.build import elementwise, is_supported
 
 
 class Dropout(nn.Module):
@@ -31,7 +31,7 @@ class Dropout(nn.Module):
         """Apply dropout to a tensor of any shape and dtype."""
         if not self.training or self.p == 0:
             return x
-        return _Dropout.apply(x, self.p, new_seed()) if serves(x.device, x.dtype) else F.dropout(x, self.p)
+        return _Dropout.apply(x, self.p, new_seed()) if is_supported(x.device, x.dtype) else F.dropout(x, self.p)
 
     def extra_repr(self) -> str:
         """Return the argument for `repr`."""

@@ -11,15 +11,14 @@ from torch.nn import functional as F
 
 from xlpre.model.config import ModelConfig
 from xlpre.model.dropout import Dropout
-from xlpre.model.kernels.backend import use_triton
-from xlpre.model.kernels.cpu.build import elementwise, serves
+from xlpre.model.kernels.cpu.build import elementwise, is_supported
 
 Activation = Callable[[Tensor], Tensor]
 
 
 def gelu(x: Tensor) -> Tensor:
     """Compute the tanh approximation of GELU (Hendrycks and Gimpel 2016, arXiv:1606.08415) for any shape."""
-    return _Gelu.apply(x) if serves(x.device, x.dtype) else F.gelu(x, approximate="tanh")
+    return _Gelu.apply(x) if is_supported(x.device, x.dtype) else F.gelu(x, approximate="tanh")
 
 
 class _Gelu(torch.autograd.Function):
@@ -67,15 +66,14 @@ class FeedForward(nn.Module):
         self.outer = nn.Linear(config.d_inner, config.d_model)
         self.activation = activation
         self.dropout = Dropout(config.dropout)
-        self._config = config
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, N, D) -> (B, N, D)."""
-        return self.outer(self._activate(self.inner(x)))
+    def forward(self, x: Tensor, fused: bool = False) -> Tensor:
+        """(B, N, D) -> (B, N, D). With `fused`, GELU and dropout run as one Triton kernel in training."""
+        return self.outer(self._activate(self.inner(x), fused))
 
-    def _activate(self, x: Tensor) -> Tensor:
+    def _activate(self, x: Tensor, fused: bool) -> Tensor:
         has_dropout = self.training and self.dropout.p > 0  # without dropout, torch's GELU is one pass, too
-        if has_dropout and self.activation is gelu and use_triton(self._config, x):
+        if fused and has_dropout and self.activation is gelu:
             from xlpre.model.kernels.triton.fused_ops import gelu_dropout
 
             return gelu_dropout(x, self.dropout.p)
@@ -94,6 +92,6 @@ class GatedFeedForward(nn.Module):
         self.activation = activation
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, N, D) -> (B, N, D)."""
+    def forward(self, x: Tensor, fused: bool = False) -> Tensor:
+        """(B, N, D) -> (B, N, D). There is no fused kernel, so `fused` has no effect."""
         return self.outer(self.dropout(self.activation(self.gate(x)) * self.inner(x)))

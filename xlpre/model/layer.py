@@ -12,6 +12,7 @@ from xlpre.model.attention_mask import AttentionMeta
 from xlpre.model.config import ModelConfig
 from xlpre.model.dropout import Dropout
 from xlpre.model.feedforward import build_feed_forward
+from xlpre.model.kernels.base import AttentionBackend
 from xlpre.model.memory import KeyValue, LayerContext
 from xlpre.model.norm import AddNorm, layer_norm
 from xlpre.model.positions import SCHEMES, SharedBiases
@@ -44,7 +45,7 @@ class PostNormLayer(nn.Module):
         self,
         rows: Tensor,
         context: LayerContext,
-        attn_meta: AttentionMeta,
+        backend: AttentionBackend,
         score_terms: dict[str, Tensor] | None = None,
     ) -> Tensor:
         """Compute N rows.
@@ -52,15 +53,16 @@ class PostNormLayer(nn.Module):
         Args:
             rows: (B, N, D).
             context: what the rows attend to, memory first.
-            attn_meta: ranks, segments and positions of the rows.
+            backend: attention backend, prepared for the rows.
             score_terms: see RelativeAttention.
 
         Returns:
             (B, N, D).
         """
-        rows, key, value = self._attention_inputs(rows, context, attn_meta)
-        rows = self.attention_norm(rows, self.attention(rows, key, value, attn_meta, score_terms))
-        return self.feed_forward_norm(rows, self.feed_forward(rows))
+        rows, key, value = self._attention_inputs(rows, context, backend.attn_meta)
+        fused = backend.has_fused_ops
+        rows = self.attention_norm(rows, self.attention(rows, key, value, backend, score_terms), fused)
+        return self.feed_forward_norm(rows, self.feed_forward(rows, fused), fused)
 
     def _attention_inputs(
         self, rows: Tensor, context: LayerContext, attn_meta: AttentionMeta
@@ -92,13 +94,13 @@ class PreNormLayer(PostNormLayer):
         self,
         rows: Tensor,
         context: LayerContext,
-        attn_meta: AttentionMeta,
+        backend: AttentionBackend,
         score_terms: dict[str, Tensor] | None = None,
     ) -> Tensor:
         """Compute N rows, (B, N, D) -> (B, N, D). See PostNormLayer."""
-        rows, key, value = self._attention_inputs(rows, context, attn_meta)
-        rows = rows + self.dropout(self.attention(self._query_input(rows), key, value, attn_meta, score_terms))
-        return rows + self.dropout(self.feed_forward(self.feed_forward_norm(rows)))
+        rows, key, value = self._attention_inputs(rows, context, backend.attn_meta)
+        rows = rows + self.dropout(self.attention(self._query_input(rows), key, value, backend, score_terms))
+        return rows + self.dropout(self.feed_forward(self.feed_forward_norm(rows), backend.has_fused_ops))
 
     def _query_input(self, rows: Tensor) -> Tensor:
         return self.attention_norm(rows)

@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 from xlpre.model.config import ModelConfig
 from xlpre.model.dropout import Dropout
-from xlpre.model.kernels.backend import use_triton
 
 
 def layer_norm(config: ModelConfig) -> nn.LayerNorm:
@@ -24,11 +23,19 @@ class AddNorm(nn.LayerNorm):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config.d_model, eps=config.norm_eps)
         self.dropout = Dropout(config.dropout)
-        self._config = config
 
-    def forward(self, rows: Tensor, branch: Tensor) -> Tensor:  # type: ignore[override]
-        """Add and normalize two tensors (B, N, D): (B, N, D)."""
-        if rows.dtype == branch.dtype == self.weight.dtype and use_triton(self._config, rows):
+    def forward(self, rows: Tensor, branch: Tensor, fused: bool = False) -> Tensor:  # type: ignore[override]
+        """Add and normalize two tensors.
+
+        Args:
+            rows: (B, N, D).
+            branch: (B, N, D).
+            fused: use the fused Triton kernel. Mixed dtypes, as under torch.autocast, always use torch's operators.
+
+        Returns:
+            (B, N, D).
+        """
+        if fused and rows.dtype == branch.dtype == self.weight.dtype:
             from xlpre.model.kernels.triton.fused_ops import add_norm
 
             dropout = self.dropout.p if self.training else 0.0

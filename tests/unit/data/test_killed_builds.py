@@ -1,4 +1,4 @@
-"""Commands that prepare a store and are killed, lose a worker, the disk or the race to another one."""
+"""Interrupted builds of a store: a killed command or process, a full disk, a second command."""
 
 import json
 import os
@@ -23,15 +23,15 @@ from xlpre.text.corpus import TextConfig
 from xlpre.text.tokenizer import Tokenizer
 corpus.UNIT_BYTES, corpus.SMALL_UNIT_BYTES = 20_000, 0
 shards.SHARD_CHARS, shards.BATCH_CHARS = 4000, 1000
-source, target, vocabulary, workers = sys.argv[1:]
-build_store(target, TextConfig(source=source, val_fraction=0.1, num_processes=int(workers)), Tokenizer.load(vocabulary))
+source, target, vocabulary, num_processes = sys.argv[1:]
+build_store(target, TextConfig(source=source, val_fraction=0.1, num_processes=int(num_processes)), Tokenizer.load(vocabulary))
 """
 
 
-def start(*words, **settings):
+def start(*args, **popen_kwargs):
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, "-c", SCRIPT, *map(str, words)]
-    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, **settings)
+    command = [sys.executable, "-c", SCRIPT, *map(str, args)]
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, **popen_kwargs)
 
 
 @pytest.fixture
@@ -47,32 +47,32 @@ def shards(work):
 
 
 def wait_until(condition, process):
-    """Until it holds or the process has done its work, for a hundred seconds at most."""
-    until = time.monotonic() + 100
-    while not condition() and process.poll() is None and time.monotonic() < until:
+    """Wait until `condition()` is true or the process has finished, for at most a hundred seconds."""
+    deadline = time.monotonic() + 100
+    while not condition() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.002)
     if not condition() and process.poll() != 0:
         process.kill()
         raise AssertionError(process.communicate()[1])
 
 
-def test_kill_9_at_any_time_loses_no_finished_shard(larger, tmp_path):
+def test_sigkill_at_any_time_loses_no_finished_shard(larger, tmp_path):
     path, vocabulary = larger
-    assert start(path, tmp_path / "whole", vocabulary, 1).wait(100) == 0
+    assert start(path, tmp_path / "uninterrupted", vocabulary, 1).wait(100) == 0
     work = tmp_path / ".store.unfinished"
-    for wanted in (3, 12, 25):
+    for n_shards in (3, 12, 25):
         process = start(path, tmp_path / "store", vocabulary, 2)
-        wait_until(lambda: len(shards(work)) >= wanted, process)  # noqa: B023 - it is asked here
+        wait_until(lambda: len(shards(work)) >= n_shards, process)  # noqa: B023 - called in this iteration
         process.send_signal(signal.SIGKILL)
         process.wait()
-        time.sleep(0.3)  # its workers notice that nobody waits for them
-    done = start(path, tmp_path / "store", vocabulary, 2)
-    assert done.wait(100) == 0, done.stderr.read()
-    for name in json.loads((tmp_path / "whole" / "meta.json").read_text())["bytes"]:
-        assert (tmp_path / "store" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+        time.sleep(0.3)  # its child processes notice that their parent is gone
+    resumed = start(path, tmp_path / "store", vocabulary, 2)
+    assert resumed.wait(100) == 0, resumed.stderr.read()
+    for name in json.loads((tmp_path / "uninterrupted" / "meta.json").read_text())["bytes"]:
+        assert (tmp_path / "store" / name).read_bytes() == (tmp_path / "uninterrupted" / name).read_bytes(), name
 
 
-def test_a_killed_worker_ends_the_command_with_a_sentence(larger, tmp_path):
+def test_a_killed_child_process_ends_the_command_with_an_error(larger, tmp_path):
     path, vocabulary = larger
     process = start(path, tmp_path / "store", vocabulary, 2)
     wait_until(lambda: shards(tmp_path / ".store.unfinished"), process)
@@ -80,20 +80,20 @@ def test_a_killed_worker_ends_the_command_with_a_sentence(larger, tmp_path):
         ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True, check=False
     )
     os.kill(int(children.stdout.split()[0]), signal.SIGKILL)
-    assert process.wait(60) != 0 and "a worker was killed" in process.stderr.read()
+    assert process.wait(60) != 0 and "an encoding process was killed" in process.stderr.read()
 
 
-def test_two_commands_do_not_prepare_one_store(larger, tmp_path, tokenizer):
+def test_a_second_command_for_the_same_store_is_refused(larger, tmp_path, tokenizer):
     path, vocabulary = larger
     process = start(path, tmp_path / "store", vocabulary, 2)
-    # the lock, which is held once there is more
+    # the first file is the lock
     wait_until(lambda: len(list((tmp_path / ".store.unfinished").glob("*"))) >= 2, process)
-    with pytest.raises(ValueError, match="another command prepares this store"):
+    with pytest.raises(ValueError, match="another command is preparing this store"):
         build_store(tmp_path / "store", TextConfig(source=str(path)), tokenizer)
     assert process.wait(100) == 0
 
 
-def test_a_full_disk_is_named_and_what_is_finished_stays(larger, tmp_path):
+def test_a_full_disk_is_reported_and_finished_shards_are_kept(larger, tmp_path):
     path, vocabulary = larger
 
     def small_files():
@@ -104,5 +104,5 @@ def test_a_full_disk_is_named_and_what_is_finished_stays(larger, tmp_path):
     message = process.communicate(timeout=100)[1]
     assert process.returncode != 0 and "File too large" in message
     assert not (tmp_path / "store").exists() and shards(tmp_path / ".store.unfinished")
-    done = start(path, tmp_path / "store", vocabulary, 1)
-    assert done.wait(100) == 0
+    resumed = start(path, tmp_path / "store", vocabulary, 1)
+    assert resumed.wait(100) == 0

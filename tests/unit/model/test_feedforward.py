@@ -19,22 +19,22 @@ from xlpre.model.feedforward import gelu
     transposed=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_gelu_and_its_slope_are_those_of_torch(shape, spread, transposed, seed):
+def test_gelu_and_its_gradient_equal_those_of_torch(shape, spread, transposed, seed):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * spread
     x = (x.T if transposed and x.dim() == 2 else x).requires_grad_()
     grad = torch.randn(x.shape)
     y = gelu(x)
-    (slope,) = torch.autograd.grad(y, x, grad)
+    (gradient,) = torch.autograd.grad(y, x, grad)
     exact = x.detach().double().requires_grad_()
-    wanted = F.gelu(exact, approximate="tanh")
-    (wanted_slope,) = torch.autograd.grad(wanted, exact, grad.double())
-    torch.testing.assert_close(y, wanted.float(), rtol=2e-6, atol=2e-6)
-    torch.testing.assert_close(slope, wanted_slope.float(), rtol=1e-5, atol=1e-5)
-    assert torch.equal(gelu(x.detach()), y)  # whose slope nobody asks for
+    expected = F.gelu(exact, approximate="tanh")
+    (expected_gradient,) = torch.autograd.grad(expected, exact, grad.double())
+    torch.testing.assert_close(y, expected.float(), rtol=2e-6, atol=2e-6)
+    torch.testing.assert_close(gradient, expected_gradient.float(), rtol=1e-5, atol=1e-5)
+    assert torch.equal(gelu(x.detach()), y)  # without autograd
 
 
 @pytest.mark.parametrize("kind", ["glu", "reglu", "geglu", "swiglu"])
-def test_a_gated_feed_forward_weighs_what_a_plain_one_does(kind):
+def test_a_gated_feed_forward_has_as_many_parameters_as_a_plain_one(kind):
     plain, gated = make_model(d_inner=240), make_model(d_inner=240, feed_forward=kind)
     count = lambda model: sum(p.numel() for p in model.backbone.layers[0].feed_forward.parameters())  # noqa: E731
     assert abs(count(plain) - count(gated)) < 0.02 * count(plain)

@@ -11,7 +11,7 @@ from xlpre.model.positions import sinusoid_table
 SHAPE = {"vocab_size": 500, "n_layer": 2, "d_model": 64, "n_head": 4, "d_inner": 128}
 
 
-def test_published_values_have_the_published_spread():
+def test_published_weights_have_the_published_standard_deviation():
     model = LanguageModel(ModelConfig(**SHAPE), two_streams=True)
     for name, parameter in model.named_parameters():
         if "norm.weight" in name:
@@ -22,7 +22,7 @@ def test_published_values_have_the_published_spread():
             assert abs(parameter.std() - 0.02) < 0.002, name
 
 
-def test_a_local_start_makes_each_head_prefer_one_distance():
+def test_local_initialization_makes_each_head_prefer_one_distance():
     torch.manual_seed(0)
     model = LanguageModel(ModelConfig(**SHAPE, init_scheme="local"), two_streams=True)
     distance = torch.arange(20, -20, -1)
@@ -37,13 +37,16 @@ def test_a_local_start_makes_each_head_prefer_one_distance():
 @pytest.mark.parametrize(
     "settings", [{"d_model": 63}, {"d_model": 66}, {"n_layer": 0}, {"dropout": 1.0}, {"mem_len": -1}]
 )
-def test_shapes_that_cannot_be_are_refused_by_their_key(settings):
-    with pytest.raises(ValueError, match="model"):
+def test_invalid_shapes_are_refused_by_key(settings):
+    ((key, value),) = settings.items()
+    with pytest.raises(ValueError, match=rf"model.{key}={value} is invalid: "):
         ModelConfig(**{**SHAPE, **settings})
 
 
-@pytest.mark.parametrize("settings", [{}, {"init_scheme": "local", "untie_r": False}, {"cutoffs": [50], "div_value": 2}])
-def test_a_model_made_with_weights_has_all_of_them_and_draws_nothing(settings):
+@pytest.mark.parametrize(
+    "settings", [{}, {"init_scheme": "local", "untie_r": False}, {"cutoffs": [50], "div_value": 2}]
+)
+def test_building_with_weights_copies_them_and_draws_no_random_numbers(settings):
     build = partial(LanguageModel, ModelConfig(**SHAPE, **settings), True, next_sentence=True)
     first = build()
     before = torch.get_rng_state()
@@ -52,14 +55,14 @@ def test_a_model_made_with_weights_has_all_of_them_and_draws_nothing(settings):
     for (name, ours), theirs in zip(second.named_parameters(), first.parameters(), strict=True):
         assert torch.equal(ours, theirs) and ours.requires_grad and ours is not theirs, name
     drawn = {name: not torch.equal(p, dict(first.named_parameters())[name]) for name, p in build().named_parameters()}
-    assert drawn["backbone.mask_embedding"] and drawn["auxiliary_heads.next_sentence.logits_proj.weight"]  # afterwards as ever
+    assert drawn["backbone.mask_embedding"] and drawn["auxiliary_heads.next_sentence.logits_proj.weight"]
 
 
-def test_no_parameter_is_left_without_weights_or_given_others_than_it_needs():
+def test_missing_weights_and_wrong_shapes_are_refused():
     build = partial(LanguageModel, ModelConfig(**SHAPE), True)
     weights = dict(build().named_parameters())
     fewer = {name: weight for name, weight in weights.items() if name != "lm_head.bias"}
-    with pytest.raises(ValueError, match=r"the weights of lm_head.bias are not there, the model needs \(500,\)"):
+    with pytest.raises(ValueError, match=r"weights of lm_head.bias are missing: .*\(500,\)"):
         build_with_weights(fewer, build)
-    with pytest.raises(ValueError, match=r"the weights of lm_head.bias are \(1,\), the model needs \(500,\)"):
+    with pytest.raises(ValueError, match=r"weights of lm_head.bias with shape \(1,\) .*\(500,\)"):
         load_weights({**weights, "lm_head.bias": torch.zeros(1)}, build())

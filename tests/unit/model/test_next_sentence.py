@@ -1,4 +1,4 @@
-"""Next-sentence prediction beside the language model: what it reads, what it learns, and that without it nothing is there."""
+"""Next-sentence prediction as an auxiliary head of the language model."""
 
 import dataclasses
 
@@ -26,9 +26,9 @@ SETTINGS = [
 ]
 
 
-def twins(two_streams, **settings):
-    """The same weights with next-sentence prediction and without."""
-    model, plain = (make_model(two_streams, next_sentence=wanted, **settings) for wanted in (True, False))
+def model_pair(two_streams, **settings):
+    """Models with the same weights, with and without next-sentence prediction."""
+    model, plain = (make_model(two_streams, next_sentence=enabled, **settings) for enabled in (True, False))
     weights = dict(model.named_parameters())
     with torch.no_grad():
         for name, parameter in plain.named_parameters():
@@ -37,33 +37,31 @@ def twins(two_streams, **settings):
 
 
 @pytest.mark.parametrize("two_streams", [True, False])
-@pytest.mark.parametrize("attention", ["reference", "sdpa", "cpu"])
+@pytest.mark.parametrize("attention_backend", ["reference", "sdpa", "cpu"])
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_cls_is_what_a_last_layer_of_all_content_rows_makes_of_it_and_targets_are_as_without_it(
-    two_streams, attention, settings
-):
-    model, plain = twins(two_streams, attention_backend=attention, **settings)
+def test_reading_cls_equals_a_full_last_layer_and_leaves_targets_unchanged(two_streams, attention_backend, settings):
+    model, plain = model_pair(two_streams, attention_backend=attention_backend, **settings)
     batch, memory = random_batch(20, reuse=10), random_memory(model.config, 2, 5)
-    batch.query_rank[:, -1] = batch.key_rank[:, -1]  # so that by its rank it would not see itself
+    batch.query_rank[:, -1] = batch.key_rank[:, -1]  # by its rank alone, it would not see itself
     hidden, _ = model.backbone(batch, memory)
     at_targets, _ = plain.backbone(batch, memory)
-    plain.backbone.two_streams = False  # weights have no part in it: the content stream is the same
-    everywhere = torch.arange(20).expand(2, -1)
-    content, _ = plain.backbone(dataclasses.replace(batch, target_positions=everywhere), memory)
+    plain.backbone.two_streams = False  # the content stream does not depend on it
+    all_positions = torch.arange(20).expand(2, -1)
+    content, _ = plain.backbone(dataclasses.replace(batch, target_positions=all_positions), memory)
     torch.testing.assert_close(hidden, torch.cat([content[:, -1:], at_targets], dim=1), atol=2e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("two_streams", [True, False])
-def test_the_losses_are_that_of_the_targets_and_the_cross_entropy_of_the_label(two_streams):
-    model, plain = twins(two_streams)
+def test_next_sentence_loss_is_the_cross_entropy_of_the_label(two_streams):
+    model, plain = model_pair(two_streams)
     batch, memory = random_batch(rows=4), random_memory(model.config, 4, 3)
-    loss, _, of_label = model(batch, memory)
+    loss, _, label_loss = model(batch, memory)
     head = model.auxiliary_heads["next_sentence"]
     hidden, _ = model.backbone(batch, memory)
     pooled = torch.tanh(F.linear(hidden[:, 0], head.dense.weight, head.dense.bias))
     logits = pooled @ head.logits_proj.weight.T + head.logits_proj.bias
     expected = -logits.log_softmax(1)[torch.arange(4), batch.pair_label].mean()
-    torch.testing.assert_close(of_label, expected)
+    torch.testing.assert_close(label_loss, expected)
     torch.testing.assert_close(loss, plain(batch, memory)[0])
     scores = model.logits(batch, memory)
     torch.testing.assert_close(scores[0], plain.logits(batch, memory)[0])
@@ -71,21 +69,23 @@ def test_the_losses_are_that_of_the_targets_and_the_cross_entropy_of_the_label(t
 
 
 @pytest.mark.parametrize("two_streams", [True, False])
-def test_the_label_teaches_head_and_backbone_and_nothing_else(two_streams):
+def test_next_sentence_loss_has_gradients_for_head_and_backbone_only(two_streams):
     model = make_model(two_streams, next_sentence=True)
     batch = random_batch()
-    _, _, of_label = model(batch, random_memory(model.config, 2, 3))
-    of_label.backward()
-    taught = {name for name, p in model.named_parameters() if p.grad is not None and p.grad.any()}
-    untaught = {"lm_head.bias", "backbone.mask_embedding"}  # which the query stream alone starts from
-    assert taught == {name for name, _ in model.named_parameters()} - untaught
+    _, _, label_loss = model(batch, random_memory(model.config, 2, 3))
+    label_loss.backward()
+    trained = {name for name, p in model.named_parameters() if p.grad is not None and p.grad.any()}
+    not_trained = {"lm_head.bias", "backbone.mask_embedding"}  # <cls> is read from the content stream
+    assert trained == {name for name, _ in model.named_parameters()} - not_trained
 
 
-def test_without_it_no_parameter_row_or_number_is_there():
+def test_without_next_sentence_there_are_no_parameters_rows_or_losses_of_it():
     model, plain = make_model(next_sentence=True), make_model()
     more = {name for name, _ in model.named_parameters()} - {name for name, _ in plain.named_parameters()}
     assert more == {
-        f"auxiliary_heads.next_sentence.{part}.{kind}" for part in ("dense", "logits_proj") for kind in ("weight", "bias")
+        f"auxiliary_heads.next_sentence.{part}.{kind}"
+        for part in ("dense", "logits_proj")
+        for kind in ("weight", "bias")
     }
     batch, memory = random_batch(), random_memory(plain.config, 2, 3)
     loss, _ = plain(batch, memory)
@@ -95,21 +95,21 @@ def test_without_it_no_parameter_row_or_number_is_there():
     torch.testing.assert_close(loss, losses)
 
 
-def test_the_backbone_starts_from_the_same_values_with_it():
+def test_next_sentence_does_not_change_the_initial_backbone():
     shape = ModelConfig(vocab_size=40, n_layer=1, d_model=8, n_head=2, d_inner=8, init_scheme="local", init_std=0.3)
     with_it, without = {}, {}
-    for found, wanted in ((with_it, True), (without, False)):
+    for weights, enabled in ((with_it, True), (without, False)):
         torch.manual_seed(0)
-        found.update(LanguageModel(shape, True, wanted).named_parameters())
+        weights.update(LanguageModel(shape, True, enabled).named_parameters())
     assert all(torch.equal(with_it[name], value) for name, value in without.items())
     head = with_it["auxiliary_heads.next_sentence.dense.weight"]
     assert head.std().item() == pytest.approx(0.3, rel=0.3)
     assert not with_it["auxiliary_heads.next_sentence.dense.bias"].any()
 
 
-def test_it_learns_to_tell_what_follows_from_what_does_not(tokenizer, tmp_path):
+def test_next_sentence_prediction_learns(tokenizer, tmp_path):
     rng = np.random.default_rng(0)
-    subjects = rng.choice(["bada", "fefo", "gugi"], 200)  # of which a document knows one
+    subjects = rng.choice(["bada", "fefo", "gugi"], 200)  # one per document
     documents = [[" ".join([subject] * rng.integers(1, 3)) + "." for _ in range(40)] for subject in subjects]
     store = write_store(tmp_path / "store", documents, tokenizer, 0.1, {"source": "docstrings"}, {})
     data = DataConfig(store_dir="x", seq_len=24, reuse_len=4)
@@ -122,10 +122,12 @@ def test_it_learns_to_tell_what_follows_from_what_does_not(tokenizer, tmp_path):
     model, memory = LanguageModel(shape, True, next_sentence=True), initial_memory(shape, 16)
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     for step in range(40):
-        loss, _, of_label = model(loader.batch(step, range(16)), memory)
+        loss, _, label_loss = model(loader.batch(step, range(16)), memory)
         optimizer.zero_grad()
-        (loss + of_label).backward()
+        (loss + label_loss).backward()
         optimizer.step()
     unseen = [loader.batch(step, range(16)) for step in range(1000, 1010)]
-    right = [model.logits(batch, memory)[2].argmax(1) == batch.pair_label for batch in unseen]
-    assert torch.cat(right).float().mean() > 0.65  # half of the labels are 1; of the others a third cannot be told
+    correct = [model.logits(batch, memory)[2].argmax(1) == batch.pair_label for batch in unseen]
+    assert (
+        torch.cat(correct).float().mean() > 0.65
+    )  # half of the labels are 1, and a third of the others cannot be predicted

@@ -20,47 +20,47 @@ def window_of(store):
     return make
 
 
-def example(name, window, tokenizer, seed=0, **settings):
-    """The example of one window, without the axis of rows."""
+def build_row(name, window, tokenizer, seed=0, **settings):
+    """Model inputs of one window, without the axis of rows."""
     objective = OBJECTIVES[name](ObjectiveConfig(name=name, **settings), tokenizer.starts_word)
-    return row_of(objective.build_inputs(window, RowRng(seed, [0], 1)))
+    return first_row(objective.build_inputs(window, RowRng(seed, [0], 1)))
 
 
-def row_of(rows):
-    (fields,) = zip(*vars(rows).values(), strict=True)
-    return type(rows)(*fields)
+def first_row(inputs):
+    (fields,) = zip(*vars(inputs).values(), strict=True)
+    return type(inputs)(*fields)
 
 
-def visible(one):
-    return one.query_rank[:, None] > one.key_rank[None]
+def visible(row):
+    return row.query_rank[:, None] > row.key_rank[None]
 
 
-def test_context_sees_context_and_no_target_or_symbol_of_its_half(window_of, tokenizer):
+def test_context_sees_context_but_no_targets_or_special_tokens_of_its_part(window_of, tokenizer):
     for seed in range(20):
         window = window_of(seed=seed, lane=seed % 2)
-        one = example("permutation", window, tokenizer, seed)
+        row = build_row("permutation", window, tokenizer, seed)
         hidden = window.special_mask[0].copy()
-        hidden[one.target_positions] = True
-        sees = visible(one)
-        for half in (slice(0, 32), slice(32, 64)):
-            context = np.flatnonzero(~hidden[half]) + half.start
+        hidden[row.target_positions] = True
+        sees = visible(row)
+        for part in (slice(0, 32), slice(32, 64)):
+            context = np.flatnonzero(~hidden[part]) + part.start
             assert sees[np.ix_(context, context)].all()
-            assert not sees[context][:, half][:, hidden[half]].any()
+            assert not sees[context][:, part][:, hidden[part]].any()
 
 
-def test_the_reused_half_sees_nothing_of_the_rest_and_the_rest_sees_all_of_it(window_of, tokenizer):
+def test_the_reused_part_sees_nothing_of_the_rest_and_the_rest_sees_all_of_it(window_of, tokenizer):
     for name in ("permutation", "denoising"):
-        sees = visible(example(name, window_of(), tokenizer))
+        sees = visible(build_row(name, window_of(), tokenizer))
         assert not sees[:32, 32:].any()
         assert sees[32:, :32].all()
 
 
-def test_no_target_sees_itself_and_of_two_one_sees_the_other(window_of, tokenizer):
-    one = example("permutation", window_of(), tokenizer)
-    at = one.target_positions[one.target_positions >= 32]
-    sees = visible(one)[np.ix_(at, at)]
+def test_no_target_sees_itself_and_of_two_targets_exactly_one_sees_the_other(window_of, tokenizer):
+    row = build_row("permutation", window_of(), tokenizer)
+    positions = row.target_positions[row.target_positions >= 32]
+    sees = visible(row)[np.ix_(positions, positions)]
     assert not sees.diagonal().any()
-    assert (sees ^ sees.T)[~np.eye(len(at), dtype=bool)].all()
+    assert (sees ^ sees.T)[~np.eye(len(positions), dtype=bool)].all()
 
 
 def test_chunks_of_perm_size_are_ordered_from_left_to_right():
@@ -71,54 +71,59 @@ def test_chunks_of_perm_size_are_ordered_from_left_to_right():
     assert sorted(key) == list(range(5, 26)) and (query == key).all()
 
 
-def test_denoising_hides_the_targets_that_permutation_would_predict(window_of, tokenizer):
+def test_denoising_and_permutation_sample_the_same_targets(window_of, tokenizer):
     window = window_of(seed=3)
-    hidden, ordered = (example(name, window, tokenizer, seed=5) for name in ("denoising", "permutation"))
-    assert (hidden.target_positions == ordered.target_positions).all()
-    assert (hidden.targets == ordered.targets).all()
-    assert (ordered.input_ids == window.ids[0]).all()
-    other = np.setdiff1d(np.arange(64), hidden.target_positions)
-    assert (hidden.input_ids[other] == window.ids[0, other]).all()
+    masked, permuted = (build_row(name, window, tokenizer, seed=5) for name in ("denoising", "permutation"))
+    assert (masked.target_positions == permuted.target_positions).all()
+    assert (masked.targets == permuted.targets).all()
+    assert (permuted.input_ids == window.ids[0]).all()
+    other = np.setdiff1d(np.arange(64), masked.target_positions)
+    assert (masked.input_ids[other] == window.ids[0, other]).all()
 
 
-def test_denoising_masks_four_targets_in_five(window_of, tokenizer):
-    masked = kept = total = 0
+def test_denoising_masks_80_percent_of_the_targets(window_of, tokenizer):
+    masked = unchanged = total = 0
     for seed in range(60):
-        one = example("denoising", window_of(seed=seed), tokenizer, seed)
-        now = one.input_ids[one.target_positions]
-        masked, kept, total = (
-            masked + (now == special_tokens.MASK).sum(),
-            kept + (now == one.targets).sum(),
-            total + len(now),
+        row = build_row("denoising", window_of(seed=seed), tokenizer, seed)
+        inputs = row.input_ids[row.target_positions]
+        masked, unchanged, total = (
+            masked + (inputs == special_tokens.MASK).sum(),
+            unchanged + (inputs == row.targets).sum(),
+            total + len(inputs),
         )
-    assert 0.75 < masked / total < 0.85 and 0.05 < kept / total < 0.16
+    assert 0.75 < masked / total < 0.85 and 0.05 < unchanged / total < 0.16
 
 
-def test_causal_predicts_each_next_token(store, window_of, tokenizer):
+def test_causal_predicts_every_next_token(store, window_of, tokenizer):
     window = window_of(DataConfig(seq_len=32, reuse_len=32))
-    one = example("causal", window, tokenizer)
-    assert (one.targets == np.append(window.ids[0, 1:], window.following)).all()
-    assert (visible(one) == np.tril(np.ones((32, 32), bool))).all()
+    row = build_row("causal", window, tokenizer)
+    assert (row.targets == np.append(window.ids[0, 1:], window.following)).all()
+    assert (visible(row) == np.tril(np.ones((32, 32), bool))).all()
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-@pytest.mark.parametrize(("window", "reuse_len"), [(64, 32), (41, 17)])
-def test_an_example_has_as_many_targets_as_are_foretold(window_of, tokenizer, name, window, reuse_len):
+@pytest.mark.parametrize(("seq_len", "reuse_len"), [(64, 32), (41, 17)])
+def test_n_targets_is_the_number_of_targets(window_of, tokenizer, name, seq_len, reuse_len):
     objective = OBJECTIVES[name](ObjectiveConfig(name=name, partial_k=5.0), tokenizer.starts_word)
-    windows = window_of(DataConfig(seq_len=window, reuse_len=reuse_len))
-    assert objective.build_inputs(windows, RowRng(0, [0], 1)).targets.shape == (1, objective.n_targets(window, reuse_len))
+    windows = window_of(DataConfig(seq_len=seq_len, reuse_len=reuse_len))
+    assert objective.build_inputs(windows, RowRng(0, [0], 1)).targets.shape == (
+        1,
+        objective.n_targets(seq_len, reuse_len),
+    )
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_an_objective_says_whether_a_token_sees_what_stands_after_it(window_of, tokenizer, name):
-    sees = visible(example(name, window_of(), tokenizer))
+def test_sees_ahead_tells_whether_a_token_sees_later_tokens(window_of, tokenizer, name):
+    sees = visible(build_row(name, window_of(), tokenizer))
     assert np.triu(sees, 1).any() == OBJECTIVES[name].sees_ahead
 
 
-def test_settings_that_cannot_work_name_the_way_out(tokenizer):
-    with pytest.raises(ValueError, match=r"data.reuse_len \(256\) must equal data.seq_len; set data.reuse_len=512"):
+def test_impossible_settings_are_refused_with_a_remedy(tokenizer):
+    with pytest.raises(ValueError, match=r"data.reuse_len=256 .* Set data.reuse_len=512"):
         build_objective(ObjectiveConfig(name="causal"), DataConfig(), tokenizer.starts_word)
-    with pytest.raises(ValueError, match=r"objective.partial_k \(1.0\) asks for 16 targets among the 13 tokens"):
+    with pytest.raises(
+        ValueError, match=r"objective.partial_k=1.0 .* 16 targets among the 13 tokens .* Set objective.partial_k="
+    ):
         build_objective(ObjectiveConfig(partial_k=1.0), DataConfig(seq_len=32, reuse_len=16), tokenizer.starts_word)
-    with pytest.raises(ValueError, match="must be at least 1"):
+    with pytest.raises(ValueError, match="objective.max_span=0 .* at least 1"):
         ObjectiveConfig(max_span=0)

@@ -12,8 +12,11 @@ from pretrain.config import PretrainConfig
 from pretrain.planning.flops import (
     BatchShape,
     batch_shape,
+    count_parameters,
+    flops_by_part,
     flops_per_step,
     inference_flops,
+    parameter_sizes,
 )
 from tests.conftest import examples
 from tests.unit.pretrain.planning_cases import LARGE, count_flops, models, random_batch, shapes

@@ -1,4 +1,4 @@
-"""What a pretraining starts from, without a process."""
+"""Initial weights of a run, without a process group."""
 
 import dataclasses
 from functools import partial
@@ -16,31 +16,33 @@ from xlpre.conversion.model_folder import ModelFolder, save_folder, save_hugging
 from xlpre.model.language_model import LanguageModel
 
 
-@pytest.mark.parametrize("kind", ["ours", "huggingface"])
-@pytest.mark.parametrize("wanted", [True, False])
-def test_the_head_of_next_sentence_prediction_goes_on_where_the_folder_has_it(store, tokenizer, tmp_path, kind, wanted):
+@pytest.mark.parametrize("kind", ["native", "huggingface"])
+@pytest.mark.parametrize("next_sentence", [True, False])
+def test_the_head_of_next_sentence_prediction_is_loaded_if_the_folder_has_it(
+    store, tokenizer, tmp_path, kind, next_sentence
+):
     shape = dataclasses.replace(TINY, vocab_size=len(tokenizer))
     weights = {name: p.detach() for name, p in LanguageModel(shape, True, next_sentence=True).named_parameters()}
     folder = ModelFolder(shape, weights, tokenizer, "permutation", {}, "xlpre")
-    (save_folder if kind == "ours" else save_huggingface)(tmp_path / kind, folder)
-    words = tiny_args(store, tmp_path, init=tmp_path / kind, objective__next_sentence=str(wanted).lower())
-    start = RunInputs(load_config(PretrainConfig, None, words)).weight_init
+    (save_folder if kind == "native" else save_huggingface)(tmp_path / kind, folder)
+    args = tiny_args(store, tmp_path, init_from=tmp_path / kind, objective__next_sentence=str(next_sentence).lower())
+    weight_init = RunInputs(load_config(PretrainConfig, None, args)).weight_init
     torch.manual_seed(1)
-    begun = dict(LanguageModel(start.shape, True, wanted).named_parameters())
+    new = dict(LanguageModel(weight_init.shape, True, next_sentence).named_parameters())
     torch.manual_seed(1)
-    model = start.build_model(partial(LanguageModel, start.shape, True, wanted))
+    model = weight_init.build_model(partial(LanguageModel, weight_init.shape, True, next_sentence))
     for name, parameter in model.named_parameters():
-        anew = kind == "huggingface" and name.startswith("auxiliary_heads.")
-        assert torch.equal(parameter, (begun if anew else weights)[name])
-    assert ("starts anew" in start.description) == (kind == "huggingface" and wanted)
+        is_new = kind == "huggingface" and name.startswith("auxiliary_heads.")
+        assert torch.equal(parameter, (new if is_new else weights)[name])
+    assert ("gets new weights" in weight_init.description) == (kind == "huggingface" and next_sentence)
 
 
-def test_a_setting_in_a_file_counts_also_where_it_is_the_usual_one(store, tokenizer, tmp_path):
+def test_a_setting_of_the_config_file_counts_even_if_it_equals_the_default(store, tokenizer, tmp_path):
     shape = dataclasses.replace(TINY, vocab_size=len(tokenizer), mem_len=8, clamp_len=6, dropout=0.3)
     weights = {name: p.detach() for name, p in LanguageModel(shape, True).named_parameters()}
     save_folder(tmp_path / "model", ModelFolder(shape, weights, tokenizer, "permutation", {}, "xlpre"))
-    words = [word for word in tiny_args(store, tmp_path, init=tmp_path / "model") if not word.startswith("model.")]
-    given = ExplicitKeys(file=frozenset({"model.mem_len", "model.n_layer", "model.clamp_len"}))
-    start = RunInputs(load_config(PretrainConfig, None, words), given).weight_init
-    assert start.shape == dataclasses.replace(shape, mem_len=384, clamp_len=-1)
-    assert start.description.endswith(f"not as configured: n_layer={shape.n_layer} (12)")
+    args = [arg for arg in tiny_args(store, tmp_path, init_from=tmp_path / "model") if not arg.startswith("model.")]
+    explicit_keys = ExplicitKeys(file=frozenset({"model.mem_len", "model.n_layer", "model.clamp_len"}))
+    weight_init = RunInputs(load_config(PretrainConfig, None, args), explicit_keys).weight_init
+    assert weight_init.shape == dataclasses.replace(shape, mem_len=384, clamp_len=-1)
+    assert weight_init.description.endswith(f"instead of the configured ones: n_layer={shape.n_layer} (12)")

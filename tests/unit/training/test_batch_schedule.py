@@ -6,11 +6,20 @@ from xlpre.training.deepspeed_engine import TrainConfig
 
 @pytest.mark.parametrize(
     ("global_batch_size", "micro_batch_size", "world_size", "expected"),
-    [(8, None, 1, (8, 1)), (8, None, 2, (4, 1)), (8, 2, 1, (2, 4)), (8, 2, 2, (2, 2)), (8, 2, 4, (2, 1)), (8, 8, 1, (8, 1))],
+    [
+        (8, None, 1, (8, 1)),
+        (8, None, 2, (4, 1)),
+        (8, 2, 1, (2, 4)),
+        (8, 2, 2, (2, 2)),
+        (8, 2, 4, (2, 1)),
+        (8, 8, 1, (8, 1)),
+    ],
 )
 def test_accumulation_follows_from_batch_sizes_and_processes(global_batch_size, micro_batch_size, world_size, expected):
     assert split_batch(global_batch_size, micro_batch_size, world_size) == expected
-    schedule = TrainConfig(global_batch_size=global_batch_size, micro_batch_size=micro_batch_size).batch_schedule(world_size)
+    schedule = TrainConfig(global_batch_size=global_batch_size, micro_batch_size=micro_batch_size).batch_schedule(
+        world_size
+    )
     assert schedule == BatchSchedule(world_size, *expected)
     assert schedule.rows(0) == global_batch_size
 
@@ -21,8 +30,18 @@ def test_accumulation_follows_from_batch_sizes_and_processes(global_batch_size, 
         (8, None, 3, r"train.global_batch_size=8 is invalid: .* 3 processes. Set train.global_batch_size=6 or 9,"),
         (8, 2, 3, r"train.global_batch_size=8 is invalid: .* Set train.global_batch_size=6 or 12,"),
         (1, None, 2, r"train.global_batch_size=1 is invalid: .* Set train.global_batch_size=2,"),
-        (24, 5, 2, r"train.micro_batch_size=5 is invalid: .* 12 rows .* Set train.micro_batch_size=4 or 6, or .*=20 or 30."),
-        (8, 16, 1, r"train.micro_batch_size=16 is invalid: .* Set train.micro_batch_size=8, or train.global_batch_size=16."),
+        (
+            24,
+            5,
+            2,
+            r"train.micro_batch_size=5 is invalid: .* 12 rows .* Set train.micro_batch_size=4 or 6, or .*=20 or 30.",
+        ),
+        (
+            8,
+            16,
+            1,
+            r"train.micro_batch_size=16 is invalid: .* Set train.micro_batch_size=8, or train.global_batch_size=16.",
+        ),
     ],
 )
 def test_a_batch_that_cannot_be_divided_is_refused_with_the_nearest_sizes(

@@ -1,4 +1,5 @@
 import types
+from typing import Any
 
 import pytest
 import torch
@@ -8,24 +9,48 @@ from xlpre.training.deepspeed_engine import (
     _import_deepspeed,
     _merge,
     build_deepspeed_config,
-    resolve_precision,
     init_process_group,
+    resolve_precision,
 )
-from xlpre.training.deepspeed_overrides import zero_stage
+from xlpre.training.deepspeed_overrides import KNOWN_KEYS, OWNED_KEYS, check_overrides, zero_stage
 from xlpre.training.distributed import set_timeout
 from xlpre.training.optimizer import OptimConfig
 
 
-def test_overrides_keep_what_they_do_not_name():
-    settings = {"zero_optimization": {"stage": 1}, "bf16": {"enabled": False}}
-    assert _merge(settings, {"zero_optimization": {"overlap_comm": True}}) == {
+class RecordingDict(dict[str, Any]):
+    """Mapping that records the keys that its reader looks up. A copy records in the same set."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.looked_up = set()
+
+    def __contains__(self, key):
+        self.looked_up.add(str(key))
+        return super().__contains__(key)
+
+    def __getitem__(self, key):
+        self.looked_up.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key, default=None):
+        self.looked_up.add(key)
+        return super().get(key, default)
+
+
+def build(overrides):
+    return build_deepspeed_config(TrainConfig(), OptimConfig(), torch.device("cpu"), 1, overrides)
+
+
+def test_overrides_are_merged_into_nested_settings():
+    config = {"zero_optimization": {"stage": 1}, "bf16": {"enabled": False}}
+    assert _merge(config, {"zero_optimization": {"overlap_comm": True}}) == {
         "zero_optimization": {"stage": 1, "overlap_comm": True},
         "bf16": {"enabled": False},
     }
 
 
 @pytest.mark.parametrize(
-    ("stage", "overrides", "precision", "processes"),
+    ("stage", "overrides", "precision", "world_size"),
     [
         (0, {}, "fp32", 1),
         (0, {"wall_clock_breakdown": True}, "fp32", 1),
@@ -39,13 +64,11 @@ def test_overrides_keep_what_they_do_not_name():
         (1, {"torch_autocast": {"enabled": True}}, "fp32", 1),
     ],
 )
-def test_zero_is_left_out_by_a_process_alone_in_fp32_that_was_told_nothing_of_it(
-    stage, overrides, precision, processes
-):
-    assert zero_stage(overrides, precision, processes) == stage
+def test_zero_is_off_for_a_single_process_in_fp32_without_zero_settings(stage, overrides, precision, world_size):
+    assert zero_stage(overrides, precision, world_size) == stage
 
 
-def test_deepspeeds_list_of_operators_still_has_the_one_that_is_switched_off():
+def test_the_operator_that_would_be_compiled_at_startup_is_switched_off():
     import deepspeed.ops
 
     assert "deepspeed_shm_comm" in deepspeed.ops.__compatible_ops__
@@ -53,63 +76,70 @@ def test_deepspeeds_list_of_operators_still_has_the_one_that_is_switched_off():
     assert deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] is False
 
 
-def test_deepspeeds_processes_wait_as_long_as_ours(monkeypatch):
+def test_the_process_groups_of_deepspeed_have_the_configured_timeout(monkeypatch):
     import deepspeed
 
-    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):  # to be put back
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):  # restored afterwards
         monkeypatch.setattr(torch.distributed.distributed_c10d, name, getattr(torch.distributed.distributed_c10d, name))
-    monkeypatch.setattr(deepspeed, "init_distributed", lambda **given: asked.update(given))
-    asked = {}
+    arguments = {}
+    monkeypatch.setattr(deepspeed, "init_distributed", lambda **kwargs: arguments.update(kwargs))
     set_timeout(0.5)
     init_process_group(torch.device("cpu"))
-    assert asked["timeout"].total_seconds() == 30
+    assert arguments["timeout"].total_seconds() == 30
 
 
-@pytest.mark.parametrize(("major", "taken"), [(7, "fp32"), (8, "bf16")])
-def test_auto_takes_bf16_where_a_gpu_computes_it_and_does_not_emulate_it(monkeypatch, major, taken):
+@pytest.mark.parametrize(("major", "precision"), [(7, "fp32"), (8, "bf16")])
+def test_auto_is_bf16_on_a_gpu_that_computes_it_and_fp32_on_one_that_emulates_it(monkeypatch, major, precision):
     gpu = torch.device("cuda:0")
-    for name, answer in {
+    for name, value in {
         "is_available": True,
         "current_device": 0,
         "get_device_name": "Tesla V100",
         "get_device_properties": types.SimpleNamespace(major=major),
         "_check_bf16_tensor_supported": True,
     }.items():
-        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
-    assert resolve_precision(gpu, "auto") == taken
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    assert resolve_precision(gpu, "auto") == precision
     if major < 8:
-        with pytest.raises(ValueError, match="train.precision=bf16 on Tesla V100, .* leave train.precision=auto"):
+        with pytest.raises(ValueError, match="train.precision=bf16 is invalid: Tesla V100 .* Set train.precision=auto"):
             resolve_precision(gpu, "bf16")
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("key", "message"),
     [
-        ({"wall_clock_breakdwn": True}, r"deepspeed.wall_clock_breakdwn: .*did you mean 'wall_clock_breakdown'\?"),
-        ({"foo": 1}, r"deepspeed.foo: DeepSpeed has no such setting; the settings are .*zero_optimization"),
-        ({"amp": {"enabled": True}}, r"deepspeed: DeepSpeed refuses these settings: .*has been removed"),
-        ({"communication_data_type": "fp33"}, r"deepspeed: DeepSpeed refuses these settings: .*Got: fp33"),
+        ("wall_clock_breakdwn", r"deepspeed.wall_clock_breakdwn is invalid: .*wall_clock_breakdown"),
+        ("xyz", r"deepspeed.xyz is invalid: DeepSpeed has no such setting. The settings are .*zero_optimization"),
+        ("train_batch_size", r"deepspeed.train_batch_size is decided by train.global_batch_size"),
     ],
 )
-def test_a_setting_that_deepspeed_does_not_know_is_refused(settings, message):
+def test_a_key_that_deepspeed_does_not_have_or_that_is_owned_is_refused(key, message):
     with pytest.raises(ValueError, match=message):
-        build_deepspeed_config(TrainConfig(), OptimConfig(), torch.device("cpu"), 1, settings)
+        check_overrides({key: 1})
 
 
-def test_settings_that_deepspeed_knows_are_not_refused():
-    known = {
-        "wall_clock_breakdown": True,
-        "flops_profiler": {"enabled": False},
-        "checkpoint": {},
-        "compile": {},
-        "aio": {},
-    }
-    known |= {
-        "activation_checkpointing": {},
-        "tensorboard": {},
-        "csv_monitor": {},
-        "comms_logger": {},
-        "data_types": {},
-    }
-    known |= {"communication_data_type": "fp32", "zero_allow_untested_optimizer": True, "dump_state": False}
-    build_deepspeed_config(TrainConfig(), OptimConfig(), torch.device("cpu"), 1, known)
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"amp": {"enabled": True}}, r"DeepSpeed refuses the settings: .*has been removed"),
+        ({"communication_data_type": "fp33"}, r"DeepSpeed refuses the settings: .*Got: fp33"),
+    ],
+)
+def test_a_value_that_deepspeed_refuses_is_refused(overrides, message):
+    check_overrides(overrides)
+    with pytest.raises(ValueError, match=message):
+        build(overrides)
+
+
+def test_the_known_keys_are_those_that_the_installed_deepspeed_reads():
+    deepspeed = _import_deepspeed(torch.device("cpu"))
+    config = RecordingDict(build({}))
+    deepspeed.DeepSpeedConfig(config)
+    conditional = {"activation_checkpointing", "aio", "autotuning", "flops_profiler"}  # read only if they are set
+    with_processes = {"sequence_parallel_size"}  # read only in a process group
+    expected = KNOWN_KEYS | OWNED_KEYS.keys() - {"optimizer", "scheduler"}
+    assert config.looked_up | conditional | with_processes == expected
+    for key in conditional:
+        config = RecordingDict(build({key: {}}))
+        deepspeed.DeepSpeedConfig(config)
+        assert key in config.looked_up

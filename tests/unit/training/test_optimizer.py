@@ -19,7 +19,11 @@ class Model(nn.Module):
         nn.init.constant_(self.head.weight, 1.0)
 
     def weights(self):
-        return [self.backbone.word_embedding.weight, *(layer.weight for layer in self.backbone.layers), self.head.weight]
+        return [
+            self.backbone.word_embedding.weight,
+            *(layer.weight for layer in self.backbone.layers),
+            self.head.weight,
+        ]
 
 
 SCALES = [1.0, 0.25, 0.5, 1.0, 1.0]

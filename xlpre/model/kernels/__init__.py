@@ -1,1 +1,1 @@
-"""Attention, computed in several ways with the same numbers."""
+"""Attention backends: implementations of relative attention with the same results."""

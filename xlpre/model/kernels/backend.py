@@ -1,103 +1,120 @@
-"""What computes attention, by name: `model.attention_backend`."""
+"""Choice of the attention backend: `model.attention_backend`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor
 
 from xlpre.model.attention_mask import AttentionMeta
-from xlpre.model.kernels.cpu.attention import Cpu
-from xlpre.model.kernels.cpu.build import serves
-from xlpre.model.kernels.reference import Reference
-from xlpre.model.kernels.sdpa import Sdpa
+from xlpre.model.kernels.base import AttentionBackend
+from xlpre.model.kernels.cpu.attention import CpuBackend
+from xlpre.model.kernels.cpu.build import MissingLibraryError, is_supported, load_library
+from xlpre.model.kernels.reference import ReferenceBackend
+from xlpre.model.kernels.sdpa import SdpaBackend
 from xlpre.model.kernels.selfcheck.selfcheck import passes_selfcheck
-from xlpre.model.kernels.triton.tiles import computes
-from xlpre.model.score_terms import ScoreTerms
-
-if TYPE_CHECKING:
-    from xlpre.model.config import ModelConfig
 
 
-class Backend(Protocol):
-    """One way to compute attention."""
+def load_cpu() -> type[AttentionBackend]:
+    """Return the CPU backend, compiled if necessary.
 
-    def prepare(self, attn_meta: AttentionMeta, like: Tensor) -> Any:
-        """What it makes of a geometry, once a step; handed back as `attn_meta.prepared`. Keys are like `like`, (..., E)."""
-
-    def attend(self, scores: ScoreTerms, key: Tensor, value: Tensor, attn_meta: AttentionMeta, dropout: float) -> Tensor:
-        """The mean of the values that each row sees, weighed by the softmax of its scores.
-
-        Args:
-            scores: what scores are made of.
-            key: (B, K, H, E), in any order in memory.
-            value: (B, K, H, E).
-            geometry: of the rows.
-            dropout: share of probabilities that are set to 0; the others grow by as much.
-
-        Returns:
-            (B, N, H, E); zero for a row that sees nothing.
-        """
+    Raises:
+        ValueError: it cannot be compiled.
+    """
+    try:
+        load_library()
+    except MissingLibraryError as reason:
+        raise ValueError(
+            f"model.attention_backend=cpu is invalid: it needs its compiled code, but {reason}. Set model.attention_backend=auto."
+        ) from None
+    return CpuBackend
 
 
-class Auto:
-    """The fastest for where the tensors are, and of which type."""
+def load_triton() -> type[AttentionBackend]:
+    """Return the Triton backend. The import is local because only the GPU builds of torch bring triton.
 
-    def prepare(self, attn_meta: AttentionMeta, like: Tensor) -> tuple[Backend, AttentionMeta]:
-        """The backend, and the geometry with what that makes of it."""
-        backend = fastest(like.device, like.dtype, like.size(-1))
-        return backend, replace(attn_meta, prepared=backend.prepare(attn_meta, like))
-
-    def attend(self, scores: ScoreTerms, key: Tensor, value: Tensor, attn_meta: AttentionMeta, dropout: float) -> Tensor:
-        """See Backend."""
-        backend, attn_meta = attn_meta.prepared
-        return backend.attend(scores, key, value, attn_meta, dropout)
-
-
-def fastest(device: torch.device, dtype: torch.dtype, width: int) -> Backend:
-    """What `auto` takes for heads of `width`. On a GPU triton, if that was tried there and found right and fast."""
-    if device.type == "cpu":
-        return Cpu() if serves(device, dtype) else Sdpa()
-    return with_triton() if passes_selfcheck(device, dtype, width) else Sdpa()
-
-
-def resolve_backend(name: str, device: torch.device, dtype: torch.dtype, width: int) -> str:
-    """What `auto` comes to on a GPU, so that one process can tell the others and none finds otherwise; any other `name` as it is."""
-    if name != "auto" or device.type == "cpu":
-        return name
-    return "triton" if passes_selfcheck(device, dtype, width) else "sdpa"
-
-
-def use_triton(config: ModelConfig, x: Tensor) -> bool:
-    """Whether `model.attention_backend` has GPU kernels compute on `x`, attention and what stands between products."""
-    name = resolve_backend(config.attention_backend, x.device, x.dtype, config.head_width)
-    return name == "triton" and computes(config.head_width, x.dtype)
-
-
-def with_triton() -> Backend:
-    """Attention by kernels/triton.py, imported here because triton comes with torch's builds for GPUs only."""
+    Raises:
+        ValueError: the package triton is not installed.
+    """
     if find_spec("triton") is None:
         raise ValueError(
-            "model.attention_backend=triton needs the package triton, which torch's builds for GPUs bring along; set model.attention_backend=auto"
+            "model.attention_backend=triton is invalid: it needs the package triton, which the GPU builds of torch install. "
+            "Set model.attention_backend=auto."
         )
-    from xlpre.model.kernels.triton.attention import Triton
+    from xlpre.model.kernels.triton.attention import TritonBackend
 
-    return Triton()
+    return TritonBackend
 
 
-BACKENDS: dict[str, Callable[[], Backend]] = {
-    "auto": Auto,
-    "reference": Reference,
-    "sdpa": Sdpa,
-    "cpu": Cpu,
-    "triton": with_triton,
+BACKENDS: dict[str, Callable[[], type[AttentionBackend]]] = {
+    "reference": lambda: ReferenceBackend,
+    "sdpa": lambda: SdpaBackend,
+    "cpu": load_cpu,
+    "triton": load_triton,
 }
 
 
-def backend_named(name: str) -> Backend:
-    """By `model.attention_backend`."""
+def load_backend(name: str) -> type[AttentionBackend]:
+    """Load a backend by name.
+
+    Args:
+        name: one of BACKENDS.
+
+    Raises:
+        ValueError: the backend is not available on this machine.
+    """
     return BACKENDS[name]()
+
+
+def check_backend(name: str) -> None:
+    """Raise ValueError unless `model.attention_backend=name` is available on this machine. `auto` always is."""
+    if name != "auto":
+        load_backend(name)
+
+
+def fastest_backend(device: torch.device, dtype: torch.dtype, head_width: int) -> str:
+    """Return the backend that `auto` stands for.
+
+    On a CPU that is `cpu`, if it compiles, on a GPU `triton`, if its kernels pass the self-check. Otherwise it is `sdpa`.
+
+    Args:
+        device: device of the model.
+        dtype: dtype of queries, keys and values.
+        head_width: E.
+    """
+    if device.type == "cpu":
+        return "cpu" if is_supported(device, dtype) else "sdpa"
+    return "triton" if passes_selfcheck(device, dtype, head_width) else "sdpa"
+
+
+def resolve_backend(name: str, device: torch.device, dtype: torch.dtype, head_width: int) -> str:
+    """Replace `auto` by the fastest backend of a GPU, before the model is built. Then all processes can use the same one.
+
+    On a CPU `auto` stays, because the choice depends on torch.compile: it cannot compile the backend `cpu`.
+
+    Args:
+        name: `model.attention_backend`.
+        device: device of the model.
+        dtype: dtype of queries, keys and values.
+        head_width: E.
+    """
+    return fastest_backend(device, dtype, head_width) if name == "auto" and device.type != "cpu" else name
+
+
+def prepare_backend(name: str, attn_meta: AttentionMeta, dtype: torch.dtype, head_width: int) -> AttentionBackend:
+    """Prepare a backend for the rows of a forward pass.
+
+    Args:
+        name: `model.attention_backend`. `auto` stands for the fastest backend for the device of `attn_meta` and `dtype`, so that a
+            model may be moved or cast between two forward passes.
+        attn_meta: metadata of the rows.
+        dtype: dtype of queries, keys and values.
+        head_width: E.
+
+    Raises:
+        ValueError: the backend is not available, or does not support the device or the dtype.
+    """
+    if name == "auto":
+        name = fastest_backend(attn_meta.query_rank.device, dtype, head_width)
+    return load_backend(name).prepare(attn_meta, dtype)

@@ -1,42 +1,61 @@
-"""Attention as the paper writes it: every score, its softmax, the mean of the values. Slow and plain; what all others must equal."""
+"""Reference attention, as the paper defines it: all scores, their softmax, the weighted mean of the values.
+
+It is slow and simple. All other backends must match it.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from xlpre.model.attention_mask import AttentionMeta
+from xlpre.model.kernels.base import AttentionBackend
 from xlpre.model.score_terms import ScoreTerms
 
 
-class Reference:
-    """Runs everywhere, in every precision; the softmax is taken in fp32."""
+@dataclass(frozen=True, eq=False)
+class ReferenceBackend(AttentionBackend):
+    """Plain attention on any device and in any dtype. The softmax is computed in fp32.
 
-    def prepare(self, attn_meta: AttentionMeta, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Which keys each row sees, and where segments differ, both (B, 1, N, K) bool."""
-        return attn_meta.visible()[:, None], attn_meta.segments_differ()[:, None]
+    Attributes:
+        visible: (B, 1, N, K) bool attention mask.
+        segments_differ: (B, 1, N, K) bool, True where row and key belong to different segments.
+    """
 
-    def attend(self, scores: ScoreTerms, key: Tensor, value: Tensor, attn_meta: AttentionMeta, dropout: float) -> Tensor:
-        """See Backend."""
-        visible, different = attn_meta.prepared
-        score = torch.einsum("bnhe,bkhe->bhnk", scores.with_bias(scores.r_w_bias), key)
-        if scores.pos_key is not None:
-            score = score + attn_meta.rel_shift(by_distance(scores, attn_meta))
-        if scores.segment_diff is not None:
-            step = (scores.with_bias(scores.r_s_bias) * scores.segment_diff).sum(-1).transpose(1, 2)
-            score = score + step[..., None] * different
-        score = score.masked_fill(~visible, torch.finfo(score.dtype).min)
-        probability = score.softmax(-1, dtype=torch.float32) * visible.any(
-            -1, keepdim=True
-        )  # a row that sees nothing gives 0
+    visible: Tensor
+    segments_differ: Tensor
+
+    @classmethod
+    def prepare(cls, attn_meta: AttentionMeta, dtype: torch.dtype) -> ReferenceBackend:
+        """Compute the masks, see AttentionBackend."""
+        return cls(attn_meta, attn_meta.visible()[:, None], attn_meta.segments_differ()[:, None])
+
+    def attend(self, terms: ScoreTerms, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+        """Compute attention, see AttentionBackend."""
+        score = torch.einsum("bnhe,bkhe->bhnk", terms.with_bias(terms.r_w_bias), key)
+        if terms.pos_key is not None:
+            score = score + self.attn_meta.rel_shift(position_scores(terms, self.attn_meta))
+        if terms.segment_diff is not None:
+            score = score + segment_scores(terms)[..., None] * self.segments_differ
+        score = score.masked_fill(~self.visible, torch.finfo(score.dtype).min)
+        sees_any = self.visible.any(-1, keepdim=True)  # a row that sees no key gets zeros
+        probability = score.softmax(-1, dtype=torch.float32) * sees_any
         return torch.einsum("bhnk,bkhe->bnhe", F.dropout(probability.to(value.dtype), dropout), value)
 
 
-def by_distance(scores: ScoreTerms, attn_meta: AttentionMeta) -> Tensor:
-    """Position scores (B, H, N, R)."""
-    keys = scores.pos_key[attn_meta.direction]  # type: ignore[index]  # (B, R, H, E)
-    found = torch.einsum("bnhe,brhe->bhnr", scores.with_bias(scores.r_r_bias), keys)
-    if scores.pos_offset is None:
-        return found
-    return found + scores.scale * scores.pos_offset[attn_meta.direction].transpose(1, 2)[:, :, None]
+def position_scores(terms: ScoreTerms, attn_meta: AttentionMeta) -> Tensor:
+    """Return position scores by distance, (B, H, N, R)."""
+    assert terms.pos_key is not None
+    pos_key = terms.pos_key[attn_meta.direction]  # (B, R, H, E)
+    score = torch.einsum("bnhe,brhe->bhnr", terms.with_bias(terms.r_r_bias), pos_key)
+    if terms.pos_offset is None:
+        return score
+    return score + terms.scale * terms.pos_offset[attn_meta.direction].transpose(1, 2)[:, :, None]
+
+
+def segment_scores(terms: ScoreTerms) -> Tensor:
+    """Return the scores (B, H, N) that are added for keys of another segment."""
+    return (terms.with_bias(terms.r_s_bias) * terms.segment_diff).sum(-1).transpose(1, 2)

@@ -1,35 +1,52 @@
-"""Attention by torch's scaled_dot_product_attention: position, segment and visibility are one bias that is added to its scores."""
+"""Attention by torch's scaled_dot_product_attention, with position, segment and mask as its additive bias."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from xlpre.model.attention_mask import AttentionMeta
-from xlpre.model.kernels.reference import by_distance
+from xlpre.model.kernels.base import AttentionBackend
+from xlpre.model.kernels.reference import position_scores, segment_scores
 from xlpre.model.score_terms import ScoreTerms
 
 
-class Sdpa:
-    """Runs everywhere; the bias, (B, H, N, K), is in memory, the probabilities are not where torch has a kernel for that."""
+@dataclass(frozen=True, eq=False)
+class SdpaBackend(AttentionBackend):
+    """Attention by torch's operator, on any device.
 
-    def prepare(self, attn_meta: AttentionMeta, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Which keys each row sees, where segments differ (B, 1, N, K) bool, and which rows see any (B, N, 1, 1)."""
+    The bias (B, H, N, K) is stored in memory. The probabilities are not, where torch has a fused kernel.
+
+    Attributes:
+        visible: (B, 1, N, K) bool attention mask.
+        segments_differ: (B, 1, N, K) bool, True where row and key belong to different segments.
+        sees_any: (B, N, 1, 1) bool, True for rows that see at least one key.
+    """
+
+    visible: Tensor
+    segments_differ: Tensor
+    sees_any: Tensor
+
+    @classmethod
+    def prepare(cls, attn_meta: AttentionMeta, dtype: torch.dtype) -> SdpaBackend:
+        """Compute the masks, see AttentionBackend."""
         visible = attn_meta.visible()
-        return visible[:, None], attn_meta.segments_differ()[:, None], visible.any(-1)[..., None, None]
+        sees_any = visible.any(-1)[..., None, None]
+        return cls(attn_meta, visible[:, None], attn_meta.segments_differ()[:, None], sees_any)
 
-    def attend(self, scores: ScoreTerms, key: Tensor, value: Tensor, attn_meta: AttentionMeta, dropout: float) -> Tensor:
-        """See Backend."""
-        visible, different, sees = attn_meta.prepared
-        query = scores.with_bias(scores.r_w_bias)
-        bias = query.new_zeros(1).expand(visible.size(0), query.size(2), *visible.shape[2:])
-        if scores.pos_key is not None:
-            bias = attn_meta.rel_shift(by_distance(scores, attn_meta))
-        if scores.segment_diff is not None:
-            step = (scores.with_bias(scores.r_s_bias) * scores.segment_diff).sum(-1).transpose(1, 2)
-            bias = bias + step[..., None] * different
-        bias = bias.masked_fill(~visible, torch.finfo(bias.dtype).min / 2)  # kernels for GPUs multiply it by log2(e)
+    def attend(self, terms: ScoreTerms, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+        """Compute attention, see AttentionBackend."""
+        query = terms.with_bias(terms.r_w_bias)
+        bias = query.new_zeros(1).expand(self.visible.size(0), query.size(2), *self.visible.shape[2:])
+        if terms.pos_key is not None:
+            bias = self.attn_meta.rel_shift(position_scores(terms, self.attn_meta))
+        if terms.segment_diff is not None:
+            bias = bias + segment_scores(terms)[..., None] * self.segments_differ
+        # half of the minimum, because GPU kernels multiply the bias by log2(e)
+        bias = bias.masked_fill(~self.visible, torch.finfo(bias.dtype).min / 2)
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))
-        seen = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout, scale=1.0)
-        return seen.transpose(1, 2) * sees
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout, scale=1.0)
+        return out.transpose(1, 2) * self.sees_any

@@ -1,1 +1,1 @@
-"""cpu."""
+"""CPU kernels in C++, compiled on first use."""

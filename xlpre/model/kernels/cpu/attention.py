@@ -1,28 +1,32 @@
-"""Attention on processors, in fp32 (and fp64): a block of rows of one head at a time, with a backward pass by hand, in kernels/cpu.cpp.
+"""Attention on CPUs in fp32 and fp64: one block of rows of one head at a time, with a hand-written backward pass (kernels.cpp).
 
-    s = c.key + p.pos_key + pos_offset + different * t.step        c, p, t: queries with the term's bias, scaled
-    P = softmax(s)        P' = P after dropout        o = P' value
+    s = c.key + p.pos_key + pos_offset + differ * t.segment_diff        c, p, t: scaled queries with the bias of the term
+    P = softmax(s)        P' = dropout(P)        o = P' value
 
-and backward, from do:
+Backward, from do:
 
     d value = P'^T do        dP' = do value^T        ds = P' * dP' - P * do.o
 
-because the sum of P' * dP' over a row's keys is do.o; and
+This holds because the sum of P' * dP' over the keys of a row is do.o. Then:
 
     dc = ds key              d key = ds^T c
-    dp = ds' pos_key      d pos_key = ds'^T p       ds': ds moved back from keys to distances
-    dt = d different step    d step = d different^T t     d different: the sum of ds where segments differ
+    dp = ds' pos_key         d pos_key = ds'^T p                  ds': ds reordered from keys to distances
+    dt = d differ * segment_diff        d segment_diff = d differ * t        d differ: sum of ds over keys of other segments
 
-Row t and key j stand in column T - t + j of all distances (Transformer-XL appendix B), so that a row's scores by key are a piece of its
-scores by distance: nothing is gathered. A block has only keys from the first to the last that any of its rows sees (the reused part of
-a window never sees the rest, no row sees memory that is empty or out of reach), and the distances that those take. Probabilities are
-kept for the backward pass; where a layer has more than KEPT of them they are computed again, so that memory grows with the window, not
-its square. Dropout is drawn by counting, and drawn again.
+Row t and key j have distance column T - t + j (Transformer-XL, appendix B). So the scores of a row by key are a slice of its scores
+by distance, and nothing is gathered.
+
+A block covers only the keys between the first and the last that any of its rows sees, and their distances. The reused part of a
+window never sees the rest of it. No row sees empty memory.
+
+Probabilities are saved for the backward pass. A layer with more than MAX_SAVED_PROBS of them recomputes them instead, so that memory
+grows linearly with the window. Dropout uses counter-based random numbers, which the backward pass generates again.
 """
 
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -30,176 +34,156 @@ from torch import Tensor
 
 from xlpre.model.attention_mask import AttentionMeta
 from xlpre.model.dropout import drop_threshold, new_seed
-from xlpre.model.kernels.cpu.build import TYPES, MissingError, library
+from xlpre.model.kernels.base import AttentionBackend
+from xlpre.model.kernels.cpu.build import DTYPES, load_library
 from xlpre.model.score_terms import ScoreTerms
 
-# rows of a block, at least and at most, between them a fourteenth of the keys: few make products slow, many take more distances than
-# keys; and half as many where rows stand at any place, which take more
-ROWS = 32, 128
-SCORES = 1 << 20  # of a block, at most: 4 MB
-KEPT = 1 << 24  # numbers by row and key: 64 MB
+# Minimum and maximum rows of a block; in between, 1/14 of the keys. Few rows make slow products, many rows read more distances than
+# keys. Rows in arbitrary order read more distances, so that their blocks have half as many.
+BLOCK_ROWS = 32, 128
+MAX_BLOCK_SCORES = 1 << 20  # 4 MB in fp32
+MAX_SAVED_PROBS = 1 << 24  # 64 MB in fp32
 
-INTEGERS = [
-    "B",
-    "N",
-    "K",
-    "H",
-    "E",
-    "R",
-    "n_tokens",
-    "n_self_visible",
-    "reach",
-    "n_blocks",
-    "block_rows",
-    "threads",
-    "seed",
-    "taken",
-]
-PLACES = [
-    "query_rank",
-    "key_rank",
-    "row_segments",
-    "key_segments",
-    "positions",
-    "direction",
-    "begins",
-    "first_key",
-    "n_keys",
-    "low",
-    "width",
-]
-TERMS = ["query", "r_w_bias", "r_r_bias", "pos_key", "pos_offset", "r_s_bias", "segment_diff", "key", "value"]
-RESULTS = ["out", "kept", "normalizer"]
-GRADIENTS = ["grad", *(f"d_{name}" for name in TERMS)]
+# Fields of the C++ struct AttentionArgs, in order.
+SIZES = ("B", "N", "K", "H", "E", "R", "n_tokens", "n_self_visible", "max_distance", "n_blocks", "block_rows")
+INTEGERS = (*SIZES, "n_threads", "seed", "drop_threshold")
+DOUBLES = ("scale", "dropout_scale")
+META = ("query_rank", "key_rank", "row_segments", "key_segments", "positions", "direction")
+BLOCKS = ("block_start", "first_key", "n_keys", "first_distance", "n_distances")
+TERMS = ("query", "r_w_bias", "r_r_bias", "pos_key", "pos_offset", "r_s_bias", "segment_diff", "key", "value")
+OUTPUTS = ("out", "probs", "lse")
+GRADIENTS = ("d_out", *(f"d_{name}" for name in TERMS))
 
 
-class Given(ctypes.Structure):
-    """`Attention` of kernels/cpu.cpp."""
+class KernelArgs(ctypes.Structure):
+    """The struct AttentionArgs of kernels.cpp."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in INTEGERS),
-        *((name, ctypes.c_double) for name in ("scale", "grown")),
-        *((name, ctypes.c_void_p) for name in [*PLACES, *TERMS, *RESULTS, *GRADIENTS]),
+        *((name, ctypes.c_double) for name in DOUBLES),
+        *((name, ctypes.c_void_p) for name in (*META, *BLOCKS, *TERMS, *OUTPUTS, *GRADIENTS)),
     ]
 
 
-class Plan(NamedTuple):
-    """Blocks of rows, and what the kernels must know of places, in int32.
+class BlockSchedule(NamedTuple):
+    """Blocks of rows, and the attention metadata in int32.
 
     Attributes:
-        integers: by name, of INTEGERS: sizes, of blocks the most rows, and `reach`, -1 if there is no such limit.
-        places: by name, of PLACES: `begins` has the blocks' first rows, then N; `first_key` and `n_keys`, so many keys from that one
-            on are all that any row of a block sees, `low` and `width`, its distances from `low` on, are (B, blocks).
+        sizes: by name, see SIZES. `block_rows` is the largest number of rows in a block. `max_distance` is -1 without a limit.
+        tensors: int32 tensors by name, see META and BLOCKS. `block_start` holds the first row of each block, then N. `first_key` and
+            `n_keys` are the range of keys that the rows of a block see, `first_distance` and `n_distances` the range of
+            distances, (B, n_blocks) each.
     """
 
-    integers: dict[str, int]
-    places: dict[str, Tensor]
+    sizes: dict[str, int]
+    tensors: dict[str, Tensor]
 
 
-class Cpu:
-    """See the module.
+@dataclass(frozen=True, eq=False)
+class CpuBackend(AttentionBackend):
+    """Attention by the compiled CPU kernels.
 
-    Raises:
-        ValueError: there is no compiler, or none that can.
+    Attributes:
+        schedule: blocks of rows.
     """
 
-    def __init__(self) -> None:
-        try:
-            library()
-        except MissingError as reason:
-            raise ValueError(
-                f"model.attention_backend=cpu needs its compiled code: {reason}; or set model.attention_backend=auto"
-            ) from None
+    schedule: BlockSchedule
 
-    def prepare(self, attn_meta: AttentionMeta, like: Tensor) -> Plan:
-        """In which blocks."""
-        if like.dtype not in TYPES or like.device.type != "cpu":
+    @classmethod
+    def prepare(cls, attn_meta: AttentionMeta, dtype: torch.dtype) -> CpuBackend:
+        """Divide the rows into blocks, see AttentionBackend."""
+        device = attn_meta.query_rank.device.type
+        if dtype not in DTYPES or device != "cpu":
             raise ValueError(
-                f"model.attention_backend=cpu computes fp32 on a processor, not {like.dtype} on {like.device.type}; set model.attention_backend=auto"
+                f"model.attention_backend=cpu is invalid for {dtype} on {device}: it computes in fp32 on a CPU. "
+                "Set model.attention_backend=auto."
             )
-        return plan_of(attn_meta, like.dtype)
+        return cls(attn_meta, schedule_blocks(attn_meta, dtype))
 
-    def attend(self, scores: ScoreTerms, key: Tensor, value: Tensor, attn_meta: AttentionMeta, dropout: float) -> Tensor:
-        """See Backend."""
-        place = (scores.r_r_bias, scores.pos_key, scores.pos_offset)
-        terms = (scores.query, scores.r_w_bias, *place, scores.r_s_bias, scores.segment_diff, key, value)
-        return _Attention.apply(attn_meta.prepared, scores.scale, dropout, *terms)
+    def attend(self, terms: ScoreTerms, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+        """Compute attention, see AttentionBackend."""
+        tensors = {**vars(terms), "key": key, "value": value}
+        return _Attention.apply(self.schedule, terms.scale, dropout, *(tensors[name] for name in TERMS))
 
 
-def plan_of(attn_meta: AttentionMeta, dtype: torch.dtype) -> Plan:
-    """Blocks of a step."""
+def schedule_blocks(attn_meta: AttentionMeta, dtype: torch.dtype) -> BlockSchedule:
+    """Divide the rows of a forward pass into blocks."""
     (B, N), K, T = attn_meta.query_rank.shape, attn_meta.n_keys, attn_meta.n_tokens
-    rows, fewer = (max(1, min(max(ROWS[0], share), ROWS[1], SCORES // K)) for share in (K // 14, K // 28))
-    begins = [*range(0, attn_meta.n_content, rows), *range(attn_meta.n_content, N, fewer), N]
-    named = {name: getattr(attn_meta, name).int().contiguous() for name in PLACES[:6]}
-    # the kernels read and write by address
-    assert [x.shape for x in named.values()] == [(B, N), (B, K), (B, N), (B, K), (B, N), (B,)]
-    found = dict(zip(PLACES[7:], torch.empty(4, B, len(begins) - 1, dtype=torch.int32), strict=True))
-    places = {**named, "begins": torch.tensor(begins, dtype=torch.int32), **found}
-    reach = -1 if attn_meta.max_distance is None else attn_meta.max_distance
-    integers = {"B": B, "N": N, "K": K, "R": K + T, "n_tokens": T, "n_self_visible": attn_meta.n_self_visible, "reach": reach}
-    plan = Plan({**integers, "n_blocks": len(begins) - 1, "block_rows": min(rows, N)}, places)
-    library().call("plan", dtype, _given(plan, {}))
-    return plan
+    rows, fewer_rows = (
+        max(1, min(max(BLOCK_ROWS[0], n), BLOCK_ROWS[1], MAX_BLOCK_SCORES // K)) for n in (K // 14, K // 28)
+    )
+    starts = [*range(0, attn_meta.n_content, rows), *range(attn_meta.n_content, N, fewer_rows), N]
+    n_blocks = len(starts) - 1
+    tensors = {name: getattr(attn_meta, name).int().contiguous() for name in META}
+    # the kernels compute addresses from these shapes
+    assert [x.shape for x in tensors.values()] == [(B, N), (B, K), (B, N), (B, K), (B, N), (B,)]
+    tensors["block_start"] = torch.tensor(starts, dtype=torch.int32)
+    tensors |= zip(BLOCKS[1:], torch.empty(4, B, n_blocks, dtype=torch.int32), strict=True)
+    sizes = {"B": B, "N": N, "K": K, "R": K + T, "n_tokens": T, "n_self_visible": attn_meta.n_self_visible}
+    sizes["max_distance"] = -1 if attn_meta.max_distance is None else attn_meta.max_distance
+    sizes |= {"n_blocks": n_blocks, "block_rows": min(rows, N)}
+    schedule = BlockSchedule(sizes, tensors)
+    load_library().call("schedule_blocks", dtype, _kernel_args(schedule, {}))
+    return schedule
 
 
 class _Attention(torch.autograd.Function):
-    """All terms at once."""
+    """Attention of all score terms."""
 
     @staticmethod
-    def forward(ctx: Any, plan: Plan, scale: float, dropout: float, *terms: Tensor | None) -> Tensor:
-        given = {name: x.contiguous() for name, x in zip(TERMS, terms, strict=True) if x is not None}
-        if "pos_offset" in given:
-            given["pos_offset"] = given["pos_offset"].transpose(1, 2).contiguous()  # (2, H, R)
-        query = given["query"]
+    def forward(ctx: Any, schedule: BlockSchedule, scale: float, dropout: float, *terms: Tensor | None) -> Tensor:
+        inputs = {name: x.contiguous() for name, x in zip(TERMS, terms, strict=True) if x is not None}
+        if "pos_offset" in inputs:
+            inputs["pos_offset"] = inputs["pos_offset"].transpose(1, 2).contiguous()  # (2, H, R)
+        query, K = inputs["query"], schedule.sizes["K"]
         B, N, H, E = query.shape
-        _check(plan, given)
-        keeps = B * N * plan.integers["K"] <= KEPT
-        results = {"out": torch.empty_like(query)}
+        _check_shapes(schedule, inputs)
+        outputs = {"out": torch.empty_like(query)}
         if any(ctx.needs_input_grad):
-            results |= (
-                {"kept": query.new_empty(B, H, N, plan.integers["K"])}
-                if keeps
-                else {"normalizer": query.new_empty(B, H, N)}
-            )
-        numbers = {"H": H, "E": E, "scale": scale, "grown": 1 / (1 - dropout), "taken": drop_threshold(dropout)}
-        numbers["seed"] = new_seed() if dropout else 0
-        library().call("attend", query.dtype, _given(plan, {**given, **results}, **numbers))
-        ctx.plan, ctx.numbers, ctx.names = plan, numbers, [*given, *results]
-        ctx.save_for_backward(*given.values(), *results.values())
-        return results["out"]
+            if B * N * K <= MAX_SAVED_PROBS:
+                outputs["probs"] = query.new_empty(B, H, N, K)
+            else:
+                outputs["lse"] = query.new_empty(B, H, N)
+        scalars = {"H": H, "E": E, "scale": scale, "dropout_scale": 1 / (1 - dropout)}
+        scalars |= {"drop_threshold": drop_threshold(dropout), "seed": new_seed() if dropout else 0}
+        load_library().call("attention_forward", query.dtype, _kernel_args(schedule, {**inputs, **outputs}, **scalars))
+        ctx.schedule, ctx.scalars, ctx.names = schedule, scalars, [*inputs, *outputs]
+        ctx.save_for_backward(*inputs.values(), *outputs.values())
+        return outputs["out"]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        given = {**dict(zip(ctx.names, ctx.saved_tensors, strict=True)), "grad": grad.contiguous()}
-        (B, _, H, E), R = grad.shape, ctx.plan.integers["R"]
-        by_window = {"pos_key": (B, R, H, E), "pos_offset": (B, H, R)}
-        shapes = {name: by_window.get(name, given[name].shape) for name in TERMS if name in given}
-        shapes |= {name: (B, H, E) for name in shapes if name.endswith("bias") or name == "segment_diff"}
-        found = {f"d_{name}": grad.new_zeros(shape) for name, shape in shapes.items()}
-        library().call("attend_backward", grad.dtype, _given(ctx.plan, {**given, **found}, **ctx.numbers))
-        direction = ctx.plan.places["direction"]
-        for name, x in found.items():
-            if name.removeprefix("d_") in by_window:
-                found[name] = torch.zeros_like(x[:1]).repeat(2, *[1] * (x.dim() - 1)).index_add_(0, direction, x)
-            elif name.endswith(("bias", "segment_diff")):
-                found[name] = x.sum(0)
-        if "d_pos_offset" in found:
-            found["d_pos_offset"] = found["d_pos_offset"].transpose(1, 2)
-        return None, None, None, *(found.get(f"d_{name}") for name in TERMS)
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        tensors = {**dict(zip(ctx.names, ctx.saved_tensors, strict=True)), "d_out": d_out.contiguous()}
+        (B, _, H, E), R = d_out.shape, ctx.schedule.sizes["R"]
+        # gradients that the kernels compute per batch row, to be summed here in a fixed order
+        per_row = {"pos_key": (B, R, H, E), "pos_offset": (B, H, R)}
+        per_row |= dict.fromkeys(("r_w_bias", "r_r_bias", "r_s_bias", "segment_diff"), (B, H, E))
+        inputs = [name for name in TERMS if name in tensors]
+        gradients = {f"d_{name}": d_out.new_zeros(per_row.get(name, tensors[name].shape)) for name in inputs}
+        args = _kernel_args(ctx.schedule, {**tensors, **gradients}, **ctx.scalars)
+        load_library().call("attention_backward", d_out.dtype, args)
+        direction = ctx.schedule.tensors["direction"]
+        for name, x in gradients.items():
+            if name in ("d_pos_key", "d_pos_offset"):
+                gradients[name] = torch.zeros_like(x[:1]).repeat(2, *[1] * (x.dim() - 1)).index_add_(0, direction, x)
+            elif name.removeprefix("d_") in per_row:
+                gradients[name] = x.sum(0)
+        if "d_pos_offset" in gradients:
+            gradients["d_pos_offset"] = gradients["d_pos_offset"].transpose(1, 2)
+        return None, None, None, *(gradients.get(f"d_{name}") for name in TERMS)
 
 
-def _check(plan: Plan, given: dict[str, Tensor]) -> None:
-    """That terms are as large as the kernels, which read by address, take them to be."""
-    B, N, K, R = (plan.integers[size] for size in "BNKR")
-    H, E = given["query"].shape[2:]
-    of_others = {"query": (B, N, H, E), "pos_key": (2, R, H, E), "pos_offset": (2, H, R)}
-    of_others |= {"key": (B, K, H, E), "value": (B, K, H, E)}
-    for name, x in given.items():
-        assert x.shape == of_others.get(name, (H, E)) and x.dtype == given["query"].dtype, name
+def _check_shapes(schedule: BlockSchedule, inputs: dict[str, Tensor]) -> None:
+    """Assert shapes and dtypes, because the kernels read by address."""
+    B, N, K, R = (schedule.sizes[size] for size in "BNKR")
+    H, E = inputs["query"].shape[2:]
+    shapes = {"query": (B, N, H, E), "key": (B, K, H, E), "value": (B, K, H, E)}
+    shapes |= {"pos_key": (2, R, H, E), "pos_offset": (2, H, R)}
+    for name, x in inputs.items():
+        assert x.shape == shapes.get(name, (H, E)) and x.dtype == inputs["query"].dtype, name
 
 
-def _given(plan: Plan, tensors: dict[str, Tensor], **numbers: int | float) -> Given:
-    """What the kernels read, by address: the caller keeps the tensors until they have."""
-    pointers = {name: x.data_ptr() for name, x in {**plan.places, **tensors}.items()}
-    return Given(**plan.integers, threads=torch.get_num_threads(), **numbers, **pointers)
+def _kernel_args(schedule: BlockSchedule, tensors: dict[str, Tensor], **scalars: int | float) -> KernelArgs:
+    """Fill the struct with addresses. The caller keeps the tensors alive during the kernel call."""
+    pointers = {name: x.data_ptr() for name, x in {**schedule.tensors, **tensors}.items()}
+    return KernelArgs(**schedule.sizes, n_threads=torch.get_num_threads(), **scalars, **pointers)

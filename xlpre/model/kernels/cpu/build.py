@@ -1,4 +1,4 @@
-"""kernels/cpu.cpp as a library: compiled where it is first used, once for each version of it and each kind of processor."""
+"""Compiled CPU kernels: kernels.cpp is built on first use, once for each version of it and each type of processor."""
 
 from __future__ import annotations
 
@@ -23,87 +23,102 @@ from xlpre.common.files import atomic_write, cache_dir
 SOURCE = Path(__file__).with_name("kernels.cpp")
 FLAGS = ["-std=c++17", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared"]
 AVX2 = ["-mavx2", "-mfma"]
-VECTORS = {"AVX2": AVX2, "AVX512": [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]}
+VECTOR_FLAGS = {"AVX2": AVX2, "AVX512": [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]}
 COMPILERS = ["c++", "g++", "clang++"]
-SEAL = 32  # bytes at the end of the file
-TYPES = {torch.float32: "float32", torch.float64: "float64"}
+CHECKSUM_BYTES = 32  # SHA-256 at the end of the library file
+DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
-class MissingError(Exception):
-    """There is no library; the message says why."""
+class MissingLibraryError(Exception):
+    """The library cannot be built or loaded. The message gives the reason."""
 
 
 class Library:
-    """The functions of kernels/cpu.cpp.
+    """Functions of kernels.cpp.
 
     Args:
-        path: of the compiled file.
+        path: library file.
 
     Raises:
-        OSError: it is not there, damaged, or cannot be loaded.
+        OSError: the file is missing or damaged, or cannot be loaded.
     """
 
     def __init__(self, path: Path) -> None:
-        whole = path.read_bytes()
-        if _seal(whole[:-SEAL]) != whole[-SEAL:]:  # a part of one would end the process
+        content = path.read_bytes()
+        if _checksum(content[:-CHECKSUM_BYTES]) != content[-CHECKSUM_BYTES:]:  # loading a truncated file would crash
             raise OSError(f"{path} is damaged")
         self._functions = ctypes.CDLL(str(path))
-        self._functions.use_products(*_products())
+        self._functions.set_gemm(*_blas_gemm())
 
-    def call(self, name: str, dtype: torch.dtype, *given: Tensor | int | float | ctypes.Structure) -> None:
-        """The function `name` for `dtype`, of numbers, structures and contiguous tensors; nothing where those have no data."""
-        if any(isinstance(x, Tensor) and x.is_meta for x in given):
+    def call(self, name: str, dtype: torch.dtype, *args: Tensor | int | float | ctypes.Structure) -> None:
+        """Call the function `name` for `dtype`. Do nothing if a tensor is on the meta device.
+
+        Args:
+            name: function without its dtype suffix.
+            dtype: torch.float32 or torch.float64.
+            *args: arguments. Tensors must be contiguous.
+        """
+        if any(isinstance(x, Tensor) and x.is_meta for x in args):
             return
-        getattr(self._functions, f"{name}_{TYPES[dtype]}")(*map(_passed, given))
+        getattr(self._functions, f"{name}_{DTYPES[dtype]}")(*map(_to_ctypes, args))
 
 
-def serves(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether what is computed there can be left to the library; on torch's meta device as on a processor."""
-    return device.type in ("cpu", "meta") and dtype in TYPES and not torch.compiler.is_compiling() and is_there()
+def is_supported(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return True if the library can compute on a device and in a dtype. The meta device counts as a CPU."""
+    return device.type in ("cpu", "meta") and dtype in DTYPES and not torch.compiler.is_compiling() and is_available()
 
 
 @functools.cache
-def is_there() -> bool:
-    """Whether there is a library; if not, why is said, once."""
+def is_available() -> bool:
+    """Return True if the library can be built and loaded. Otherwise log the reason, once."""
     try:
-        library()
-    except MissingError as reason:
+        load_library()
+    except MissingLibraryError as reason:
         logging.getLogger(__name__).warning(
-            "note: %s; attention, GELU and dropout take torch's, which is slower", reason
+            "note: %s; attention, GELU and dropout use torch's operators, which are slower", reason
         )
         return False
     return True
 
 
 @functools.cache
-def library() -> Library:
-    """The library, compiled if need be.
+def load_library() -> Library:
+    """Load the library. Compile it first if necessary.
 
     Raises:
-        MissingError: it cannot be.
+        MissingLibraryError: it cannot be built or loaded.
     """
-    flags = [*FLAGS, *VECTORS.get(torch.backends.cpu.get_cpu_capability(), [])]
+    flags = [*FLAGS, *VECTOR_FLAGS.get(torch.backends.cpu.get_cpu_capability(), [])]
     version = hashlib.sha256(SOURCE.read_bytes() + repr((flags, platform.machine())).encode()).hexdigest()[:16]
     try:
-        return _loaded(cache_dir() / f"cpu-{version}.so", flags)
-    except (OSError, RuntimeError):  # nobody's home, or nothing can be written there
+        return _build_and_load(cache_dir() / f"cpu-{version}.so", flags)
+    except (OSError, RuntimeError):  # no home folder, or no write access
         pass
     try:
-        with tempfile.TemporaryDirectory() as elsewhere:
-            return _loaded(Path(elsewhere) / "cpu.so", flags)
+        with tempfile.TemporaryDirectory() as folder:
+            return _build_and_load(Path(folder) / "cpu.so", flags)
     except OSError as error:
-        raise MissingError(f"there is no room for what a C++ compiler makes of {SOURCE.name} ({error})") from None
+        raise MissingLibraryError(f"the compiled {SOURCE.name} cannot be written to any folder ({error})") from None
 
 
-def elementwise(name: str, x: Tensor, *given: Tensor | int | float) -> Tensor:
-    """What the function `name` makes of every element of `x`, and of what else is given."""
+def elementwise(name: str, x: Tensor, *args: Tensor | int | float) -> Tensor:
+    """Apply an elementwise function of the library.
+
+    Args:
+        name: function without its dtype suffix.
+        x: contiguous tensor of any shape.
+        *args: further arguments of the function.
+
+    Returns:
+        A tensor like `x`.
+    """
     y = torch.empty_like(x)
-    library().call(name, x.dtype, x.numel(), torch.get_num_threads(), x, *given, y)
+    load_library().call(name, x.dtype, x.numel(), torch.get_num_threads(), x, *args, y)
     return y
 
 
-def _loaded(path: Path, flags: list[str]) -> Library:
-    """The library at `path`, which is compiled if it is not there or cannot be loaded."""
+def _build_and_load(path: Path, flags: list[str]) -> Library:
+    """Load the library at `path`. Compile it if it is missing or cannot be loaded."""
     try:
         return Library(path)
     except OSError:
@@ -111,43 +126,47 @@ def _loaded(path: Path, flags: list[str]) -> Library:
     try:
         return Library(path)
     except OSError as error:
-        raise MissingError(f"{SOURCE.name}, compiled, cannot be loaded ({error})") from None
+        raise MissingLibraryError(f"the compiled {SOURCE.name} cannot be loaded ({error})") from None
 
 
 def _compile(path: Path, flags: list[str]) -> None:
-    found = [at for name in COMPILERS if (at := shutil.which(name))]
-    compiler = shlex.split(os.environ.get("CXX", "")) or found[:1]
+    installed = [found for name in COMPILERS if (found := shutil.which(name))]
+    compiler = shlex.split(os.environ.get("CXX", "")) or installed[:1]
     if not compiler:
-        raise MissingError(f"there is no C++ compiler ({', '.join(COMPILERS)}; CXX can name another)")
+        raise MissingLibraryError(
+            f"no C++ compiler was found ({', '.join(COMPILERS)}, or the environment variable CXX)"
+        )
     with atomic_write(path) as partial:
         try:
-            done = subprocess.run([*compiler, *flags, str(SOURCE), "-o", str(partial)], capture_output=True, text=True)
+            result = subprocess.run(
+                [*compiler, *flags, str(SOURCE), "-o", str(partial)], capture_output=True, text=True
+            )
         except OSError as error:
-            raise MissingError(f"the C++ compiler {compiler[0]} cannot be run ({error.strerror})") from None
-        if done.returncode:
-            lines = done.stderr.splitlines() or ["it says nothing"]
-            said = next((line for line in lines if "error" in line), lines[0])
-            raise MissingError(f"the C++ compiler {compiler[0]} cannot compile {SOURCE.name} ({said})")
-        whole = partial.read_bytes()
-        partial.write_bytes(whole + _seal(whole))
+            raise MissingLibraryError(f"the C++ compiler {compiler[0]} cannot be run ({error.strerror})") from None
+        if result.returncode:
+            lines = result.stderr.splitlines() or ["no error message"]
+            message = next((line for line in lines if "error" in line), lines[0])
+            raise MissingLibraryError(f"the C++ compiler {compiler[0]} cannot compile {SOURCE.name} ({message})")
+        content = partial.read_bytes()
+        partial.write_bytes(content + _checksum(content))
 
 
-def _seal(whole: bytes) -> bytes:
-    return hashlib.sha256(whole).digest()
+def _checksum(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()
 
 
-def _products() -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
-    """The sgemm and dgemm of the BLAS that torch brings along or is linked with."""
-    kind = ".dylib" if sys.platform == "darwin" else ".so"
-    torch_cpu = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"libtorch_cpu{kind}"))
+def _blas_gemm() -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
+    """Return sgemm and dgemm of the BLAS that torch includes or links."""
+    suffix = ".dylib" if sys.platform == "darwin" else ".so"
+    torch_cpu = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"libtorch_cpu{suffix}"))
     try:
         single, double = (ctypes.cast(getattr(torch_cpu, f"{letter}gemm_"), ctypes.c_void_p) for letter in "sd")
     except AttributeError:
-        raise MissingError("this build of torch has no BLAS that others can call") from None
+        raise MissingLibraryError("this build of torch exports no BLAS functions") from None
     return single, double
 
 
-def _passed(x: Tensor | int | float | ctypes.Structure) -> object:
+def _to_ctypes(x: Tensor | int | float | ctypes.Structure) -> object:
     if isinstance(x, Tensor):
         return ctypes.c_void_p(x.data_ptr())
     if isinstance(x, ctypes.Structure):

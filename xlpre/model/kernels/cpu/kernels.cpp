@@ -1,8 +1,8 @@
-// What kernels/cpu.py, feedforward.py and dropout.py leave to compiled code on a processor, in fp32 and fp64. kernels/compiled.py
-// compiles this file; kernels/cpu.py derives what attention computes here. Products of matrices are those of torch's own BLAS.
+// Kernels that attention.py, feedforward.py and dropout.py run on a CPU, in fp32 and fp64. kernels/cpu/build.py compiles this file.
+// kernels/cpu/attention.py derives the equations of attention. Matrix products use the BLAS of torch.
 //
-// One thread computes one head of one window, a block of rows at a time, so that a block's scores stay in its cache from product to
-// softmax to product. No two threads add to the same place: a result has the same bits with any number of threads.
+// One thread computes one head of one batch row, a block of rows at a time, so that the scores of a block stay in its cache. No two
+// threads add to the same address: results have the same bits with any number of threads.
 
 #include <algorithm>
 #include <cmath>
@@ -12,7 +12,7 @@
 
 namespace {
 
-const double NEVER = -1e30;  // the score of a key that is not seen
+const double MASKED = -1e30;  // score of a key that is not visible
 
 template <class T>
 using Gemm = void (*)(const char*, const char*, const int*, const int*, const int*, const T*, const T*, const int*, const T*,
@@ -21,25 +21,26 @@ using Gemm = void (*)(const char*, const char*, const int*, const int*, const in
 template <class T>
 Gemm<T> gemm = nullptr;
 
-// A matrix by rows, `step` numbers from one row to the next.
+// Row-major matrix. `stride` is the distance between the starts of two rows, in elements.
 template <class T>
 struct Matrix {
-    T* at;
-    int step;
-    bool turned = false;
+    T* data;
+    int stride;
+    bool transposed = false;
 
-    Matrix t() const { return {at, step, !turned}; }
+    Matrix t() const { return {data, stride, !transposed}; }
 };
 
-// c (m, n) = a (m, k) b (k, n) + beta c. BLAS reads columns, so that it is asked for the product turned over.
+// c (m, n) = a (m, k) b (k, n) + beta c. BLAS is column-major, so that it computes the transposed product.
 template <class T>
 void multiply(int m, int n, int k, Matrix<const T> a, Matrix<const T> b, T beta, Matrix<T> c) {
-    const T one = 1;
-    gemm<T>(b.turned ? "T" : "N", a.turned ? "T" : "N", &n, &m, &k, &one, b.at, &b.step, a.at, &a.step, &beta, c.at, &c.step);
+    const T alpha = 1;
+    gemm<T>(b.transposed ? "T" : "N", a.transposed ? "T" : "N", &n, &m, &k, &alpha, b.data, &b.stride, a.data, &a.stride, &beta, c.data,
+            &c.stride);
 }
 
 template <class To, class From>
-inline To same_bits(From x) {
+inline To bit_cast(From x) {
     To y;
     static_assert(sizeof(To) == sizeof(From));
     std::memcpy(&y, &x, sizeof(To));
@@ -48,348 +49,357 @@ inline To same_bits(From x) {
 
 inline double exponential(double x) { return std::exp(x); }
 
-// 2^n e^f with |f| <= ln(2) / 2, e^f by the polynomial 1 + f + c f^2 + ... to the fifth power whose largest error, 1 part in 10^7, is least.
-// Compilers make vectors of it. What is beyond 60 counts as 60: no farther, lest what comes of it be denormal, with which processors are slow.
+// 2^n e^f with |f| <= ln(2) / 2. e^f is the minimax polynomial 1 + f + c f^2 + ... of degree 5; its relative error is at most 1e-7.
+// Compilers vectorize it. x is clamped to [-60, 60], because smaller results would lead to denormal numbers, which are slow.
 inline float exponential(float x) {
     x = std::min(std::max(x, -60.0f), 60.0f);
-    const float shifted = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the whole part now fills the lowest bits
-    const float whole = shifted - 12582912.0f;
-    const float f = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;  // ln(2) in two parts
+    const float shifted = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23 moves the integer part into the lowest bits
+    const float n = shifted - 12582912.0f;
+    const float f = (x - n * 0.693359375f) + n * 2.12194440e-4f;  // ln(2) in two parts
     float sum = 0.00831252505f;
     sum = sum * f + 0.0418901138f;
     sum = sum * f + 0.166671145f;
     sum = sum * f + 0.499992318f;
     sum = sum * f + 1.0f;
     sum = sum * f + 1.0f;
-    return sum * same_bits<float>((same_bits<uint32_t>(shifted) << 23) + 0x3f800000u);
+    return sum * bit_cast<float>((bit_cast<uint32_t>(shifted) << 23) + 0x3f800000u);
 }
 
-// Random numbers by counting: the k-th of a row, from two words of that row's own (Ellis's lowbias32, with a word between its rounds).
-struct Row {
-    uint32_t before, between;
+// Counter-based random numbers: the k-th of a stream (lowbias32 by Ellis, with a second key between its rounds).
+struct RandomStream {
+    uint32_t key, second_key;
 
-    Row(uint64_t seed, uint64_t row) {  // splitmix64
-        uint64_t x = seed + (row + 1) * 0x9e3779b97f4a7c15u;
+    RandomStream(uint64_t seed, uint64_t stream) {  // splitmix64
+        uint64_t x = seed + (stream + 1) * 0x9e3779b97f4a7c15u;
         x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
         x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
         x ^= x >> 31;
-        before = uint32_t(x), between = uint32_t(x >> 32);
+        key = uint32_t(x), second_key = uint32_t(x >> 32);
     }
 
     uint32_t operator()(uint32_t k) const {
-        uint32_t x = k + before;
-        x = (x ^ (x >> 16)) * 0x7feb352du ^ between;
+        uint32_t x = k + key;
+        x = (x ^ (x >> 16)) * 0x7feb352du ^ second_key;
         x = (x ^ (x >> 15)) * 0x846ca68bu;
         return x ^ (x >> 16);
     }
 };
 
-// Sets those of n numbers to 0 whose random number is below `taken`; the others grow.
+// Zeroes the elements whose random number is below `drop_threshold`. The others are multiplied by `scale`.
 template <class T>
-void drop(Row random, uint32_t taken, T grown, int n, const T* from, T* to) {
+void apply_dropout(RandomStream random, uint32_t drop_threshold, T scale, int n, const T* x, T* y) {
 #pragma omp simd
     for (int j = 0; j < n; j++) {
-        const T more = from[j] * grown;
-        to[j] = random(j) >= taken ? more : T(0);
+        const T scaled = x[j] * scale;
+        y[j] = random(j) >= drop_threshold ? scaled : T(0);
     }
 }
 
-// Of kernels/cpu.py, field by field.
+// KernelArgs of kernels/cpu/attention.py, field by field.
 template <class T>
-struct Attention {
-    int64_t B, N, K, H, E, R, n_tokens, n_self_visible, reach, n_blocks, block_rows, threads, seed, taken;
-    double scale, grown;
+struct AttentionArgs {
+    int64_t B, N, K, H, E, R, n_tokens, n_self_visible, max_distance, n_blocks, block_rows, n_threads, seed, drop_threshold;
+    double scale, dropout_scale;
     const int32_t *query_rank, *key_rank, *row_segments, *key_segments, *positions, *direction;
-    const int32_t* begins;  // (n_blocks + 1) first rows
-    int32_t *first_key, *n_keys, *low, *width;  // (B, n_blocks)
+    const int32_t* block_start;                                  // (n_blocks + 1)
+    int32_t *first_key, *n_keys, *first_distance, *n_distances;  // (B, n_blocks)
     const T *query, *r_w_bias, *r_r_bias, *pos_key, *pos_offset, *r_s_bias, *segment_diff, *key, *value;
-    T *out, *kept, *normalizer;
-    const T* grad;
+    T *out, *probs, *lse;
+    const T* d_out;
     T *d_query, *d_r_w_bias, *d_r_r_bias, *d_pos_key, *d_pos_offset, *d_r_s_bias, *d_segment_diff, *d_key, *d_value;
 };
 
-// One head of one window.
+// Attention of one head of one batch row. Members without comment belong to the current block.
 template <class T>
-class Head {
+class HeadKernel {
   public:
-    explicit Head(const Attention<T>& a)
-        : a(a), E(a.E), step(a.H * a.E), taken(a.taken), grown(a.grown), content(a.block_rows * a.E), place(content.size()),
-          d_content(a.grad ? content.size() : 0), d_place(d_content.size()), score(a.block_rows * a.K), d_score(a.grad ? score.size() : 0),
-          used(a.taken ? d_score.size() : 0), by_distance(a.pos_key ? a.block_rows * a.R : 0), nothing(a.K), of_step(a.block_rows),
-          largest(a.block_rows) {}
+    explicit HeadKernel(const AttentionArgs<T>& a)
+        : a(a), E(a.E), stride(a.H * a.E), drop_threshold(a.drop_threshold), dropout_scale(a.dropout_scale),
+          content_query(a.block_rows * a.E), pos_query(content_query.size()), d_content_query(a.d_out ? content_query.size() : 0),
+          d_pos_query(d_content_query.size()), score(a.block_rows * a.K), d_score(a.d_out ? score.size() : 0),
+          dropped(a.drop_threshold ? d_score.size() : 0), pos_score(a.pos_key ? a.block_rows * a.R : 0), zeros(a.K),
+          segment_score(a.block_rows), row_max(a.block_rows) {}
 
-    void forward(int window, int head) {
+    void forward(int batch, int head) {
         for (int i = 0; i < a.n_blocks; i++) {
-            take(window, head, i);
-            queries();
-            scores();
+            select_block(batch, head, i);
+            compute_queries();
+            compute_scores();
             for (int r = 0; r < n; r++) {
                 T* s = &score[int64_t(r) * k];
-                const T normal = normalize(s, largest[r]);
-                if (a.normalizer) a.normalizer[row_of_head(r)] = normal;
-                if (a.kept) std::copy(s, s + k, a.kept + row_of_head(r) * a.K);
-                if (a.taken) drop(random(r), taken, grown, k, s, s);
+                const T lse = softmax(s, row_max[r]);
+                if (a.lse) a.lse[head_row(r)] = lse;
+                if (a.probs) std::copy(s, s + k, a.probs + head_row(r) * a.K);
+                if (a.drop_threshold) apply_dropout(random(r), drop_threshold, dropout_scale, k, s, s);
             }
-            multiply<T>(n, E, k, {score.data(), k}, {keys(a.value), step}, 0, {rows(a.out), step});
+            multiply<T>(n, E, k, {score.data(), k}, {keys(a.value), stride}, 0, {rows(a.out), stride});
         }
     }
 
-    void backward(int window, int head) {
-        const int64_t mine = (int64_t(window) * a.H + head) * E;
+    void backward(int batch, int head) {
+        const int64_t bias_offset = (int64_t(batch) * a.H + head) * E;
         for (int i = 0; i < a.n_blocks; i++) {
-            take(window, head, i);
-            queries();
-            if (a.kept)
-                for (int r = 0; r < n; r++) std::copy_n(a.kept + row_of_head(r) * a.K, k, &score[int64_t(r) * k]);
+            select_block(batch, head, i);
+            compute_queries();
+            if (a.probs)
+                for (int r = 0; r < n; r++) std::copy_n(a.probs + head_row(r) * a.K, k, &score[int64_t(r) * k]);
             else
-                again();
+                recompute_probs();
             const T* weights = score.data();
-            if (a.taken) {
-                for (int r = 0; r < n; r++) drop(random(r), taken, grown, k, &score[int64_t(r) * k], &used[int64_t(r) * k]);
-                weights = used.data();
+            if (a.drop_threshold) {
+                for (int r = 0; r < n; r++)
+                    apply_dropout(random(r), drop_threshold, dropout_scale, k, &score[int64_t(r) * k], &dropped[int64_t(r) * k]);
+                weights = dropped.data();
             }
-            multiply<T>(k, E, n, Matrix<const T>{weights, k}.t(), {rows(a.grad), step}, 1, {keys(a.d_value), step});
-            multiply<T>(n, k, E, {rows(a.grad), step}, Matrix<const T>{keys(a.value), step}.t(), 0, {d_score.data(), k});
-            for (int r = 0; r < n; r++) differentiate(r, weights + int64_t(r) * k);
-            multiply<T>(n, E, k, {d_score.data(), k}, {keys(a.key), step}, 0, {d_content.data(), E});
-            multiply<T>(k, E, n, Matrix<const T>{d_score.data(), k}.t(), {content.data(), E}, 1, {keys(a.d_key), step});
+            multiply<T>(k, E, n, Matrix<const T>{weights, k}.t(), {rows(a.d_out), stride}, 1, {keys(a.d_value), stride});
+            multiply<T>(n, k, E, {rows(a.d_out), stride}, Matrix<const T>{keys(a.value), stride}.t(), 0, {d_score.data(), k});
+            for (int r = 0; r < n; r++) backward_softmax(r, weights + int64_t(r) * k);
+            multiply<T>(n, E, k, {d_score.data(), k}, {keys(a.key), stride}, 0, {d_content_query.data(), E});
+            multiply<T>(k, E, n, Matrix<const T>{d_score.data(), k}.t(), {content_query.data(), E}, 1, {keys(a.d_key), stride});
             if (a.pos_key) {
-                multiply<T>(n, E, w, {by_distance.data(), w}, {distances(a.pos_key), step}, 0, {d_place.data(), E});
-                multiply<T>(w, E, n, Matrix<const T>{by_distance.data(), w}.t(), {place.data(), E}, 1, {distances_of_window(), step});
+                multiply<T>(n, E, m, {pos_score.data(), m}, {distances(a.pos_key), stride}, 0, {d_pos_query.data(), E});
+                multiply<T>(m, E, n, Matrix<const T>{pos_score.data(), m}.t(), {pos_query.data(), E}, 1, {d_distances(), stride});
             }
-            for (int r = 0; r < n; r++) of_query(r, mine);
-            if (a.pos_offset) of_offsets();
+            for (int r = 0; r < n; r++) backward_query(r, bias_offset);
+            if (a.pos_offset) backward_pos_offset();
         }
     }
 
   private:
-    const Attention<T>& a;
-    const int E, step;
-    const uint32_t taken;
-    const T grown;
-    int b, h, first, n, first_key, k, low, w, direction;
-    std::vector<T> content, place, d_content, d_place, score, d_score, used, by_distance, nothing, of_step, largest;
+    const AttentionArgs<T>& a;
+    const int E, stride;  // stride: elements between two rows or keys of a head
+    const uint32_t drop_threshold;
+    const T dropout_scale;
+    // batch row, head, first row, number of rows n, first key, number of keys k, first distance, number of distances m
+    int b, h, first_row, n, first_key, k, first_distance, m, direction;
+    // pos_score: (n, m); in the backward pass, its gradient. segment_score: (n); in the backward pass, its gradient.
+    std::vector<T> content_query, pos_query, d_content_query, d_pos_query, score, d_score, dropped, pos_score, zeros, segment_score, row_max;
 
-    void take(int window, int head, int block) {
-        const int64_t at = window * a.n_blocks + block;
-        b = window, h = head, first = a.begins[block], n = a.begins[block + 1] - first;
-        first_key = a.first_key[at], k = a.n_keys[at], low = a.low[at], w = a.width[at], direction = a.direction[b];
+    void select_block(int batch, int head, int block) {
+        const int64_t i = batch * a.n_blocks + block;
+        b = batch, h = head, first_row = a.block_start[block], n = a.block_start[block + 1] - first_row;
+        first_key = a.first_key[i], k = a.n_keys[i], first_distance = a.first_distance[i], m = a.n_distances[i];
+        direction = a.direction[b];
     }
 
-    int64_t row(int r) const { return b * a.N + first + r; }
-    int64_t row_of_head(int r) const { return (b * a.H + h) * a.N + first + r; }
+    int64_t row(int r) const { return b * a.N + first_row + r; }
+    int64_t head_row(int r) const { return (b * a.H + h) * a.N + first_row + r; }
     template <class P>
     P* rows(P* x) const { return x + (row(0) * a.H + h) * E; }
     template <class P>
     P* keys(P* x) const { return x + ((b * a.K + first_key) * a.H + h) * E; }
     template <class P>
-    P* distances(P* x) const { return x + ((direction * a.R + low) * a.H + h) * E; }
-    T* distances_of_window() const { return a.d_pos_key + ((b * a.R + low) * a.H + h) * E; }
-    int own(int r) const { return a.positions[row(r)] + int(a.K - a.n_tokens) - first_key; }
-    // where the block's first key stands among a row's distances
-    int shift(int r) const { return int(a.n_tokens) - a.positions[row(r)] + first_key - low; }
-    Row random(int r) const { return Row(a.seed, row_of_head(r)); }
+    P* distances(P* x) const { return x + ((direction * a.R + first_distance) * a.H + h) * E; }
+    T* d_distances() const { return a.d_pos_key + ((b * a.R + first_distance) * a.H + h) * E; }
+    // index of the key at the position of a row, from the first key of the block
+    int self_key(int r) const { return a.positions[row(r)] + int(a.K - a.n_tokens) - first_key; }
+    // index of the first key of the block among the distances of a row
+    int shift(int r) const { return int(a.n_tokens) - a.positions[row(r)] + first_key - first_distance; }
+    RandomStream random(int r) const { return RandomStream(a.seed, head_row(r)); }
     const T* of_head(const T* bias) const { return bias ? bias + h * E : nullptr; }
 
-    // (query + bias) * scale, and its product with the step where the segments differ.
-    void queries() {
+    // Queries with the bias of each term, times `scale`; and the segment scores.
+    void compute_queries() {
         const T *r_w_bias = of_head(a.r_w_bias), *r_r_bias = of_head(a.r_r_bias), *r_s_bias = of_head(a.r_s_bias);
-        const T scale = a.scale, *step_key = of_head(a.segment_diff);
+        const T scale = a.scale, *segment_diff = of_head(a.segment_diff);
         for (int r = 0; r < n; r++) {
-            const T* query = rows(a.query) + int64_t(r) * step;
-            for (int e = 0; e < E; e++) content[r * E + e] = (query[e] + (r_w_bias ? r_w_bias[e] : 0)) * scale;
-            for (int e = 0; e < E; e++) place[r * E + e] = (query[e] + (r_r_bias ? r_r_bias[e] : 0)) * scale;
+            const T* query = rows(a.query) + int64_t(r) * stride;
+            for (int e = 0; e < E; e++) content_query[r * E + e] = (query[e] + (r_w_bias ? r_w_bias[e] : 0)) * scale;
+            for (int e = 0; e < E; e++) pos_query[r * E + e] = (query[e] + (r_r_bias ? r_r_bias[e] : 0)) * scale;
             T sum = 0;
-            for (int e = 0; step_key && e < E; e++) sum += (query[e] + (r_s_bias ? r_s_bias[e] : 0)) * scale * step_key[e];
-            of_step[r] = sum;
+            for (int e = 0; segment_diff && e < E; e++) sum += (query[e] + (r_s_bias ? r_s_bias[e] : 0)) * scale * segment_diff[e];
+            segment_score[r] = sum;
         }
     }
 
-    // All terms, and NEVER where a row does not see a key; of the queries' products. And the largest of each row.
-    void scores() {
-        multiply<T>(n, k, E, {content.data(), E}, Matrix<const T>{keys(a.key), step}.t(), 0, {score.data(), k});
-        if (a.pos_key) multiply<T>(n, w, E, {place.data(), E}, Matrix<const T>{distances(a.pos_key), step}.t(), 0, {by_distance.data(), w});
-        for (int r = 0; r < n; r++) finish(r);
+    // Scores of all terms, MASKED where a key is not visible; and the maximum of each row.
+    void compute_scores() {
+        multiply<T>(n, k, E, {content_query.data(), E}, Matrix<const T>{keys(a.key), stride}.t(), 0, {score.data(), k});
+        if (a.pos_key)
+            multiply<T>(n, m, E, {pos_query.data(), E}, Matrix<const T>{distances(a.pos_key), stride}.t(), 0, {pos_score.data(), m});
+        for (int r = 0; r < n; r++) finish_scores(r);
     }
 
-    void finish(int r) {
+    // Add position and segment scores to the content scores of a row, and mask them.
+    void finish_scores(int r) {
         T* s = &score[int64_t(r) * k];
-        const T* places = a.pos_key ? &by_distance[int64_t(r) * w + shift(r)] : nothing.data();
-        const T t = of_step[r], scale = a.scale, never = NEVER;
+        const T* pos = a.pos_key ? &pos_score[int64_t(r) * m + shift(r)] : zeros.data();
+        const T t = segment_score[r], scale = a.scale, masked = MASKED;
         if (a.pos_offset) {
-            const T* offsets = a.pos_offset + (direction * a.H + h) * a.R + low + shift(r);
+            const T* offsets = a.pos_offset + (direction * a.H + h) * a.R + first_distance + shift(r);
 #pragma omp simd
             for (int j = 0; j < k; j++) s[j] += offsets[j] * scale;
         }
         const int32_t rank = a.query_rank[row(r)], segment = a.row_segments[row(r)];
         const int32_t *ranks = a.key_rank + b * a.K + first_key, *segments = a.key_segments + b * a.K + first_key;
-        const int mine = own(r), from = a.reach < 0 ? 0 : std::clamp(mine - int(a.reach), 0, k);
-        const bool sees_own = first + r < a.n_self_visible;
-        const T at_own = sees_own ? s[mine] + places[mine] + (segments[mine] != segment ? t : 0) : 0;
-        std::fill(s, s + from, never);
-        T most = sees_own ? at_own : never;
-#pragma omp simd reduction(max : most)
-        for (int j = from; j < k; j++) {
-            const T x = s[j] + places[j] + (segments[j] != segment ? t : T(0));
-            s[j] = ranks[j] < rank ? x : never;
-            most = s[j] > most ? s[j] : most;
+        const int self = self_key(r), first_in_range = a.max_distance < 0 ? 0 : std::clamp(self - int(a.max_distance), 0, k);
+        const bool sees_self = first_row + r < a.n_self_visible;
+        const T self_score = sees_self ? s[self] + pos[self] + (segments[self] != segment ? t : T(0)) : T(0);
+        std::fill(s, s + first_in_range, masked);
+        T maximum = sees_self ? self_score : masked;
+#pragma omp simd reduction(max : maximum)
+        for (int j = first_in_range; j < k; j++) {
+            const T x = s[j] + pos[j] + (segments[j] != segment ? t : T(0));
+            s[j] = ranks[j] < rank ? x : masked;
+            maximum = s[j] > maximum ? s[j] : maximum;
         }
-        if (sees_own) s[mine] = at_own;
-        largest[r] = most;
+        if (sees_self) s[self] = self_score;
+        row_max[r] = maximum;
     }
 
-    // Scores become probabilities, or 0 where nothing is seen. Returns what their exponents were divided by, as a logarithm.
-    T normalize(T* s, T most) const {
+    // Turn the scores of a row into probabilities, all 0 if no key is visible. Returns their log-sum-exp.
+    T softmax(T* s, T maximum) const {
         T sum = 0;
 #pragma omp simd reduction(+ : sum)
         for (int j = 0; j < k; j++) {
-            const T e = s[j] <= T(NEVER / 2) ? T(0) : exponential(s[j] - most);  // what is no number stays none
+            const T e = s[j] <= T(MASKED / 2) ? T(0) : exponential(s[j] - maximum);  // nan stays nan
             s[j] = e;
             sum += e;
         }
-        const T share = sum == 0 ? 0 : 1 / sum;
+        const T inverse = sum == 0 ? 0 : 1 / sum;
 #pragma omp simd
-        for (int j = 0; j < k; j++) s[j] *= share;
-        return most + std::log(sum);
+        for (int j = 0; j < k; j++) s[j] *= inverse;
+        return maximum + std::log(sum);
     }
 
-    // Probabilities once more, where they were not kept.
-    void again() {
-        scores();
+    // Compute the probabilities again, where they were not saved.
+    void recompute_probs() {
+        compute_scores();
         for (int r = 0; r < n; r++) {
             T* s = &score[int64_t(r) * k];
-            const T normal = a.normalizer[row_of_head(r)];
+            const T lse = a.lse[head_row(r)];
 #pragma omp simd
-            for (int j = 0; j < k; j++) s[j] = s[j] <= T(NEVER / 2) ? T(0) : exponential(s[j] - normal);
+            for (int j = 0; j < k; j++) s[j] = s[j] <= T(MASKED / 2) ? T(0) : exponential(s[j] - lse);
         }
     }
 
-    // The gradient of a row's scores, in place of that of its weights; by distance too.
-    void differentiate(int r, const T* weights) {
-        const T *p = &score[int64_t(r) * k], *grad = rows(a.grad) + int64_t(r) * step, *out = rows(a.out) + int64_t(r) * step;
-        T *d = &d_score[int64_t(r) * k], total = 0, differing = 0;
-#pragma omp simd reduction(+ : total)
-        for (int e = 0; e < E; e++) total += grad[e] * out[e];
+    // Replace the gradient of a row's weights by that of its scores, by key and by distance.
+    void backward_softmax(int r, const T* weights) {
+        const T *p = &score[int64_t(r) * k], *d_out = rows(a.d_out) + int64_t(r) * stride, *out = rows(a.out) + int64_t(r) * stride;
+        T *d = &d_score[int64_t(r) * k], delta = 0, d_segment = 0;
+#pragma omp simd reduction(+ : delta)
+        for (int e = 0; e < E; e++) delta += d_out[e] * out[e];
         const int32_t segment = a.row_segments[row(r)], *segments = a.key_segments + b * a.K + first_key;
-#pragma omp simd reduction(+ : differing)
+#pragma omp simd reduction(+ : d_segment)
         for (int j = 0; j < k; j++) {
-            d[j] = weights[j] * d[j] - p[j] * total;
-            differing += segments[j] != segment ? d[j] : T(0);
+            d[j] = weights[j] * d[j] - p[j] * delta;
+            d_segment += segments[j] != segment ? d[j] : T(0);
         }
-        of_step[r] = differing;
+        segment_score[r] = d_segment;
         if (!a.pos_key) return;
-        T* moved = &by_distance[int64_t(r) * w];
-        const int begin = shift(r);
-        std::fill(moved, moved + begin, T(0));
-        std::copy(d, d + k, moved + begin);
-        std::fill(moved + begin + k, moved + w, T(0));
+        T* by_distance = &pos_score[int64_t(r) * m];
+        const int start = shift(r);
+        std::fill(by_distance, by_distance + start, T(0));
+        std::copy(d, d + k, by_distance + start);
+        std::fill(by_distance + start + k, by_distance + m, T(0));
     }
 
-    // The gradient of a row's query, and what it adds to those of biases and step.
-    void of_query(int r, int64_t mine) {
-        const T *query = rows(a.query) + int64_t(r) * step, *c = &d_content[r * E], *p = &d_place[r * E];
-        const T *step_key = of_head(a.segment_diff), *r_s_bias = of_head(a.r_s_bias), scale = a.scale, differing = of_step[r];
-        T* d = rows(a.d_query) + int64_t(r) * step;
+    // Gradient of a row's query, and its contributions to those of the biases and of segment_diff.
+    void backward_query(int r, int64_t bias_offset) {
+        const T *query = rows(a.query) + int64_t(r) * stride, *c = &d_content_query[r * E], *p = &d_pos_query[r * E];
+        const T *segment_diff = of_head(a.segment_diff), *r_s_bias = of_head(a.r_s_bias), scale = a.scale, d_segment = segment_score[r];
+        T* d = rows(a.d_query) + int64_t(r) * stride;
         for (int e = 0; e < E; e++) d[e] = c[e] * scale;
         if (a.r_w_bias)
-            for (int e = 0; e < E; e++) a.d_r_w_bias[mine + e] += c[e] * scale;
+            for (int e = 0; e < E; e++) a.d_r_w_bias[bias_offset + e] += c[e] * scale;
         if (a.pos_key)
             for (int e = 0; e < E; e++) d[e] += p[e] * scale;
         if (a.r_r_bias)
-            for (int e = 0; e < E; e++) a.d_r_r_bias[mine + e] += p[e] * scale;
-        if (!step_key) return;
+            for (int e = 0; e < E; e++) a.d_r_r_bias[bias_offset + e] += p[e] * scale;
+        if (!segment_diff) return;
         for (int e = 0; e < E; e++) {
-            d[e] += differing * step_key[e] * scale;
-            a.d_segment_diff[mine + e] += differing * (query[e] + (r_s_bias ? r_s_bias[e] : 0)) * scale;
-            if (r_s_bias) a.d_r_s_bias[mine + e] += differing * step_key[e] * scale;
+            d[e] += d_segment * segment_diff[e] * scale;
+            a.d_segment_diff[bias_offset + e] += d_segment * (query[e] + (r_s_bias ? r_s_bias[e] : 0)) * scale;
+            if (r_s_bias) a.d_r_s_bias[bias_offset + e] += d_segment * segment_diff[e] * scale;
         }
     }
 
-    void of_offsets() {
-        T* sums = a.d_pos_offset + (b * a.H + h) * a.R + low;
+    void backward_pos_offset() {
+        T* sums = a.d_pos_offset + (b * a.H + h) * a.R + first_distance;
         for (int r = 0; r < n; r++)
-            for (int j = 0; j < w; j++) sums[j] += by_distance[int64_t(r) * w + j] * T(a.scale);
+            for (int j = 0; j < m; j++) sums[j] += pos_score[int64_t(r) * m + j] * T(a.scale);
     }
 };
 
-template <class T, class Do>
-void each_head(const Attention<T>& a, Do compute) {
-#pragma omp parallel num_threads(a.threads)
+template <class T, class Function>
+void for_each_head(const AttentionArgs<T>& a, Function compute) {
+#pragma omp parallel num_threads(a.n_threads)
     {
-        Head<T> head(a);
+        HeadKernel<T> kernel(a);
 #pragma omp for schedule(dynamic)
-        for (int64_t i = 0; i < a.B * a.H; i++) compute(head, int(i / a.H), int(i % a.H));
+        for (int64_t i = 0; i < a.B * a.H; i++) compute(kernel, int(i / a.H), int(i % a.H));
     }
 }
 
-const int64_t PIECE = 4096;  // elements for which a thread is sent
+const int64_t CHUNK = 4096;  // elements that a thread computes at a time
 
-template <class Do>
-void each_piece(int64_t n, int64_t threads, Do compute) {
-    const int64_t pieces = (n + PIECE - 1) / PIECE;
-#pragma omp parallel for num_threads(std::min(threads, pieces / 8 + 1))
-    for (int64_t i = 0; i < pieces; i++) compute(i, i * PIECE, std::min(n, (i + 1) * PIECE));
+template <class Function>
+void for_each_chunk(int64_t n, int64_t n_threads, Function compute) {
+    const int64_t chunks = (n + CHUNK - 1) / CHUNK;
+#pragma omp parallel for num_threads(std::min(n_threads, chunks / 8 + 1))
+    for (int64_t i = 0; i < chunks; i++) compute(i, i * CHUNK, std::min(n, (i + 1) * CHUNK));
 }
 
 const double LINEAR = 1.5957691216057308, CUBIC = 0.044715 * LINEAR;  // 2 sqrt(2 / pi)
 
 template <class T>
-inline T sigmoid_of_gelu(T x) {
+inline T gelu_sigmoid(T x) {
     return 1 / (1 + exponential(-x * (T(LINEAR) + T(CUBIC) * x * x)));
 }
 
 template <class T>
-void gelu(int64_t n, int64_t threads, const T* x, T* y) {
-    each_piece(n, threads, [=](int64_t, int64_t from, int64_t to) {
+void gelu(int64_t n, int64_t n_threads, const T* x, T* y) {
+    for_each_chunk(n, n_threads, [=](int64_t, int64_t start, int64_t end) {
 #pragma omp simd
-        for (int64_t i = from; i < to; i++) y[i] = x[i] * sigmoid_of_gelu(x[i]);
+        for (int64_t i = start; i < end; i++) y[i] = x[i] * gelu_sigmoid(x[i]);
     });
 }
 
 template <class T>
-void gelu_backward(int64_t n, int64_t threads, const T* x, const T* grad, T* d) {
-    each_piece(n, threads, [=](int64_t, int64_t from, int64_t to) {
+void gelu_backward(int64_t n, int64_t n_threads, const T* x, const T* d_y, T* d_x) {
+    for_each_chunk(n, n_threads, [=](int64_t, int64_t start, int64_t end) {
 #pragma omp simd
-        for (int64_t i = from; i < to; i++) {
-            const T s = sigmoid_of_gelu(x[i]);
-            d[i] = grad[i] * (s + s * (1 - s) * x[i] * (T(LINEAR) + 3 * T(CUBIC) * x[i] * x[i]));
+        for (int64_t i = start; i < end; i++) {
+            const T s = gelu_sigmoid(x[i]);
+            d_x[i] = d_y[i] * (s + s * (1 - s) * x[i] * (T(LINEAR) + 3 * T(CUBIC) * x[i] * x[i]));
         }
     });
 }
 
 template <class T>
-void dropout(int64_t n, int64_t threads, const T* x, int64_t seed, int64_t taken, double grown, T* y) {
-    each_piece(n, threads, [=](int64_t piece, int64_t from, int64_t to) {
-        drop(Row(seed, piece), uint32_t(taken), T(grown), int(to - from), x + from, y + from);
+void dropout(int64_t n, int64_t n_threads, const T* x, int64_t seed, int64_t drop_threshold, double scale, T* y) {
+    for_each_chunk(n, n_threads, [=](int64_t chunk, int64_t start, int64_t end) {
+        apply_dropout(RandomStream(seed, chunk), uint32_t(drop_threshold), T(scale), int(end - start), x + start, y + start);
     });
 }
 
 template <class T>
-bool sees(const Attention<T>& a, int64_t b, int64_t r, int64_t j) {
-    const int64_t own = a.positions[b * a.N + r] + a.K - a.n_tokens;
-    const bool seen = a.key_rank[b * a.K + j] < a.query_rank[b * a.N + r] || (r < a.n_self_visible && j == own);
-    return seen && (a.reach < 0 || own - j <= a.reach);
+bool is_visible(const AttentionArgs<T>& a, int64_t b, int64_t row, int64_t key) {
+    const int64_t self = a.positions[b * a.N + row] + a.K - a.n_tokens;
+    const bool visible = a.key_rank[b * a.K + key] < a.query_rank[b * a.N + row] || (row < a.n_self_visible && key == self);
+    return visible && (a.max_distance < 0 || self - key <= a.max_distance);
 }
 
-// Between which keys are all that the rows of each block see, one at least, and which distances that takes.
+// For each block of rows: the range of keys from the first to the last that any row sees, at least one, and their distances.
 template <class T>
-void plan(const Attention<T>& a) {
+void schedule_blocks(const AttentionArgs<T>& a) {
     for (int64_t b = 0; b < a.B; b++)
         for (int64_t i = 0; i < a.n_blocks; i++) {
-            int64_t from = a.K - 1, to = 0;
-            int32_t least = a.positions[b * a.N + a.begins[i]], most = least;
-            for (int64_t r = a.begins[i]; r < a.begins[i + 1]; r++) {
-                least = std::min(least, a.positions[b * a.N + r]), most = std::max(most, a.positions[b * a.N + r]);
-                for (int64_t j = 0; j < from; j++)
-                    if (sees(a, b, r, j)) from = j;
-                for (int64_t j = a.K - 1; j >= to; j--)
-                    if (sees(a, b, r, j)) to = j + 1;
+            int64_t start = a.K - 1, end = 0;
+            int32_t min_position = a.positions[b * a.N + a.block_start[i]], max_position = min_position;
+            for (int64_t r = a.block_start[i]; r < a.block_start[i + 1]; r++) {
+                min_position = std::min(min_position, a.positions[b * a.N + r]);
+                max_position = std::max(max_position, a.positions[b * a.N + r]);
+                for (int64_t j = 0; j < start; j++)
+                    if (is_visible(a, b, r, j)) start = j;
+                for (int64_t j = a.K - 1; j >= end; j--)
+                    if (is_visible(a, b, r, j)) end = j + 1;
             }
-            const int64_t at = b * a.n_blocks + i, needed = most - least + std::max<int64_t>(to - from, 1);
-            a.first_key[at] = from;
-            a.n_keys[at] = std::max<int64_t>(to - from, 1);
-            a.width[at] = std::min(a.R, (needed + 7) / 8 * 8);  // rows of whole vectors, whose products are faster
-            a.low[at] = std::min<int64_t>(a.n_tokens - most + from, a.R - a.width[at]);
+            const int64_t index = b * a.n_blocks + i, needed = max_position - min_position + std::max<int64_t>(end - start, 1);
+            a.first_key[index] = start;
+            a.n_keys[index] = std::max<int64_t>(end - start, 1);
+            a.n_distances[index] = std::min(a.R, (needed + 7) / 8 * 8);  // products of whole vectors are faster
+            a.first_distance[index] = std::min<int64_t>(a.n_tokens - max_position + start, a.R - a.n_distances[index]);
         }
 }
 
@@ -397,25 +407,25 @@ void plan(const Attention<T>& a) {
 
 extern "C" {
 
-void use_products(void* of_floats, void* of_doubles) {
-    gemm<float> = reinterpret_cast<Gemm<float>>(of_floats);
-    gemm<double> = reinterpret_cast<Gemm<double>>(of_doubles);
+void set_gemm(void* sgemm, void* dgemm) {
+    gemm<float> = reinterpret_cast<Gemm<float>>(sgemm);
+    gemm<double> = reinterpret_cast<Gemm<double>>(dgemm);
 }
 
-#define OF_TYPE(T, NAME)                                                                                                                        \
-    void plan_##NAME(const Attention<T>* a) { plan(*a); }                                                                                       \
-    void attend_##NAME(const Attention<T>* a) {                                                                                                 \
-        each_head(*a, [](Head<T>& head, int window, int h) { head.forward(window, h); });                                                       \
+#define EXPORT_FOR_DTYPE(T, DTYPE)                                                                                                              \
+    void schedule_blocks_##DTYPE(const AttentionArgs<T>* a) { schedule_blocks(*a); }                                                            \
+    void attention_forward_##DTYPE(const AttentionArgs<T>* a) {                                                                                 \
+        for_each_head(*a, [](HeadKernel<T>& kernel, int batch, int head) { kernel.forward(batch, head); });                                     \
     }                                                                                                                                           \
-    void attend_backward_##NAME(const Attention<T>* a) {                                                                                        \
-        each_head(*a, [](Head<T>& head, int window, int h) { head.backward(window, h); });                                                      \
+    void attention_backward_##DTYPE(const AttentionArgs<T>* a) {                                                                                \
+        for_each_head(*a, [](HeadKernel<T>& kernel, int batch, int head) { kernel.backward(batch, head); });                                    \
     }                                                                                                                                           \
-    void gelu_##NAME(int64_t n, int64_t threads, const T* x, T* y) { gelu(n, threads, x, y); }                                                  \
-    void gelu_backward_##NAME(int64_t n, int64_t threads, const T* x, const T* grad, T* d) { gelu_backward(n, threads, x, grad, d); }           \
-    void dropout_##NAME(int64_t n, int64_t threads, const T* x, int64_t seed, int64_t taken, double grown, T* y) {                              \
-        dropout(n, threads, x, seed, taken, grown, y);                                                                                          \
+    void gelu_##DTYPE(int64_t n, int64_t n_threads, const T* x, T* y) { gelu(n, n_threads, x, y); }                                             \
+    void gelu_backward_##DTYPE(int64_t n, int64_t n_threads, const T* x, const T* d_y, T* d_x) { gelu_backward(n, n_threads, x, d_y, d_x); }    \
+    void dropout_##DTYPE(int64_t n, int64_t n_threads, const T* x, int64_t seed, int64_t drop_threshold, double scale, T* y) {                  \
+        dropout(n, n_threads, x, seed, drop_threshold, scale, y);                                                                               \
     }
 
-OF_TYPE(float, float32)
-OF_TYPE(double, float64)
+EXPORT_FOR_DTYPE(float, float32)
+EXPORT_FOR_DTYPE(double, float64)
 }

@@ -1,119 +1,197 @@
-"""One layer's attention on random data: to compare backends by, and how far two of them are apart."""
+"""Operations of one layer on random data, to compare implementations.
+
+The operations are relative attention and the fused operations between matrix products: add-norm and GELU-dropout.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from xlpre.model.attention_mask import AttentionMeta
+from xlpre.model.kernels.base import AttentionBackend
 from xlpre.model.score_terms import ScoreTerms
 
-if TYPE_CHECKING:
-    from xlpre.model.kernels.backend import Backend
+NORM_EPS = 1e-12  # of the published models
 
 
 @dataclass(frozen=True)
-class Case:
-    """Something of a layer, ready to be computed.
+class Case(ABC):
+    """One implementation of an operation with its input.
 
     Attributes:
-        tensors: what it is made of, by name.
+        tensors: inputs by name.
     """
 
     tensors: dict[str, Tensor]
 
+    @abstractmethod
     def output(self, dropout: float = 0.0) -> Tensor:
-        """What it computes."""
-        raise NotImplementedError
+        """Compute the forward pass."""
 
-    def differentiate(self, output: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
-        """Gradients of all tensors, from those of the output."""
-        return torch.autograd.grad(output, list(self.tensors.values()), weights.to(output.dtype))
+    def gradients(self, output: Tensor, d_output: Tensor) -> tuple[Tensor, ...]:
+        """Compute the gradients of all tensors from that of the output."""
+        return torch.autograd.grad(output, list(self.tensors.values()), d_output.to(output.dtype))
 
-    def all(self, weights: Tensor, dropout: float = 0.0) -> dict[str, Tensor]:
-        """The output and every gradient, by name; dropout draws the same each time."""
+    def run(self, d_output: Tensor, dropout: float = 0.0) -> dict[str, Tensor]:
+        """Return the output, `out`, and all gradients by name. Dropout uses the same seed in each call."""
         torch.manual_seed(0)
         output = self.output(dropout)
-        return {"out": output.detach(), **dict(zip(self.tensors, self.differentiate(output, weights), strict=True))}
+        return {"out": output.detach(), **dict(zip(self.tensors, self.gradients(output, d_output), strict=True))}
 
 
 @dataclass(frozen=True)
 class AttentionCase(Case):
-    """A layer's attention, of what scores are made of, `key` and `value`.
+    """Attention of one layer: score terms, `key` and `value`.
 
     Attributes:
-        backend: that computes it.
-        geometry: of its rows, prepared by it.
+        backend: backend, prepared for the rows.
     """
 
-    backend: Backend
-    attn_meta: AttentionMeta
+    backend: AttentionBackend
 
     def output(self, dropout: float = 0.0) -> Tensor:
-        """(B, N, H, E)."""
-        parts = {name: x for name, x in self.tensors.items() if name not in ("key", "value")}
-        scores = ScoreTerms(scale=self.tensors["key"].size(3) ** -0.5, **parts)
-        return self.backend.attend(scores, self.tensors["key"], self.tensors["value"], self.attn_meta, dropout)
+        """Compute (B, N, H, E)."""
+        terms = {name: x for name, x in self.tensors.items() if name not in ("key", "value")}
+        key, value = self.tensors["key"], self.tensors["value"]
+        return self.backend.attend(ScoreTerms(scale=key.size(3) ** -0.5, **terms), key, value, dropout)
+
+
+@dataclass(frozen=True)
+class FusedCase(Case):
+    """One of the FUSED_OPS.
+
+    Attributes:
+        function: implementation. It takes the tensors in order, then the dropout probability.
+    """
+
+    function: Callable[..., Tensor]
+
+    def output(self, dropout: float = 0.0) -> Tensor:
+        """Compute (N, width)."""
+        return self.function(*self.tensors.values(), dropout)
 
 
 def attention_case(
-    backend: Backend, attn_meta: AttentionMeta, tensors: dict[str, Tensor], dtype: torch.dtype | None = None
+    backend: type[AttentionBackend],
+    attn_meta: AttentionMeta,
+    tensors: dict[str, Tensor],
+    dtype: torch.dtype | None = None,
 ) -> AttentionCase:
-    """With a backend, in another precision if that is given."""
-    cast = clone_leaves(tensors, dtype)
-    return AttentionCase(cast, backend, replace(attn_meta, prepared=backend.prepare(attn_meta, cast["key"])))
+    """Build a case for a backend, with copies of the tensors in `dtype` (default: their own)."""
+    copies = clone_leaves(tensors, dtype)
+    return AttentionCase(copies, backend.prepare(attn_meta, copies["key"].dtype))
+
+
+def random_attention_meta(
+    rows: int, window: int, memory: int, targets: int, device: str | torch.device
+) -> AttentionMeta:
+    """Draw the metadata of both streams of a window.
+
+    Each half of the window has a random factorization order. The first half is the reused one.
+
+    Args:
+        rows: B.
+        window: T.
+        memory: M.
+        targets: P.
+        device: device of the tensors.
+    """
+    half, n_keys = window // 2, memory + window
+    order = torch.cat([torch.rand(rows, half).argsort(1), half + torch.rand(rows, half).argsort(1)], 1)
+    target_positions = torch.rand(rows, window).argsort(1)[:, :targets].sort(1)[0]
+    positions = torch.cat([torch.arange(window).expand(rows, -1), target_positions], 1)
+    query_rank = order.gather(1, positions)
+    key_rank = torch.cat([torch.full((rows, memory), -1), order], 1)
+    segments = (torch.arange(window) > window * 2 // 3).long().expand(rows, -1)
+    return AttentionMeta(
+        query_rank=query_rank.int().to(device),
+        key_rank=key_rank.int().to(device),
+        row_segments=segments.gather(1, positions).to(device),
+        key_segments=F.pad(segments, (memory, 0)).to(device),
+        positions=positions.to(device),
+        n_content=window,
+        n_self_visible=window,
+        max_distance=None,
+        direction=(torch.arange(rows) % 2).to(device),
+        pos_encoding=torch.zeros(2, n_keys + window, 1).to(device),
+    )
+
+
+def random_attention_tensors(
+    attn_meta: AttentionMeta, n_head: int, head_width: int, dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """Draw score terms, keys and values from a standard normal distribution."""
+    (B, N), H, E = attn_meta.query_rank.shape, n_head, head_width
+    shapes: dict[str, tuple[int, ...]] = {"query": (B, N, H, E), "pos_key": (2, attn_meta.n_distances, H, E)}
+    shapes |= dict.fromkeys(("r_w_bias", "r_r_bias", "r_s_bias", "segment_diff"), (H, E))
+    shapes |= dict.fromkeys(("key", "value"), (B, attn_meta.n_keys, H, E))
+    return _random_leaves(shapes, dtype, attn_meta.query_rank.device)
+
+
+def add_norm(x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, dropout: float) -> Tensor:
+    """Compute norm(x + dropout(branch)) by torch's operators."""
+    return F.layer_norm(x + F.dropout(branch, dropout), weight.shape, weight, bias, NORM_EPS)
+
+
+def gelu_dropout(x: Tensor, dropout: float) -> Tensor:
+    """Compute dropout(gelu(x)) by torch's operators."""
+    return F.dropout(F.gelu(x, approximate="tanh"), dropout)
+
+
+FUSED_OPS: dict[str, Callable[..., Tensor]] = {"add_norm": add_norm, "gelu_dropout": gelu_dropout}
+
+
+def fused_kernel(op: str) -> Callable[..., Tensor]:
+    """Return the fused Triton kernel of one of the FUSED_OPS, with the same arguments."""
+    from xlpre.model.kernels.triton import fused_ops
+
+    def add_norm(x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, dropout: float) -> Tensor:
+        return fused_ops.add_norm(x, branch, weight, bias, NORM_EPS, dropout)
+
+    kernels: dict[str, Callable[..., Tensor]] = {"add_norm": add_norm, "gelu_dropout": fused_ops.gelu_dropout}
+    return kernels[op]
+
+
+def exact_fused_case(op: str, tensors: dict[str, Tensor]) -> FusedCase:
+    """Build the case of an operation by torch's operators, in twice the precision of `tensors`."""
+    (dtype,) = {x.dtype for x in tensors.values()}
+    return FusedCase(clone_leaves(tensors, higher_precision(dtype)), FUSED_OPS[op])
+
+
+def random_fused_tensors(
+    op: str, n_rows: int, width: int, dtype: torch.dtype, device: str | torch.device
+) -> dict[str, Tensor]:
+    """Draw the input of one of the FUSED_OPS: `n_rows` rows of `width`, or of 4 x `width` for GELU-dropout."""
+    shapes: dict[str, dict[str, tuple[int, ...]]] = {
+        "add_norm": {"x": (n_rows, width), "branch": (n_rows, width), "weight": (width,), "bias": (width,)},
+        "gelu_dropout": {"x": (n_rows, 4 * width)},
+    }
+    return _random_leaves(shapes[op], dtype, device)
 
 
 def clone_leaves(tensors: dict[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-    """Copies that gradients end at, in another precision if that is given."""
-    return {key: x.detach().to(dtype or x.dtype).requires_grad_() for key, x in tensors.items()}
+    """Copy tensors as leaves that require a gradient, in `dtype` (default: their own)."""
+    return {name: x.detach().to(dtype or x.dtype).requires_grad_() for name, x in tensors.items()}
 
 
 def higher_precision(dtype: torch.dtype) -> torch.dtype:
-    """In which `reference` is exact beside `dtype`."""
+    """Return the dtype in which a reference for `dtype` is computed."""
     return torch.float64 if dtype == torch.float32 else torch.float32
 
 
-def apart(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
-    """The norm of the difference over the norm, of each."""
-    ratio = {name: (found[name].to(x.dtype) - x).norm() / x.norm() for name, x in expected.items()}
-    return {name: float(f"{x.item():.2g}") for name, x in ratio.items()}
+def relative_error(result: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
+    """Return the norm of the difference over the norm, for each tensor, to two digits."""
+    error = {name: (result[name].to(x.dtype) - x).norm() / x.norm() for name, x in expected.items()}
+    return {name: float(f"{x.item():.2g}") for name, x in error.items()}
 
 
-def geometry_of(rows: int, window: int, memory: int, targets: int, device: str | torch.device) -> AttentionMeta:
-    """Content rows and targets of random factorization orders, one for each half of the window, the first of which is reused."""
-    half, keys = window // 2, memory + window
-    order = torch.cat([torch.rand(rows, half).argsort(1), half + torch.rand(rows, half).argsort(1)], 1)
-    places = torch.rand(rows, window).argsort(1)[:, :targets].sort(1)[0]
-    both = torch.cat([torch.arange(window).expand(rows, -1), places], 1)
-    ranks = order.gather(1, both)
-    seen = torch.cat([torch.full((rows, memory), -1), order], 1)
-    segments = (torch.arange(window) > window * 2 // 3).long().expand(rows, -1)
-    distances = torch.zeros(2, keys + window, 1)
-    direction = torch.arange(rows) % 2
-    facts = (
-        ranks.int(),
-        seen.int(),
-        segments.gather(1, both),
-        F.pad(segments, (memory, 0)),
-        both,
-        direction,
-        distances,
-    )
-    of_rows, of_keys, row_segments, key_segments, both, direction, distances = (x.to(device) for x in facts)
-    return AttentionMeta(of_rows, of_keys, row_segments, key_segments, both, window, window, None, direction, distances)
-
-
-def tensors_of(attn_meta: AttentionMeta, heads: int, width: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """What scores are made of, keys and values, by name."""
-    (B, N), device = attn_meta.query_rank.shape, attn_meta.query_rank.device
-    of_heads, of_keys = (heads, width), (B, attn_meta.n_keys, heads, width)
-    shapes: dict[str, tuple[int, ...]] = {"query": (B, N, *of_heads)}
-    shapes |= {"pos_key": (2, attn_meta.n_distances, *of_heads)}
-    shapes |= dict.fromkeys(("r_w_bias", "r_r_bias", "r_s_bias", "segment_diff"), of_heads)
-    shapes |= dict.fromkeys(("key", "value"), of_keys)
+def _random_leaves(
+    shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, device: str | torch.device
+) -> dict[str, Tensor]:
     return {name: torch.randn(shape, device=device).to(dtype).requires_grad_() for name, shape in shapes.items()}

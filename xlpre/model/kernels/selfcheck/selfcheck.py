@@ -1,12 +1,17 @@
-"""Whether `auto` takes kernels/triton.py and between.py on a GPU: tried there, by a process of its own, before they are trusted.
+"""Self-check of the GPU kernels: decides if `model.attention_backend=auto` uses kernels/triton on a GPU.
 
-python -m xlpre.model.kernels.selfcheck.selfcheck cuda:0 bfloat16 64      (a device, a type, the width of a head)
+python -m xlpre.model.kernels.selfcheck.selfcheck cuda:0 bfloat16 64      (device, dtype, head width)
 
-On a GPU that nobody had at hand a kernel may be wrong, slow, hang, or break the context of the process that calls it. So before the
-first step there its output and gradients are compared with those of `reference` in twice the precision, for both streams of a layer of
-random data, and it is timed beside `sdpa`; what stands between products (kernels/between.py), which the same answer decides about, is
-compared with torch's operators. What that finds is a file in the cache folder, one for each kind of GPU, type, width, and version of
-kernels, torch and Triton; where it finds nothing, for lack of memory or time, it is tried again at the next start.
+On a GPU that the kernels were never tested on, they may be wrong or slow, may hang, or may corrupt the CUDA context of their process. So
+a separate process tests them before the first step:
+
+- Output and gradients of attention match those of `reference` in twice the precision, on random data of both streams.
+- The fused operations (kernels/triton/fused_ops.py) match torch's operators.
+- With dropout, two runs give the same finite bits.
+- Attention is not slower than `sdpa`.
+
+The result is stored in the cache folder, one file for each GPU model, dtype, head width, and version of kernels, torch and Triton. If the
+check ends without a result, for lack of memory or time, it runs again at the next start.
 """
 
 from __future__ import annotations
@@ -30,139 +35,182 @@ from torch import Tensor
 from torch.utils.benchmark import Timer
 
 from xlpre.common.files import atomic_write, cache_dir
-from xlpre.model.kernels.reference import Reference
-from xlpre.model.kernels.sdpa import Sdpa
+from xlpre.model.kernels.reference import ReferenceBackend
+from xlpre.model.kernels.sdpa import SdpaBackend
 from xlpre.model.kernels.selfcheck.fixtures import (
+    FUSED_OPS,
     AttentionCase,
     Case,
-    apart,
+    FusedCase,
     attention_case,
-    geometry_of,
+    exact_fused_case,
+    fused_kernel,
     higher_precision,
-    tensors_of,
+    random_attention_meta,
+    random_attention_tensors,
+    random_fused_tensors,
+    relative_error,
 )
-from xlpre.model.kernels.selfcheck.fused_fixtures import WORKS, FusedCase, exact_of, kernel_of, tensors_between
-from xlpre.model.kernels.triton.tiles import computes
+from xlpre.model.kernels.triton.tiles import is_supported
 
-# a norm of a difference over the norm: 16-bit numbers whose products are summed in fp32 are off by several of their last places
+# Largest relative error. Products in 16 bits with sums in fp32 are off by a few units in the last place.
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 1e-4}
 DROPOUT = 0.1
-PATIENCE = 300.0  # seconds
+TIMEOUT_SECONDS = 300.0
 TIMED_SECONDS = 1.0
 SHAPE = {"rows": 4, "window": 512, "memory": 384, "targets": 85}  # of the published presets
-HEADS = 8
-WIDTHS = (768, 1536)  # of rows between products: one for each way in which between.py cuts them, no power of two
-ROWS = 32  # in place of so few, where it is timed: enough that a GPU computes for longer than kernels take to start
+N_HEAD = 8
+FUSED_WIDTHS = (768, 1536)  # one for each value of PREFETCH in add-norm, neither a power of two
+TIMED_ROWS = 32  # batch rows for timing: enough that the GPU, not the launches, sets the time
 
 
-def passes_selfcheck(device: torch.device, dtype: torch.dtype, width: int) -> bool:
-    """Whether the kernels were found right there, and attention's no slower than `sdpa`; tried if need be, which is said."""
-    return _possible(device, dtype, width) and _verdict(device, dtype, width)
+def passes_selfcheck(device: torch.device, dtype: torch.dtype, head_width: int) -> bool:
+    """Return True if the GPU kernels are correct and fast on a device. Runs the self-check if there is no stored result.
+
+    Args:
+        device: device of the model.
+        dtype: dtype of queries, keys and values.
+        head_width: E.
+    """
+    return _can_run(device, dtype, head_width) and _passed(device, dtype, head_width)
 
 
-# as by torch.compiler.assume_constant_result, which would import the compiler: it takes the answer, and does not look how it was found
+# torch.compile takes the result as a constant, instead of tracing a subprocess. The decorator for this is
+# torch.compiler.assume_constant_result, which would import the compiler; that takes seconds.
 passes_selfcheck._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def _possible(device: torch.device, dtype: torch.dtype, width: int) -> bool:
+def _can_run(device: torch.device, dtype: torch.dtype, head_width: int) -> bool:
     if device.type != "cuda" or torch.version.cuda is None or not torch.cuda.is_available():
         return False
-    written_for = computes(width, dtype) and torch.cuda.get_device_capability(device) >= (8, 0)
-    return written_for and find_spec("triton") is not None
+    supported = is_supported(head_width, dtype) and torch.cuda.get_device_capability(device) >= (8, 0)
+    return supported and find_spec("triton") is not None
 
 
 @functools.cache
-def _verdict(device: torch.device, dtype: torch.dtype, width: int) -> bool:
+def _passed(device: torch.device, dtype: torch.dtype, head_width: int) -> bool:
+    """Return the stored result. If there is none, run the self-check and store what it finds."""
     kernels = b"".join(path.read_bytes() for path in sorted(Path(__file__).parents[1].rglob("*.py")))
-    about = (torch.cuda.get_device_name(device), str(dtype), width, torch.__version__, version("triton"), kernels)
-    name = f"trial-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}.json"
+    gpu = torch.cuda.get_device_name(device)
+    key = (gpu, str(dtype), head_width, torch.__version__, version("triton"), kernels)
+    name = f"selfcheck-{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}.json"
     try:
-        found = json.loads((cache_dir() / name).read_text("utf-8"))
+        result = json.loads((cache_dir() / name).read_text("utf-8"))
     except (OSError, RuntimeError, ValueError):
-        _say("trying the GPU kernels of attention on this machine, once; that takes a minute or so")
-        found = tried(str(device), dtype, width)
-        if "off_by" in found:
+        _log("checking the GPU kernels on this machine, once; this takes about a minute")
+        result = run_selfcheck(str(device), dtype, head_width)
+        if "errors" in result:
             with suppress(OSError, RuntimeError), atomic_write(cache_dir() / name) as partial:
-                partial.write_text(json.dumps(found, indent=1), encoding="utf-8")
-    if not found["taken"]:
-        again = f"without {name} in ~/.cache/xlpre" if "off_by" in found else "at the next start"
-        _say(f"attention takes torch's, not the GPU kernels of this project: {found['why']} (tried again {again})")
-    return bool(found["taken"])
-
-
-def _say(what: str) -> None:
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        logging.getLogger(__name__).warning("note: %s", what)
-
-
-def tried(device: str, dtype: torch.dtype, width: int, patience: float = PATIENCE) -> dict[str, Any]:
-    """The verdict of a process of its own, for so many seconds at most: `taken`, if not, `why`; and what it found, if it came so far."""
-    name = str(dtype).removeprefix("torch.")
-    command = [sys.executable, "-m", __name__, device, name, str(width)]
-    root = str(Path(__file__).parents[4])
-    paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=patience, env={**os.environ, "PYTHONPATH": paths}
+                partial.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    if not result["passed"]:
+        again = f"when {name} is deleted from ~/.cache/xlpre" if "errors" in result else "at the next start"
+        _log(
+            f"attention uses torch's operators instead of the GPU kernels of this project: {result['reason']} "
+            f"(the check runs again {again})"
         )
-    except subprocess.TimeoutExpired:
-        return {"taken": False, "why": f"they were not done after {patience:.0f} seconds"}
+    return bool(result["passed"])
+
+
+def _log(message: str) -> None:
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        logging.getLogger(__name__).warning("note: %s", message)
+
+
+def run_selfcheck(device: str, dtype: torch.dtype, head_width: int, timeout: float = TIMEOUT_SECONDS) -> dict[str, Any]:
+    """Check the kernels in a separate process.
+
+    Args:
+        device: device, as torch.device takes it.
+        dtype: dtype of queries, keys and values.
+        head_width: E.
+        timeout: seconds after which the process is killed.
+
+    Returns:
+        The result of `check_kernels`. If the process fails or times out, it has `passed` and `reason` only.
+    """
+    command = [sys.executable, "-m", __name__, device, str(dtype).removeprefix("torch."), str(head_width)]
+    root = str(Path(__file__).parents[4])
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))}
     try:
-        return dict(json.loads(done.stdout.splitlines()[-1]))
+        process = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=env)
+    except subprocess.TimeoutExpired:
+        return {"passed": False, "reason": f"they did not finish within {timeout:.0f} seconds"}
+    try:
+        return dict(json.loads(process.stdout.splitlines()[-1]))
     except (IndexError, TypeError, ValueError):
-        said = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
-        return {"taken": False, "why": f"they failed ({said[-1]})"}
+        lines = process.stderr.strip().splitlines() or [f"exit status {process.returncode}"]
+        return {"passed": False, "reason": f"they failed ({lines[-1]})"}
 
 
-def verdict(
-    device: torch.device, dtype: torch.dtype, width: int, shape: dict[str, int], heads: int, rows: int
+def check_kernels(
+    device: torch.device,
+    dtype: torch.dtype,
+    head_width: int,
+    shape: dict[str, int] = SHAPE,
+    n_head: int = N_HEAD,
+    timed_rows: int = TIMED_ROWS,
 ) -> dict[str, Any]:
-    """Try them, in this process; time them with so many `rows`."""
-    from xlpre.model.kernels.triton.attention import Triton
+    """Check the kernels in this process.
+
+    Args:
+        device: device to check.
+        dtype: dtype of queries, keys and values.
+        head_width: E.
+        shape: arguments of `random_attention_meta`.
+        n_head: H.
+        timed_rows: batch rows for timing.
+
+    Returns:
+        `passed`, `errors` (relative error of each output and gradient), `ms` (of a forward and a backward pass, by backend) and
+        `reason` (why the check failed).
+    """
+    from xlpre.model.kernels.triton.attention import TritonBackend
 
     torch.manual_seed(0)
-    attn_meta = geometry_of(**shape, device=device)
-    tensors = tensors_of(attn_meta, heads, width, dtype)
-    weights = torch.randn(*attn_meta.query_rank.shape, heads, width, device=device)
-    expected = attention_case(Reference(), attn_meta, tensors, higher_precision(dtype)).all(weights)
-    layer = attention_case(Triton(), attn_meta, tensors)
-    off_by, same = apart(layer.all(weights), expected), _same_twice(layer, weights)
-    for n_columns, work in product(WIDTHS, WORKS):
-        given = tensors_between(work, weights.size(0) * weights.size(1), n_columns, dtype, device)
-        kernel, outward = FusedCase(given, kernel_of(work)), torch.randn_like(next(iter(given.values())))
-        exact = exact_of(work, given).all(outward)
-        off_by |= {f"{work} {n_columns} {name}": x for name, x in apart(kernel.all(outward), exact).items()}
-        same &= _same_twice(kernel, outward)
-    found: dict[str, Any] = {"taken": False, "off_by": off_by}
-    if not all(x <= TOLERANCE[dtype] for x in off_by.values()):
-        return {**found, "why": f"their numbers are not those of reference ({off_by})"}
-    if not same:
-        return {**found, "why": "with dropout they do not give the same finite numbers twice"}
-    attn_meta = geometry_of(**{**shape, "rows": rows}, device=device)
-    tensors = tensors_of(attn_meta, heads, width, dtype)
-    weights = torch.randn(*attn_meta.query_rank.shape, heads, width, device=device)
-    layer, torchs = attention_case(Triton(), attn_meta, tensors), attention_case(Sdpa(), attn_meta, tensors)
-    found["ms"] = {"triton": _milliseconds(layer, weights), "sdpa": _milliseconds(torchs, weights)}
-    if found["ms"]["triton"] > found["ms"]["sdpa"]:
-        return {**found, "why": f"they are slower ({found['ms']})"}
-    return {**found, "taken": True}
+    attn_meta = random_attention_meta(**shape, device=device)
+    tensors = random_attention_tensors(attn_meta, n_head, head_width, dtype)
+    d_output = torch.randn(*attn_meta.query_rank.shape, n_head, head_width, device=device)
+    expected = attention_case(ReferenceBackend, attn_meta, tensors, higher_precision(dtype)).run(d_output)
+    case = attention_case(TritonBackend, attn_meta, tensors)
+    errors, reproducible = relative_error(case.run(d_output), expected), _is_reproducible(case, d_output)
+    for width, op in product(FUSED_WIDTHS, FUSED_OPS):
+        tensors = random_fused_tensors(op, attn_meta.query_rank.numel(), width, dtype, device)
+        kernel, d_fused = FusedCase(tensors, fused_kernel(op)), torch.randn_like(next(iter(tensors.values())))
+        expected = exact_fused_case(op, tensors).run(d_fused)
+        fused_errors = relative_error(kernel.run(d_fused), expected)
+        errors |= {f"{op} {width} {name}": x for name, x in fused_errors.items()}
+        reproducible &= _is_reproducible(kernel, d_fused)
+    result: dict[str, Any] = {"passed": False, "errors": errors}
+    if not all(x <= TOLERANCE[dtype] for x in errors.values()):
+        return {**result, "reason": f"their results differ from the reference (relative errors: {errors})"}
+    if not reproducible:
+        return {**result, "reason": "with dropout, two runs do not give the same finite bits"}
+    attn_meta = random_attention_meta(**{**shape, "rows": timed_rows}, device=device)
+    tensors = random_attention_tensors(attn_meta, n_head, head_width, dtype)
+    d_output = torch.randn(*attn_meta.query_rank.shape, n_head, head_width, device=device)
+    backends = {"triton": TritonBackend, "sdpa": SdpaBackend}
+    cases = {name: attention_case(backend, attn_meta, tensors) for name, backend in backends.items()}
+    result["ms"] = ms = {name: _median_ms(case, d_output) for name, case in cases.items()}
+    if ms["triton"] > ms["sdpa"]:
+        return {**result, "reason": f"they are slower (milliseconds: {ms})"}
+    return {**result, "passed": True}
 
 
-def _same_twice(ready: Case, weights: Tensor) -> bool:
-    """Whether two turns with dropout give the same finite bits."""
-    first, second = (ready.all(weights, DROPOUT) for _ in range(2))
+def _is_reproducible(case: Case, d_output: Tensor) -> bool:
+    """Return True if two runs with dropout give the same finite bits."""
+    first, second = (case.run(d_output, DROPOUT) for _ in range(2))
     return all(torch.equal(first[name], second[name]) and bool(first[name].isfinite().all()) for name in first)
 
 
-def _milliseconds(layer: AttentionCase, weights: Tensor) -> float:
-    """Of forward and backward with dropout, one after another without waiting for the device between them; the median of several."""
-    timer = Timer("layer.all(weights, DROPOUT)", globals={"layer": layer, "weights": weights, "DROPOUT": DROPOUT})
+def _median_ms(case: AttentionCase, d_output: Tensor) -> float:
+    """Return the median time of forward and backward pass with dropout. The device is synchronized after many of them."""
+    timer = Timer("case.run(d_output, DROPOUT)", globals={"case": case, "d_output": d_output, "DROPOUT": DROPOUT})
     timer.timeit(2)  # compiles
     return round(1e3 * timer.blocked_autorange(min_run_time=TIMED_SECONDS).median, 3)
 
 
 if __name__ == "__main__":
-    _device, _dtype, _width = torch.device(sys.argv[1]), getattr(torch, sys.argv[2]), int(sys.argv[3])
+    _device, _dtype, _head_width = torch.device(sys.argv[1]), getattr(torch, sys.argv[2]), int(sys.argv[3])
     if _device.index is not None:
-        torch.cuda.set_device(_device)  # Triton asks for no device, but takes the current one
-    print(json.dumps(verdict(_device, _dtype, _width, SHAPE, HEADS, ROWS)))
+        torch.cuda.set_device(_device)  # Triton launches on the current device
+    print(json.dumps(check_kernels(_device, _dtype, _head_width)))

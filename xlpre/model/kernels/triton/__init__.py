@@ -1,1 +1,1 @@
-"""triton."""
+"""GPU kernels in Triton: relative attention, add-norm and GELU-dropout."""

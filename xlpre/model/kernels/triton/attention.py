@@ -1,235 +1,271 @@
 """Attention on GPUs: a product that stores position scores under their keys, then a flash kernel; forward and backward.
 
-Scores of a row n against a key j are s = c.key[j] + bias[n, j] + step[n] * different[n, j], where bias[n, j] = p.pos_key[d] for d,
-their distance; c and p are the row's query with a bias each, and live only during a pass. `score_places` computes bias by distance and
-stores each number in the column of its key, for rows in their order and for rows at any place alike, so that the kernels that follow
-read whole tiles of it. `attend` then goes over tiles of keys, keeps the largest score m of each row and the sum of 2^(s - m) so far
-(Dao et al. 2022, FlashAttention), and no probability is ever in memory.
+The score of row n and key j is
 
-The backward pass has the row's log2 of that sum, L, so that P = 2^(s - L) can be computed again, tile by tile (s in units of log 2). Where
-dropout keeps a share of P, it divides what it keeps by that share: log2(share) is added to L, so that P is divided from the start, and
+    s = c.key[j] + bias[n, j] + segment_score[n] * differ[n, j]        bias[n, j] = p.pos_key[d], d: the distance of n and j
+
+c and p are the query of the row with the bias of each term. They exist only during a pass. The kernel `position_scores` computes the
+bias by distance and stores each number in the column of its key, for rows in any order. So the kernels after it read whole tiles.
+`attention_forward` iterates over tiles of keys. It keeps the maximum m of each row and the sum of 2^(s - m) so far (Dao et al. 2022,
+FlashAttention), so that no probability is stored in memory.
+
+The forward pass saves log2 of that sum, L. The backward pass computes P = 2^(s - L) again, tile by tile (s in units of log 2). Dropout
+scales the weights that it keeps by 1 / keep_prob. For this log2(keep_prob) is added to L, so that P is scaled from the start:
 
     o = P' value             P' = P where kept, else 0
-    d value = P'^T do        ds = P' * (do value^T) - P * delta         delta = share * sum(do * o)
-    d key = ds^T c           dc = ds key           d step = sum of ds where different
-    dp = ds' pos_key      d pos_key = ds'^T p          ds': ds moved back from keys to distances; dp is added to dc
+    d value = P'^T do        ds = P' * (do value^T) - P * delta         delta = keep_prob * sum(do * o)
+    d key = ds^T c           dc = ds key           d segment_score = sum of ds over keys of other segments
+    dp = ds' pos_key         d pos_key = ds'^T p   ds': ds reordered from keys to distances; dp is added to dc
 
-Sums over rows and sums over keys are taken by programs of their own, `differentiate_keys` and `differentiate_rows`: twice the scores, but
-nobody adds into another's result, so gradients are the same bits each time. The bias (B, H, N, K) lives only during a layer's forward
-pass and again, computed anew, during its backward pass, where ds is stored in its place; where it would be large, a panel of rows at a
-time (kernels/triton_panels.py).
+Sums over rows and sums over keys are computed by separate kernels, `backward_key_value` and `backward_query`. This computes the scores
+twice, but no program adds into the output of another, so that gradients are reproducible. The bias (B, H, N, K) exists only during the
+forward pass of a layer and again during its backward pass, where ds overwrites it. A large bias is computed in panels of rows
+(kernels/triton/panels.py).
 
-Dropout takes its seed from torch's generator. By seed, head, row and key alone a kernel of its own, `draw`, draws a bit for each
-probability, which the three kernels that need it read: to draw is more work than the rest of what they do. Like the bias
-the bits live only during a pass, and the backward pass draws them again.
+Dropout takes its seed from torch's generator. The kernel `draw_dropout_mask` draws one bit for each probability, as a function of seed,
+head, row and key. Three kernels read the mask, because drawing takes longer than the rest of their work. Like the bias, the mask exists
+only during a pass, and the backward pass draws it again.
 
-Forward and backward pass are an operator of torch each: torch.compile takes them as a node of its graph and fuses what is around them.
+Forward and backward pass are one torch operator each: torch.compile treats them as nodes of its graph and fuses the code around them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, get_type_hints
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from xlpre.model.attention_mask import AttentionMeta
-from xlpre.model.kernels.triton.launch import Given, Launch, new_seed
-from xlpre.model.kernels.triton.panels import cuts, joined, panels, together
-from xlpre.model.kernels.triton.tiles import GRANULE, WIDEST, computes
-from xlpre.model.score_terms import ScoreTerms
 from xlpre.batch import HIDDEN_RANK
+from xlpre.model.attention_mask import AttentionMeta
+from xlpre.model.kernels.base import AttentionBackend
+from xlpre.model.kernels.triton.launch import TENSORS, KernelArgs, KernelLauncher, new_seed
+from xlpre.model.kernels.triton.panels import concat, merge_gradients, split_panels, split_rows
+from xlpre.model.kernels.triton.tiles import MAX_HEAD_WIDTH, TILE_MULTIPLE, is_supported
+from xlpre.model.score_terms import ScoreTerms
 
-MOST_GROUPS = 2**16 - 1  # heads of batch rows that a grid has room for beside tiles
-SEEN_BYTES = 16  # that Geometry.visible and what is made of it take for a row and key, at the most
+MAX_GRID_Y = 2**16 - 1  # heads of all batch rows in a grid
+VISIBLE_BYTES = 16  # upper bound of the memory of AttentionMeta.visible and its temporaries, for a row and a key
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """Of a step.
+@dataclass(frozen=True, eq=False)
+class TritonBackend(AttentionBackend):
+    """Attention by Triton kernels.
 
     Attributes:
-        row_facts: (B, 6, N padded) int32: rank, column of the key of its own place or -1, column of its place, segment, and the
-            first and one after the last key that any row of its granule sees.
-        key_facts: (B, 4, K padded) int32: rank, segment, first and one after the last row that sees any key of its granule.
+        row_info: (B, 6, n_pitch) int32, where n_pitch is N padded to TILE_MULTIPLE. For each row: rank, index of the key at its own
+            position or -1 if it does not see that, index of the key at its position, segment, and start and end of the range of
+            keys that the rows of its tile multiple see.
+        key_info: (B, 4, k_pitch) int32, where k_pitch is K padded to TILE_MULTIPLE. For each key: rank, segment, and start and end
+            of the range of rows that see the keys of its tile multiple.
         direction: (B,) int32.
-        n_distances: R.
-        reach: see Geometry.
     """
 
-    row_facts: Tensor
-    key_facts: Tensor
+    row_info: Tensor
+    key_info: Tensor
     direction: Tensor
-    n_distances: int
-    reach: int | None
+    has_fused_ops: ClassVar[bool] = True
 
-
-class Triton:
-    """See the module."""
-
-    def prepare(self, attn_meta: AttentionMeta, like: Tensor) -> Prepared:
-        """Ranks, places and segments as integers; nothing of size N x K is kept, or made of more than some rows at a time."""
+    @classmethod
+    def prepare(cls, attn_meta: AttentionMeta, dtype: torch.dtype) -> TritonBackend:
+        """Pack ranks, positions and segments as integers, see AttentionBackend. The mask is computed in panels of rows."""
         N, K = attn_meta.query_rank.size(1), attn_meta.n_keys
-        column = attn_meta.positions + (K - attn_meta.n_tokens)
-        own = torch.where(torch.arange(N, device=column.device) < attn_meta.n_self_visible, column, -1)
-        keys_seen, seen_by = _hulls(attn_meta)
-        of_rows = (attn_meta.query_rank, own, column, attn_meta.row_segments, *keys_seen)
-        of_keys = (attn_meta.key_rank, attn_meta.key_segments, *seen_by)
-        row_facts, key_facts = torch.stack([x.int() for x in of_rows], 1), torch.stack([x.int() for x in of_keys], 1)
-        row_facts = torch.cat([row_facts, row_facts[:, :, -1:].expand(-1, -1, -N % GRANULE)], 2)
-        key_facts = F.pad(key_facts, (0, -K % GRANULE), value=HIDDEN_RANK)
-        return Prepared(
-            row_facts.contiguous(),
-            key_facts.contiguous(),
-            attn_meta.direction.int(),
-            attn_meta.n_distances,
-            attn_meta.max_distance,
-        )
+        position_key = attn_meta.self_key
+        sees_self = torch.arange(N, device=position_key.device) < attn_meta.n_self_visible
+        self_key = torch.where(sees_self, position_key, -1)
+        key_range, row_range = visible_ranges(attn_meta)
+        rows = (attn_meta.query_rank, self_key, position_key, attn_meta.row_segments, *key_range)
+        keys = (attn_meta.key_rank, attn_meta.key_segments, *row_range)
+        row_info, key_info = torch.stack([x.int() for x in rows], 1), torch.stack([x.int() for x in keys], 1)
+        row_info = torch.cat([row_info, row_info[:, :, -1:].expand(-1, -1, -N % TILE_MULTIPLE)], 2)
+        key_info = F.pad(key_info, (0, -K % TILE_MULTIPLE), value=HIDDEN_RANK)
+        return cls(attn_meta, row_info.contiguous(), key_info.contiguous(), attn_meta.direction.int())
 
-    def attend(self, scores: ScoreTerms, key: Tensor, value: Tensor, attn_meta: AttentionMeta, dropout: float) -> Tensor:
-        """See Backend."""
-        E, dtype = key.size(3), key.dtype
-        if not computes(E, dtype):
+    def attend(self, terms: ScoreTerms, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+        """Compute attention, see AttentionBackend.
+
+        Raises:
+            ValueError: the kernels do not support the head width, the dtype or the number of rows.
+        """
+        (B, N, H, E), R, dtype = terms.query.shape, self.attn_meta.n_distances, key.dtype
+        if not is_supported(E, dtype):
             raise ValueError(
-                f"model.attention_backend=triton computes heads up to {WIDEST} wide in bf16, fp16 and fp32, not {E} in {dtype}; "
-                f"set model.attention_backend=sdpa"
+                f"model.attention_backend=triton is invalid for heads of width {E} in {dtype}: it supports widths up to {MAX_HEAD_WIDTH} "
+                "in bf16, fp16 and fp32. Set model.attention_backend=sdpa."
             )
-        width = max(16, 1 << (E - 1).bit_length())
-        (B, N, H, _), ready = scores.query.shape, attn_meta.prepared
-        if B * H > MOST_GROUPS:
+        if B * H > MAX_GRID_Y:
             raise ValueError(
-                f"model.attention_backend=triton computes up to {MOST_GROUPS:,} heads of rows at once, not {B:,} rows of {H} heads; read fewer "
-                "rows at once (train.global_batch_size, train.micro_batch_size), or set model.attention_backend=sdpa"
+                f"model.attention_backend=triton is invalid for {B:,} rows of {H} heads: it supports up to {MAX_GRID_Y:,} heads in one "
+                "batch. Reduce train.micro_batch_size, or set model.attention_backend=sdpa."
             )
-        if (max(N, ready.n_distances) + GRANULE) * max(H * width, GRANULE, B * H, B * 6) >= 2**31:
+        width = max(16, 1 << (E - 1).bit_length())  # of a tile
+        if (max(N, R) + TILE_MULTIPLE) * max(H * width, TILE_MULTIPLE, B * H, B * 6) >= 2**31:
             raise ValueError(
-                f"model.attention_backend=triton counts in 32 bits, and {B:,} x {N:,} rows at {ready.n_distances:,} distances from their keys "
-                f"have more numbers in {H} heads of {width}; set model.attention_backend=sdpa, or a smaller data.seq_len or model.mem_len"
+                f"model.attention_backend=triton is invalid for {B:,} x {N:,} rows at {R:,} distances and {H} heads of {width}: it counts "
+                "elements in 32 bits. Set model.attention_backend=sdpa, or reduce data.seq_len or model.mem_len."
             )
-        r_r_bias = pos_key = step = offsets = None
-        query, r_w_bias = scores.with_bias(None), _scaled(scores.r_w_bias, scores.scale, width)
-        if scores.pos_key is not None:
-            r_r_bias = _scaled(scores.r_r_bias, scores.scale, width)
-            pos_key = _padded(scores.pos_key, width)
-        if scores.pos_offset is not None:
-            offsets = scores.pos_offset * scores.scale
-        if scores.segment_diff is not None:
-            step = torch.einsum("bnhe,he->bhn", query, scores.segment_diff)
-            if scores.r_s_bias is not None:
-                step = step + (scores.r_s_bias * scores.segment_diff).sum(1)[:, None] * scores.scale
-        query, keys, values = (_padded(x, width) for x in (query, key, value))
-        seed = new_seed(key.device) if dropout else None
-        given = (query, r_w_bias, r_r_bias, pos_key, offsets, step, keys, values)
-        facts = (ready.row_facts, ready.key_facts, ready.direction, seed, ready.n_distances, ready.reach)
-        out, _ = relative_attention(*given, *facts, dropout)
+        query, r_r_bias, pos_key, pos_offset, segment_score = terms.with_bias(None), None, None, None, None
+        if terms.pos_key is not None:
+            r_r_bias = _scale_bias(terms.r_r_bias, terms.scale, width)
+            pos_key = _pad_heads(terms.pos_key, width)
+        if terms.pos_offset is not None:
+            pos_offset = terms.pos_offset * terms.scale
+        if terms.segment_diff is not None:
+            segment_score = torch.einsum("bnhe,he->bhn", query, terms.segment_diff)
+            if terms.r_s_bias is not None:
+                segment_score = segment_score + (terms.r_s_bias * terms.segment_diff).sum(1)[:, None] * terms.scale
+        args = KernelArgs(
+            query=_pad_heads(query, width),
+            r_w_bias=_scale_bias(terms.r_w_bias, terms.scale, width),
+            r_r_bias=r_r_bias,
+            pos_key=pos_key,
+            pos_offset=pos_offset,
+            segment_score=segment_score,
+            key=_pad_heads(key, width),
+            value=_pad_heads(value, width),
+            row_info=self.row_info,
+            key_info=self.key_info,
+            direction=self.direction,
+            seed=new_seed(key.device) if dropout else None,
+            n_distances=R,
+            max_distance=self.attn_meta.max_distance,
+            dropout=dropout,
+        )
+        out, _ = relative_attention(*args)
         return out[..., :E]
 
 
-# Schemas are written out, as the versions of torch and Python differ in what annotations they read.
-GIVEN = (
-    "Tensor query, Tensor? r_w_bias, Tensor? r_r_bias, Tensor? pos_key, Tensor? offsets, Tensor? step, Tensor key, "
-    "Tensor value, Tensor row_facts, Tensor key_facts, Tensor direction, Tensor? seed, int n_distances, int? reach, float dropout"
-)
+# The schema is derived from the fields of KernelArgs, because the annotations that custom_op supports depend on the version of torch.
+_SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", int: "int", int | None: "int?", float: "float"}
+_ARGS_SCHEMA = ", ".join(f"{_SCHEMA_TYPES[hint]} {name}" for name, hint in get_type_hints(KernelArgs).items())
 
 
-def attended(*given: Any) -> tuple[Tensor, Tensor]:
-    """The output (B, N, H, E) for what is Given, and log2 of the sum of each row's exponentials (B, H, N) float32."""
-    outs, log_totals = zip(*(Launch(*panel).attend() for panel in panels(Given(*given))), strict=True)
-    return joined(outs, 1), joined(log_totals, 2)
+def attention_forward(*args: Any) -> tuple[Tensor, Tensor]:
+    """Compute attention in panels.
+
+    Args:
+        *args: fields of KernelArgs.
+
+    Returns:
+        The output (B, N, H, E), and log2 of keep_prob times the sum of exponentials, (B, H, N) float32.
+    """
+    outputs = (KernelLauncher(*panel).forward() for panel in split_panels(KernelArgs(*args)))
+    outs, lses = zip(*outputs, strict=True)
+    return concat(outs, 1), concat(lses, 2)
 
 
-def differentiated(d_out: Tensor, delta: Tensor, log_total: Tensor, *given: Any) -> list[Tensor]:
-    """Gradients of what is Given, of those tensors of its first eight that there are."""
-    whole = Given(*given)
-    of_panels = (
-        Launch(*panel).differentiate(d_out[:, panel.rows], delta[:, :, panel.rows], log_total[:, :, panel.rows])
-        for panel in panels(whole)
+def attention_backward(d_out: Tensor, delta: Tensor, lse: Tensor, *args: Any) -> list[Tensor]:
+    """Compute the gradients of `KernelArgs.differentiable`, in order.
+
+    Args:
+        d_out: (B, N, H, E), gradient of the output.
+        delta: (B, H, N) float32, keep_prob * sum(d_out * out).
+        lse: (B, H, N) float32, of the forward pass.
+        *args: fields of KernelArgs.
+    """
+    kernel_args = KernelArgs(*args)
+    gradients = (
+        KernelLauncher(*panel).backward(d_out[:, panel.rows], delta[:, :, panel.rows], lse[:, :, panel.rows])
+        for panel in split_panels(kernel_args)
     )
-    return together(of_panels, whole)
+    return merge_gradients(gradients, kernel_args)
 
 
 FORWARD, BACKWARD = "xlpre::relative_attention", "xlpre::relative_attention_backward"
-INSIDE: Mapping[str, Callable[..., Any]] = {FORWARD: attended, BACKWARD: differentiated}
+IMPLEMENTATIONS: Mapping[str, Callable[..., Any]] = {FORWARD: attention_forward, BACKWARD: attention_backward}
 relative_attention = torch.library.custom_op(
-    FORWARD, attended, mutates_args=(), schema=f"({GIVEN}) -> (Tensor, Tensor)"
+    FORWARD, attention_forward, mutates_args=(), schema=f"({_ARGS_SCHEMA}) -> (Tensor, Tensor)"
 )
 relative_attention_backward = torch.library.custom_op(
     BACKWARD,
-    differentiated,
+    attention_backward,
     mutates_args=(),
-    schema=f"(Tensor d_out, Tensor delta, Tensor log_total, {GIVEN}) -> Tensor[]",
+    schema=f"(Tensor d_out, Tensor delta, Tensor lse, {_ARGS_SCHEMA}) -> Tensor[]",
 )
 
 
 @relative_attention.register_fake
-def _outputs(*given: Any) -> tuple[Tensor, Tensor]:
-    query = given[0]
+def _fake_forward(*args: Any) -> tuple[Tensor, Tensor]:
+    query = KernelArgs(*args).query
     B, N, H, _ = query.shape
     return query.new_empty(query.shape), query.new_empty((B, H, N), dtype=torch.float32)
 
 
 @relative_attention_backward.register_fake
-def _gradients(d_out: Tensor, delta: Tensor, log_total: Tensor, *given: Any) -> list[Tensor]:
-    return [x.new_empty(x.shape) for x in Given(*given).differentiable if x is not None]
+def _fake_backward(d_out: Tensor, delta: Tensor, lse: Tensor, *args: Any) -> list[Tensor]:
+    return [x.new_empty(x.shape) for x in KernelArgs(*args).differentiable.values()]
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    given = Given(*inputs)
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    args = KernelArgs(*inputs)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*given.tensors, *output)
-    ctx.settings = given.settings
+    ctx.save_for_backward(*(getattr(args, name) for name in TENSORS), *output)
+    ctx.args_without_tensors = args._replace(**dict.fromkeys(TENSORS))
 
 
 def _backward(ctx: Any, d_out: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    *tensors, out, log_total = ctx.saved_tensors
-    given = Given(*tensors, *ctx.settings)
-    if d_out is None:  # what took the output has no gradient
-        return (None,) * len(given)
-    delta = (d_out.float() * out.float()).sum(-1).transpose(1, 2) * given.share
-    found = iter(relative_attention_backward(d_out, delta, log_total, *given))
-    gradients = [None if x is None else next(found) for x in given.differentiable]
-    return (*gradients, *[None] * (len(given) - len(gradients)))
+    *tensors, out, lse = ctx.saved_tensors
+    args = ctx.args_without_tensors._replace(**dict(zip(TENSORS, tensors, strict=True)))
+    if d_out is None:  # the output was used by an operation without a gradient
+        return (None,) * len(args)
+    delta = (d_out.float() * out.float()).sum(-1).transpose(1, 2) * args.keep_prob
+    gradients = relative_attention_backward(d_out, delta, lse, *args)
+    by_name = dict(zip(args.differentiable, gradients, strict=True))
+    return tuple(by_name.get(name) for name in args._fields)
 
 
-relative_attention.register_autograd(_backward, setup_context=_keep)
+relative_attention.register_autograd(_backward, setup_context=_setup_context)
 
 
-def _hulls(attn_meta: AttentionMeta) -> tuple[list[Tensor], list[Tensor]]:
-    """For each row the first and one after the last key that its granule sees, (B, N); for each key those of rows that see its, (B, K)."""
+def visible_ranges(attn_meta: AttentionMeta) -> tuple[list[Tensor], list[Tensor]]:
+    """Return which keys and rows the kernels must visit, for each group of TILE_MULTIPLE rows or keys.
+
+    Returns:
+        For each row, start and end of the range of keys that its group sees, (B, N) each. For each key, start and end of the range of
+        rows that see its group, (B, K) each. An empty range is 0 to 0.
+    """
     (B, N), K = attn_meta.query_rank.shape, attn_meta.n_keys
-    firsts, lasts, seen_by = [], [], None  # type: list[Tensor], list[Tensor], tuple[Tensor, Tensor] | None
-    for begin, end in cuts(N, B * K * SEEN_BYTES):
-        seen = attn_meta.slice_rows(begin, end).visible()
-        first, last = _ends(seen, 0, K)
-        firsts.append(first)
-        lasts.append(last)
-        first, last = _ends(seen.transpose(1, 2), begin, N)
-        seen_by = (first, last) if seen_by is None else (seen_by[0].minimum(first), seen_by[1].maximum(last))
-    assert seen_by is not None
-    return _of_each(joined(firsts, 1), joined(lasts, 1), N), _of_each(*seen_by, K)
+    starts, ends, row_range = [], [], None  # type: list[Tensor], list[Tensor], tuple[Tensor, Tensor] | None
+    for first_row, last_row in split_rows(N, B * K * VISIBLE_BYTES):
+        visible = attn_meta.slice_rows(first_row, last_row).visible()
+        start, end = _group_ranges(visible, 0, K)
+        starts.append(start)
+        ends.append(end)
+        start, end = _group_ranges(visible.transpose(1, 2), first_row, N)
+        row_range = (start, end) if row_range is None else (row_range[0].minimum(start), row_range[1].maximum(end))
+    assert row_range is not None
+    return _expand_groups(concat(starts, 1), concat(ends, 1), N), _expand_groups(*row_range, K)
 
 
-def _ends(seen: Tensor, before: int, none: int) -> tuple[Tensor, Tensor]:
-    """The first and one after the last of X that granules of L see, counted from `before`; `none` and 0 if nothing; (B, L, X) given."""
-    B, L, X = seen.shape
-    any_of_it = F.pad(seen, (0, 0, 0, -L % GRANULE)).view(B, -1, GRANULE, X).any(2)
-    number = torch.arange(before, before + X, device=seen.device)
-    return torch.where(any_of_it, number, none).amin(-1), torch.where(any_of_it, number + 1, 0).amax(-1)
+def _group_ranges(visible: Tensor, offset: int, empty_start: int) -> tuple[Tensor, Tensor]:
+    """Return the range along the last dimension that groups of TILE_MULTIPLE along dimension 1 see.
+
+    Args:
+        visible: (B, L, X) bool.
+        offset: added to the indices of the last dimension.
+        empty_start: start of an empty range; its end is 0.
+
+    Returns:
+        Start and end, (B, number of groups) each.
+    """
+    B, L, X = visible.shape
+    grouped = F.pad(visible, (0, 0, 0, -L % TILE_MULTIPLE)).view(B, -1, TILE_MULTIPLE, X).any(2)
+    index = torch.arange(offset, offset + X, device=visible.device)
+    return torch.where(grouped, index, empty_start).amin(-1), torch.where(grouped, index + 1, 0).amax(-1)
 
 
-def _of_each(first: Tensor, last: Tensor, length: int) -> list[Tensor]:
-    """From granules to each of `length`; nothing is from 0 to 0."""
-    return [x.repeat_interleave(GRANULE, 1)[:, :length] for x in (first.minimum(last), last)]
+def _expand_groups(start: Tensor, end: Tensor, length: int) -> list[Tensor]:
+    """Repeat the range of each group for its members, (B, length) each. An empty range becomes 0 to 0."""
+    return [x.repeat_interleave(TILE_MULTIPLE, 1)[:, :length] for x in (start.minimum(end), end)]
 
 
-def _scaled(bias: Tensor | None, scale: float, width: int) -> Tensor | None:
-    """To heads of `width`, if there is one."""
-    return None if bias is None else _padded(bias * scale, width)
+def _scale_bias(bias: Tensor | None, scale: float, width: int) -> Tensor | None:
+    return None if bias is None else _pad_heads(bias * scale, width)
 
 
-def _padded(x: Tensor, width: int) -> Tensor:
-    """To heads of `width`, with zeros."""
+def _pad_heads(x: Tensor, width: int) -> Tensor:
+    """Pad heads to `width` with zeros."""
     return F.pad(x, (0, width - x.size(-1))) if width > x.size(-1) else x

@@ -1,173 +1,204 @@
-"""Kernels of the gradients of relative attention for GPUs; kernels/triton.py derives them and triton_launch.py calls them."""
+"""Backward kernels of relative attention. kernels/triton/attention.py derives them, kernels/triton/launch.py launches them."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from xlpre.model.kernels.triton.primitives import LOG2E, SIZES, _facts, _sees, _tile, _undropped
+from xlpre.model.kernels.triton.primitives import (
+    LOG2E,
+    SIZES,
+    apply_dropout,
+    is_visible,
+    load_row_info,
+    tile_pointers,
+)
 
 
 @triton.jit(do_not_specialize=SIZES)
-def differentiate_keys(
-    query, key, value, bias, step, row_facts, key_facts, dropped, log_total, d_out, delta, d_key, d_value,
-    N, K, H, n_pitch, k_pitch, reach,
-    PLACES: tl.constexpr, SEGMENTS: tl.constexpr, LIMITED: tl.constexpr, DROPOUT: tl.constexpr,
+def backward_key_value(
+    query, key, value, bias, segment_score, row_info, key_info, drop_mask, lse, d_out, delta, d_key, d_value,
+    N, K, H, n_pitch, k_pitch, max_distance,
+    HAS_POSITIONS: tl.constexpr, HAS_SEGMENTS: tl.constexpr, HAS_MAX_DISTANCE: tl.constexpr, HAS_DROPOUT: tl.constexpr,
     E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a tile of keys and values. Scores are transposed here, (KEYS, ROWS): they are the left factor of both products."""
+    """Compute the gradients of a tile of keys and values.
+
+    Scores are transposed here, (KEYS, ROWS), because they are the left factor of both products.
+    """
     batch, head = tl.program_id(1) // H, tl.program_id(1) % H
-    at = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
-    of_keys = key_facts + batch * 4 * k_pitch + at
-    rank, segment = tl.load(of_keys)[:, None], tl.load(of_keys + k_pitch)[:, None]
-    tile_facts = key_facts + batch * 4 * k_pitch + tl.program_id(0) * KEYS
-    first, last = tl.load(tile_facts + 2 * k_pitch), tl.load(tile_facts + 3 * k_pitch)
-    mine = tl.load(_tile(key, batch, head, at, K, H, E), mask=at[:, None] < K, other=0.0)
-    values = tl.load(_tile(value, batch, head, at, K, H, E), mask=at[:, None] < K, other=0.0)
-    lines = tl.program_id(1).to(tl.int64) * N
-    if PLACES:
-        of_bias = bias + lines * k_pitch + at[:, None]
-        following = first // ROWS * ROWS + tl.arange(0, ROWS)[None, :]
-        ahead = tl.load(of_bias + following * k_pitch, mask=(following < N) & (following < last), other=0.0)
-    if DROPOUT:
-        dropped += tl.program_id(1).to(tl.int64) * n_pitch * (k_pitch // 32)
+    index = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
+    info = key_info + batch * 4 * k_pitch + index
+    rank, segment = tl.load(info)[:, None], tl.load(info + k_pitch)[:, None]
+    tile_info = key_info + batch * 4 * k_pitch + tl.program_id(0) * KEYS
+    first, last = tl.load(tile_info + 2 * k_pitch), tl.load(tile_info + 3 * k_pitch)
+    keys = tl.load(tile_pointers(key, batch, head, index, K, H, E), mask=index[:, None] < K, other=0.0)
+    values = tl.load(tile_pointers(value, batch, head, index, K, H, E), mask=index[:, None] < K, other=0.0)
+    head_offset = tl.program_id(1).to(tl.int64) * N
+    if HAS_POSITIONS:
+        key_bias = bias + head_offset * k_pitch + index[:, None]
+        next_row = first // ROWS * ROWS + tl.arange(0, ROWS)[None, :]
+        next_bias = tl.load(key_bias + next_row * k_pitch, mask=(next_row < N) & (next_row < last), other=0.0)
+    if HAS_DROPOUT:
+        drop_mask += tl.program_id(1).to(tl.int64) * n_pitch * (k_pitch // 32)
     sum_key, sum_value = tl.zeros([KEYS, E], tl.float32), tl.zeros([KEYS, E], tl.float32)
-    for begin in range(first // ROWS * ROWS, last, ROWS):
-        begin = tl.multiple_of(begin, ROWS)
-        row = begin + tl.arange(0, ROWS)
-        inside = row < N
-        facts = row_facts + batch * 6 * n_pitch + row
-        theirs = tl.load(_tile(query, batch, head, row, N, H, E), mask=inside[:, None], other=0.0)
-        score = tl.dot(mine, tl.trans(theirs), input_precision="ieee")
-        if PLACES:
-            score += ahead.to(tl.float32)
-            following = row[None, :] + ROWS
-            ahead = tl.load(of_bias + following * k_pitch, mask=(following < N) & (following < last), other=0.0)
-        if SEGMENTS:
-            score_step = tl.load(step + lines + row, mask=inside, other=0.0).to(tl.float32)
-            score += tl.where(segment != tl.load(facts + 3 * n_pitch)[None, :], score_step[None, :], 0.0)
-        own, column = tl.load(facts + n_pitch)[None, :], tl.load(facts + 2 * n_pitch)[None, :]
-        seen = _sees(tl.load(facts)[None, :], own, column, rank, at[:, None], reach, LIMITED)
-        log_sum = tl.load(log_total + lines + row, mask=inside, other=0.0)[None, :]
-        probability = tl.where(seen, tl.exp2(score * LOG2E - log_sum), 0.0)
-        gradient = tl.load(_tile(d_out, batch, head, row, N, H, E), mask=inside[:, None], other=0.0)
+    for start in range(first // ROWS * ROWS, last, ROWS):
+        start = tl.multiple_of(start, ROWS)
+        row = start + tl.arange(0, ROWS)
+        in_range = row < N
+        rows = row_info + batch * 6 * n_pitch + row
+        queries = tl.load(tile_pointers(query, batch, head, row, N, H, E), mask=in_range[:, None], other=0.0)
+        score = tl.dot(keys, tl.trans(queries), input_precision="ieee")
+        if HAS_POSITIONS:
+            score += next_bias.to(tl.float32)
+            next_row = row[None, :] + ROWS
+            next_bias = tl.load(key_bias + next_row * k_pitch, mask=(next_row < N) & (next_row < last), other=0.0)
+        if HAS_SEGMENTS:
+            row_segment_score = tl.load(segment_score + head_offset + row, mask=in_range, other=0.0).to(tl.float32)
+            score += tl.where(segment != tl.load(rows + 3 * n_pitch)[None, :], row_segment_score[None, :], 0.0)
+        self_key, position_key = tl.load(rows + n_pitch)[None, :], tl.load(rows + 2 * n_pitch)[None, :]
+        visible = is_visible(
+            tl.load(rows)[None, :], self_key, position_key, rank, index[:, None], max_distance, HAS_MAX_DISTANCE
+        )
+        row_lse = tl.load(lse + head_offset + row, mask=in_range, other=0.0)[None, :]
+        probability = tl.where(visible, tl.exp2(score * LOG2E - row_lse), 0.0)
+        gradient = tl.load(tile_pointers(d_out, batch, head, row, N, H, E), mask=in_range[:, None], other=0.0)
         d_probability = tl.dot(values, tl.trans(gradient), input_precision="ieee")
-        used = probability
-        if DROPOUT:
-            used = _undropped(probability, dropped, row, tl.program_id(0) * KEYS, n_pitch, True, ROWS, KEYS)
-        sum_value += tl.dot(used.to(gradient.dtype), gradient, input_precision="ieee")
-        d_score = used * d_probability - probability * tl.load(delta + lines + row, mask=inside, other=0.0)[None, :]
-        sum_key += tl.dot(d_score.to(theirs.dtype), theirs, input_precision="ieee")
-    tl.store(_tile(d_key, batch, head, at, K, H, E), sum_key.to(d_key.dtype.element_ty), mask=at[:, None] < K)
-    tl.store(_tile(d_value, batch, head, at, K, H, E), sum_value.to(d_value.dtype.element_ty), mask=at[:, None] < K)
+        weight = probability
+        if HAS_DROPOUT:
+            weight = apply_dropout(probability, drop_mask, row, tl.program_id(0) * KEYS, n_pitch, True, ROWS, KEYS)
+        sum_value += tl.dot(weight.to(gradient.dtype), gradient, input_precision="ieee")
+        row_delta = tl.load(delta + head_offset + row, mask=in_range, other=0.0)[None, :]
+        d_score = weight * d_probability - probability * row_delta
+        sum_key += tl.dot(d_score.to(queries.dtype), queries, input_precision="ieee")
+    tl.store(
+        tile_pointers(d_key, batch, head, index, K, H, E), sum_key.to(d_key.dtype.element_ty), mask=index[:, None] < K
+    )
+    sum_value = sum_value.to(d_value.dtype.element_ty)
+    tl.store(tile_pointers(d_value, batch, head, index, K, H, E), sum_value, mask=index[:, None] < K)
 
 
 @triton.jit(do_not_specialize=SIZES)
-def differentiate_rows(
-    query, key, value, bias, step, row_facts, key_facts, dropped, log_total, d_out, delta, d_query, d_step,
-    N, K, H, n_pitch, k_pitch, reach,
-    PLACES: tl.constexpr, SEGMENTS: tl.constexpr, LIMITED: tl.constexpr, DROPOUT: tl.constexpr,
+def backward_query(
+    query, key, value, bias, segment_score, row_info, key_info, drop_mask, lse, d_out, delta, d_query, d_segment_score,
+    N, K, H, n_pitch, k_pitch, max_distance,
+    HAS_POSITIONS: tl.constexpr, HAS_SEGMENTS: tl.constexpr, HAS_MAX_DISTANCE: tl.constexpr, HAS_DROPOUT: tl.constexpr,
     E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a tile of queries and steps; that of the bias takes the place of the bias, between the first and last key seen."""
+    """Compute the gradients of a tile of queries and segment scores.
+
+    Replace the bias by its gradient, between the first and the last key that the rows see.
+    """
     batch, head = tl.program_id(1) // H, tl.program_id(1) % H
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    inside = row < N
-    rank, own, column, segment, first, last = _facts(row_facts, batch, row, n_pitch)
-    mine = tl.load(_tile(query, batch, head, row, N, H, E), mask=inside[:, None], other=0.0)
-    gradient = tl.load(_tile(d_out, batch, head, row, N, H, E), mask=inside[:, None], other=0.0)
-    lines = tl.program_id(1).to(tl.int64) * N
-    log_sum = tl.load(log_total + lines + row, mask=inside, other=0.0)
-    shared = tl.load(delta + lines + row, mask=inside, other=0.0)
-    if PLACES:
-        of_bias = bias + lines * k_pitch + row[:, None] * k_pitch
-        first_keys = first // KEYS * KEYS + tl.arange(0, KEYS)
-        ahead = tl.load(of_bias + first_keys[None, :], mask=inside[:, None], other=0.0)
-    if SEGMENTS:
-        score_step = tl.load(step + lines + row, mask=inside, other=0.0).to(tl.float32)
-    if DROPOUT:
-        dropped += tl.program_id(1).to(tl.int64) * n_pitch * (k_pitch // 32)
-    sum_step, sum_query = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, E], tl.float32)
-    for begin in range(first // KEYS * KEYS, last, KEYS):
-        begin = tl.multiple_of(begin, KEYS)
-        at = begin + tl.arange(0, KEYS)
-        of_keys = key_facts + batch * 4 * k_pitch + at
-        theirs = tl.load(_tile(key, batch, head, at, K, H, E), mask=at[:, None] < K, other=0.0)
-        score = tl.dot(mine, tl.trans(theirs), input_precision="ieee")
-        if PLACES:
-            score += ahead.to(tl.float32)
-            ahead = tl.load(of_bias + at[None, :] + KEYS, mask=inside[:, None] & (begin + KEYS < last), other=0.0)
-        if SEGMENTS:
-            different = segment[:, None] != tl.load(of_keys + k_pitch)[None, :]
-            score += tl.where(different, score_step[:, None], 0.0)
-        key_rank = tl.load(of_keys)[None, :]
-        seen = _sees(rank[:, None], own[:, None], column[:, None], key_rank, at[None, :], reach, LIMITED)
-        probability = tl.where(seen, tl.exp2(score * LOG2E - log_sum[:, None]), 0.0)
-        values = tl.load(_tile(value, batch, head, at, K, H, E), mask=at[:, None] < K, other=0.0)
+    in_range = row < N
+    rank, self_key, position_key, segment, first, last = load_row_info(row_info, batch, row, n_pitch)
+    queries = tl.load(tile_pointers(query, batch, head, row, N, H, E), mask=in_range[:, None], other=0.0)
+    gradient = tl.load(tile_pointers(d_out, batch, head, row, N, H, E), mask=in_range[:, None], other=0.0)
+    head_offset = tl.program_id(1).to(tl.int64) * N
+    row_lse = tl.load(lse + head_offset + row, mask=in_range, other=0.0)
+    row_delta = tl.load(delta + head_offset + row, mask=in_range, other=0.0)
+    if HAS_POSITIONS:
+        row_bias = bias + head_offset * k_pitch + row[:, None] * k_pitch
+        first_tile = first // KEYS * KEYS + tl.arange(0, KEYS)
+        next_bias = tl.load(row_bias + first_tile[None, :], mask=in_range[:, None], other=0.0)
+    if HAS_SEGMENTS:
+        row_segment_score = tl.load(segment_score + head_offset + row, mask=in_range, other=0.0).to(tl.float32)
+    if HAS_DROPOUT:
+        drop_mask += tl.program_id(1).to(tl.int64) * n_pitch * (k_pitch // 32)
+    sum_segment_score, sum_query = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, E], tl.float32)
+    for start in range(first // KEYS * KEYS, last, KEYS):
+        start = tl.multiple_of(start, KEYS)
+        index = start + tl.arange(0, KEYS)
+        info = key_info + batch * 4 * k_pitch + index
+        keys = tl.load(tile_pointers(key, batch, head, index, K, H, E), mask=index[:, None] < K, other=0.0)
+        score = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+        if HAS_POSITIONS:
+            score += next_bias.to(tl.float32)
+            next_bias = tl.load(
+                row_bias + index[None, :] + KEYS, mask=in_range[:, None] & (start + KEYS < last), other=0.0
+            )
+        if HAS_SEGMENTS:
+            segments_differ = segment[:, None] != tl.load(info + k_pitch)[None, :]
+            score += tl.where(segments_differ, row_segment_score[:, None], 0.0)
+        key_rank = tl.load(info)[None, :]
+        visible = is_visible(
+            rank[:, None],
+            self_key[:, None],
+            position_key[:, None],
+            key_rank,
+            index[None, :],
+            max_distance,
+            HAS_MAX_DISTANCE,
+        )
+        probability = tl.where(visible, tl.exp2(score * LOG2E - row_lse[:, None]), 0.0)
+        values = tl.load(tile_pointers(value, batch, head, index, K, H, E), mask=index[:, None] < K, other=0.0)
         d_probability = tl.dot(gradient, tl.trans(values), input_precision="ieee")
-        used = probability
-        if DROPOUT:
-            used = _undropped(probability, dropped, row, begin, n_pitch, False, ROWS, KEYS)
-        d_score = used * d_probability - probability * shared[:, None]
-        if SEGMENTS:
-            sum_step += tl.sum(tl.where(different, d_score, 0.0), 1)
-        rounded = d_score.to(theirs.dtype)
-        if PLACES:
-            tl.store(of_bias + at[None, :], rounded, mask=inside[:, None])
-        sum_query += tl.dot(rounded, theirs, input_precision="ieee")
-    tl.store(_tile(d_query, batch, head, row, N, H, E), sum_query.to(d_query.dtype.element_ty), mask=inside[:, None])
-    if SEGMENTS:
-        tl.store(d_step + lines + row, sum_step.to(d_step.dtype.element_ty), mask=inside)
+        weight = probability
+        if HAS_DROPOUT:
+            weight = apply_dropout(probability, drop_mask, row, start, n_pitch, False, ROWS, KEYS)
+        d_score = weight * d_probability - probability * row_delta[:, None]
+        if HAS_SEGMENTS:
+            sum_segment_score += tl.sum(tl.where(segments_differ, d_score, 0.0), 1)
+        rounded = d_score.to(keys.dtype)
+        if HAS_POSITIONS:
+            tl.store(row_bias + index[None, :], rounded, mask=in_range[:, None])
+        sum_query += tl.dot(rounded, keys, input_precision="ieee")
+    sum_query = sum_query.to(d_query.dtype.element_ty)
+    tl.store(tile_pointers(d_query, batch, head, row, N, H, E), sum_query, mask=in_range[:, None])
+    if HAS_SEGMENTS:
+        sum_segment_score = sum_segment_score.to(d_segment_score.dtype.element_ty)
+        tl.store(d_segment_score + head_offset + row, sum_segment_score, mask=in_range)
 
 
 @triton.jit(do_not_specialize=SIZES)
-def differentiate_place_queries(
-    pos_key, row_facts, direction, d_bias, d_query,
+def backward_position_query(
+    pos_key, row_info, direction, d_bias, d_query,
     N, K, R, H, n_pitch, k_pitch,
     E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a tile of queries from those of their position scores."""
+    """Compute the gradient of a tile of position queries from that of their position scores."""
     batch, head = tl.program_id(1) // H, tl.program_id(1) % H
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    _, _, column, _, first, last = _facts(row_facts, batch, row, n_pitch)
-    shift = K - column
+    _, _, position_key, _, first, last = load_row_info(row_info, batch, row, n_pitch)
+    shift = K - position_key  # distance index - key
     way = tl.load(direction + batch)
     source = d_bias + (tl.program_id(1).to(tl.int64) * N * k_pitch) + row[:, None] * k_pitch - shift[:, None]
-    near, far = shift + first, tl.where(row < N, shift + last, 0)  # of a row: the distances written
+    low, high = shift + first, tl.where(row < N, shift + last, 0)  # range of distances that `d_bias` holds for a row
     sum_query = tl.zeros([ROWS, E], tl.float32)
-    for begin in range(first + tl.min(shift), last + tl.max(shift), KEYS):
-        distance = begin + tl.arange(0, KEYS)
-        written = (distance[None, :] >= near[:, None]) & (distance[None, :] < far[:, None])
-        d_score = tl.load(source + distance[None, :], mask=written, other=0.0)
-        theirs = tl.load(_tile(pos_key, way, head, distance, R, H, E), mask=distance[:, None] < R, other=0.0)
-        sum_query += tl.dot(d_score, theirs, input_precision="ieee")
+    for start in range(first + tl.min(shift), last + tl.max(shift), KEYS):
+        distance = start + tl.arange(0, KEYS)
+        mask = (distance[None, :] >= low[:, None]) & (distance[None, :] < high[:, None])
+        d_score = tl.load(source + distance[None, :], mask=mask, other=0.0)
+        keys = tl.load(tile_pointers(pos_key, way, head, distance, R, H, E), mask=distance[:, None] < R, other=0.0)
+        sum_query += tl.dot(d_score, keys, input_precision="ieee")
     sum_query = sum_query.to(d_query.dtype.element_ty)
-    tl.store(_tile(d_query, batch, head, row, N, H, E), sum_query, mask=row[:, None] < N)
+    tl.store(tile_pointers(d_query, batch, head, row, N, H, E), sum_query, mask=row[:, None] < N)
 
 
 @triton.jit(do_not_specialize=SIZES)
-def differentiate_place_keys(
-    query, row_facts, d_bias, d_place_keys, d_offsets,
+def backward_position_key(
+    query, row_info, d_bias, d_pos_key, d_pos_offset,
     N, K, R, H, n_pitch, k_pitch,
-    OFFSETS: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    HAS_OFFSET: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a tile of the keys of distances, (B, R, H, E), and of their offsets, (B, R, H), a batch row at a time."""
+    """Compute the gradients of a tile of position keys (B, R, H, E) and of their offsets (B, R, H), for each batch row."""
     batch, head = tl.program_id(1) // H, tl.program_id(1) % H
     distance = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
-    lines = d_bias + tl.program_id(1).to(tl.int64) * N * k_pitch
-    sum_keys, sum_offsets = tl.zeros([KEYS, E], tl.float32), tl.zeros([KEYS], tl.float32)
-    for begin in range(0, N, ROWS):
-        row = begin + tl.arange(0, ROWS)
-        facts = row_facts + batch * 6 * n_pitch
-        first, last = tl.load(facts + 4 * n_pitch + begin), tl.load(facts + 5 * n_pitch + begin)
-        shift = K - tl.load(facts + 2 * n_pitch + row)  # of a row: distance index - key
-        n_written = tl.where(row < N, last - first, 0).to(tl.uint32)
-        written = (distance[:, None] - (shift + first)[None, :]).to(tl.uint32) < n_written[None, :]
-        d_score = tl.load(lines + (row * k_pitch - shift)[None, :] + distance[:, None], mask=written, other=0.0)
-        theirs = tl.load(_tile(query, batch, head, row, N, H, E), mask=row[:, None] < N, other=0.0)
-        sum_keys += tl.dot(d_score, theirs, input_precision="ieee")
-        if OFFSETS:
-            sum_offsets += tl.sum(d_score.to(tl.float32), 1)
-    tl.store(_tile(d_place_keys, batch, head, distance, R, H, E), sum_keys, mask=distance[:, None] < R)
-    if OFFSETS:
-        tl.store(d_offsets + (batch * R + distance) * H + head, sum_offsets, mask=distance < R)
+    source = d_bias + tl.program_id(1).to(tl.int64) * N * k_pitch
+    sum_key, sum_offset = tl.zeros([KEYS, E], tl.float32), tl.zeros([KEYS], tl.float32)
+    for start in range(0, N, ROWS):
+        row = start + tl.arange(0, ROWS)
+        info = row_info + batch * 6 * n_pitch
+        first, last = tl.load(info + 4 * n_pitch + start), tl.load(info + 5 * n_pitch + start)
+        shift = K - tl.load(info + 2 * n_pitch + row)  # distance index - key
+        n_distances = tl.where(row < N, last - first, 0).to(tl.uint32)  # that `d_bias` holds for a row
+        mask = (distance[:, None] - (shift + first)[None, :]).to(tl.uint32) < n_distances[None, :]
+        d_score = tl.load(source + (row * k_pitch - shift)[None, :] + distance[:, None], mask=mask, other=0.0)
+        queries = tl.load(tile_pointers(query, batch, head, row, N, H, E), mask=row[:, None] < N, other=0.0)
+        sum_key += tl.dot(d_score, queries, input_precision="ieee")
+        if HAS_OFFSET:
+            sum_offset += tl.sum(d_score.to(tl.float32), 1)
+    tl.store(tile_pointers(d_pos_key, batch, head, distance, R, H, E), sum_key, mask=distance[:, None] < R)
+    if HAS_OFFSET:
+        tl.store(d_pos_offset + (batch * R + distance) * H + head, sum_offset, mask=distance < R)

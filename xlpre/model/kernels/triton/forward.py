@@ -1,120 +1,140 @@
-"""Kernels of relative attention for GPUs; kernels/triton.py derives what they compute and triton_launch.py calls them."""
+"""Forward kernels of relative attention. kernels/triton/attention.py derives them, kernels/triton/launch.py launches them."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from xlpre.model.kernels.triton.primitives import LOG2E, RANDOM_ROUNDS, SIZES, _facts, _sees, _tile, _undropped
+from xlpre.model.kernels.triton.primitives import (
+    LOG2E,
+    PHILOX_ROUNDS,
+    SIZES,
+    apply_dropout,
+    is_visible,
+    load_row_info,
+    tile_pointers,
+)
 
 
 @triton.jit
-def _thinned(bits, random, chosen):
-    """Of `bits` a half, and where the last bit of `chosen` is 1, a half of the others too."""
-    return (bits & random) | ((bits | random) & (0 - (chosen & 1)).to(tl.uint32))
+def thin_bits(bits, random, level_bit):
+    """Keep half of the set bits. If `level_bit` is odd, set half of the other bits, too."""
+    return (bits & random) | ((bits | random) & (0 - (level_bit & 1)).to(tl.uint32))
 
 
-@triton.jit(do_not_specialize=(*SIZES, "first_row", "threshold"))
-def draw(seed, row_facts, dropped, first_row, threshold, H, n_pitch, k_pitch, ROWS: tl.constexpr, KEYS: tl.constexpr):
-    """What dropout drops of a tile of rows, a bit a key, by seed, head, row and key alone; threshold / 2^16 of all.
+@triton.jit(do_not_specialize=(*SIZES, "first_row", "drop_level"))
+def draw_dropout_mask(
+    seed, row_info, drop_mask, first_row, drop_level, H, n_pitch, k_pitch, ROWS: tl.constexpr, KEYS: tl.constexpr
+):
+    """Draw which probabilities of a tile of rows are dropped: one bit per key, 1 with probability drop_level / 2^16.
 
-    Rows are those from `first_row` on of all that there are.
+    A bit depends on seed, head, row and key only. Rows are counted from `first_row`.
 
-    All 32 bits of a word are drawn at once: it is thinned 16 times, by 16 random words and the threshold's bits, from the last.
+    The 32 bits of a word are drawn at once: `thin_bits` is applied 16 times, for each bit of `drop_level` from the lowest.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    _, _, _, _, first, last = _facts(row_facts, tl.program_id(1) // H, row, n_pitch)
-    into = dropped + tl.program_id(1).to(tl.int64) * n_pitch * (k_pitch // 32) + row[:, None]
-    counted = first_row + row[:, None]
-    zeros, drawn = tl.zeros([ROWS, KEYS // 32], tl.int32), tl.load(seed)
-    for begin in range(first // KEYS * KEYS, last, KEYS):
-        word = begin // 32 + tl.arange(0, KEYS // 32)[None, :]
+    _, _, _, _, first, last = load_row_info(row_info, tl.program_id(1) // H, row, n_pitch)
+    output = drop_mask + tl.program_id(1).to(tl.int64) * n_pitch * (k_pitch // 32) + row[:, None]
+    row_counter = first_row + row[:, None]
+    zeros, seed_value = tl.zeros([ROWS, KEYS // 32], tl.int32), tl.load(seed)
+    for start in range(first // KEYS * KEYS, last, KEYS):
+        word = start // 32 + tl.arange(0, KEYS // 32)[None, :]
         bits = zeros.to(tl.uint32)
-        for four in tl.static_range(4):
+        for i in tl.static_range(4):
             a, b, c, d = tl.philox(
-                drawn, zeros + counted, zeros + word, zeros + tl.program_id(1), zeros + four, RANDOM_ROUNDS
+                seed_value, zeros + row_counter, zeros + word, zeros + tl.program_id(1), zeros + i, PHILOX_ROUNDS
             )
-            bits = _thinned(_thinned(bits, a, threshold >> (4 * four)), b, threshold >> (4 * four + 1))
-            bits = _thinned(_thinned(bits, c, threshold >> (4 * four + 2)), d, threshold >> (4 * four + 3))
-        tl.store(into + word * n_pitch, bits.to(tl.int32, bitcast=True))
+            bits = thin_bits(thin_bits(bits, a, drop_level >> (4 * i)), b, drop_level >> (4 * i + 1))
+            bits = thin_bits(thin_bits(bits, c, drop_level >> (4 * i + 2)), d, drop_level >> (4 * i + 3))
+        tl.store(output + word * n_pitch, bits.to(tl.int32, bitcast=True))
 
 
 @triton.jit(do_not_specialize=SIZES)
-def score_places(
-    query, pos_key, offsets, row_facts, direction, bias,
+def position_scores(
+    query, pos_key, pos_offset, row_info, direction, bias,
     N, K, R, H, n_pitch, k_pitch,
-    OFFSETS: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    HAS_OFFSET: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Position scores: a product by distance, each score stored in the column of its key."""
+    """Compute position scores by distance, and store each in the column of its key."""
     batch, head = tl.program_id(1) // H, tl.program_id(1) % H
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    _, _, column, _, first, last = _facts(row_facts, batch, row, n_pitch)
-    shift = K - column  # of a row: distance index - key
-    mine = tl.load(_tile(query, batch, head, row, N, H, E), mask=row[:, None] < N, other=0.0)
+    _, _, position_key, _, first, last = load_row_info(row_info, batch, row, n_pitch)
+    shift = K - position_key  # distance index - key
+    queries = tl.load(tile_pointers(query, batch, head, row, N, H, E), mask=row[:, None] < N, other=0.0)
     way = tl.load(direction + batch)
-    into = bias + (tl.program_id(1).to(tl.int64) * N * k_pitch) + row[:, None] * k_pitch - shift[:, None]
-    for begin in range(first + tl.min(shift), last + tl.max(shift), KEYS):
-        distance = begin + tl.arange(0, KEYS)
-        theirs = tl.load(_tile(pos_key, way, head, distance, R, H, E), mask=distance[:, None] < R, other=0.0)
-        score = tl.dot(mine, tl.trans(theirs), input_precision="ieee")
-        if OFFSETS:
-            score += tl.load(offsets + (way * R + distance) * H + head, mask=distance < R, other=0.0)[None, :]
+    output = bias + (tl.program_id(1).to(tl.int64) * N * k_pitch) + row[:, None] * k_pitch - shift[:, None]
+    for start in range(first + tl.min(shift), last + tl.max(shift), KEYS):
+        distance = start + tl.arange(0, KEYS)
+        keys = tl.load(tile_pointers(pos_key, way, head, distance, R, H, E), mask=distance[:, None] < R, other=0.0)
+        score = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+        if HAS_OFFSET:
+            score += tl.load(pos_offset + (way * R + distance) * H + head, mask=distance < R, other=0.0)[None, :]
         key = distance[None, :] - shift[:, None]
-        wanted = (row[:, None] < N) & (key >= first) & (key < last)
-        tl.store(into + distance[None, :], score.to(bias.dtype.element_ty), mask=wanted)
+        mask = (row[:, None] < N) & (key >= first) & (key < last)
+        tl.store(output + distance[None, :], score.to(bias.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=SIZES)
-def attend(
-    query, key, value, bias, step, row_facts, key_facts, dropped, out, log_total,
-    N, K, H, n_pitch, k_pitch, reach, share,
-    PLACES: tl.constexpr, SEGMENTS: tl.constexpr, LIMITED: tl.constexpr, DROPOUT: tl.constexpr,
+def attention_forward(
+    query, key, value, bias, segment_score, row_info, key_info, drop_mask, out, lse,
+    N, K, H, n_pitch, k_pitch, max_distance, keep_prob,
+    HAS_POSITIONS: tl.constexpr, HAS_SEGMENTS: tl.constexpr, HAS_MAX_DISTANCE: tl.constexpr, HAS_DROPOUT: tl.constexpr,
     E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """The output of a tile of rows, and log2 of the sum of their exponentials times the share that dropout keeps."""
+    """Compute the output of a tile of rows, and log2(keep_prob * sum of exponentials)."""
     batch, head = tl.program_id(1) // H, tl.program_id(1) % H
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    inside = row < N
-    rank, own, column, segment, first, last = _facts(row_facts, batch, row, n_pitch)
-    mine = tl.load(_tile(query, batch, head, row, N, H, E), mask=inside[:, None], other=0.0)
-    lines = tl.program_id(1).to(tl.int64) * N
-    if PLACES:
-        of_bias = bias + lines * k_pitch + row[:, None] * k_pitch
-        first_keys = first // KEYS * KEYS + tl.arange(0, KEYS)
-        ahead = tl.load(of_bias + first_keys[None, :], mask=inside[:, None], other=0.0)
-    if SEGMENTS:
-        score_step = tl.load(step + lines + row, mask=inside, other=0.0).to(tl.float32)
-    if DROPOUT:
-        dropped += tl.program_id(1).to(tl.int64) * n_pitch * (k_pitch // 32)
-    largest = tl.full([ROWS], -float("inf"), tl.float32)
+    in_range = row < N
+    rank, self_key, position_key, segment, first, last = load_row_info(row_info, batch, row, n_pitch)
+    queries = tl.load(tile_pointers(query, batch, head, row, N, H, E), mask=in_range[:, None], other=0.0)
+    head_offset = tl.program_id(1).to(tl.int64) * N
+    if HAS_POSITIONS:
+        row_bias = bias + head_offset * k_pitch + row[:, None] * k_pitch
+        first_tile = first // KEYS * KEYS + tl.arange(0, KEYS)
+        next_bias = tl.load(row_bias + first_tile[None, :], mask=in_range[:, None], other=0.0)
+    if HAS_SEGMENTS:
+        row_segment_score = tl.load(segment_score + head_offset + row, mask=in_range, other=0.0).to(tl.float32)
+    if HAS_DROPOUT:
+        drop_mask += tl.program_id(1).to(tl.int64) * n_pitch * (k_pitch // 32)
+    row_max = tl.full([ROWS], -float("inf"), tl.float32)
     total, mean = tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, E], tl.float32)
-    for begin in range(first // KEYS * KEYS, last, KEYS):
-        begin = tl.multiple_of(begin, KEYS)
-        at = begin + tl.arange(0, KEYS)
-        of_keys = key_facts + batch * 4 * k_pitch + at
-        theirs = tl.load(_tile(key, batch, head, at, K, H, E), mask=at[:, None] < K, other=0.0)
-        score = tl.dot(mine, tl.trans(theirs), input_precision="ieee")
-        if PLACES:
-            score += ahead.to(tl.float32)
-            ahead = tl.load(of_bias + at[None, :] + KEYS, mask=inside[:, None] & (begin + KEYS < last), other=0.0)
-        if SEGMENTS:
-            different = segment[:, None] != tl.load(of_keys + k_pitch)[None, :]
-            score += tl.where(different, score_step[:, None], 0.0)
-        key_rank = tl.load(of_keys)[None, :]
-        seen = _sees(rank[:, None], own[:, None], column[:, None], key_rank, at[None, :], reach, LIMITED)
-        score = tl.where(seen, score, -float("inf"))
-        larger = tl.maximum(largest, tl.max(score, 1) * LOG2E)
-        origin = tl.where(larger == -float("inf"), 0.0, larger)  # a row that has seen nothing yet
-        shrunk = tl.exp2(largest - origin)
+    for start in range(first // KEYS * KEYS, last, KEYS):
+        start = tl.multiple_of(start, KEYS)
+        index = start + tl.arange(0, KEYS)
+        info = key_info + batch * 4 * k_pitch + index
+        keys = tl.load(tile_pointers(key, batch, head, index, K, H, E), mask=index[:, None] < K, other=0.0)
+        score = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+        if HAS_POSITIONS:
+            score += next_bias.to(tl.float32)
+            next_bias = tl.load(
+                row_bias + index[None, :] + KEYS, mask=in_range[:, None] & (start + KEYS < last), other=0.0
+            )
+        if HAS_SEGMENTS:
+            segments_differ = segment[:, None] != tl.load(info + k_pitch)[None, :]
+            score += tl.where(segments_differ, row_segment_score[:, None], 0.0)
+        key_rank = tl.load(info)[None, :]
+        visible = is_visible(
+            rank[:, None],
+            self_key[:, None],
+            position_key[:, None],
+            key_rank,
+            index[None, :],
+            max_distance,
+            HAS_MAX_DISTANCE,
+        )
+        score = tl.where(visible, score, -float("inf"))
+        new_max = tl.maximum(row_max, tl.max(score, 1) * LOG2E)
+        origin = tl.where(new_max == -float("inf"), 0.0, new_max)  # for rows that have seen no key yet
+        rescale = tl.exp2(row_max - origin)
         probability = tl.exp2(score * LOG2E - origin[:, None])  # one fused multiply-add
-        total = total * shrunk + tl.sum(probability, 1)
-        if DROPOUT:
-            probability = _undropped(probability, dropped, row, begin, n_pitch, False, ROWS, KEYS)
-        values = tl.load(_tile(value, batch, head, at, K, H, E), mask=at[:, None] < K, other=0.0)
-        mean = mean * shrunk[:, None] + tl.dot(probability.to(values.dtype), values, input_precision="ieee")
-        largest = larger
-    total *= share  # so that what dropout left grows by 1 / share
-    sees = total > 0
-    mean = mean / tl.where(sees, total, 1.0)[:, None]
-    tl.store(_tile(out, batch, head, row, N, H, E), mean.to(out.dtype.element_ty), mask=inside[:, None])
-    tl.store(log_total + lines + row, tl.where(sees, largest + tl.log2(total), 0.0), mask=inside)
+        total = total * rescale + tl.sum(probability, 1)
+        if HAS_DROPOUT:
+            probability = apply_dropout(probability, drop_mask, row, start, n_pitch, False, ROWS, KEYS)
+        values = tl.load(tile_pointers(value, batch, head, index, K, H, E), mask=index[:, None] < K, other=0.0)
+        mean = mean * rescale[:, None] + tl.dot(probability.to(values.dtype), values, input_precision="ieee")
+        row_max = new_max
+    total *= keep_prob  # scales the weights that dropout keeps by 1 / keep_prob
+    sees_any = total > 0
+    mean = mean / tl.where(sees_any, total, 1.0)[:, None]
+    tl.store(tile_pointers(out, batch, head, row, N, H, E), mean.to(out.dtype.element_ty), mask=in_range[:, None])
+    tl.store(lse + head_offset + row, tl.where(sees_any, row_max + tl.log2(total), 0.0), mask=in_range)

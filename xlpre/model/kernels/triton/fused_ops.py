@@ -1,18 +1,18 @@
-"""What stands between the products of a layer, each in one pass over its elements on GPUs, forward and backward.
+"""Fused add-norm and GELU-dropout on GPUs, forward and backward, each in one pass over its elements.
 
-norm(rows + dropout(branch)), with s the sum, m the mean of a row of s, r one over its deviation, k what dropout multiplies an element by:
+norm(x + dropout(branch)), with s the sum, m the mean of a row of s, r the inverse of its standard deviation, k the dropout mask and scale:
 
-    x = (s - m) r            out = weight x + bias
-    g = weight d_out         d_rows = r (g - mean(g) - x mean(g x))      d_branch = k d_rows
-                             d_weight = sum of d_out x over all rows     d_bias = sum of d_out over all rows
+    n = (s - m) r            out = weight n + bias
+    g = weight d_out         d_x = r (g - mean(g) - n mean(g n))        d_branch = k d_x
+                             d_weight = sum of d_out n over all rows    d_bias = sum of d_out over all rows
 
-Forward reads two numbers of an element and writes two, s and out; backward reads s and d_out and writes both gradients. A program sums
-over its rows, and what programs found is summed after them: nobody adds into another's result, so gradients are the same bits each time.
+For each element, the forward pass reads x and branch and writes s and out. The backward pass reads s and d_out and writes both gradients.
+Each program sums over its own rows, and the sums of all programs are added afterwards, so that gradients are reproducible.
 
-dropout(gelu(x)) reads a number of an element and writes one; backward reads x and the gradient, and writes one. What dropout drew is kept
-by neither, but drawn again from the same seed.
+dropout(gelu(x)): for each element, the forward pass reads x and writes out. The backward pass reads x and d_out and writes d_x. Neither
+operation saves its dropout mask; the backward pass generates it again from the seed.
 
-Each is an operator of torch, as attention is (kernels/triton.py).
+Each operation is an operator of torch, as attention is (kernels/triton/attention.py).
 """
 
 from __future__ import annotations
@@ -22,79 +22,116 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xlpre.model.kernels.triton import fused_ops_kernels
-from xlpre.model.kernels.triton.launch import SHARES, dropout_level, new_seed
+from xlpre.model.kernels.triton import fused_ops_kernels as kernels
+from xlpre.model.kernels.triton.launch import DROPOUT_LEVELS, dropout_level, new_seed
 
-LANES = 8  # elements that one call for random numbers decides about
-PROGRAMS = 512  # of add_norm's backward pass at the most: four for each multiprocessor of a large GPU
-BLOCK = 1024  # elements of a lane of gelu's
+PHILOX_OUTPUTS = 8  # elements that one call of the random number generator serves
+MAX_PROGRAMS = 512  # of the backward pass of add_norm: four for each multiprocessor of a large GPU
+BLOCK = 1024  # elements of a block of gelu_dropout
 
 
-def add_norm(rows: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, eps: float, dropout: float) -> Tensor:
-    """norm(rows + dropout(branch)).
+def add_norm(x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, eps: float, dropout: float) -> Tensor:
+    """Compute norm(x + dropout(branch)).
 
     Args:
-        rows: (..., D), in bf16, fp16 or fp32, as all that follow.
-        branch: like them.
-        weight: of the norm, (D,).
-        bias: of it, (D,).
-        eps: of it, added to a row's variance.
-        dropout: share of `branch` that is set to 0; the rest grows by as much.
+        x: (..., D), in bf16, fp16 or fp32. The other tensors have the same dtype.
+        branch: (..., D).
+        weight: (D,), of the norm.
+        bias: (D,), of the norm.
+        eps: added to the variance of a row.
+        dropout: probability of zeroing an element of `branch`. The others are scaled by 1 / (1 - dropout).
 
     Returns:
-        Like `rows`.
+        A tensor like `x`.
     """
-    return _add_norm(rows, branch, weight, bias, new_seed(rows.device) if dropout else None, eps, dropout)[0]
+    return _add_norm(x, branch, weight, bias, new_seed(x.device) if dropout else None, eps, dropout)[0]
 
 
 def gelu_dropout(x: Tensor, dropout: float) -> Tensor:
-    """dropout(gelu(x)) of any shape, in bf16, fp16 or fp32; GELU's tanh approximation, as in feedforward.py."""
-    return _gelu(x, new_seed(x.device), dropout)
+    """Compute dropout(gelu(x)), with the tanh approximation of GELU, as in feedforward.py.
+
+    Args:
+        x: any shape, in bf16, fp16 or fp32.
+        dropout: probability of zeroing an element. The others are scaled by 1 / (1 - dropout).
+
+    Returns:
+        A tensor like `x`.
+    """
+    return _gelu_dropout(x, new_seed(x.device), dropout)
 
 
-ADD_NORM = "(Tensor rows, Tensor branch, Tensor weight, Tensor bias, Tensor? seed, float eps, float dropout)"
-ADD_NORM_BACKWARD = (
+ADD_NORM_SCHEMA = "(Tensor x, Tensor branch, Tensor weight, Tensor bias, Tensor? seed, float eps, float dropout)"
+ADD_NORM_BACKWARD_SCHEMA = (
     "(Tensor d_out, Tensor summed, Tensor mean, Tensor rstd, Tensor weight, Tensor? seed, float dropout) -> Tensor[]"
 )
 
 
-@torch.library.custom_op("xlpre::add_norm", mutates_args=(), schema=f"{ADD_NORM} -> (Tensor, Tensor, Tensor, Tensor)")
+@torch.library.custom_op(
+    "xlpre::add_norm", mutates_args=(), schema=f"{ADD_NORM_SCHEMA} -> (Tensor, Tensor, Tensor, Tensor)"
+)
 def _add_norm(
-    rows: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, seed: Tensor | None, eps: float, dropout: float
+    x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, seed: Tensor | None, eps: float, dropout: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The norm and the sum, like `rows`; the mean, and one over the deviation, of each of N rows, float32."""
-    rows, branch, weight, bias = (x.contiguous() for x in (rows, branch, weight, bias))
-    D = rows.size(-1)
-    out, summed, mean, rstd = _found(rows)
+    """Return the norm and the sum, like `x`, and mean and inverse standard deviation of each of the N rows, float32."""
+    x, branch, weight, bias = (tensor.contiguous() for tensor in (x, branch, weight, bias))
+    out, summed, mean, rstd = _empty_add_norm(x)
     N = len(mean)
-    given = (rows, branch, weight, bias, seed, summed, out, mean, rstd, N, eps, *_settings(dropout))
-    fused_ops_kernels.add_norm[_groups(N),](*given, **cut(D, seed is not None))
+    kernels.add_norm_forward[_n_groups(N),](
+        x=x,
+        branch=branch,
+        weight=weight,
+        bias=bias,
+        seed=seed,
+        summed=summed,
+        out=out,
+        mean=mean,
+        rstd=rstd,
+        N=N,
+        eps=eps,
+        **_dropout_args(dropout),
+        **add_norm_config(x.size(-1), seed is not None),
+    )
     return out, summed, mean, rstd
 
 
-@torch.library.custom_op("xlpre::add_norm_backward", mutates_args=(), schema=ADD_NORM_BACKWARD)
+@torch.library.custom_op("xlpre::add_norm_backward", mutates_args=(), schema=ADD_NORM_BACKWARD_SCHEMA)
 def _add_norm_backward(
     d_out: Tensor, summed: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, seed: Tensor | None, dropout: float
 ) -> list[Tensor]:
-    """Gradients of rows, weight and bias; and with dropout that of the branch, which is that of rows without."""
+    """Return the gradients of x, weight and bias; with dropout also that of the branch, which equals that of x without."""
     D, N = summed.size(-1), len(mean)
-    programs = min(_groups(N), PROGRAMS)
-    d_rows, d_branch = torch.empty_like(summed), None if seed is None else torch.empty_like(summed)
-    sums = [summed.new_empty(programs, D, dtype=torch.float32) for _ in range(2)]
-    given = (d_out.contiguous(), summed, mean, rstd, weight.contiguous(), seed, d_rows, d_branch, *sums)
-    kernel = fused_ops_kernels.differentiate_add_norm[programs,]
-    kernel(*given, N, _groups(N), *_settings(dropout), **cut(D, seed is not None))
-    found = [d_rows, *(x.sum(0).to(weight.dtype) for x in sums)]
-    return found if d_branch is None else [*found, d_branch]
+    n_programs = min(_n_groups(N), MAX_PROGRAMS)
+    d_x, d_branch = torch.empty_like(summed), None if seed is None else torch.empty_like(summed)
+    d_weight, d_bias = (summed.new_empty(n_programs, D, dtype=torch.float32) for _ in range(2))
+    kernels.add_norm_backward[n_programs,](
+        d_out=d_out.contiguous(),
+        summed=summed,
+        mean=mean,
+        rstd=rstd,
+        weight=weight.contiguous(),
+        seed=seed,
+        d_x=d_x,
+        d_branch=d_branch,
+        d_weight=d_weight,
+        d_bias=d_bias,
+        N=N,
+        n_groups=_n_groups(N),
+        **_dropout_args(dropout),
+        **add_norm_config(D, seed is not None),
+    )
+    gradients = [d_x, *(x.sum(0).to(weight.dtype) for x in (d_weight, d_bias))]
+    return gradients if d_branch is None else [*gradients, d_branch]
 
 
 @torch.library.custom_op(
     "xlpre::gelu_dropout", mutates_args=(), schema="(Tensor x, Tensor seed, float dropout) -> Tensor"
 )
-def _gelu(x: Tensor, seed: Tensor, dropout: float) -> Tensor:
+def _gelu_dropout(x: Tensor, seed: Tensor, dropout: float) -> Tensor:
     x = x.contiguous()
     out = torch.empty_like(x)
-    fused_ops_kernels.gelu[_blocks(x),](x, seed, out, x.numel(), *_settings(dropout), BLOCK=BLOCK, LANES=LANES)
+    kernels.gelu_dropout_forward[_n_programs(x),](
+        x=x, seed=seed, out=out, n=x.numel(), **_dropout_args(dropout), BLOCK=BLOCK, PHILOX_OUTPUTS=PHILOX_OUTPUTS
+    )
     return out
 
 
@@ -103,81 +140,90 @@ def _gelu(x: Tensor, seed: Tensor, dropout: float) -> Tensor:
     mutates_args=(),
     schema="(Tensor d_out, Tensor x, Tensor seed, float dropout) -> Tensor",
 )
-def _gelu_backward(d_out: Tensor, x: Tensor, seed: Tensor, dropout: float) -> Tensor:
+def _gelu_dropout_backward(d_out: Tensor, x: Tensor, seed: Tensor, dropout: float) -> Tensor:
     x = x.contiguous()
-    d_x, given = torch.empty_like(x), (d_out.contiguous(), x, seed)
-    fused_ops_kernels.differentiate_gelu[_blocks(x),](
-        *given, d_x, x.numel(), *_settings(dropout), BLOCK=BLOCK, LANES=LANES
+    d_x = torch.empty_like(x)
+    kernels.gelu_dropout_backward[_n_programs(x),](
+        d_out=d_out.contiguous(),
+        x=x,
+        seed=seed,
+        d_x=d_x,
+        n=x.numel(),
+        **_dropout_args(dropout),
+        BLOCK=BLOCK,
+        PHILOX_OUTPUTS=PHILOX_OUTPUTS,
     )
     return d_x
 
 
 @_add_norm.register_fake
-def _found(rows: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    n_rows = rows.numel() // rows.size(-1)
-    mean, rstd = (rows.new_empty(n_rows, dtype=torch.float32) for _ in range(2))
-    return rows.new_empty(rows.shape), rows.new_empty(rows.shape), mean, rstd
+def _empty_add_norm(x: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    n_rows = x.numel() // x.size(-1)
+    mean, rstd = (x.new_empty(n_rows, dtype=torch.float32) for _ in range(2))
+    return x.new_empty(x.shape), x.new_empty(x.shape), mean, rstd
 
 
 @_add_norm_backward.register_fake
-def _gradients(
+def _fake_add_norm_backward(
     d_out: Tensor, summed: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, seed: Any, *_: Any
 ) -> list[Tensor]:
-    of_weight = [weight.new_empty(weight.shape) for _ in range(2)]
-    return [summed.new_empty(summed.shape), *of_weight, *([] if seed is None else [summed.new_empty(summed.shape)])]
+    gradients = [summed, weight, weight] if seed is None else [summed, weight, weight, summed]
+    return [x.new_empty(x.shape) for x in gradients]
 
 
-@_gelu.register_fake
-def _like(x: Tensor, *_: Any) -> Tensor:
+@_gelu_dropout.register_fake
+def _fake_gelu_dropout(x: Tensor, *_: Any) -> Tensor:
     return x.new_empty(x.shape)
 
 
-_gelu_backward.register_fake(_like)
+_gelu_dropout_backward.register_fake(_fake_gelu_dropout)
 
 
-def _keep_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _setup_add_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     _, _, weight, _, seed, _, ctx.dropout = inputs
-    ctx.set_materialize_grads(False)  # else each output without a gradient would get one of zeros
+    ctx.set_materialize_grads(False)  # otherwise each output without a gradient would get zeros
     ctx.save_for_backward(*output[1:], weight, seed)
 
 
-def _differentiate_norm(ctx: Any, d_out: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-    if d_out is None:  # what took the output has no gradient
+def _autograd_add_norm(ctx: Any, d_out: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    if d_out is None:  # the output was used by an operation without a gradient
         return (None,) * 7
-    d_rows, d_weight, d_bias, *d_branch = _add_norm_backward(d_out, *ctx.saved_tensors, ctx.dropout)
-    return d_rows, (d_branch or [d_rows])[0], d_weight, d_bias, None, None, None
+    d_x, d_weight, d_bias, *d_branch = _add_norm_backward(d_out, *ctx.saved_tensors, ctx.dropout)
+    return d_x, (d_branch or [d_x])[0], d_weight, d_bias, None, None, None
 
 
-def _keep_gelu(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _setup_gelu_dropout(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, seed, ctx.dropout = inputs
     ctx.save_for_backward(x, seed)
 
 
-def _differentiate_gelu(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-    return _gelu_backward(d_out, *ctx.saved_tensors, ctx.dropout), None, None
+def _autograd_gelu_dropout(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+    return _gelu_dropout_backward(d_out, *ctx.saved_tensors, ctx.dropout), None, None
 
 
-_add_norm.register_autograd(_differentiate_norm, setup_context=_keep_norm)
-_gelu.register_autograd(_differentiate_gelu, setup_context=_keep_gelu)
+_add_norm.register_autograd(_autograd_add_norm, setup_context=_setup_add_norm)
+_gelu_dropout.register_autograd(_autograd_gelu_dropout, setup_context=_setup_gelu_dropout)
 
 
-def _settings(dropout: float) -> tuple[int, float]:
-    """How many of SHARES are dropped, and by how much the others grow."""
-    dropped = dropout_level(dropout)
-    return dropped, SHARES / (SHARES - dropped)
+def _dropout_args(dropout: float) -> dict[str, int | float]:
+    level = dropout_level(dropout)
+    return {"drop_level": level, "dropout_scale": DROPOUT_LEVELS / (DROPOUT_LEVELS - level)}
 
 
-def cut(width: int, drops: bool) -> dict[str, Any]:
-    """How a program of add_norm is cut: 8 or 16 elements of a row for a thread, for which registers suffice up to rows of 4,096."""
+def add_norm_config(width: int, has_dropout: bool) -> dict[str, Any]:
+    """Return constants and number of warps of the add-norm kernels.
+
+    A thread holds 8 or 16 elements of a row, for which registers suffice up to rows of 4,096.
+    """
     padded = 1 << (width - 1).bit_length()
-    warps = max(1, min(padded // 256, 4), min(padded // 512, 32))  # more than 32 no program can have
-    constants = {"DROPOUT": drops, "AHEAD": padded <= 1024, "D": width, "WIDTH": padded, "LANES": LANES}
-    return {**constants, "num_warps": warps}
+    warps = max(1, min(padded // 256, 4), min(padded // 512, 32))  # 32 is the limit of the hardware
+    constants = {"HAS_DROPOUT": has_dropout, "PREFETCH": padded <= 1024, "D": width, "PADDED_D": padded}
+    return {**constants, "PHILOX_OUTPUTS": PHILOX_OUTPUTS, "num_warps": warps}
 
 
-def _groups(n_rows: int) -> int:
-    return -(-n_rows // LANES)
+def _n_groups(n_rows: int) -> int:
+    return -(-n_rows // PHILOX_OUTPUTS)
 
 
-def _blocks(x: Tensor) -> int:
-    return -(-x.numel() // (BLOCK * LANES))
+def _n_programs(x: Tensor) -> int:
+    return -(-x.numel() // (BLOCK * PHILOX_OUTPUTS))

@@ -1,7 +1,7 @@
-"""GPU kernels of what stands between the products of a layer; kernels/between.py says what they compute and calls them.
+"""Kernels of the fused operations. kernels/triton/fused_ops.py derives and launches them.
 
-Random numbers are Philox's (Salmon et al. 2011), made again in the backward pass: 16 bits for an element, so that the four words of one
-call decide for LANES elements, which stand under each other in as many rows, or as many blocks, of one program.
+Random numbers come from Philox (Salmon et al. 2011). The backward pass generates them again. An element takes 16 bits, so that the four
+words of one call serve PHILOX_OUTPUTS elements: the same column of as many rows, or the same offset of as many blocks, of one program.
 """
 
 from __future__ import annotations
@@ -9,137 +9,144 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from xlpre.model.kernels.triton.primitives import LOG2E, RANDOM_ROUNDS
+from xlpre.model.kernels.triton.primitives import LOG2E, PHILOX_ROUNDS
 
 CUBIC = tl.constexpr(0.044715)
 SLOPE = tl.constexpr(1.5957691216057308)  # 2 sqrt(2 / pi): GELU is x / (1 + e^-w), w = SLOPE (x + CUBIC x^3)
 
 
 @triton.jit
-def _drawn(seed, group, column):
-    """Four random words for each column of a group of rows."""
+def random_words(seed, group, column):
+    """Draw four random words for each column of a group of rows."""
     zeros = tl.zeros_like(column)
-    return tl.philox(tl.load(seed), zeros + group, zeros, zeros, column, RANDOM_ROUNDS)
+    return tl.philox(tl.load(seed), zeros + group, zeros, zeros, column, PHILOX_ROUNDS)
 
 
 @triton.jit
-def _kept(x, words, lane: tl.constexpr, threshold, grown):
-    """What dropout leaves of `x`, whose element is dropped if its 16 bits are below the threshold."""
-    bits = (words[lane // 2] >> (16 * (lane % 2))) & 0xFFFF
-    return tl.where(bits < threshold.to(tl.uint32), 0.0, x * grown)
+def dropout(x, words, i: tl.constexpr, drop_level, dropout_scale):
+    """Apply dropout: zero an element if the i-th 16 bits of its words are below `drop_level`, scale it otherwise."""
+    bits = (words[i // 2] >> (16 * (i % 2))) & 0xFFFF
+    return tl.where(bits < drop_level.to(tl.uint32), 0.0, x * dropout_scale)
 
 
 @triton.jit
-def _two(first, second, row, column, N, D: tl.constexpr):
-    """A row of each of two tensors; where AHEAD, loaded before the row above it is stored, so that a program waits less."""
-    at, wanted = tl.cast(row, tl.int64) * D + column, (column < D) & (row < N)
-    return tl.load(first + at, mask=wanted, other=0.0), tl.load(second + at, mask=wanted, other=0.0)
-
-
-@triton.jit(do_not_specialize=("N", "threshold"))
-def add_norm(
-    rows, branch, weight, bias, seed, summed, out, mean, rstd,
-    N, eps, threshold, grown,
-    DROPOUT: tl.constexpr, AHEAD: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, LANES: tl.constexpr,
-):  # fmt: skip
-    """Sums and norms of LANES rows."""
-    column = tl.arange(0, WIDTH)
-    inside = column < D
-    gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    shift = tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
-    group = tl.program_id(0)
-    if AHEAD:
-        ahead = _two(rows, branch, group * LANES, column, N, D)
-    if DROPOUT:
-        words = _drawn(seed, group, column)
-    for lane in tl.static_range(LANES):
-        row = group * LANES + lane
-        at = tl.cast(row, tl.int64) * D + column
-        wanted = inside & (row < N)
-        if not AHEAD:
-            ahead = _two(rows, branch, row, column, N, D)
-        before, added = ahead[0].to(tl.float32), ahead[1].to(tl.float32)
-        if AHEAD and lane + 1 < LANES:
-            ahead = _two(rows, branch, row + 1, column, N, D)
-        if DROPOUT:
-            added = _kept(added, words, lane, threshold, grown)
-        total = (before + added).to(summed.dtype.element_ty)  # so that both passes know the same sum
-        tl.store(summed + at, total, mask=wanted)
-        x = total.to(tl.float32)
-        middle = tl.sum(x) / D
-        apart = tl.where(inside, x - middle, 0.0)
-        scale = tl.rsqrt(tl.sum(apart * apart) / D + eps)
-        tl.store(out + at, (apart * scale * gain + shift).to(out.dtype.element_ty), mask=wanted)
-        tl.store(mean + row, middle, mask=row < N)
-        tl.store(rstd + row, scale, mask=row < N)
-
-
-@triton.jit(do_not_specialize=("N", "n_groups", "threshold"))
-def differentiate_add_norm(
-    d_out, summed, mean, rstd, weight, seed, d_rows, d_branch, d_weight, d_bias,
-    N, n_groups, threshold, grown,
-    DROPOUT: tl.constexpr, AHEAD: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, LANES: tl.constexpr,
-):  # fmt: skip
-    """Gradients of both summands of every so many groups of LANES rows, and what those add to the gradients of weight and bias."""
-    column = tl.arange(0, WIDTH)
-    inside = column < D
-    gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    of_weight, of_bias = tl.zeros([WIDTH], tl.float32), tl.zeros([WIDTH], tl.float32)
-    for group in range(tl.program_id(0), n_groups, tl.num_programs(0)):
-        if AHEAD:
-            ahead = _two(d_out, summed, group * LANES, column, N, D)
-        if DROPOUT:
-            words = _drawn(seed, group, column)
-        for lane in tl.static_range(LANES):
-            row = group * LANES + lane
-            at = tl.cast(row, tl.int64) * D + column
-            wanted = inside & (row < N)
-            if not AHEAD:
-                ahead = _two(d_out, summed, row, column, N, D)
-            given, total = ahead[0].to(tl.float32), ahead[1].to(tl.float32)
-            if AHEAD and lane + 1 < LANES:
-                ahead = _two(d_out, summed, row + 1, column, N, D)
-            scale = tl.load(rstd + row, mask=row < N, other=0.0)
-            x = tl.where(wanted, (total - tl.load(mean + row, mask=row < N, other=0.0)) * scale, 0.0)
-            of_weight += given * x
-            of_bias += given
-            pulled = given * gain
-            moved = scale * (pulled - tl.sum(pulled) / D - x * (tl.sum(pulled * x) / D))
-            tl.store(d_rows + at, moved.to(d_rows.dtype.element_ty), mask=wanted)
-            if DROPOUT:
-                left = _kept(moved, words, lane, threshold, grown)
-                tl.store(d_branch + at, left.to(d_branch.dtype.element_ty), mask=wanted)
-    partial = tl.program_id(0) * D + column
-    tl.store(d_weight + partial, of_weight, mask=inside)
-    tl.store(d_bias + partial, of_bias, mask=inside)
-
-
-@triton.jit(do_not_specialize=("threshold",))
-def gelu(x, seed, out, n, threshold, grown, BLOCK: tl.constexpr, LANES: tl.constexpr):
-    """GELU with dropout of LANES blocks."""
-    at_first = tl.program_id(0).to(tl.int64) * (BLOCK * LANES) + tl.arange(0, BLOCK)
-    words = _drawn(seed, tl.program_id(0), tl.arange(0, BLOCK))
-    for lane in tl.static_range(LANES):
-        at = at_first + lane * BLOCK
-        given = tl.load(x + at, mask=at < n, other=0.0).to(tl.float32)
-        active = given * _sigmoid((given + given * given * given * CUBIC) * SLOPE)
-        tl.store(out + at, _kept(active, words, lane, threshold, grown).to(out.dtype.element_ty), mask=at < n)
-
-
-@triton.jit(do_not_specialize=("threshold",))
-def differentiate_gelu(d_out, x, seed, d_x, n, threshold, grown, BLOCK: tl.constexpr, LANES: tl.constexpr):
-    """Its gradient."""
-    at_first = tl.program_id(0).to(tl.int64) * (BLOCK * LANES) + tl.arange(0, BLOCK)
-    words = _drawn(seed, tl.program_id(0), tl.arange(0, BLOCK))
-    for lane in tl.static_range(LANES):
-        at = at_first + lane * BLOCK
-        given = tl.load(x + at, mask=at < n, other=0.0).to(tl.float32)
-        gate = _sigmoid((given + given * given * given * CUBIC) * SLOPE)
-        slope = gate + given * gate * (1 - gate) * (SLOPE + given * given * (3 * CUBIC * SLOPE))
-        above = tl.load(d_out + at, mask=at < n, other=0.0).to(tl.float32)
-        tl.store(d_x + at, (_kept(above, words, lane, threshold, grown) * slope).to(d_x.dtype.element_ty), mask=at < n)
+def load_pair(first, second, row, column, N, D: tl.constexpr):
+    """Load a row of two tensors. With PREFETCH, the next row is loaded before a row is stored, to hide the latency."""
+    index, mask = tl.cast(row, tl.int64) * D + column, (column < D) & (row < N)
+    return tl.load(first + index, mask=mask, other=0.0), tl.load(second + index, mask=mask, other=0.0)
 
 
 @triton.jit
-def _sigmoid(x):
+def sigmoid(x):
     return 1 / (1 + tl.exp2(-x * LOG2E))
+
+
+@triton.jit(do_not_specialize=("N", "drop_level"))
+def add_norm_forward(
+    x, branch, weight, bias, seed, summed, out, mean, rstd,
+    N, eps, drop_level, dropout_scale,
+    HAS_DROPOUT: tl.constexpr, PREFETCH: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr, PHILOX_OUTPUTS: tl.constexpr,
+):  # fmt: skip
+    """Compute sums and norms of PHILOX_OUTPUTS rows."""
+    column = tl.arange(0, PADDED_D)
+    in_row = column < D
+    norm_weight = tl.load(weight + column, mask=in_row, other=0.0).to(tl.float32)
+    norm_bias = tl.load(bias + column, mask=in_row, other=0.0).to(tl.float32)
+    group = tl.program_id(0)
+    if PREFETCH:
+        pair = load_pair(x, branch, group * PHILOX_OUTPUTS, column, N, D)
+    if HAS_DROPOUT:
+        words = random_words(seed, group, column)
+    for i in tl.static_range(PHILOX_OUTPUTS):
+        row = group * PHILOX_OUTPUTS + i
+        index = tl.cast(row, tl.int64) * D + column
+        mask = in_row & (row < N)
+        if not PREFETCH:
+            pair = load_pair(x, branch, row, column, N, D)
+        residual, addend = pair[0].to(tl.float32), pair[1].to(tl.float32)
+        if PREFETCH and i + 1 < PHILOX_OUTPUTS:
+            pair = load_pair(x, branch, row + 1, column, N, D)
+        if HAS_DROPOUT:
+            addend = dropout(addend, words, i, drop_level, dropout_scale)
+        rounded = (residual + addend).to(summed.dtype.element_ty)  # both passes use the same rounded sum
+        tl.store(summed + index, rounded, mask=mask)
+        total = rounded.to(tl.float32)
+        row_mean = tl.sum(total) / D
+        centered = tl.where(in_row, total - row_mean, 0.0)
+        row_rstd = tl.rsqrt(tl.sum(centered * centered) / D + eps)
+        tl.store(out + index, (centered * row_rstd * norm_weight + norm_bias).to(out.dtype.element_ty), mask=mask)
+        tl.store(mean + row, row_mean, mask=row < N)
+        tl.store(rstd + row, row_rstd, mask=row < N)
+
+
+@triton.jit(do_not_specialize=("N", "n_groups", "drop_level"))
+def add_norm_backward(
+    d_out, summed, mean, rstd, weight, seed, d_x, d_branch, d_weight, d_bias,
+    N, n_groups, drop_level, dropout_scale,
+    HAS_DROPOUT: tl.constexpr, PREFETCH: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr, PHILOX_OUTPUTS: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradients of both summands, and the contributions of a program to those of weight and bias.
+
+    A program computes every num_programs-th group of PHILOX_OUTPUTS rows.
+    """
+    column = tl.arange(0, PADDED_D)
+    in_row = column < D
+    norm_weight = tl.load(weight + column, mask=in_row, other=0.0).to(tl.float32)
+    sum_weight, sum_bias = tl.zeros([PADDED_D], tl.float32), tl.zeros([PADDED_D], tl.float32)
+    for group in range(tl.program_id(0), n_groups, tl.num_programs(0)):
+        if PREFETCH:
+            pair = load_pair(d_out, summed, group * PHILOX_OUTPUTS, column, N, D)
+        if HAS_DROPOUT:
+            words = random_words(seed, group, column)
+        for i in tl.static_range(PHILOX_OUTPUTS):
+            row = group * PHILOX_OUTPUTS + i
+            index = tl.cast(row, tl.int64) * D + column
+            mask = in_row & (row < N)
+            if not PREFETCH:
+                pair = load_pair(d_out, summed, row, column, N, D)
+            gradient, total = pair[0].to(tl.float32), pair[1].to(tl.float32)
+            if PREFETCH and i + 1 < PHILOX_OUTPUTS:
+                pair = load_pair(d_out, summed, row + 1, column, N, D)
+            row_rstd = tl.load(rstd + row, mask=row < N, other=0.0)
+            normed = tl.where(mask, (total - tl.load(mean + row, mask=row < N, other=0.0)) * row_rstd, 0.0)
+            sum_weight += gradient * normed
+            sum_bias += gradient
+            d_normed = gradient * norm_weight
+            d_sum = row_rstd * (d_normed - tl.sum(d_normed) / D - normed * (tl.sum(d_normed * normed) / D))
+            tl.store(d_x + index, d_sum.to(d_x.dtype.element_ty), mask=mask)
+            if HAS_DROPOUT:
+                d_addend = dropout(d_sum, words, i, drop_level, dropout_scale)
+                tl.store(d_branch + index, d_addend.to(d_branch.dtype.element_ty), mask=mask)
+    output = tl.program_id(0) * D + column
+    tl.store(d_weight + output, sum_weight, mask=in_row)
+    tl.store(d_bias + output, sum_bias, mask=in_row)
+
+
+@triton.jit(do_not_specialize=("drop_level",))
+def gelu_dropout_forward(x, seed, out, n, drop_level, dropout_scale, BLOCK: tl.constexpr, PHILOX_OUTPUTS: tl.constexpr):
+    """Compute GELU and dropout of PHILOX_OUTPUTS blocks."""
+    offset = tl.program_id(0).to(tl.int64) * (BLOCK * PHILOX_OUTPUTS) + tl.arange(0, BLOCK)
+    words = random_words(seed, tl.program_id(0), tl.arange(0, BLOCK))
+    for i in tl.static_range(PHILOX_OUTPUTS):
+        index = offset + i * BLOCK
+        v = tl.load(x + index, mask=index < n, other=0.0).to(tl.float32)
+        active = v * sigmoid((v + v * v * v * CUBIC) * SLOPE)
+        dropped = dropout(active, words, i, drop_level, dropout_scale)
+        tl.store(out + index, dropped.to(out.dtype.element_ty), mask=index < n)
+
+
+@triton.jit(do_not_specialize=("drop_level",))
+def gelu_dropout_backward(
+    d_out, x, seed, d_x, n, drop_level, dropout_scale, BLOCK: tl.constexpr, PHILOX_OUTPUTS: tl.constexpr
+):
+    """Compute the gradient of `gelu_dropout_forward`."""
+    offset = tl.program_id(0).to(tl.int64) * (BLOCK * PHILOX_OUTPUTS) + tl.arange(0, BLOCK)
+    words = random_words(seed, tl.program_id(0), tl.arange(0, BLOCK))
+    for i in tl.static_range(PHILOX_OUTPUTS):
+        index = offset + i * BLOCK
+        v = tl.load(x + index, mask=index < n, other=0.0).to(tl.float32)
+        gate = sigmoid((v + v * v * v * CUBIC) * SLOPE)
+        slope = gate + v * gate * (1 - gate) * (SLOPE + v * v * (3 * CUBIC * SLOPE))
+        gradient = tl.load(d_out + index, mask=index < n, other=0.0).to(tl.float32)
+        d_v = dropout(gradient, words, i, drop_level, dropout_scale) * slope
+        tl.store(d_x + index, d_v.to(d_x.dtype.element_ty), mask=index < n)

@@ -1,4 +1,4 @@
-"""Calls the GPU kernels of attention on the tensors of one layer."""
+"""Launch of the attention kernels on the tensors of one layer."""
 
 from __future__ import annotations
 
@@ -8,224 +8,224 @@ import torch
 from torch import Tensor
 
 from xlpre.model.kernels.triton import backward, forward
-from xlpre.model.kernels.triton.tiles import tile_of
+from xlpre.model.kernels.triton.tiles import tile_for
 
 KERNELS = {
     kernel.__name__: kernel
     for kernel in (
-        forward.draw,
-        forward.score_places,
-        forward.attend,
-        backward.differentiate_keys,
-        backward.differentiate_rows,
-        backward.differentiate_place_queries,
-        backward.differentiate_place_keys,
+        forward.draw_dropout_mask,
+        forward.position_scores,
+        forward.attention_forward,
+        backward.backward_key_value,
+        backward.backward_query,
+        backward.backward_position_query,
+        backward.backward_position_key,
     )
 }
 
-# torch.compile's code for GPUs has such a bound in 32 bits (torch 2.11), in which a larger one may be 0
-SEEDS = 2**31 - 1
+# GPU code that torch.compile generates holds this bound in 32 bits (torch 2.11); a larger one may become 0
+MAX_SEED = 2**31 - 1
 
 
 def new_seed(device: torch.device) -> Tensor:
-    """(1,) int64 of torch's random numbers there, for which nobody waits."""
-    return torch.randint(SEEDS, (1,), device=device)
+    """Draw a seed, (1,) int64, from torch's generator of a device, without synchronization."""
+    return torch.randint(MAX_SEED, (1,), device=device)
 
 
-SHARES = 2**16  # dropout takes so many of these
+DROPOUT_LEVELS = 2**16  # a dropout probability is rounded to a multiple of 1 / DROPOUT_LEVELS
 
 
 def dropout_level(dropout: float) -> int:
-    """How many of SHARES dropout drops."""
-    return min(round(dropout * SHARES), SHARES - 1)
+    """Return a dropout probability as a multiple of 1 / DROPOUT_LEVELS, below 1."""
+    return min(round(dropout * DROPOUT_LEVELS), DROPOUT_LEVELS - 1)
 
 
-class Given(NamedTuple):
-    """What attention is made of.
+class KernelArgs(NamedTuple):
+    """Arguments of the attention operator.
 
     Attributes:
-        query: (B, N, H, E), scaled, as the biases that are added to it.
-        r_w_bias: (H, E).
-        r_r_bias: (H, E).
+        query: (B, N, H, E), scaled.
+        r_w_bias: (H, E), scaled.
+        r_r_bias: (H, E), scaled.
         pos_key: (2, R, H, E).
-        offsets: (2, R, H).
-        step: (B, H, N).
+        pos_offset: (2, R, H), scaled.
+        segment_score: (B, H, N), added to the scores of keys of another segment.
         key: (B, K, H, E).
         value: (B, K, H, E).
-        row_facts: of Prepared (kernels/triton.py),
-        key_facts: of it,
-        direction: of it.
-        seed: (1,) int64 of dropout; None without.
+        row_info: (B, 6, n_pitch) int32, see TritonBackend.
+        key_info: (B, 4, k_pitch) int32, see TritonBackend.
+        direction: (B,) int32.
+        seed: (1,) int64, seed of dropout. None without dropout.
         n_distances: R.
-        reach: see Geometry.
-        dropout: see Backend.
+        max_distance: largest distance at which a key is visible. None means no limit.
+        dropout: probability of zeroing an attention weight.
     """
 
     query: Tensor
     r_w_bias: Tensor | None
     r_r_bias: Tensor | None
     pos_key: Tensor | None
-    offsets: Tensor | None
-    step: Tensor | None
+    pos_offset: Tensor | None
+    segment_score: Tensor | None
     key: Tensor
     value: Tensor
-    row_facts: Tensor
-    key_facts: Tensor
+    row_info: Tensor
+    key_info: Tensor
     direction: Tensor
     seed: Tensor | None
     n_distances: int
-    reach: int | None
+    max_distance: int | None
     dropout: float
 
     @property
-    def threshold(self) -> int:
-        """So many of SHARES probabilities dropout drops."""
-        return dropout_level(self.dropout)
+    def keep_prob(self) -> float:
+        """Probability that dropout keeps a weight."""
+        return 1 - dropout_level(self.dropout) / DROPOUT_LEVELS
 
     @property
-    def share(self) -> float:
-        """Which share of probabilities it keeps."""
-        return 1 - self.threshold / SHARES
+    def differentiable(self) -> dict[str, Tensor]:
+        """Tensors that have a gradient, by name."""
+        tensors = {name: getattr(self, name) for name in DIFFERENTIABLE}
+        return {name: x for name, x in tensors.items() if x is not None}
 
-    @property
-    def differentiable(self) -> tuple[Tensor | None, ...]:
-        """Those that have a gradient."""
-        return self[:8]
-
-    @property
-    def tensors(self) -> tuple[Tensor | None, ...]:
-        """Those and the other tensors."""
-        return self[:12]
-
-    @property
-    def settings(self) -> tuple[Any, ...]:
-        """What is no tensor."""
-        return self[12:]
-
-    def contiguous(self) -> Given:
-        """In memory as the kernels read it."""
-        tensors: list[Any] = [None if x is None else x.contiguous() for x in self.tensors]
-        return Given(*tensors, *self.settings)
+    def contiguous(self) -> KernelArgs:
+        """Return the arguments with contiguous tensors, as the kernels read them."""
+        tensors = {name: getattr(self, name) for name in TENSORS}
+        return self._replace(**{name: x.contiguous() for name, x in tensors.items() if x is not None})
 
 
-class Launch:
-    """The kernels on a panel of one layer's rows (kernels/triton_panels.py), perhaps of all.
+DIFFERENTIABLE = ("query", "r_w_bias", "r_r_bias", "pos_key", "pos_offset", "segment_score", "key", "value")
+TENSORS = (*DIFFERENTIABLE, "row_info", "key_info", "direction", "seed")
+
+
+class KernelLauncher:
+    """Launches the kernels on one panel of rows (kernels/triton/panels.py).
 
     Args:
-        given: what is of these rows.
-        first_row: which of all rows is the first of them.
-        sums: in which precision gradients of keys and values are wanted.
+        args: arguments of the rows of the panel.
+        first_row: index of the first row of the panel among all rows.
+        sum_dtype: dtype of the gradients of keys and values.
     """
 
-    def __init__(self, given: Given, first_row: int, sums: torch.dtype) -> None:
-        self._given, self._first_row, self._sums = given.contiguous(), first_row, sums
-        given = self._given
-        # not kept between the passes, as each is as large as the queries
-        self._content = given.query if given.r_w_bias is None else given.query + given.r_w_bias
-        self._place = given.query if given.r_r_bias is None else given.query + given.r_r_bias
-        (B, N, H, _), K = given.query.shape, given.key.size(1)
-        self._groups, self._lines = B * H, (B, H, N)
-        self._length = {"rows": N, "keys": K, "distances": given.n_distances}
-        self._pitches = (given.row_facts.size(2), given.key_facts.size(2))
-        self._seen = (N, K, H, *self._pitches, given.reach or 0)
-        self._terms = (given.pos_key is not None, given.step is not None, given.reach is not None, given.dropout > 0)
-        self._sizes = (N, K, given.n_distances, H, *self._pitches)
+    def __init__(self, args: KernelArgs, first_row: int, sum_dtype: torch.dtype) -> None:
+        self._args = args = args.contiguous()
+        self._sum_dtype = sum_dtype
+        # not saved between the passes, because each is as large as the queries
+        self._content_query = args.query if args.r_w_bias is None else args.query + args.r_w_bias
+        self._pos_query = args.query if args.r_r_bias is None else args.query + args.r_r_bias
+        (B, N, H, E), K = args.query.shape, args.key.size(1)
+        self._n_heads, self._row_shape = B * H, (B, H, N)
+        self._n_pitch, self._k_pitch = args.row_info.size(2), args.key_info.size(2)
+        self._lengths = {"rows": N, "keys": K, "distances": args.n_distances}
+        # arguments that have the same name and value in all kernels that take them
+        self._shared: dict[str, Any] = {name: getattr(args, name) for name in TENSORS if name != "query"}
+        self._shared |= {"N": N, "K": K, "R": args.n_distances, "H": H, "E": E}
+        self._shared |= {"n_pitch": self._n_pitch, "k_pitch": self._k_pitch, "first_row": first_row}
+        self._shared |= {"max_distance": args.max_distance or 0, "HAS_MAX_DISTANCE": args.max_distance is not None}
+        self._shared |= {"drop_level": dropout_level(args.dropout), "keep_prob": args.keep_prob}
+        self._shared |= {"HAS_DROPOUT": args.dropout > 0, "HAS_SEGMENTS": args.segment_score is not None}
+        self._shared |= {"HAS_POSITIONS": args.pos_key is not None, "HAS_OFFSET": args.pos_offset is not None}
 
-    def bias(self) -> Tensor | None:
-        """Position scores (B, H, N, K padded), between the first and last key that rows see."""
-        given = self._given
-        if given.pos_key is None:
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """Compute attention.
+
+        Returns:
+            The output (B, N, H, E), and log2 of keep_prob times the sum of exponentials, (B, H, N) float32.
+        """
+        query = self._content_query
+        out, lse = torch.empty_like(query), query.new_empty(self._row_shape, dtype=torch.float32)
+        bias, drop_mask = self._position_scores(), self._drop_mask()
+        self.launch("attention_forward", "rows", query=query, bias=bias, drop_mask=drop_mask, out=out, lse=lse)
+        return out, lse
+
+    def backward(self, d_out: Tensor, delta: Tensor, lse: Tensor) -> dict[str, Tensor]:
+        """Compute the gradients of `KernelArgs.differentiable`, by name.
+
+        Args:
+            d_out: (B, N, H, E), gradient of the output.
+            delta: (B, H, N) float32, keep_prob * sum(d_out * out).
+            lse: (B, H, N) float32, of the forward pass.
+        """
+        bias = self._position_scores()
+        inputs = {"query": self._content_query, "bias": bias, "drop_mask": self._drop_mask()}
+        inputs |= {"lse": lse.contiguous(), "d_out": d_out.contiguous(), "delta": delta.contiguous()}
+        d_key, d_value = self._backward_key_value(inputs)
+        d_query, d_segment_score = self._backward_query(inputs)  # replaces the bias by its gradient
+        d_pos_query, d_pos_key, d_pos_offset = self._backward_positions(bias)
+        d_r_w_bias = None if self._args.r_w_bias is None else d_query.sum((0, 1), dtype=torch.float32)
+        d_r_r_bias = None
+        if d_pos_query is not None:
+            if self._args.r_r_bias is not None:
+                d_r_r_bias = d_pos_query.sum((0, 1), dtype=torch.float32)
+            d_query += d_pos_query
+        gradients = {"query": d_query, "r_w_bias": d_r_w_bias, "r_r_bias": d_r_r_bias}
+        gradients |= {"pos_key": d_pos_key, "pos_offset": d_pos_offset, "segment_score": d_segment_score}
+        gradients |= {"key": d_key, "value": d_value}
+        return {name: x for name, x in gradients.items() if x is not None}
+
+    def launch(self, kernel: str, tiled: str, **args: Any) -> None:
+        """Launch one kernel. On the meta device, do nothing.
+
+        Args:
+            kernel: one of KERNELS.
+            tiled: `rows`, `keys` or `distances`. There is one program for each tile of them and each head of each batch row.
+            **args: arguments of the kernel. Shared arguments are added.
+        """
+        query = self._args.query
+        if query.is_meta:
+            return
+        tile = tile_for(kernel, query.size(3), query.dtype)
+        grid = (-(-self._lengths[tiled] // (tile.rows if tiled == "rows" else tile.keys)), self._n_heads)
+        function = KERNELS[kernel]
+        shared = {name: x for name, x in self._shared.items() if name in function.arg_names}
+        function[grid](
+            **{**shared, **args}, ROWS=tile.rows, KEYS=tile.keys, num_warps=tile.warps, num_stages=tile.stages
+        )
+
+    def _position_scores(self) -> Tensor | None:
+        """Compute position scores (B, H, N, k_pitch). Columns outside of the range that a row sees are undefined."""
+        if self._args.pos_key is None:
             return None
-        bias = self._place.new_empty(*self._lines, self._pitches[1])
-        read = (self._place, given.pos_key, given.offsets, given.row_facts, given.direction)
-        self.call("rows", "score_places", *read, bias, *self._sizes, given.offsets is not None)
+        bias = self._pos_query.new_empty(*self._row_shape, self._k_pitch)
+        self.launch("position_scores", "rows", query=self._pos_query, bias=bias)
         return bias
 
-    def dropped(self) -> Tensor | None:
-        """What dropout drops, (B, H, K padded / 32, N padded) int32, a bit a key, between the first and last key that rows see."""
-        given = self._given
-        if given.seed is None:
+    def _drop_mask(self) -> Tensor | None:
+        """Draw the dropout mask (B, H, k_pitch / 32, n_pitch) int32, one bit per key. It has the same undefined columns."""
+        if self._args.seed is None:
             return None
-        n_pitch, k_pitch = self._pitches
-        dropped = given.row_facts.new_empty(*self._lines[:2], k_pitch // 32, n_pitch)
-        drawn = (given.seed, given.row_facts, dropped, self._first_row, given.threshold)
-        self.call("rows", "draw", *drawn, self._lines[1], n_pitch, k_pitch)
-        return dropped
+        B, H, _ = self._row_shape
+        drop_mask = self._args.row_info.new_empty(B, H, self._k_pitch // 32, self._n_pitch)
+        self.launch("draw_dropout_mask", "rows", drop_mask=drop_mask)
+        return drop_mask
 
-    def attend(self) -> tuple[Tensor, Tensor]:
-        """The output (B, N, H, E), and log2 of the sum of exponentials times the share that dropout keeps, (B, H, N) float32."""
-        query = self._given.query
-        out, log_total = torch.empty_like(query), query.new_empty(self._lines, dtype=torch.float32)
-        read = self._scored(self.bias(), self.dropped())
-        self.call("rows", "attend", *read, out, log_total, *self._seen, self._given.share, *self._terms)
-        return out, log_total
+    def _backward_key_value(self, inputs: dict[str, Tensor | None]) -> tuple[Tensor, Tensor]:
+        d_key, d_value = (torch.empty_like(x, dtype=self._sum_dtype) for x in (self._args.key, self._args.value))
+        self.launch("backward_key_value", "keys", **inputs, d_key=d_key, d_value=d_value)
+        return d_key, d_value
 
-    def differentiate(self, d_out: Tensor, delta: Tensor, log_total: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of what is Given, None of what is not."""
-        bias = self.bias()
-        read = (bias, self.dropped(), log_total.contiguous(), d_out.contiguous(), delta.contiguous())
-        d_key, d_value = self.differentiate_keys(*read)
-        d_query, d_step = self.differentiate_rows(*read)
-        d_place, *d_keys = self.differentiate_places(bias)  # in place of the bias there is its gradient now
-        biased = ((self._given.r_w_bias, d_query), (self._given.r_r_bias, d_place))
-        d_biases = [None if bias is None or x is None else x.sum((0, 1), dtype=torch.float32) for bias, x in biased]
-        if d_place is not None:
-            d_query += d_place
-        return d_query, *d_biases, *d_keys, d_step, d_key, d_value
+    def _backward_query(self, inputs: dict[str, Tensor | None]) -> tuple[Tensor, Tensor | None]:
+        segment_score = self._args.segment_score
+        d_query = torch.empty_like(self._args.query)
+        d_segment_score = None if segment_score is None else torch.empty_like(segment_score)
+        self.launch("backward_query", "rows", **inputs, d_query=d_query, d_segment_score=d_segment_score)
+        return d_query, d_segment_score
 
-    def differentiate_keys(self, *read: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Gradients of keys and values; `read`: bias, dropped, log_total, d_out, delta."""
-        key, value = self._given.key, self._given.value
-        gradients = torch.empty_like(key, dtype=self._sums), torch.empty_like(value, dtype=self._sums)
-        self.call(
-            "keys", "differentiate_keys", *self._scored(*read[:2]), *read[2:], *gradients, *self._seen, *self._terms
-        )
-        return gradients
-
-    def differentiate_rows(self, *read: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Gradients of content queries and steps, and that of the bias in its place."""
-        step = self._given.step
-        gradients = torch.empty_like(self._given.query), None if step is None else torch.empty_like(step)
-        self.call(
-            "rows", "differentiate_rows", *self._scored(*read[:2]), *read[2:], *gradients, *self._seen, *self._terms
-        )
-        return gradients
-
-    def differentiate_places(self, d_bias: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Gradients of place queries, and float32 of place keys and offsets."""
-        place, pos_key, offsets = self._place, self._given.pos_key, self._given.offsets
+    def _backward_positions(self, d_bias: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Return the gradients of position queries, and in float32 those of position keys and offsets."""
+        pos_key, pos_offset, direction = self._args.pos_key, self._args.pos_offset, self._args.direction
         if pos_key is None:
             return None, None, None
-        direction, row_facts = self._given.direction, self._given.row_facts
-        d_place = torch.empty_like(place)
-        self.call("rows", "differentiate_place_queries", pos_key, row_facts, direction, d_bias, d_place, *self._sizes)
-        elementwise = place.new_empty(len(direction), *pos_key.shape[1:], dtype=torch.float32)
-        offset_of_each = None if offsets is None else elementwise.new_empty(elementwise.shape[:3])
-        written = (place, row_facts, d_bias, elementwise, offset_of_each)
-        self.call("distances", "differentiate_place_keys", *written, *self._sizes, offsets is not None)
-        # a product, because index_add would add in any order
-        member = (direction == torch.arange(2, device=direction.device)[:, None]).float()
-        d_place_keys = (member @ elementwise.flatten(1)).view(pos_key.shape)
-        if offsets is None or offset_of_each is None:
-            return d_place, d_place_keys, None
-        return d_place, d_place_keys, (member @ offset_of_each.flatten(1)).view(offsets.shape)
-
-    def call(self, over: str, kernel: str, *given: Any) -> None:
-        """Run one kernel: a program for each tile of `rows`, `keys` or `distances`, and each head of each batch row.
-
-        On tensors without data (torch's meta device) there is nothing to do.
-        """
-        if self._given.query.is_meta:
-            return
-        E, dtype = self._given.query.size(3), self._given.query.dtype
-        tile = tile_of(kernel, E, dtype)
-        size = tile.rows if over == "rows" else tile.keys
-        grid = (-(-self._length[over] // size), self._groups)
-        launched = KERNELS[kernel]
-        width = {"E": E} if "E" in launched.arg_names else {}
-        launched[grid](*given, **width, ROWS=tile.rows, KEYS=tile.keys, num_warps=tile.warps, num_stages=tile.stages)
-
-    def _scored(self, bias: Tensor | None, dropped: Tensor | None) -> tuple[Tensor | None, ...]:
-        """What probabilities are made of, as the kernels take it."""
-        given = self._given
-        return self._content, given.key, given.value, bias, given.step, given.row_facts, given.key_facts, dropped
+        d_query = torch.empty_like(self._pos_query)
+        self.launch("backward_position_query", "rows", d_bias=d_bias, d_query=d_query)
+        # gradients per batch row
+        d_keys = self._pos_query.new_empty(len(direction), *pos_key.shape[1:], dtype=torch.float32)
+        d_offsets = None if pos_offset is None else d_keys.new_empty(d_keys.shape[:3])
+        gradients = {"d_pos_key": d_keys, "d_pos_offset": d_offsets}
+        self.launch("backward_position_key", "distances", query=self._pos_query, d_bias=d_bias, **gradients)
+        # sums over the batch rows of each direction, by a product, because index_add adds in any order
+        is_direction = (direction == torch.arange(2, device=direction.device)[:, None]).float()
+        d_pos_key = (is_direction @ d_keys.flatten(1)).view(pos_key.shape)
+        if pos_offset is None or d_offsets is None:
+            return d_query, d_pos_key, None
+        return d_query, d_pos_key, (is_direction @ d_offsets.flatten(1)).view(pos_offset.shape)

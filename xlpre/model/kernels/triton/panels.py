@@ -1,8 +1,8 @@
-"""What is N x K of a layer's attention on a GPU, kept below a fixed number of bytes: rows are worked on in panels, one after another.
+"""Panels of rows: they bound the memory of attention on a GPU.
 
-A panel is some next rows of every batch row and head, with all keys: the position scores and dropout's bits of one panel are in memory
-while it is worked on, and then those of the next. They take PANEL_BYTES at most, or what the GRANULE rows of the smallest panel take, which
-grows with K. So attention's memory grows with the window, and no longer with its square, where all rows together would take more.
+A panel is a range of rows of every batch row and head, with all keys. Panels are computed one after another, and only the position
+scores and the dropout mask of the current one are in memory. These take at most PANEL_BYTES, or as much as a panel of TILE_MULTIPLE rows
+if that is more. So the memory of attention grows linearly with the window.
 """
 
 from __future__ import annotations
@@ -13,83 +13,98 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from xlpre.model.kernels.triton.launch import Given
-from xlpre.model.kernels.triton.tiles import GRANULE
+from xlpre.model.kernels.triton.launch import KernelArgs
+from xlpre.model.kernels.triton.tiles import TILE_MULTIPLE
 
-# XLNet-Large, two streams, a window of 512 with a memory of 384, in 16 bits with dropout: 1.2e9 bytes for 64 batch rows, so one panel
+# XLNet-Large in 16 bits with two streams, a window of 512, memory of 384 and dropout needs 1.2e9 bytes for 64 batch rows: one panel
 PANEL_BYTES = 5 * 2**28
-# where what is Given and has a gradient has its rows; None: it has none, and its gradient is a sum over rows
-ROWS = (1, None, None, None, None, 2, None, None)
+# dimension of the rows in tensors that have a gradient for each row; the gradients of all others are sums over rows
+ROW_DIM = {"query": 1, "segment_score": 2}
 
 
 class Panel(NamedTuple):
-    """Some rows.
+    """A range of rows.
 
     Attributes:
-        given: what is Given of them.
-        first_row: which of all rows is their first.
-        sums: in which precision gradients of keys and values are wanted of them.
+        args: arguments of these rows.
+        first_row: index of the first row among all rows.
+        sum_dtype: dtype of the gradients of keys and values.
     """
 
-    given: Given
+    args: KernelArgs
     first_row: int
-    sums: torch.dtype
+    sum_dtype: torch.dtype
 
     @property
     def rows(self) -> slice:
-        """Which of all rows."""
-        return slice(self.first_row, self.first_row + self.given.query.size(1))
+        """Range of the panel among all rows."""
+        return slice(self.first_row, self.first_row + self.args.query.size(1))
 
 
-def cuts(n_rows: int, row_bytes: int) -> list[tuple[int, int]]:
-    """First and one after the last row of each panel, where a row takes `row_bytes`; all but the last have as many, in whole granules."""
-    most = max(PANEL_BYTES // max(row_bytes, 1) // GRANULE, 1) * GRANULE
-    if n_rows <= most:
+def split_rows(n_rows: int, row_bytes: int) -> list[tuple[int, int]]:
+    """Divide rows into panels of equal length; the last one may be shorter.
+
+    Args:
+        n_rows: number of rows.
+        row_bytes: memory of a row.
+
+    Returns:
+        Start and end of each panel. Starts are multiples of TILE_MULTIPLE.
+    """
+    max_rows = max(PANEL_BYTES // max(row_bytes, 1) // TILE_MULTIPLE, 1) * TILE_MULTIPLE
+    if n_rows <= max_rows:
         return [(0, n_rows)]
-    n_panels = -(-n_rows // most)
-    rows = -(-n_rows // (n_panels * GRANULE)) * GRANULE
-    return [(first, min(first + rows, n_rows)) for first in range(0, n_rows, rows)]
+    n_panels = -(-n_rows // max_rows)
+    panel_rows = -(-n_rows // (n_panels * TILE_MULTIPLE)) * TILE_MULTIPLE
+    return [(start, min(start + panel_rows, n_rows)) for start in range(0, n_rows, panel_rows)]
 
 
-def panels(given: Given) -> Iterator[Panel]:
-    """All rows; what there is only one of is what is given itself."""
-    B, N, H, _ = given.query.shape
-    k_pitch = given.key_facts.size(2)
-    bias = 0 if given.pos_key is None else k_pitch * given.query.element_size()
-    bits = 0 if given.seed is None else k_pitch // 8
-    found = cuts(N, B * H * (bias + bits))
-    if len(found) == 1:
-        yield Panel(given, 0, given.key.dtype)
+def split_panels(args: KernelArgs) -> Iterator[Panel]:
+    """Yield the panels of all rows. A single panel holds `args` itself."""
+    B, N, H, _ = args.query.shape
+    k_pitch = args.key_info.size(2)
+    bias_bytes = 0 if args.pos_key is None else k_pitch * args.query.element_size()
+    mask_bytes = 0 if args.seed is None else k_pitch // 8
+    ranges = split_rows(N, B * H * (bias_bytes + mask_bytes))
+    if len(ranges) == 1:
+        yield Panel(args, 0, args.key.dtype)
         return
-    given = given.contiguous()
-    for first, last in found:
-        yield Panel(_part(given, first, last), first, torch.float32)
+    args = args.contiguous()
+    for start, end in ranges:
+        yield Panel(_slice_rows(args, start, end), start, torch.float32)
 
 
-def together(gradients: Iterable[tuple[Tensor | None, ...]], given: Given) -> list[Tensor]:
-    """From `gradients` of each panel those of what is Given, of those tensors that there are; sums are rounded once."""
-    found: list[list[Tensor]] = [[] for _ in ROWS]
-    for of_panel in gradients:
-        for parts, x, dim in zip(found, of_panel, ROWS, strict=True):
-            if x is not None and parts and dim is None:
-                parts[0] += x
-            elif x is not None:
-                parts.append(x)
-    elementwise = zip(found, given.differentiable, ROWS, strict=True)
-    return [joined(parts, dim or 0).to(x.dtype) for parts, x, dim in elementwise if x is not None]
+def merge_gradients(panel_gradients: Iterable[dict[str, Tensor]], args: KernelArgs) -> list[Tensor]:
+    """Merge the gradients of all panels. Sums over rows are rounded once, at the end.
+
+    Args:
+        panel_gradients: gradients of each panel, by name.
+        args: arguments of all rows.
+
+    Returns:
+        Gradients in the order of `KernelArgs.differentiable`.
+    """
+    parts: dict[str, list[Tensor]] = {}
+    for gradients in panel_gradients:
+        for name, x in gradients.items():
+            if name in parts and name not in ROW_DIM:
+                parts[name][0] += x
+            else:
+                parts.setdefault(name, []).append(x)
+    return [concat(parts[name], ROW_DIM.get(name, 0)).to(x.dtype) for name, x in args.differentiable.items()]
 
 
-def joined(parts: Sequence[Tensor], dim: int) -> Tensor:
-    """Of all panels, one after the other; a single one as it is."""
+def concat(parts: Sequence[Tensor], dim: int) -> Tensor:
+    """Concatenate the parts of all panels. A single one is returned without a copy."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
 
 
-def _part(given: Given, first: int, last: int) -> Given:
-    """Of rows `first` to `last`; those that see keys are counted from the first of them."""
-    of_keys, seen_by = given.key_facts.split(2, 1)
-    return given._replace(
-        query=given.query[:, first:last],
-        step=None if given.step is None else given.step[:, :, first:last],
-        row_facts=given.row_facts[:, :, first : last if last < given.query.size(1) else None],
-        key_facts=torch.cat([of_keys, (seen_by - first).clamp(0, last - first)], 1),
+def _slice_rows(args: KernelArgs, start: int, end: int) -> KernelArgs:
+    """Return the arguments of rows `start` to `end`. The ranges of rows in `key_info` then count from `start`."""
+    key_info, row_range = args.key_info.split(2, 1)
+    return args._replace(
+        query=args.query[:, start:end],
+        segment_score=None if args.segment_score is None else args.segment_score[:, :, start:end],
+        row_info=args.row_info[:, :, start : end if end < args.query.size(1) else None],
+        key_info=torch.cat([key_info, (row_range - start).clamp(0, end - start)], 1),
     )

@@ -1,0 +1,69 @@
+"""Agreement of contenders: only those with the same loss and gradients may be compared in speed."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.common.contenders import Contender, config_of_contender, make_contenders
+from xlpre.training.deepspeed_engine import PRECISIONS
+
+LOSS_TOLERANCE = 1e-4  # nats
+GRADIENT_TOLERANCE = 1e-3  # relative error of the gradient of a parameter; rounding in fp32 causes a hundredth of it
+NEGLIGIBLE = 1e-8  # of the norm of all gradients; smaller gradients of a parameter are rounding errors
+
+
+def agreeing_contenders(names: list[str], config: dict[str, Any]) -> tuple[dict[str, Contender], dict[str, str]]:
+    """Build contenders and compare their losses and gradients with those of the last one.
+
+    Args:
+        names: contenders. The last one runs first.
+        config: shape of the model and the batch.
+
+    Returns:
+        The contenders that agree, compiled and ready to train, and the reasons why the others do not.
+    """
+    agreeing, failed = make_contenders(names, config), {}  # type: dict[str, Contender], dict[str, str]
+    expected: tuple[float, dict[str, Tensor]] | None = None
+    for name in reversed(names):
+        try:
+            contender = agreeing[name]
+            loss = contender.loss()
+            loss.backward()
+            result = loss.item(), contender.gradients()
+            contender.model.zero_grad(set_to_none=True)
+            expected = expected or result
+            if reason := describe_difference(result, expected):
+                failed[name] = reason
+        except Exception:
+            failed[name] = format_exception()
+    for name in failed:
+        del agreeing[name]
+    for name, contender in agreeing.items():
+        contender.compile(config_of_contender(name, config)["compile"])
+        contender.train(PRECISIONS[config["dtype"]])
+    return agreeing, failed
+
+
+def describe_difference(result: tuple[float, dict[str, Tensor]], expected: tuple[float, dict[str, Tensor]]) -> str:
+    """Describe the first difference between two losses with gradients by parameter. Empty if they agree."""
+    (loss, gradients), (expected_loss, expected_gradients) = result, expected
+    if not abs(loss - expected_loss) <= LOSS_TOLERANCE:  # nan does not agree
+        return f"losses do not agree: {loss} and {expected_loss}"
+    negligible = NEGLIGIBLE * torch.nn.utils.get_total_norm(expected_gradients.values()).item()
+    for name in gradients.keys() | expected_gradients.keys():
+        if name not in gradients or name not in expected_gradients:
+            return f"gradients do not agree: only one model has a gradient of {name}"
+        norm = expected_gradients[name].norm().item()
+        error = (gradients[name] - expected_gradients[name]).norm().item()
+        if not error <= GRADIENT_TOLERANCE * norm + negligible:
+            return f"gradients do not agree: those of {name} differ by {error:.3g}, with a norm of {norm:.3g}"
+    return ""
+
+
+def format_exception() -> str:
+    """Return the end of the current traceback."""
+    return traceback.format_exc(limit=-4)[-3000:]

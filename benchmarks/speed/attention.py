@@ -1,0 +1,197 @@
+"""Relative attention by each backend: agreement with the reference, time and memory, forward and backward.
+
+python benchmarks/speed/attention.py --dropout 0.1
+python benchmarks/speed/attention.py --device cpu --rows 2 --dropout 0.1 --repeats 5
+
+The input is one layer of XLNet-Large with two streams, half of the window reused, on random data. Each backend prints two JSON lines.
+
+The first is about numbers:
+
+- `errors`: relative error of the output and each gradient, without dropout, against `reference` in twice the precision
+- `errors_with_dropout`: the same with dropout, where the reference drops the weights that the backend dropped
+- `keep_fraction`: fraction of the weights that dropout kept, and `keep_deviations`, its distance from the expected one in standard deviations
+- `reproducible`: two runs give the same bits
+
+The second is about speed: milliseconds of a forward and a backward pass, and the peak memory of both. The backends take turns, and the
+median counts. On a CPU it is process time. `bare` is torch's attention of the same size without bias and mask, for comparison.
+
+The exit status is 1 if an error exceeds the tolerance of the self-check, dropout has another rate, or a backend fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository
+
+from benchmarks.common.layer_shapes import DTYPES, add_shape_arguments, exact_results, keep_mask
+from xlpre.model.kernels.backend import load_backend
+from xlpre.model.kernels.selfcheck.fixtures import (
+    AttentionCase,
+    Case,
+    attention_case,
+    random_attention_meta,
+    random_attention_tensors,
+    relative_error,
+)
+from xlpre.model.kernels.selfcheck.selfcheck import TOLERANCE
+
+MAX_DEVIATIONS = 6.0  # of a binomial count; exceeded by chance in 2e-9 of all cases
+BACKENDS = {"cpu": ["reference", "sdpa", "cpu"], "cuda": ["reference", "sdpa", "triton"]}
+
+Run = Callable[[], tuple[Tensor, Callable[[], object]]]  # a forward pass; returns its output and the backward pass
+
+
+def check_numbers(case: AttentionCase, d_output: Tensor, dropout: float) -> dict[str, Any]:
+    """Compare a backend with the reference, see the module."""
+    expected = exact_results(case, d_output)
+    line: dict[str, Any] = {"errors": relative_error(case.run(d_output), expected)}
+    del expected
+    if dropout:
+        keep, visible = keep_mask(case, dropout), case.backend.attn_meta.visible()[:, None]
+        n, n_kept = int(visible.sum()) * keep.size(1), int((keep & visible).sum())
+        keep_prob = 1 - round(dropout * 2**16) / 2**16  # the GPU kernels round it to 16 bits
+        line["keep_fraction"] = round(n_kept / n, 6)
+        line["keep_deviations"] = round((n_kept / n - keep_prob) / (keep_prob * (1 - keep_prob) / n) ** 0.5, 2)
+        result = case.run(d_output, dropout)
+        line["errors_with_dropout"] = relative_error(result, exact_results(case, d_output, keep, dropout))
+    first, second = (case.run(d_output, dropout) for _ in range(2))
+    line["reproducible"] = all(torch.equal(first[name], second[name]) for name in first)
+    return line
+
+
+def agrees(line: dict[str, Any], dtype: str) -> bool:
+    """Return True if all errors are within the tolerance. nan is not."""
+    errors = [*line["errors"].values(), *line.get("errors_with_dropout", {}).values()]
+    return all(x <= TOLERANCE[DTYPES[dtype]] for x in errors) and abs(line.get("keep_deviations", 0)) <= MAX_DEVIATIONS
+
+
+def bare_attention(tensors: dict[str, Tensor], dropout: float) -> Run:
+    """Return a run of torch's attention without a bias."""
+    inputs = [tensors[name].detach().requires_grad_() for name in ("query", "key", "value")]
+    d_output = torch.randn_like(inputs[0]).transpose(1, 2)
+
+    def forward() -> tuple[Tensor, Callable[[], object]]:
+        out = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in inputs), dropout_p=dropout)
+        return out, lambda: torch.autograd.grad(out, inputs, d_output)
+
+    return forward
+
+
+def run_of_case(case: Case, d_output: Tensor, dropout: float) -> Run:
+    """Return a run of a case."""
+
+    def forward() -> tuple[Tensor, Callable[[], object]]:
+        out = case.output(dropout)
+        return out, lambda: case.gradients(out, d_output)
+
+    return forward
+
+
+def time_on_gpu(forward: Run) -> tuple[float, float, float]:
+    """Return milliseconds of the forward and the backward pass, and their peak memory in MiB."""
+    torch.cuda.reset_peak_memory_stats()
+    allocated = torch.cuda.memory_allocated()
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+    torch.cuda._sleep(10_000_000)  # cycles, during which the kernels are queued, so that launches are not timed
+    events[0].record()
+    _, backward = forward()
+    events[1].record()
+    backward()
+    events[2].record()
+    torch.cuda.synchronize()
+    peak = (torch.cuda.max_memory_allocated() - allocated) / 2**20
+    return events[0].elapsed_time(events[1]), events[1].elapsed_time(events[2]), peak
+
+
+def time_on_cpu(forward: Run) -> tuple[float, float, None]:
+    """Return milliseconds of process time of the forward and the backward pass. Memory is not measured."""
+    start = time.process_time()
+    _, backward = forward()
+    middle = time.process_time()
+    backward()
+    return 1e3 * (middle - start), 1e3 * (time.process_time() - middle), None
+
+
+def time_in_turns(runs: dict[str, Run], device: str, repeats: int, baseline: str) -> dict[str, dict[str, Any]]:
+    """Time runs in turns.
+
+    Args:
+        runs: runs by name.
+        device: device of the tensors.
+        repeats: number of timed turns, after three to warm up.
+        baseline: name of the run that the others are compared with.
+    """
+    samples: dict[str, list[Any]] = {name: [] for name in runs}
+    for repeat in range(repeats + 3):
+        for name, forward in runs.items():
+            sample = time_on_cpu(forward) if device == "cpu" else time_on_gpu(forward)
+            if repeat >= 3:
+                samples[name].append(sample)
+    lines = {}
+    for name, timed in samples.items():
+        forward_ms, backward_ms = (statistics.median(sample[i] for sample in timed) for i in (0, 1))
+        ratios = (sum(x[:2]) / sum(y[:2]) for x, y in zip(timed, samples[baseline], strict=True))
+        lines[name] = {
+            "forward_ms": round(forward_ms, 3),
+            "backward_ms": round(backward_ms, 3),
+            f"time_vs_{baseline}": round(statistics.median(ratios), 2),
+            "peak_mib": timed[-1][2] and round(timed[-1][2]),
+        }
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_shape_arguments(parser)
+    parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--repeats", type=int, default=20, help="timed turns; 0 skips timing")
+    parser.add_argument("--backends", nargs="+", help="default: all backends of the device")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    attn_meta = random_attention_meta(args.rows, args.window, args.memory, args.targets, args.device)
+    tensors = random_attention_tensors(attn_meta, args.heads, args.width, DTYPES[args.dtype])
+    d_output = torch.randn(*attn_meta.query_rank.shape, args.heads, args.width, device=args.device)
+    passed = True
+    runs = {"bare": bare_attention(tensors, args.dropout)} if args.repeats else {}
+    for name in args.backends or BACKENDS[torch.device(args.device).type]:
+        try:
+            case = attention_case(load_backend(name), attn_meta, tensors)
+            line = check_numbers(case, d_output, args.dropout)
+            line["agrees"] = agrees(line, args.dtype)
+            runs[name] = run_of_case(case, d_output, args.dropout)
+        except Exception:
+            line = failure()
+        passed &= line["agrees"] or name == "reference"  # whose rounding is unlimited
+        print_line(name, line, args)
+    try:
+        for name, line in (time_in_turns(runs, args.device, args.repeats, "bare") if args.repeats else {}).items():
+            print_line(name, line, args)
+    except Exception:
+        passed = False
+        print_line("all", failure(), args)
+    sys.exit(not passed)
+
+
+def failure() -> dict[str, Any]:
+    return {"agrees": False, "failed": traceback.format_exc(limit=-4)[-3000:]}
+
+
+def print_line(name: str, line: dict[str, Any], args: argparse.Namespace) -> None:
+    print(json.dumps({"backend": name, **line, "shape": vars(args)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

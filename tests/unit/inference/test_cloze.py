@@ -1,0 +1,44 @@
+"""Batches of single texts."""
+
+import numpy as np
+import pytest
+import torch
+
+from xlpre.inference.cloze import cloze_batch, masked_batch, unmasked_batch
+
+TOKENS = np.array([20, 21, 22])
+
+
+@pytest.mark.parametrize("positions", [[3], [-1], [0, 7], [1, 1]])
+def test_positions_outside_the_text_or_repeated_are_refused(positions):
+    with pytest.raises(ValueError, match=r"positions=\[.*\] is invalid: .* between 0 and 2, each at most once"):
+        masked_batch(TOKENS, np.array(positions))
+
+
+@pytest.mark.parametrize("kind", [list, tuple, torch.tensor, np.uint16, np.int32])
+def test_any_sequence_of_integers_is_accepted(kind):
+    actual, expected = masked_batch(kind([20, 21, 22]), kind([1])), masked_batch(TOKENS, np.array([1]))
+    assert torch.equal(actual.input_ids, expected.input_ids) and torch.equal(actual.targets, expected.targets)
+    assert actual.target_positions.dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    "invalid", ["abc", 5, None, [1.5], [[1, 2]], [[1], [2, 3]], ["a"], [True, False]], ids=repr
+)  # fmt: skip
+def test_tokens_that_are_not_one_row_of_integers_are_refused(invalid):
+    with pytest.raises(ValueError, match="tokens=.* one-dimensional sequence of integers.*xlpre.inference.collate"):
+        unmasked_batch(invalid)
+    with pytest.raises(ValueError, match="positions=.* one-dimensional sequence of integers"):
+        masked_batch(TOKENS, invalid)
+
+
+def test_negative_ids_are_refused_and_an_empty_text_is_accepted():
+    with pytest.raises(ValueError, match="id -1 .* at least 0"):
+        unmasked_batch([20, -1])
+    assert unmasked_batch([]).input_ids.shape == (1, 2)
+
+
+@pytest.mark.parametrize("invalid", [None, b"a ____", ["a ____"]])
+def test_a_cloze_text_that_is_not_a_str_is_refused(invalid, tokenizer):
+    with pytest.raises(ValueError, match="text=.* must be one str"):
+        cloze_batch(invalid, tokenizer)

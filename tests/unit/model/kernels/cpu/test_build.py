@@ -1,0 +1,96 @@
+"""Build of the CPU kernels: it survives damage, and without it torch's operators are used."""
+
+import logging
+import os
+
+import pytest
+import torch
+
+from tests.unit.model.conftest import make_model, random_batch, random_memory
+from xlpre.model.dropout import Dropout
+from xlpre.model.kernels.backend import fastest_backend, load_backend
+from xlpre.model.kernels.cpu import build
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def empty_cache(tmp_path, monkeypatch):
+    """A cache folder of the test, with nothing compiled or loaded. Without optimization, compilation is fast."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "FLAGS", [*build.FLAGS, "-O0"])
+    forget()
+    yield tmp_path / "xlpre"
+    forget()
+
+
+def forget():
+    build.load_library.cache_clear()
+    build.is_available.cache_clear()
+
+
+def fake_compiler(path, body):
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_compiled_library_needs_no_compiler(empty_cache, monkeypatch):
+    build.load_library()
+    forget()
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    build.load_library()
+
+
+@pytest.mark.parametrize("size", [100, 0.5])
+def test_a_truncated_library_is_compiled_again(empty_cache, size):
+    build.load_library()
+    (file,) = empty_cache.iterdir()
+    content = file.read_bytes()
+    file.unlink()  # the loaded library stays intact
+    file.write_bytes(content[: int(size * len(content)) if isinstance(size, float) else size])
+    build.load_library.cache_clear()
+    build.load_library()
+    assert file.read_bytes() == content
+
+
+def test_without_a_writable_cache_a_temporary_folder_is_used(empty_cache, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert fastest_backend(CPU, torch.float32, 8) == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("compiler", "reason"),
+    [
+        ("/nowhere/c++", "cannot be run (No such file or directory)"),
+        (
+            "echo 'kernels.cpp:1: error: no such header' >&2; exit 1",
+            "cannot compile kernels.cpp (kernels.cpp:1: error: no such header)",
+        ),
+        ("exit 1", "cannot compile kernels.cpp (no error message)"),
+        ('while [ "$1" != -o ]; do shift; done; echo text > "$2"', "kernels.cpp cannot be loaded"),
+    ],
+    ids=["missing", "error", "silent error", "no library"],
+)
+def test_without_a_working_compiler_torchs_operators_are_used_and_the_reason_is_logged_once(
+    empty_cache, tmp_path, monkeypatch, caplog, compiler, reason
+):
+    monkeypatch.setenv("CXX", compiler if compiler.startswith("/") else fake_compiler(tmp_path / "c++", compiler))
+    with caplog.at_level(logging.WARNING):
+        model = make_model(attention_backend="auto", dropout=0.1, dropatt=0.1)
+        model(random_batch(), random_memory(model.config, 2, 4))[0].backward()
+    assert fastest_backend(CPU, torch.float32, 8) == "sdpa"
+    assert (Dropout(0.5)(torch.ones(999)) == 0).any()
+    (note,) = caplog.messages
+    assert reason in note and "slower" in note
+    with pytest.raises(ValueError, match=r"attention_backend=cpu .*compile.*model.attention_backend=auto"):
+        load_backend("cpu")
+    assert not list((empty_cache).glob("*.partial*"))
+
+
+def test_without_any_compiler_the_error_names_what_was_searched(empty_cache, monkeypatch):
+    monkeypatch.setenv("PATH", os.devnull)
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(build.MissingLibraryError, match=r"c\+\+, g\+\+, clang\+\+.*CXX"):
+        build.load_library()

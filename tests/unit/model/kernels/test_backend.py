@@ -1,0 +1,139 @@
+"""Attention backends: the same numbers from all, and the choice between them."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.conftest import REPOSITORY, examples
+from tests.unit.model.conftest import make_model, random_batch, random_memory
+from xlpre.batch import HIDDEN_RANK
+from xlpre.model.kernels import backend
+from xlpre.model.kernels.backend import fastest_backend, load_triton, resolve_backend
+from xlpre.model.kernels.cpu import attention
+from xlpre.model.memory import initial_memory
+from xlpre.model.positions import SCHEMES
+from xlpre.model.score_terms import ScoreTerms
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+FAST_BACKENDS = ["sdpa", "cpu", "auto"]
+
+
+def output_and_gradients(backend, two_streams, batch, memory, **shape):
+    """Hidden states, memory and all gradients."""
+    model = make_model(two_streams, attention_backend=backend, **shape)
+    hidden, new_memory = model.backbone(batch, memory)
+    weights = torch.linspace(-1, 1, hidden.numel()).view(hidden.shape)
+    (hidden * weights).sum().backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {"hidden": hidden.detach(), "memory": new_memory.hidden, **gradients}
+
+
+def assert_equal(result, expected):
+    assert result.keys() == expected.keys()
+    for name, tensor in expected.items():
+        largest = max(tensor.abs().max().item(), 1) if tensor.numel() else 1
+        torch.testing.assert_close(result[name], tensor, rtol=1e-4, atol=1e-5 * largest, msg=name)
+
+
+SHAPES = st.fixed_dictionaries(
+    {
+        "length": st.integers(4, 40),
+        "rows": st.integers(1, 3),
+        "mem_len": st.integers(0, 20),
+        "n_head": st.sampled_from([1, 2, 4]),
+        "two_streams": st.booleans(),
+        "block_rows": st.sampled_from([1, 3, 8, 128]),
+        "max_saved_probs": st.sampled_from([0, 1 << 20]),
+        "positions": st.sampled_from(list(SCHEMES)),
+        "attention_span": st.sampled_from(["all", "same_length"]),
+        "relative_segments": st.booleans(),
+        "untie_r": st.booleans(),
+        "clamp_len": st.sampled_from([-1, 5]),
+        "visible_mem_len": st.sampled_from([0, 3, 10**6]),
+        "seed": st.integers(0, 1000),
+    }
+)
+
+
+@given(shape=SHAPES)
+@settings(max_examples=examples(25), deadline=None)
+def test_all_backends_equal_the_reference_in_outputs_memory_and_gradients(shape):
+    shape = dict(shape)
+    length, rows, seed, visible_mem_len = (shape.pop(name) for name in ("length", "rows", "seed", "visible_mem_len"))
+    two_streams, block_rows, max_saved = (shape.pop(name) for name in ("two_streams", "block_rows", "max_saved_probs"))
+    if shape["positions"] in ("shaw", "learned"):
+        shape["n_positions"] = 12
+    if shape["positions"] == "learned":
+        shape["clamp_len"] = -1
+    batch = random_batch(length, reuse=length // 2, rows=rows, seed=seed, visible_mem_len=visible_mem_len)
+    memory = random_memory(make_model(two_streams, **shape).config, rows, shape["mem_len"], seed=seed)
+    expected = output_and_gradients("reference", two_streams, batch, memory, **shape)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "BLOCK_ROWS", (block_rows, block_rows))
+        patch.setattr(attention, "MAX_SAVED_PROBS", max_saved)
+        for name in FAST_BACKENDS:
+            assert_equal(output_and_gradients(name, two_streams, batch, memory, **shape), expected)
+
+
+@pytest.mark.parametrize("name", ["reference", *FAST_BACKENDS])
+def test_a_row_that_sees_no_key_gives_zero_and_gets_no_gradient(name):
+    batch = random_batch(9, reuse=4)
+    batch.key_rank[:], batch.query_rank[:] = HIDDEN_RANK, 0
+    model = make_model(attention_backend=name, n_layer=1)
+    memory, outputs = random_memory(model.config, 2, 3, valid=0), []
+    layer = model.backbone.layers[0].attention
+    layer.output.register_forward_pre_hook(lambda _, args: outputs.append(args[0]))
+    model(batch, memory)[0].backward()
+    assert not outputs[0].any()
+    assert not layer.value.weight.grad.any()
+
+
+def test_auto_is_the_fastest_backend_of_a_device():
+    assert fastest_backend(CPU, torch.float32, 64) == "cpu"
+    assert fastest_backend(CPU, torch.bfloat16, 64) == "sdpa"
+    if not torch.cuda.is_available():
+        assert fastest_backend(GPU, torch.bfloat16, 64) == "sdpa"
+
+
+def test_auto_stays_on_a_cpu_until_the_forward_pass():
+    assert resolve_backend("auto", CPU, torch.float32, 64) == "auto"
+
+
+def test_a_model_with_auto_may_be_cast_between_two_forward_passes(monkeypatch):
+    chosen, load_backend = [], backend.load_backend
+    monkeypatch.setattr(backend, "load_backend", lambda name: chosen.append(name) or load_backend(name))
+    model, batch = make_model(attention_backend="auto", n_layer=1), random_batch()
+    for dtype in (torch.float32, torch.bfloat16, torch.float32):
+        model.to(dtype)(batch, initial_memory(model.config, 2, mem_len=4, dtype=dtype))
+    assert [name for i, name in enumerate(chosen) if chosen[i - 1 : i] != [name]] == ["cpu", "sdpa", "cpu"]
+
+
+def test_without_the_package_triton_a_model_is_refused(monkeypatch):
+    monkeypatch.setattr(backend, "find_spec", lambda name: None)
+    for build in (load_triton, lambda: make_model(attention_backend="triton")):
+        with pytest.raises(ValueError, match=r"attention_backend=triton .*package triton.*attention_backend=auto"):
+            build()
+
+
+def test_a_model_is_imported_without_torchs_compiler():
+    """That import takes a second or two. `torch.compiler.disable` would cause it."""
+    code = "import sys, xlpre.model.language_model, xlpre.conversion.model_folder; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_the_self_check_and_the_attention_benchmarks_need_only_torch_and_psutil():
+    absent = ("deepspeed", "google_crc32c", "omegaconf", "safetensors", "sentencepiece", "transformers", "yaml")
+    modules = "xlpre.model.kernels.selfcheck.selfcheck, benchmarks.speed.attention, benchmarks.gpu.window_length"
+    code = f"import sys; sys.modules.update(dict.fromkeys({absent})); import {modules}"
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, env=env).returncode == 0
+
+
+def test_position_offsets_without_position_keys_are_refused():
+    with pytest.raises(AssertionError, match="pos_key"):
+        ScoreTerms(torch.ones(1, 1, 1, 1), 1.0, pos_offset=torch.ones(2, 2, 1))

@@ -1,0 +1,31 @@
+"""Runs the other tests of this folder in Triton's interpreter, on a CPU.
+
+TRITON_INTERPRET=1 must be set before triton is first imported, so each file runs in a separate process. bf16 runs on GPUs only, because
+the interpreter multiplies its bits as integers. fp16 stands in for it. On a machine with a GPU:
+python -m pytest --noconftest tests/unit/model/kernels/triton
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.unit.model.kernels.cases import INTERPRETED, ON_GPU
+
+REPOSITORY = Path(__file__).parents[5]
+
+
+@pytest.mark.skipif(INTERPRETED or ON_GPU, reason="the tests run in this process")
+@pytest.mark.parametrize("name", ["test_attention.py", "test_dropout.py", "test_panels.py", "test_fused_ops.py"])
+def test_the_kernels_pass_their_tests_in_the_interpreter(name):
+    pytest.importorskip("triton", reason="triton is installed with the tests on Linux (x86-64)")
+    if np.lib.NumpyVersion(np.__version__) >= "2.4.0":
+        pytest.skip("triton 3.6's interpreter needs numpy < 2.4")
+    path = Path(__file__).with_name(name)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(path)]
+    env = {**os.environ, "TRITON_INTERPRET": "1"}
+    result = subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-1000:]

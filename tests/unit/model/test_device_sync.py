@@ -1,0 +1,107 @@
+"""What a step asks of a device: nothing that would make it wait. Torch's meta device stands for a GPU here."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from finetune.data.batching import MicroStep, PaddedBatch
+from finetune.tasks.sequence import SequenceTask
+from finetune.trainer.task_model import TaskModel
+from tests.unit.model.conftest import make_model, random_batch
+from xlpre.model.config import ModelConfig
+from xlpre.model.heads import ClassificationHead
+from xlpre.model.memory import initial_memory
+
+META = torch.device("meta")
+WAITING = ("aten._local_scalar_dense", "aten.nonzero", "aten.repeat_interleave.Tensor")
+
+
+class Made(TorchFunctionMode):
+    """Notes tensors that are made of Python's numbers, which are copied to a device."""
+
+    def __init__(self, found):
+        super().__init__()
+        self._found = found
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function in (torch.tensor, torch.as_tensor):
+            self._found.append(function.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+class Watched(TorchDispatchMode):
+    """Notes those, operations on the CPU and those that wait for numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.found, self.n = [], 0
+        self._made = Made(self.found)
+
+    def __enter__(self):
+        self._made.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        self._made.__exit__(*error)
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        tensors = [x for x in tree_leaves((args, kwargs, out)) if isinstance(x, torch.Tensor)]
+        self.n += 1
+        if any(x.device != META for x in tensors) or str(function).startswith(WAITING):
+            self.found.append(str(function))
+        return out
+
+
+def in_bf16(model: nn.Module) -> nn.Module:
+    return model.bfloat16().to_empty(device=META)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "triton"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"positions": "shaw", "n_positions": 20}, {"positions": "sinusoidal"}, {"next_sentence": True}],
+    ids=["published", "shaw", "sinusoidal", "next sentence"],
+)
+def test_a_pretraining_step_never_waits_for_the_device(attention, settings):
+    if attention == "triton":
+        pytest.importorskip("triton", reason="triton is installed with the tests on Linux (x86-64)")
+    model = in_bf16(make_model(attention_backend=attention, dropout=0.1, dropatt=0.1, mem_len=12, **settings))
+    batch = random_batch(20, reuse=10).to(META)
+    memory = initial_memory(model.config, 2, device=META, dtype=torch.bfloat16)
+    with Watched() as watched:
+        loss, remembered, *others = model(batch, memory)
+        sum(others, start=loss).backward()
+    assert watched.n > 100 and not watched.found
+    assert loss.dtype == torch.float32 and remembered.hidden.dtype == torch.bfloat16
+    assert {p.grad.dtype for p in model.parameters() if p.grad is not None} == {torch.bfloat16}
+
+
+class Classes:
+    """A task of three classes."""
+
+    def __init__(self, pooling):
+        self._pooling = pooling
+
+    def build_head(self, config):
+        return ClassificationHead(config, 3, self._pooling)
+
+    head_positions, compute_losses = SequenceTask.head_positions, SequenceTask.compute_losses
+
+
+@pytest.mark.parametrize("pooling", ["last", "first", "mean", "text_mean", "attn"])
+def test_a_fine_tuning_step_never_waits_for_the_device(pooling):
+    shape = ModelConfig(vocab_size=40, n_layer=1, d_model=16, n_head=2, d_inner=24, mem_len=8, attention_backend="sdpa")
+    model = in_bf16(TaskModel(shape, Classes(pooling)))
+    ids = torch.empty(4, 16, dtype=torch.int64, device=META)
+    batch = PaddedBatch(ids, ids, ids.bool(), {"label": ids[:, 0]}, np.arange(4))
+    with Watched() as watched:
+        loss = model(MicroStep([batch], 1.0))
+        loss.backward()
+    assert watched.n > 50 and not watched.found
+    assert loss.dtype == torch.float32
