@@ -26,7 +26,9 @@ TINY |= {"reuse_len": 16, "dropout": 0.1, "optimizer": True}
 MODELS = ("omegaconf", "safetensors", "sentencepiece", "transformers")
 TRAINING = (*MODELS, "datasets", "deepspeed", "google_crc32c", "hjson", "pydantic")
 ON_ALL_CORES = ["-n", "12"] if find_spec("xdist") else []
-KERNEL_TESTS = tuple(f"tests/unit/model/kernels/triton/test_{name}.py" for name in ("attention", "dropout", "panels", "fused_ops"))
+KERNEL_TESTS = tuple(
+    f"tests/unit/model/kernels/triton/test_{name}.py" for name in ("attention", "dropout", "panels", "fused_ops")
+)
 WINDOWS_TINY = ["--rows", "1", "--heads", "2", "--width", "16"]
 ROWS_TINY = ["--rows", "9", "--width", "24", "--dtype", "fp32", "--device", "cpu", "--repeats", "2", "--no-compiled"]
 ONE_LAYER = {"rows": 1, "heads": 2, "width": 16, "window": 32, "memory": 16, "targets": 5}

@@ -63,9 +63,7 @@ def _backend(line: dict[str, Any], ceiling: float | None) -> str:
     if "errors" in line:
         text += _numbers(line)
     if "forward_ms" in line:
-        text += (
-            f": {line['forward_ms']} ms forward, {line['backward_ms']} backward, {line['time_vs_bare']} x bare"
-        )
+        text += f": {line['forward_ms']} ms forward, {line['backward_ms']} backward, {line['time_vs_bare']} x bare"
         text += f", {line['peak_mib']} MiB" if line["mb"] is not None else ""
     return text
 
@@ -91,8 +89,14 @@ def _worst(errors: dict[str, float]) -> str:
 
 
 def _tile(line: dict[str, Any], ceiling: float | None) -> str:
-    kept = " (as it stands)" if line["best"] == line["current"] else f", {line['current_ms'] / line['best_ms']:.2f} x as fast"
-    text = f"{line['kernel']}: {line['current']} {line['current_ms']} ms; best {line['best']} {line['best_ms']} ms{kept}; "
+    kept = (
+        " (as it stands)"
+        if line["best"] == line["current"]
+        else f", {line['current_ms'] / line['best_ms']:.2f} x as fast"
+    )
+    text = (
+        f"{line['kernel']}: {line['current']} {line['current_ms']} ms; best {line['best']} {line['best_ms']} ms{kept}; "
+    )
     return text + f"{len(line['tiles'])} ran, {len(line['failed'])} failed; write {line['line']}"
 
 

@@ -1,9 +1,9 @@
 """Compare pretrained models with randomly initialized ones by fine-tuning them on several tasks.
 
 python benchmarks/quality/downstream.py --models pretrained=runs/wiki_small/model --glue glue_data --squad squad --race RACE \
-    --out reports/finetuning/tasks
+    --out reports/task_gains
 python benchmarks/quality/downstream.py --models permutation=A/model,denoising=B/model --glue glue_data --tasks glue/sst-2 \
-    --examples 200,1000,5000 --out reports/finetuning/few
+    --examples 200,1000,5000 --out reports/objectives
 
 The arms are the models and `random`, which has new weights with the shape of the first model. Each arm tries all learning rates with
 seed 1, then runs the other seeds with its best rate. --out receives results.jsonl with one line per run, table.md, table.csv and

@@ -1,6 +1,6 @@
 """Compare ways to read texts longer than a window (`data.long_text`): truncation, recurrent memory, and pooled windows.
 
-python benchmarks/quality/long_documents.py runs/wiki_small/model --race RACE --out reports/finetuning/long
+python benchmarks/quality/long_documents.py runs/wiki_small/model --race RACE --out reports/long_texts
 
 The task is to tell RACE articles of middle schools from those of high schools. Both classes have equally many articles of each length
 (in steps of 50 words), so that length is no clue. All ways use the same seeds, articles, number of steps, and windows of --max-len

@@ -1,12 +1,11 @@
-"""A pretraining by the real commands, killed once and gone on with: whether its loss falls, and how fast it reads.
+"""Kill a pretraining once and resume it, with the project's own commands. Checks that the loss falls, and measures throughput.
 
 python benchmarks/reliability/killed_pretraining.py --minutes 1 --config configs/pretrain/xlnet_base.yaml model.attention_backend=triton
 
-In a temporary folder, or in --folder: a vocabulary and a store of the docstrings of the installed packages (--prepare stops there), then
-`deepspeed pretrain/run.py`, all of its processes killed with SIGKILL as soon as a checkpoint is complete, then the same command again to
-its end, which --minutes of training decide, or train.steps. One JSON line for each start, from the run's own metrics.jsonl (what was
-made before the kill and not saved is made again), and one for the whole. Status 1 unless the loss fell and the second start went on from
-the checkpoint.
+In a temporary folder, or in --folder: trains a tokenizer and writes a store of the docstrings of installed packages (--prepare stops
+there). Starts `deepspeed pretrain/run.py` and kills all its processes with SIGKILL as soon as a checkpoint is complete. Then runs the
+same command to its end, after --minutes of training or train.steps. One JSON line per start and one for the whole run, from its
+metrics.jsonl. The exit status is 1 unless the loss fell and the second start resumed from the checkpoint.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository
 
-from benchmarks.common.processes import CPU_ENVIRONMENT, REPOSITORY, make_environment, kill_tree
+from benchmarks.common.processes import CPU_ENVIRONMENT, REPOSITORY, kill_tree, make_environment
 from xlpre.training import checkpoint
 from xlpre.training.distributed import deepspeed_launcher
 from xlpre.training.metrics import read_metrics
 
-QUIET = {"PYTHONWARNINGS": "ignore", **({} if torch.cuda.is_available() else CPU_ENVIRONMENT)}
+VARIABLES = {"PYTHONWARNINGS": "ignore", **({} if torch.cuda.is_available() else CPU_ENVIRONMENT)}
 SETTINGS = {
     "text.source": "docstrings",
     "text.max_chars": 12_000_000,
@@ -42,97 +41,107 @@ SETTINGS = {
     "train.global_batch_size": 32,
     "train.log_every": 10,
     "train.save_every": 100,
-    "eval.every": 100_000,  # at the start and at the end
+    "eval.every": 100_000,  # at the start and at the end only
 }
 
 
-def prepare(words: list[str]) -> None:
-    """Vocabulary and store; what is there already stays."""
+def prepare(args: list[str]) -> None:
+    """Train the tokenizer and write the store."""
     for script in ("train_tokenizer", "prepare"):
-        command = [sys.executable, REPOSITORY / "pretrain" / f"{script}.py", *words]
-        subprocess.run(command, env=make_environment(**QUIET), stdout=sys.stderr, check=True)
+        command = [sys.executable, REPOSITORY / "pretrain" / f"{script}.py", *args]
+        subprocess.run(command, env=make_environment(**VARIABLES), stdout=sys.stderr, check=True)
 
 
-def start(words: list[str]) -> subprocess.Popen[bytes]:
-    """`deepspeed pretrain/run.py`, on one device."""
-    command = [*deepspeed_launcher(1), str(REPOSITORY / "pretrain" / "run.py"), *words]
-    return subprocess.Popen(command, env=make_environment(**QUIET), stdout=sys.stderr)
+def start(args: list[str]) -> subprocess.Popen[bytes]:
+    """Start `deepspeed pretrain/run.py` on one device."""
+    command = [*deepspeed_launcher(1), str(REPOSITORY / "pretrain" / "run.py"), *args]
+    return subprocess.Popen(command, env=make_environment(**VARIABLES), stdout=sys.stderr)
 
 
-def until_saved(process: subprocess.Popen[bytes], run_dir: Path) -> int:
-    """Wait for a checkpoint; its step."""
-    while not (saved := checkpoint.list_complete(run_dir / "checkpoints")):
+def wait_for_checkpoint(process: subprocess.Popen[bytes], run_dir: Path) -> int:
+    """Wait for a complete checkpoint. Returns its step."""
+    while not (saved := checkpoint.list_complete(run_dir / checkpoint.CHECKPOINTS_DIR)):
         if process.poll() is not None:
-            raise SystemExit(f"the training ended with status {process.returncode} before it saved")
+            raise SystemExit(f"the training ended with status {process.returncode} before its first checkpoint")
         time.sleep(0.05)
     return int(checkpoint.read_manifest(saved[-1])["step"])
 
 
-def summary(what: str, lines: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
-    """Of lines of metrics: from the second on, for the first has the warm-up in it."""
-    made = [line for line in lines if "loss" in line]
-    middle = made[1:] or made
-    median = {key: statistics.median(line[key] for line in middle) for key in ("tokens_per_second", "flops_per_second")}
-    mfu = [line["mfu"] for line in middle if line["mfu"] is not None]
+def summarize(phase: str, lines: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
+    """Return losses and medians of speed. The first metrics line, which includes the warm-up, is left out of the medians."""
+    lines = [line for line in lines if "loss" in line]
+    warm = lines[1:] or lines
+    tokens_per_second, flops_per_second = (
+        statistics.median(line[key] for line in warm) for key in ("tokens_per_second", "flops_per_second")
+    )
+    mfu = [line["mfu"] for line in warm if line["mfu"] is not None]
     return {
-        "what": what,
-        "first_step": made[0]["step"],
-        "last_step": made[-1]["step"],
-        "first_loss": round(made[0]["loss"], 4),
-        "last_loss": round(made[-1]["loss"], 4),
-        "tokens_per_second": round(median["tokens_per_second"]),
-        "tflops": round(median["flops_per_second"] / 1e12, 4),
+        "phase": phase,
+        "first_step": lines[0]["step"],
+        "last_step": lines[-1]["step"],
+        "first_loss": round(lines[0]["loss"], 4),
+        "last_loss": round(lines[-1]["loss"], 4),
+        "tokens_per_second": round(tokens_per_second),
+        "tflops": round(flops_per_second / 1e12, 4),
         "mfu": round(statistics.median(mfu), 4) if mfu else None,
-        "memory_gb": round(made[-1]["peak_memory_bytes"] / 1e9, 2),
+        "memory_gb": round(lines[-1]["peak_memory_bytes"] / 1e9, 2),
         "wall_seconds": round(seconds, 1),
     }
 
 
 def main() -> None:
-    """See the module."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default=str(REPOSITORY / "configs" / "pretrain" / "xlnet_base.yaml"))
-    parser.add_argument("--minutes", type=float, default=1.0)
-    parser.add_argument("--folder", type=Path, help="a new one, which is kept, or one that --prepare made")
-    parser.add_argument("--prepare", action="store_true")
-    parser.add_argument("words", nargs="*", help="key=value of the training")
-    given = parser.parse_intermixed_args()
+    parser.add_argument("--minutes", type=float, default=1.0, help="training time")
+    parser.add_argument("--folder", type=Path, help="a new folder, which is kept, or one that --prepare has written")
+    parser.add_argument("--prepare", action="store_true", help="only train the tokenizer and write the store")
+    parser.add_argument("settings", nargs="*", metavar="key=value", help="settings of the training")
+    args = parser.parse_intermixed_args()
     with tempfile.TemporaryDirectory() as temporary:
-        folder = given.folder or Path(temporary)
-        places = {
+        folder = args.folder or Path(temporary)
+        paths = {
             "tokenizer.path": folder / "spiece.model",
             "data.store_dir": folder / "store",
             "run_dir": folder / "run",
         }
-        settings = {**SETTINGS, **places, "train.hours": given.minutes / 60}
-        words = ["--config", given.config, *(f"{key}={value}" for key, value in settings.items()), *given.words]
+        settings = {**SETTINGS, **paths, "train.hours": args.minutes / 60}
+        command_args = ["--config", args.config, *(f"{key}={value}" for key, value in settings.items()), *args.settings]
         if not (folder / "store" / "meta.json").exists():
-            prepare(words)
-        if given.prepare:
+            prepare(command_args)
+        if args.prepare:
             return
-        since, process = time.monotonic(), start(words)
+        first_start, process = time.monotonic(), start(command_args)
         try:
-            saved = until_saved(process, folder / "run")
+            saved_step = wait_for_checkpoint(process, folder / "run")
             kill_tree(process)
             process.wait()
-            first = summary("until it was killed", read_metrics(folder / "run"), time.monotonic() - since)
-            print(json.dumps({**first, "killed_after_checkpoint": saved}), flush=True)
-            again, process = time.monotonic(), start(words)
+            before_kill = summarize("before kill", read_metrics(folder / "run"), time.monotonic() - first_start)
+            print(json.dumps({**before_kill, "killed_after_checkpoint": saved_step}), flush=True)
+            second_start, process = time.monotonic(), start(command_args)
             status = process.wait()
         finally:
             if process.poll() is None:
                 kill_tree(process)
         lines = read_metrics(folder / "run")
-        if status or not any(line["step"] > saved for line in lines):
-            raise SystemExit(f"the second start ended with status {status} and made no update")
-    after = [line for line in lines if line["step"] > saved]
-    print(json.dumps(summary("gone on with", after, time.monotonic() - again)), flush=True)
-    held_out = [line["val_loss"] for line in lines if "val_loss" in line]
-    whole = {**summary("whole", lines, time.monotonic() - since), "val_loss": [round(x, 4) for x in held_out]}
+        resumed = [line for line in lines if line["step"] > saved_step]
+        if status or not resumed:
+            raise SystemExit(f"the second start ended with status {status} after {len(resumed)} metrics lines")
+    print(json.dumps(summarize("resumed", resumed, time.monotonic() - second_start)), flush=True)
+    val_losses = [line["val_loss"] for line in lines if "val_loss" in line]
+    total = {
+        **summarize("total", lines, time.monotonic() - first_start),
+        "val_loss": [round(loss, 4) for loss in val_losses],
+    }
     steps = [line["step"] for line in lines if "loss" in line]
-    gapless = all(later - earlier == steps[1] - steps[0] for earlier, later in zip(steps, steps[1:-1], strict=False))
-    passed = gapless and whole["last_loss"] < whole["first_loss"] and held_out[-1] < held_out[0]
-    print(json.dumps({**whole, "no_step_missing": gapless, "passed": passed, "words": given.words}), flush=True)
+    # the last line may cover fewer steps
+    is_complete = all(
+        later - earlier == steps[1] - steps[0] for earlier, later in zip(steps, steps[1:-1], strict=False)
+    )
+    passed = is_complete and total["last_loss"] < total["first_loss"] and val_losses[-1] < val_losses[0]
+    print(
+        json.dumps({**total, "no_step_missing": is_complete, "passed": passed, "settings": args.settings}), flush=True
+    )
     sys.exit(not passed)
 
 

@@ -1,4 +1,4 @@
-"""A training with two processes that is to be killed: how a start of it goes, and what it leaves in its folder."""
+"""A training with two processes that receives faults: one start of it, and the content of its run folder."""
 
 from __future__ import annotations
 
@@ -21,53 +21,68 @@ from xlpre.training.metrics import read_metrics
 
 FAULTY = REPOSITORY / "tests" / "integration" / "faulty.py"
 PATIENCE_SECONDS = 60
-COMPARED = ("loss", "grad_norm", "lr", "skipped_steps", "tokens", "val_loss", "val_accuracy")
+COMPARED_METRICS = ("loss", "grad_norm", "lr", "skipped_steps", "tokens", "val_loss", "val_accuracy")
 
 
 @dataclass(frozen=True)
-class Started:
-    """How a start went."""
+class StartResult:
+    """Outcome of a start.
+
+    Attributes:
+        statuses: exit statuses of the processes.
+        resumed_from: step of the checkpoint, 0 without one, or None if the training did not get that far.
+        killed_at: step of the kill, or None if nothing was killed.
+        seconds_to_first_step: time from the start to the end of the first step; None if there was none.
+        hung: True if a process did not end within PATIENCE_SECONDS of process 0.
+        output: standard output and error of all processes.
+    """
 
     statuses: tuple[int, ...]
-    went_on_from: int | None  # None: it did not come so far
+    resumed_from: int | None
     killed_at: int | None
-    first_update_seconds: float | None
+    seconds_to_first_step: float | None
     hung: bool
-    said: str
+    output: str
 
     @property
-    def last_words(self) -> str:
-        """The end of what was said."""
-        return " / ".join(self.said.split("\n")[-3:])[-300:]
+    def last_lines(self) -> str:
+        """The last lines of the output."""
+        return " / ".join(self.output.split("\n")[-3:])[-300:]
 
 
-def start(words: Sequence[str], fault: dict, folder: Path) -> Started:
-    """Start both processes, as SLURM would, and wait until they have ended."""
+def start(args: Sequence[str], fault: dict, folder: Path) -> StartResult:
+    """Start both processes as SLURM does, and wait until they have ended.
+
+    Args:
+        args: settings of the training.
+        fault: fault for tests/integration/faulty.py; empty for none.
+        folder: folder for standard error.
+    """
     job = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     variables = make_environment(**CPU_ENVIRONMENT, **job, FAULT=json.dumps(fault))
-    errors, group, processes = folder / "stderr.txt", 0, []
-    since = time.monotonic()
-    with open(errors, "w") as stderr:
+    error_file, group, processes = folder / "stderr.txt", 0, []
+    start_time = time.monotonic()
+    with open(error_file, "w") as stderr:
         for rank in (0, 1):
             processes.append(
                 subprocess.Popen(
-                    [sys.executable, str(FAULTY), *words],
+                    [sys.executable, str(FAULTY), *args],
                     env={**variables, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                     stdout=subprocess.DEVNULL if rank else subprocess.PIPE,
                     stderr=stderr,
                     text=True,
-                    preexec_fn=lambda: os.setpgid(0, group),  # noqa: B023, PLW1509 - one group, for both to be killed at once
+                    preexec_fn=lambda: os.setpgid(0, group),  # noqa: B023, PLW1509 - one group, to kill both at once
                 )
             )
             group = processes[0].pid
-    said, first_update = [], None
-    watch = threading.Timer(600, os.killpg, (group, signal.SIGKILL))
-    watch.start()
+    lines, seconds_to_first_step = [], None
+    watchdog = threading.Timer(600, os.killpg, (group, signal.SIGKILL))
+    watchdog.start()
     for line in processes[0].stdout:
-        said.append(line)
-        if first_update is None and re.match(r"step [\d,]+: loss", line):
-            first_update = time.monotonic() - since
-    watch.cancel()
+        lines.append(line)
+        if seconds_to_first_step is None and re.match(r"step [\d,]+: loss", line):
+            seconds_to_first_step = time.monotonic() - start_time
+    watchdog.cancel()
     hung = False
     for process in processes:
         try:
@@ -76,44 +91,44 @@ def start(words: Sequence[str], fault: dict, folder: Path) -> Started:
             hung = True
             process.kill()
             process.wait()
-    text, complaints = "".join(said), errors.read_text("utf-8")
-    opened = re.search(r"goes on from \S+ at step ([\d,]+)", text)
-    went_on_from = int(opened[1].replace(",", "")) if opened else 0 if "parameters (" in text else None
-    killed = re.search(r"^fault: \S+ in \S+ at step (\d+)", complaints, re.MULTILINE)
-    return Started(
-        tuple(process.returncode for process in processes),
-        went_on_from,
-        int(killed[1]) if killed else None,
-        first_update,
-        hung,
-        (text + complaints).strip(),
+    output, errors = "".join(lines), error_file.read_text("utf-8")
+    resumed = re.search(r"resumes from \S+ at step ([\d,]+)", output)
+    resumed_from = int(resumed[1].replace(",", "")) if resumed else 0 if "parameters (" in output else None
+    killed = re.search(r"^fault: \S+ in \S+ at step (\d+)", errors, re.MULTILINE)
+    return StartResult(
+        statuses=tuple(process.returncode for process in processes),
+        resumed_from=resumed_from,
+        killed_at=int(killed[1]) if killed else None,
+        seconds_to_first_step=seconds_to_first_step,
+        hung=hung,
+        output=(output + errors).strip(),
     )
 
 
-def numbers(run_dir: Path) -> dict[tuple[int, bool], list]:
-    """What is promised to be equal, of each step and of each measurement."""
+def read_compared_metrics(run_dir: Path) -> dict[tuple[int, bool], list]:
+    """Return the metrics that must be equal, by (step, True for training or False for an evaluation)."""
     lines = read_metrics(run_dir)
-    found = {(line["step"], "loss" in line): [line.get(name) for name in COMPARED] for line in lines}
-    assert len(found) == len(lines), f"{run_dir}/metrics.jsonl has a step twice"
-    return found
+    metrics = {(line["step"], "loss" in line): [line.get(name) for name in COMPARED_METRICS] for line in lines}
+    assert len(metrics) == len(lines), f"{run_dir}/metrics.jsonl has a step twice"
+    return metrics
 
 
-def newest_on_disk(run_dir: Path) -> int:
-    """The step of the newest checkpoint that is whole; 0 if there is none."""
-    found = checkpoint.list_complete(run_dir / "checkpoints")
-    return checkpoint.read_manifest(found[-1])["step"] if found else 0
+def newest_checkpoint_step(run_dir: Path) -> int:
+    """Return the step of the newest complete checkpoint; 0 if there is none."""
+    complete = checkpoint.list_complete(run_dir / checkpoint.CHECKPOINTS_DIR)
+    return checkpoint.read_manifest(complete[-1])["step"] if complete else 0
 
 
-def names_in(run_dir: Path) -> set[str]:
-    """Of everything but TensorBoard's files, of which every start writes one."""
+def list_files(run_dir: Path) -> set[str]:
+    """Return all paths in the folder, without the TensorBoard files, of which every start writes one."""
     paths = (path.relative_to(run_dir) for path in run_dir.rglob("*"))
     return {str(path) for path in paths if path.parts[0] != "tensorboard"}
 
 
-def differing(one: Path, other: Path) -> list[str]:
-    """Of the tensors' files of two runs' last checkpoints, those that are not the same to the last bit."""
-    folders = [checkpoint.list_complete(run / "checkpoints")[-1] for run in (one, other)]
+def differing_tensors(run_dir: Path, other_run_dir: Path) -> list[str]:
+    """Return the tensor files that are not bitwise equal in the last checkpoints of two runs."""
+    folders = [checkpoint.list_complete(run / checkpoint.CHECKPOINTS_DIR)[-1] for run in (run_dir, other_run_dir)]
     names = [{str(path.relative_to(folder)) for path in folder.rglob("*.safetensors")} for folder in folders]
     shared = names[0] & names[1]
-    unequal = {name for name in shared if (folders[0] / name).read_bytes() != (folders[1] / name).read_bytes()}
-    return sorted(unequal | (names[0] ^ names[1]))
+    differing = {name for name in shared if (folders[0] / name).read_bytes() != (folders[1] / name).read_bytes()}
+    return sorted(differing | (names[0] ^ names[1]))

@@ -1,4 +1,4 @@
-"""A training under torchrun that starts again by itself, whose process 0 says when it has come how far."""
+"""A training under torchrun that restarts automatically. Its rank 0 prints the time of events."""
 
 from __future__ import annotations
 
@@ -13,104 +13,114 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.common.processes import CPU_ENVIRONMENT, make_environment, kill_tree
+from benchmarks.common.processes import CPU_ENVIRONMENT, kill_tree, make_environment
 
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
-# pretrain/run.py, whose process 0 says when it has come how far
+# pretrain/run.py, whose rank 0 prints a line after each event: its name, the time, and a step or a duration
 TRAIN = """
 import os, time
-def mark(what, more=""):
+def mark(event, value=""):
     if os.environ["RANK"] == "0":
-        print(f"mark {what} {time.time():.3f} {more}", flush=True)
+        print(f"mark {event} {time.time():.3f} {value}", flush=True)
 mark("python")
-import pretrain.trainer.trainer, pretrain.trainer.loop, pretrain.run
+import pretrain.run, pretrain.trainer.trainer as trainer, xlpre.training.bootstrap as bootstrap
 from xlpre.common.cli_main import run_main
 mark("imported")
-def after(owner, name, what, step=False):
+def mark_calls(owner, name, event, step=False):
     original = getattr(owner, name)
-    def marked(*args, **settings):
-        since = time.time()
-        result = original(*args, **settings)
-        mark(what, args[0].course.step if step else f"{time.time() - since:.3f}")
+    def marked(*args, **kwargs):
+        start = time.time()
+        result = original(*args, **kwargs)
+        mark(event, args[0].progress.step if step else f"{time.time() - start:.3f}")
         return result
     setattr(owner, name, marked)
-after(pretrain.trainer.trainer.Job, "end_update", "updated", step=True)
-after(pretrain.trainer.trainer.Job, "save", "saving")
-after(pretrain.trainer.trainer.Job, "_publish", "saved")
-after(pretrain.trainer.trainer, "start_processes", "joined")
-after(pretrain.trainer.loop, "Job", "built")
+mark_calls(trainer.Trainer, "end_step", "step", step=True)
+mark_calls(trainer.Trainer, "save", "saving")
+mark_calls(trainer.Trainer, "_publish", "saved")
+mark_calls(bootstrap, "init_process_group", "joined")
+mark_calls(trainer.Trainer, "__init__", "built")
 run_main(pretrain.run.main)
 """
 MARK = re.compile(r"mark (\w+) ([\d.]+) ?([\d.]*)")
 
 
 class Training:
-    """A torchrun, and what its process 0 said so far."""
+    """A torchrun process with two workers, and the events that its rank 0 has printed.
 
-    def __init__(self, words: Sequence[str], restarts: int) -> None:
+    Args:
+        args: arguments of pretrain/run.py.
+        restarts: maximum number of restarts.
+
+    Attributes:
+        marks: events as (name, time, duration in seconds).
+        steps: finished steps as (step, time).
+        other_lines: lines of the output that are not events.
+    """
+
+    def __init__(self, args: Sequence[str], restarts: int) -> None:
         launcher = [TORCHRUN, "--standalone", "--nproc-per-node", "2", "--max-restarts", str(restarts), "--no-python"]
-        self.marks: list[tuple[str, float, float]] = []  # what, when, how many seconds it took
-        self.updates: list[tuple[int, float]] = []  # step, when it was done
-        self.rest: list[str] = []
+        self.marks: list[tuple[str, float, float]] = []
+        self.steps: list[tuple[int, float]] = []
+        self.other_lines: list[str] = []
         self._process = subprocess.Popen(
-            [*launcher, sys.executable, "-c", TRAIN, *words],
+            [*launcher, sys.executable, "-c", TRAIN, *args],
             env=make_environment(**CPU_ENVIRONMENT, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader = threading.Thread(target=self._read_output, daemon=True)
         self._reader.start()
 
-    def processes(self) -> list[psutil.Process]:
-        """Those that train."""
+    def workers(self) -> list[psutil.Process]:
+        """Return the training processes that are alive."""
         return [p for p in psutil.Process(self._process.pid).children() if p.status() != psutil.STATUS_ZOMBIE]
 
     def wait(self, timeout: float) -> int:
-        """Until torchrun has ended; its status."""
+        """Wait until torchrun has ended. Returns its exit status."""
         status = self._process.wait(timeout)
         self._reader.join()
         return status
 
     @property
-    def ended(self) -> bool:
-        """Whether it has, unasked perhaps."""
+    def has_ended(self) -> bool:
+        """True if torchrun has ended."""
         return self._process.poll() is not None
 
-    def end(self) -> None:
-        """Kill what is left."""
-        if not self.ended:
+    def kill(self) -> None:
+        """Kill torchrun and its workers, if they are running."""
+        if not self.has_ended:
             kill_tree(self._process)
 
-    def _read(self) -> None:
+    def _read_output(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            found = MARK.match(line)
-            if found and found[1] == "updated":
-                self.updates.append((int(found[3]), float(found[2])))
-            elif found:
-                self.marks.append((found[1], float(found[2]), float(found[3] or 0)))
+            match = MARK.match(line)
+            if match and match[1] == "step":
+                self.steps.append((int(match[3]), float(match[2])))
+            elif match:
+                self.marks.append((match[1], float(match[2]), float(match[3] or 0)))
             else:
-                self.rest.append(line)
+                self.other_lines.append(line)
 
 
-def kill_one(training: Training, rng: random.Random) -> tuple[float, float]:
-    """Kill one; when, and when the other had ended, too."""
-    victim, other = rng.sample(training.processes(), 2)
-    killed = time.time()
+def kill_worker(training: Training, rng: random.Random) -> tuple[float, float]:
+    """Kill one worker. Returns the time of the kill, and the time when the other worker had ended."""
+    victim, other = rng.sample(training.workers(), 2)
+    kill_time = time.time()
     victim.kill()
     while other.is_running() and other.status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.02)
-    return killed, time.time()
+    return kill_time, time.time()
 
 
-def first_update(training: Training, after: float) -> tuple[int, float]:
-    """The first that is made by a start after the time `after`: its step, and when it was done. Waits for it."""
-    until = time.monotonic() + 300
-    while time.monotonic() < until and not training.ended:
-        built = [when for what, when, _ in training.marks if what == "built" and when > after]
-        for step, when in training.updates:
+def wait_for_first_step(training: Training, since: float) -> tuple[int, float]:
+    """Wait for the first step of a start after the time `since`. Returns the step and its time."""
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline and not training.has_ended:
+        built = [when for event, when, _ in training.marks if event == "built" and when > since]
+        for step, when in training.steps:
             if built and when > built[-1]:
                 return step, when
         time.sleep(0.05)
-    raise RuntimeError("it did not start again:\n" + "".join(training.rest[-60:]))
+    raise RuntimeError("the training did not restart:\n" + "".join(training.other_lines[-60:]))

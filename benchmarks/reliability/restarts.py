@@ -1,12 +1,12 @@
-"""The share of the time that trains, where a training process is killed every two minutes and torchrun starts again by itself.
+"""Measure the fraction of time spent on training if a process is killed every two minutes and torchrun restarts the training.
 
 python benchmarks/reliability/restarts.py --minutes 20 --every 120 --out reports/reliability/restarts.jsonl
 
-Makes a store of docstrings in a temporary folder and trains on it with two CPU processes under `torchrun --max-restarts`, as
-docs/clusters.md says; a process at random gets SIGKILL. One JSON line for each kill, one for the whole, then a table.
+Writes a store of docstrings in a temporary folder and trains on it with two CPU processes under `torchrun --max-restarts`, as described
+in docs/clusters.md. A random process receives SIGKILL. One JSON line per kill, and one for the whole run.
 
-What counts is the time of updates whose result is in the model at the end: not an update that a kill undid (the one made again in its
-place counts), no saving, no measuring, no starting. It is divided by the wall time from the first start to the last process's end.
+The fraction counts steps whose result is in the final model. A step that a kill undid does not count, but the repeated one does. Saving,
+evaluation and starting do not count. The total is the wall time from the first start to the end of the last process.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository
 
-from benchmarks.common.docstrings_store import docstrings_store
+from benchmarks.common.docstrings_store import make_docstrings_store
 from benchmarks.common.processes import REPOSITORY
-from benchmarks.reliability.restarted_training import Training, first_update, kill_one
+from benchmarks.reliability.restarted_training import Training, kill_worker, wait_for_first_step
 from xlpre.common.tables import to_jsonl
 from xlpre.training.metrics import read_metrics
 
 LOG_EVERY = 10
 CONFIG = str(REPOSITORY / "configs" / "pretrain" / "debug.yaml")
-SIZE = {  # of an update of about a tenth of a second on two cores
+MODEL = {  # a step takes about 0.1 s on two cores
     "train.global_batch_size": 16,
     "data.seq_len": 128,
     "data.reuse_len": 64,
@@ -40,111 +40,121 @@ SIZE = {  # of an update of about a tenth of a second on two cores
     "model.d_inner": 512,
     "model.mem_len": 64,
 }
-PARTS = ("noticing", "starting", "importing", "joining", "building", "first_update")
+# phases from a kill to the first step after it
+PHASES = ("noticing", "starting", "importing", "joining", "building", "first_step")
 
 
-def after_kill(training: Training, killed: float, gone: float) -> dict:
-    """How long it took from a kill to the first update after it, by part, and what was lost."""
-    again, done = first_update(training, killed)
-    at = {what: when for what, when, _ in training.marks if when > killed}
-    times = [killed, gone, at["python"], at["imported"], at["joined"], at["built"], done]
-    earlier = [update for update in training.updates if update[1] < at["python"]]
-    made = earlier[-1][0]
-    begun = max(when for what, when, _ in training.marks if what == "built" and when < killed)
-    kept = max([begun, *(when for step, when in earlier if step == again - 1)])
+def measure_restart(training: Training, kill_time: float, end_time: float) -> dict:
+    """Return the duration of each phase from a kill to the first step after it, and the lost steps.
+
+    Args:
+        training: the training.
+        kill_time: time of the kill.
+        end_time: time when the other process had ended.
+    """
+    first_step, first_step_time = wait_for_first_step(training, kill_time)
+    at = {event: when for event, when, _ in training.marks if when > kill_time}
+    times = [kill_time, end_time, at["python"], at["imported"], at["joined"], at["built"], first_step_time]
+    before_kill = [(step, when) for step, when in training.steps if when < at["python"]]
+    last_step = before_kill[-1][0]
+    start_time = max(when for event, when, _ in training.marks if event == "built" and when < kill_time)
+    resume_point = max([start_time, *(when for step, when in before_kill if step == first_step - 1)])
     return {
-        "updates_made_again": made + 1 - again,
-        "lost_seconds": round(killed - kept, 2),
-        **{part: round(b - a, 2) for part, a, b in zip(PARTS, times, times[1:], strict=False)},
+        "repeated_steps": last_step + 1 - first_step,
+        "lost_seconds": round(kill_time - resume_point, 2),
+        **{phase: round(end - start, 2) for phase, start, end in zip(PHASES, times, times[1:], strict=False)},
     }
 
 
-def run(training: Training, minutes: float, every: float, rng: random.Random) -> list[dict]:
-    """Kill and wait; a line for each kill."""
-    since, lines, number = time.time(), [], 1
+def kill_repeatedly(training: Training, minutes: float, every: float, rng: random.Random) -> list[dict]:
+    """Kill a process every `every` seconds. Returns a line per kill."""
+    start, lines, number = time.time(), [], 1
     while number * every < minutes * 60:
-        time.sleep(max(since + number * every - time.time(), 0))
-        killed, gone = kill_one(training, rng)
-        found = after_kill(training, killed, gone)
-        lines.append(
-            {"kill": number, "seconds": round(killed - since, 1), **found, "load": round(os.getloadavg()[0], 1)}
-        )
+        time.sleep(max(start + number * every - time.time(), 0))
+        kill_time, end_time = kill_worker(training, rng)
+        restart = measure_restart(training, kill_time, end_time)
+        load = round(os.getloadavg()[0], 1)
+        lines.append({"kill": number, "seconds": round(kill_time - start, 1), **restart, "load": load})
         print(json.dumps(lines[-1]), flush=True)
         number += 1
-    time.sleep(max(since + minutes * 60 - time.time(), 0))
+    time.sleep(max(start + minutes * 60 - time.time(), 0))
     return lines
 
 
-def summary(training: Training, lines: Sequence[dict], wall: float, run_dir: Path, save_every: int) -> dict:
-    """The whole."""
-    counted = [line for line in read_metrics(run_dir) if "loss" in line]
-    steps = [line["step"] for line in counted]
-    whole = range(LOG_EVERY, steps[-1] + 1, LOG_EVERY)  # and a shorter one at the end
-    assert steps in ([*whole], [*whole, steps[-1]]), "an update is missing or there twice"
-    before = [0, *(line["tokens"] for line in counted)]
-    seconds = [(line["tokens"] - n) / line["tokens_per_second"] for n, line in zip(before, counted, strict=False)]
-    saving = [took for what, _, took in training.marks if what == "saving"]
-    begun = [when for what, when, _ in training.marks if what == "saving"]
-    written = [
-        when - max(b for b in begun if b < when)
-        for what, when, _ in training.marks
-        if what == "saved" and begun[0] < when
+def summarize(training: Training, lines: Sequence[dict], wall_seconds: float, run_dir: Path, save_every: int) -> dict:
+    """Return the line for the whole run."""
+    metrics = [line for line in read_metrics(run_dir) if "loss" in line]
+    steps = [line["step"] for line in metrics]
+    expected = range(LOG_EVERY, steps[-1] + 1, LOG_EVERY)  # the last line may cover fewer steps
+    assert steps in ([*expected], [*expected, steps[-1]]), "a step is missing or recorded twice"
+    previous_tokens = [0, *(line["tokens"] for line in metrics)]
+    seconds = [
+        (line["tokens"] - n) / line["tokens_per_second"] for n, line in zip(previous_tokens, metrics, strict=False)
     ]
-    down = [sum(line[part] for part in PARTS) for line in lines]
+    save_seconds = [duration for event, _, duration in training.marks if event == "saving"]
+    save_starts = [when for event, when, _ in training.marks if event == "saving"]
+    write_seconds = [
+        when - max(start for start in save_starts if start < when)
+        for event, when, _ in training.marks
+        if event == "saved" and save_starts[0] < when
+    ]
+    down_seconds = [sum(line[phase] for phase in PHASES) for line in lines]
     return {
-        "share_that_trains": round(sum(seconds) / wall, 4),
-        "wall_seconds": round(wall, 1),
+        "training_fraction": round(sum(seconds) / wall_seconds, 4),
+        "wall_seconds": round(wall_seconds, 1),
         "training_seconds": round(sum(seconds), 1),
         "lost_seconds": round(sum(line["lost_seconds"] for line in lines), 1),
-        "down_seconds": round(sum(down), 1),
-        "saving_seconds": round(sum(saving), 1),
+        "down_seconds": round(sum(down_seconds), 1),
+        "saving_seconds": round(sum(save_seconds), 1),
         "kills": len(lines),
-        "updates": steps[-1],
-        "update_seconds": round(statistics.median(seconds) / LOG_EVERY, 3),
+        "steps": steps[-1],
+        "step_seconds": round(statistics.median(seconds) / LOG_EVERY, 3),
         "save_every": save_every,
-        "saves": len(saving),
-        "a_save_stops_seconds": round(statistics.median(saving), 3),
-        "a_save_is_written_after_seconds": round(statistics.median(written), 2),
-        "updates_made_again": sum(line["updates_made_again"] for line in lines),
-        **{part: statistics.median(line[part] for line in lines) for part in PARTS},
+        "saves": len(save_seconds),
+        "seconds_per_save": round(statistics.median(save_seconds), 3),
+        "seconds_until_written": round(statistics.median(write_seconds), 2),
+        "repeated_steps": sum(line["repeated_steps"] for line in lines),
+        **{phase: statistics.median(line[phase] for line in lines) for phase in PHASES},
     }
 
 
 def main() -> None:
-    """The command."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=20)
+    parser.add_argument("--minutes", type=float, default=20, help="training time")
     parser.add_argument("--every", type=float, default=120, help="seconds between kills")
-    parser.add_argument("--config", default=CONFIG)
-    parser.add_argument("--save-every", type=int, default=50, help="updates; Young's rule, see docs/reliability.md")
-    parser.add_argument("--out", type=Path, help="a file for the JSON lines")
-    parser.add_argument("--goal", type=float, default=0.9, help="the exit status is not 0 below it")
-    parser.add_argument("words", nargs="*", help="key=value of the training")
-    words = parser.parse_intermixed_args()
+    parser.add_argument("--config", default=CONFIG, help="config file of the training")
+    parser.add_argument("--save-every", type=int, default=50, help="steps; for the best value see docs/reliability.md")
+    parser.add_argument("--out", type=Path, help="file for the JSON lines")
+    parser.add_argument("--goal", type=float, default=0.9, help="exit with status 1 if the fraction is below it")
+    parser.add_argument("settings", nargs="*", metavar="key=value", help="settings of the training")
+    args = parser.parse_intermixed_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        store = docstrings_store(folder / "store", million_characters=3, vocab_size=2000, val_fraction=0.05)
-        run_dir, restarts = folder / "run", int(words.minutes * 60 / words.every)
+        store = make_docstrings_store(folder / "store", million_characters=3, vocab_size=2000, val_fraction=0.05)
+        run_dir, restarts = folder / "run", int(args.minutes * 60 / args.every)
         settings = {"run_dir": run_dir, "data.store_dir": store, "tokenizer.path": store / "vocabulary.model"}
-        settings |= SIZE if words.config == CONFIG else {}
+        settings |= MODEL if args.config == CONFIG else {}
         settings |= {"train.steps": 10**6, "train.hours": "null", "train.log_every": LOG_EVERY, "eval.every": 10**6}
-        settings |= {"train.save_every": words.save_every, "schedule.decay": "constant"}
-        said = ["--config", words.config, *(f"{key}={value}" for key, value in settings.items()), *words.words]
-        since, training = time.time(), Training(said, restarts)
+        settings |= {"train.save_every": args.save_every, "schedule.decay": "constant"}
+        command_args = ["--config", args.config, *(f"{key}={value}" for key, value in settings.items()), *args.settings]
+        start, training = time.time(), Training(command_args, restarts)
         try:
-            first_update(training, since)
-            lines = run(training, words.minutes, words.every, random.Random(1))
-            training.processes()[0].terminate()  # asks all to save and end
+            wait_for_first_step(training, start)
+            lines = kill_repeatedly(training, args.minutes, args.every, random.Random(1))
+            training.workers()[0].terminate()  # all processes save and end
             status = training.wait(300)
         finally:
-            training.end()
-        assert status == 0, "".join(training.rest[-40:])
-        whole = summary(training, lines, time.time() - since, run_dir, words.save_every)
-    print(json.dumps(whole))
-    if words.out:
-        words.out.write_text(to_jsonl([*lines, whole]), encoding="utf-8")
-    print(f"\n{whole['share_that_trains']:.1%} of {whole['wall_seconds']:,.0f} s trained, with {whole['kills']} kills")
-    sys.exit(whole["share_that_trains"] < words.goal)
+            training.kill()
+        assert status == 0, "".join(training.other_lines[-40:])
+        total = summarize(training, lines, time.time() - start, run_dir, args.save_every)
+    print(json.dumps(total))
+    if args.out:
+        args.out.write_text(to_jsonl([*lines, total]), encoding="utf-8")
+    print(
+        f"\n{total['training_fraction']:.1%} of {total['wall_seconds']:,.0f} s spent on training, with {total['kills']} kills"
+    )
+    sys.exit(total["training_fraction"] < args.goal)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ The first is about numbers:
 
 - `errors`: relative error of the output and each gradient, without dropout, against `reference` in twice the precision
 - `errors_with_dropout`: the same with dropout, where the reference drops the weights that the backend dropped
-- `keep_fraction`: fraction of the weights that dropout kept, and `keep_deviations`, its distance from the expected one in standard deviations
+- `keep_fraction`: fraction of the weights that dropout kept
+- `keep_deviations`: its difference from the expected fraction, in standard deviations
 - `reproducible`: two runs give the same bits
 
 The second is about speed: milliseconds of a forward and a backward pass, and the peak memory of both. The backends take turns, and the

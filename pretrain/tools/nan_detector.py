@@ -1,4 +1,4 @@
-"""Where in a forward and a backward pass the first value that is not finite appears."""
+"""Detector of the first non-finite value in a forward and backward pass, and the replay of a micro-batch with it."""
 
 from __future__ import annotations
 
@@ -11,117 +11,125 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from xlpre.batch import Batch
+from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import Memory
 
 # modules whose first dimension is the direction, not the row
-BY_DIRECTION = ("pos_encoding", "pos_encoding.dropout", "terms.position.key")
+DIRECTION_FIRST = ("pos_encoding", "pos_encoding.dropout", "terms.position.key")
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where what came in was finite and what came out was not.
+class NonFiniteSite:
+    """First operation with finite inputs and non-finite outputs.
 
     Attributes:
-        what: in words.
-        largest: absolute value of what came in (inputs, or in the backward pass gradients); None if no numbers came in.
-        weight: the largest absolute value of the module's own weights; None if it has none, or they play no part.
-        rows: of the batch, where what came out is not finite; None if it does not say.
+        description: Description of the operation.
+        max_input: Largest absolute value of the inputs (in backward: of the incoming gradients). None if there are no numbers.
+        max_weight: Largest absolute value of the module's own weights. None if there are none, or they are not involved.
+        rows: Batch rows with non-finite outputs. None if unknown.
     """
 
-    what: str
-    largest: float | None
-    weight: float | None
+    description: str
+    max_input: float | None
+    max_weight: float | None
     rows: list[int] | None
 
 
 class NonFiniteDetector:
-    """Watches a model of B rows while it is entered.
+    """Context manager that watches a model during one forward and backward pass.
+
+    Args:
+        model: The model.
+        n_rows: Rows of the batch, B.
 
     Attributes:
-        forward: the first module, in the order of execution, whose output was not finite while its inputs were.
-        backward: the first module or parameter, in the order of the backward pass, whose gradient was not finite while the gradient
-            that came in was.
+        forward: First module, in the order of execution, with finite inputs and a non-finite output.
+        backward: First module or parameter, in the order of the backward pass, with a finite incoming and a non-finite outgoing gradient.
     """
 
     def __init__(self, model: nn.Module, n_rows: int) -> None:
-        self.forward: Place | None = None
+        self.forward: NonFiniteSite | None = None
         self._model, self._n_rows = model, n_rows
-        self._handed: Place | None = None
-        self._reached: Place | None = None  # a gradient that went wrong between modules
-        self._until_exit = ExitStack()
+        self._backward_in_module: NonFiniteSite | None = None
+        self._backward_between_modules: NonFiniteSite | None = None
+        self._hooks = ExitStack()
 
     @property
-    def backward(self) -> Place | None:
+    def backward(self) -> NonFiniteSite | None:
         """See the class."""
-        return self._handed or self._reached
+        return self._backward_in_module or self._backward_between_modules
 
     def __enter__(self) -> NonFiniteDetector:
-        self._until_exit.enter_context(warnings.catch_warnings())
-        warnings.filterwarnings("ignore", "Full backward hook is firing")  # an embedding hands no gradient to ids
+        self._hooks.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", "Full backward hook is firing")  # the inputs of an embedding have no gradient
         for name, module in self._model.named_modules():
             for handle in (
                 module.register_forward_hook(partial(self._after_forward, name)),
                 module.register_full_backward_pre_hook(partial(self._before_backward, name)),
                 module.register_full_backward_hook(partial(self._after_backward, name)),
             ):
-                self._until_exit.callback(handle.remove)
+                self._hooks.callback(handle.remove)
         for name, parameter in self._model.named_parameters():
-            self._until_exit.callback(parameter.register_hook(partial(self._at_parameter, name)).remove)
+            self._hooks.callback(parameter.register_hook(partial(self._on_parameter_gradient, name)).remove)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._until_exit.close()
+        self._hooks.close()
 
     def _after_forward(self, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
-        # a module is done after those inside it, so the innermost comes first
+        # the hook of a module runs after those of its children, so the innermost module is first
         if self.forward is None and not is_finite(output) and is_finite(inputs):
-            what = f"the output of {name}" if name else "the loss, of outputs that are finite"
+            description = f"the output of {name}" if name else "the loss, computed from finite outputs"
             weights = list(module.parameters(recurse=False))
-            self.forward = Place(what, largest(inputs), largest(weights), self._rows(name, inputs, output))
+            rows = self._nonfinite_rows(name, inputs, output)
+            self.forward = NonFiniteSite(description, max_abs(inputs), max_abs(weights), rows)
 
-    def _before_backward(self, name: str, module: nn.Module, came: Any) -> None:
-        if self._reached is None and not is_finite(came):
-            self._reached = Place(
-                f"the gradient that comes to {name or 'the loss'}", None, None, self._rows(name, came, came)
-            )
+    def _before_backward(self, name: str, module: nn.Module, incoming: Any) -> None:
+        if self._backward_between_modules is None and not is_finite(incoming):
+            description = f"the incoming gradient of {name or 'the loss'}"
+            rows = self._nonfinite_rows(name, incoming, incoming)
+            self._backward_between_modules = NonFiniteSite(description, None, None, rows)
 
-    def _after_backward(self, name: str, module: nn.Module, handed: Any, came: Any) -> None:
-        if self._handed is None and not is_finite(handed) and is_finite(came):
+    def _after_backward(self, name: str, module: nn.Module, outgoing: Any, incoming: Any) -> None:
+        if self._backward_in_module is None and not is_finite(outgoing) and is_finite(incoming):
+            description = f"the outgoing gradient of {name}"
             weights = list(module.parameters(recurse=False))
-            what = f"the gradient that {name} hands back to its inputs"
-            self._handed = Place(what, largest(came), largest(weights), self._rows(name, came, handed))
+            rows = self._nonfinite_rows(name, incoming, outgoing)
+            self._backward_in_module = NonFiniteSite(description, max_abs(incoming), max_abs(weights), rows)
 
-    def _at_parameter(self, name: str, gradient: Tensor) -> None:
+    def _on_parameter_gradient(self, name: str, gradient: Tensor) -> None:
         if self.backward is None and not is_finite(gradient):
-            self._handed = Place(f"the gradient of {name}", None, None, None)
+            self._backward_in_module = NonFiniteSite(f"the gradient of {name}", None, None, None)
 
-    def _rows(self, name: str, came: Any, went: Any) -> list[int] | None:
-        """Rows where `went` is not finite; None unless one row in is one row out, as lists of single tokens are not."""
-        if name.endswith(BY_DIRECTION) or not any(self._has_rows(tensor) for tensor in _tensors(came)):
+    def _nonfinite_rows(self, name: str, inputs: Any, outputs: Any) -> list[int] | None:
+        """Return the rows with non-finite outputs; None unless inputs and outputs have a batch dimension first."""
+        if name.endswith(DIRECTION_FIRST) or not any(self._has_batch_dim(tensor) for tensor in _tensors(inputs)):
             return None
-        found: set[int] = set()
-        for tensor in _tensors(went):
+        rows: set[int] = set()
+        for tensor in _tensors(outputs):
             if tensor.dim() < 2 or tensor.size(0) != self._n_rows:
                 return None
-            found.update((~tensor.isfinite()).flatten(1).any(1).nonzero().flatten().tolist())
-        return sorted(found)
+            rows.update((~tensor.isfinite()).flatten(1).any(1).nonzero().flatten().tolist())
+        return sorted(rows)
 
-    def _has_rows(self, tensor: Tensor) -> bool:
-        ids = tensor.dim() == 2 and not tensor.is_floating_point()
-        return (tensor.dim() >= 3 or ids) and tensor.size(0) == self._n_rows
+    def _has_batch_dim(self, tensor: Tensor) -> bool:
+        is_ids = tensor.dim() == 2 and not tensor.is_floating_point()
+        return (tensor.dim() >= 3 or is_ids) and tensor.size(0) == self._n_rows
 
 
 def is_finite(value: Any) -> bool:
-    """Whether every number in it is; `value` is tensors, or collections and dataclasses of them."""
+    """Return True if all numbers in `value` are finite: tensors, or collections and dataclasses of them."""
     return all(bool(tensor.isfinite().all()) for tensor in _tensors(value))
 
 
-def largest(value: Any) -> float | None:
-    """The largest absolute value among its floating-point numbers; None if there are none."""
+def max_abs(value: Any) -> float | None:
+    """Return the largest absolute value of the floating-point numbers in `value`; None if there are none."""
     sizes = [tensor.abs().max().item() for tensor in _tensors(value) if tensor.is_floating_point() and tensor.numel()]
     return max(sizes, default=None)
 
@@ -130,10 +138,84 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
-        for inner in value:
-            yield from _tensors(inner)
+        for item in value:
+            yield from _tensors(item)
     elif isinstance(value, Memory):
-        yield value.hidden.transpose(0, 1)  # rows first, as everywhere else
+        yield value.hidden.transpose(0, 1)  # rows first, as in other tensors
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
             yield from _tensors(getattr(value, field.name))
+
+
+@dataclass(frozen=True)
+class ReplayResult:
+    """Finite and non-finite values of one micro-batch.
+
+    Attributes:
+        memory_rows: Rows whose memory was not finite before the forward pass.
+        forward: See NonFiniteDetector.
+        loss: Sum of all losses, not divided by the number of micro-batches.
+        backward: See NonFiniteDetector. Also None if the loss is not finite, because there is no backward pass then.
+        grad_norm: Norm of the gradients of all parameters; None without a backward pass.
+        nonfinite_parameters: Names of the parameters whose gradient is not finite.
+        max_gradient: Largest absolute value of the finite gradients, and the name of its parameter.
+    """
+
+    memory_rows: list[int]
+    forward: NonFiniteSite | None
+    loss: float
+    backward: NonFiniteSite | None
+    grad_norm: float | None
+    nonfinite_parameters: list[str]
+    max_gradient: tuple[float, str] | None
+
+    @property
+    def first(self) -> str | None:
+        """Description of the first non-finite value; None if all values are finite."""
+        if self.memory_rows:
+            return f"the memory of {format_rows(self.memory_rows)}"
+        if site := self.forward or self.backward:
+            return site.description + (f", {format_rows(site.rows)}" if site.rows else "")
+        if self.grad_norm is not None and self.grad_norm**2 > torch.finfo(torch.float32).max:
+            return f"the square of the global gradient norm {self.grad_norm:.3g}, in fp32"
+        return None
+
+    @property
+    def rows(self) -> list[int] | None:
+        """Batch rows that are involved; None if unknown."""
+        if self.memory_rows:
+            return self.memory_rows
+        site = self.forward or self.backward
+        return site.rows if site else []
+
+
+def replay(model: LanguageModel, batch: Batch, memory: Memory) -> ReplayResult:
+    """Run one micro-batch forward, and backward if its loss is finite.
+
+    `batch` and `memory` must be on the device of `model`, and `memory` in its precision.
+    """
+    model.zero_grad()
+    memory_rows = (~memory.finite_rows()).nonzero().flatten().tolist()
+    with NonFiniteDetector(model, batch.input_ids.size(0)) as detector:
+        target_loss, _, *auxiliary_losses = model(batch, memory)
+        loss = sum(auxiliary_losses, start=target_loss)
+        if is_finite(loss):
+            loss.backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    sizes = [(size, name) for name, gradient in gradients.items() if (size := max_abs(gradient)) is not None]
+    nonfinite = [name for name, gradient in gradients.items() if not is_finite(gradient)]
+    norms = [gradient.double().norm() for gradient in gradients.values()]
+    return ReplayResult(
+        memory_rows=memory_rows,
+        forward=detector.forward,
+        loss=loss.item(),
+        backward=detector.backward,
+        grad_norm=torch.stack(norms).norm().item() if norms else None,
+        nonfinite_parameters=nonfinite,
+        max_gradient=max((entry for entry in sizes if entry[1] not in nonfinite), default=None),
+    )
+
+
+def format_rows(rows: list[int]) -> str:
+    """Return "row 1" or "rows 1, 2"."""
+    return f"row{'s' * (len(rows) > 1)} {', '.join(map(str, rows))}"

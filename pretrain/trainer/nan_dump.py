@@ -107,7 +107,9 @@ def read_dump(folder: Path) -> tuple[ModelFolder, list[RankDump]]:
         ValueError: The folder is missing or not a dump; a file is missing or damaged; or files belong to different steps.
     """
     if not folder.is_dir():
-        raise ValueError(f"{folder} is invalid: there is no such folder. Give the folder that the run printed when it stopped.")
+        raise ValueError(
+            f"{folder} is invalid: there is no such folder. Give the folder that the run printed when it stopped."
+        )
     if not _rank_file(folder, 0).exists():
         dumps = sorted((folder / PARENT).glob("step_*")) or sorted(folder.glob("step_*"))
         remedy = f"Did you mean {dumps[-1]}?" if dumps else f"Dumps are in RUN_DIR/{PARENT}."

@@ -1,9 +1,9 @@
-"""`pretrain/run.py` with a fault put into it: FAULT={"phase": ..., "do": ..., "steps": [first, last], "process": N} in the environment.
+"""`pretrain/run.py` with an injected fault: FAULT={"phase": ..., "do": ..., "steps": [first, last], "process": N} in the environment.
 
-A fault happens on process N, once it is in one of the steps (updates done) and in the phase. See PHASES for where one can be killed;
-`do` is `kill` (by default), `kill_all` (the whole process group at once), `stop` (it hangs), `full` (no room on the disk) or, in the
-phase `loss`, `nan`, `inf`, `inf_gradient` and `nan_memory`. What is killed says so first, on stderr. Given a JSON list of lists of
-args, it pretrains with each in turn, and `each` says what is done in them.
+The fault happens on process N, in one of the steps, when the phase is reached; see PHASES. `do` is `kill` (the default), `kill_all`
+(the process group), `stop` (the process hangs), `full` (the disk is full), or in the phase `loss` one of `nan`, `inf`, `inf_gradient`
+and `nan_memory`. A killed process first prints a line to stderr. If the last argument is a JSON list of lists of arguments, each is
+trained in turn, and `each` lists the value of `do` for each.
 """
 
 import dataclasses
@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 
 import pretrain.run
-import pretrain.trainer.loop
 import pretrain.trainer.trainer
 from pretrain.config import PretrainConfig
 from pretrain.trainer.trainer import Trainer
@@ -30,74 +29,77 @@ from xlpre.training.checkpoint_writer import CheckpointWriter
 FAULT = json.loads(os.environ.get("FAULT", "{}"))
 
 
-def only_half_removed(path, **_) -> bool:
-    """Whether it is an old checkpoint, whose manifest is gone already."""
+def is_half_removed(path, **_) -> bool:
+    """Return True for an old checkpoint whose manifest is removed already."""
     return Path(path).name.startswith("step_") and Path(path).is_dir()
 
 
-def between_renames(source, target) -> bool:
-    """Whether the folder that is to be replaced has been moved away, and the new one is not there yet."""
+def is_between_renames(source, target) -> bool:
+    """Return True if the old folder has been moved away, and the new one is not in its place yet."""
     return any(Path(target).parent.glob(f".{Path(target).name}.replaced-*"))
 
 
-PHASES = {  # before a call of what; of those calls, before which
-    "meeting": (distributed, "_names_in"),  # whether all see the run folder
-    "start": (Trainer, "_start"),  # processes joined, nothing built
-    "loading": (checkpoint, "memory_of"),  # of a resumed run only
+# the function before whose call the fault happens, and a condition on its arguments
+PHASES = {
+    "meeting": (distributed, "_list_dir"),  # check that all processes see the run folder
+    "start": (Trainer, "_build"),  # processes have joined, nothing is built
+    "loading": (checkpoint, "read_lane_memory"),  # resumed runs only
     "forward": (LanguageModel, "forward"),
     "backward": (torch.autograd, "backward"),
-    "update": (torch.optim.AdamW, "step"),  # inside the engine's step
-    "after_update": (Trainer, "end_update"),
-    "measuring": (Trainer, "measure"),
-    "copying": (checkpoint_writer, "gather_moments"),  # what is to be saved
-    "writing": (CheckpointWriter, "_write"),
-    "half_written": (checkpoint_writer, "compute_crc32c"),  # all is written, or read back
+    "update": (torch.optim.AdamW, "step"),  # inside the step of the engine
+    "after_update": (Trainer, "end_step"),
+    "measuring": (Trainer, "evaluate"),
+    "copying": (checkpoint_writer, "gather_moments"),  # copy of the state to the CPU
+    "writing": (CheckpointWriter, "_write_files"),
+    "half_written": (checkpoint_writer, "compute_crc32c"),  # all files are written
     "model": (Trainer, "_write_model"),
-    "manifest": (checkpoint_writer, "write_text"),  # all is there but the manifest
-    "removing": (CheckpointWriter, "_remove_old"),  # the manifest is there
-    "half_removed": (checkpoint_writer.shutil, "rmtree", only_half_removed),
+    "manifest": (checkpoint_writer, "write_text"),  # only the manifest is missing
+    "removing": (CheckpointWriter, "_remove_old"),  # the manifest is written
+    "half_removed": (checkpoint_writer.shutil, "rmtree", is_half_removed),
     "publishing": (pretrain.trainer.trainer, "hardlink_copy"),
-    "between_renames": (files.os, "replace", between_renames),
+    "between_renames": (files.os, "replace", is_between_renames),
     "closing": (Trainer, "close"),
 }
+for owner, name, *_ in PHASES.values():
+    assert hasattr(owner, name), f"{owner} has no {name}"
 STEP = {"now": 0}
 
 
-def due() -> bool:
+def is_due() -> bool:
     first, last = FAULT.get("steps", [0, 10**9])
     return int(os.environ.get("RANK", "0")) == FAULT["process"] and first <= STEP["now"] <= last
 
 
-def happen() -> None:
-    what = FAULT.get("do", "kill")
-    if what == "full":
+def raise_fault() -> None:
+    action = FAULT.get("do", "kill")
+    if action == "full":
         raise OSError(28, "No space left on device")
-    if what.startswith("kill"):
-        os.write(2, f"fault: {what} in {FAULT['phase']} at step {STEP['now']}\n".encode())
-    if what == "kill_all":
+    if action.startswith("kill"):
+        os.write(2, f"fault: {action} in {FAULT['phase']} at step {STEP['now']}\n".encode())
+    if action == "kill_all":
         os.killpg(0, signal.SIGKILL)
-    os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[what])
+    os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[action])
 
 
-def before(owner, name, when=lambda *args, **kwargs: True) -> None:
-    """Let the fault happen before a call of `owner.name` that is as `when` says."""
+def inject_before(owner, name, condition=lambda *args, **kwargs: True) -> None:
+    """Raise the fault before a call of `owner.name` whose arguments pass `condition`."""
     original = getattr(owner, name)
 
-    def replaced(*args, **kwargs):
-        if due() and when(*args, **kwargs):
-            happen()
+    def replacement(*args, **kwargs):
+        if is_due() and condition(*args, **kwargs):
+            raise_fault()
         return original(*args, **kwargs)
 
-    setattr(owner, name, replaced)
+    setattr(owner, name, replacement)
 
 
-def spoil() -> None:
-    """Let the loss, its gradient or the memory not be finite."""
+def inject_nonfinite() -> None:
+    """Make the loss, its gradient or the memory infinite or NaN."""
     original = LanguageModel.forward
 
     def forward(self, batch, memory):
         loss, memory = original(self, batch, memory)
-        if not due():
+        if not is_due():
             return loss, memory
         if FAULT["do"] == "nan_memory":
             return loss, dataclasses.replace(memory, hidden=memory.hidden * torch.nan)
@@ -109,34 +111,34 @@ def spoil() -> None:
     LanguageModel.forward = forward
 
 
-def note_steps() -> None:
-    begin, end = Trainer.begin_step, Trainer.end_step
+def track_steps() -> None:
+    begin_step, end_step = Trainer.begin_step, Trainer.end_step
 
-    def began(job):
-        STEP["now"] = job.course.step
-        return begin(job)
+    def tracked_begin_step(trainer):
+        STEP["now"] = trainer.progress.step
+        return begin_step(trainer)
 
-    def ended(job):
-        STEP["now"] = job.course.step + 1
-        return end(job)
+    def tracked_end_step(trainer):
+        STEP["now"] = trainer.progress.step + 1
+        return end_step(trainer)
 
-    Trainer.begin_step, Trainer.end_step = began, ended
+    Trainer.begin_step, Trainer.end_step = tracked_begin_step, tracked_end_step
 
 
 def main() -> None:
-    """The command, or several."""
+    """Run the command once, or with each list of arguments."""
     if not sys.argv[-1].startswith("[["):
         pretrain.run.main()
         return
-    for args, do in zip(json.loads(sys.argv[-1]), FAULT["each"], strict=True):
-        FAULT["do"], STEP["now"] = do, 0
-        pretrain.trainer.loop.pretrain(load_config(PretrainConfig, None, args))
+    for args, action in zip(json.loads(sys.argv[-1]), FAULT["each"], strict=True):
+        FAULT["do"], STEP["now"] = action, 0
+        Trainer(load_config(PretrainConfig, None, args)).train()
 
 
 if __name__ == "__main__":
-    note_steps()
+    track_steps()
     if FAULT.get("phase") == "loss":
-        spoil()
+        inject_nonfinite()
     elif FAULT:
-        before(*PHASES[FAULT["phase"]])
+        inject_before(*PHASES[FAULT["phase"]])
     run_main(main)

@@ -1,4 +1,4 @@
-"""DeepSpeed's engine in one process, around a model of two linear layers whose loss can be made not finite."""
+"""A DeepSpeed engine in one process, with a model of two linear layers whose loss can be scaled to infinity or NaN."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from xlpre.training.optimizer import OptimConfig
 CPU = torch.device("cpu")
 
 
-def engine_around(net, train, optim, overrides):
+def make_engine(net, train, optim, overrides):
     return build_engine(net, build_deepspeed_config(train, optim, CPU, 1, overrides), train, optim, CPU)
 
 
@@ -20,8 +20,8 @@ WIDTH = 6
 PRECISIONS = ["fp32", *(["bf16"] if has_bf16() else []), *(["fp16"] if has_fp16() else [])]
 ENGINES = [("fp32", 0)] + [(precision, stage) for precision in PRECISIONS for stage in (1, 2, 3)]
 every_engine = pytest.mark.parametrize(("precision", "stage"), ENGINES)
-needs_bf16 = pytest.mark.skipif(not has_bf16(), reason="this processor has no instructions for bf16")
-needs_fp16 = pytest.mark.skipif(not has_fp16(), reason="this processor has no instructions for fp16 (AVX512-FP16)")
+needs_bf16 = pytest.mark.skipif(not has_bf16(), reason="this processor has no bf16 instructions")
+needs_fp16 = pytest.mark.skipif(not has_fp16(), reason="this processor has no fp16 instructions (AVX512-FP16)")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,7 +38,7 @@ def one_process():
 
 
 class Net(nn.Module):
-    """The mean square of what comes out, times a factor; the norm's parameters do not decay, so Adam has two groups."""
+    """Mean square of the output, times a factor. The parameters of the norm are not decayed, so Adam has two groups."""
 
     def __init__(self):
         super().__init__()
@@ -49,22 +49,23 @@ class Net(nn.Module):
         return self.outer(self.norm(self.inner(x.to(self.inner.weight.dtype)))).float().square().mean() * factor
 
 
-def built(precision, stage, net=None, clip=1.0, **zero):
-    train = TrainConfig(batch_size=2, precision=precision)
-    optim = OptimConfig(lr=0.01, max_grad_norm=clip)
-    return engine_around(net or Net(), train, optim, {"zero_optimization": {"stage": stage, **zero}})
+def build(precision, stage, net=None, max_grad_norm=1.0, **zero):
+    train = TrainConfig(global_batch_size=2, precision=precision)
+    optim = OptimConfig(lr=0.01, max_grad_norm=max_grad_norm)
+    return make_engine(net or Net(), train, optim, {"zero_optimization": {"stage": stage, **zero}})
 
 
-def update(engine, number, factor=1.0):
-    torch.manual_seed(number)
+def update(engine, seed, factor=1.0):
+    """Make an update with a random batch. Returns the loss and the gradient norm."""
+    torch.manual_seed(seed)
     loss = engine(torch.randn(2, WIDTH), factor)
     engine.backward(loss)
     engine.step()
     return loss.item(), float(engine.get_global_grad_norm())
 
 
-def everything(engine):
-    """Weights, moments, counters, as a checkpoint has them."""
+def read_state(engine):
+    """Return weights, moments and counters, as a checkpoint stores them."""
     return (
         optimizer_state.gather_weights(engine, keep=True),
         optimizer_state.gather_moments(engine, lambda index: True),
@@ -72,5 +73,5 @@ def everything(engine):
     )
 
 
-def equal(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+def equal(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)

@@ -23,9 +23,8 @@ SHAPE = {
 @pytest.fixture
 def step(monkeypatch):
     """The modules of `benchmarks/` that say who agrees."""
-    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
-    import agreement
-    import contenders
+    monkeypatch.syspath_prepend(str(REPOSITORY))
+    from benchmarks.common import agreement, contenders
 
     return agreement, contenders
 
@@ -42,25 +41,25 @@ def test_one_wrong_gradient_among_many_keeps_a_model_out(step, monkeypatch, name
 
     names = ["xlpre:sdpa", "hf"]
     c = {**contenders.DEFAULT, **SHAPE}
-    assert agreement.agreeing(names, c)[0].keys() == set(names)
+    assert agreement.agreeing_contenders(names, c)[0].keys() == set(names)
     monkeypatch.setattr(contenders.Xlpre, "loss", wrong)
-    found, failed = agreement.agreeing(names, c)
+    found, failed = agreement.agreeing_contenders(names, c)
     assert found.keys() == {"hf"}
-    assert f"those of backbone.layers.1.attention.{name} are" in failed["xlpre:sdpa"]
+    assert f"those of backbone.layers.1.attention.{name} differ" in failed["xlpre:sdpa"]
 
 
 def test_another_loss_keeps_a_model_out(step, monkeypatch):
     agreement, contenders = step
     loss = contenders.Xlpre.loss
     monkeypatch.setattr(contenders.Xlpre, "loss", lambda one: loss(one) + 0.001)
-    _, failed = agreement.agreeing(["xlpre", "hf"], {**contenders.DEFAULT, **SHAPE})
+    _, failed = agreement.agreeing_contenders(["xlpre", "hf"], {**contenders.DEFAULT, **SHAPE})
     assert "losses do not agree" in failed["xlpre"]
 
 
 @pytest.mark.parametrize("task", ["glue/mrpc", "squad/1.1"])
 def test_a_fine_tuning_has_the_gradients_of_hugging_faces_and_a_wrong_one_among_them_is_named(step, task):
-    import finetuning
-    import finetuning_contenders as contenders
+    from benchmarks.speed import finetuning
+    from benchmarks.speed import finetuning_contenders as contenders
 
     shape = {"n_layer": 2, "d_model": 32, "n_head": 2, "d_inner": 64, "vocab_size": 100}
     c = {**finetuning.DEFAULT, **shape, "dropout": 0.0}
@@ -74,6 +73,6 @@ def test_a_fine_tuning_has_the_gradients_of_hugging_faces_and_a_wrong_one_among_
         "backbone.mask_embedding",
         contenders.APART,
     }
-    assert step[0].apart(of_hf.met(), expected) == ""
+    assert step[0].describe_difference(of_hf.met(), expected) == ""
     theirs.get_parameter("transformer.layer.1.rel_attn.r").register_hook(torch.neg)
-    assert "those of backbone.layers.1.attention.terms.position.key.weight are" in step[0].apart(of_hf.met(), expected)
+    assert "those of backbone.layers.1.attention.terms.position.key.weight differ" in step[0].describe_difference(of_hf.met(), expected)

@@ -1,4 +1,4 @@
-"""What is read from DeepSpeed's engines and put back into them, of this or another stage."""
+"""State of a DeepSpeed engine, read and loaded into another engine of the same or another ZeRO stage."""
 
 import math
 
@@ -7,85 +7,85 @@ import torch
 
 from tests.integration.one_engine import (
     Net,
-    built,
+    build,
     equal,
     every_engine,
-    everything,
     needs_fp16,
     one_process,  # noqa: F401  a fixture of these tests
+    read_state,
     update,
 )
 from xlpre.training import optimizer_state
 
 
 @every_engine
-@pytest.mark.parametrize("not_finite", [(), (2, 3), (0, 1, 4)], ids=["none", "two", "first_and_last"])
-def test_what_is_read_and_put_into_another_engine_goes_on_bit_for_bit(precision, stage, not_finite):
-    engine = built(precision, stage)
+@pytest.mark.parametrize("nonfinite", [(), (2, 3), (0, 1, 4)], ids=["none", "two", "first_and_last"])
+def test_an_engine_with_loaded_state_continues_bit_for_bit(precision, stage, nonfinite):
+    engine = build(precision, stage)
     for number in range(5):
-        update(engine, number, math.inf if number in not_finite else 1.0)
-    weights, moments, counters = everything(engine)
+        update(engine, number, math.inf if number in nonfinite else 1.0)
+    weights, moments, counters = read_state(engine)
     net = Net()
     net.load_state_dict(weights)
-    other = built(precision, stage, net)
+    other = build(precision, stage, net)
     optimizer_state.load_state(other, weights, moments, counters)
-    got = everything(other)
-    assert equal(got[0], weights) and equal(got[1], moments) and got[2] == counters
-    assert counters["updates"] == 5 - len(not_finite) and len(moments) == 2 * len(weights)
+    loaded = read_state(other)
+    assert equal(loaded[0], weights) and equal(loaded[1], moments) and loaded[2] == counters
+    assert counters["updates"] == 5 - len(nonfinite) and len(moments) == 2 * len(weights)
     assert [update(engine, number) for number in range(5, 8)] == [update(other, number) for number in range(5, 8)]
-    assert equal(everything(engine)[0], everything(other)[0])
+    assert equal(read_state(engine)[0], read_state(other)[0])
 
 
-@pytest.mark.parametrize(("one", "other"), [(0, 1), (1, 0), (0, 3), (3, 0)])
-def test_another_stage_is_given_the_same_bits_and_makes_the_same_updates(one, other):
-    """To rounding: an update of many parameters in one row rounds some of them otherwise, and so does clipping."""
-    before = built("fp32", one)
+@pytest.mark.parametrize(("stage", "other_stage"), [(0, 1), (1, 0), (0, 3), (3, 0)])
+def test_another_stage_loads_the_same_bits_and_makes_the_same_updates(stage, other_stage):
+    """The updates agree up to rounding: flat updates and clipping round differently."""
+    source = build("fp32", stage)
     for number in range(5):
-        update(before, number, math.inf if number == 2 else 1.0)
-    weights, moments, counters = everything(before)
+        update(source, number, math.inf if number == 2 else 1.0)
+    weights, moments, counters = read_state(source)
     net = Net()
     net.load_state_dict(weights)
-    after = built("fp32", other, net)
-    optimizer_state.load_state(after, weights, moments, counters)
-    got = everything(after)
-    assert equal(got[0], weights) and equal(got[1], moments)
-    assert (got[2]["updates"], got[2]["skipped_steps"]) == (counters["updates"], counters["skipped_steps"]) == (4, 1)
+    target = build("fp32", other_stage, net)
+    optimizer_state.load_state(target, weights, moments, counters)
+    loaded = read_state(target)
+    assert equal(loaded[0], weights) and equal(loaded[1], moments)
+    assert (loaded[2]["updates"], loaded[2]["skipped_steps"]) == (counters["updates"], counters["skipped_steps"]) == (4, 1)
     for number in range(5, 8):
-        assert update(after, number) == pytest.approx(update(before, number), rel=1e-5)
-    torch.testing.assert_close(everything(after)[0], everything(before)[0], rtol=1e-5, atol=1e-7)
+        assert update(target, number) == pytest.approx(update(source, number), rel=1e-5)
+    torch.testing.assert_close(read_state(target)[0], read_state(source)[0], rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(
     ("stage", "offloaded"), [*((stage, "offload_optimizer") for stage in (1, 2, 3)), (3, "offload_param")]
 )
-def test_what_is_offloaded_can_be_read_and_put_back(stage, offloaded):
-    engine, other = (built("fp32", stage, **{offloaded: {"device": "cpu"}}) for _ in range(2))
+def test_offloaded_state_can_be_read_and_loaded(stage, offloaded):
+    engine, other = (build("fp32", stage, **{offloaded: {"device": "cpu"}}) for _ in range(2))
     update(engine, 0)
-    weights, moments, counters = everything(engine)
+    weights, moments, counters = read_state(engine)
     optimizer_state.load_state(other, weights, moments, counters)
-    got = everything(other)
-    assert equal(got[0], weights) and equal(got[1], moments) and got[2] == counters
+    loaded = read_state(other)
+    assert equal(loaded[0], weights) and equal(loaded[1], moments) and loaded[2] == counters
 
 
 @pytest.mark.parametrize("stage", [1, 2])
-def test_deepspeed_links_the_moments_of_the_first_group_alone(stage):
+def test_deepspeed_links_the_moments_of_the_first_group_only(stage):
     from deepspeed.utils import safe_get_full_optimizer_state
 
-    engine = built("fp32", stage)
+    engine = build("fp32", stage)
     update(engine, 0)
-    decayed, spared = engine.module.inner.weight, engine.module.norm.weight
+    decayed, not_decayed = engine.module.inner.weight, engine.module.norm.weight
     assert safe_get_full_optimizer_state(decayed, "exp_avg") is not None
     with pytest.raises((ValueError, KeyError, AttributeError)):
-        safe_get_full_optimizer_state(spared, "exp_avg")
+        safe_get_full_optimizer_state(not_decayed, "exp_avg")
     optimizer_state._link_moments(engine)
-    assert safe_get_full_optimizer_state(spared, "exp_avg") is not None
+    assert safe_get_full_optimizer_state(not_decayed, "exp_avg") is not None
 
 
-def test_stage_3_cannot_put_a_tensor_that_the_processes_cannot_share_equally(monkeypatch):
-    """The last of 4 processes has one element of a bias of 5, and its share is as large as the others': 2."""
+def test_deepspeed_stage_3_cannot_set_a_tensor_that_is_not_divisible(monkeypatch):
+    """The last of 4 processes has one element of a bias of 5, and its share has 2, like the others."""
     from deepspeed.utils import safe_set_full_fp32_param
 
-    engine = built("fp32", 3)
+    engine = build("fp32", 3)
     bias = engine.module.inner.bias
     share = torch.zeros(2)
     monkeypatch.setattr(engine.optimizer, "_get_fp32_opt_state_partition", lambda *args, **kwargs: (share, 0))
@@ -96,11 +96,11 @@ def test_stage_3_cannot_put_a_tensor_that_the_processes_cannot_share_equally(mon
 
 @needs_fp16
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_the_scaler_of_fp16_has_the_numbers_that_are_saved_and_they_move(stage):
-    engine = built("fp16", stage)
+def test_the_saved_fields_of_the_fp16_loss_scaler_exist_and_change(stage):
+    engine = build("fp16", stage)
     first = optimizer_state.read_counters(engine)["loss_scale"]
-    assert set(first) == set(optimizer_state.SCALER)
-    for number in range(3):  # the first is forgiven
+    assert set(first) == set(optimizer_state.LOSS_SCALER_FIELDS)
+    for number in range(3):  # the first does not lower the scale
         update(engine, number, math.inf)
     update(engine, 3)
     last = optimizer_state.read_counters(engine)["loss_scale"]

@@ -1,4 +1,4 @@
-"""`pretrain/run.py --dry-run`: what a run would be, in args, and not a file."""
+"""`pretrain/run.py --dry-run` prints settings, size and start of a run, and writes no file."""
 
 import dataclasses
 import sys
@@ -18,38 +18,38 @@ SCRIPT = "pretrain/run.py"
 
 
 @pytest.fixture
-def rehearsed(tmp_path, monkeypatch, capsys):
-    """Call the command in this process, look that nothing was written, hand over what it printed."""
+def dry_run(tmp_path, monkeypatch, capsys):
+    """Run the command in this process, check that it writes nothing, and return its output."""
 
-    def rehearse(*args):
-        before = sorted(tmp_path.rglob("*"))
+    def call(*args):
+        files = sorted(tmp_path.rglob("*"))
         monkeypatch.setattr("sys.argv", ["run.py", "--dry-run", *args])
         run_main(main)
-        assert sorted(tmp_path.rglob("*")) == before
+        assert sorted(tmp_path.rglob("*")) == files
         return capsys.readouterr().out
 
-    return rehearse
+    return call
 
 
-def test_a_dry_run_prints_settings_that_load_and_sizes_and_writes_nothing(make_args, store, tmp_path, rehearsed):
-    said = rehearsed(*make_args(), "train.hours=2")
-    (tmp_path / "config.yaml").write_text(said)
+def test_a_dry_run_prints_settings_that_load_and_sizes_and_writes_nothing(make_args, store, tmp_path, dry_run):
+    output = dry_run(*make_args(), "train.hours=2")
+    (tmp_path / "config.yaml").write_text(output)
     config = load_config(PretrainConfig, tmp_path / "config.yaml")
-    typed = load_config(PretrainConfig, None, [*make_args(), "train.hours=2"])
-    assert config.model == dataclasses.replace(typed.model, vocab_size=300) and config.train == typed.train
+    expected = load_config(PretrainConfig, None, [*make_args(), "train.hours=2"])
+    assert config.model == dataclasses.replace(expected.model, vocab_size=300) and config.train == expected.train
     n_parameters = sum(parameter.numel() for parameter in meta_model(config.model, True).parameters())
-    share = 20 * 4 * 16 / len(store.train)
-    assert said.endswith(
+    fraction = 20 * 4 * 16 / len(store.train)
+    assert output.endswith(
         f"# {n_parameters:,} parameters\n"
-        "# an update: 4 rows, 128 window tokens, 20 targets\n"
-        f"# 20 updates, or what 2 hours allow: 1,280 tokens of text read, {share:.2f} times the training text\n"
-        "# here 1 process(es) on cpu, fp32, ZeRO stage 0\n"
+        "# a step: 4 rows, 128 window tokens, 20 targets\n"
+        f"# 20 steps, at most 2 hours: 1,280 tokens of text read, {fraction:.2f} times the training text\n"
+        "# here: global batch size 4 = 1 process(es) x micro-batch size 4 x accumulation 1; cpu, fp32, ZeRO stage 0\n"
         "# starts at step 0\n"
     )
 
 
 @pytest.mark.parametrize(
-    ("word", "stage"),
+    ("override", "stage"),
     [
         ("deepspeed.zero_optimization.stage=1", 1),
         ("deepspeed.zero_optimization.stage=3", 3),
@@ -57,57 +57,67 @@ def test_a_dry_run_prints_settings_that_load_and_sizes_and_writes_nothing(make_a
         ("train.precision=bf16", 1),
     ],
 )
-def test_a_dry_run_says_the_stage_that_a_start_would_take(make_args, rehearsed, word, stage):
-    assert f"ZeRO stage {stage}\n" in rehearsed(*make_args(), word)
+def test_a_dry_run_prints_the_zero_stage(make_args, dry_run, override, stage):
+    assert f"ZeRO stage {stage}\n" in dry_run(*make_args(), override)
 
 
-def test_a_dry_run_says_where_the_start_would_come_from(make_args, tmp_path, documents, tokenizer, rehearsed, capsys):
+def test_a_dry_run_prints_where_the_run_would_start(make_args, tmp_path, documents, tokenizer, dry_run, capsys):
     two = make_args("first", train__steps=2, train__save_every=1)
     assert run(SCRIPT, *two).returncode == 0
-    assert rehearsed(*two).endswith("# finished already at step 2\n")
-    before, newest = sorted((tmp_path / "first" / "checkpoints").glob("step_*"))
-    assert rehearsed(*make_args("first")).endswith(f"# goes on from {newest} at step 2\n")
+    assert dry_run(*two).endswith("# already finished at step 2\n")
+    older, latest = sorted((tmp_path / "first" / "checkpoints").glob("step_*"))
+    assert dry_run(*make_args("first")).endswith(f"# resumes from {latest} at step 2\n")
     model = tmp_path / "first" / "model"
-    assert f"# starts from the weights of {model} (xlpre)" in rehearsed(*make_args("second"), f"init_from={model}")
+    assert f"# starts from the weights of {model} (xlpre)" in dry_run(*make_args("second"), f"init_from={model}")
     other = write_store(tmp_path / "other", documents[:300], tokenizer, 0.1, {"source": "docstrings"}, {})
-    for word, message in [
-        ("seed=9", "seed=1, now"),
-        (f"init_from={model}", f"init=, now it is {model}; put it back"),
-        (f"data.store_dir={other.path}", "another text than data.store_dir="),
+    for override, message in [
+        ("seed=9", f"seed=9 is invalid: {latest} was written with seed=1"),
+        (f"init_from={model}", f"init_from={model} is invalid: {latest} was written with init_from=None"),
+        (f"data.store_dir={other.path}", f"data.store_dir={other.path} is invalid: {latest} was written with another text"),
     ]:
         with pytest.raises(SystemExit):
-            rehearsed(*make_args("first"), word)
-        assert f"{newest} was made with {message}" in capsys.readouterr().err
-    facts = checkpoint.read_manifest(newest)
-    del facts["init"]  # as before it was one
-    (newest / checkpoint.MANIFEST).write_text(checkpoint.format_manifest(facts))
-    assert rehearsed(*two).endswith("# finished already at step 2\n")
-    damage(newest / "model" / "model.safetensors")
-    assert rehearsed(*two).endswith(f"# goes on from {before} at step 1\n")
+            dry_run(*make_args("first"), override)
+        assert message in capsys.readouterr().err
+    manifest = checkpoint.read_manifest(latest)
+    (latest / checkpoint.MANIFEST).write_text(checkpoint.format_manifest({**manifest, "format": 3}))
+    with pytest.raises(SystemExit):
+        dry_run(*two)
+    assert f"{latest} was written by another version of xlpre" in capsys.readouterr().err
+    (latest / checkpoint.MANIFEST).write_text(checkpoint.format_manifest(manifest))
+    damage(latest / "model" / "model.safetensors")
+    assert dry_run(*two).endswith(f"# resumes from {older} at step 1\n")
 
 
 @pytest.mark.parametrize(
-    ("word", "message"),
+    ("override", "message"),
     [
-        ("data.reuse_len=31", "set data.reuse_len=16"),
-        ("data.store_dir=nowhere", "make it with pretrain/prepare.py"),
-        ("data.seq_len=999998", "data.seq_len needs"),
-        ("model.vocab_size=5", "leave it out, it is taken from the store"),
-        ("train.accumulation=3", "set train.global_batch_size=3"),
-        ("train.wandb=mine", "`pip install wandb`, or leave train.wandb empty"),
-        ("init=nowhere", "init: nowhere: there is no such folder"),
+        ("data.reuse_len=31", "data.reuse_len=16"),
+        ("data.store_dir=nowhere", "pretrain/prepare.py"),
+        ("data.seq_len=999998", "data.seq_len"),
+        ("model.vocab_size=5", "model.vocab_size=5 is invalid"),
+        ("train.micro_batch_size=3", "Set train.micro_batch_size=2 or 4, or train.global_batch_size=3 or 6."),
+        ("train.wandb=mine", "`pip install wandb`, or set train.wandb=null"),
+        ("init_from=nowhere", "init_from: nowhere"),
+        ("deepspeed.wall_clock_breakdwn=true", "deepspeed.wall_clock_breakdwn is invalid"),
     ],
 )
-def test_a_dry_run_refuses_what_a_start_would(make_args, tmp_path, monkeypatch, capsys, word, message):
+def test_a_dry_run_refuses_what_a_start_would(make_args, tmp_path, monkeypatch, capsys, override, message):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    monkeypatch.setattr("sys.argv", ["run.py", *make_args(), "--dry-run", word])
-    with pytest.raises(SystemExit) as ended:
+    monkeypatch.setattr("sys.argv", ["run.py", *make_args(), "--dry-run", override])
+    with pytest.raises(SystemExit) as exit_:
         run_main(main)
-    assert ended.value.code == 2 and message in capsys.readouterr().err
+    assert exit_.value.code == 2 and message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
-def test_only_one_of_several_processes_prints(make_args, tmp_path):
+def test_a_run_without_a_config_file_and_without_a_length_is_refused_with_presets(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["run.py", "model.n_layer=2", "--dry-run"])
+    with pytest.raises(SystemExit) as exit_:
+        run_main(main)
+    assert exit_.value.code == 2 and "--config configs/pretrain/quickstart.yaml" in capsys.readouterr().err
+
+
+def test_only_rank_zero_prints(make_args, tmp_path):
     done = run_together(2, SCRIPT, "--dry-run", *make_args())
     assert done.returncode == 0 and done.stdout.count("# starts at step 0") == 1, done.stdout + done.stderr
     assert not list(tmp_path.iterdir())

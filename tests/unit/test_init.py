@@ -1,4 +1,4 @@
-"""How threads wait is said before torch, which reads it once, is loaded; how many there are is the user's word, if there is one."""
+"""Environment variables for OpenMP are set before torch is imported, and the user's values are kept."""
 
 import os
 import signal
@@ -11,14 +11,14 @@ import torch
 from tests.conftest import REPOSITORY
 from xlpre.training.distributed import use_device
 
-WATCH = """
+PRINT_AT_TORCH_IMPORT = """
 import os, sys
-class Watch:
+class Printer:
     def find_spec(name, *_):
         if name == "torch":
             print(os.environ.get("GOMP_SPINCOUNT"))
             sys.exit()
-sys.meta_path.insert(0, Watch)
+sys.meta_path.insert(0, Printer)
 """
 
 
@@ -35,34 +35,34 @@ runpy.run_path("pretrain/fill.py", run_name="__main__")
 """
 
 
-def said(module, **environment):
-    """What is said when `module` loads torch; a path is run as a command."""
-    kept = {key: value for key, value in os.environ.items() if key not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+def spin_count(module, **environment):
+    """Return GOMP_SPINCOUNT at the time when `module`, or a command by its path, imports torch."""
+    inherited = {key: value for key, value in os.environ.items() if key not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
     load = f"import runpy; runpy.run_path({module!r}, run_name='__main__')" if "/" in module else f"import {module}"
     done = subprocess.run(
-        [sys.executable, "-c", WATCH + load],
-        env=kept | environment, cwd=REPOSITORY, capture_output=True, text=True, check=True,
+        [sys.executable, "-c", PRINT_AT_TORCH_IMPORT + load],
+        env=inherited | environment, cwd=REPOSITORY, capture_output=True, text=True, check=True,
     )  # fmt: skip
     return done.stdout.strip()
 
 
 @pytest.mark.parametrize("module", ["pretrain.run", "finetune.run", "xlpre.training.deepspeed_engine", *COMMANDS])
-def test_commands_say_how_often_a_thread_looks_before_it_sleeps(module):
-    assert said(module) == "10000"
+def test_commands_set_the_spin_count_before_torch_is_imported(module):
+    assert spin_count(module) == "10000"
 
 
-def test_an_interrupt_while_a_command_loads_torch_is_a_sentence():
+def test_ctrl_c_during_imports_prints_one_line():
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], cwd=REPOSITORY, capture_output=True, text=True)
-    assert done.stderr == "interrupted before it began\n" and done.returncode == -signal.SIGINT
+    assert done.stderr == "Interrupted before the command started.\n" and done.returncode == -signal.SIGINT
 
 
-def test_the_users_word_wins():
-    assert said("pretrain.run", GOMP_SPINCOUNT="5") == "5"
-    assert said("pretrain.run", OMP_WAIT_POLICY="ACTIVE") == "None"
+def test_values_of_the_user_are_kept():
+    assert spin_count("pretrain.run", GOMP_SPINCOUNT="5") == "5"
+    assert spin_count("pretrain.run", OMP_WAIT_POLICY="ACTIVE") == "None"
 
 
 @pytest.mark.parametrize(
-    "cores, processes, said, threads",
+    "cores, processes, omp_num_threads, threads",
     [
         (8, 1, None, 8),
         (8, 2, None, 4),
@@ -73,14 +73,12 @@ def test_the_users_word_wins():
         (8, 1, "many", 8),
     ],
 )
-def test_processes_share_the_cores_and_have_no_more_threads_than_the_user_says(
-    cores, processes, said, threads, monkeypatch
-):
-    found = []
+def test_processes_share_the_cores_up_to_omp_num_threads(cores, processes, omp_num_threads, threads, monkeypatch):
+    set_to = []
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores))
-    monkeypatch.setattr(torch, "set_num_threads", found.append)
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if said is not None:
-        monkeypatch.setenv("OMP_NUM_THREADS", said)
-    assert use_device().type == "cpu" and found == [threads]
+    if omp_num_threads is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", omp_num_threads)
+    assert use_device().type == "cpu" and set_to == [threads]

@@ -5,7 +5,7 @@ Glorot uniform (zihangdai/xlnet modeling.py).
 
 `local`: in addition, the position score of each head is raised for keys around one distance: 1, -1, 2, -2, 3, ... head by head, where
 a positive distance looks back. The architecture is unchanged, and training can undo it. Small models with published weights stay at
-the unigram entropy for a long time, because their initial position scores are almost flat; reports/first-pretraining compares both.
+the unigram entropy for a long time, because their initial position scores are almost flat; reports/initialization compares both.
 """
 
 from __future__ import annotations

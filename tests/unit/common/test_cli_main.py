@@ -8,7 +8,8 @@ from xlpre.common.cli_main import run_main
 from xlpre.training.distributed import use_device
 
 
-def ended(main, capsys):
+def exit_of(main, capsys):
+    """Return the exit status and stderr of a command."""
     with pytest.raises(SystemExit) as end:
         run_main(main)
     return end.value.code, capsys.readouterr().err
@@ -24,38 +25,36 @@ def raising(error):
 @pytest.mark.parametrize(
     ("main", "amount"),
     [
-        (lambda: torch.empty(10**15), ", 4,000,000.00 GB more were asked for"),
+        (lambda: torch.empty(10**15), " when it requested 4,000,000.00 GB more"),
         (lambda: torch.empty(10**18, 10**18), ""),
-        (lambda: np.empty(10**15), ", 8,0"),
+        (lambda: np.empty(10**15), " when it requested 8,0"),
         (
             raising(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has")),
-            ", 2.68 GB more",
+            " when it requested 2.68 GB more",
         ),
     ],
 )
-def test_too_little_memory_is_said_in_a_sentence(main, amount, capsys):
-    status, said = ended(main, capsys)
-    assert status == 2 and said.count("\n") == 1
-    assert (
-        said.startswith(f"error: process 0 has too little memory{amount}")
-        and "train.activation_checkpointing=true" in said
-    )
+def test_out_of_memory_is_one_line_with_the_amount_and_remedies(main, amount, capsys):
+    status, message = exit_of(main, capsys)
+    assert status == 2 and message.count("\n") == 1
+    assert message.startswith(f"error: process 0 ran out of memory{amount}")
+    assert "train.micro_batch_size" in message and "train.activation_checkpointing=true" in message
 
 
-@pytest.mark.parametrize(("number", "way_out"), [(28, "make room there"), (13, "get the right"), (30, "another place")])
-def test_what_the_system_refuses_is_said_with_a_way_out(number, way_out, capsys):
-    status, said = ended(raising(OSError(number, "refused", "somewhere")), capsys)
-    assert status == 2 and said.startswith(f"error: [Errno {number}] refused: 'somewhere'; ") and way_out in said
+@pytest.mark.parametrize(("number", "remedy"), [(28, "Free disk space"), (13, "permission"), (30, "another path")])
+def test_an_error_of_the_system_has_a_remedy(number, remedy, capsys):
+    status, message = exit_of(raising(OSError(number, "refused", "somewhere")), capsys)
+    assert status == 2 and message.startswith(f"error: [Errno {number}] refused: 'somewhere'. ") and remedy in message
 
 
-def test_a_port_that_is_taken_is_said_with_the_way_out(capsys, monkeypatch):
+def test_a_port_in_use_is_one_line_with_a_remedy(capsys, monkeypatch):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
         monkeypatch.setenv("MASTER_PORT", str(port))
-        status, said = ended(lambda: torch.distributed.TCPStore("127.0.0.1", port, 1, is_master=True), capsys)
-    assert status == 2 and said.splitlines()[-1].startswith(f"error: port {port} of this machine is taken")
+        status, message = exit_of(lambda: torch.distributed.TCPStore("127.0.0.1", port, 1, is_master=True), capsys)
+    assert status == 2 and message.splitlines()[-1].startswith(f"error: port {port} is in use")
 
 
 @pytest.mark.parametrize(
@@ -67,21 +66,21 @@ def test_a_port_that_is_taken_is_said_with_the_way_out(capsys, monkeypatch):
         "NCCL communicator was aborted on rank 0.",
     ],
 )
-def test_another_process_that_is_gone_is_status_3(capsys, message):
-    status, said = ended(raising(torch.distributed.DistBackendError(message)), capsys)
-    assert status == 3 and "lost another" in said
+def test_a_lost_process_is_exit_status_3(capsys, message):
+    status, printed = exit_of(raising(torch.distributed.DistBackendError(message)), capsys)
+    assert status == 3 and "lost the connection to another process" in printed
 
 
-def test_a_process_without_a_gpu_says_so_itself(capsys, monkeypatch):
+def test_a_process_without_a_gpu_reports_it_itself(capsys, monkeypatch):
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    status, said = ended(use_device, capsys)
-    assert status == 2 and said.startswith("error: LOCAL_RANK (1) must be below the number of GPUs that process")
+    status, message = exit_of(use_device, capsys)
+    assert status == 2 and message.startswith("error: LOCAL_RANK")
 
 
-def test_a_mistake_of_the_program_is_a_traceback():
+def test_an_unexpected_error_is_raised_with_its_traceback():
     with pytest.raises(RuntimeError):
         run_main(raising(RuntimeError("mat1 and mat2 shapes cannot be multiplied")))
     with pytest.raises(ValueError, match="invalid literal"):

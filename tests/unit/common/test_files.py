@@ -8,7 +8,7 @@ import pytest
 from xlpre.common.files import atomic_dir, atomic_write, hardlink_copy, lock_dir
 
 
-def test_a_file_or_folder_appears_only_when_it_is_whole(tmp_path):
+def test_a_file_or_folder_appears_only_when_it_is_complete(tmp_path):
     for create in (atomic_write, atomic_dir):
         target = tmp_path / create.__name__
         with pytest.raises(RuntimeError), create(target) as partial:
@@ -18,15 +18,15 @@ def test_a_file_or_folder_appears_only_when_it_is_whole(tmp_path):
         assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_is_said_with_what_was_to_be_written(tmp_path):
+def test_the_error_of_a_full_disk_names_the_file(tmp_path):
     for create in (atomic_write, atomic_dir):
         target = tmp_path / create.__name__
         with pytest.raises(OSError) as refusal, create(target), open("/dev/full", "w") as full:
-            full.write("more than there is room for")
+            full.write("text")
         assert str(refusal.value) == f"[Errno 28] No space left on device: '{target}'"
 
 
-def test_an_older_one_stays_until_the_new_one_is_whole(tmp_path):
+def test_the_old_file_stays_until_the_new_one_is_complete(tmp_path):
     (tmp_path / "a").write_text("old")
     with pytest.raises(RuntimeError), atomic_write(tmp_path / "a") as partial:
         partial.write_text("new")
@@ -37,8 +37,11 @@ def test_an_older_one_stays_until_the_new_one_is_whole(tmp_path):
     assert (tmp_path / "a").read_text() == "new"
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path):
-    code = "import os, signal, sys; from xlpre.common.files import atomic_dir\nwith atomic_dir(sys.argv[1]): os.kill(os.getpid(), signal.SIGKILL)"
+def test_temporary_folders_of_a_killed_process_are_removed(tmp_path):
+    code = (
+        "import os, signal, sys; from xlpre.common.files import atomic_dir\n"
+        "with atomic_dir(sys.argv[1]): os.kill(os.getpid(), signal.SIGKILL)"
+    )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "store")], check=False)
     assert [path.name.startswith(".store.partial-") for path in tmp_path.iterdir()] == [True]
     with atomic_dir(tmp_path / "store") as partial:
@@ -46,23 +49,23 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
-def test_a_folder_is_held_by_one_process_until_it_ends(tmp_path):
+def test_one_process_locks_a_folder_until_it_exits(tmp_path):
     code = "import sys; from pathlib import Path; from xlpre.common.files import lock_dir\nlock_dir(Path(sys.argv[1]), 'wait for it')"
-    held = lock_dir(tmp_path / "run", "wait for it")
+    lock = lock_dir(tmp_path / "run", "wait for it")
     other = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "run")], capture_output=True, text=True, check=False
     )
     assert other.returncode != 0 and "run: wait for it" in other.stderr
-    held.close()
+    lock.close()
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=False).returncode == 0
 
 
-def test_where_nothing_can_be_written_another_place_is_asked_for():
-    with pytest.raises(ValueError, match="/proc/here: nothing can be written there .*; name another place"):
+def test_a_read_only_folder_is_refused():
+    with pytest.raises(ValueError, match="/proc/here cannot be written .* another folder"):
         lock_dir(Path("/proc/here"), "wait for it")
 
 
-def test_a_folder_is_put_back_when_its_writer_died_between_the_two_renames(tmp_path):
+def test_a_folder_is_restored_if_its_writer_died_between_the_two_renames(tmp_path):
     (tmp_path / ".store.replaced-999999999").mkdir()
     (tmp_path / ".store.replaced-999999999" / "a").write_text("old")
     with pytest.raises(RuntimeError), atomic_dir(tmp_path / "store"):
@@ -71,11 +74,11 @@ def test_a_folder_is_put_back_when_its_writer_died_between_the_two_renames(tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
-def test_a_linked_copy_shares_its_weights_which_nobody_may_write_and_nothing_else(tmp_path):
+def test_a_hardlink_copy_shares_read_only_weights_and_nothing_else(tmp_path):
     (tmp_path / "from").mkdir()
     for name in ("model.safetensors", "config.json"):
         (tmp_path / "from" / name).write_text("old")
-    for _ in range(2):  # it is replaced
+    for _ in range(2):  # the second copy replaces the first
         hardlink_copy(tmp_path / "from", tmp_path / "to")
     (tmp_path / "to" / "config.json").write_text("edited")
     assert (tmp_path / "from" / "config.json").read_text() == "old"
@@ -83,7 +86,7 @@ def test_a_linked_copy_shares_its_weights_which_nobody_may_write_and_nothing_els
     assert weights.samefile(tmp_path / "from" / "model.safetensors") and not weights.stat().st_mode & 0o222
 
 
-def test_a_linked_copy_makes_nothing_readable_that_was_not(tmp_path):
+def test_a_hardlink_copy_adds_no_permissions(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "w.safetensors").write_text("weights")
     (tmp_path / "a" / "w.safetensors").chmod(0o640)
@@ -91,7 +94,7 @@ def test_a_linked_copy_makes_nothing_readable_that_was_not(tmp_path):
     assert (tmp_path / "b" / "w.safetensors").stat().st_mode & 0o777 == 0o440
 
 
-def test_without_hard_links_a_linked_copy_is_a_copy(tmp_path, monkeypatch):
+def test_without_hard_links_the_files_are_copied(tmp_path, monkeypatch):
     def refused(*_):
         raise OSError
 

@@ -15,8 +15,8 @@ CODE = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
 
 
 @pytest.fixture
-def seen(tmp_path, monkeypatch):
-    """What each of so many commands sees, on a machine whose CUDA_VISIBLE_DEVICES is `listed`."""
+def visible_gpus(tmp_path, monkeypatch):
+    """Return CUDA_VISIBLE_DEVICES of each command on a machine where it is `listed`."""
 
     def run(listed, n_gpus, jobs, processes):
         monkeypatch.delenv("DS_ACCELERATOR", raising=False)
@@ -24,9 +24,9 @@ def seen(tmp_path, monkeypatch):
         if listed:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: n_gpus)
-        errands = [Command(tmp_path / str(job), ["python", "-c", CODE], lambda: False) for job in range(2)]
-        run_all(errands, jobs, processes)
-        return {(errand.folder / "log.txt").read_text().strip() for errand in errands}
+        commands = [Command(tmp_path / str(job), ["python", "-c", CODE], lambda: False) for job in range(2)]
+        run_all(commands, jobs, processes)
+        return {(command.folder / "log.txt").read_text().strip() for command in commands}
 
     return run
 
@@ -37,19 +37,19 @@ def seen(tmp_path, monkeypatch):
         ("", 2, 1, {"0", "1"}),
         ("4,5,6,7", 4, 2, {"4,5", "6,7"}),
         ("GPU-8f1c,MIG-77ab,GPU-9", 3, 1, {"GPU-8f1c", "MIG-77ab"}),
-        ("3,2,-1,5", 2, 1, {"3", "2"}),  # CUDA sees what stands before what there is not
+        ("3,2,-1,5", 2, 1, {"3", "2"}),  # CUDA ignores all entries after an invalid one
     ],
 )
-def test_each_command_has_its_own_of_the_gpus_that_this_process_may_use(seen, listed, n_gpus, processes, expected):
-    assert seen(listed, n_gpus, 2, processes) == expected
+def test_each_command_gets_its_own_visible_gpus(visible_gpus, listed, n_gpus, processes, expected):
+    assert visible_gpus(listed, n_gpus, 2, processes) == expected
 
 
-def test_more_processes_than_gpus_are_refused(seen):
-    with pytest.raises(ValueError, match=r"--jobs \(2\) times 2 process\(es\) each .* number of GPUs \(3\)"):
-        seen("0,1,2", 3, 2, 2)
+def test_more_processes_than_gpus_are_refused(visible_gpus):
+    with pytest.raises(ValueError, match=r"--jobs=2 is invalid: .* 4 GPUs, and there are 3"):
+        visible_gpus("0,1,2", 3, 2, 2)
 
 
-def test_a_command_that_had_not_begun_when_it_was_asked_to_stop_did_not_fail(tmp_path, capsys):
+def test_a_command_that_a_stop_signal_kills_during_start_has_not_failed(tmp_path, capsys):
     code = f"import os, signal, time; os.kill({os.getpid()}, signal.SIGTERM); time.sleep(60)"
     run_all([Command(tmp_path / "one", ["python", "-c", code], lambda: False)], 1)
     assert "one: stopped" in capsys.readouterr().out
@@ -66,23 +66,23 @@ run_all([short, *(Command(folder / str(n), ["python", "-c", code], lambda: False
 """
 
 
-@pytest.mark.parametrize("fault", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, "nobody reads"])
-def test_however_it_ends_it_leaves_no_command_behind(tmp_path, fault):
+@pytest.mark.parametrize("fault", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, "closed output"])
+def test_no_command_survives_the_job_pool(tmp_path, fault):
     parent = subprocess.Popen(
         [sys.executable, "-c", SLEEPERS, str(tmp_path)], cwd=REPOSITORY,
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ, "DS_ACCELERATOR": "cpu"},
     )  # fmt: skip
     logs, deadline = [tmp_path / str(n) / "log.txt" for n in range(2)], time.monotonic() + 60
     assert b"3 runs" in parent.stdout.readline()
-    if fault == "nobody reads":
+    if fault == "closed output":
         parent.stdout.close()
     while not all(log.exists() and log.stat().st_size for log in logs) and time.monotonic() < deadline:
         time.sleep(0.05)
     children = psutil.Process(parent.pid).children()
-    if fault != "nobody reads":
+    if fault != "closed output":
         parent.send_signal(fault)
     parent.wait(30)
-    _, left = psutil.wait_procs(children, 10)
-    for child in left:
+    _, alive = psutil.wait_procs(children, 10)
+    for child in alive:
         child.kill()
-    assert children and not left
+    assert children and not alive

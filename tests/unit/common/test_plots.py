@@ -1,7 +1,7 @@
 from xlpre.common.plots import legend_label, new_figure
 
 
-def test_a_name_that_begins_with_an_underscore_is_in_the_legend():
+def test_a_name_that_starts_with_an_underscore_is_in_the_legend():
     figure = new_figure(3, 3)
     axes = figure.subplots()
     for name in ("_no_memory", "base"):

@@ -9,12 +9,8 @@ import torch
 from tests.unit.model.conftest import VOCAB, make_model, random_batch, random_memory
 from xlpre.batch import FIELD_SPECS, Batch
 from xlpre.model.config import ModelConfig
-from xlpre.model.kernels.cpu.attention import Cpu, plan_of
-from xlpre.model.kernels.cpu.build import is_there
-from xlpre.model.kernels.selfcheck.fixtures import geometry_of, tensors_of
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import initial_memory
-from xlpre.model.score_terms import ScoreTerms
 
 
 @pytest.mark.parametrize("name", FIELD_SPECS)
@@ -123,26 +119,6 @@ def test_unknown_choices_are_refused_with_the_known_ones(key):
 def test_a_model_without_vocab_size_is_refused():
     with pytest.raises(ValueError, match=r"model.vocab_size=0 is invalid: .* len\(tokenizer\)"):
         LanguageModel(ModelConfig(n_layer=1, d_model=8, n_head=2, d_inner=8), two_streams=True)
-
-
-@pytest.mark.skipif(not is_there(), reason="no C++ compiler")
-@pytest.mark.parametrize("name", ["query", "key", "value", "pos_key", "r_w_bias", "segment_diff"])
-def test_cpu_kernels_refuse_tensors_of_wrong_shape_or_dtype(name):
-    attn_meta = geometry_of(2, 8, 4, 2, "cpu")
-    tensors = tensors_of(attn_meta, 2, 4, torch.float32)
-    attn_meta = dataclasses.replace(attn_meta, prepared=plan_of(attn_meta, torch.float32))
-    for invalid in (tensors[name][:, :1], tensors[name].double()):
-        terms = {**tensors, name: invalid}
-        key, value = terms.pop("key"), terms.pop("value")
-        with pytest.raises(AssertionError):
-            Cpu().attend(ScoreTerms(scale=1.0, **terms), key, value, attn_meta, 0.0)
-
-
-def test_cpu_kernels_refuse_a_wrong_number_of_directions():
-    attn_meta = geometry_of(2, 8, 4, 2, "cpu")
-    if is_there():
-        with pytest.raises(AssertionError):
-            plan_of(dataclasses.replace(attn_meta, direction=attn_meta.direction[:1]), torch.float32)
 
 
 @pytest.mark.parametrize("two_streams", [True, False])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.unit.data.test_lanes import lanes_over, part_of
+from tests.unit.data.test_lanes import lanes_over, split_of
 from tests.unit.model.conftest import MANY, VOCAB, random_batch, random_memory
 from xlpre.batch import Batch
 from xlpre.data.store import SplitData
@@ -119,7 +119,7 @@ def test_columns_hidden_once_stay_hidden(model_of):
 
 @pytest.mark.parametrize("mem_len", [0, 5, 8, 40])
 def test_carried_memory_holds_everything_since_the_start_of_the_run(model_of, mem_len):
-    lanes = lanes_over(part_of(3000), windows_per_run=7)
+    lanes = lanes_over(split_of(3000), windows_per_run=7)
     memory = initial_memory(model_of().config, 4, mem_len=mem_len)
     contexts = [HiddenContext(memory.hidden[0], torch.zeros(4, 8, 16))] * 2
     valid = torch.zeros(4, dtype=torch.long)

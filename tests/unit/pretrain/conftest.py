@@ -1,4 +1,4 @@
-"""The dump of an update of a tiny model."""
+"""Fixtures: real batches, and the dump of a step of a tiny model."""
 
 from pathlib import Path
 
@@ -20,12 +20,12 @@ from xlpre.objectives.registry import build_objective
 
 SHAPE = ModelConfig(vocab_size=300, n_layer=2, d_model=16, n_head=2, d_inner=24, mem_len=8)
 DATA = DataConfig(store_dir="x", seq_len=32, reuse_len=16)
-ABOUT = {"seed": 5, "step": 122, "world_size": 1, "precision": "torch.float32"}
+METADATA = {"seed": 5, "step": 122, "world_size": 1, "precision": "torch.float32"}
 
 
 @pytest.fixture
 def batch_at(store, tokenizer):
-    """Real windows of four lanes, two of them backward."""
+    """Return a function that builds the batch of a step: windows of four lanes, two of them backward."""
     objective = build_objective(ObjectiveConfig(), DATA, tokenizer.starts_word)
     lanes = Lanes(store.train, 4, stride=16, lookahead=DATA.lookahead, windows_per_run=4, bidirectional=True, seed=0)
 
@@ -39,18 +39,18 @@ def batch_at(store, tokenizer):
 
 @pytest.fixture
 def dump(tokenizer, batch_at, tmp_path):
-    """Write the update of a model that `change` was done to, and return its folder."""
+    """Return a function that applies `change` to model and micro-steps, writes the dump, and returns its folder."""
 
-    def make(change=lambda model, met: None, **about: object) -> Path:
+    def make(change=lambda model, micro_steps: None, **metadata: object) -> Path:
         torch.manual_seed(0)
         model = LanguageModel(SHAPE, two_streams=True)
-        met = [(batch_at(step), random_memory(SHAPE, 4, SHAPE.mem_len, seed=step)) for step in range(2)]
+        micro_steps = [(batch_at(step), random_memory(SHAPE, 4, SHAPE.mem_len, seed=step)) for step in range(2)]
         with torch.no_grad():
-            change(model, met)
+            change(model, micro_steps)
         weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
         folder = ModelFolder(SHAPE, weights, tokenizer, "permutation", {"step": 122}, "xlpre")
         path = nan_dump.dump_dir(tmp_path / "run", 122)
-        nan_dump.write_rank_dump(path, 0, met, folder, {**ABOUT, **about})
+        nan_dump.write_rank_dump(path, 0, micro_steps, folder, {**METADATA, **metadata})
         return path
 
     return make

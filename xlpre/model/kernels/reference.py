@@ -58,4 +58,5 @@ def position_scores(terms: ScoreTerms, attn_meta: AttentionMeta) -> Tensor:
 
 def segment_scores(terms: ScoreTerms) -> Tensor:
     """Return the scores (B, H, N) that are added for keys of another segment."""
+    assert terms.segment_diff is not None
     return (terms.with_bias(terms.r_s_bias) * terms.segment_diff).sum(-1).transpose(1, 2)

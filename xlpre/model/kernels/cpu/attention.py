@@ -156,7 +156,7 @@ class _Attention(torch.autograd.Function):
         tensors = {**dict(zip(ctx.names, ctx.saved_tensors, strict=True)), "d_out": d_out.contiguous()}
         (B, _, H, E), R = d_out.shape, ctx.schedule.sizes["R"]
         # gradients that the kernels compute per batch row, to be summed here in a fixed order
-        per_row = {"pos_key": (B, R, H, E), "pos_offset": (B, H, R)}
+        per_row: dict[str, tuple[int, ...]] = {"pos_key": (B, R, H, E), "pos_offset": (B, H, R)}
         per_row |= dict.fromkeys(("r_w_bias", "r_r_bias", "r_s_bias", "segment_diff"), (B, H, E))
         inputs = [name for name in TERMS if name in tensors]
         gradients = {f"d_{name}": d_out.new_zeros(per_row.get(name, tensors[name].shape)) for name in inputs}

@@ -35,6 +35,7 @@ from torch import Tensor
 from torch.utils.benchmark import Timer
 
 from xlpre.common.files import atomic_write, cache_dir
+from xlpre.model.kernels.base import AttentionBackend
 from xlpre.model.kernels.reference import ReferenceBackend
 from xlpre.model.kernels.sdpa import SdpaBackend
 from xlpre.model.kernels.selfcheck.fixtures import (
@@ -188,7 +189,7 @@ def check_kernels(
     attn_meta = random_attention_meta(**{**shape, "rows": timed_rows}, device=device)
     tensors = random_attention_tensors(attn_meta, n_head, head_width, dtype)
     d_output = torch.randn(*attn_meta.query_rank.shape, n_head, head_width, device=device)
-    backends = {"triton": TritonBackend, "sdpa": SdpaBackend}
+    backends: dict[str, type[AttentionBackend]] = {"triton": TritonBackend, "sdpa": SdpaBackend}
     cases = {name: attention_case(backend, attn_meta, tensors) for name, backend in backends.items()}
     result["ms"] = ms = {name: _median_ms(case, d_output) for name, case in cases.items()}
     if ms["triton"] > ms["sdpa"]:
@@ -203,7 +204,7 @@ def _is_reproducible(case: Case, d_output: Tensor) -> bool:
 
 
 def _median_ms(case: AttentionCase, d_output: Tensor) -> float:
-    """Return the median time of forward and backward pass with dropout. The device is synchronized after many of them."""
+    """Return the median milliseconds of a forward and a backward pass with dropout."""
     timer = Timer("case.run(d_output, DROPOUT)", globals={"case": case, "d_output": d_output, "DROPOUT": DROPOUT})
     timer.timeit(2)  # compiles
     return round(1e3 * timer.blocked_autorange(min_run_time=TIMED_SECONDS).median, 3)

@@ -203,7 +203,8 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
     args = KernelArgs(*inputs)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*(getattr(args, name) for name in TENSORS), *output)
-    ctx.args_without_tensors = args._replace(**dict.fromkeys(TENSORS))
+    no_tensors: dict[str, Any] = dict.fromkeys(TENSORS)
+    ctx.args_without_tensors = args._replace(**no_tensors)
 
 
 def _backward(ctx: Any, d_out: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:

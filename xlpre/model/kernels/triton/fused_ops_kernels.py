@@ -38,6 +38,7 @@ def load_pair(first, second, row, column, N, D: tl.constexpr):
 
 @triton.jit
 def sigmoid(x):
+    """Compute 1 / (1 + e^-x)."""
     return 1 / (1 + tl.exp2(-x * LOG2E))
 
 

@@ -60,7 +60,7 @@ def test_the_backward_pass_is_the_derivative_with_dropout():
 
 
 def test_no_integer_in_the_compiled_graph_needs_more_than_32_bits():
-    """torch 2.11 writes the bounds of random numbers as 32 bits into the code that it compiles for GPUs."""
+    """In torch 2.11: it writes the bounds of random numbers as 32 bits into the code that it compiles for GPUs."""
     model, numbers = make_model(True, attention_backend="triton", n_layer=1, dropatt=0.1).to(DEVICE), []
     memory = random_memory(model.config, 2, 12)
     memory = type(memory)(memory.hidden.to(DEVICE), memory.valid.to(DEVICE))

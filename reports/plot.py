@@ -1,0 +1,178 @@
+"""Draw the figures of the reports from their results files: `python reports/plot.py`."""
+
+import csv
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import median
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+REPORTS = Path(__file__).parent
+
+
+def read(name: str) -> list[dict[str, str]]:
+    """Return the rows of a results file."""
+    with open(REPORTS / name, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def save(axes: plt.Axes, name: str) -> None:
+    """Write a figure without its upper and right border."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.figure.savefig(REPORTS / name, dpi=110, bbox_inches="tight")
+    plt.close(axes.figure)
+
+
+def draw_losses(report: str, runs: Iterable[str], top: float, name: str = "curves.png") -> None:
+    """Draw val loss against tokens: one color per run, one line per seed."""
+    curves = defaultdict(list)
+    for row in read(f"{report}/results.csv"):
+        if float(row["tokens"]):
+            curves[row["run"], row["seed"]].append((float(row["tokens"]) / 1e6, float(row["val_loss"])))
+    _, axes = plt.subplots(figsize=(7, 4))
+    for number, run in enumerate(runs):
+        seeds = [seed for name, seed in curves if name == run]
+        for seed in seeds:
+            label = run if seed == seeds[0] else None
+            axes.plot(*zip(*curves[run, seed], strict=True), color=f"C{number}", label=label, linewidth=1.4)
+    axes.set(xlabel="window tokens (millions)", ylabel="val loss (nats)", ylim=(None, top))
+    axes.legend(frameon=False, fontsize=8)
+    save(axes, f"{report}/{name}")
+
+
+def draw_final_losses(report: str, runs: dict[str, str], key: str, label: str, name: str) -> None:
+    """Draw the last measurement of each run as a point per seed."""
+    last: dict[tuple[str, str], float] = {}
+    for row in read(f"{report}/results.csv"):
+        last[row["run"], row["seed"]] = float(row[key])
+    _, axes = plt.subplots(figsize=(6, 0.4 * len(runs) + 1.2))
+    for height, run in enumerate(reversed(runs)):
+        values = [value for (name, _), value in last.items() if name == run]
+        axes.plot(values, [height] * len(values), "o", color="C0")
+    axes.set_yticks(range(len(runs)), list(reversed(runs.values())))
+    axes.set(xlabel=label, ylim=(-0.5, len(runs) - 0.5))
+    axes.grid(axis="x", alpha=0.3)
+    save(axes, f"{report}/{name}")
+
+
+def draw_scores(report: str, models: list[str], tasks: dict[str, str], all_examples: bool) -> None:
+    """Draw task scores: one color per model, a point per seed at the model's best learning rate, a bar at the median."""
+    values = defaultdict(lambda: defaultdict(list))
+    for row in read(f"{report}/results.csv"):
+        short = row["train_examples"] == "all" and row["steps"] not in ("2105", "1714")
+        if short == all_examples:
+            values[row["task"], row["model"]][row["learning_rate"]].append(100 * float(row["value"]))
+    _, axes = plt.subplots(figsize=(7.5, 4))
+    width = 0.8 / len(models)
+    for place, task in enumerate(tasks):
+        for number, model in enumerate(models):
+            rates = values[task, model]
+            if not rates:
+                continue
+            scores = max(rates.values(), key=lambda scores: (len(scores), median(scores)))
+            x = place + (number - (len(models) - 1) / 2) * width
+            axes.bar(x, median(scores), width, color=f"C{number}", alpha=0.5, label=model if not place else None)
+            axes.plot([x] * len(scores), scores, ".", color=f"C{number}")
+    axes.set_xticks(range(len(tasks)), list(tasks.values()))
+    axes.set(ylabel="score (percent)", ylim=(0, None))
+    axes.legend(frameon=False, fontsize=8)
+    save(axes, f"{report}/scores.png")
+
+
+def draw_step_speed() -> None:
+    """Draw how many times as fast as Hugging Face's model a step is on the Xeon, eager and compiled."""
+    ratios: dict[tuple[str, str], float] = {}
+    with open(REPORTS / "step_speed/results.jsonl") as file:
+        for line in map(json.loads, file):
+            if line["run"] == "compiled_huggingface" and line["impl"] == "xlpre":
+                config = line["config"]
+                name = f"{config['n_layer']} layers, d {config['d_model']}, {config['window']} tokens"
+                dropout = ", dropout" if config["dropout"] else ""
+                for peer, ratio in line["times_as_fast_as"].items():
+                    ratios[name, {"hf": "eager", "hf-compile": "compiled"}[peer] + dropout] = ratio
+    models = list(dict.fromkeys(name for name, _ in ratios))
+    kinds = ["eager", "eager, dropout", "compiled", "compiled, dropout"]
+    _, axes = plt.subplots(figsize=(7, 3.5))
+    for number, kind in enumerate(kinds):
+        axes.bar(
+            [place + 0.2 * (number - 1.5) for place in range(len(models))],
+            [ratios[model, kind] for model in models],
+            0.19,
+            label=f"Hugging Face, {kind}",
+        )
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.set_xticks(range(len(models)), models)
+    axes.set(ylabel="times as fast")
+    axes.legend(frameon=False, fontsize=8)
+    save(axes, "step_speed/ratios.png")
+
+
+def draw_cached_evaluation() -> None:
+    """Draw the speed-up of cached evaluation and the ratio of FLOPs against the attention length."""
+    with open(REPORTS / "cached_evaluation/results.jsonl") as file:
+        lines = [line for line in map(json.loads, file) if line.get("tree") == "43ab10f"]
+    lines = [line for line in lines if line["settings"]["rows"] == 1]
+    _, axes = plt.subplots(figsize=(6, 3.5))
+    lengths = [line["attention_length"] for line in lines]
+    axes.plot(lengths, [line["times_as_fast"] for line in lines], "o-", label="measured")
+    axes.plot(lengths, [line["flop_ratio"] for line in lines], "--", color="gray", label="ratio of FLOPs")
+    axes.set(xlabel="attention length (tokens)", ylabel="times as fast as a sliding window")
+    axes.legend(frameon=False)
+    save(axes, "cached_evaluation/speed.png")
+
+
+def draw_quickstart() -> None:
+    """Draw training and validation loss of the quickstart."""
+    with open(REPORTS / "quickstart/results.jsonl") as file:
+        lines = [json.loads(line) for line in file]
+    train = [(line["tokens"] / 1e6, line["loss"]) for line in lines if "loss" in line]
+    measured = [line for line in lines if "held_out_loss" in line]
+    _, axes = plt.subplots(figsize=(6, 3.5))
+    axes.plot(*zip(*train, strict=True), label="training loss", linewidth=1)
+    axes.plot([x["tokens"] / 1e6 for x in measured], [x["held_out_loss"] for x in measured], "o-", label="val loss")
+    axes.axhline(measured[-1]["held_out_unigram"], color="gray", linestyle="--", label="unigram baseline")
+    axes.set(xlabel="window tokens (millions)", ylabel="loss (nats)", ylim=(None, 8))
+    axes.legend(frameon=False)
+    save(axes, "quickstart/loss.png")
+
+
+def main() -> None:
+    """Draw all figures that are not written by a benchmark."""
+    draw_quickstart()
+    draw_losses("text_amount", ["6.1 M tokens", "11.3 M tokens", "24.0 M tokens"], top=6)
+    rows = ["published", "local", "init_std_0.05", "no_memory", "one_local", "bias_std_1", "output_bias", "lr_3e-4"]
+    draw_losses("initialization", rows, top=7)
+    draw_losses("optimizers", ["adamw", "adamw_lr_2e-3", "muon", "muon_all_4e-3"], top=7)
+    rows = {
+        "width_192": "width 192",
+        "k_2": "K = 2",
+        "k_1.5": "K = 1.5",
+        "base": "base",
+        "rows_4": "4 rows",
+        "lr_5e-4": "learning rate 5e-4",
+        "lr_2e-3": "learning rate 2e-3",
+    }
+    draw_final_losses("small_budgets", rows, "val_loss", "val loss (nats)", "curves.png")
+    sizes = {"v_2000": "2,000", "v_4000": "4,000", "v_8000": "8,000", "v_16000": "16,000"}
+    draw_final_losses("vocabulary", sizes, "val_bpb", "bits per byte", "bits_per_byte.png")
+    tasks = {
+        "glue/sst-2": "SST-2",
+        "glue/cola": "CoLA",
+        "glue/mrpc": "MRPC",
+        "glue/qnli": "QNLI",
+        "squad/1.1": "SQuAD 1.1 F1",
+        "race/middle": "RACE-middle",
+    }
+    draw_scores("task_gains", ["6.1 M tokens", "24.0 M tokens", "from scratch"], tasks, all_examples=True)
+    draw_scores("objectives", ["permutation", "denoising", "from scratch"], dict(list(tasks.items())[:5]), all_examples=True)
+    draw_step_speed()
+    draw_cached_evaluation()
+
+
+if __name__ == "__main__":
+    main()
