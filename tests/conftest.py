@@ -18,9 +18,8 @@ from xlpre.data.store import TokenStore
 from xlpre.data.store_builder import write_store
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
-from xlpre.text.tokenizer import Tokenizer
+from xlpre.text.tokenizer import Tokenizer, TokenizerConfig
 from xlpre.text.tokenizer_training import train_tokenizer
-from xlpre.text.tokenizer import TokenizerConfig
 
 REPOSITORY = Path(__file__).parents[1]
 TINY = ModelConfig(n_layer=2, d_model=16, n_head=2, d_inner=32, mem_len=8, dropout=0.0, dropatt=0.0, init_std=0.1)

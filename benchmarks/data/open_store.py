@@ -23,7 +23,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository
 
 from xlpre.data.lanes import Lanes
-from xlpre.data.store import ARRAYS, MAX_BYTES_VERIFIED_ON_OPEN, FORMAT, META, SPLITS, TokenStore, compute_fingerprint
+from xlpre.data.store import ARRAYS, FORMAT, MAX_BYTES_VERIFIED_ON_OPEN, META, SPLITS, TokenStore, compute_fingerprint
 from xlpre.data.window_layout import DataConfig
 from xlpre.data_loader import Loader
 from xlpre.objectives.objective import ObjectiveConfig

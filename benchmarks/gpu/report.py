@@ -1,25 +1,24 @@
-r"""All that is to be known of a GPU, by one command, in minutes: right or wrong, how fast, how much memory; into one JSON file.
+r"""Report of a GPU in one JSON file, in minutes: correctness, speed and memory of kernels, steps and a pretraining.
 
 python benchmarks/gpu/report.py --out report.json [--minutes 8] [--only "attention bf16" "step large"] [--skip tiles]
 
-Each part is a process of its own with a time of its own, so that one that fails, hangs or breaks the GPU's context takes nothing with
-it; its lines are in the file as soon as they are printed, with the end of what it said if it failed. A part for which too little of
---minutes is left is not begun: run it by another command with --only. Data are random; no file is read. At the end stands a summary, line
-by line. A part whose packages are not installed is left out, and says which: attention, between and tiles need torch, triton and psutil,
-steps also transformers and omegaconf, the pretraining all that this project needs. On a machine without a network, bring what it lacks as
-wheels:
-where there is one, with the GPU machine's version of Python,
+Each part runs in its own process with a time limit, so that a part that fails, hangs or breaks the CUDA context does not affect the
+others. Its JSON lines are written to the file as soon as they are printed, and the end of its output is, too. A part is skipped if too
+little of --minutes is left; run it later with --only. All data is random, and no file is read. A summary is printed at the end.
+
+A part is also skipped if packages are missing. attention, fused ops and tiles need torch, triton and psutil; steps also need transformers
+and omegaconf; the pretraining needs everything that this project needs. For a machine without a network, download the missing packages
+as wheels on another machine, for the Python version of the GPU machine:
 
     python -m pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux2014_x86_64 -d wheels \
         annotated-types google-crc32c hjson omegaconf pydantic==2.14.3 pydantic-core==2.50.4 typing-inspection
     DS_BUILD_OPS=0 python -m pip wheel --no-deps --no-build-isolation -w wheels deepspeed==0.19.8
 
-(and whatever else of pyproject.toml `pip list` there does not name), and there
+Add all other packages of pyproject.toml that `pip list` does not show on the GPU machine. Install them there:
 
     python -m pip install --no-index --no-deps --target site wheels/*.whl && export PYTHONPATH=$PWD/site
 
---tiny does the same on a processor with tiny shapes, in a minute or two, five where torch compiles anew, and leaves out what needs a
-GPU, saying so.
+With --tiny, the same parts run on a CPU with tiny shapes, in one to five minutes. Parts that need a GPU are skipped.
 """
 
 from __future__ import annotations
@@ -39,109 +38,121 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository
 
-from benchmarks.common.processes import REPOSITORY, make_environment, kill_tree
+from benchmarks.common.processes import REPOSITORY, kill_tree, make_environment
 from benchmarks.gpu.report_parts import Part, parts, tiny_parts
-from benchmarks.gpu.report_summary import summary
+from benchmarks.gpu.report_summary import summarize
 
-PATIENCE = 40.0  # seconds for a part to end by itself when it is asked to, in the middle of compiling perhaps
-HERE = Path(__file__).parent
+PATIENCE = 40.0  # seconds until an interrupted part must have ended; it may be compiling
 
 
 class Report:
-    """A JSON file that is whole at any time."""
+    """The results of all parts, in a JSON file that is replaced atomically.
+
+    Args:
+        path: the file.
+
+    Attributes:
+        parts: results by the name of the part.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._path, self.parts = path, {}  # type: Path, dict[str, dict[str, Any]]
+        self._path = path
+        self.parts: dict[str, dict[str, Any]] = {}
 
-    def write(self, name: str, **news: Any) -> None:
-        """What is known of a part now."""
-        self.parts.setdefault(name, {}).update(news)
+    def update(self, name: str, **values: Any) -> None:
+        """Set values of a part, and write the file."""
+        self.parts.setdefault(name, {}).update(values)
         partial = self._path.with_suffix(".partial")
         partial.write_text(json.dumps({"made_by": " ".join(sys.argv), "parts": self.parts}, indent=1), encoding="utf-8")
         partial.replace(self._path)
 
 
-def begin(words: list[str], output: int = subprocess.PIPE) -> subprocess.Popen[str]:
-    """A script of this folder, or what `python -...` takes, from the root of the repository."""
-    command = words if words[0].startswith("-") else [str(HERE / words[0]), *words[1:]]
+def start(args: list[str], stdout: int = subprocess.PIPE) -> subprocess.Popen[str]:
+    """Start `python *args` in the repository. A script is relative to benchmarks/."""
+    command = args if args[0].startswith("-") else [str(REPOSITORY / "benchmarks" / args[0]), *args[1:]]
     return subprocess.Popen(
         [sys.executable, *command],
         cwd=REPOSITORY,
         env=make_environment(HF_HUB_OFFLINE="1"),
-        stdout=output,
+        stdout=stdout,
         stderr=subprocess.STDOUT,
         text=True,
-        preexec_fn=_hears_interrupts,
+        preexec_fn=_enable_interrupts,
     )
 
 
-def _hears_interrupts() -> None:
-    """Also where this command was begun in the background, by a shell that has such commands ignore them."""
+def _enable_interrupts() -> None:
+    """Restore the default action of SIGINT, which shells disable for commands in the background."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def run(part: Part, seconds: float, report: Report) -> None:
-    """One part, for so long at most."""
-    since, lines, rest = time.monotonic(), [], deque(maxlen=300)  # type: float, list[Any], deque[str]
-    process, said = begin(part.words), queue.Queue()  # type: subprocess.Popen[str], queue.Queue[str | None]
+    """Run a part for at most `seconds`, and write its results into the report."""
+    start_time = time.monotonic()
+    lines: list[Any] = []
+    output: deque[str] = deque(maxlen=300)
+    process = start(part.args)
+    received: queue.Queue[str | None] = queue.Queue()
 
-    def read() -> None:
+    def read_output() -> None:
         for line in process.stdout or ():
-            said.put(line)
-        said.put(None)
+            received.put(line)
+        received.put(None)
 
-    threading.Thread(target=read, daemon=True).start()
-    report.write(part.name, command=part.words, lines=lines, status="was running")
-    stopped, line = 0, ""  # type: int, str | None
+    threading.Thread(target=read_output, daemon=True).start()
+    report.update(part.name, command=part.args, lines=lines, status="running")
+    n_signals = 0
+    line: str | None = ""
     while line is not None:
+        deadline = start_time + seconds + n_signals * PATIENCE
         try:
-            line = said.get(timeout=max(since + seconds + stopped * PATIENCE - time.monotonic(), 0.01))
-        except queue.Empty:  # asked to stop it may say what it has
-            process.send_signal(signal.SIGINT) if not stopped else kill_tree(process)
-            stopped += 1
-            line = "" if stopped < 3 else None  # something that it left behind still holds its output
+            line = received.get(timeout=max(deadline - time.monotonic(), 0.01))
+        except queue.Empty:
+            process.send_signal(signal.SIGINT) if not n_signals else kill_tree(process)
+            n_signals += 1
+            line = "" if n_signals < 3 else None  # a process that the part left behind keeps its output open
         if line:
-            found = parsed(line)
-            (lines if found else rest).append(found or line.rstrip())
-            report.write(part.name, seconds=round(time.monotonic() - since, 1))
-    status = f"stopped after {seconds:.0f} s" if stopped else process.wait()
-    report.write(part.name, seconds=round(time.monotonic() - since, 1), status=status, said=list(rest))
+            result = _parse_json_line(line)
+            (lines if result else output).append(result or line.rstrip())
+            report.update(part.name, seconds=round(time.monotonic() - start_time, 1))
+    status = f"stopped after {seconds:.0f} s" if n_signals else process.wait()
+    report.update(part.name, seconds=round(time.monotonic() - start_time, 1), status=status, output=list(output))
 
 
-def parsed(line: str) -> dict[str, Any] | None:
-    """What a line of JSON says; None of another."""
+def _parse_json_line(line: str) -> dict[str, Any] | None:
+    """Return the content of a JSON line, or None for another line."""
     try:
         return json.loads(line) if line.startswith("{") else None
     except ValueError:
         return None
 
 
-def ceilings() -> None:
-    """One line: what this machine is, and the most it does."""
+def measure_ceilings() -> None:
+    """Print one line: the device, its speed of matrix products and copies, and versions of packages."""
     import torch
 
-    on_gpu = torch.cuda.is_available()
-    n, dtype, device = (8192, torch.bfloat16, "cuda") if on_gpu else (256, torch.float32, "cpu")
+    has_gpu = torch.cuda.is_available()
+    n, dtype, device = (8192, torch.bfloat16, "cuda") if has_gpu else (256, torch.float32, "cpu")
     a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
-    large = torch.empty(2**32 if on_gpu else 2**24, dtype=torch.uint8, device=device)
-    target, found = torch.empty_like(large), {}
-    for what, work in {"product": lambda: a @ b, "copy": lambda: target.copy_(large)}.items():
+    source = torch.empty(2**32 if has_gpu else 2**24, dtype=torch.uint8, device=device)
+    target, seconds = torch.empty_like(source), {}
+    for name, operation in {"product": lambda: a @ b, "copy": lambda: target.copy_(source)}.items():
         times = []
         for _ in range(23):
-            begun = time.perf_counter()
-            work()
-            if on_gpu:
+            start_time = time.perf_counter()
+            operation()
+            if has_gpu:
                 torch.cuda.synchronize()
-            times.append(time.perf_counter() - begun)
-        found[what] = sorted(times[3:])[10]
-    properties = torch.cuda.get_device_properties(0) if on_gpu else None
+            times.append(time.perf_counter() - start_time)
+        seconds[name] = sorted(times[3:])[10]  # median without the warm-up
+    properties = torch.cuda.get_device_properties(0) if has_gpu else None
     versions = {name: _version(name) for name in ("torch", "triton", "transformers", "deepspeed", "numpy")}
     line = {
         "device": properties.name if properties else "cpu",
         "multiprocessors": properties.multi_processor_count if properties else None,
         "memory_gb": round(properties.total_memory / 1e9, 1) if properties else None,
-        "product_tflops": round(2 * n**3 / found["product"] / 1e12, 3),
-        "copy_gb_per_second": round(2 * large.numel() / found["copy"] / 1e9, 1),
+        "product_tflops": round(2 * n**3 / seconds["product"] / 1e12, 3),
+        "copy_gb_per_second": round(2 * source.numel() / seconds["copy"] / 1e9, 1),
         "python": sys.version.split()[0],
         **versions,
     }
@@ -158,44 +169,43 @@ def _version(name: str) -> str | None:
 
 
 def main() -> None:
-    """See the module."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("report.json"))
-    parser.add_argument("--minutes", type=float, default=8.0)
-    parser.add_argument("--only", nargs="+", default=[], help="names of parts")
-    parser.add_argument("--skip", nargs="+", default=[])
-    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--out", type=Path, default=Path("report.json"), help="file for the report")
+    parser.add_argument("--minutes", type=float, default=8.0, help="time limit of the report")
+    parser.add_argument("--only", nargs="+", default=[], help="names of the parts to run")
+    parser.add_argument("--skip", nargs="+", default=[], help="names of the parts to skip")
+    parser.add_argument("--tiny", action="store_true", help="tiny shapes on a CPU")
     parser.add_argument("--ceilings", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.ceilings:
-        ceilings()
+    args = parser.parse_args()
+    if args.ceilings:
+        measure_ceilings()
         return
-    until, report = time.monotonic() + 60 * given.minutes, Report(given.out)
+    deadline, report = time.monotonic() + 60 * args.minutes, Report(args.out)
     with tempfile.TemporaryDirectory() as name:
-        all_parts = (tiny_parts if given.tiny else parts)(Path(name))
-        if unknown := {*given.only, *given.skip} - {part.name for part in all_parts}:
-            raise SystemExit(
-                f"no such part: {', '.join(unknown)}; there are {', '.join(part.name for part in all_parts)}"
-            )
-        wanted = [
-            part for part in all_parts if part.name not in given.skip and (not given.only or part.name in given.only)
+        all_parts = (tiny_parts if args.tiny else parts)(Path(name))
+        names = [part.name for part in all_parts]
+        if unknown := {*args.only, *args.skip} - {*names}:
+            raise SystemExit(f"unknown part: {', '.join(unknown)}. Name some of {', '.join(names)}.")
+        selected = [
+            part for part in all_parts if part.name not in args.skip and (not args.only or part.name in args.only)
         ]
-        pretraining = [part.words for part in wanted if part.name == "pretraining" and not part.left_out]
-        preparing = (
-            begin([*pretraining[0], "--prepare"], subprocess.DEVNULL) if pretraining else None
-        )  # on the CPU, meanwhile
-        for part in wanted:
-            left = until - time.monotonic()
-            if part.left_out or left < min(part.seconds, 30):
-                report.write(part.name, left_out=part.left_out or f"{max(left, 0):.0f} s of --minutes were left")
+        pretraining = [part for part in selected if part.name == "pretraining" and not part.skipped]
+        # the store is written on the CPU while other parts use the GPU
+        preparation = start([*pretraining[0].args, "--prepare"], subprocess.DEVNULL) if pretraining else None
+        for part in selected:
+            remaining = deadline - time.monotonic()
+            if part.skipped or remaining < min(part.seconds, 30):
+                reason = f"{max(remaining, 0):.0f} s of --minutes were left"
+                report.update(part.name, skipped=part.skipped or reason)
                 continue
             print(f"{time.strftime('%H:%M:%S')} {part.name} ...", flush=True)
-            if part.name == "pretraining" and preparing:
-                preparing.wait()
-            run(part, min(part.seconds, left), report)
-        if preparing:
-            kill_tree(preparing)
-    print("\n".join(summary(report.parts)), flush=True)
+            if part.name == "pretraining" and preparation:
+                preparation.wait()
+            run(part, min(part.seconds, remaining), report)
+        if preparation:
+            kill_tree(preparation)
+    print("\n".join(summarize(report.parts)), flush=True)
     sys.exit(any(part.get("status", 0) != 0 for part in report.parts.values()))
 
 

@@ -58,7 +58,7 @@ SETTINGS = {
     "optim.lr": 0.003,
     "schedule.warmup_steps": 10,
     "train.global_batch_size": 4,
-    "train.accumulation": 2,
+    "train.micro_batch_size": 1,
     "train.log_every": 1,
     "train.save_every": SAVE_EVERY,
     "train.keep_last_checkpoints": 1,

@@ -1,14 +1,14 @@
-"""Who is compared by finetuning.py: an update of a fine-tuning by this project, and by Hugging Face's classes in a plain loop."""
+"""Contenders of benchmarks/speed/finetuning.py: a fine-tuning step of xlpre, and of Hugging Face's models in a plain loop."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.common.contenders import SIZES, named_weights
+from benchmarks.common.contenders import SIZES, native_weights
 from finetune.config import TaskTrainConfig
 from finetune.data.batching import LengthBucketSampler, MicroStep
 from finetune.data.features import Features, PaddedRows, pad
@@ -24,117 +24,145 @@ from xlpre.training.distributed import use_device
 from xlpre.training.optimizer import OptimConfig
 
 OPTIM = OptimConfig(lr=2e-5)
-Met = tuple[float, dict[str, Tensor]]  # a loss, and its gradients by parameter
-# theirs reads it, in training, from the true start, the published code from the expected one
-APART = "head.no_answer_outer.weight"
+LossAndGradients = tuple[float, dict[str, Tensor]]  # gradients by xlpre's parameter names
+# not compared: in training, Hugging Face computes its input from the true start, the published code from the expected one
+EXCLUDED = "head.no_answer_outer.weight"
 
 
-def shape_of(c: dict[str, Any]) -> ModelConfig:
-    """Ours."""
-    return ModelConfig(**{name: c[name] for name in SIZES}, dropatt=c["dropout"])
+class FinetuningContender(Protocol):
+    """A model in a fine-tuning loop."""
+
+    def loss_and_gradients(self) -> LossAndGradients:
+        """Return loss and gradients of the first batch, without dropout."""
+
+    def train_step(self, step: int) -> None:
+        """Train on a batch."""
 
 
 class Xlpre:
-    """This project's, as set or under a ZeRO `stage`."""
+    """A fine-tuning step of xlpre.
 
-    def __init__(self, model: TaskModel, dealer: LengthBucketSampler, rows: int, stage: int | None = None) -> None:
-        self._dealer, self._rows = dealer, rows
-        device, train = use_device(), TaskTrainConfig(batch_size=rows, precision="fp32")
+    Args:
+        model: the model.
+        sampler: sampler of the batches.
+        batch_size: features per step.
+        stage: ZeRO stage; None for the default.
+    """
+
+    def __init__(
+        self, model: TaskModel, sampler: LengthBucketSampler, batch_size: int, stage: int | None = None
+    ) -> None:
+        self._sampler, self._batch_size = sampler, batch_size
+        device, train = use_device(), TaskTrainConfig(global_batch_size=batch_size, precision="fp32")
         init_process_group(device)
-        asked = {} if stage is None else {"zero_optimization": {"stage": stage}}
-        self._engine = build_engine(model, build_deepspeed_config(train, OPTIM, device, 1, asked), train, OPTIM, device)
+        overrides = {} if stage is None else {"zero_optimization": {"stage": stage}}
+        settings = build_deepspeed_config(train, OPTIM, device, 1, overrides)
+        self._engine = build_engine(model, settings, train, OPTIM, device)
 
-    def met(self) -> Met:
-        """Loss and gradients of the first batch, without dropout."""
+    def loss_and_gradients(self) -> LossAndGradients:
+        """See FinetuningContender."""
         self._engine.eval()
-        found = met_of(self._engine.module, self._engine.module(self._read(0)))
+        result = compute_gradients(self._engine.module, self._engine.module(self._read(0)))
         self._engine.train()
-        return found
+        return result
 
-    def update(self, step: int) -> None:
-        """Train on a batch."""
+    def train_step(self, step: int) -> None:
+        """See FinetuningContender."""
         self._engine.backward(self._engine(self._read(step)))
         self._engine.step()
 
     def _read(self, step: int) -> MicroStep:
-        return self._dealer.micro_steps(1, step, self._rows, 1)[0]
+        return self._sampler.micro_steps(1, step, self._batch_size, 1)[0]
 
 
 class HuggingFace:
-    """Theirs; every batch is padded to `length`, or to its longest row."""
+    """A fine-tuning step of Hugging Face's model in a plain loop.
+
+    Args:
+        model: the model.
+        shape: its configuration.
+        task: the task.
+        features: all features.
+        sampler: sampler of the batches.
+        batch_size: features per step.
+        length: length to pad batches to; None for their longest row.
+    """
 
     def __init__(
         self,
         model: torch.nn.Module,
         shape: ModelConfig,
         task: Task,
-        items: list[Features],
-        dealer: LengthBucketSampler,
-        rows: int,
+        features: list[Features],
+        sampler: LengthBucketSampler,
+        batch_size: int,
         length: int | None,
     ) -> None:
-        self._model, self._shape, self._task, self._items = model, shape, task, items
-        self._dealer, self._rows, self._length = dealer, rows, length
+        self._model, self._shape, self._task, self._features = model, shape, task, features
+        self._sampler, self._batch_size, self._length = sampler, batch_size, length
         settings = {"lr": OPTIM.lr, "eps": OPTIM.eps, "weight_decay": OPTIM.weight_decay}
         self._optimizer = torch.optim.AdamW(self._model.parameters(), **settings, fused=True)
 
-    def met(self) -> Met:
-        """See Xlpre; by the names of ours."""
+    def loss_and_gradients(self) -> LossAndGradients:
+        """See FinetuningContender."""
         self._model.eval()
-        loss, gradients = met_of(self._model, self._model(**self._read(0)).loss)
+        loss, gradients = compute_gradients(self._model, self._model(**self._read(0)).loss)
         self._model.train()
         head = to_native(hf_heads.HEADS[self._task.head_kind].weights, gradients)
         backbone = to_native(hf.weight_map(self._shape), gradients)
-        return loss, backbone | {f"head.{name}": g for name, g in head.items() if f"head.{name}" != APART}
+        return loss, backbone | {f"head.{name}": g for name, g in head.items() if f"head.{name}" != EXCLUDED}
 
-    def update(self, step: int) -> None:
-        """See Xlpre."""
+    def train_step(self, step: int) -> None:
+        """See FinetuningContender."""
         self._model(**self._read(step)).loss.backward()
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), OPTIM.max_grad_norm)
         self._optimizer.step()
         self._optimizer.zero_grad()
 
     def _read(self, step: int) -> dict[str, Any]:
-        items = [self._items[number] for number in numbers_of(self._dealer, step, self._rows)]
-        inputs = pad([item.rows[0] for item in items], self._task.padding_side, self._length)
+        features = [self._features[index] for index in feature_indices(self._sampler, step, self._batch_size)]
+        rows = pad([feature.rows[0] for feature in features], self._task.padding_side, self._length)
         return {
-            "input_ids": torch.from_numpy(inputs.input_ids),
-            "token_type_ids": torch.from_numpy(inputs.segment_ids),
-            "attention_mask": torch.from_numpy(~inputs.padding_mask).float(),
+            "input_ids": torch.from_numpy(rows.input_ids),
+            "token_type_ids": torch.from_numpy(rows.segment_ids),
+            "attention_mask": torch.from_numpy(~rows.padding_mask).float(),
             "use_mems": False,
-            **ANSWERS[self._task.head_kind](items, inputs),
+            **LABELS[self._task.head_kind](features, rows),
         }
 
 
-def met_of(model: torch.nn.Module, loss: Tensor) -> Met:
-    """A loss, and the gradients of the model's parameters that it has any of."""
-    parameters = {name: p for name, p in model.named_parameters() if name != APART}
+def compute_gradients(model: torch.nn.Module, loss: Tensor) -> LossAndGradients:
+    """Return a loss and the gradients of all parameters that it depends on, without EXCLUDED."""
+    parameters = {name: p for name, p in model.named_parameters() if name != EXCLUDED}
     gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
     return loss.item(), {name: g for name, g in zip(parameters, gradients, strict=True) if g is not None}
 
 
-def _labels(items: list[Features], inputs: PaddedRows) -> dict[str, Tensor]:
-    return {"labels": torch.tensor([int(item.labels["label"]) for item in items])}
+def _class_labels(features: list[Features], rows: PaddedRows) -> dict[str, Tensor]:
+    return {"labels": torch.tensor([int(feature.labels["label"]) for feature in features])}
 
 
-def _spans(items: list[Features], inputs: PaddedRows) -> dict[str, Tensor]:
-    """As their example of question answering prepares them."""
-    said = {name: torch.tensor([float(item.labels[name]) for item in items]) for name in ("start", "end", "impossible")}
-    of_text = (inputs.segment_ids == SEGMENT_A) & (inputs.input_ids != special_tokens.SEP)
+def _span_labels(features: list[Features], rows: PaddedRows) -> dict[str, Tensor]:
+    """Return the labels as Hugging Face's question answering example does."""
+    labels = {
+        name: torch.tensor([float(feature.labels[name]) for feature in features])
+        for name in ("start", "end", "impossible")
+    }
+    is_text = (rows.segment_ids == SEGMENT_A) & (rows.input_ids != special_tokens.SEP)
     return {
-        "start_positions": said["start"].long(),
-        "end_positions": said["end"].long(),
-        "is_impossible": said["impossible"],
-        "cls_index": torch.from_numpy((~inputs.padding_mask).sum(1) - 1),
-        "p_mask": torch.from_numpy(~(of_text | (inputs.segment_ids == SEGMENT_CLS))).float(),
+        "start_positions": labels["start"].long(),
+        "end_positions": labels["end"].long(),
+        "is_impossible": labels["impossible"],
+        "cls_index": torch.from_numpy((~rows.padding_mask).sum(1) - 1),
+        "p_mask": torch.from_numpy(~(is_text | (rows.segment_ids == SEGMENT_CLS))).float(),
     }
 
 
-ANSWERS = {"classification": _labels, "span": _spans}
+LABELS = {"classification": _class_labels, "span": _span_labels}
 
 
-def both(c: dict[str, Any], task: Task) -> tuple[TaskModel, list[torch.nn.Module]]:
-    """Ours, and two of theirs, on the same weights; biases and heads are such that they count."""
+def make_models(c: dict[str, Any], task: Task) -> tuple[TaskModel, list[torch.nn.Module]]:
+    """Return xlpre's model and two of Hugging Face with equal weights. Biases and heads are large enough to affect the loss."""
     import transformers
 
     torch.manual_seed(0)
@@ -143,26 +171,26 @@ def both(c: dict[str, Any], task: Task) -> tuple[TaskModel, list[torch.nn.Module
         **sizes, ff_activation="gelu_new", summary_last_dropout=c["dropout"], num_labels=2
     )
     architecture = getattr(transformers, hf_heads.HEADS[task.head_kind].architecture)
-    theirs, ours = [architecture(config).train() for _ in range(2)], TaskModel(shape_of(c), task)
+    hf_models = [architecture(config).train() for _ in range(2)]
+    model = TaskModel(ModelConfig(**sizes, dropatt=c["dropout"]), task)
     with torch.no_grad():
-        for name, parameter in theirs[0].named_parameters():
+        for name, parameter in hf_models[0].named_parameters():
             if name.endswith(("r_w_bias", "r_r_bias", "r_s_bias", "seg_embed")):
                 parameter.normal_(0, 0.2)
-        for name, parameter in ours.head.named_parameters():
-            if f"head.{name}" == APART:
+        for name, parameter in model.head.named_parameters():
+            if f"head.{name}" == EXCLUDED:
                 parameter.zero_()
             elif parameter.ndim == 2:
-                parameter.normal_(0, 0.05)  # so that a loss is not that of an even guess
-    ours.load_available(named_weights(theirs[0]))
-    _, head = hf_heads.head_to_huggingface(
-        ours.shape, dict(ours.head.named_parameters()), task.head_kind, task.label_names
-    )
-    state = {**theirs[0].state_dict(), **head}
-    for one in theirs:
-        one.load_state_dict(state)
-    return ours, theirs
+                parameter.normal_(0, 0.05)
+    model.load_available(native_weights(hf_models[0]))
+    head_weights = dict(model.head.named_parameters())
+    _, hf_head = hf_heads.head_to_huggingface(model.shape, head_weights, task.head_kind, task.label_names)
+    state = {**hf_models[0].state_dict(), **hf_head}
+    for hf_model in hf_models:
+        hf_model.load_state_dict(state)
+    return model, hf_models
 
 
-def numbers_of(dealer: LengthBucketSampler, step: int, rows: int) -> np.ndarray:
-    """The items of a batch."""
-    return np.concatenate([part.indices for part in dealer.micro_steps(1, step, rows, 1)[0].batches])
+def feature_indices(sampler: LengthBucketSampler, step: int, batch_size: int) -> np.ndarray:
+    """Return the indices of the features in a step."""
+    return np.concatenate([batch.indices for batch in sampler.micro_steps(1, step, batch_size, 1)[0].batches])

@@ -131,4 +131,4 @@ class _ProgressBar:
 
 def _token_counts(store: TokenStore) -> str:
     meta = store.meta
-    return f"{meta['train_n_tokens']:,} training tokens, {meta['held_out_n_tokens']:,} validation tokens"
+    return f"{meta['train_n_tokens']:,} training tokens, {meta['val_n_tokens']:,} validation tokens"

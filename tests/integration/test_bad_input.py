@@ -9,8 +9,8 @@ from pretrain.run import main
 from tests.conftest import has_bf16
 from tests.integration.conftest import run
 from xlpre.common.cli_main import run_main
-from xlpre.text.tokenizer_training import train_tokenizer
 from xlpre.text.tokenizer import TokenizerConfig
+from xlpre.text.tokenizer_training import train_tokenizer
 
 
 def refused(done, message):
@@ -33,26 +33,26 @@ def check_sentence(stderr, message):
         ("objective.name=permute", "objective.name: Invalid value 'permute', expected one of"),
         ("model=large", "'model' is a group of settings"),
         ("data.reuse_len=31", "set data.reuse_len=16"),
-        ("data.seq_len=999998", "data.seq_len needs"),
+        ("data.seq_len=999998", "data.seq_len is invalid"),
         ("deepspeed.train_batch_size=8", "deepspeed.train_batch_size is decided by train.global_batch_size"),
-        ("data.store_dir=nowhere", "make it with pretrain/prepare.py"),
-        ("model.vocab_size=5", "leave it out, it is taken from the store"),
+        ("data.store_dir=nowhere", "Run pretrain/prepare.py"),
+        ("model.vocab_size=5", "Leave it out; it is taken from the store."),
         ("steps", "is not of the form key=value"),
         ("[=3", "is not of the form key=value"),
         ("model.n_head=0", "must be at least 1"),
-        ("eval.mem_len=-4", "eval.mem_len (-4) must be at least 0"),
-        ("optim.lr=-1", "optim.lr (-1.0) must be positive"),
-        ("optim.lr=inf", "optim.lr (inf) must be a finite number"),
-        ("train.hours=nan", "train.hours (nan) must be a finite number"),
-        ("text.mixture.a=.inf", "text.mixture.a (inf) must be a finite number"),
+        ("eval.mem_len=-4", "eval.mem_len=-4 is invalid: it must be at least 0"),
+        ("optim.lr=-1", "optim.lr=-1.0 is invalid: it must be positive"),
+        ("optim.lr=inf", "optim.lr=inf is invalid: it must be a finite number"),
+        ("train.hours=nan", "train.hours=nan is invalid: it must be a finite number"),
+        ("text.mixture.a=.inf", "text.mixture.a=inf is invalid: it must be a finite number"),
         ("model.n_layer=0", "model.n_layer (0) must be at least 1"),
         ("model.norm_eps=-1", "model.norm_eps (-1.0) must be positive"),
         ("model.init_std=0", "model.init_std (0.0) must be positive"),
         ("modle.n_layer=2", "there is no setting 'modle.n_layer'; did you mean 'model.n_layer'?"),
-        ("data.pairs=3", "data.pairs (3) must be true or false"),
-        ("model.cutoffs=5", "model.cutoffs (5) must be a list, as [a, b]"),
-        ("text.mixture=[a]", "text.mixture (['a']) must be a mapping"),
-        ("text.mixture={a:1}", "text.mixture: 'a:1' has no value; put a space after its colon"),
+        ("data.pairs=3", "data.pairs=3 is invalid: it must be true or false"),
+        ("model.cutoffs=5", "model.cutoffs=5 is invalid: it must be a list such as [a, b]"),
+        ("text.mixture=[a]", "text.mixture=['a'] is invalid: it must be a mapping"),
+        ("text.mixture={a:1}", "'a:1' in text.mixture has no value. Put a space after its colon"),
         ("seed=${seed}", "seed: Recursive interpolation detected"),
         ("seed=${nothing}", "seed: Interpolation key 'nothing' not found"),
         ("run_dir=${", "run_dir: "),
@@ -64,11 +64,11 @@ def check_sentence(stderr, message):
         ("data.store_dir=", "data.store_dir is empty"),
         (
             f"data.store_dir={Path(__file__).parent}",
-            "is not a token store; data.store_dir names what pretrain/prepare.py wrote",
+            "it is not a token store. Name a folder that pretrain/prepare.py wrote",
         ),
-        (f"tokenizer.path={__file__}", f"tokenizer.path={__file__}: not a SentencePiece model"),
+        (f"tokenizer.path={__file__}", f"tokenizer.path={__file__} is not a SentencePiece model"),
         ("eval.sentences=[abc]", "eval.sentences: 'abc' has no blank; mark one with ____"),
-        ("deepspeed.zero_optimization=1", "deepspeed.zero_optimization (1) must be a mapping"),
+        ("deepspeed.zero_optimization=1", "deepspeed.zero_optimization=1 is invalid: it must be a mapping"),
         ("deepspeed.zero_optimization.stage=4", "deepspeed.zero_optimization.stage (4) must be 0, 1, 2 or 3"),
         ("optim.name=lion", "optim.name"),
         (
@@ -103,15 +103,15 @@ def test_a_wrong_word_is_refused_before_anything_is_written(make_args, tmp_path,
     ("changes", "message"),
     [
         (
-            {"train__global_batch_size": 3, "train__accumulation": 2},
-            "train.global_batch_size (3) must be a multiple of 1 processes times",
+            {"train__global_batch_size": 3, "train__micro_batch_size": 2},
+            "train.micro_batch_size=2 is invalid: it must divide the 3 rows of each process",
         ),
-        ({"deepspeed.zero_optimization.overlap": "true"}, "deepspeed: overlap"),
+        ({"deepspeed.zero_optimization.overlap": "true"}, "deepspeed: the setting overlap"),
         (
             {"deepspeed.zero_optimization.stage": 0, "train__precision": "bf16"},
-            "deepspeed.zero_optimization.stage=0 with bf16 (train.precision=bf16) is computed wrongly by DeepSpeed"
+            "deepspeed.zero_optimization.stage=0 is invalid with train.precision=bf16"
             if has_bf16()
-            else "train.precision=bf16 on a processor without instructions for it",
+            else "train.precision=bf16 is invalid: this processor has no bf16 instructions",
         ),
     ],
 )
@@ -122,7 +122,7 @@ def test_what_deepspeed_cannot_do_is_refused_too(make_args, tmp_path, changes, m
 
 def test_a_run_that_ends_with_a_destroyed_model_is_not_finished(make_args, tmp_path):
     done = run("pretrain/run.py", *make_args(optim__lr=1e30, train__steps=5))  # updates are skipped from the second on
-    refused(done, "the held-out loss is not finite after the last step (5)")
+    refused(done, "the validation loss is not finite after the last step (5)")
     assert not (tmp_path / "tiny" / "model").exists() and not (tmp_path / "tiny" / "checkpoints").exists()
 
 
@@ -135,13 +135,13 @@ def test_a_config_that_is_not_there_or_no_yaml_is_named(tmp_path):
 def test_a_store_of_another_vocabulary_is_refused(make_args, documents, tmp_path):
     train_tokenizer(documents, TokenizerConfig(vocab_size=250)).save(tmp_path / "other.model")
     done = run("pretrain/run.py", *make_args(tokenizer__path=tmp_path / "other.model"))
-    refused(done, "was made with another vocabulary")
+    refused(done, "is invalid: its vocabulary")
 
 
 def test_a_damaged_store_names_its_file(make_args, store, tmp_path):
     broken = shutil.copytree(store.path, tmp_path / "store")
     (broken / "unigram.bin").write_bytes(b"")
-    refused(run("pretrain/run.py", *make_args(data__store_dir=broken)), "unigram.bin: 0 bytes where")
+    refused(run("pretrain/run.py", *make_args(data__store_dir=broken)), "unigram.bin has 0 bytes")
 
 
 def test_preparing_tells_what_is_wrong_and_leaves_nothing(text_file, tmp_path):
@@ -151,12 +151,12 @@ def test_preparing_tells_what_is_wrong_and_leaves_nothing(text_file, tmp_path):
         f"text.source={text_file}",
     ]
     tokenizer, prepare = "pretrain/train_tokenizer.py", "pretrain/prepare.py"
-    refused(run(tokenizer, *paths, "text.source=nothing/*.txt"), "text.source='nothing/*.txt' matches no file")
-    refused(run(tokenizer, *paths, "tokenizer.vocab_size=20000"), "set tokenizer.vocab_size=")
-    refused(run(prepare, *paths), "make it with pretrain/train_tokenizer.py")
+    refused(run(tokenizer, *paths, "text.source=nothing/*.txt"), "text.source=nothing/*.txt is invalid: no file matches it")
+    refused(run(tokenizer, *paths, "tokenizer.vocab_size=20000"), "Set tokenizer.vocab_size=")
+    refused(run(prepare, *paths), "Train it with pretrain/train_tokenizer.py")
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "a.txt").write_text("\n\n")
-    refused(run(tokenizer, *paths, f"text.source={tmp_path / 'empty'}/*.txt"), "holds no text at all")
+    refused(run(tokenizer, *paths, f"text.source={tmp_path / 'empty'}/*.txt"), "it holds no text")
     assert {path.name for path in tmp_path.iterdir()} == {"empty"}
 
     assert run(tokenizer, *paths, "tokenizer.vocab_size=300").returncode == 0
@@ -170,7 +170,7 @@ def test_preparing_tells_what_is_wrong_and_leaves_nothing(text_file, tmp_path):
     )
     refused(
         run(tokenizer, *paths, "tokenizer.vocab_size=300", "text.source=docstrings"),
-        f"v.model was learned from another text than text.source=docstrings, one with {text_file.name} (",
+        f"v.model is invalid: it was trained on other text than text.source=docstrings (missing: {text_file.name} (",
     )
     (tmp_path / "empty" / "b.txt").write_bytes(text_file.read_bytes() + b"\n\xff")
     refused(run(prepare, *paths, f"text.source={tmp_path / 'empty'}/b.txt"), "b.txt, line")

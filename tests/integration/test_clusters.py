@@ -25,7 +25,7 @@ def test_torchrun_resumes_by_itself_after_a_process_was_killed(make_args, tmp_pa
         output += job.communicate(timeout=90)[0]
     finally:
         end(job)
-    assert job.returncode == 0 and "goes on from" in output and "warning: torchrun" not in output, output
+    assert job.returncode == 0 and "resumes from" in output and "warning: torchrun" not in output, output
     assert losses(tmp_path / "killed") == pytest.approx(uninterrupted_losses, rel=1e-5)
 
 

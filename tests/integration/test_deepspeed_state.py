@@ -49,7 +49,9 @@ def test_another_stage_loads_the_same_bits_and_makes_the_same_updates(stage, oth
     optimizer_state.load_state(target, weights, moments, counters)
     loaded = read_state(target)
     assert equal(loaded[0], weights) and equal(loaded[1], moments)
-    assert (loaded[2]["updates"], loaded[2]["skipped_steps"]) == (counters["updates"], counters["skipped_steps"]) == (4, 1)
+    assert (
+        (loaded[2]["updates"], loaded[2]["skipped_steps"]) == (counters["updates"], counters["skipped_steps"]) == (4, 1)
+    )
     for number in range(5, 8):
         assert update(target, number) == pytest.approx(update(source, number), rel=1e-5)
     torch.testing.assert_close(read_state(target)[0], read_state(source)[0], rtol=1e-5, atol=1e-7)

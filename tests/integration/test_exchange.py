@@ -111,7 +111,7 @@ def test_a_run_goes_on_when_the_folder_it_started_from_is_gone(trained, make_arg
     finished = run(SCRIPT, *begun)
     assert finished.returncode == 0 and "finished already" in finished.stdout, finished.stderr
     further = run(SCRIPT, *begun, "train.steps=4")
-    assert further.returncode == 0 and "goes on from" in further.stdout, further.stderr
+    assert further.returncode == 0 and "resumes from" in further.stdout, further.stderr
 
 
 def test_a_folder_that_transformers_saved_takes_the_stores_preprocessing(trained, make_args, tmp_path):

@@ -63,7 +63,7 @@ def test_a_process_that_hangs_or_dies_ends_the_job_in_bounded_time(make_args, tm
         if launcher.poll() is None:
             kill_all(launcher)
     if number == signal.SIGSTOP:
-        assert "lost another" in "".join(lines), "".join(lines)[-2000:]
+        assert "lost the connection" in "".join(lines), "".join(lines)[-2000:]
     again = run(SCRIPT, *args, "--dry-run")
     assert "# resumes from" in again.stdout, again.stdout + again.stderr
 

@@ -160,7 +160,7 @@ def test_a_run_of_one_process_resumes_with_and_without_zero(make_args, tmp_path)
             make_args(f"{kind}_0_to_1", **both, **{STAGE: 1}, train__steps=8),
         ]
     output = train_all(jobs)
-    stages = [int(stage) for stage in re.findall(r"ZeRO stage (\d)", said)]
+    stages = [int(stage) for stage in re.findall(r"ZeRO stage (\d)", output)]
     assert stages == [0, 1, 0, 0, 1] * len(kinds)
     for kind in kinds:
         whole = read_steps(tmp_path / f"{kind}_whole")

@@ -12,7 +12,7 @@ import torch
 from pretrain.config import PretrainConfig
 from pretrain.planning.flops import batch_shape, flops_per_step
 from tests.conftest import REPOSITORY
-from tests.integration.conftest import start, damage, environment, run
+from tests.integration.conftest import damage, environment, run, start
 from xlpre.common.files import lock_dir
 from xlpre.config.loader import load_config
 from xlpre.conversion.model_folder import load_folder
@@ -22,155 +22,158 @@ from xlpre.training.metrics import read_metrics
 SCRIPT = "pretrain/run.py"
 
 
-def losses(run_dir):
+def read_steps(run_dir):
+    """Return loss, gradient norm and learning rate by step."""
     return {x["step"]: (x["loss"], x["grad_norm"], x["lr"]) for x in read_metrics(run_dir) if "loss" in x}
 
 
-def held_out(run_dir):
+def read_val_losses(run_dir):
     return {x["step"]: x["val_loss"] for x in read_metrics(run_dir) if "val_loss" in x}
 
 
 @pytest.fixture(scope="module")
 def plain_run(store, tmp_path_factory):
-    """20 steps of one process; with dropout, so that the random state matters."""
+    """Train 20 steps in one process, with dropout, so that the random state matters. Returns folder and arguments."""
     from tests.integration.conftest import SETTINGS
 
     folder = tmp_path_factory.mktemp("plain") / "run"
     changes = {"model.dropout": 0.1, "model.dropatt": 0.1, "train.save_every": 4, "run_dir": folder}
     settings = {**SETTINGS, **changes, "data.store_dir": store.path, "tokenizer.path": store.path / "vocabulary.model"}
     args = [f"{key}={value}" for key, value in settings.items()]
-    done = run(SCRIPT, *args)
-    assert done.returncode == 0, done.stderr
+    result = run(SCRIPT, *args)
+    assert result.returncode == 0, result.stderr
     return folder, args
 
 
-def test_it_learns_and_leaves_a_model_folder(plain_run):
+def test_a_run_learns_and_writes_a_model_folder(plain_run):
     folder, _ = plain_run
-    measured = held_out(folder)
-    assert measured[20] < measured[0] - 0.3
+    val_losses = read_val_losses(folder)
+    assert val_losses[20] < val_losses[0] - 0.3
     loaded = load_folder(folder / "model")
     assert loaded.config.vocab_size == len(loaded.tokenizer) == 300
 
 
-def test_its_metrics_say_speed_use_memory_and_time_left(plain_run):
+def test_metrics_have_speed_utilization_memory_and_remaining_time(plain_run):
     folder, args = plain_run
     lines = [line for line in read_metrics(folder) if "loss" in line]
     config = load_config(PretrainConfig, folder / "config.yaml")
     shape = batch_shape(config, config.train.global_batch_size)
-    a_token = flops_per_step(config.model, shape) / (shape.rows * shape.seq_len)
+    flops_per_token = flops_per_step(config.model, shape) / (shape.rows * shape.seq_len)
     for line in lines:
         speed = line["tokens_per_second"]
         assert line["targets_per_second"] == pytest.approx(speed * shape.n_targets / shape.seq_len)
-        assert line["flops_per_second"] == pytest.approx(speed * a_token)
+        assert line["flops_per_second"] == pytest.approx(speed * flops_per_token)
         assert line["mfu"] is None and line["peak_memory_bytes"] > 1e7  # fp32 on a CPU
-        steps_left = config.train.steps - line["step"]
-        assert line["eta_seconds"] == pytest.approx(steps_left * shape.rows * shape.seq_len / speed)
+        remaining_steps = config.train.steps - line["step"]
+        assert line["eta_seconds"] == pytest.approx(remaining_steps * shape.rows * shape.seq_len / speed)
     assert [line["tokens"] for line in lines[:2]] == [128, 256]
 
 
-def test_a_run_killed_without_warning_goes_on_to_the_same_numbers(plain_run, tmp_path):
+def test_a_killed_run_resumes_to_the_same_numbers(plain_run, tmp_path):
     plain, args = plain_run
     args = [*args, f"run_dir={tmp_path / 'killed'}"]
     fault = {"phase": "backward", "steps": [10, 99], "process": 0}
     assert run("tests/integration/faulty.py", *args, fault=fault).returncode == -signal.SIGKILL
-    assert max(losses(tmp_path / "killed")) == 10
-    again = run(SCRIPT, *args)
-    assert again.returncode == 0 and "goes on from" in again.stdout, again.stdout + again.stderr
-    assert losses(tmp_path / "killed") == losses(plain)
-    assert held_out(tmp_path / "killed") == held_out(plain)
+    assert max(read_steps(tmp_path / "killed")) == 10
+    resumed = run(SCRIPT, *args)
+    assert resumed.returncode == 0 and "resumes from" in resumed.stdout, resumed.stdout + resumed.stderr
+    assert read_steps(tmp_path / "killed") == read_steps(plain)
+    assert read_val_losses(tmp_path / "killed") == read_val_losses(plain)
 
 
 def test_a_checkpoint_holds_no_pickle_and_its_model_is_a_model_folder(plain_run):
     folder, _ = plain_run
-    newest = sorted((folder / "checkpoints").glob("step_*"))[-1]
-    kinds = {path.suffix for path in newest.rglob("*") if path.is_file()}
-    assert kinds == {".json", ".model", ".safetensors"}
-    saved, of_run = load_folder(newest / "model").weights, load_folder(folder / "model").weights
-    assert all(torch.equal(saved[name], of_run[name]) for name in saved)
-    assert (newest / "model" / "model.safetensors").samefile(folder / "model" / "model.safetensors")
+    latest = sorted((folder / "checkpoints").glob("step_*"))[-1]
+    suffixes = {path.suffix for path in latest.rglob("*") if path.is_file()}
+    assert suffixes == {".json", ".model", ".safetensors"}
+    saved, published = load_folder(latest / "model").weights, load_folder(folder / "model").weights
+    assert all(torch.equal(saved[name], published[name]) for name in saved)
+    assert (latest / "model" / "model.safetensors").samefile(folder / "model" / "model.safetensors")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_run_asked_to_stop_saves_and_goes_on_to_the_same_numbers(plain_run, tmp_path, number):
+def test_a_run_stopped_by_a_signal_saves_and_resumes_to_the_same_numbers(plain_run, tmp_path, number):
     plain, args = plain_run
     args = [*args, f"run_dir={tmp_path / 'stopped'}", "train.save_every=1000"]
-    going = start(SCRIPT, *args)
-    going.wait_for(lambda: "\nstep 3:" in going.stdout())
-    going.send_signal(number)
-    done = going.wait(60)
-    assert done.returncode == 0 and "stopped at step" in done.stdout and "the same command goes on" in done.stdout
+    process = start(SCRIPT, *args)
+    process.wait_for(lambda: "\nstep 3:" in process.stdout())
+    process.send_signal(number)
+    stopped = process.wait(60)
+    assert stopped.returncode == 0 and "stopped at step" in stopped.stdout and "same command resumes" in stopped.stdout
     assert run(SCRIPT, *args).returncode == 0
-    assert losses(tmp_path / "stopped") == losses(plain)
+    assert read_steps(tmp_path / "stopped") == read_steps(plain)
 
 
 def test_a_second_training_in_the_same_folder_is_refused(plain_run, tmp_path):
     _, args = plain_run
     folder = tmp_path / "busy"
-    held = lock_dir(folder, "")
+    lock = lock_dir(folder, "")
     second = run(SCRIPT, *args, f"run_dir={folder}")
-    held.close()
-    assert second.returncode == 2 and f"error: {folder}: another training goes on in it" in second.stderr, second.stderr
+    lock.close()
+    assert second.returncode == 2 and f"{folder}: another training is running in it" in second.stderr, second.stderr
     assert [path.name for path in folder.iterdir()] == [".lock"]
 
 
-def test_a_finished_run_says_so(plain_run):
+def test_a_finished_run_is_reported_with_changed_settings(plain_run):
     folder, args = plain_run
-    again = run(SCRIPT, *args)
-    assert again.returncode == 0 and "finished already; raise train.steps" in again.stdout
-    other = run(SCRIPT, *args, "optim.lr=0.25", "eval.every=99")
+    resumed = run(SCRIPT, *args)
+    assert resumed.returncode == 0 and "already finished. To train longer, raise train.steps" in resumed.stdout
+    changed = run(SCRIPT, *args, "optim.lr=0.25", "eval.every=99")
     assert re.search(
-        r"finished already; it was made with optim.lr=[\d.]+ \(now 0.25\); raise train.steps", other.stdout
+        r"already finished; it was made with optim.lr=[\d.]+ \(now 0.25\)\. To train longer", changed.stdout
     )
 
 
-def test_a_damaged_checkpoint_of_a_finished_run_is_passed_over_for_an_older_one(plain_run, tmp_path):
+def test_a_finished_run_with_a_damaged_checkpoint_resumes_from_an_older_one(plain_run, tmp_path):
     plain, args = plain_run
     shutil.copytree(plain, tmp_path / "damaged")
     checkpoints = sorted((tmp_path / "damaged" / "checkpoints").glob("step_*"))
-    for folder in (checkpoints[-1] / "model", tmp_path / "damaged" / "model"):  # which are one, without the copying
+    for folder in (checkpoints[-1] / "model", tmp_path / "damaged" / "model"):  # hard links before the copy
         damage(folder / "model.safetensors")
-    again = run(SCRIPT, *args, f"run_dir={tmp_path / 'damaged'}")
-    assert again.returncode == 0 and f"goes on from {checkpoints[-2]}" in again.stdout, again.stderr
-    assert f"passed over, because a file is missing, cut or damaged: {checkpoints[-1].name}" in again.stdout
-    assert losses(tmp_path / "damaged") == losses(plain)
+    resumed = run(SCRIPT, *args, f"run_dir={tmp_path / 'damaged'}")
+    assert resumed.returncode == 0 and f"resumes from {checkpoints[-2]}" in resumed.stdout, resumed.stderr
+    assert f"missing, cut or damaged files: {checkpoints[-1].name}" in resumed.stdout
+    assert read_steps(tmp_path / "damaged") == read_steps(plain)
     weights = [path / "model" / "model.safetensors" for path in (tmp_path / "damaged", checkpoints[-1], plain)]
     assert weights[0].samefile(weights[1]) and weights[0].read_bytes() == weights[2].read_bytes()
 
 
-def test_a_run_whose_checkpoints_are_gone_does_not_replace_its_model(plain_run, tmp_path):
+def test_a_run_without_its_checkpoints_does_not_overwrite_its_model(plain_run, tmp_path):
     plain, args = plain_run
     folder = tmp_path / "stripped"
     shutil.copytree(plain, folder, ignore=shutil.ignore_patterns("checkpoints"))
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     done = run(SCRIPT, *args, f"run_dir={folder}")
-    assert done.returncode == 2 and f"{folder} has the model of step 20, which a run" in done.stderr, done.stderr
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert done.returncode == 2 and f"run_dir={folder} is invalid: it holds the model of step 20" in done.stderr, (
+        done.stderr
+    )
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == files
 
 
-def test_a_damaged_model_folder_is_made_again_from_its_checkpoint(plain_run, tmp_path):
+def test_a_damaged_model_folder_is_restored_from_its_checkpoint(plain_run, tmp_path):
     plain, args = plain_run
     shutil.copytree(plain, tmp_path / "damaged")
     (tmp_path / "damaged" / "model" / "provenance.json").write_text("")
-    again = run(SCRIPT, *args, f"run_dir={tmp_path / 'damaged'}")
-    assert again.returncode == 0, again.stderr
-    made, was = (load_folder(path / "model") for path in (tmp_path / "damaged", plain))
-    assert made.provenance == was.provenance and losses(tmp_path / "damaged") == losses(plain)
+    resumed = run(SCRIPT, *args, f"run_dir={tmp_path / 'damaged'}")
+    assert resumed.returncode == 0, resumed.stderr
+    restored, original = (load_folder(path / "model") for path in (tmp_path / "damaged", plain))
+    assert restored.provenance == original.provenance and read_steps(tmp_path / "damaged") == read_steps(plain)
 
 
-def test_the_best_model_is_looked_for_anew_where_another_measure_is_taken(plain_run, tmp_path):
+def test_the_best_model_is_chosen_again_if_the_eval_settings_change(plain_run, tmp_path):
     plain, args = plain_run
-    for name, change, anew in (("same", "eval.every=11", False), ("other", "eval.batch_size=1", True)):
+    for name, change, chosen_again in (("same", "eval.every=11", False), ("other", "eval.batch_size=1", True)):
         folder = shutil.copytree(plain, tmp_path / name)
         last = sorted((folder / "checkpoints").glob("step_*"))[-1]
-        facts = {**checkpoint.read_manifest(last), "best_val_loss": 0.0}  # none is as low
-        (last / checkpoint.MANIFEST).write_text(checkpoint.format_manifest(facts))
+        manifest = {**checkpoint.read_manifest(last), "best_val_loss": 0.0}  # never reached
+        (last / checkpoint.MANIFEST).write_text(checkpoint.format_manifest(manifest))
         done = run(SCRIPT, *args, f"run_dir={folder}", "train.steps=22", "schedule.decay=constant", change)
-        assert done.returncode == 0 and ("best/ begins anew" in done.stdout) == anew, done.stdout + done.stderr
+        assert done.returncode == 0 and ("best/ starts again" in done.stdout) == chosen_again, done.stdout + done.stderr
         step = json.loads((folder / "best" / "provenance.json").read_text())["step"]
-        assert (step == 22) == anew
+        assert (step == 22) == chosen_again
 
 
-def test_a_run_does_not_go_on_with_another_shape_or_seed(plain_run):
+def test_a_run_does_not_resume_with_another_shape_or_seed(plain_run):
     _, args = plain_run
     for change in (
         "model.mem_len=8",
@@ -180,15 +183,17 @@ def test_a_run_does_not_go_on_with_another_shape_or_seed(plain_run):
         "data.pairs=false",
     ):
         key = change.partition("=")[0]
-        done = run(SCRIPT, *args, change)  # it is finished
-        assert done.returncode == 2 and f"was made with {key}=" in done.stderr, done.stderr
-    done = run(SCRIPT, *args, "train.steps=30", "optim.beta2=0.5")  # it is to go on
-    assert done.returncode == 2 and "was made with optim.beta2=0.999, now it is 0.5" in done.stderr, done.stderr
+        done = run(SCRIPT, *args, change)  # the run is finished
+        assert done.returncode == 2 and f"was written with {key}=" in done.stderr, done.stderr
+    done = run(SCRIPT, *args, "train.steps=30", "optim.beta2=0.5")  # the run would resume
+    assert (
+        done.returncode == 2 and "optim.beta2=0.5 is invalid" in done.stderr and "optim.beta2=0.999" in done.stderr
+    ), done.stderr
 
 
 @pytest.fixture
 def quickstart(make_args, store, tmp_path):
-    """Words of a quickstart whose vocabulary and store are there."""
+    """Return the arguments of a quickstart with an existing vocabulary and store."""
     import dataclasses
 
     from xlpre.text.corpus import TextConfig
@@ -197,39 +202,43 @@ def quickstart(make_args, store, tmp_path):
     meta = tmp_path / "store" / "meta.json"
     content = json.loads(meta.read_text())
     meta.write_text(json.dumps({**content, "source": dataclasses.asdict(TextConfig())}))
-    kept = make_args("quick", train__steps=60, tokenizer__vocab_size=300)
-    return [*(word for word in kept if not word.startswith("data.store_dir=")), f"data.store_dir={tmp_path / 'store'}"]
+    args = make_args("quick", train__steps=20, tokenizer__vocab_size=300)
+    return [*(arg for arg in args if not arg.startswith("data.store_dir=")), f"data.store_dir={tmp_path / 'store'}"]
 
 
-def begun(args):
-    """A quickstart at its third step."""
+def start_quickstart(args):
+    """Start a quickstart and wait for its third step."""
     command = [sys.executable, str(REPOSITORY / "pretrain/quickstart.py"), *args]
     process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert any(line.startswith("step 3:") for line in process.stdout)
-    return process
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith("step 3:"):
+            return process
+    raise AssertionError("".join(lines))
 
 
 @pytest.mark.long
-def test_a_quickstart_that_is_killed_leaves_no_training_behind(quickstart, tmp_path):
-    process = begun([*quickstart, "train.steps=1000000"])
+def test_killing_a_quickstart_ends_its_training(quickstart, tmp_path):
+    process = start_quickstart([*quickstart, "train.steps=1000000"])
     children = psutil.Process(process.pid).children(recursive=True)
     process.kill()
-    _, left = psutil.wait_procs(children, 60)
-    for child in left:
+    _, alive = psutil.wait_procs(children, 60)
+    for child in alive:
         child.kill()
-    assert len(children) >= 3 and not left
+    assert len(children) >= 3 and not alive
     assert len(checkpoint.list_complete(tmp_path / "quick" / "checkpoints")) == 1
     process.stdout.close()
     process.wait()
 
 
-def test_quickstart_interrupted_saves_says_so_and_finishes_when_called_again(quickstart, tmp_path):
-    process = begun(quickstart)
+def test_an_interrupted_quickstart_saves_and_finishes_when_called_again(quickstart, tmp_path):
+    process = start_quickstart(quickstart)
     process.send_signal(signal.SIGINT)
     rest = process.stdout.read()
-    assert process.wait(60) == 0 and "stopped; the same command goes on from there" in rest, rest
-    again = run("pretrain/quickstart.py", *quickstart)
-    assert again.returncode == 0 and "goes on from" in again.stdout and "there already" in again.stdout, (
-        again.stdout + again.stderr
+    assert process.wait(60) == 0 and "stopped. The same command resumes." in rest, rest
+    resumed = run("pretrain/quickstart.py", *quickstart)
+    assert resumed.returncode == 0 and "resumes from" in resumed.stdout and "exists" in resumed.stdout, (
+        resumed.stdout + resumed.stderr
     )
-    assert max(losses(tmp_path / "quick")) == 60 and (tmp_path / "quick" / "report.html").exists()
+    assert max(read_steps(tmp_path / "quick")) == 20 and (tmp_path / "quick" / "report.html").exists()

@@ -36,7 +36,7 @@ TASKS = [
 ]
 
 
-def make(tokenizer, task, pooling):
+def make_finetuned(tokenizer, task, pooling):
     torch.manual_seed(3)
     before = {name: p.detach() for name, p in LanguageModel(SHAPE, True).named_parameters()}
     model = TaskModel(SHAPE, task).eval()
@@ -52,7 +52,7 @@ def make(tokenizer, task, pooling):
 @pytest.mark.parametrize(("name", "settings", "pooling"), TASKS)
 def test_exported_logits_equal_those_of_hugging_face(name, settings, pooling, tokenizer, tmp_path):
     task = build_task(name, TaskDataConfig(**settings), pooling)
-    made = make(tokenizer, task, pooling)
+    made = make_finetuned(tokenizer, task, pooling)
     save_task_model(tmp_path / "ours", made)
     main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
     lines = QUESTIONS if name == "race" else PAIRS
@@ -83,7 +83,7 @@ def test_exported_logits_equal_those_of_hugging_face(name, settings, pooling, to
 def test_exported_spans_equal_those_of_hugging_face(tokenizer, tmp_path):
     settings = {"max_seq_len": 40, "max_question_len": 8, "doc_stride": 8}
     task = build_task("squad/2.0", TaskDataConfig(**settings), "last")
-    save_task_model(tmp_path / "ours", make(tokenizer, task, "last"))
+    save_task_model(tmp_path / "ours", make_finetuned(tokenizer, task, "last"))
     main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
     contexts = ["Ba be bi bo bu. " * 4, "Ka ke ki ko da de di."]
     examples = [task.parse_example({"context": context, "question": "Da di?"}, "") for context in contexts]
@@ -112,7 +112,7 @@ def test_training_losses_equal_those_of_hugging_face(tokenizer, tmp_path):
     name, settings, pooling = TASKS[0]
     task = build_task(name, TaskDataConfig(**settings), pooling)
     shape = dataclasses.replace(SHAPE, dropout=0.0, dropatt=0.0)
-    made = make(tokenizer, task, pooling)
+    made = make_finetuned(tokenizer, task, pooling)
     made = dataclasses.replace(made, folder=dataclasses.replace(made.folder, config=shape))
     save_task_model(tmp_path / "ours", made)
     main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
@@ -147,7 +147,7 @@ def test_training_losses_equal_those_of_hugging_face(tokenizer, tmp_path):
 def test_the_exported_tokenizer_builds_the_same_row_of_a_pair(tokenizer, tmp_path):
     name, settings, pooling = TASKS[0]
     task = build_task(name, TaskDataConfig(**settings), pooling)
-    save_task_model(tmp_path / "ours", make(tokenizer, task, pooling))
+    save_task_model(tmp_path / "ours", make_finetuned(tokenizer, task, pooling))
     main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")("Ba be.", "Bi bo.")
     row = task.encode([task.parse_example({"one": "Ba be.", "two": "Bi bo."}, "")], tokenizer)[0].rows[0]
@@ -158,7 +158,7 @@ def test_the_exported_tokenizer_builds_the_same_row_of_a_pair(tokenizer, tmp_pat
 def test_the_exported_tokenizer_gives_the_same_predictions_for_a_padded_batch(pooling, tokenizer, tmp_path):
     settings = {"text": ["one"], "labels": ["good", "bad"]}
     task = build_task("classify", TaskDataConfig(**settings), pooling)
-    save_task_model(tmp_path / "ours", make(tokenizer, task, pooling))
+    save_task_model(tmp_path / "ours", make_finetuned(tokenizer, task, pooling))
     main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
     texts = ["Ba be bi bo bu da de.", "Ka."]
     lines = [(text, {"one": text}) for text in texts]
@@ -184,7 +184,7 @@ def test_the_weight_map_of_spans_covers_every_weight_of_the_head():
 def test_settings_without_a_counterpart_in_hugging_face_are_refused(tokenizer, tmp_path):
     name, settings, _ = TASKS[0]
     task = build_task(name, TaskDataConfig(**settings), "attn")
-    made = make(tokenizer, task, "attn")
+    made = make_finetuned(tokenizer, task, "attn")
     save_task_model(tmp_path / "ours", made)
     with pytest.raises(ValueError, match="model.pooling=attn .*Hugging Face.*last or first"):
         main([str(tmp_path / "ours"), str(tmp_path / "theirs")])

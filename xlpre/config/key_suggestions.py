@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 
-MIN_KEY_SIMILARITY = 0.8  # difflib's ratio of two dotted keys
+MIN_KEY_SIMILARITY = 0.85  # difflib's ratio of two dotted keys
 MIN_NAME_SIMILARITY = 0.85  # the same for the last component of a key
 
 # A name with several keys has a different one in pretraining and fine-tuning, or several settings replace it.

@@ -17,7 +17,7 @@ def test_every_alias_names_existing_settings():
     [
         ("learning_rate", ["optim.lr"]),
         ("optim.learning_rate", ["optim.lr"]),
-        ("--output-dir", ["run_dir"]),
+        ("output-dir", ["run_dir"]),
         ("model.hidden_size", ["model.d_model"]),
         ("bf16", ["train.precision"]),
         ("train.lr", ["optim.lr"]),

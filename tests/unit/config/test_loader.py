@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from finetune.config import FinetuneConfig, task_overrides
-from finetune.tasks.registry import NAMES
+from finetune.tasks.registry import TASK_NAMES
 from pretrain.config import PretrainConfig
 from tests.conftest import REPOSITORY
 from xlpre.config.loader import config_from_mapping, load_config, save_config
@@ -31,7 +31,7 @@ def test_overrides_win_over_the_file_and_the_file_over_its_base(tmp_path):
 @pytest.mark.parametrize("path", FINETUNE_PRESETS, ids=lambda path: path.stem)
 def test_task_overrides_of_a_preset_name_tasks_and_load(path):
     for task in load_config(FinetuneConfig, path).task_overrides:
-        assert task in NAMES
+        assert task in TASK_NAMES
         load_config(FinetuneConfig, path, [f"task={task}"], task_overrides)
 
 

@@ -55,7 +55,7 @@ def test_a_value_outside_the_choices_is_refused():
         (ModelConfig, "positions", SCHEMES),
         (ModelConfig, "norm", LAYERS),
         (ModelConfig, "feed_forward", PLAIN | GATED),
-        (ModelConfig, "attention_backend", BACKENDS),
+        (ModelConfig, "attention_backend", {"auto": None, **BACKENDS}),
     ],
 )
 def test_the_choices_of_a_setting_are_the_registered_names(schema, key, registry):

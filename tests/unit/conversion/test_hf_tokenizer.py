@@ -20,9 +20,8 @@ from xlpre.conversion.hf_tokenizer import (
     write_tokenizer,
 )
 from xlpre.text import special_tokens
-from xlpre.text.tokenizer import Tokenizer
+from xlpre.text.tokenizer import Tokenizer, TokenizerConfig
 from xlpre.text.tokenizer_training import train_tokenizer
-from xlpre.text.tokenizer import TokenizerConfig
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 transformers = pytest.importorskip("transformers")

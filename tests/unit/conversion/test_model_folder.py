@@ -9,8 +9,8 @@ import torch
 
 from tests.unit.conversion.folders import WRITERS, make, write_release
 from xlpre.conversion.model_folder import ModelFolder, load_folder, save_folder, save_huggingface, save_tensorflow
-from xlpre.text.tokenizer_training import train_tokenizer
 from xlpre.text.tokenizer import TokenizerConfig
+from xlpre.text.tokenizer_training import train_tokenizer
 
 
 @pytest.mark.parametrize("kind", WRITERS)

@@ -15,9 +15,8 @@ from xlpre.conversion.model_folder import ModelFolder, load_folder, save_folder,
 from xlpre.conversion.tf_checkpoint import read_checkpoint, write_checkpoint
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import meta_model
-from xlpre.text.tokenizer import Tokenizer
+from xlpre.text.tokenizer import Tokenizer, TokenizerConfig
 from xlpre.text.tokenizer_training import train_tokenizer
-from xlpre.text.tokenizer import TokenizerConfig
 
 # variables of a model with one layer, from the original graph
 LAYER = "model/transformer/layer_0"

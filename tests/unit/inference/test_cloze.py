@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from xlpre.inference.cloze import cloze_batch, masked_batch, unmasked_batch
+from xlpre.text import special_tokens
 
 TOKENS = np.array([20, 21, 22])
 
@@ -42,3 +43,31 @@ def test_negative_ids_are_refused_and_an_empty_text_is_accepted():
 def test_a_cloze_text_that_is_not_a_str_is_refused(invalid, tokenizer):
     with pytest.raises(ValueError, match="text=.* must be one str"):
         cloze_batch(invalid, tokenizer)
+
+
+def test_a_blank_is_hidden_and_sees_the_text_but_no_other_blank(tokenizer):
+    batch = cloze_batch("Ba ____ di ____ bu.", tokenizer)
+    first, second = batch.target_positions[0].tolist()
+    sees = batch.query_rank[0][:, None] > batch.key_rank[0][None]
+    assert (batch.input_ids[0][[first, second]] == special_tokens.MASK).all()
+    assert not sees[first, second] and not sees[second, first] and not sees[first, first]
+    assert sees[first].sum() == len(sees) - 2
+    others = torch.ones(len(sees), dtype=bool)
+    others[[first, second]] = False
+    assert not sees[others][:, [first, second]].any()
+    assert tokenizer.pieces[batch.input_ids[0][first + 1]].startswith(special_tokens.WORD_BOUNDARY)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("Ba di.", "it has no blank. Mark .* ____"),
+        ("", "has no blank"),
+        ("def __init__(self): di.", "has no blank"),
+        pytest.param("ba " * 3000 + "____", "the limit is 2,048", id="long"),
+        ("<eop> ____ di.", "<eop> is a special token"),
+    ],
+)
+def test_a_text_that_cannot_be_filled_in_is_refused(tokenizer, text, message):
+    with pytest.raises(ValueError, match=message):
+        cloze_batch(text, tokenizer)

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from tests.unit.model.conftest import VOCAB, random_batch, random_memory
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
@@ -46,7 +47,7 @@ def model():
     backward=st.booleans(),
     seed=st.integers(0, 10**6),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 def test_no_gradient_flows_from_a_target_to_itself_or_to_tokens_ranked_above_it(
     model, length, reuse_share, partial_k, max_span, perm_size, mem_len, backward, seed
 ):

@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
+from tests.conftest import examples
 from tests.unit.model.conftest import make_model
 from xlpre.model.feedforward import gelu
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20))
 @given(
     shape=st.sampled_from([(0,), (1,), (3, 5), (70_001,), (2, 3, 65_536), (2, 40_000, 2)]),
     spread=st.sampled_from([0.01, 1.0, 30.0, 1e5]),

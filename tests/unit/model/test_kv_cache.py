@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from tests.unit.model.conftest import MANY, make_model, random_batch, random_memory
 from xlpre.model.layer import LAYERS
 from xlpre.model.memory import initial_memory
@@ -20,7 +21,7 @@ def read(model, memory, batches):
     return outputs, memory
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(
     two_streams=st.booleans(),
     attention_backend=st.sampled_from(["reference", "sdpa", "cpu", "auto"]),

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tests.conftest import examples
 from tests.reference.softmax import embed, probability
 from tests.unit.model.conftest import VOCAB, make_model, random_batch, random_memory
 from xlpre.model.config import ModelConfig
@@ -22,7 +23,7 @@ ADAPTIVE = {
 }
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(**ADAPTIVE)
 def test_the_adaptive_softmax_equals_its_definition_token_by_token(
     cutoffs, div_value, d_embed, tie_embedding, tie, seed
@@ -127,7 +128,7 @@ def test_contradictory_settings_are_refused_by_name(settings, message):
         ModelConfig(**{"n_head": 2, "d_model": 16, **settings})
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(spread=st.sampled_from([0.1, 1.0, 30.0, 1000.0]), seed=st.integers(0, 99))
 def test_losses_and_gradients_equal_torchs_cross_entropy_at_any_confidence(spread, seed):
     torch.manual_seed(seed)

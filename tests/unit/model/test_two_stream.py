@@ -4,6 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from tests.reference.attention import two_streams
 from tests.unit.model.conftest import MANY, make_model, random_batch, random_memory
 from xlpre.model.config import ModelConfig
@@ -11,7 +12,7 @@ from xlpre.model.layer import LAYERS
 from xlpre.model.positions import SCHEMES, RelativeKeyProjection, sinusoid_table
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40))
 @given(
     positions=st.sampled_from(list(SCHEMES)),
     norm=st.sampled_from(list(LAYERS)),
@@ -113,7 +114,7 @@ def test_shared_biases_are_one_parameter_of_all_layers(model_of):
     assert sum("r_bias" in name or "shared" in name for name, _ in model.named_parameters()) == 3
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30))
 @given(
     tokens=st.integers(1, 9),
     columns=st.integers(0, 9),

@@ -2,6 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from tests.reference.permutation import hidden_from
 from xlpre.objectives.permutation import factorization_ranks
 
@@ -16,7 +17,7 @@ def window_parts(draw):
 
 
 @given(window_parts(), st.integers(0, 300))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150))
 def test_ranks_hide_what_the_rule_of_the_original_hides(part, base):
     target, special_mask, order = part
     (query,), (key,) = factorization_ranks(target, special_mask, order, base)
@@ -25,7 +26,7 @@ def test_ranks_hide_what_the_rule_of_the_original_hides(part, base):
 
 
 @given(window_parts(), window_parts())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50))
 def test_ranks_let_the_rest_see_the_reused_part_but_not_vice_versa(first, second):
     (reused_query,), (reused_key,) = factorization_ranks(*first, base=0)
     (rest_query,), (rest_key,) = factorization_ranks(*second, base=first[0].size + 1)
@@ -34,7 +35,7 @@ def test_ranks_let_the_rest_see_the_reused_part_but_not_vice_versa(first, second
 
 
 @given(st.integers(1, 5), st.integers(1, 30), st.integers(1, 30), st.integers(0, 10**6))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50))
 def test_ranks_of_several_rows_equal_those_of_single_rows(rows, length, size, seed):
     rng = np.random.default_rng(seed)
     target, special_mask = rng.random((2, rows, length)) < 0.3

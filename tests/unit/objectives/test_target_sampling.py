@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.conftest import examples
 from xlpre.data.rng import RowRng
 from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.objectives.target_sampling import SpanSampler, num_targets
@@ -25,7 +26,7 @@ def text(n, seed, p_start=0.7, vocab=50):
     st.sampled_from(["whole_words", "as_released"]),
     st.integers(0, 10**6),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200))
 def test_exactly_n_targets_are_sampled_from_allowed_tokens(n, share, k, max_span, p_start, backward, ends, seed):
     ids, starts = text((3, n), seed, p_start)
     allowed = np.random.default_rng(seed).random((3, n)) < 0.9

@@ -1,4 +1,4 @@
-"""Every preset loads, and says what it is for."""
+"""Every preset loads and states how to run it, what it reaches and its source."""
 
 import dataclasses
 import re
@@ -6,7 +6,7 @@ import re
 import pytest
 
 from pretrain.config import PretrainConfig
-from pretrain.planning.flops import batch_shape, parameters
+from pretrain.planning.flops import batch_shape, count_parameters
 from tests.conftest import REPOSITORY
 from xlpre.config.loader import load_config
 
@@ -18,12 +18,15 @@ def test_a_preset_loads_and_its_model_can_be_built(path):
     config = load_config(PretrainConfig, path)
     model = dataclasses.replace(config.model, vocab_size=config.tokenizer.vocab_size)
     assert config.name == path.stem
-    assert sum(parameters(model, batch_shape(config, 1).two_streams).values()) > 0
-    assert config.train.global_batch_size % config.train.accumulation == 0
+    assert sum(count_parameters(model, batch_shape(config, 1).two_streams).values()) > 0
+    assert (
+        config.train.batch_schedule(world_size=1).rows(config.train.batch_warmup_steps)
+        == config.train.global_batch_size
+    )
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
-def test_a_preset_opens_with_how_to_run_it_and_where_it_is_from(path):
+def test_a_preset_states_how_to_run_it_what_it_reaches_and_its_source(path):
     head = path.read_text().split("\n\n")[0]
     for heading in ("how to run", "reaches", "source"):
         assert re.search(rf"^# {heading}: +\S", head, re.MULTILINE), f"{path.name} lacks {heading}"

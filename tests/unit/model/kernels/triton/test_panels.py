@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain.planning.activation_memory import Tensors
+from pretrain.planning.activation_memory import TensorTracker
 from tests.unit.model.conftest import make_model, random_batch, random_memory
 from tests.unit.model.kernels.cases import (
     DEVICE,
@@ -166,9 +166,9 @@ def test_memory_grows_linearly_with_the_window():
     for window in (8192, 16384, 32768):
         args, prepare_peak = meta_args(rows=2, window=window)
         tensors = [getattr(args, name) for name in TENSORS]
-        with Tensors(tensors) as forward:
+        with TensorTracker(tensors) as forward:
             out, lse = attention_forward(*args)
-        with Tensors([*tensors, out, lse]) as backward:
+        with TensorTracker([*tensors, out, lse]) as backward:
             attention_backward(out, lse, lse, *args)
         peaks.append((prepare_peak, forward.peak, backward.peak))
     # twice the window adds twice as much; quadratic growth would add four times as much
@@ -181,7 +181,7 @@ def meta_args(rows, window):
     from xlpre.model.kernels.triton.launch import KernelArgs
 
     meta = random_attention_meta(rows, window, window * 3 // 4, window // 6, "meta")
-    with Tensors([]) as preparing:
+    with TensorTracker([]) as preparing:
         backend = load_triton().prepare(meta, torch.bfloat16)
     (B, N), K, R, H, E = meta.query_rank.shape, meta.n_keys, meta.n_distances, 16, 64
     shapes = {"query": (B, N, H, E), "r_w_bias": (H, E), "r_r_bias": (H, E), "pos_key": (2, R, H, E)}
