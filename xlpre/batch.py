@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -87,7 +88,8 @@ class Batch:
         return self._map(lambda tensor: tensor.pin_memory())
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
-        return dataclasses.replace(self, **{name: function(getattr(self, name)) for name in FIELD_SPECS})
+        tensors: dict[str, Any] = {name: function(getattr(self, name)) for name in FIELD_SPECS}
+        return dataclasses.replace(self, **tensors)
 
 
 def make_batch(

@@ -136,5 +136,5 @@ def _check_inputs(inputs: ModelInputs) -> None:
     )
     if not is_valid:
         raise ValueError(
-            f"ModelInputs.target_positions is {positions!r:.200}. They must be between 0 and {length - 1} and strictly increase in each row."
+            f"ModelInputs.target_positions is {positions!r:.200}. They must be between 0 and {length - 1} and increase strictly in each row."
         )

@@ -1,18 +1,18 @@
-"""Reading text at evaluation: with memory's keys and values kept, against a window that is recomputed for every token.
+"""Time per token of reading text at evaluation: with a KV cache, with cached hidden states, and with a sliding window.
 
 python benchmarks/speed/kv_cache.py [--lengths 64 128 256 400 800] [--window 128] [--layers 4] [--width 128] [--attention sdpa]
 
-A causal model sees, for every token, as many keys as the attention length says. Three ways to read a text with it:
+In a causal model, every token attends to a fixed number of keys, the attention span. Three ways to read a text:
 
-    cached   window after window, with keys and values of the tokens before (xlpre/model/kv_cache.py)
-    hidden   the same with their hidden states, as in training
-    sliding  a window for every token, which then moves on by one; keys of distances are kept as in `cached`
+    cached   window by window, with cached keys and values of previous tokens (xlpre/model/kv_cache.py)
+    hidden   window by window, with cached hidden states, as in training
+    sliding  a separate window for every token, which moves by one token
 
-Before anything is timed, losses of `cached` and `sliding` must agree where both see the same: at any depth until the text is longer than
-the attention length (from then on `cached` looks farther back, layer by layer), and with one layer everywhere.
+Before timing, the losses of `cached` and `sliding` must agree where both attend to the same tokens: for texts up to the attention span,
+and with one layer everywhere. Beyond the span, the layers of `cached` see farther back.
 
-One JSON line an attention length: milliseconds of processor time a token (medians of turns taken in one process), how many times as
-fast as `sliding` (median of pairs), and the ratio of operations: of those needed, and of those that score all keys and distances.
+One JSON line per attention span: median processor time per token in milliseconds (the ways take turns in one process), speed relative to
+`sliding` (median over pairs), and the ratio of FLOPs, needed ones and those with all scores.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin slow each other down many times on shared cores
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads slow each other down many times on shared cores
 
 import sys
 from pathlib import Path
@@ -34,166 +34,166 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository
 
+from benchmarks.common.contenders import causal_batch
 from pretrain.planning.flops import BatchShape, inference_flops
-from xlpre.batch import Batch
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
-from xlpre.model.memory import BaseMemory, Memory, initial_memory
+from xlpre.model.memory import BaseMemory, initial_memory
 
 TOLERANCE = 1e-4  # of losses, in nats
-CHECKED = 8  # tokens of each check
-A_TURN = 4  # windows (tokens of `sliding`) one after the other, as they are read, before another way has its turn
+N_CHECKED_TOKENS = 8
+READS_PER_TURN = 4  # windows, or tokens of `sliding`, in a row
 
 
-def causal_batch(tokens: Tensor, n_targets: int) -> Batch:
-    """Of tokens (B, T + 1): the last `n_targets` of the T after the first are predicted."""
-    B, T = tokens.size(0), tokens.size(1) - 1
-    place, of_rows = torch.arange(T).expand(B, -1), torch.zeros(B, dtype=torch.long)
-    return Batch(
-        input_ids=tokens[:, :-1],
-        segment_ids=torch.zeros_like(place),
-        query_rank=place.int() + 1,
-        key_rank=place.int(),
-        target_positions=place[:, T - n_targets :],
-        targets=tokens[:, T + 1 - n_targets :],
-        target_weights=torch.ones(B, n_targets),
-        backward=of_rows.bool(),
-        visible_mem_len=of_rows + 10**9,
-        pair_label=of_rows,
-        reuse_len=T,
-    )
+class WindowReader:
+    """Reads rows of text window by window.
 
+    Args:
+        model: the model.
+        text: (B, T) tokens.
+        window: tokens per window.
+        use_cache: cache keys and values instead of hidden states.
+    """
 
-class Reader:
-    """Reads rows of text, window after window."""
-
-    def __init__(self, model: LanguageModel, text: Tensor, window: int, keep: Callable[[Memory], BaseMemory]) -> None:
-        self._model, self._text, self._window, self._at = model, text, window, 0
-        self._past = keep(initial_memory(model.config, len(text)))
+    def __init__(self, model: LanguageModel, text: Tensor, window: int, use_cache: bool) -> None:
+        self._model, self._text, self._window, self._position = model, text, window, 0
+        memory = initial_memory(model.config, len(text))
+        self._memory: BaseMemory = model.backbone.to_kv_cache(memory) if use_cache else memory
 
     def read(self) -> Tensor:
-        """Losses (B, T) of the tokens after those of the next window."""
-        tokens = self._text[:, self._at : self._at + self._window + 1]
+        """Read the next window. Returns the losses (B, T) of the tokens after each of its tokens."""
+        tokens = self._text[:, self._position : self._position + self._window + 1]
         batch = causal_batch(tokens, tokens.size(1) - 1)
-        hidden, self._past = self._model.backbone(batch, self._past)
-        self._at += self._window
+        hidden, self._memory = self._model.backbone(batch, self._memory)
+        self._position += self._window
         return self._model.lm_head(hidden, batch.targets)
 
 
-class Sliding:
-    """Predicts one token of each row from a window of its own."""
+class SlidingReader:
+    """Predicts one token per row from a separate window.
 
-    def __init__(self, model: LanguageModel, text: Tensor, length: int) -> None:
-        self._model, self._text, self._length = model, text, length
-        self._nothing = model.backbone.to_kv_cache(initial_memory(model.config, len(text), mem_len=0))
+    Args:
+        model: the model.
+        text: (B, T) tokens.
+        span: tokens per window.
+    """
 
-    def loss(self, place: int) -> Tensor:
-        """(B,) losses of the token after `place`, from the last tokens up to it."""
-        batch = causal_batch(self._text[:, max(0, place + 1 - self._length) : place + 2], 1)
-        hidden, _ = self._model.backbone(batch, self._nothing)
+    def __init__(self, model: LanguageModel, text: Tensor, span: int) -> None:
+        self._model, self._text, self._span = model, text, span
+        self._no_memory = model.backbone.to_kv_cache(initial_memory(model.config, len(text), mem_len=0))
+
+    def read(self, position: int) -> Tensor:
+        """Return the losses (B,) of the token after `position`, given the tokens up to it."""
+        batch = causal_batch(self._text[:, max(0, position + 1 - self._span) : position + 2], 1)
+        hidden, _ = self._model.backbone(batch, self._no_memory)
         return self._model.lm_head(hidden, batch.targets)[:, 0]
 
 
-def model_of(words: argparse.Namespace, length: int, n_layer: int) -> LanguageModel:
-    """Every query sees `length` keys, with itself."""
+def make_model(args: argparse.Namespace, span: int, n_layer: int) -> LanguageModel:
+    """Return a model in which every query attends to `span` keys, including its own."""
     torch.manual_seed(0)
     shape = ModelConfig(
-        vocab_size=words.vocabulary,
+        vocab_size=args.vocabulary,
         n_layer=n_layer,
-        d_model=words.width,
-        n_head=words.heads,
-        d_inner=4 * words.width,
-        mem_len=length - 1,
+        d_model=args.width,
+        n_head=args.heads,
+        d_inner=4 * args.width,
+        mem_len=span - 1,
         attention_span="same_length",
         relative_segments=False,
-        attention=words.attention,
-        init_std=0.1,  # so that what is seen changes losses
+        attention_backend=args.attention,
+        init_std=0.1,  # large enough for the attended tokens to affect the loss
     )
     return LanguageModel(shape, two_streams=False).eval()
 
 
-def largest_difference(words: argparse.Namespace, length: int, n_layer: int, begin: int, end: int) -> float:
-    """Between losses of `cached` and `sliding` at places `begin` to `end` of a text."""
-    model, window = model_of(words, length, n_layer), min(words.window, length)
-    text = torch.randint(words.vocabulary, (words.rows, end + window + 1))
-    reader = Reader(model, text, window, lambda memory: model.backbone.to_kv_cache(memory))
-    losses = torch.cat([reader.read() for _ in range(-(-end // window))], 1)
-    sliding = Sliding(model, text, length)
-    places = torch.linspace(begin, end - 1, CHECKED).long().tolist()
-    return max((losses[:, place] - sliding.loss(place)).abs().max().item() for place in places)
+def largest_difference(args: argparse.Namespace, span: int, n_layer: int, start: int, end: int) -> float:
+    """Return the largest difference of losses of `cached` and `sliding` between two positions of a text."""
+    model, window = make_model(args, span, n_layer), min(args.window, span)
+    text = torch.randint(args.vocabulary, (args.rows, end + window + 1))
+    cached = WindowReader(model, text, window, use_cache=True)
+    losses = torch.cat([cached.read() for _ in range(-(-end // window))], 1)
+    sliding = SlidingReader(model, text, span)
+    positions = torch.linspace(start, end - 1, N_CHECKED_TOKENS).long().tolist()
+    return max((losses[:, position] - sliding.read(position)).abs().max().item() for position in positions)
 
 
-def operations(model: ModelConfig, rows: int, length: int, window: int, counting: str) -> tuple[float, float]:
-    """A token, of `cached` and of `sliding`."""
-    columns, n_layer = length - 1, model.n_layer
-    reading = BatchShape(rows, window, columns, window, window, False, visible_fraction=length / (columns + window))
-    rows_of_content = (n_layer - 1) * length  # the last layer computes one row
-    seen = (n_layer - 1) * length * (length + 1) / 2 + length
-    one = BatchShape(rows, length, 0, 1, length, False, visible_fraction=seen / (length * (rows_of_content + 1)))
-    return inference_flops(model, reading, counting) / (rows * window), inference_flops(model, one, counting) / rows
+def flops_per_token(model: ModelConfig, rows: int, span: int, window: int, counting: str) -> tuple[float, float]:
+    """Return the FLOPs per token of `cached` and of `sliding`."""
+    mem_len, n_layer = span - 1, model.n_layer
+    cached = BatchShape(rows, window, mem_len, window, window, False, visible_fraction=span / (mem_len + window))
+    n_content_rows = (n_layer - 1) * span  # the last layer computes one row only
+    n_visible = (n_layer - 1) * span * (span + 1) / 2 + span
+    sliding = BatchShape(rows, span, 0, 1, span, False, visible_fraction=n_visible / (span * (n_content_rows + 1)))
+    return (
+        inference_flops(model, cached, counting) / (rows * window),
+        inference_flops(model, sliding, counting) / rows,
+    )
 
 
-def measure(words: argparse.Namespace, length: int) -> dict[str, object]:
-    """One attention length."""
+def measure(args: argparse.Namespace, span: int) -> dict[str, object]:
+    """Return the line of an attention span."""
     differences = {
-        "until cut": largest_difference(words, length, words.layers, 0, length),
-        "one layer": largest_difference(words, length, 1, length, length + 2 * min(words.window, length)),
+        "up to the span": largest_difference(args, span, args.layers, 0, span),
+        "one layer": largest_difference(args, span, 1, span, span + 2 * min(args.window, span)),
     }
     if max(differences.values()) > TOLERANCE:
-        raise SystemExit(f"losses do not agree, so nothing is timed: {differences}")
-    window = min(words.window, length)
-    model, filling = model_of(words, length, words.layers), -(-length // window)
-    n_windows = filling + (words.rounds + 1) * A_TURN
-    text = torch.randint(words.vocabulary, (words.rows, n_windows * window + 1))
+        raise SystemExit(f"losses do not agree, and nothing is timed: {differences}")
+    window = min(args.window, span)
+    model, n_filling = make_model(args, span, args.layers), -(-span // window)
+    n_windows = n_filling + (args.rounds + 1) * READS_PER_TURN
+    text = torch.randint(args.vocabulary, (args.rows, n_windows * window + 1))
     readers = {
-        "cached": Reader(model, text, window, lambda memory: model.backbone.to_kv_cache(memory)),
-        "hidden": Reader(model, text, window, lambda memory: memory),
+        "cached": WindowReader(model, text, window, use_cache=True),
+        "hidden": WindowReader(model, text, window, use_cache=False),
     }
     for reader in readers.values():
-        for _ in range(filling):  # memory is full then
+        for _ in range(n_filling):  # until memory is full
             reader.read()
-    sliding = Sliding(model, text, length)
+    sliding = SlidingReader(model, text, span)
     turns: dict[str, Callable[[int], object]] = {name: lambda _, r=r: r.read() for name, r in readers.items()}
-    turns["sliding"] = lambda number: sliding.loss(length + number)
-    took: dict[str, list[float]] = {name: [] for name in turns}
-    for number in range(words.rounds + 1):
+    turns["sliding"] = lambda number: sliding.read(span + number)
+    times: dict[str, list[float]] = {name: [] for name in turns}
+    for number in range(args.rounds + 1):
         for name, turn in turns.items():
-            begun = time.process_time()
-            for _ in range(A_TURN):
+            start = time.process_time()
+            for _ in range(READS_PER_TURN):
                 turn(number)
-            tokens = A_TURN * words.rows * (1 if name == "sliding" else window)
-            if number:  # the first warms up
-                took[name].append(1e3 * (time.process_time() - begun) / tokens)
-    ratios = {
-        name: statistics.median(s / c for s, c in zip(took["sliding"], took[name], strict=True)) for name in readers
+            n_tokens = READS_PER_TURN * args.rows * (1 if name == "sliding" else window)
+            if number:  # the first round is the warm-up
+                times[name].append(1e3 * (time.process_time() - start) / n_tokens)
+    speedups = {
+        name: statistics.median(s / c for s, c in zip(times["sliding"], times[name], strict=True)) for name in readers
     }
-    of_needed, of_all = (operations(model.config, words.rows, length, window, how) for how in ("needed", "executed"))
+    needed, executed = (
+        flops_per_token(model.config, args.rows, span, window, counting) for counting in ("needed", "executed")
+    )
     return {
-        "attention_length": length,
+        "attention_span": span,
         "window": window,
-        **{f"{name}_ms_a_token": float(f"{statistics.median(ms):.4g}") for name, ms in took.items()},
-        "times_as_fast": round(ratios["cached"], 1),
-        "times_as_fast_with_hidden_states": round(ratios["hidden"], 1),
-        "flop_ratio": round(of_needed[1] / of_needed[0], 1),
-        "flop_ratio_all_scores": round(of_all[1] / of_all[0], 1),
-        "losses_differ_by": {name: float(f"{x:.2g}") for name, x in differences.items()},
+        **{f"{name}_ms_per_token": float(f"{statistics.median(ms):.4g}") for name, ms in times.items()},
+        "times_as_fast": round(speedups["cached"], 1),
+        "times_as_fast_with_hidden_states": round(speedups["hidden"], 1),
+        "flop_ratio": round(needed[1] / needed[0], 1),
+        "flop_ratio_all_scores": round(executed[1] / executed[0], 1),
+        "loss_differences": {name: float(f"{x:.2g}") for name, x in differences.items()},
     }
 
 
 @torch.no_grad()
 def main() -> None:
-    """See the module."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[64, 128, 256, 400, 800])
+    parser.add_argument("--lengths", type=int, nargs="+", default=[64, 128, 256, 400, 800], help="attention spans")
     sizes = {"window": 128, "layers": 4, "width": 128, "heads": 4, "vocabulary": 256, "rows": 1, "rounds": 21}
     for name, default in {**sizes, "threads": 1}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--attention", default="auto", help="model.attention_backend")
-    words = parser.parse_args()
-    torch.set_num_threads(words.threads)
-    about = {name: getattr(words, name) for name in [*sizes, "attention"]}
-    for length in words.lengths:
-        print(json.dumps({**measure(words, length), "settings": about, "torch": torch.__version__}), flush=True)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    settings = {name: getattr(args, name) for name in [*sizes, "attention"]}
+    for span in args.lengths:
+        print(json.dumps({**measure(args, span), "settings": settings, "torch": torch.__version__}), flush=True)
 
 
 if __name__ == "__main__":

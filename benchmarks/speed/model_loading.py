@@ -1,9 +1,9 @@
-"""Seconds until the weights of a model folder are a model, those of reading its files not counted.
+"""Time to build a model from the weights of a model folder, without reading its files.
 
-python benchmarks/speed/model_loading.py [--config '{"init": "local"}'] [--rounds 5]
+python benchmarks/speed/model_loading.py [--config '{"init_scheme": "local"}'] [--rounds 5]
 
-The shape is XLNet-Base's with 32,000 pieces, but for what `--config` says. One JSON line: of the language model and of the backbone
-that fine-tuning reads with, the seconds of each turn, of processor time and by the clock.
+The shape is XLNet-Base with a vocabulary of 32,000, changed by `--config`. One JSON line: processor time and wall time of each round in
+seconds, for the language model (`model`) and for the backbone with the content stream only (`encoder`).
 """
 
 from __future__ import annotations
@@ -26,32 +26,37 @@ from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import meta_model
 
 
-def timed(call: Callable[[], Any], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each turn, after one that is not counted."""
-    found: dict[str, list[float]] = {"cpu_s": [], "wall_s": []}
-    call()
+def time_calls(function: Callable[[], Any], rounds: int) -> dict[str, list[float]]:
+    """Return processor time and wall time of each call, after a warm-up."""
+    times: dict[str, list[float]] = {"cpu_s": [], "wall_s": []}
+    function()
     for _ in range(rounds):
         cpu, wall = time.process_time(), time.perf_counter()
-        call()
-        found["cpu_s"].append(round(time.process_time() - cpu, 3))
-        found["wall_s"].append(round(time.perf_counter() - wall, 3))
-    return found
+        function()
+        times["cpu_s"].append(round(time.process_time() - cpu, 3))
+        times["wall_s"].append(round(time.perf_counter() - wall, 3))
+    return times
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=json.loads, default={}, help="settings of the model, as JSON")
+    parser.add_argument("--config", type=json.loads, default={}, help="model settings, as JSON")
     parser.add_argument("--rounds", type=int, default=5)
-    words = parser.parse_args(argv)
-    shape = ModelConfig(**{"vocab_size": 32000, **words.config})
-    weights = {
-        name: torch.zeros(parameter.shape) for name, parameter in meta_model(shape, two_streams=True).named_parameters()
-    }
+    args = parser.parse_args(argv)
+    shape = ModelConfig(**{"vocab_size": 32000, **args.config})
+    parameters = meta_model(shape, two_streams=True).named_parameters()
+    weights = {name: torch.zeros(parameter.shape) for name, parameter in parameters}
     folder = ModelFolder(shape, weights, None, "permutation", {}, "xlpre")
-    about = {"config": words.config, "n_parameters": sum(weight.numel() for weight in weights.values())}
-    elementwise = {"model": timed(folder.model, words.rounds), "reader": timed(folder.encoder, words.rounds)}
-    print(json.dumps({**about, **elementwise, "threads": torch.get_num_threads(), "torch": torch.__version__}))
+    line = {
+        "config": args.config,
+        "n_parameters": sum(weight.numel() for weight in weights.values()),
+        "model": time_calls(folder.model, args.rounds),
+        "encoder": time_calls(folder.encoder, args.rounds),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+    print(json.dumps(line))
 
 
 if __name__ == "__main__":

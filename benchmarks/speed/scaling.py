@@ -1,13 +1,15 @@
-"""What a training step (forward and backward, fp32) costs as one size grows at a time: processor time and peak memory.
+"""Time and memory of a training step (forward and backward, fp32, CPU) as one size grows.
 
-python benchmarks/speed/scaling.py > lines.jsonl                     window, memory, rows, layers and width around a base
-python benchmarks/speed/scaling.py --sweep window --attention cpu    one layer, one head, one row, causal, in windows of 512 to 8192 tokens
-python benchmarks/speed/scaling.py --plot scale.png < lines.jsonl    draw what was measured
+python benchmarks/speed/scaling.py > lines.jsonl                     window, memory, rows, layers and width, from a base
+python benchmarks/speed/scaling.py --sweep window --attention cpu    windows of 512 to 8192 tokens: one layer, head and row, causal
+python benchmarks/speed/scaling.py --plot scale.png < lines.jsonl    plot the lines
 
-One JSON line a point, each measured in processes of its own (Linux). In turns with the base: `cpu_ms` and `times_base`, medians, the latter
-of pairs. Alone: `step_mb`, what a step takes at its fullest moment above weights, gradients, batch and memory. Beside them, what the
-formulas say: operations (pretrain/planning/flops.py), `gflop` executed with every score and `needed_gflop`, and both in proportion to the base's; and
-`planned_mb`, tensors of a step whose attention is torch's (`sdpa`; pretrain/planning/activation_memory.py) and the memory for the next window.
+One JSON line per size, measured in separate processes (Linux only):
+
+    cpu_ms, times_base      median processor time, and its ratio to that of the base (median over pairs, in turns)
+    step_mb                 peak memory of a step above weights, gradients, batch and memory
+    gflop, needed_gflop     FLOPs with all scores, and needed ones (pretrain/planning/flops.py); *_of_base: relative to the base
+    planned_mb              planned memory of a step with sdpa (pretrain/planning/activation_memory.py) and of the next memory
 """
 
 from __future__ import annotations
@@ -30,9 +32,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository
 
-from evaluation import causal_batch
-
-from benchmarks.common.contenders import random_batch
+from benchmarks.common.contenders import causal_batch, random_batch
 from pretrain.config import PretrainConfig
 from pretrain.planning.activation_memory import activation_memory
 from pretrain.planning.flops import batch_shape, flops_by_part, flops_per_step
@@ -44,7 +44,7 @@ from xlpre.model.memory import Memory
 from xlpre.objectives.objective import ObjectiveConfig
 
 Point = dict[str, Any]
-SWEEPS: dict[str, tuple[Point, dict[str, list[int]]]] = {  # a base, and what each size becomes
+SWEEPS: dict[str, tuple[Point, dict[str, list[int]]]] = {  # a base, and the values of each size
     "step": (
         {"window": 256, "mem_len": 192, "rows": 2, "n_layer": 4, "d_model": 256, "vocab_size": 4000, "causal": False},
         {
@@ -64,8 +64,8 @@ D_HEAD = 64
 M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
 
 
-def config_of(point: Point) -> PretrainConfig:
-    """Permutation with half of the window reused, one token in six a target; or causal."""
+def make_config(point: Point) -> PretrainConfig:
+    """Return the settings of a point: permutation with half of the window reused and one target in six tokens, or causal."""
     width, window = point["d_model"], point["window"]
     model = ModelConfig(
         **{name: point[name] for name in ("vocab_size", "n_layer", "d_model", "mem_len")},
@@ -86,7 +86,7 @@ class Step:
 
     def __init__(self, point: Point) -> None:
         torch.manual_seed(0)
-        config, rows = config_of(point), point["rows"]
+        config, rows = make_config(point), point["rows"]
         self._model = LanguageModel(config.model, two_streams=not point["causal"])
         sizes = {"reuse_len": config.data.reuse_len, "partial_k": config.objective.partial_k, "seed": 0}
         tokens = torch.randint(point["vocab_size"], (rows, point["window"] + 1))
@@ -94,88 +94,89 @@ class Step:
         hidden = torch.randn(point["n_layer"], rows, point["mem_len"], point["d_model"])
         self._memory = Memory(hidden, torch.full((rows,), point["mem_len"]))
         for parameter in self._model.parameters():
-            parameter.grad = torch.full_like(parameter, 0.0)  # written to, so that it is there before
+            parameter.grad = torch.full_like(parameter, 0.0)  # written to, so that its pages are resident
 
     def __call__(self) -> None:
         loss, _ = self._model(self._batch, self._memory)
         loss.backward()
 
 
-def time_of(point: Point, base: Point, rounds: int) -> dict[str, float]:
-    """Processor milliseconds, and how many times the base's."""
-    steps, took = {"point": Step(point), "base": Step(base)}, {"point": [], "base": []}  # type: ignore[var-annotated]
+def measure_time(point: Point, base: Point, rounds: int) -> dict[str, float]:
+    """Return the processor time of a step in milliseconds, and relative to the base."""
+    steps = {"point": Step(point), "base": Step(base)}
+    times: dict[str, list[float]] = {"point": [], "base": []}
     for number in range(rounds + 1):
         for name, step in steps.items():
-            begun = time.process_time()
+            start = time.process_time()
             step()
-            if number:  # the first warms up
-                took[name].append(1e3 * (time.process_time() - begun))
-    times = statistics.median(p / b for p, b in zip(took["point"], took["base"], strict=True))
-    return {"cpu_ms": round(statistics.median(took["point"]), 2), "times_base": round(times, 3)}
+            if number:  # the first round is the warm-up
+                times[name].append(1e3 * (time.process_time() - start))
+    ratio = statistics.median(p / b for p, b in zip(times["point"], times["base"], strict=True))
+    return {"cpu_ms": round(statistics.median(times["point"]), 2), "times_base": round(ratio, 3)}
 
 
-def memory_of(point: Point) -> dict[str, float]:
-    """Megabytes of a step above what stood before."""
+def measure_memory(point: Point) -> dict[str, float]:
+    """Return the peak memory of a step above the memory before it, in MiB."""
 
-    def resident(what: str) -> int:
-        return int(re.findall(rf"{what}:\s+(\d+) kB", Path("/proc/self/status").read_text("utf-8"))[0])
+    def resident_kb(field: str) -> int:
+        return int(re.findall(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text("utf-8"))[0])
 
-    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 65536)  # larger tensors are handed back when they are gone
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 65536)  # memory of larger tensors is returned when they are freed
     step = Step(point)
     step()
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak begins anew
-    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets the peak
+    before = resident_kb("VmRSS")
     step()
-    return {"step_mb": round((resident("VmHWM") - before) / 1024, 2)}
+    return {"step_mb": round((resident_kb("VmHWM") - before) / 1024, 2)}
 
 
-def foretold(point: Point, base: Point) -> dict[str, float]:
-    """What the formulas say."""
+def predict(point: Point, base: Point) -> dict[str, float]:
+    """Return FLOPs and memory by the formulas of pretrain/planning."""
     counts: dict[str, list[float]] = {"gflop": [], "needed_gflop": []}
-    for one in (point, base):
-        config = config_of(one)
-        shape = batch_shape(config, one["rows"])
+    for sizes in (point, base):
+        config = make_config(sizes)
+        shape = batch_shape(config, sizes["rows"])
         counts["gflop"].append(sum(flops_by_part(config.model, shape).values()) / 1e9)
         counts["needed_gflop"].append(flops_per_step(config.model, shape) / 1e9)
-    config = config_of(point)
-    by_torch = dataclasses.replace(config.model, attention_backend="sdpa")  # what plans foretell: `cpu` looks at data
-    found = activation_memory(by_torch, batch_shape(config, point["rows"]), torch.float32, gpu=False)
+    config = make_config(point)
+    model = dataclasses.replace(config.model, attention_backend="sdpa")  # the memory of `cpu` depends on the data
+    planned = activation_memory(model, batch_shape(config, point["rows"]), torch.float32, gpu=False)
     next_memory = 4 * point["n_layer"] * point["rows"] * point["mem_len"] * point["d_model"]
     return {
-        **{name: round(mine, 4) for name, (mine, _) in counts.items()},
-        **{f"{name}_of_base": round(mine / of_base, 3) for name, (mine, of_base) in counts.items()},
-        "planned_mb": round((found.peak + next_memory) / 2**20, 2),
+        **{name: round(of_point, 4) for name, (of_point, _) in counts.items()},
+        **{f"{name}_of_base": round(of_point / of_base, 3) for name, (of_point, of_base) in counts.items()},
+        "planned_mb": round((planned.peak + next_memory) / 2**20, 2),
     }
 
 
-def alone(work: Callable[..., dict[str, float]], *given: object) -> dict[str, float]:
-    """What `work` finds in a process of its own; here no tensor is computed, so that it begins as if none had been."""
+def run_in_subprocess(function: Callable[..., dict[str, float]], *args: object) -> dict[str, float]:
+    """Call `function` in a forked process. This process computes no tensors, so the fork starts without any."""
     with multiprocessing.get_context("fork").Pool(1) as pool:
-        return pool.apply(work, given)
+        return pool.apply(function, args)
 
 
-def draw(lines: list[dict[str, Any]], path: Path) -> None:
-    """Time and memory against each size, with what the formulas say."""
+def plot(lines: list[dict[str, Any]], path: Path) -> None:
+    """Plot measured and predicted time and memory against each size."""
     sweeps = list(dict.fromkeys((line["size"], line["attention"]) for line in lines))
     figure = new_figure(3.2 * len(sweeps) + 1, 6.4)
     axes = figure.subplots(2, len(sweeps), squeeze=False)
     for column, (size, attention) in enumerate(sweeps):
         points = [line for line in lines if (line["size"], line["attention"]) == (size, attention)]
-        at = [line["value"] for line in points]
+        values = [line["value"] for line in points]
         base_ms = statistics.median(line["cpu_ms"] / line["times_base"] for line in points)
         time_axis, memory_axis = axes[:, column]
-        time_axis.plot(at, [base_ms * line["times_base"] for line in points], "o-", label="measured")
+        time_axis.plot(values, [base_ms * line["times_base"] for line in points], "o-", label="measured")
         for name, style in (("gflop", "--"), ("needed_gflop", ":")):
             label = f"base x {name.replace('_', ' ')}"
-            time_axis.plot(at, [base_ms * line[f"{name}_of_base"] for line in points], style, label=label)
-        memory_axis.plot(at, [line["step_mb"] for line in points], "o-", label="measured")
-        memory_axis.plot(at, [line["planned_mb"] for line in points], "--", label="planned (sdpa)")
-        for axis, unit in ((time_axis, "processor ms a step"), (memory_axis, "MB of a step")):
-            if min(at):  # a memory of none is on no logarithmic axis
+            time_axis.plot(values, [base_ms * line[f"{name}_of_base"] for line in points], style, label=label)
+        memory_axis.plot(values, [line["step_mb"] for line in points], "o-", label="measured")
+        memory_axis.plot(values, [line["planned_mb"] for line in points], "--", label="planned (sdpa)")
+        for axis, unit in ((time_axis, "processor ms per step"), (memory_axis, "MiB per step")):
+            if min(values):  # 0 cannot be shown on a logarithmic axis
                 axis.set_xscale("log", base=2)
                 axis.set_yscale("log", base=2)
-            axis.set_xticks(at, [str(value) for value in at], rotation=45)
+            axis.set_xticks(values, [str(value) for value in values], rotation=45)
             axis.minorticks_off()
             axis.set(xlabel=size, title=f"attention={attention}", ylabel=unit if column == 0 else "")
             axis.yaxis.set_major_formatter("{x:g}")
@@ -185,28 +186,28 @@ def draw(lines: list[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    """See the module."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sweep", choices=SWEEPS, default="step")
+    parser.add_argument("--sweep", choices=SWEEPS, default="step", help="base and sizes")
     parser.add_argument("--attention", default="auto", help="model.attention_backend")
-    parser.add_argument("--base", type=json.loads, default={}, help="JSON: sizes of the base that are others")
-    parser.add_argument("--values", type=json.loads, help="JSON: lists of what each size becomes, in place of all")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--plot", type=Path, help="draw the lines of standard input to this file; nothing is measured")
-    words = parser.parse_args()
-    if words.plot:
-        draw([json.loads(line) for line in sys.stdin], words.plot)
+    parser.add_argument("--base", type=json.loads, default={}, help="JSON: changed sizes of the base")
+    parser.add_argument("--values", type=json.loads, help="JSON: values of each size, instead of those of the sweep")
+    parser.add_argument("--rounds", type=int, default=5, help="steps to time")
+    parser.add_argument("--plot", type=Path, help="only plot the lines of standard input to this file")
+    args = parser.parse_args()
+    if args.plot:
+        plot([json.loads(line) for line in sys.stdin], args.plot)
         return
     torch.set_num_threads(1)
-    base, values = SWEEPS[words.sweep]
-    base = {**base, **words.base, "attention": words.attention}
-    for size, becomes in (words.values or values).items():
-        for value in becomes:
+    base, values = SWEEPS[args.sweep]
+    base = {**base, **args.base, "attention": args.attention}
+    for size, values_of_size in (args.values or values).items():
+        for value in values_of_size:
             point = {**base, size: value}
-            line = {"size": size, "value": value, "attention": words.attention}
-            line |= alone(time_of, point, base, words.rounds)
-            line |= alone(memory_of, point)
-            line |= alone(foretold, point, base)
+            line = {"size": size, "value": value, "attention": args.attention}
+            line |= run_in_subprocess(measure_time, point, base, args.rounds)
+            line |= run_in_subprocess(measure_memory, point)
+            line |= run_in_subprocess(predict, point, base)
             print(json.dumps({**line, "base": base, "torch": torch.__version__}), flush=True)
 
 

@@ -1,1 +1,1 @@
-"""trainer."""
+"""Pretraining: the training loop and its parts."""

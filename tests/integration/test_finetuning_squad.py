@@ -1,4 +1,4 @@
-"""A tiny SQuAD is learned to the last question, on any number of processes, and answered again from its folder."""
+"""A tiny SQuAD is learned to the last question, on any number of processes, and predicted again from the model folder."""
 
 import json
 
@@ -10,28 +10,37 @@ from tests.conftest import write_folder
 from tests.integration.conftest import predictions_for
 from tests.integration.test_finetuning import finetune, read_jsonl
 
-BEGIN, END = "Fo\u0301ko", "Dabi"
+FIRST, LAST = "Fo\u0301ko", "Dabi"  # first and last word of every answer
 
 
 def write_squad(folder, documents):
-    """Paragraphs of made-up args; the answer goes from one word to another, and every third question has none."""
+    """Write paragraphs of invented words. An answer goes from one fixed word to another; every third question has none."""
     rng = np.random.default_rng(0)
-    args = sorted(
+    words = sorted(
         {word for document in documents for line in document for word in line.lower().split() if word.isalpha()}
     )
     for name, count in (("train", 150), ("dev", 21), ("more", 6), ("test", 6)):
         paragraphs = []
         for number in range(count):
-            text = [str(word) for word in rng.choice(args[10:40], rng.integers(6, 30))]
+            text = [str(word) for word in rng.choice(words[10:40], rng.integers(6, 30))]
             answers = []
             if number % 3:
-                answer = " \u00a0".join([BEGIN, *text[: rng.integers(0, 3)], END])
+                answer = " \u00a0".join([FIRST, *text[: rng.integers(0, 3)], LAST])
                 text.insert(rng.integers(len(text)), answer)
-                begin = " ".join(text).index(answer)
-                answers = [{"text": answer, "answer_start": begin}]
-            one = {"id": f"{name}{number}", "question": "Ba bu?", "answers": answers, "is_impossible": not answers}
-            paragraphs.append({"context": " ".join(text), "qas": [one]})
+                answers = [{"text": answer, "answer_start": " ".join(text).index(answer)}]
+            question = {"id": f"{name}{number}", "question": "Ba bu?", "answers": answers, "is_impossible": not answers}
+            paragraphs.append({"context": " ".join(text), "qas": [question]})
         (folder / f"{name}-v2.0.json").write_text(json.dumps({"data": [{"title": "", "paragraphs": paragraphs}]}))
+
+
+def read_dev_questions(folder):
+    """Return questions and their contexts."""
+    content = json.loads((folder / "dev-v2.0.json").read_text())
+    return [
+        (question, paragraph["context"])
+        for paragraph in content["data"][0]["paragraphs"]
+        for question in paragraph["qas"]
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +64,13 @@ def make_args(tokenizer, documents, tmp_path_factory):
         "eval.every": 50,
     }
 
-    def made(name, **changes):
+    def make(name, **changes):
         changed = {key.replace("__", "."): value for key, value in changes.items()}
-        return [
-            f"{key}={value}" for key, value in {**settings, "name": name, "run_dir": folder / name, **changed}.items()
-        ]
+        merged = {**settings, "name": name, "run_dir": folder / name, **changed}
+        return [f"{key}={value}" for key, value in merged.items()]
 
-    made.folder = folder
-    return made
+    make.folder = folder
+    return make
 
 
 @pytest.fixture(scope="module")
@@ -71,52 +79,48 @@ def learned(make_args):
     return make_args.folder / "learned"
 
 
-def test_a_tiny_squad_is_learned_to_the_last_question_and_windows_are_put_together(make_args, learned):
-    scores = json.loads((learned / "seed_1" / "result.json").read_text())["metrics"]
-    assert scores["dev-v2.0/best_exact"] == scores["dev-v2.0/best_f1"] == 1.0
-    questions = [
-        (question, paragraph["context"])
-        for paragraph in json.loads((make_args.folder / "dev-v2.0.json").read_text())["data"][0]["paragraphs"]
-        for question in paragraph["qas"]
-    ]
-    answers, spans, odds = (
+def test_a_tiny_squad_is_learned_to_the_last_question_and_its_windows_combined(make_args, learned):
+    metrics = json.loads((learned / "seed_1" / "result.json").read_text())["metrics"]
+    assert metrics["dev-v2.0/best_exact"] == metrics["dev-v2.0/best_f1"] == 1.0
+    questions = read_dev_questions(make_args.folder)
+    predictions, spans, log_odds = (
         json.loads((learned / "predictions" / f"dev-v2.0.{name}.json").read_text())
-        for name in ("answers", "spans", "null_odds")
+        for name in ("predictions", "spans", "null_odds")
     )
-    assert answers.keys() == spans.keys() == odds.keys() == {question["id"] for question, _ in questions}
+    assert predictions.keys() == spans.keys() == log_odds.keys() == {question["id"] for question, _ in questions}
     for question, context in questions:
-        truths = [answer["text"] for answer in question["answers"]]
-        assert score_prediction(answers[question["id"]], truths, False) == (1, 1)
-        assert answers[question["id"]] == (truths[0] if truths else "")  # to the character, odd spaces and accents too
+        labels = [answer["text"] for answer in question["answers"]]
+        prediction = predictions[question["id"]]
+        assert score_prediction(prediction, labels, False) == (1, 1)
+        assert prediction == (labels[0] if labels else "")  # to the character, including odd spaces and accents
         assert spans[question["id"]] in context
 
 
-def test_the_folder_answers_lines_with_the_threshold_of_dev(make_args, learned, tmp_path):
+def test_the_model_folder_predicts_with_the_threshold_tuned_on_dev(make_args, learned):
     lines = [
-        json.dumps({"id": question["id"], "context": paragraph["context"], "question": question["question"]})
-        for paragraph in json.loads((make_args.folder / "dev-v2.0.json").read_text())["data"][0]["paragraphs"]
-        for question in paragraph["qas"]
+        json.dumps({"id": question["id"], "context": context, "question": question["question"]})
+        for question, context in read_dev_questions(make_args.folder)
     ]
-    found = predictions_for(learned, lines)
+    predictions = predictions_for(learned, lines)
     expected = read_jsonl(learned / "seed_1" / "dev-v2.0.jsonl")
-    assert [(x["id"], x["prediction"]) for x in found] == [(x["id"], x["prediction"]) for x in expected]
+    assert [(x["id"], x["prediction"]) for x in predictions] == [(x["id"], x["prediction"]) for x in expected]
     threshold = json.loads((learned / "model" / "task.json").read_text())["data"]["null_score_threshold"]
-    assert all((x["prediction"] == "") == (x["null_log_odds"] > threshold) for x in found)
+    assert all((x["prediction"] == "") == (x["null_log_odds"] > threshold) for x in predictions)
 
 
-def test_what_did_not_decide_the_threshold_is_measured_at_it(learned):
-    scores = json.loads((learned / "seed_1" / "result.json").read_text())["metrics"]
-    scores |= json.loads((learned / "predictions" / "test_metrics.json").read_text())
+def test_other_splits_are_measured_at_the_threshold_tuned_on_dev(learned):
+    metrics = json.loads((learned / "seed_1" / "result.json").read_text())["metrics"]
+    metrics |= json.loads((learned / "predictions" / "test_metrics.json").read_text())
     for split in ("more-v2.0", "test-v2.0"):
-        assert f"{split}/f1" in scores and f"{split}/best_f1" not in scores
+        assert f"{split}/f1" in metrics and f"{split}/best_f1" not in metrics
 
 
 @pytest.mark.long
-def test_two_processes_answer_every_window_once_and_alike(make_args, learned):
+def test_two_processes_give_the_same_predictions(make_args, learned):
     short = {"train__steps": 6, "schedule__warmup_steps": 2, "eval__every": 3}
     finetune(make_args("one", **short))
     finetune(make_args("two", **short), processes=2)
     one, two = (read_jsonl(make_args.folder / name / "seed_1" / "dev-v2.0.jsonl") for name in ("one", "two"))
     assert [(x["id"], x["prediction"]) for x in one] == [(x["id"], x["prediction"]) for x in two]
-    for ours, theirs in zip(one, two, strict=True):
-        assert ours["null_log_odds"] == pytest.approx(theirs["null_log_odds"], abs=1e-3)
+    for prediction, expected in zip(two, one, strict=True):
+        assert prediction["null_log_odds"] == pytest.approx(expected["null_log_odds"], abs=1e-3)

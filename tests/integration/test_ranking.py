@@ -1,4 +1,4 @@
-"""A ranking is learned by the real commands, from TREC's files to a run."""
+"""A ranking is learned by the real command, from TREC files to a run."""
 
 import json
 
@@ -10,15 +10,15 @@ from tests.integration.conftest import run
 
 
 def write_collection(folder, documents):
-    """Documents of made-up args; what is relevant is the same to all queries: one word."""
+    """Write documents of invented words. For every query, a document is relevant if it contains one fixed word."""
     rng = np.random.default_rng(0)
-    args = {word for document in documents for line in document for word in line.lower().split() if word.isalpha()}
-    mark, *others = sorted(args)[:9]
+    words = {word for document in documents for line in document for word in line.lower().split() if word.isalpha()}
+    relevant_word, *others = sorted(words)[:9]
     texts, grades = {}, {}
     for number in range(80):
         text = [str(word) for word in rng.choice(others, rng.integers(2, 10))]
         grades[f"d{number}"] = int(number % 3 == 0)
-        texts[f"d{number}"] = " ".join([*text, mark] if number % 3 == 0 else text)
+        texts[f"d{number}"] = " ".join([*text, relevant_word] if number % 3 == 0 else text)
     (folder / "documents.tsv").write_text("".join(f"{name}\t{text}\n" for name, text in texts.items()))
     (folder / "queries.tsv").write_text("".join(f"{query}\t{others[query % 8]}\n" for query in range(24)))
     qrels, runs = [], {"train": [], "dev": [], "test": []}
@@ -34,10 +34,9 @@ def write_collection(folder, documents):
 
 def test_a_ranking_is_learned_and_written_as_a_run(tokenizer, documents, tmp_path):
     write_collection(tmp_path, documents)
-    model = write_folder(tmp_path / "model", tokenizer)
     settings = {
         "task": "rank",
-        "init_from": model,
+        "init_from": write_folder(tmp_path / "model", tokenizer),
         "run_dir": tmp_path / "run",
         "data.dir": tmp_path,
         "data.queries": "[queries.tsv]",
@@ -50,9 +49,9 @@ def test_a_ranking_is_learned_and_written_as_a_run(tokenizer, documents, tmp_pat
         "train.global_batch_size": 16,
         "eval.every": 60,
     }
-    done = run("finetune/run.py", *(f"{key}={value}" for key, value in settings.items()), timeout=300)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    command = run("finetune/run.py", *(f"{key}={value}" for key, value in settings.items()), timeout=300)
+    assert command.returncode == 0, command.stdout[-2000:] + command.stderr[-4000:]
     result = json.loads((tmp_path / "run/seed_1/result.json").read_text())
     assert result["metrics"]["dev/ndcg@20"] > 0.95 > result["chance_threshold"]
-    answered = read_candidates(tmp_path / "run/predictions/test.run")
-    assert {one[:2] for one in answered} == {one[:2] for one in read_candidates(tmp_path / "test.run")}
+    predicted = read_candidates(tmp_path / "run/predictions/test.run")
+    assert {row[:2] for row in predicted} == {row[:2] for row in read_candidates(tmp_path / "test.run")}

@@ -1,4 +1,4 @@
-"""Where the numbers of the originals are, and which of them a test takes."""
+"""Recorded numbers of the original implementations ("goldens"), selected for parametrized tests."""
 
 import os
 from pathlib import Path
@@ -8,16 +8,10 @@ import pytest
 GOLDENS = Path(os.environ.get("XLPRE_GOLDENS", Path(__file__).parents[3] / "shared" / "goldens"))
 
 
-def files(pattern: str, outside: dict[str, str] | None = None) -> list:
-    """Parameters for each golden file; those in `outside` (by the end of their name) are skipped with their reason."""
-    found = sorted(GOLDENS.glob(pattern)) if GOLDENS.is_dir() else []
-    if not found:
+def files(pattern: str) -> list:
+    """Return a test parameter for each file or folder in GOLDENS that matches `pattern`, or one skipped parameter."""
+    paths = sorted(GOLDENS.glob(pattern)) if GOLDENS.is_dir() else []
+    if not paths:
         return [pytest.param(None, marks=pytest.mark.skip(reason=f"no {pattern} in {GOLDENS}; set XLPRE_GOLDENS"))]
     prefix = pattern.partition("*")[0]
-    parameters = []
-    for path in found:
-        name = path.stem.removeprefix(prefix)
-        reason = (outside or {}).get(name)
-        marks = [pytest.mark.skip(reason=reason)] if reason else []
-        parameters.append(pytest.param(path, id=name or path.stem, marks=marks))
-    return parameters
+    return [pytest.param(path, id=path.stem.removeprefix(prefix) or path.stem) for path in paths]

@@ -1,4 +1,4 @@
-"""Single functions of the original XLNet (zihangdai/xlnet modeling.py) and what stands for them here."""
+"""Single functions of the original XLNet (zihangdai/xlnet modeling.py) and their equivalents."""
 
 import re
 
@@ -7,23 +7,23 @@ import pytest
 import torch
 
 from tests.parity.goldens import files
-from tests.parity.xlnet import part_of
+from tests.parity.xlnet import select
 from xlpre.model.attention_mask import AttentionMeta, max_key_distance
 from xlpre.model.feedforward import PLAIN
 from xlpre.model.memory import append_columns
 from xlpre.model.positions import sinusoid_table
 
 
-def in_order(n_tokens, key_rank, max_distance) -> AttentionMeta:
-    """The rows of a window, each seeing what comes before it and itself."""
+def causal_meta(n_tokens, key_rank, max_distance) -> AttentionMeta:
+    """Rows of a window in order, which see the keys before them and themselves."""
     rows, n_keys = key_rank.shape
-    places = torch.arange(n_tokens).expand(rows, -1)
+    positions = torch.arange(n_tokens).expand(rows, -1)
     return AttentionMeta(
-        query_rank=places + 1,
+        query_rank=positions + 1,
         key_rank=key_rank,
-        row_segments=torch.zeros_like(places),
+        row_segments=torch.zeros_like(positions),
         key_segments=torch.zeros_like(key_rank),
-        positions=places,
+        positions=positions,
         n_content=n_tokens,
         n_self_visible=n_tokens,
         max_distance=max_distance,
@@ -33,26 +33,26 @@ def in_order(n_tokens, key_rank, max_distance) -> AttentionMeta:
 
 
 def cases(path, name):
-    found = part_of(dict(np.load(path)), name)
-    assert found
-    return found
+    arrays = select(dict(np.load(path)), name)
+    assert arrays
+    return arrays
 
 
 @pytest.mark.parametrize("path", files("xlnet_functions.npz"))
-def test_scores_by_distance_are_aligned_as_rel_shift_does(path):
+def test_rel_shift_equals_the_original(path):
     arrays = cases(path, "rel_shift")
     for case in sorted({name.split("/")[0] for name in arrays}):
         T, M = map(int, re.search(r"q(\d+)_m(\d+)", case).groups())
         by_distance = torch.from_numpy(arrays[f"{case}/in"]).permute(2, 3, 0, 1)  # (B, H, T, R)
         expected = torch.from_numpy(arrays[f"{case}/out"]).permute(2, 3, 0, 1)
         K, B = M + T, by_distance.size(0)
-        aligned = in_order(T, torch.zeros(B, K), None).rel_shift(by_distance)
-        seen = torch.ones(T, K, dtype=torch.bool).tril(M if case.startswith("uni") else K)
-        assert torch.equal(aligned[..., seen], expected[..., seen]), case
+        by_key = causal_meta(T, torch.zeros(B, K), None).rel_shift(by_distance)
+        is_visible = torch.ones(T, K, dtype=torch.bool).tril(M if case.startswith("uni") else K)
+        assert torch.equal(by_key[..., is_visible], expected[..., is_visible]), case
 
 
 @pytest.mark.parametrize("path", files("xlnet_functions.npz"))
-def test_sinusoids_of_distances_equal_the_originals(path):
+def test_sinusoids_of_distances_equal_the_original(path):
     for case, expected in cases(path, "pos_enc").items():
         T, K, kind, both, clamp = re.fullmatch(r"q(\d+)_k(\d+)_(bi|uni)_bidata(\d)_clamp(-?\d+)", case).groups()
         width, n_rows = expected.shape[2], len(expected)  # a causal model of the original has no distances below 0
@@ -65,30 +65,30 @@ def test_sinusoids_of_distances_equal_the_originals(path):
 
 
 @pytest.mark.parametrize("path", files("xlnet_functions.npz"))
-def test_causal_ranks_give_the_originals_causal_mask(path):
+def test_causal_ranks_give_the_causal_mask_of_the_original(path):
     for case, expected in cases(path, "create_mask").items():
         T, M, same = map(int, re.fullmatch(r"q(\d+)_m(\d+)_same(\d)", case).groups())
         key_rank = torch.cat([torch.full((1, M), -1), torch.arange(T)[None]], dim=1)
-        seen = in_order(T, key_rank, max_key_distance("same_length" if same else "all", M, M)).visible()
-        assert torch.equal(~seen[0], torch.from_numpy(expected) > 0), case
+        visible = causal_meta(T, key_rank, max_key_distance("same_length" if same else "all", M, M)).visible()
+        assert torch.equal(~visible[0], torch.from_numpy(expected) > 0), case
 
 
 @pytest.mark.parametrize("path", files("xlnet_functions.npz"))
-def test_memory_grows_as_the_originals(path):
+def test_memory_update_equals_the_original(path):
     arrays = cases(path, "cache_mem")
-    now, before = (torch.from_numpy(arrays[name]).transpose(0, 1)[None] for name in ("curr", "prev"))
+    new, old = (torch.from_numpy(arrays[name]).transpose(0, 1)[None] for name in ("curr", "prev"))
     for case, expected in arrays.items():
         if case in ("curr", "prev"):
             continue
         length, reuse, previous = re.fullmatch(r"mem(\d+)_reuse(\w+)_prev(\d)", case).groups()
         reuse = 0 if reuse == "None" else int(reuse)
-        kept = before[:, :, before.size(2) * (1 - int(previous)) :]  # nothing, or all of it
-        columns = torch.nn.functional.pad(kept, (0, 0, int(length), 0))[:, :, -int(length) :]
-        extended = append_columns(columns, now[:, :, : reuse or None])
-        np.testing.assert_array_equal(extended[0, :, -len(expected) :].transpose(0, 1), expected, err_msg=case)
+        memory = old[:, :, old.size(2) * (1 - int(previous)) :]  # empty or complete
+        columns = torch.nn.functional.pad(memory, (0, 0, int(length), 0))[:, :, -int(length) :]
+        updated = append_columns(columns, new[:, :, : reuse or None])
+        np.testing.assert_array_equal(updated[0, :, -len(expected) :].transpose(0, 1), expected, err_msg=case)
 
 
 @pytest.mark.parametrize("path", files("xlnet_functions.npz"))
-def test_gelu_is_the_originals(path):
+def test_gelu_equals_the_original(path):
     arrays = cases(path, "gelu")
     np.testing.assert_allclose(PLAIN["gelu"](torch.from_numpy(arrays["in"])), arrays["out"], atol=1e-6)

@@ -1,4 +1,4 @@
-"""The heads for fine-tuning equal the original's own numbers (zihangdai/xlnet function_builder.py, modeling.py)."""
+"""Task heads equal the original (zihangdai/xlnet function_builder.py, modeling.py)."""
 
 import json
 
@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from tests.parity.goldens import files
-from tests.parity.xlnet import GRADIENT_TOLERANCE, TOLERANCE, part_of, put, shape_of
-from xlpre.batch import HIDDEN_RANK, Batch
+from tests.parity.xlnet import TOLERANCE, build_config, check_gradients, copy_weights, select
+from xlpre.batch import HIDDEN_RANK, make_batch
 from xlpre.conversion.tf import weight_map
 from xlpre.conversion.weight_maps import FROM_HEADS, TO_HEADS, TRANSPOSED, WeightEntry, to_native
 from xlpre.model.backbone import Backbone
@@ -19,15 +19,21 @@ from xlpre.model.memory import initial_memory
 pytestmark = pytest.mark.usefixtures("by_each_backend")
 
 
-def dense(ours: str, theirs: str) -> list[WeightEntry]:
-    return [WeightEntry(f"{ours}.weight", f"{theirs}/kernel", TRANSPOSED), WeightEntry(f"{ours}.bias", f"{theirs}/bias")]
+def dense(native: str, external: str) -> list[WeightEntry]:
+    return [
+        WeightEntry(f"{native}.weight", f"{external}/kernel", TRANSPOSED),
+        WeightEntry(f"{native}.bias", f"{external}/bias"),
+    ]
 
 
-def norm(ours: str, theirs: str) -> list[WeightEntry]:
-    return [WeightEntry(f"{ours}.weight", f"{theirs}/LayerNorm/gamma"), WeightEntry(f"{ours}.bias", f"{theirs}/LayerNorm/beta")]
+def norm(native: str, external: str) -> list[WeightEntry]:
+    return [
+        WeightEntry(f"{native}.weight", f"{external}/LayerNorm/gamma"),
+        WeightEntry(f"{native}.bias", f"{external}/LayerNorm/beta"),
+    ]
 
 
-SUMMARY = "model/sequnece_summary"  # so it is spelled
+SUMMARY = "model/sequnece_summary"  # sic
 HEAD = [
     *dense("head.summary.dense", f"{SUMMARY}/summary"),
     WeightEntry("head.summary.pool.start", f"{SUMMARY}/summary_bias"),
@@ -57,49 +63,34 @@ def weights(shape, arrays) -> dict[str, torch.Tensor]:
 class Model(nn.Module):
     def __init__(self, arrays, config, head) -> None:
         super().__init__()
-        self.shape, self.n_choices = shape_of(arrays, config), config.get("n_choices", 1)
+        self.shape, self.n_choices = build_config(arrays, config), config.get("n_choices", 1)
         self.backbone, self.head = Backbone(self.shape, two_streams=False), head(self.shape)
-        found = weights(self.shape, part_of(arrays, "param"))
-        put(self, found, spared=("backbone.mask_embedding",))
+        copy_weights(self, weights(self.shape, select(arrays, "param")), unused=("backbone.mask_embedding",))
 
     def hidden(self, arrays, positions=None):
-        """Hidden states and padding; the choices of a question, one row of the file, are rows of their own."""
+        """Hidden states and padding. The choices of a question, one row of the file, become separate rows."""
         ids = torch.from_numpy(arrays["in/input_ids"]).long()
         T = ids.size(1) // self.n_choices
         ids, segments, padding = (
             torch.from_numpy(arrays[f"in/{name}"]).reshape(-1, T) for name in ("input_ids", "segment_ids", "input_mask")
         )
         B, padding = len(ids), padding > 0
-        key_rank = torch.where(padding, HIDDEN_RANK, 0).int()
-        positions = torch.arange(T).expand(B, -1) if positions is None else positions(B, T)
-        batch = Batch(
-            input_ids=ids.long(),
-            segment_ids=segments.long(),
+        batch = make_batch(
+            ids.long(),
             query_rank=torch.ones(B, T).int(),
-            key_rank=key_rank,
-            target_positions=positions,
-            targets=torch.zeros_like(positions),
-            target_weights=torch.ones(positions.shape),
-            backward=torch.zeros(B, dtype=torch.bool),
-            visible_mem_len=torch.zeros(B, dtype=torch.long),
-            pair_label=torch.ones(B, dtype=torch.long),
-            reuse_len=0,
+            key_rank=torch.where(padding, HIDDEN_RANK, 0).int(),
+            target_positions=torch.arange(T).expand(B, -1) if positions is None else positions(B, T),
+            segment_ids=segments.long(),
         )
         return self.backbone(batch, initial_memory(self.shape, B, mem_len=0))[0], padding
 
     def check_gradients(self, arrays) -> None:
-        theirs = weights(self.shape, part_of(arrays, "grad"))
-        if not theirs:
-            return
-        largest = max(gradient.abs().max().item() for gradient in theirs.values())
-        for name, parameter in self.named_parameters():
-            ours = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            expected = theirs.get(name, torch.zeros_like(parameter))
-            np.testing.assert_allclose(ours, expected, atol=GRADIENT_TOLERANCE * largest, rtol=0, err_msg=name)
+        if gradients := weights(self.shape, select(arrays, "grad")):
+            check_gradients(self, gradients)
 
 
-def near(ours, theirs):
-    np.testing.assert_allclose(ours.detach(), theirs, atol=TOLERANCE, rtol=0)
+def assert_close(actual, expected):
+    np.testing.assert_allclose(actual.detach(), expected, atol=TOLERANCE, rtol=0)
 
 
 def read(path):
@@ -107,61 +98,61 @@ def read(path):
     return arrays, json.loads(str(arrays["config"]))
 
 
-def build_summary_head(config):
-    kind, project = config["summary_type"], config.get("use_summ_proj", True)
+def head_builder(config):
+    pooling, project = config["summary_type"], config.get("use_summ_proj", True)
     if "n_class" in config:
-        return lambda shape: ClassificationHead(shape, config["n_class"], kind, project)
+        return lambda shape: ClassificationHead(shape, config["n_class"], pooling, project)
     if "n_choices" in config:
-        return lambda shape: ChoiceHead(shape, config["n_choices"], kind, project)
-    return lambda shape: RegressionHead(shape, kind, project)
+        return lambda shape: ChoiceHead(shape, config["n_choices"], pooling, project)
+    return lambda shape: RegressionHead(shape, pooling, project)
 
 
 @pytest.mark.parametrize(
     "path",
     files("xlnet_finetune_cls_*.npz") + files("xlnet_finetune_reg*.npz") + files("xlnet_finetune_race*.npz"),
 )
-def test_classification_regression_and_choice_equal_the_originals(path):
+def test_classification_regression_and_choice_heads_equal_the_original(path):
     arrays, config = read(path)
-    model = Model(arrays, config, build_summary_head(config))
+    model = Model(arrays, config, head_builder(config))
     hidden, padding = model.hidden(arrays)
     if "out/hidden" in arrays:
-        near(hidden.transpose(0, 1), arrays["out/hidden"])
-        near(model.head.summary(hidden, padding), arrays["out/summary"])
+        assert_close(hidden.transpose(0, 1), arrays["out/hidden"])
+        assert_close(model.head.summary(hidden, padding), arrays["out/summary"])
     logits = model.head(hidden, padding)
-    near(logits, arrays["out/logits"])
+    assert_close(logits, arrays["out/logits"])
     labels = torch.from_numpy(arrays["in/label_ids"])
     losses = model.head.losses(logits, labels if labels.is_floating_point() else labels.long())
-    near(losses, arrays["out/per_example_loss"])
-    near(losses.mean(), arrays["out/total_loss"])
+    assert_close(losses, arrays["out/per_example_loss"])
+    assert_close(losses.mean(), arrays["out/total_loss"])
     losses.mean().backward()
     model.check_gradients(arrays)
-    needed, _ = model.hidden(
+    at_positions, _ = model.hidden(
         arrays, model.head.summary.positions
-    )  # the last layer computes what the summary reads, no more
-    near(model.head(needed, padding), arrays["out/logits"])
+    )  # the last layer computes only what the head reads
+    assert_close(model.head(at_positions, padding), arrays["out/logits"])
 
 
 @pytest.mark.parametrize("path", files("xlnet_finetune_squad_*.npz"))
-def test_spans_equal_the_originals(path):
+def test_span_heads_equal_the_original(path):
     arrays, config = read(path)
     model = Model(arrays, config, SpanHead)
     hidden, _ = model.hidden(arrays)
     excluded, cls = torch.from_numpy(arrays["in/p_mask"]) > 0, torch.from_numpy(arrays["in/cls_index"]).long()
     if "start_n_top" in config:
         beams = model.head.beams(hidden, excluded, cls, config["start_n_top"], config["end_n_top"])
-        near(beams.start, arrays["out/start_top_log_probs"])
-        near(beams.end.flatten(1), arrays["out/end_top_log_probs"])
-        near(beams.no_answer, arrays["out/cls_logits"])
+        assert_close(beams.start, arrays["out/start_top_log_probs"])
+        assert_close(beams.end.flatten(1), arrays["out/end_top_log_probs"])
+        assert_close(beams.no_answer, arrays["out/cls_logits"])
         assert (beams.start_position.numpy() == arrays["out/start_top_index"]).all()
         assert (beams.end_position.flatten(1).numpy() == arrays["out/end_top_index"]).all()
         return
     start, end = (torch.from_numpy(arrays[f"in/{name}_positions"]).long() for name in ("start", "end"))
     scores = model.head(hidden, excluded, cls, start)
     allowed = ~excluded.numpy()
-    near(scores.start[allowed], arrays["out/start_log_probs"][allowed])
-    near(scores.end[allowed], arrays["out/end_log_probs"][allowed])
-    near(scores.no_answer, arrays["out/cls_logits"])
+    assert_close(scores.start[allowed], arrays["out/start_log_probs"][allowed])
+    assert_close(scores.end[allowed], arrays["out/end_log_probs"][allowed])
+    assert_close(scores.no_answer, arrays["out/cls_logits"])
     loss = model.head.losses(scores, start, end, torch.from_numpy(arrays["in/is_impossible"])).mean()
-    near(loss, arrays["out/total_loss"])
+    assert_close(loss, arrays["out/total_loss"])
     loss.backward()
     model.check_gradients(arrays)

@@ -1,4 +1,4 @@
-"""The same numbers as Hugging Face's XLNetLMHeadModel, both ways, on random weights."""
+"""Numbers equal those of Hugging Face's XLNetLMHeadModel in both directions, with random weights."""
 
 import dataclasses
 import json
@@ -31,13 +31,13 @@ B, T, M, P = 4, 24, 10, 6
 def folder(tokenizer):
     torch.manual_seed(3)
     weights = {name: p.detach().clone() for name, p in LanguageModel(SHAPE, True).named_parameters()}
-    for name in weights:  # nothing stays at a neutral start
+    for name in weights:  # no weight keeps a neutral initial value
         weights[name] += 0.1 * torch.randn_like(weights[name])
     return ModelFolder(SHAPE, weights, tokenizer, "permutation", {"step": 7}, "xlpre")
 
 
-def batch_of(seed: int, backward: bool, tokenizer) -> Batch:
-    """A batch of the permutation objective; with `backward`, the second half of its rows."""
+def random_batch(seed: int, backward: bool, tokenizer) -> Batch:
+    """Return a batch of the permutation objective. With `backward`, the second half of its rows runs from right to left."""
     rng = np.random.default_rng(seed)
     objective = OBJECTIVES["permutation"](ObjectiveConfig(partial_k=T / P), tokenizer.starts_word)
     special_mask = np.zeros((B, T), bool)
@@ -55,7 +55,7 @@ def batch_of(seed: int, backward: bool, tokenizer) -> Batch:
     return data_loader.batch_from_inputs(windows, objective.build_inputs(windows, RowRng(seed, range(B), 0)))
 
 
-def as_huggingface_sees(batch: Batch, memory: Memory) -> dict:
+def huggingface_inputs(batch: Batch, memory: Memory) -> dict:
     perm_mask = (~(batch.query_rank[:, :, None] > batch.key_rank[:, None])).float()
     return {
         "input_ids": batch.input_ids,
@@ -68,45 +68,45 @@ def as_huggingface_sees(batch: Batch, memory: Memory) -> dict:
     }
 
 
-def compare(ours: LanguageModel, theirs, tokenizer, backward=False):
+def compare(native: LanguageModel, external, tokenizer, backward=False):
     memory = Memory(torch.randn(SHAPE.n_layer, B, M, SHAPE.d_model), torch.full((B,), M))
     for seed in range(2):  # two windows, the second with the memory of the first
-        batch = batch_of(seed, backward, tokenizer)
-        hidden, new_memory = ours.backbone(batch, memory)
-        logits = ours.lm_head(hidden)
+        batch = random_batch(seed, backward, tokenizer)
+        hidden, new_memory = native.backbone(batch, memory)
+        logits = native.lm_head(hidden)
         with torch.no_grad():
-            answer = theirs(**as_huggingface_sees(batch, memory))
-        torch.testing.assert_close(logits.detach(), answer.logits, atol=TOLERANCE, rtol=0)
+            outputs = external(**huggingface_inputs(batch, memory))
+        torch.testing.assert_close(logits.detach(), outputs.logits, atol=TOLERANCE, rtol=0)
         last_query = (
-            answer.hidden_states[-1][1] if isinstance(answer.hidden_states[-1], tuple) else answer.hidden_states[-1]
+            outputs.hidden_states[-1][1] if isinstance(outputs.hidden_states[-1], tuple) else outputs.hidden_states[-1]
         )
         torch.testing.assert_close(hidden.detach(), last_query, atol=TOLERANCE, rtol=0)
-        for mine, other in zip(new_memory.hidden, answer.mems, strict=True):
-            torch.testing.assert_close(mine, other.transpose(0, 1), atol=TOLERANCE, rtol=0)
+        for hidden, mem in zip(new_memory.hidden, outputs.mems, strict=True):
+            torch.testing.assert_close(hidden, mem.transpose(0, 1), atol=TOLERANCE, rtol=0)
         memory = new_memory
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_our_model_in_huggingface_gives_the_same_numbers(folder, tokenizer, tmp_path, backward):
+def test_an_exported_model_gives_the_same_numbers_in_huggingface(folder, tokenizer, tmp_path, backward):
     save_huggingface(tmp_path / "hf", folder)
     settings = {"reuse_len": T // 2, "bi_data": backward}
-    theirs = transformers.XLNetLMHeadModel.from_pretrained(tmp_path / "hf", **settings).eval()
-    compare(folder.model(), theirs, tokenizer, backward)
+    external = transformers.XLNetLMHeadModel.from_pretrained(tmp_path / "hf", **settings).eval()
+    compare(folder.model(), external, tokenizer, backward)
 
 
-def test_a_model_whose_layers_share_biases_gives_the_same_numbers_in_huggingface_and_back(tokenizer, tmp_path):
+def test_a_model_with_shared_biases_gives_the_same_numbers_in_huggingface_and_back(tokenizer, tmp_path):
     shape = dataclasses.replace(SHAPE, untie_r=False)
     torch.manual_seed(4)
     weights = {name: p + 0.1 * torch.randn_like(p) for name, p in LanguageModel(shape, True).state_dict().items()}
     tied = ModelFolder(shape, weights, tokenizer, "permutation", {"step": 7}, "xlpre")
     save_huggingface(tmp_path / "hf", tied)
-    theirs = transformers.XLNetLMHeadModel.from_pretrained(tmp_path / "hf", reuse_len=T // 2).eval()
-    compare(tied.model(), theirs, tokenizer)
-    compare(load_folder(tmp_path / "hf").model(), theirs, tokenizer)
+    external = transformers.XLNetLMHeadModel.from_pretrained(tmp_path / "hf", reuse_len=T // 2).eval()
+    compare(tied.model(), external, tokenizer)
+    compare(load_folder(tmp_path / "hf").model(), external, tokenizer)
 
 
 @pytest.mark.parametrize("activation", ["gelu_new", "relu"])
-def test_a_huggingface_model_here_gives_the_same_numbers(folder, tokenizer, tmp_path, activation):
+def test_an_imported_huggingface_model_gives_the_same_numbers(folder, tokenizer, tmp_path, activation):
     config = transformers.XLNetConfig(
         vocab_size=300,
         d_model=32,
@@ -118,18 +118,18 @@ def test_a_huggingface_model_here_gives_the_same_numbers(folder, tokenizer, tmp_
         reuse_len=T // 2,
     )
     torch.manual_seed(5)
-    theirs = transformers.XLNetLMHeadModel(config).eval()
+    external = transformers.XLNetLMHeadModel(config).eval()
     with torch.no_grad():
-        for parameter in theirs.parameters():
+        for parameter in external.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
-    theirs.save_pretrained(tmp_path / "hf")
+    external.save_pretrained(tmp_path / "hf")
     tokenizer.save(tmp_path / "hf" / "spiece.model")
     read = load_folder(tmp_path / "hf")
     assert read.kind == "huggingface" and read.objective == "permutation"
-    compare(read.model(), theirs, tokenizer)
+    compare(read.model(), external, tokenizer)
 
 
-ALIKE = [
+EQUIVALENT_SETTINGS = [
     {"clamp_len": 0},
     {"clamp_len": -3},
     {"ff_activation": "gelu_pytorch_tanh"},
@@ -138,30 +138,30 @@ ALIKE = [
 ]
 
 
-@pytest.mark.parametrize("changes", ALIKE)
-def test_other_words_of_theirs_for_the_same_model_are_understood(folder, tokenizer, tmp_path, changes):
+@pytest.mark.parametrize("changes", EQUIVALENT_SETTINGS)
+def test_equivalent_settings_of_huggingface_are_read(folder, tokenizer, tmp_path, changes):
     save_huggingface(tmp_path / "hf", folder)
     (tmp_path / "hf" / "provenance.json").unlink()
     file = tmp_path / "hf" / "config.json"
     settings = {**json.loads(file.read_text()), **changes}
     file.write_text(json.dumps({key: value for key, value in settings.items() if value is not None}))
-    theirs = transformers.XLNetLMHeadModel.from_pretrained(tmp_path / "hf", reuse_len=T // 2).eval()
-    compare(load_folder(tmp_path / "hf").model(), theirs, tokenizer)
+    external = transformers.XLNetLMHeadModel.from_pretrained(tmp_path / "hf", reuse_len=T // 2).eval()
+    compare(load_folder(tmp_path / "hf").model(), external, tokenizer)
 
 
-def test_weights_that_are_not_finite_are_named(folder, tmp_path):
-    spoilt = dict(folder.weights)
-    name = next(name for name in spoilt if name.endswith("embedding.weight"))
-    spoilt[name] = spoilt[name].clone()
-    spoilt[name][3, 1] = torch.nan
-    save_huggingface(tmp_path / "hf", dataclasses.replace(folder, weights=spoilt))
-    with pytest.raises(ValueError, match="the weight transformer.word_embedding.weight has .* NaN"):
+def test_nonfinite_weights_are_named(folder, tmp_path):
+    nonfinite = dict(folder.weights)
+    name = next(name for name in nonfinite if name.endswith("embedding.weight"))
+    nonfinite[name] = nonfinite[name].clone()
+    nonfinite[name][3, 1] = torch.nan
+    save_huggingface(tmp_path / "hf", dataclasses.replace(folder, weights=nonfinite))
+    with pytest.raises(ValueError, match="transformer.word_embedding.weight .*NaN"):
         load_folder(tmp_path / "hf")
 
 
-@pytest.mark.parametrize("kind", [save_folder, save_huggingface])
-def test_a_round_trip_is_the_identity(folder, tmp_path, kind):
-    kind(tmp_path / "there", folder)
+@pytest.mark.parametrize("save", [save_folder, save_huggingface])
+def test_a_round_trip_is_the_identity(folder, tmp_path, save):
+    save(tmp_path / "there", folder)
     back = load_folder(tmp_path / "there")
     assert dataclasses.replace(back.config) == folder.config and back.objective == folder.objective
     assert back.weights.keys() == folder.weights.keys()
@@ -169,21 +169,21 @@ def test_a_round_trip_is_the_identity(folder, tmp_path, kind):
     assert back.tokenizer.model == folder.tokenizer.model and back.provenance["step"] == 7
 
 
-def test_from_huggingface_to_us_and_back_is_the_identity(tokenizer, tmp_path):
+def test_a_round_trip_from_huggingface_is_the_identity(tokenizer, tmp_path):
     config = transformers.XLNetConfig(
         vocab_size=300, d_model=32, n_layer=2, n_head=4, d_inner=64, ff_activation="gelu_new"
     )
-    theirs = transformers.XLNetLMHeadModel(config)
-    theirs.save_pretrained(tmp_path / "first")
+    external = transformers.XLNetLMHeadModel(config)
+    external.save_pretrained(tmp_path / "first")
     tokenizer.save(tmp_path / "first" / "spiece.model")
-    save_folder(tmp_path / "ours", load_folder(tmp_path / "first"))
-    save_huggingface(tmp_path / "second", load_folder(tmp_path / "ours"))
+    save_folder(tmp_path / "native", load_folder(tmp_path / "first"))
+    save_huggingface(tmp_path / "second", load_folder(tmp_path / "native"))
     again = transformers.XLNetLMHeadModel.from_pretrained(tmp_path / "second")
-    for name, tensor in theirs.state_dict().items():
+    for name, tensor in external.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name]), name
 
 
-def test_auto_model_and_auto_tokenizer_open_what_was_exported(folder, tmp_path):
+def test_auto_model_and_auto_tokenizer_open_an_exported_folder(folder, tmp_path):
     save_huggingface(tmp_path / "hf", folder)
     model = transformers.AutoModel.from_pretrained(tmp_path / "hf")
     assert type(model).__name__ == "XLNetModel"
@@ -204,7 +204,7 @@ def test_auto_model_and_auto_tokenizer_open_what_was_exported(folder, tmp_path):
         ("attention_span", {"attention_span": "same_length"}),
     ],
 )
-def test_what_huggingface_cannot_express_is_refused_by_its_key(folder, tmp_path, key, changes):
+def test_a_setting_that_huggingface_lacks_is_refused_by_its_key(folder, tmp_path, key, changes):
     shape = dataclasses.replace(SHAPE, **changes)
     weights = {name: p.detach() for name, p in LanguageModel(shape, True).named_parameters()}
     with pytest.raises(ValueError, match=f"model.{key}="):
@@ -212,7 +212,7 @@ def test_what_huggingface_cannot_express_is_refused_by_its_key(folder, tmp_path,
     assert not list(tmp_path.iterdir())
 
 
-def test_huggingfaces_gelu_is_taken_as_the_tanh_it_was_trained_with(folder, tmp_path):
+def test_gelu_of_huggingface_is_read_as_the_tanh_approximation(folder, tmp_path):
     save_huggingface(tmp_path / "hf", folder)
     config = tmp_path / "hf" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "ff_activation": "gelu"}))

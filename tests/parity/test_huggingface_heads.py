@@ -38,13 +38,13 @@ TASKS = [
 
 def make_finetuned(tokenizer, task, pooling):
     torch.manual_seed(3)
-    before = {name: p.detach() for name, p in LanguageModel(SHAPE, True).named_parameters()}
+    pretrained = {name: p.detach() for name, p in LanguageModel(SHAPE, True).named_parameters()}
     model = TaskModel(SHAPE, task).eval()
     weights = {name: 0.2 * torch.randn_like(p) for name, p in model.named_parameters()}
     for name in weights:
         if "norm" in name and name.endswith("weight"):
             weights[name] += 1
-    folder = ModelFolder(SHAPE, before, tokenizer, "permutation", {"step": 3}, "xlpre")
+    folder = ModelFolder(SHAPE, pretrained, tokenizer, "permutation", {"step": 3}, "xlpre")
     metadata = {"task": task.name, "data": task.data_settings(), "pooling": pooling, "labels": list(task.label_names)}
     return TaskModelFolder.from_finetuned(folder, SHAPE, weights, metadata, {"step": 5})
 
@@ -52,30 +52,36 @@ def make_finetuned(tokenizer, task, pooling):
 @pytest.mark.parametrize(("name", "settings", "pooling"), TASKS)
 def test_exported_logits_equal_those_of_hugging_face(name, settings, pooling, tokenizer, tmp_path):
     task = build_task(name, TaskDataConfig(**settings), pooling)
-    made = make_finetuned(tokenizer, task, pooling)
-    save_task_model(tmp_path / "ours", made)
-    main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
+    model_folder = make_finetuned(tokenizer, task, pooling)
+    save_task_model(tmp_path / "native", model_folder)
+    main([str(tmp_path / "native"), str(tmp_path / "external")])
     lines = QUESTIONS if name == "race" else PAIRS
     examples = [task.parse_example(fields, "") for fields in lines]
     (batch,) = LengthBucketSampler(task.encode(examples, tokenizer), task.padding_side, 0, 1, 10**6).eval_batches(2)
-    ours = TaskModel(SHAPE, task).eval()
-    ours.load_available(load_task_model(tmp_path / "ours").weights)
-    found = ours.predict(batch)["logits"]
+    native = TaskModel(SHAPE, task).eval()
+    native.load_available(load_task_model(tmp_path / "native").weights)
+    found = native.predict(batch)["logits"]
     if name == "regress":
         found = torch.from_numpy(task.predict_values({"logits": found.numpy()})).float()
 
     auto = (
         transformers.AutoModelForMultipleChoice if name == "race" else transformers.AutoModelForSequenceClassification
     )
-    theirs = auto.from_pretrained(tmp_path / "theirs").eval()
-    assert theirs.config.problem_type == {"classify": "single_label_classification", "regress": "regression"}.get(name)
+    external = auto.from_pretrained(tmp_path / "external").eval()
+    assert external.config.problem_type == {"classify": "single_label_classification", "regress": "regression"}.get(
+        name
+    )
     if name == "classify":
-        assert [theirs.config.id2label[i] for i in range(len(task.label_names))] == task.label_names
-    inputs = {"input_ids": batch.input_ids, "token_type_ids": batch.segment_ids, "attention_mask": (~batch.padding_mask).float()}
+        assert [external.config.id2label[i] for i in range(len(task.label_names))] == task.label_names
+    inputs = {
+        "input_ids": batch.input_ids,
+        "token_type_ids": batch.segment_ids,
+        "attention_mask": (~batch.padding_mask).float(),
+    }
     if name == "race":
         inputs = {key: x.view(2, 4, -1) for key, x in inputs.items()}
     with torch.no_grad():
-        logits = theirs(**inputs).logits
+        logits = external(**inputs).logits
     assert found.abs().max() > 0.1
     torch.testing.assert_close(found, logits.view(found.shape), atol=TOLERANCE, rtol=0)
 
@@ -83,23 +89,27 @@ def test_exported_logits_equal_those_of_hugging_face(name, settings, pooling, to
 def test_exported_spans_equal_those_of_hugging_face(tokenizer, tmp_path):
     settings = {"max_seq_len": 40, "max_question_len": 8, "doc_stride": 8}
     task = build_task("squad/2.0", TaskDataConfig(**settings), "last")
-    save_task_model(tmp_path / "ours", make_finetuned(tokenizer, task, "last"))
-    main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
+    save_task_model(tmp_path / "native", make_finetuned(tokenizer, task, "last"))
+    main([str(tmp_path / "native"), str(tmp_path / "external")])
     contexts = ["Ba be bi bo bu. " * 4, "Ka ke ki ko da de di."]
     examples = [task.parse_example({"context": context, "question": "Da di?"}, "") for context in contexts]
     features = task.encode(examples, tokenizer)
     assert len(features) > 2 and len({feature.length for feature in features}) > 1
     (batch,) = LengthBucketSampler(features, task.padding_side, 0, 1, 10**6).eval_batches(len(features))
-    ours = TaskModel(SHAPE, task).eval()
-    ours.load_available(load_task_model(tmp_path / "ours").weights)
-    found = ours.predict(batch)
+    native = TaskModel(SHAPE, task).eval()
+    native.load_available(load_task_model(tmp_path / "native").weights)
+    found = native.predict(batch)
 
-    theirs = transformers.XLNetForQuestionAnswering.from_pretrained(tmp_path / "theirs").eval()
+    external = transformers.XLNetForQuestionAnswering.from_pretrained(tmp_path / "external").eval()
     excluded, cls = span_masks(batch)
-    inputs = {"input_ids": batch.input_ids, "token_type_ids": batch.segment_ids, "attention_mask": (~batch.padding_mask).float()}
+    inputs = {
+        "input_ids": batch.input_ids,
+        "token_type_ids": batch.segment_ids,
+        "attention_mask": (~batch.padding_mask).float(),
+    }
     with torch.no_grad():
-        beams = theirs(**inputs, cls_index=cls, p_mask=excluded.float())
-    B, S, N = found["end"].shape  # theirs are probabilities, and of ends (B, N, S)
+        beams = external(**inputs, cls_index=cls, p_mask=excluded.float())
+    B, S, N = found["end"].shape  # in transformers: probabilities, and (B, N, S) for ends
     torch.testing.assert_close(found["start"].exp(), beams.start_top_log_probs, atol=TOLERANCE, rtol=0)
     ends = beams.end_top_log_probs.view(B, N, S).transpose(1, 2)
     torch.testing.assert_close(found["end"].exp(), ends, atol=TOLERANCE, rtol=0)
@@ -112,84 +122,97 @@ def test_training_losses_equal_those_of_hugging_face(tokenizer, tmp_path):
     name, settings, pooling = TASKS[0]
     task = build_task(name, TaskDataConfig(**settings), pooling)
     shape = dataclasses.replace(SHAPE, dropout=0.0, dropatt=0.0)
-    made = make_finetuned(tokenizer, task, pooling)
-    made = dataclasses.replace(made, folder=dataclasses.replace(made.folder, config=shape))
-    save_task_model(tmp_path / "ours", made)
-    main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
-    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "theirs").train()
-    ours = TaskModel(shape, task).train()
-    ours.load_available(made.weights)
+    model_folder = make_finetuned(tokenizer, task, pooling)
+    model_folder = dataclasses.replace(model_folder, folder=dataclasses.replace(model_folder.folder, config=shape))
+    save_task_model(tmp_path / "native", model_folder)
+    main([str(tmp_path / "native"), str(tmp_path / "external")])
+    external = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "external").train()
+    native = TaskModel(shape, task).train()
+    native.load_available(model_folder.weights)
     labels = ["good", "bad", "none"]
     lines = [{"one": "ba " * (2 * i + 1), "two": "be bi", "label": labels[i % 3]} for i in range(6)]
     features = task.encode([task.parse_example(fields, "") for fields in lines], tokenizer)
-    micro_step = LengthBucketSampler(features, "left", 0, 1, 8).micro_steps(seed=1, step=0, batch_size=6, accumulation_steps=1)[0]
+    micro_step = LengthBucketSampler(features, "left", 0, 1, 8).micro_steps(
+        seed=1, step=0, batch_size=6, accumulation_steps=1
+    )[0]
     (whole,) = (
-        LengthBucketSampler(features, "left", 0, 1, 10**6).micro_steps(seed=1, step=0, batch_size=6, accumulation_steps=1)[0].batches
+        LengthBucketSampler(features, "left", 0, 1, 10**6)
+        .micro_steps(seed=1, step=0, batch_size=6, accumulation_steps=1)[0]
+        .batches
     )
     assert len(micro_step.batches) > 1 and micro_step.n_padded_tokens < whole.input_ids.numel()
-    padded = {"input_ids": whole.input_ids, "token_type_ids": whole.segment_ids, "attention_mask": (~whole.padding_mask).float()}
-    courses = []
+    padded = {
+        "input_ids": whole.input_ids,
+        "token_type_ids": whole.segment_ids,
+        "attention_mask": (~whole.padding_mask).float(),
+    }
+    loss_curves = []
     for model, loss in (
-        (ours, lambda: ours(micro_step)),
-        (theirs, lambda: theirs(**padded, labels=whole.labels["label"]).loss),
+        (native, lambda: native(micro_step)),
+        (external, lambda: external(**padded, labels=whole.labels["label"]).loss),
     ):
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0)
-        courses.append([])
+        loss_curves.append([])
         for _ in range(6):
             optimizer.zero_grad()
             loss().backward()
-            courses[-1].append(loss().item())
+            loss_curves[-1].append(loss().item())
             optimizer.step()
-    assert courses[0][5] < courses[0][0] - 0.1
-    assert courses[0] == pytest.approx(courses[1], abs=1e-4)
+    assert loss_curves[0][5] < loss_curves[0][0] - 0.1
+    assert loss_curves[0] == pytest.approx(loss_curves[1], abs=1e-4)
 
 
 def test_the_exported_tokenizer_builds_the_same_row_of_a_pair(tokenizer, tmp_path):
     name, settings, pooling = TASKS[0]
     task = build_task(name, TaskDataConfig(**settings), pooling)
-    save_task_model(tmp_path / "ours", make_finetuned(tokenizer, task, pooling))
-    main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")("Ba be.", "Bi bo.")
+    save_task_model(tmp_path / "native", make_finetuned(tokenizer, task, pooling))
+    main([str(tmp_path / "native"), str(tmp_path / "external")])
+    external = transformers.AutoTokenizer.from_pretrained(tmp_path / "external")("Ba be.", "Bi bo.")
     row = task.encode([task.parse_example({"one": "Ba be.", "two": "Bi bo."}, "")], tokenizer)[0].rows[0]
-    assert theirs["input_ids"] == row.input_ids.tolist() and theirs["token_type_ids"] == row.segment_ids.tolist()
+    assert external["input_ids"] == row.input_ids.tolist() and external["token_type_ids"] == row.segment_ids.tolist()
 
 
 @pytest.mark.parametrize("pooling", ["last", "first"])
 def test_the_exported_tokenizer_gives_the_same_predictions_for_a_padded_batch(pooling, tokenizer, tmp_path):
     settings = {"text": ["one"], "labels": ["good", "bad"]}
     task = build_task("classify", TaskDataConfig(**settings), pooling)
-    save_task_model(tmp_path / "ours", make_finetuned(tokenizer, task, pooling))
-    main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
+    save_task_model(tmp_path / "native", make_finetuned(tokenizer, task, pooling))
+    main([str(tmp_path / "native"), str(tmp_path / "external")])
     texts = ["Ba be bi bo bu da de.", "Ka."]
     lines = [(text, {"one": text}) for text in texts]
-    found = [one["probabilities"]["good"] for one in predict_lines(load_task_model(tmp_path / "ours"), task, lines)]
-    batch = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")(texts, padding=True, return_tensors="pt")
+    found = [
+        result["probabilities"]["good"] for result in predict_lines(load_task_model(tmp_path / "native"), task, lines)
+    ]
+    batch = transformers.AutoTokenizer.from_pretrained(tmp_path / "external")(texts, padding=True, return_tensors="pt")
     assert not batch["attention_mask"].all()
-    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "theirs").eval()
+    external = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "external").eval()
     with torch.no_grad():
-        logits = theirs(**batch).logits
+        logits = external(**batch).logits
     assert logits.softmax(1)[:, 0].tolist() == pytest.approx(found, abs=TOLERANCE)
 
 
 def test_the_weight_map_of_spans_covers_every_weight_of_the_head():
     config = transformers.XLNetConfig(vocab_size=300, d_model=32, n_layer=1, n_head=4, d_inner=64)
-    theirs = transformers.XLNetForQuestionAnswering(config).state_dict()
+    external = transformers.XLNetForQuestionAnswering(config).state_dict()
     head = {name: p.detach() for name, p in SpanHead(SHAPE).named_parameters()}
     settings, weights = head_to_huggingface(SHAPE, head, "span", [])
-    assert {name for name in theirs if not name.startswith("transformer.")} == weights.keys()
-    assert all(theirs[name].shape == weight.shape for name, weight in weights.items())
+    assert {name for name in external if not name.startswith("transformer.")} == weights.keys()
+    assert all(external[name].shape == weight.shape for name, weight in weights.items())
     assert settings == {"architectures": [HEADS["span"].architecture]}
 
 
 def test_settings_without_a_counterpart_in_hugging_face_are_refused(tokenizer, tmp_path):
     name, settings, _ = TASKS[0]
     task = build_task(name, TaskDataConfig(**settings), "attn")
-    made = make_finetuned(tokenizer, task, "attn")
-    save_task_model(tmp_path / "ours", made)
+    model_folder = make_finetuned(tokenizer, task, "attn")
+    save_task_model(tmp_path / "native", model_folder)
     with pytest.raises(ValueError, match="model.pooling=attn .*Hugging Face.*last or first"):
-        main([str(tmp_path / "ours"), str(tmp_path / "theirs")])
+        main([str(tmp_path / "native"), str(tmp_path / "external")])
     shape = dataclasses.replace(SHAPE, norm="pre")
-    save_task_model(tmp_path / "pre", dataclasses.replace(made, folder=dataclasses.replace(made.folder, config=shape)))
+    save_task_model(
+        tmp_path / "pre",
+        dataclasses.replace(model_folder, folder=dataclasses.replace(model_folder.folder, config=shape)),
+    )
     with pytest.raises(ValueError, match="model.norm=pre "):
-        main([str(tmp_path / "pre"), str(tmp_path / "theirs")])
-    assert np.array_equal(sorted(path.name for path in tmp_path.iterdir()), ["ours", "pre"])
+        main([str(tmp_path / "pre"), str(tmp_path / "external")])
+    assert np.array_equal(sorted(path.name for path in tmp_path.iterdir()), ["native", "pre"])

@@ -1,4 +1,4 @@
-"""Rows of a fine-tuning task equal the original's (zihangdai/xlnet classifier_utils.py)."""
+"""Rows of fine-tuning tasks equal the original (zihangdai/xlnet classifier_utils.py)."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from tests.parity.goldens import files
 
 
 @pytest.mark.parametrize("path", files("data_classifier_features.npz"))
-def test_texts_are_laid_out_cut_and_padded_as_the_original_does(path):
+def test_rows_are_built_truncated_and_padded_as_in_the_original(path):
     arrays = np.load(path)
     cases = sorted(name.split("/")[0] for name in arrays.files if name.endswith("/input_ids"))
     assert cases

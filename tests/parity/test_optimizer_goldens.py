@@ -1,11 +1,10 @@
-"""Learning rates and the choice of what decays equal the original's (zihangdai/xlnet model_utils.py)."""
+"""Learning rates and weight decay equal the original (zihangdai/xlnet model_utils.py)."""
 
 import json
 import re
 
 import numpy as np
 import pytest
-import torch
 
 from tests.parity.goldens import GOLDENS, files
 from xlpre.conversion.tf import weight_map
@@ -16,7 +15,7 @@ from xlpre.training.optimizer import LayerwiseOptimConfig, OptimConfig, build_op
 
 
 @pytest.mark.parametrize("path", files("optim_lr_tables.npz"))
-def test_the_learning_rate_follows_the_originals_table(path):
+def test_learning_rates_equal_the_table_of_the_original(path):
     arrays = np.load(path)
     for name in sorted({name.split("/")[0] for name in arrays.files if name.endswith("/lr")}):
         config = json.loads(str(arrays[f"{name}/config"]))
@@ -25,14 +24,14 @@ def test_the_learning_rate_follows_the_originals_table(path):
             decay={"poly": "linear", "cos": "cosine"}[config["decay_method"]],
             min_lr_ratio=config["min_lr_ratio"],
         )
-        ours = [
+        rates = [
             learning_rate(schedule, config["learning_rate"], int(step), config["train_steps"])
             for step in arrays[f"{name}/steps"]
         ]
-        np.testing.assert_allclose(ours, arrays[f"{name}/lr"], rtol=2e-6, atol=1e-9, err_msg=name)
+        np.testing.assert_allclose(rates, arrays[f"{name}/lr"], rtol=2e-6, atol=1e-9, err_msg=name)
 
 
-def test_gradients_are_scaled_of_what_the_original_holds_in_its_layers():
+def test_grad_scale_applies_to_the_layer_variables_of_the_original():
     shape = ModelConfig(vocab_size=50, n_layer=3, d_model=8, n_head=2, d_inner=8)
     model = LanguageModel(shape, two_streams=True)
     optimizer = build_optimizer(model, LayerwiseOptimConfig(layer_decay=0.5, layer_decay_mode="grad_scale"))
@@ -45,23 +44,23 @@ def test_gradients_are_scaled_of_what_the_original_holds_in_its_layers():
 
 def test_norms_and_layer_biases_do_not_decay_and_score_biases_do():
     model = LanguageModel(ModelConfig(vocab_size=50, n_layer=1, d_model=8, n_head=2, d_inner=8), two_streams=True)
-    spared = {name for name, _ in model.named_parameters() if not is_decayed(name)}
+    not_decayed = {name for name, _ in model.named_parameters() if not is_decayed(name)}
     layer = "backbone.layers.0."
-    assert spared == {
+    assert not_decayed == {
         "lm_head.bias",
         *(f"{layer}{norm}.{part}" for norm in ("attention_norm", "feed_forward_norm") for part in ("weight", "bias")),
         *(f"{layer}feed_forward.{part}.bias" for part in ("inner", "outer")),
     }
     optimizer = build_optimizer(model, OptimConfig(weight_decay=0.01))
-    held = [p for group in optimizer.param_groups for p in group["params"]]
-    assert len(held) == len(set(held)) == len(list(model.parameters())) and all(torch.is_tensor(p) for p in held)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    assert len(parameters) == len(set(parameters)) == len(list(model.parameters()))
 
 
 @pytest.mark.skipif(
     not (GOLDENS / "optim_weight_decay_table.json").exists(), reason=f"no table in {GOLDENS}; set XLPRE_GOLDENS"
 )
-def test_the_original_spares_the_same_kinds_of_parameters():
+def test_weight_decay_applies_to_the_same_parameters_as_in_the_original():
     table = json.loads((GOLDENS / "optim_weight_decay_table.json").read_text())
     for name, decayed in table.items():
-        ours = name.replace("LayerNorm", "attention_norm").replace("/", ".")
-        assert is_decayed(ours) == decayed, name
+        native = name.replace("LayerNorm", "attention_norm").replace("/", ".")
+        assert is_decayed(native) == decayed, name

@@ -1,4 +1,4 @@
-"""Two-stream relative attention as the papers write it: a loop over queries and keys, in every scheme of positions."""
+"""Two-stream relative attention as written in the papers: loops over queries and keys, for every position scheme."""
 
 import math
 
@@ -14,31 +14,31 @@ def sinusoid(distance: float, config) -> torch.Tensor:
 
 
 def table_row(distance: int, config) -> int:
-    """Row of a learned table: distances beyond what it holds share its ends."""
-    reach = config.n_positions - 1
+    """Row of a learned table. Distances outside the table share its ends."""
+    largest = config.n_positions - 1
     if config.clamp_len > 0:
-        reach = min(reach, config.clamp_len - 1)
-    return max(-reach, min(reach, distance)) + config.n_positions - 1
+        largest = min(largest, config.clamp_len - 1)
+    return max(-largest, min(largest, distance)) + config.n_positions - 1
 
 
-def place_vector(layer, index: int, place: int, config):
-    """What is added to the input of a layer at a distance `place` from the window's end."""
+def position_vector(layer, index: int, distance: int, config):
+    """Vector added to the input of a layer at `distance` from the last token of the window."""
     if config.positions == "sinusoidal" and index == 0:
-        return sinusoid(place, config)
+        return sinusoid(distance, config)
     if config.positions == "learned":
-        return layer.position_embedding.table[table_row(place, config)]
+        return layer.position_embedding.table[table_row(distance, config)]
     return 0.0
 
 
 def score(attention, h, q, key, distance, different, config):
-    """The score of head `h` for a query (H, E) and a key (D,)."""
-    heads = lambda x: x.view(attention.n_head, attention.d_head)[h]  # noqa: E731
+    """Score of head `h` for a query (H, E) and a key (D,)."""
+    of_head = lambda x: x.view(attention.n_head, attention.d_head)[h]  # noqa: E731
     terms = attention.terms
     content = q[h] + terms["content"].r_bias[h] if config.positions in ("relative", "shaw") else q[h]
-    total = content @ heads(attention.key(key))
+    total = content @ of_head(attention.key(key))
     if config.positions == "relative":
         position = terms["position"]
-        total = total + (q[h] + position.r_bias[h]) @ heads(position.key.weight @ sinusoid(distance, config))
+        total = total + (q[h] + position.r_bias[h]) @ of_head(position.key.weight @ sinusoid(distance, config))
     if config.positions == "shaw":
         row = table_row(distance, config)
         total = total + q[h] @ terms["position"].keys[row, h] + terms["position"].offsets[row, h]
@@ -49,68 +49,70 @@ def score(attention, h, q, key, distance, different, config):
 
 def attend(attention, row, keys, visible, distances, different, config):
     """Output (D,) of one query over keys (K, D) at signed `distances`."""
-    seen = [j for j in range(len(keys)) if visible[j]]
-    if not seen:
+    visible_keys = [j for j in range(len(keys)) if visible[j]]
+    if not visible_keys:
         return torch.zeros_like(row)
     q = attention.query(row).view(attention.n_head, attention.d_head)
     outputs = []
     for h in range(attention.n_head):
-        scores = [score(attention, h, q, keys[j], distances[j], different[j], config) for j in seen]
+        scores = [score(attention, h, q, keys[j], distances[j], different[j], config) for j in visible_keys]
         weights = torch.stack(scores).softmax(0)
-        values = [attention.value(keys[j]).view(attention.n_head, attention.d_head)[h] for j in seen]
+        values = [attention.value(keys[j]).view(attention.n_head, attention.d_head)[h] for j in visible_keys]
         outputs.append(sum(w * value for w, value in zip(weights, values, strict=True)))
     return attention.output(torch.cat(outputs))
 
 
-def layer_output(layer, row, keys, config, **geometry):
-    """A layer's output (D,) for one row."""
+def layer_output(layer, row, keys, config, **attention_args):
+    """Output (D,) of a layer for one row."""
     norm = layer.attention_norm
     if config.norm == "post":
-        row = norm(row, attend(layer.attention, row, keys, config=config, **geometry))
+        row = norm(row, attend(layer.attention, row, keys, config=config, **attention_args))
         return layer.feed_forward_norm(row, layer.feed_forward(row))
     query = norm(row) if config.norm == "pre" else row
-    row = row + attend(layer.attention, query, [norm(key) for key in keys], config=config, **geometry)
+    row = row + attend(layer.attention, query, [norm(key) for key in keys], config=config, **attention_args)
     return row + layer.feed_forward(layer.feed_forward_norm(row))
 
 
 def two_streams(model, batch, memory, b):
-    """Hidden states (P, D) at the targets of row `b`, by two explicit streams."""
+    """Hidden states (P, D) at the targets of row `b`, from two explicit streams."""
     backbone, config, T = model.backbone, model.config, batch.input_ids.size(1)
     M, sign = memory.hidden.size(2), -1 if batch.backward[b] else 1
     positions = batch.target_positions[b].tolist()
     content = list(backbone.word_embedding(batch.input_ids[b]))
     query = [backbone.mask_embedding for _ in positions]
     valid = min(int(memory.valid[b]), int(batch.visible_mem_len[b]))
-    places = list(range(-M, T))
+    key_positions = list(range(-M, T))
     segments = [0] * M + batch.segment_ids[b].tolist()
-    longest = max(M, config.mem_len)
-    reach = {"all": M + T, "same_length": longest, "exclude_self_slot": longest - 1}[config.attention_span]
-    for index, (layer, remembered) in enumerate(zip(backbone.layers, memory.hidden, strict=True)):
+    span = max(M, config.mem_len)
+    max_distance = {"all": M + T, "same_length": span, "exclude_self_slot": span - 1}[config.attention_span]
+    for index, (layer, memory_columns) in enumerate(zip(backbone.layers, memory.hidden, strict=True)):
 
-        def placed(row, place, layer=layer, index=index):
-            return row + place_vector(layer, index, sign * (T - 1 - place), config)
+        def add_position(row, position, layer=layer, index=index):
+            return row + position_vector(layer, index, sign * (T - 1 - position), config)
 
-        keys = [placed(row, place) for row, place in zip([*remembered[b], *content], places, strict=True)]
+        columns = zip([*memory_columns[b], *content], key_positions, strict=True)
+        keys = [add_position(row, position) for row, position in columns]
 
-        def sees(i, j, itself):
-            if i - places[j] > reach:
+        def sees(i, j, sees_self):
+            if i - key_positions[j] > max_distance:
                 return False
-            if places[j] < 0:
-                return -places[j] <= valid
-            return bool(batch.query_rank[b, i] > batch.key_rank[b, places[j]]) or (itself and i == places[j])
+            if key_positions[j] < 0:
+                return -key_positions[j] <= valid
+            is_below = bool(batch.query_rank[b, i] > batch.key_rank[b, key_positions[j]])
+            return is_below or (sees_self and i == key_positions[j])
 
-        def step(row, i, itself, layer=layer, keys=keys, placed=placed):
+        def compute(row, i, sees_self, layer=layer, keys=keys, add_position=add_position):
             return layer_output(
                 layer,
-                placed(row, i),
+                add_position(row, i),
                 keys,
                 config,
-                visible=[sees(i, j, itself) for j in range(M + T)],
-                distances=[sign * (i - place) for place in places],
+                visible=[sees(i, j, sees_self) for j in range(M + T)],
+                distances=[sign * (i - position) for position in key_positions],
                 different=[segments[M + i] != segment for segment in segments],
             )
 
-        new_query = [step(row, i, itself=False) for row, i in zip(query, positions, strict=True)]
-        content = [step(row, i, itself=True) for i, row in enumerate(content)]
+        new_query = [compute(row, i, sees_self=False) for row, i in zip(query, positions, strict=True)]
+        content = [compute(row, i, sees_self=True) for i, row in enumerate(content)]
         query = new_query
     return torch.stack(query)

@@ -1,34 +1,34 @@
-"""Which keys a query of one half of a window may not see, as the original's `_local_perm` decides it, place by place."""
+"""Keys that a query of one window part may not see, by the rule of `_local_perm` in the original, position by position."""
 
 
 def ranks(length: int, order: list[int]) -> list[int]:
-    """The rank of each place: chunks of `len(order)` places follow each other, each in the same order inside.
+    """Rank of each position. Chunks of `len(order)` positions follow each other, with the same order inside each.
 
-    A shorter last chunk, which the original does not allow, takes of the order what there is of it.
+    A shorter last chunk, which the original does not allow, uses the ranks below its length.
     """
     size = len(order)
-    found = []
-    for place in range(length):
-        chunk, within = divmod(place, size)
+    result = []
+    for position in range(length):
+        chunk, within = divmod(position, size)
         in_chunk = min(size, length - chunk * size)
         present = [rank for rank in order if rank < in_chunk]
-        found.append(chunk * size + present[within])
-    return found
+        result.append(chunk * size + present[within])
+    return result
 
 
 def hidden_from(is_target: list[bool], special_mask: list[bool], order: list[int]) -> list[list[bool]]:
-    """(L, L): row i is true at the keys that a query at place i must not see."""
+    """(L, L): row i is true at the keys that a query at position i must not see."""
     length = len(is_target)
     rank = ranks(length, order)
-    for place in range(length):
-        if not is_target[place] and not special_mask[place]:
-            rank[place] = -1
+    for position in range(length):
+        if not is_target[position] and not special_mask[position]:
+            rank[position] = -1
     hidden = []
     for query in range(length):
-        own = rank[query] if is_target[query] else rank[query] + 1
+        query_rank = rank[query] if is_target[query] else rank[query] + 1
         row = []
         for key in range(length):
-            concealed = is_target[key] or special_mask[key]
-            row.append(concealed and own <= rank[key])
+            is_ranked = is_target[key] or special_mask[key]
+            row.append(is_ranked and query_rank <= rank[key])
         hidden.append(row)
     return hidden

@@ -1,10 +1,10 @@
-"""The adaptive softmax and embedding, token by token."""
+"""Adaptive softmax and embedding, token by token."""
 
 import torch
 
 
 def embed(embedding, token: int) -> torch.Tensor:
-    """(D,) vector of a token."""
+    """Embedding (D,) of a token."""
     for cluster in embedding.clusters:
         if cluster.low <= token < cluster.high:
             row = cluster.table[token - cluster.low]
@@ -13,24 +13,25 @@ def embed(embedding, token: int) -> torch.Tensor:
 
 
 def probability(lm_head, embedding, hidden: torch.Tensor, token: int) -> torch.Tensor:
-    """p(token | hidden (D,)): of its cluster, times of it in its cluster."""
+    """p(token | hidden (D,)): probability of its cluster times its probability in the cluster."""
 
     def projected(scores):
         return hidden if scores.projection is None else hidden @ scores.projection
 
     def logits(i):
         scores, (low, high) = lm_head.clusters[i], lm_head.bounds[i]
-        first = low if len(embedding.clusters) == 1 else 0  # a single table has all pieces
+        first = low if len(embedding.clusters) == 1 else 0  # a single table has all tokens
         return [projected(scores) @ scores.table[first + k] + scores.bias[k] for k in range(high - low)]
 
-    frequent, entries = logits(0), []
+    frequent, cluster_logits = logits(0), []
     if len(lm_head.bounds) > 1:
         head = lm_head.clusters[0]
-        entries = [projected(head) @ w + b for w, b in zip(head.cluster_logits.weight, head.cluster_logits.bias, strict=True)]
-    shares = torch.stack(frequent + entries).softmax(0)
+        weights = zip(head.cluster_logits.weight, head.cluster_logits.bias, strict=True)
+        cluster_logits = [projected(head) @ w + b for w, b in weights]
+    head_probabilities = torch.stack(frequent + cluster_logits).softmax(0)
     for i, (low, high) in enumerate(lm_head.bounds):
         if low <= token < high:
             if i == 0:
-                return shares[token]
-            return shares[len(frequent) + i - 1] * torch.stack(logits(i)).softmax(0)[token - low]
+                return head_probabilities[token]
+            return head_probabilities[len(frequent) + i - 1] * torch.stack(logits(i)).softmax(0)[token - low]
     raise AssertionError(token)

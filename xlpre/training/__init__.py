@@ -1,1 +1,1 @@
-"""Optimisation: processes, schedule, optimizer, engine, checkpoints, metrics."""
+"""Training that pretraining and fine-tuning share: start-up, engine, optimizer, checkpoints, progress and logging."""

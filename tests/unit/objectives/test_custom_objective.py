@@ -51,8 +51,8 @@ def test_a_custom_objective_gives_a_batch(loader_of):  # noqa: F811
     [
         ("target_positions", lambda x: x + 60, "be between 0 and 63"),
         ("target_positions", lambda x: x - 60, "be between 0 and 63"),
-        ("target_positions", lambda x: x[:, ::-1], "strictly increase in each row"),
-        ("target_positions", lambda x: x * 0, "strictly increase in each row"),
+        ("target_positions", lambda x: x[:, ::-1], "increase strictly in each row"),
+        ("target_positions", lambda x: x * 0, "increase strictly in each row"),
         ("target_positions", lambda x: x.astype(np.int32), "Batch.target_positions is (4, 9) torch.int32. It must be"),
         ("targets", lambda x: x.tolist(), "ModelInputs.targets is ["),
         ("targets", lambda x: x[:, :2], "ModelInputs.targets has shape (4, 2)"),

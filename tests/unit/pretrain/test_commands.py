@@ -37,7 +37,8 @@ def test_the_process_group_is_destroyed_after_training(monkeypatch, tmp_path):
     from pretrain import run
 
     arguments = {"backend": "gloo", "store": distributed.HashStore(), "rank": 0, "world_size": 1}
-    monkeypatch.setattr(run, "pretrain", lambda *args: distributed.init_process_group(**arguments))
+    monkeypatch.setattr(run.Trainer, "__init__", lambda self, *args: None)
+    monkeypatch.setattr(run.Trainer, "train", lambda self: distributed.init_process_group(**arguments))
     monkeypatch.setattr(
         sys, "argv", ["run.py", "--config", f"{REPOSITORY}/configs/pretrain/debug.yaml", f"run_dir={tmp_path}"]
     )
@@ -62,7 +63,7 @@ def test_validation_text_is_evaluated_once(store, tokenizer):
     config = PretrainConfig(data=data, eval=EvalConfig(batch_size=4, num_windows=10_000))
     evaluator = Evaluator(config, store, tokenizer, Comm())
     times = np.zeros(len(store.validation), int)
-    for lane, step in itertools.product(range(4), range(evaluator._windows)):
+    for lane, step in itertools.product(range(4), range(evaluator._n_windows)):
         location = evaluator._loader.lanes.location(lane, step)
         begin = len(times) - location.begin - 16 if location.text.backward else location.begin
         times[begin : begin + 16] += 1

@@ -42,7 +42,7 @@ def test_a_vocabulary_is_reused_for_its_text_only_and_encodes_any(config, text_f
     other = tmp_path / "other.txt"
     other.write_text(text_file.read_text() + "\n\none more")
     config = change(config, "text", source=str(other))
-    with pytest.raises(ValueError, match=r"learned.model is invalid: .* delete \S*learned.model.json"):
+    with pytest.raises(ValueError, match=r"trained.model is invalid: .* delete \S*trained.model.json"):
         make_tokenizer(config)
     assert make_store(config).tokenizer().sha256 == trained.sha256
     (tmp_path / "trained.model.json").unlink()

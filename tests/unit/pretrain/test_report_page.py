@@ -59,7 +59,7 @@ import sys
 from pathlib import Path
 from pretrain.tools.report_page import write_report
 from pretrain.trainer.samples import read_samples
-from tests.unit.pretrain.test_report import write_run, write_samples
+from tests.unit.pretrain.test_report_page import write_run, write_samples
 from xlpre.common.cli_main import run_main
 folder = Path(sys.argv[1])
 write_run(folder, "gr\\u00f6\\u00dfe", source="\\u4e2d/*.txt")

@@ -177,7 +177,7 @@ def _check_shapes(schedule: BlockSchedule, inputs: dict[str, Tensor]) -> None:
     """Assert shapes and dtypes, because the kernels read by address."""
     B, N, K, R = (schedule.sizes[size] for size in "BNKR")
     H, E = inputs["query"].shape[2:]
-    shapes = {"query": (B, N, H, E), "key": (B, K, H, E), "value": (B, K, H, E)}
+    shapes: dict[str, tuple[int, ...]] = {"query": (B, N, H, E), "key": (B, K, H, E), "value": (B, K, H, E)}
     shapes |= {"pos_key": (2, R, H, E), "pos_offset": (2, H, R)}
     for name, x in inputs.items():
         assert x.shape == shapes.get(name, (H, E)) and x.dtype == inputs["query"].dtype, name
