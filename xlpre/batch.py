@@ -30,14 +30,16 @@ FIELD_SPECS = {
 class Batch:
     """B rows with one window of T tokens each.
 
-    Every objective fills every field, so the model needs no objective. Construction checks shapes and dtypes but not values, because
-    reading values waits for the device. For inference of hidden states, `target_positions` may have another P than `targets`.
+    Every objective fills all fields, so the model does not depend on the objective. Construction checks shapes and dtypes. It does not
+    check values, because reading them waits for the device. To compute hidden states only, `target_positions` may have another length
+    than `targets`.
 
     Attributes:
         input_ids: (B, T) int64, input of the content stream.
         segment_ids: (B, T) int64, of which only equality matters: A 0, B 1, <cls> 2.
-        query_rank: (B, T) int32. Row i sees the keys with a lower rank. The content stream also sees itself.
-        key_rank: (B, T) int32.
+        query_rank: (B, T) int32, rank of each token as a query. A query sees the keys with a lower rank. In the content stream, a token
+            also sees itself.
+        key_rank: (B, T) int32, rank of each token as a key.
         target_positions: (B, P) int64, positions in the window, strictly increasing in each row.
         targets: (B, P) int64, token ids to predict. Valid ids also where the weight is 0.
         target_weights: (B, P) float32, 0 where a row has fewer than P targets.

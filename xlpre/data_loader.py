@@ -1,4 +1,4 @@
-"""Data loading: from a step to its batches, prepared ahead by background threads."""
+"""Data loading: the batches of each step, which background threads prepare in advance."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from xlpre.objectives.objective import ModelInputs, Objective
 
 
 class Loader:
-    """Batches of the lanes at each step.
+    """Builds the batches of a step.
 
-    A batch is a pure function of seed, step and lanes: all random numbers are keyed by (seed, lane, step). Resuming needs no state.
+    A batch is a pure function of seed, step and lanes, because all random numbers are keyed by (seed, lane, step). A run therefore resumes
+    without any state of its data.
 
     Args:
-        lanes: position of each row in the text.
+        lanes: positions of the rows in the text.
         data: layout of a window.
-        objective: selection of the targets and of what they see.
+        objective: selects the targets and the tokens that they see.
         seed: seed of all random numbers.
 
     Attributes:
@@ -38,7 +39,7 @@ class Loader:
         self._pin = torch.cuda.is_available()
 
     def batch(self, step: int, lanes: Sequence[int]) -> Batch:
-        """Return the batch whose rows are `lanes` at `step`.
+        """Return the batch of `lanes`, one row each, at `step`.
 
         Raises:
             ValueError: there are no lanes, a lane does not exist, or the objective returned invalid inputs.
@@ -79,7 +80,7 @@ class Loader:
 
 
 def batch_from_inputs(windows: Windows, inputs: ModelInputs) -> Batch:
-    """Return windows and their inputs as a Batch, which shares memory with them.
+    """Build a Batch from windows and their inputs. It shares memory with them.
 
     Raises:
         ValueError: a field has another shape or dtype, or positions do not increase in a row.
@@ -136,5 +137,6 @@ def _check_inputs(inputs: ModelInputs) -> None:
     )
     if not is_valid:
         raise ValueError(
-            f"ModelInputs.target_positions is {positions!r:.200}. They must be between 0 and {length - 1} and increase strictly in each row."
+            f"ModelInputs.target_positions is {positions!r:.200}. Positions must be between 0 and {length - 1} and "
+            "increase strictly in each row."
         )

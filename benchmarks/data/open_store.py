@@ -1,10 +1,10 @@
-"""Opening a store and reading batches from it, by the size of the store: seconds, and memory of the process's own.
+"""Time to open a store and memory to read batches from it, by size of the store.
 
 python benchmarks/data/open_store.py --tokens 1000000 1000000000
 
-The tokens are zeros in sparse files, with a sentence every 20 and a document every 1,000. One JSON line a size, from a process of
-its own: seconds to open (a small store is read through), memory (RssAnon: pages of the file that the system keeps do not count) after
-opening and after the batches.
+The tokens are zeros in sparse files, with a sentence every 20 tokens and a document every 1,000. One JSON line per size, from a separate
+process: seconds to open (a small store is verified, too), and anonymous memory (RssAnon, without cached pages of files) of opening and of
+reading batches.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from xlpre.objectives.registry import build_objective
 VOCABULARY = 32_000
 
 
-def make(path: Path, n_tokens: int) -> None:
-    """A store of `n_tokens` zeros in each part."""
+def make_store(path: Path, n_tokens: int) -> None:
+    """Write a store with `n_tokens` zeros in each split."""
     lengths = {"tokens": 1, "sentences": 20, "documents": 1000}
-    for part in SPLITS:
-        (path / part).mkdir(parents=True)
-        with open(path / part / "tokens.bin", "wb") as file:
+    for split in SPLITS:
+        (path / split).mkdir(parents=True)
+        with open(path / split / "tokens.bin", "wb") as file:
             file.truncate(2 * n_tokens)
         for name in ("sentences", "documents"):
             length = lengths[name]
-            with open(path / part / f"{name}.bin", "wb") as file:
+            with open(path / split / f"{name}.bin", "wb") as file:
                 for begin in range(length, n_tokens + 1, length << 20):
                     np.arange(begin, min(begin + (length << 20), n_tokens + 1), length).tofile(file)
     np.ones(VOCABULARY, np.int64).tofile(path / "unigram.bin")
     (path / "vocabulary.model").touch()
     sizes = {name: (path / name).stat().st_size for name in (*ARRAYS, "unigram.bin", "vocabulary.model")}
-    small = sum(sizes.values()) <= MAX_BYTES_VERIFIED_ON_OPEN
-    sha256 = {name: hashlib.sha256((path / name).read_bytes()).hexdigest() if small else "" for name in sizes}
+    is_verified = sum(sizes.values()) <= MAX_BYTES_VERIFIED_ON_OPEN
+    sha256 = {name: hashlib.sha256((path / name).read_bytes()).hexdigest() if is_verified else "" for name in sizes}
     meta = {
         "format": FORMAT,
         "dtype": "uint16",
@@ -59,25 +59,25 @@ def make(path: Path, n_tokens: int) -> None:
         "vocab_size": VOCABULARY,
         "vocabulary_sha256": "",
         "preprocess": "cased",
-        **{f"{part}_n_{name}": n_tokens // length for part in SPLITS for name, length in lengths.items()},
+        **{f"{split}_n_{name}": n_tokens // length for split in SPLITS for name, length in lengths.items()},
         "fingerprint": compute_fingerprint("", "cased", sha256),
     }
     (path / META).write_text(json.dumps(meta), encoding="utf-8")
 
 
-def own_megabytes() -> float:
-    """RssAnon of this process."""
+def anonymous_mb() -> float:
+    """Return RssAnon of this process in MB."""
     lines = Path("/proc/self/status").read_text("utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1e3
 
 
 def measure(path: Path, n_batches: int) -> dict:
-    """Open, and read batches of 32 rows of 512."""
-    before = own_megabytes()
-    since = time.perf_counter()
+    """Open a store and read batches of 32 rows of 512 tokens."""
+    before = anonymous_mb()
+    start = time.perf_counter()
     store = TokenStore(path)
-    opened = time.perf_counter() - since
-    after = own_megabytes()
+    seconds = time.perf_counter() - start
+    after_open = anonymous_mb()
     data = DataConfig()
     starts_word = np.random.default_rng(0).random(VOCABULARY) < 0.7
     lanes = Lanes(
@@ -92,31 +92,31 @@ def measure(path: Path, n_batches: int) -> dict:
     loader = Loader(lanes, data, build_objective(ObjectiveConfig(), data, starts_word), 1)
     for step in range(20):
         loader.batch(step * 1000, range(32))
-    ready = own_megabytes()
+    after_warmup = anonymous_mb()
     for step in range(n_batches):
-        loader.batch(step * 1000, range(32))  # far apart: other runs each time
+        loader.batch(step * 1000, range(32))  # far apart, so that runs differ
     return {
         "tokens": len(store.train),
-        "seconds_to_open": round(opened, 4),
-        "own_mb_of_opening": round(after - before, 2),
-        f"own_mb_of_{n_batches}_more_batches": round(own_megabytes() - ready, 2),
+        "seconds_to_open": round(seconds, 4),
+        "mb_to_open": round(after_open - before, 2),
+        "mb_of_more_batches": round(anonymous_mb() - after_warmup, 2),
     }
 
 
 def main() -> None:
-    """The command."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", nargs="+", type=int, default=[1_000_000, 1_000_000_000])
-    parser.add_argument("--batches", type=int, default=300)
+    parser.add_argument("--tokens", nargs="+", type=int, default=[1_000_000, 1_000_000_000], help="sizes of the store")
+    parser.add_argument("--batches", type=int, default=300, help="batches to read")
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
-    words = parser.parse_args()
-    if words.measure:
-        print(json.dumps(measure(words.measure, words.batches)))
+    args = parser.parse_args()
+    if args.measure:
+        print(json.dumps(measure(args.measure, args.batches)))
         return
-    for n_tokens in words.tokens:
+    for n_tokens in args.tokens:
         with tempfile.TemporaryDirectory() as folder:
-            make(Path(folder) / "store", n_tokens)
-            command = [sys.executable, __file__, "--measure", f"{folder}/store", "--batches", str(words.batches)]
+            make_store(Path(folder) / "store", n_tokens)
+            command = [sys.executable, __file__, "--measure", f"{folder}/store", "--batches", str(args.batches)]
             subprocess.run(command, check=True)
 
 

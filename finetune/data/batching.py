@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from finetune.data.features import Chunking, Features, PaddingSide, pad
-from xlpre.batch import HIDDEN_RANK, Batch
+from xlpre.batch import HIDDEN_RANK, Batch, make_batch
 
 FILLER = -1  # index of a feature that gives every process the same number of rows; its outputs are dropped
 
@@ -76,18 +76,13 @@ class PaddedBatch:
             visible_mem_len: (B,) int64, number of previous tokens of the row that memory may show. None: none.
             reuse_len: number of first tokens of the window that enter memory.
         """
-        zeros = self.input_ids.new_zeros(len(self.input_ids))
-        return Batch(
+        return make_batch(
             input_ids=self.input_ids,
             segment_ids=self.segment_ids,
             query_rank=torch.ones_like(self.input_ids, dtype=torch.int32),
             key_rank=self.padding_mask.int() * HIDDEN_RANK,
             target_positions=target_positions,
-            targets=torch.zeros_like(target_positions),
-            target_weights=torch.ones_like(target_positions, dtype=torch.float32),
-            backward=zeros.bool(),
-            visible_mem_len=zeros if visible_mem_len is None else visible_mem_len,
-            pair_label=zeros,
+            visible_mem_len=visible_mem_len,
             reuse_len=reuse_len,
         )
 

@@ -1,1 +1,1 @@
-"""planning."""
+"""Plan of a pretraining: parameters, FLOPs, memory, time and communication."""

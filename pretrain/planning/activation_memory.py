@@ -27,9 +27,9 @@ class ActivationMemory:
     """Bytes of the tensors of a micro-batch, without weights, gradients and recurrent memory.
 
     Attributes:
-        saved: Tensors that autograd saves for backward, from the embedding to the last layer.
-        logits: Tensors that it saves in the softmax over the vocabulary.
-        workspace: Other tensors at the peak of forward and backward.
+        saved: tensors that autograd saves for backward, from the embedding to the last layer.
+        logits: tensors that it saves in the softmax over the vocabulary.
+        workspace: other tensors at the peak of forward and backward.
     """
 
     saved: int
@@ -48,9 +48,9 @@ def activation_memory(
     """Track the tensors of a training step through a model without data.
 
     Args:
-        model: Model config.
-        shape: Sizes of the micro-batch.
-        dtype: Type of the weights.
+        model: model config.
+        shape: sizes of the micro-batch.
+        dtype: type of the weights.
         gpu: True for dropout as on a GPU, which saves a byte per element instead of a seed.
         activation_checkpointing: True if tensors inside layers are recomputed instead of saved.
     """
@@ -83,12 +83,12 @@ class TensorTracker(TorchDispatchMode):
     """Count the bytes of the tensors that are allocated and freed.
 
     Args:
-        excluded: Tensors that are not counted.
-        kernel_bodies: Functions by the names of custom operators. They run in place of the operators, which counts temporary tensors.
+        excluded: tensors that are not counted.
+        kernel_bodies: functions by the names of custom operators. They run in place of the operators, which counts temporary tensors.
 
     Attributes:
-        live: Bytes of the tensors alive now.
-        peak: Largest value of `live`.
+        live: bytes of the tensors alive now.
+        peak: largest value of `live`.
     """
 
     def __init__(self, excluded: list[Any], kernel_bodies: Mapping[str, Callable[..., Any]] | None = None) -> None:
@@ -141,7 +141,7 @@ class _NonzeroStub(TorchFunctionMode):
 def _kernel_bodies(attention_backend: str) -> Mapping[str, Callable[..., Any]]:
     if attention_backend != "triton":
         return {}
-    from xlpre.model.kernels.triton.attention import IMPLEMENTATIONS  # which the model has found by now
+    from xlpre.model.kernels.triton.attention import IMPLEMENTATIONS  # only if triton is installed
 
     return IMPLEMENTATIONS
 

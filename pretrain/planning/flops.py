@@ -41,15 +41,15 @@ class BatchShape:
     """Sizes of a micro-batch.
 
     Attributes:
-        rows: Rows, B.
-        seq_len: Window tokens, T.
-        mem_len: Memory length, M.
-        n_targets: Targets per row, P.
-        reuse_len: Leading tokens of the window that enter memory.
+        rows: rows, B.
+        seq_len: window tokens, T.
+        mem_len: memory length, M.
+        n_targets: targets per row, P.
+        reuse_len: leading tokens of the window that enter memory.
         two_streams: True if predictions are made by the query stream.
         next_sentence: True if next-sentence prediction reads <cls>.
-        visible_fraction: Fraction of the attention scores that an exact implementation must compute.
-        cluster_fractions: Fraction of the tokens in each cluster of `model.cutoffs`. Empty: Zipf's law, in which the piece of rank r has a
+        visible_fraction: fraction of the attention scores that an exact implementation must compute.
+        cluster_fractions: fraction of the tokens in each cluster of `model.cutoffs`. Empty: Zipf's law, in which the piece of rank r has a
             frequency proportional to 1/r.
     """
 
@@ -129,8 +129,8 @@ def flops_by_part(
     """Return the FLOPs of the matrix products of forward and backward by part; a multiply-add counts as two.
 
     Args:
-        model: Model config.
-        shape: Sizes of the micro-batch.
+        model: model config.
+        shape: sizes of the micro-batch.
         counting: `executed` counts what this model computes. `needed` counts what an exact implementation must compute: no masked
             scores, no position scores of distances that a row does not have, and position keys once for both directions (dropout
             makes them differ).

@@ -37,14 +37,14 @@ class Plan:
     """A pretraining on `gpus` devices. Times are in seconds, sizes in bytes, rates in window tokens.
 
     Attributes:
-        config: Settings of the pretraining.
-        device: Speed, memory and links of a device.
-        gpus: Number of devices.
-        nodes: Number of machines.
-        mfu: Expected model FLOPs utilization, as a fraction of the device's peak.
+        config: settings of the pretraining.
+        device: speed, memory and links of a device.
+        gpus: number of devices.
+        nodes: number of machines.
+        mfu: expected model FLOPs utilization, as a fraction of the device's peak.
 
     Raises:
-        ValueError: The batch cannot be divided among the devices, or the devices among the machines.
+        ValueError: the batch cannot be divided among the devices, or the devices among the machines.
     """
 
     config: PretrainConfig
@@ -272,9 +272,9 @@ def describe(plan: Plan, device: str, n_tokens: int | None) -> str:
     """Return a plan as text.
 
     Args:
-        plan: The plan.
-        device: Name of the device.
-        n_tokens: Window tokens to train on; None: `train.steps` steps.
+        plan: the plan.
+        device: name of the device.
+        n_tokens: window tokens to train on; None: `train.steps` steps.
     """
     stage, micro_batch_size = plan.recommendation
     head = [

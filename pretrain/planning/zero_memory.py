@@ -11,11 +11,11 @@ class ZeroMemory:
     """Bytes of a process that do not depend on the batch.
 
     Attributes:
-        weights: Weights that the model computes with, including those that stage 3 has fetched from other processes.
-        gradients: Gradients of a micro-step and accumulated gradients.
-        optimizer: Master weights and moments in fp32.
-        buffers: Buffers in which gradients are reduced.
-        host: Memory of the machine that offloading uses. The others are on the device.
+        weights: weights that the model computes with, including those that stage 3 has fetched from other processes.
+        gradients: gradients of a micro-step and accumulated gradients.
+        optimizer: master weights and moments in fp32.
+        buffers: buffers in which gradients are reduced.
+        host: memory of the machine that offloading uses. The others are on the device.
     """
 
     weights: float
@@ -46,15 +46,15 @@ def zero_memory(
     Gradients accumulate in fp32.
 
     Args:
-        sizes: Number of elements of each parameter.
+        sizes: number of elements of each parameter.
         stage: ZeRO stage.
-        world_size: Number of processes.
-        precision: Precision of the model: fp32, bf16 or fp16.
-        bucket_size: Elements that are reduced at once.
-        persistence_threshold: Parameters with fewer elements are not partitioned in stage 3.
-        offload_optimizer: Stages 1 to 3 store the optimizer and the gradients that it reads in host memory, and update there.
-        offload_param: Stage 3 stores weights that are not in use in host memory.
-        n_single_moment: Elements with a single moment, which are those of Muon's matrices.
+        world_size: number of processes.
+        precision: precision of the model: fp32, bf16 or fp16.
+        bucket_size: elements that are reduced at once.
+        persistence_threshold: parameters with fewer elements are not partitioned in stage 3.
+        offload_optimizer: stages 1 to 3 store the optimizer and the gradients that it reads in host memory, and update there.
+        offload_param: stage 3 stores weights that are not in use in host memory.
+        n_single_moment: elements with a single moment, which are those of Muon's matrices.
     """
     n, share, half = sum(sizes), 1 / world_size, precision != "fp32"
     width = 2 if half else 4  # bytes of an element
@@ -92,11 +92,11 @@ def communication_volume(n_parameters: int, stage: int, world_size: int, half: b
     A ring sends (N-1)/N of a tensor to reduce-scatter or all-gather it, and twice that to all-reduce it.
 
     Args:
-        n_parameters: Number of parameters of the model.
+        n_parameters: number of parameters of the model.
         stage: ZeRO stage.
-        world_size: Number of processes, N.
+        world_size: number of processes, N.
         half: True if weights and gradients have 16 bits.
-        micro_steps: Micro-steps per step.
+        micro_steps: micro-steps per step.
     """
     width, ring = (2 if half else 4), (world_size - 1) / world_size
     once = ring * n_parameters

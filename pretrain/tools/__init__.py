@@ -1,1 +1,1 @@
-"""tools."""
+"""Library code of the commands: explanations, ablations, reports, preparation, debugging."""

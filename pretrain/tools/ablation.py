@@ -62,10 +62,10 @@ class Run:
     """One run of a row.
 
     Attributes:
-        row: Name of the row.
-        seed: Seed of the run.
-        args: Arguments of its command.
-        config: Settings of the run.
+        row: name of the row.
+        seed: seed of the run.
+        args: arguments of its command.
+        config: settings of the run.
     """
 
     row: str
@@ -87,7 +87,7 @@ class Run:
         """Return True if the run is finished.
 
         Raises:
-            ValueError: The run has other settings than its row.
+            ValueError: the run has other settings than its row.
         """
         if not is_finished(self.config, self.explicit_keys):
             return False
@@ -121,18 +121,18 @@ class Ablation:
     """All runs of an ablation file.
 
     Args:
-        path: The file.
-        overrides: More overrides, for every row.
-        rows: Names of the rows to include; empty: all.
-        num_seeds: Runs of each row; None: as in the file.
+        path: the file.
+        overrides: more overrides, for every row.
+        rows: names of the rows to include; empty: all.
+        num_seeds: runs of each row; None: as in the file.
 
     Attributes:
-        name: Name of the file without suffix, and of the folder in `runs/` that holds all runs.
-        rows: Overrides of each row by its name.
-        runs: All runs, ordered by seed and then by row.
+        name: name of the file without suffix, and of the folder in `runs/` that holds all runs.
+        rows: overrides of each row by its name.
+        runs: all runs, ordered by seed and then by row.
 
     Raises:
-        ValueError: The file is not an ablation, a row does not exist, or a setting is invalid.
+        ValueError: the file is not an ablation, a row does not exist, or a setting is invalid.
     """
 
     def __init__(
@@ -178,8 +178,8 @@ class RunResult:
     """Evaluations of one run.
 
     Attributes:
-        seed: Seed of the run.
-        evaluations: Records of its metrics.jsonl with a validation loss.
+        seed: seed of the run.
+        evaluations: records of its metrics.jsonl with a validation loss.
     """
 
     seed: int
@@ -190,7 +190,7 @@ class RunResult:
         """Read the result of a run; None if it was not evaluated yet.
 
         Raises:
-            ValueError: The run has other settings than its row.
+            ValueError: the run has other settings than its row.
         """
         run.check_settings()
         evaluations = [record for record in read_metrics(run.folder) if "val_loss" in record]
@@ -236,7 +236,7 @@ def build_table(ablation: Ablation) -> list[dict[str, str]]:
         One dict per row, with cells by column name.
 
     Raises:
-        ValueError: No run was evaluated yet.
+        ValueError: no run was evaluated yet.
     """
     results = read_results(ablation)
     if not results:
@@ -277,7 +277,7 @@ def write_comparison(ablation: Ablation, is_subset: bool = False) -> None:
     """Write table.md, table.csv and curves.png into the folder of the ablation, and print the table.
 
     Args:
-        ablation: The ablation.
+        ablation: the ablation.
         is_subset: True if only some rows are included: the files are then named subset_table.md and so on.
     """
     table, prefix = build_table(ablation), "subset_" * is_subset

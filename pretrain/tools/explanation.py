@@ -45,8 +45,8 @@ class Explanation:
     """One row of a batch, made from a text.
 
     Attributes:
-        title: Objective, window and random draw.
-        notes: Description of the objective, and remarks on this window.
+        title: objective, window and random draw.
+        notes: description of the objective, and remarks on this window.
         pieces: T pieces of the text, in the order of the row.
         input_pieces: T pieces that the model reads; they differ where a target is hidden.
         segments: T segment names.
@@ -55,7 +55,7 @@ class Explanation:
         target_positions: (P,) positions in the window.
         target_pieces: P pieces to predict there.
         special_mask: (T,) bool, True at <sep> and <cls>.
-        reuse_len: Length of the reused part.
+        reuse_len: length of the reused part.
         backward: True if the row runs from right to left.
         two_streams: True if a query stream predicts, which does not see the token at its own position.
     """
@@ -109,14 +109,14 @@ def explain(
     """Build one window of `text` and draw its targets and order as in training.
 
     Args:
-        text: One paragraph per line.
-        tokenizer: Vocabulary.
-        config: Settings; only `data`, `objective`, `text.line_type` and `seed` are used. The window is shortened to the text.
-        step: Step number; each step has another random draw.
+        text: one paragraph per line.
+        tokenizer: vocabulary.
+        config: settings; only `data`, `objective`, `text.line_type` and `seed` are used. The window is shortened to the text.
+        step: step number; each step has another random draw.
         backward: True to read from right to left.
 
     Raises:
-        ValueError: The text is too short, or settings contradict each other.
+        ValueError: the text is too short, or settings contradict each other.
     """
     document = [line for line in text.splitlines() if line.strip()]
     if not document:
@@ -193,42 +193,46 @@ def load_tokenizer(config: PretrainConfig) -> Tokenizer:
     )
 
 
-def to_text(it: Explanation) -> str:
+def to_text(explanation: Explanation) -> str:
     """Return the explanation for a terminal of TERMINAL_WIDTH columns."""
-    cell = math.ceil(len(it.pieces) / MAX_MASK_CELLS)
-    tokens = ["TOKENS   A row sees the tokens whose key rank is below its query rank.", *_table(_token_columns(it))]
-    marker = "[?] its own position" if it.two_streams else "[ ] the position that predicts it"
-    count = f"{len(it.target_pieces)} of {len(it.pieces)} tokens"
+    cell = math.ceil(len(explanation.pieces) / MAX_MASK_CELLS)
+    tokens = [
+        "TOKENS   A row sees the tokens whose key rank is below its query rank.",
+        *_table(_token_columns(explanation)),
+    ]
+    marker = "[?] its own position" if explanation.two_streams else "[ ] the position that predicts it"
+    count = f"{len(explanation.target_pieces)} of {len(explanation.pieces)} tokens"
     targets = [
         f"TARGETS  {count}, by rank. {marker}, _ a token that is not visible.",
         " rank  target          is predicted from",
     ]
-    ranks = it.query_rank[it.target_positions]
+    ranks = explanation.query_rank[explanation.target_positions]
     for target in np.argsort(ranks, kind="stable"):
-        line = f"{ranks[target]:5}  {_pad(it.target_pieces[target], 14)}  {visible_sentence(it, int(target))}"
+        line = f"{ranks[target]:5}  {_pad(explanation.target_pieces[target], 14)}  {visible_sentence(explanation, int(target))}"
         width = TERMINAL_WIDTH * len(line) // _display_width(line)  # in characters, some of which are wide
         targets += textwrap.wrap(line, width, subsequent_indent=" " * 23, break_on_hyphens=False)
     masks = [
         "MASKS    A row shows what a token attends to: █ visible, · masked"
-        + f", ▒ {SELF_ONLY_LABEL}" * it.two_streams
+        + f", ▒ {SELF_ONLY_LABEL}" * explanation.two_streams
         + "."
     ]
     if cell > 1:
         masks.append(f"         One character is {cell} x {cell} tokens; the darker, the more of them are visible.")
-    masks += ["         Memory, if the lane has any, is visible to all (rank -1).", *_mask_blocks(it, cell)]
-    sections = [[it.title, *it.notes], tokens, targets, masks]
+    masks += ["         Memory, if the lane has any, is visible to all (rank -1).", *_mask_blocks(explanation, cell)]
+    notes = [line for note in explanation.notes for line in textwrap.wrap(note, TERMINAL_WIDTH)]
+    sections = [[explanation.title, *notes], tokens, targets, masks]
     return "\n\n".join("\n".join(line.rstrip() for line in section) for section in sections)
 
 
-def visible_sentence(it: Explanation, target: int) -> str:
+def visible_sentence(explanation: Explanation, target: int) -> str:
     """Return the text as one target sees it, in reading order.
 
     Masked tokens are `_`. Those after the last visible token are left out.
     """
-    target_position = int(it.target_positions[target])
-    row = list(it.masks.values())[-1][target_position] > 0
+    target_position = int(explanation.target_positions[target])
+    row = list(explanation.masks.values())[-1][target_position] > 0
     shown = []
-    for position, (piece, input_piece) in enumerate(zip(it.pieces, it.input_pieces, strict=True)):
+    for position, (piece, input_piece) in enumerate(zip(explanation.pieces, explanation.input_pieces, strict=True)):
         spaced = (input_piece if row[position] else piece).startswith((special_tokens.WORD_BOUNDARY, "<"))
         if row[position]:
             content = input_piece.removeprefix(special_tokens.WORD_BOUNDARY) or input_piece
@@ -236,23 +240,23 @@ def visible_sentence(it: Explanation, target: int) -> str:
             content = "?" if position == target_position else "_"
         shown.append(" " * spaced + (f"[{content}]" if position == target_position else content))
     end = max([target_position, *np.flatnonzero(row)]) + 1
-    return "".join(shown[:end] if not it.backward else shown[:end][::-1]).strip()
+    return "".join(shown[:end] if not explanation.backward else shown[:end][::-1]).strip()
 
 
-def _token_columns(it: Explanation) -> dict[str, list[str]]:
+def _token_columns(explanation: Explanation) -> dict[str, list[str]]:
     """Return the columns of the token table by heading; columns that do not apply to the objective are empty."""
-    targets = dict(zip(it.target_positions.tolist(), it.target_pieces, strict=True))
-    positions = range(len(it.pieces))
+    targets = dict(zip(explanation.target_positions.tolist(), explanation.target_pieces, strict=True))
+    positions = range(len(explanation.pieces))
     return {
         "#": [str(i) for i in positions],
-        "piece": it.pieces,
-        "read as": [r if r != p else "" for p, r in zip(it.pieces, it.input_pieces, strict=True)],
-        "segment": it.segments,
-        "part": ["reused" if i < it.reuse_len else "new" for i in positions],
+        "piece": explanation.pieces,
+        "read as": [r if r != p else "" for p, r in zip(explanation.pieces, explanation.input_pieces, strict=True)],
+        "segment": explanation.segments,
+        "part": ["reused" if i < explanation.reuse_len else "new" for i in positions],
         "target": [f"{_bracket(i, targets)} {targets[i]}" if i in targets else "" for i in positions],
-        "order": ["" if index is None else str(index) for index in it.order],
-        "key rank": [str(r) for r in it.key_rank],
-        "query rank": [str(r) for r in it.query_rank],
+        "order": ["" if index is None else str(index) for index in explanation.order],
+        "key rank": [str(r) for r in explanation.key_rank],
+        "query rank": [str(r) for r in explanation.query_rank],
     }
 
 
@@ -277,14 +281,14 @@ def _table(columns: dict[str, list[str]]) -> list[str]:
     return lines
 
 
-def _mask_blocks(it: Explanation, cell: int) -> list[str]:
+def _mask_blocks(explanation: Explanation, cell: int) -> list[str]:
     """Return the masks side by side, with a label at each row (* a target) and the last digits of the position above each column."""
-    starts = range(0, len(it.pieces), cell)
+    starts = range(0, len(explanation.pieces), cell)
     n_digits = 2 if 4 * len(starts) + 20 <= TERMINAL_WIDTH else 1
-    targets = it.is_target & (cell == 1)
-    labels = [f"{_pad(it.pieces[i], 11)}{'*' if targets[i] else ' '}{i:3}" for i in starts]
+    targets = explanation.is_target & (cell == 1)
+    labels = [f"{_pad(explanation.pieces[i], 11)}{'*' if targets[i] else ' '}{i:3}" for i in starts]
     lines = [" " * 15, " " * 15, *labels]
-    for name, mask in it.masks.items():
+    for name, mask in explanation.masks.items():
         digits = "".join(f"{i % 10**n_digits:{n_digits}}" for i in starts)
         blocks = ["".join(_block(value) * n_digits for value in row) for row in _pool(mask, cell)]
         width = max(len(digits), len(name))
@@ -323,29 +327,31 @@ def _display_width(text: str) -> int:
     )
 
 
-def draw(it: Explanation) -> Any:
+def draw(explanation: Explanation) -> Any:
     """Return the masks as a matplotlib figure; targets are colored and labeled with their index in the order."""
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.patches import Patch
 
-    length, masks = len(it.pieces), it.masks
+    length, masks = len(explanation.pieces), explanation.masks
     side = min(max(0.32 * length, 5), 14)  # inches of a panel
     figure = new_figure(len(masks) * (side + 1.4), side + 2.7, ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
     panels = figure.subplots(1, len(masks), squeeze=False)[0]
-    targets = it.is_target & (len(it.target_pieces) < length)  # no color if every token is a target (causal)
+    targets = explanation.is_target & (
+        len(explanation.target_pieces) < length
+    )  # no color if every token is a target (causal)
     for axes, (name, mask) in zip(panels, masks.items(), strict=True):
         axes.set_title(name, fontsize=16, loc="left", pad=30)
-        _draw_mask(axes, mask, targets, it.reuse_len)
-        _draw_labels(axes, it, ~np.isnan(mask[:, 0]), targets, size=min(44 * side / length, 13))
+        _draw_mask(axes, mask, targets, explanation.reuse_len)
+        _draw_labels(axes, explanation, ~np.isnan(mask[:, 0]), targets, size=min(44 * side / length, 13))
     labels = [
         label
         for label in COLORS
-        if label in ("masked", "visible") or (targets.any() and (it.two_streams or label != SELF_ONLY_LABEL))
+        if label in ("masked", "visible") or (targets.any() and (explanation.two_streams or label != SELF_ONLY_LABEL))
     ]
     patches = [Patch(color=COLORS[label], label=label) for label in labels]
     figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), frameon=False, fontsize=13)
-    numbers = "; numbers are indices in the factorization order" if it.two_streams else ""
-    figure.suptitle(it.title + numbers, fontsize=12, color=GREY, x=0.012, ha="left")
+    numbers = "; numbers are indices in the factorization order" if explanation.two_streams else ""
+    figure.suptitle(explanation.title + numbers, fontsize=12, color=GREY, x=0.012, ha="left")
     return figure
 
 
@@ -367,16 +373,16 @@ def _draw_mask(axes: Any, mask: np.ndarray, targets: np.ndarray, reuse_len: int)
             axes.text(center, -0.25, name, ha="center", va="bottom", color=GREY, fontsize=12)
 
 
-def _draw_labels(axes: Any, it: Explanation, rows: np.ndarray, targets: np.ndarray, size: float) -> None:
+def _draw_labels(axes: Any, explanation: Explanation, rows: np.ndarray, targets: np.ndarray, size: float) -> None:
     """Label the columns, and the rows in the mask `rows`: on the left if these are all rows, else on the right."""
     if size < MIN_FONT_SIZE:
         axes.set(xticks=[], yticks=[])
         return
-    indices = ["" if index is None else f"  {index}" for index in it.order]
-    columns = [piece + index for piece, index in zip(it.input_pieces, indices, strict=True)]
+    indices = ["" if index is None else f"  {index}" for index in explanation.order]
+    columns = [piece + index for piece, index in zip(explanation.input_pieces, indices, strict=True)]
     labeled = np.flatnonzero(rows)
     axes.set_xticks(np.arange(len(columns)) + 0.5, columns, rotation=90, size=size)
-    axes.set_yticks(labeled + 0.5, [it.pieces[i] + indices[i] for i in labeled], size=size)
+    axes.set_yticks(labeled + 0.5, [explanation.pieces[i] + indices[i] for i in labeled], size=size)
     if len(labeled) < len(columns):
         axes.yaxis.tick_right()
     labels = [*enumerate(axes.get_xticklabels()), *zip(labeled, axes.get_yticklabels(), strict=True)]
@@ -385,12 +391,12 @@ def _draw_labels(axes: Any, it: Explanation, rows: np.ndarray, targets: np.ndarr
         label.set(color=color, weight=weight)
 
 
-def save_picture(it: Explanation, path: Path) -> None:
+def save_picture(explanation: Explanation, path: Path) -> None:
     """Draw the masks into a file; its suffix decides the format.
 
     Raises:
-        ValueError: An unknown suffix.
+        ValueError: an unknown suffix.
     """
     if path.suffix not in FORMATS:
         raise ValueError(f"--picture {path} is invalid: the name must end with {' or '.join(FORMATS)}. Rename it.")
-    save_figure(draw(it), path, dpi=130)
+    save_figure(draw(explanation), path, dpi=130)

@@ -27,10 +27,10 @@ class NonFiniteSite:
     """First operation with finite inputs and non-finite outputs.
 
     Attributes:
-        description: Description of the operation.
-        max_input: Largest absolute value of the inputs (in backward: of the incoming gradients). None if there are no numbers.
-        max_weight: Largest absolute value of the module's own weights. None if there are none, or they are not involved.
-        rows: Batch rows with non-finite outputs. None if unknown.
+        description: description of the operation.
+        max_input: largest absolute value of the inputs (in backward: of the incoming gradients). None if there are no numbers.
+        max_weight: largest absolute value of the module's own weights. None if there are none, or they are not involved.
+        rows: batch rows with non-finite outputs. None if unknown.
     """
 
     description: str
@@ -43,12 +43,12 @@ class NonFiniteDetector:
     """Context manager that watches a model during one forward and backward pass.
 
     Args:
-        model: The model.
-        n_rows: Rows of the batch, B.
+        model: the model.
+        n_rows: rows of the batch, B.
 
     Attributes:
-        forward: First module, in the order of execution, with finite inputs and a non-finite output.
-        backward: First module or parameter, in the order of the backward pass, with a finite incoming and a non-finite outgoing gradient.
+        forward: first module, in the order of execution, with finite inputs and a non-finite output.
+        backward: first module or parameter, in the order of the backward pass, with a finite incoming and a non-finite outgoing gradient.
     """
 
     def __init__(self, model: nn.Module, n_rows: int) -> None:
@@ -66,6 +66,7 @@ class NonFiniteDetector:
     def __enter__(self) -> NonFiniteDetector:
         self._hooks.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "Full backward hook is firing")  # the inputs of an embedding have no gradient
+        warnings.filterwarnings("ignore", "For backward hooks to be called")  # a module may return a dict
         for name, module in self._model.named_modules():
             for handle in (
                 module.register_forward_hook(partial(self._after_forward, name)),
@@ -152,13 +153,13 @@ class ReplayResult:
     """Finite and non-finite values of one micro-batch.
 
     Attributes:
-        memory_rows: Rows whose memory was not finite before the forward pass.
-        forward: See NonFiniteDetector.
-        loss: Sum of all losses, not divided by the number of micro-batches.
-        backward: See NonFiniteDetector. Also None if the loss is not finite, because there is no backward pass then.
-        grad_norm: Norm of the gradients of all parameters; None without a backward pass.
-        nonfinite_parameters: Names of the parameters whose gradient is not finite.
-        max_gradient: Largest absolute value of the finite gradients, and the name of its parameter.
+        memory_rows: rows whose memory was not finite before the forward pass.
+        forward: see NonFiniteDetector.
+        loss: sum of all losses, not divided by the number of micro-batches.
+        backward: see NonFiniteDetector. Also None if the loss is not finite, because there is no backward pass then.
+        grad_norm: norm of the gradients of all parameters; None without a backward pass.
+        nonfinite_parameters: names of the parameters whose gradient is not finite.
+        max_gradient: largest absolute value of the finite gradients, and the name of its parameter.
     """
 
     memory_rows: list[int]

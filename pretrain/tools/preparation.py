@@ -24,7 +24,7 @@ def make_tokenizer(config: PretrainConfig) -> Tokenizer:
     """Return the vocabulary `tokenizer.path`; train and save it if there is no such file.
 
     Raises:
-        ValueError: The existing vocabulary has another size or character coverage, or was trained on another text.
+        ValueError: the existing vocabulary has another size or character coverage, or was trained on another text.
     """
     path, size = Path(config.tokenizer.path), config.tokenizer.vocab_size
     if path.exists():
@@ -52,7 +52,7 @@ def make_store(config: PretrainConfig) -> TokenStore:
     """Return the token store `data.store_dir`; build it if there is no such folder.
 
     Raises:
-        ValueError: The folder is not a token store, or was built from another text or with another vocabulary.
+        ValueError: the folder is not a token store, or was built from another text or with another vocabulary.
     """
     path = Path(config.data.store_dir)
     if not is_nothing(path) and not is_store(path):

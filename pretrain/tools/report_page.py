@@ -37,14 +37,14 @@ def write_report(run_dir: Path, against: Sequence[Path] = ()) -> Path:
     """Write `report.html` and its first figure, `loss.png`, into the folder of a run.
 
     Args:
-        run_dir: Folder of the run.
-        against: Folders of other runs, whose validation loss is drawn in the same figure.
+        run_dir: folder of the run.
+        against: folders of other runs, whose validation loss is drawn in the same figure.
 
     Returns:
         Path of the page.
 
     Raises:
-        ValueError: A folder without metrics, or a run that was evaluated on other targets.
+        ValueError: a folder without metrics, or a run that was evaluated on other targets.
     """
     train, val = _read_metrics(run_dir)
     others = [(_run_name(other), _read_metrics(other)[1]) for other in against]

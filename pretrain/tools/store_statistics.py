@@ -28,12 +28,12 @@ class SplitStatistics:
     """Statistics of a split. Rates are those of its first `MAX_TOKENS` tokens.
 
     Attributes:
-        n_documents: Number of documents.
-        n_sentences: Number of sentences.
-        n_tokens: Number of tokens.
-        pieces_per_word: Mean number of pieces per word.
-        tokens_per_sentence: Mean number of tokens per sentence.
-        unknown_fraction: Fraction of <unk> among the tokens.
+        n_documents: number of documents.
+        n_sentences: number of sentences.
+        n_tokens: number of tokens.
+        pieces_per_word: mean number of pieces per word.
+        tokens_per_sentence: mean number of tokens per sentence.
+        unknown_fraction: fraction of <unk> among the tokens.
         longest: (number of tokens, index) of the longest documents.
         document_lengths: (documents,) number of tokens of each document.
     """
@@ -52,7 +52,7 @@ def split_statistics(split: SplitData, starts_word: np.ndarray) -> SplitStatisti
     """Compute the statistics of a split.
 
     Args:
-        split: Tokens of the split.
+        split: tokens of the split.
         starts_word: (V,) bool, True for pieces that start a word.
     """
     lengths = np.diff(split.document_ends, prepend=0)
@@ -111,8 +111,8 @@ class StoreStatistics:
     """Statistics of a store.
 
     Attributes:
-        splits: Statistics of each split by its name.
-        span_counts: Counts of span lengths, see `count_span_lengths`; None if the store is shorter than a window.
+        splits: statistics of each split by its name.
+        span_counts: counts of span lengths, see `count_span_lengths`; None if the store is shorter than a window.
     """
 
     splits: dict[str, SplitStatistics]

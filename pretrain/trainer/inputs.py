@@ -65,7 +65,7 @@ class RunInputs:
         """
         manifest = checkpoint.read_manifest(saved)
         checkpoint.check_compatible(saved, manifest, {"format": FORMAT})
-        if (fingerprint := manifest["data"]["store_dir"]) != self.store.fingerprint:
+        if (fingerprint := manifest["data_fingerprint"]) != self.store.fingerprint:
             raise ValueError(
                 f"data.store_dir={self.store.path} is invalid: {saved} was written with another text (fingerprint {fingerprint[:12]}, "
                 f"now {self.store.fingerprint[:12]}). Set the data.store_dir of {self.config.run_dir}/config.yaml, or give the run "
@@ -142,14 +142,15 @@ def _check_format(config: PretrainConfig) -> None:
 def _manifest(config: PretrainConfig, store: TokenStore, shape: ModelConfig) -> dict[str, Any]:
     """Return the settings that a resumed run must share."""
     data, optim, model = (dataclasses.asdict(group) for group in (config.data, config.optim, shape))
-    del data["num_threads"], optim["lr"], optim["matrix_lr"], model["attention_backend"]
+    del data["store_dir"], data["num_threads"], optim["lr"], optim["matrix_lr"], model["attention_backend"]
     if not config.optim.muon:
         del optim["momentum"]  # of Muon only
     return {
         "format": FORMAT,
         "init_from": config.init_from,
         "model": model,
-        "data": {**data, "store_dir": store.fingerprint},
+        "data": data,
+        "data_fingerprint": store.fingerprint,
         "objective": dataclasses.asdict(config.objective),
         "memory": dataclasses.asdict(config.memory),
         "optim": optim,

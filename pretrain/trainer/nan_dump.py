@@ -36,14 +36,14 @@ class RankDump:
     """Micro-batches and memories of one process in the step.
 
     Attributes:
-        path: File of the process.
-        seed: Seed of the run.
-        step: Number of steps before this one, applied or skipped.
-        rank: Rank of the process.
-        world_size: Number of processes.
-        precision: Type that the run computed in.
+        path: file of the process.
+        seed: seed of the run.
+        step: number of steps before this one, applied or skipped.
+        rank: rank of the process.
+        world_size: number of processes.
+        precision: type that the run computed in.
         reuse_len: `reuse_len` of the batches.
-        n_micro_steps: Number of micro-batches.
+        n_micro_steps: number of micro-batches.
     """
 
     path: Path
@@ -79,11 +79,11 @@ def write_rank_dump(
     """Write the dump of one process. Each process writes its own, and one of them also the model.
 
     Args:
-        folder: Folder of the dump, the same for all processes.
-        rank: Rank of the process.
-        micro_steps: Each micro-batch with the memory that it read.
-        model: Weights of the step; None on all processes but one.
-        metadata: Values of `METADATA`, with precision as str(dtype).
+        folder: folder of the dump, the same for all processes.
+        rank: rank of the process.
+        micro_steps: each micro-batch with the memory that it read.
+        model: weights of the step; None on all processes but one.
+        metadata: values of `METADATA`, with precision as str(dtype).
     """
     assert metadata.keys() == METADATA, metadata
     if model is not None:
@@ -104,7 +104,7 @@ def read_dump(folder: Path) -> tuple[ModelFolder, list[RankDump]]:
         Model folder with the weights of the step, and the dump of each process in the order of ranks.
 
     Raises:
-        ValueError: The folder is missing or not a dump; a file is missing or damaged; or files belong to different steps.
+        ValueError: the folder is missing or not a dump; a file is missing or damaged; or files belong to different steps.
     """
     if not folder.is_dir():
         raise ValueError(

@@ -72,7 +72,7 @@ def test_a_dry_run_prints_where_the_run_would_start(make_args, tmp_path, documen
     other = write_store(tmp_path / "other", documents[:300], tokenizer, 0.1, {"source": "docstrings"}, {})
     for override, message in [
         ("seed=9", f"seed=9 is invalid: {latest} was written with seed=1"),
-        (f"init_from={model}", f"init_from={model} is invalid: {latest} was written with init_from=None"),
+        (f"init_from={model}", f"init_from={model} is invalid: {latest} was written with init_from=null"),
         (
             f"data.store_dir={other.path}",
             f"data.store_dir={other.path} is invalid: {latest} was written with another text",

@@ -1,4 +1,4 @@
-"""The benchmark that kills a training again and again holds its promises, in small."""
+"""A small run of the benchmark that kills a training again and again."""
 
 import json
 
@@ -8,7 +8,7 @@ from tests.integration.conftest import run
 
 
 @pytest.mark.long
-def test_a_training_killed_again_and_again_ends_as_one_that_was_not_and_leaves_nothing_behind(tmp_path):
+def test_a_run_that_is_killed_repeatedly_ends_like_an_uninterrupted_one(tmp_path):
     lines = tmp_path / "kills.jsonl"
     phases = ("backward", "half_removed", "meeting", "start")
     done = run("benchmarks/reliability/kills.py", "--stages", 1, "--phases", *phases, "--out", lines, timeout=900)

@@ -60,9 +60,9 @@ def test_exported_logits_equal_those_of_hugging_face(name, settings, pooling, to
     (batch,) = LengthBucketSampler(task.encode(examples, tokenizer), task.padding_side, 0, 1, 10**6).eval_batches(2)
     native = TaskModel(SHAPE, task).eval()
     native.load_available(load_task_model(tmp_path / "native").weights)
-    found = native.predict(batch)["logits"]
+    outputs = native.predict(batch)["logits"]
     if name == "regress":
-        found = torch.from_numpy(task.predict_values({"logits": found.numpy()})).float()
+        outputs = torch.from_numpy(task.predict_values({"logits": outputs.numpy()})).float()
 
     auto = (
         transformers.AutoModelForMultipleChoice if name == "race" else transformers.AutoModelForSequenceClassification
@@ -82,8 +82,8 @@ def test_exported_logits_equal_those_of_hugging_face(name, settings, pooling, to
         inputs = {key: x.view(2, 4, -1) for key, x in inputs.items()}
     with torch.no_grad():
         logits = external(**inputs).logits
-    assert found.abs().max() > 0.1
-    torch.testing.assert_close(found, logits.view(found.shape), atol=TOLERANCE, rtol=0)
+    assert outputs.abs().max() > 0.1
+    torch.testing.assert_close(outputs, logits.view(outputs.shape), atol=TOLERANCE, rtol=0)
 
 
 def test_exported_spans_equal_those_of_hugging_face(tokenizer, tmp_path):
@@ -98,7 +98,7 @@ def test_exported_spans_equal_those_of_hugging_face(tokenizer, tmp_path):
     (batch,) = LengthBucketSampler(features, task.padding_side, 0, 1, 10**6).eval_batches(len(features))
     native = TaskModel(SHAPE, task).eval()
     native.load_available(load_task_model(tmp_path / "native").weights)
-    found = native.predict(batch)
+    outputs = native.predict(batch)
 
     external = transformers.XLNetForQuestionAnswering.from_pretrained(tmp_path / "external").eval()
     excluded, cls = span_masks(batch)
@@ -109,13 +109,13 @@ def test_exported_spans_equal_those_of_hugging_face(tokenizer, tmp_path):
     }
     with torch.no_grad():
         beams = external(**inputs, cls_index=cls, p_mask=excluded.float())
-    B, S, N = found["end"].shape  # in transformers: probabilities, and (B, N, S) for ends
-    torch.testing.assert_close(found["start"].exp(), beams.start_top_log_probs, atol=TOLERANCE, rtol=0)
+    B, S, N = outputs["end"].shape  # in transformers: probabilities, and (B, N, S) for ends
+    torch.testing.assert_close(outputs["start"].exp(), beams.start_top_log_probs, atol=TOLERANCE, rtol=0)
     ends = beams.end_top_log_probs.view(B, N, S).transpose(1, 2)
-    torch.testing.assert_close(found["end"].exp(), ends, atol=TOLERANCE, rtol=0)
-    torch.testing.assert_close(found["no_answer"], beams.cls_logits, atol=TOLERANCE, rtol=0)
-    assert torch.equal(found["start_position"], beams.start_top_index)
-    assert torch.equal(found["end_position"], beams.end_top_index.view(B, N, S).transpose(1, 2))
+    torch.testing.assert_close(outputs["end"].exp(), ends, atol=TOLERANCE, rtol=0)
+    torch.testing.assert_close(outputs["no_answer"], beams.cls_logits, atol=TOLERANCE, rtol=0)
+    assert torch.equal(outputs["start_position"], beams.start_top_index)
+    assert torch.equal(outputs["end_position"], beams.end_top_index.view(B, N, S).transpose(1, 2))
 
 
 def test_training_losses_equal_those_of_hugging_face(tokenizer, tmp_path):
@@ -135,21 +135,21 @@ def test_training_losses_equal_those_of_hugging_face(tokenizer, tmp_path):
     micro_step = LengthBucketSampler(features, "left", 0, 1, 8).micro_steps(
         seed=1, step=0, batch_size=6, accumulation_steps=1
     )[0]
-    (whole,) = (
+    (full_batch,) = (
         LengthBucketSampler(features, "left", 0, 1, 10**6)
         .micro_steps(seed=1, step=0, batch_size=6, accumulation_steps=1)[0]
         .batches
     )
-    assert len(micro_step.batches) > 1 and micro_step.n_padded_tokens < whole.input_ids.numel()
+    assert len(micro_step.batches) > 1 and micro_step.n_padded_tokens < full_batch.input_ids.numel()
     padded = {
-        "input_ids": whole.input_ids,
-        "token_type_ids": whole.segment_ids,
-        "attention_mask": (~whole.padding_mask).float(),
+        "input_ids": full_batch.input_ids,
+        "token_type_ids": full_batch.segment_ids,
+        "attention_mask": (~full_batch.padding_mask).float(),
     }
     loss_curves = []
     for model, loss in (
         (native, lambda: native(micro_step)),
-        (external, lambda: external(**padded, labels=whole.labels["label"]).loss),
+        (external, lambda: external(**padded, labels=full_batch.labels["label"]).loss),
     ):
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0)
         loss_curves.append([])
@@ -180,7 +180,7 @@ def test_the_exported_tokenizer_gives_the_same_predictions_for_a_padded_batch(po
     main([str(tmp_path / "native"), str(tmp_path / "external")])
     texts = ["Ba be bi bo bu da de.", "Ka."]
     lines = [(text, {"one": text}) for text in texts]
-    found = [
+    outputs = [
         result["probabilities"]["good"] for result in predict_lines(load_task_model(tmp_path / "native"), task, lines)
     ]
     batch = transformers.AutoTokenizer.from_pretrained(tmp_path / "external")(texts, padding=True, return_tensors="pt")
@@ -188,7 +188,7 @@ def test_the_exported_tokenizer_gives_the_same_predictions_for_a_padded_batch(po
     external = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "external").eval()
     with torch.no_grad():
         logits = external(**batch).logits
-    assert logits.softmax(1)[:, 0].tolist() == pytest.approx(found, abs=TOLERANCE)
+    assert logits.softmax(1)[:, 0].tolist() == pytest.approx(outputs, abs=TOLERANCE)
 
 
 def test_the_weight_map_of_spans_covers_every_weight_of_the_head():

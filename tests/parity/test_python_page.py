@@ -27,7 +27,7 @@ def names(tokenizer, store, tmp_path_factory):
         torch.manual_seed(0)
         for block in re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs/python.md").read_text("utf-8"), re.DOTALL):
             exec(block, namespace)
-        namespace["trained_folder"] = load_folder("runs/own/model")
+        namespace["trained_folder"] = load_folder("runs/custom/model")
     return namespace
 
 
@@ -40,23 +40,23 @@ def test_predictions_hidden_states_and_scores_are_as_documented(names, tokenizer
     hf_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
     text = "The name of the function."
     expected = hf_model(**hf_tokenizer(text, return_tensors="pt")).last_hidden_state
-    hidden, _ = names["encoder"](names["unmasked_batch"](np.array(tokenizer.encode(text))), names["nothing"])
+    hidden, _ = names["encoder"](names["unmasked_batch"](np.array(tokenizer.encode(text))), names["no_memory"])
     assert torch.allclose(hidden, expected, atol=TOLERANCE)
     assert torch.allclose(names["means"][0], expected[0].mean(0), atol=TOLERANCE)
     tokens, score = names["tokens"], 0.0
     for position in range(len(tokens)):
-        logits, _ = names["model"].logits(masked_batch(tokens, [position]), names["nothing"])
+        logits, _ = names["model"].logits(masked_batch(tokens, [position]), names["no_memory"])
         score += float(logits[0, 0].log_softmax(-1)[tokens[position]])
-    assert names["score"] == pytest.approx(score, rel=1e-4) and names["again"] == pytest.approx(score, rel=1e-4)
+    assert names["score"] == pytest.approx(score, rel=1e-4) and names["batched_score"] == pytest.approx(score, rel=1e-4)
 
 
 def test_a_long_text_is_read_window_by_window(names):
-    assert torch.cat(names["read"], dim=1).shape[:2] == (1, len(names["tokens"]))
+    assert torch.cat(names["states"], dim=1).shape[:2] == (1, len(names["tokens"]))
     assert names["memory"].valid.item() == min(len(names["tokens"]), names["folder"].config.mem_len)
 
 
 def test_the_training_loop_learns_and_saves_a_model_folder(names, store):
-    assert names["loss"] < np.log(store.vocab_size) - 0.2 and names["loss_of_own"] < np.log(store.vocab_size) - 0.2
+    assert names["loss"] < np.log(store.vocab_size) - 0.2 and names["custom_loss"] < np.log(store.vocab_size) - 0.2
     weights = names["trained_folder"].weights
     assert all(torch.equal(weights[name], p) for name, p in names["trained"].named_parameters())
 
@@ -64,4 +64,4 @@ def test_the_training_loop_learns_and_saves_a_model_folder(names, store):
 def test_a_head_trains_the_backbone_and_weights_survive_a_round_trip_through_transformers(names):
     names["scores"].sum().backward()
     assert names["scores"].shape == (2, 2) and names["classifier"].backbone.word_embedding.weight.grad.abs().sum() > 0
-    assert all(torch.equal(weight, names["folder"].weights[name]) for name, weight in names["back"].weights.items())
+    assert all(torch.equal(weight, names["folder"].weights[name]) for name, weight in names["reloaded"].weights.items())

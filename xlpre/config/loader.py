@@ -25,6 +25,16 @@ from xlpre.config.schema_docs import setting_keys
 Schema = TypeVar("Schema")
 DeriveOverrides = Callable[[Any], Sequence[str]]  # settings -> `key=value` overrides
 NULL = ("", "null", "~")
+CONVERSION_RULES = (  # OmegaConf's messages, and what the value must be
+    (r"Value '(?P<value>.*)' of type '\w+' could not be converted to Integer", "an integer"),
+    (r"Value '(?P<value>.*)' of type '\w+' could not be converted to Float", "a number"),
+    (r"Value '(?P<value>.*)' is not a valid bool", "true or false"),
+    (r"Invalid value '(?P<value>.*)', expected one of \['(?P<choices>.*)'\]", r"one of '\g<choices>'"),
+    (r"Incompatible value 'None' for field of type 'int'", "an integer"),
+    (r"Incompatible value 'None' for field of type 'float'", "a number"),
+    (r"Incompatible value 'None' for field of type 'bool'", "true or false"),
+    (r"Invalid type assigned: NoneType is not a subclass of str", "text"),
+)
 
 
 def load_config(
@@ -61,7 +71,7 @@ def config_from_mapping(schema: type[Schema], settings: Mapping[str, Any], origi
     try:
         layer = OmegaConf.create(dict(settings))
     except OmegaConfBaseException as error:  # an interpolation that does not end, as in ${
-        raise ValueError(f"{origin}: {_one_line(error)}") from None
+        raise _omegaconf_error(error, origin) from None
     try:
         return _merge(OmegaConf.structured(schema), [(origin, layer)], origin)  # type: ignore[return-value]
     except ValueError as error:  # checks inside the schema do not know the file
@@ -100,7 +110,7 @@ def _merge(defaults: DictConfig, layers: Sequence[tuple[str, DictConfig]], name:
         _check_finite(OmegaConf.to_container(merged, resolve=True))
         return OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
-        raise ValueError(f"{name}: {_one_line(error)}") from None
+        raise _omegaconf_error(error, name) from None
 
 
 def _merge_one_by_one(merged: Any, layers: Sequence[tuple[str, DictConfig]]) -> Any:
@@ -109,7 +119,7 @@ def _merge_one_by_one(merged: Any, layers: Sequence[tuple[str, DictConfig]]) -> 
         try:
             merged = OmegaConf.merge(merged, layer)
         except OmegaConfBaseException as error:
-            raise ValueError(f"{origin}: {_one_line(error)}") from None
+            raise _omegaconf_error(error, origin) from None
     return merged
 
 
@@ -181,7 +191,7 @@ def _parse_override(override: str, defaults: DictConfig) -> DictConfig:
             f"{override!r} is invalid: the value must be a number, true, false, null, a list or a mapping."
         ) from None
     except OmegaConfBaseException as error:
-        raise ValueError(f"{override!r}: {_one_line(error)}") from None
+        raise _omegaconf_error(error, override) from None
     return layer
 
 
@@ -224,7 +234,7 @@ def _check_keys(group: DictConfig, layer: DictConfig, origin: str, prefix: str =
 
 def _check_kind(default: Any, value: Any, key: str, origin: str) -> None:
     """Raise ValueError if `default` is a list, mapping or boolean and `value` is not."""
-    setting = f"{key}={value._value()}"
+    setting = f"{key}={'null' if value._value() is None else value._value()}"
     prefix = "" if origin.startswith(f"{key}=") else f"{origin}: "  # an override shows key and value itself
     is_null = default._is_optional() and value._is_none()
     for kind, rule in ((ListConfig, "a list such as [a, b]"), (DictConfig, "a mapping such as {a: 1, b: 2}")):
@@ -267,7 +277,14 @@ def _is_group(node: Any) -> TypeGuard[DictConfig]:
     return isinstance(node, DictConfig) and dataclasses.is_dataclass(OmegaConf.get_type(node))
 
 
-def _one_line(error: OmegaConfBaseException) -> str:
-    """Return the first line of OmegaConf's message after the key that it concerns."""
-    message = (error.msg or str(error)).splitlines()[0]
-    return f"{error.full_key}: {message}" if error.full_key else message
+def _omegaconf_error(error: OmegaConfBaseException, origin: str) -> ValueError:
+    """Translate an error of OmegaConf; `origin` is the file or the override that caused it."""
+    message, key = (error.msg or str(error)).splitlines()[0], error.full_key
+    for pattern, rule in CONVERSION_RULES:
+        if key and (match := re.match(pattern, message)):
+            value = match["value"] if "value" in match.groupdict() else "null"
+            is_integral = rule == "an integer" and re.fullmatch(r"-?\d+\.0", value)
+            remedy = f" Set {key}={value[:-2]}." if is_integral else ""  # 1e8 is a float in YAML
+            message = f"{key}={value} is invalid: it must be {match.expand(rule)}.{remedy}"
+            return ValueError(message if origin.startswith(f"{key}=") else f"{origin}: {message}")
+    return ValueError(f"{origin}: {key}: {message}" if key else f"{origin}: {message}")

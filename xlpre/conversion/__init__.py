@@ -1,1 +1,1 @@
-"""Portable weights: what leaves a run."""
+"""Model folders, and conversion from and to the formats of Hugging Face and TensorFlow."""

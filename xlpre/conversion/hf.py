@@ -89,12 +89,12 @@ def write_model(
     """Write config.json and model.safetensors into the folder `path`.
 
     Args:
-        path: The folder.
-        config: Model config that `check_expressible` accepts.
-        weights: Native weights.
-        objective: Name of the pretraining objective.
-        extra_settings: More settings for config.json.
-        head: Weights of a task head by their names in transformers. They replace the LM head.
+        path: the folder.
+        config: model config that `check_expressible` accepts.
+        weights: native weights.
+        objective: name of the pretraining objective.
+        extra_settings: more settings for config.json.
+        head: weights of a task head by their names in transformers. They replace the LM head.
     """
     arrays = to_external(weight_map(config), weights, config)
     if head is not None:
@@ -136,14 +136,14 @@ def read_model(path: Path, settings: Mapping[str, Any]) -> tuple[ModelConfig, di
     """Read a folder of Hugging Face's XLNet; task heads are skipped with a warning.
 
     Args:
-        path: Folder of the model.
-        settings: Content of its config.json.
+        path: folder of the model.
+        settings: content of its config.json.
 
     Returns:
         Model config, fp32 native weights, and name of the objective.
 
     Raises:
-        ValueError: An unknown setting, weights that are missing or have a wrong shape, or a file that cannot be read.
+        ValueError: an unknown setting, weights that are missing or have a wrong shape, or a file that cannot be read.
     """
     config = _config_from(path / "config.json", settings)
     arrays, origin = _read_arrays(path)

@@ -22,8 +22,8 @@ class HFHead:
     """A head of Hugging Face's XLNet.
 
     Attributes:
-        architecture: Class in transformers.
-        weights: Weight map of the head.
+        architecture: class in transformers.
+        weights: weight map of the head.
         pools: True if the head reads one vector per row.
     """
 
@@ -64,17 +64,17 @@ def head_to_huggingface(
     """Convert a head to Hugging Face's format.
 
     Args:
-        config: Model config.
-        head: Native weights of the head.
-        kind: A key of `HEADS`.
-        labels: Class names; empty for regression and multiple choice.
-        pooling: How a row becomes one vector.
+        config: model config.
+        head: native weights of the head.
+        kind: a key of `HEADS`.
+        labels: class names; empty for regression and multiple choice.
+        pooling: how a row becomes one vector.
 
     Returns:
         Settings for config.json, and weights by their names in transformers.
 
     Raises:
-        ValueError: A pooling that transformers does not have.
+        ValueError: a pooling that transformers does not have.
     """
     hf_head = HEADS[kind]
     settings: dict[str, Any] = {"architectures": [hf_head.architecture]}

@@ -51,12 +51,12 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, padding_side: Literal["l
     """Write spiece.model, tokenizer.json and tokenizer_config.json.
 
     Args:
-        tokenizer: Vocabulary to convert.
-        folder: Folder of the model, whose config.json has `model_type` xlnet.
-        padding_side: Side on which shorter rows of a batch are padded.
+        tokenizer: vocabulary to convert.
+        folder: folder of the model, whose config.json has `model_type` xlnet.
+        padding_side: side on which shorter rows of a batch are padded.
 
     Raises:
-        ValueError: The vocabulary is not a unigram model, or treats spaces in a way that `tokenizers` does not support.
+        ValueError: the vocabulary is not a unigram model, or treats spaces in a way that `tokenizers` does not support.
     """
     content = json.dumps(_tokenizer_json(tokenizer), ensure_ascii=False, indent=1)
     tokenizer.save(folder / "spiece.model")
@@ -70,7 +70,7 @@ def read_vocabulary(folder: Path) -> bytes:
     """Return the SentencePiece model of a model folder.
 
     Raises:
-        ValueError: There is no spiece.model.
+        ValueError: there is no spiece.model.
     """
     try:
         return (folder / "spiece.model").read_bytes()

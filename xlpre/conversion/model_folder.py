@@ -24,9 +24,8 @@ from torch import Tensor
 from xlpre.common.files import atomic_dir
 from xlpre.common.safetensors_io import check_finite
 from xlpre.conversion import hf, native, tf
-from xlpre.conversion import provenance as provenance_file
 from xlpre.conversion.hf_tokenizer import read_preprocess, read_vocabulary, write_tokenizer
-from xlpre.conversion.provenance import check_vocabulary, read_provenance, write_provenance
+from xlpre.conversion.provenance import PROVENANCE_FILE, check_vocabulary, read_provenance, write_provenance
 from xlpre.model.backbone import Backbone
 from xlpre.model.config import ModelConfig
 from xlpre.model.initialization import build_with_weights
@@ -46,12 +45,12 @@ class ModelFolder:
     """Content of a model folder.
 
     Attributes:
-        config: Model config.
+        config: model config.
         weights: fp32 weights by their parameter names in xlpre/model.
-        tokenizer: Vocabulary, or None if the folder has none. Its preprocessing is read from the provenance; without provenance, it is
+        tokenizer: vocabulary, or None if the folder has none. Its preprocessing is read from the provenance; without provenance, it is
             that of the published models.
-        objective: Name of the pretraining objective.
-        provenance: Fields of provenance.json; empty if there is no such file.
+        objective: name of the pretraining objective.
+        provenance: fields of provenance.json; empty if there is no such file.
         kind: `xlpre`, `huggingface` or `tensorflow`.
     """
 
@@ -67,14 +66,14 @@ class ModelFolder:
         """Return the folder content of a model in memory, with a copy of its weights on the CPU in fp32.
 
         Args:
-            model: Language model, on any device and in any precision.
-            tokenizer: Its vocabulary.
-            objective: Name of its pretraining objective. For a custom objective, give `permutation` if the model has two streams,
+            model: language model, on any device and in any precision.
+            tokenizer: its vocabulary.
+            objective: name of its pretraining objective. For a custom objective, give `permutation` if the model has two streams,
                 else `denoising`.
-            provenance: More fields for provenance.json.
+            provenance: more fields for provenance.json.
 
         Raises:
-            ValueError: An unknown objective, an objective with another number of streams, or a vocabulary of another size.
+            ValueError: an unknown objective, an objective with another number of streams, or a vocabulary of another size.
         """
         two_streams = model.backbone.two_streams
         names = [name for name, known in OBJECTIVES.items() if known.two_streams == two_streams]
@@ -134,7 +133,7 @@ def save_huggingface(path: str | Path, folder: ModelFolder) -> None:
     """Write a folder for transformers (`XLNetLMHeadModel`, `AutoModel`, `AutoTokenizer`) atomically.
 
     Raises:
-        ValueError: A setting that Hugging Face's XLNet cannot represent.
+        ValueError: a setting that Hugging Face's XLNet cannot represent.
     """
     hf.check_expressible(folder.config)
     with export_folder(path, folder) as (partial, tokenizer):
@@ -147,7 +146,7 @@ def save_tensorflow(path: str | Path, folder: ModelFolder) -> None:
     """Write a folder in the layout of the original TensorFlow release atomically.
 
     Raises:
-        ValueError: A setting that the original cannot represent.
+        ValueError: a setting that the original cannot represent.
     """
     tf.check_expressible(folder.config)
     with export_folder(path, folder) as (partial, tokenizer):
@@ -175,11 +174,11 @@ def load_folder(path: str | Path, allow_nonfinite: bool = False) -> ModelFolder:
     """Read a model folder of xlpre, Hugging Face or the TensorFlow release.
 
     Args:
-        path: The folder.
-        allow_nonfinite: Accept NaN and infinity in the weights of a native folder.
+        path: the folder.
+        allow_nonfinite: accept NaN and infinity in the weights of a native folder.
 
     Raises:
-        ValueError: The folder has none of the three formats; a file is missing or damaged; weights are not finite or have a wrong
+        ValueError: the folder has none of the three formats; a file is missing or damaged; weights are not finite or have a wrong
             shape; or the vocabulary is not the one that the model was saved with.
     """
     path = Path(path)
@@ -221,7 +220,7 @@ def _read_native(path: Path, settings: dict[str, Any]) -> ModelFolder:
     config, weights, objective = native.read_model(path, settings)
     provenance = read_provenance(path)
     if provenance is None:
-        raise ValueError(f"{path} is invalid: {provenance_file.FILE} is missing. Copy the whole folder.")
+        raise ValueError(f"{path} is invalid: {PROVENANCE_FILE} is missing. Copy the whole folder.")
     tokenizer = _read_tokenizer(path, provenance, provenance["preprocess"])
     return ModelFolder(config, weights, tokenizer, objective, provenance, "xlpre")
 

@@ -42,11 +42,11 @@ def read_settings(path: Path, readable: str) -> dict[str, Any]:
     """Read config.json of the folder `path`, native or of Hugging Face.
 
     Args:
-        path: Folder of a model.
-        readable: Kinds of folder that can be read, for the message.
+        path: folder of a model.
+        readable: kinds of folder that can be read, for the message.
 
     Raises:
-        ValueError: The folder or the file is missing, or the file is not a JSON object.
+        ValueError: the folder or the file is missing, or the file is not a JSON object.
     """
     file = path / "config.json"
     if not path.is_dir():
@@ -76,14 +76,14 @@ def read_model(path: Path, settings: Mapping[str, Any]) -> tuple[ModelConfig, di
     """Read a native model folder.
 
     Args:
-        path: Folder of the model.
-        settings: Content of its config.json.
+        path: folder of the model.
+        settings: content of its config.json.
 
     Returns:
         Model config, fp32 weights by parameter name, and name of the objective.
 
     Raises:
-        ValueError: An older format, an unknown setting, a file that cannot be read, or weights that do not match their checksum.
+        ValueError: an older format, an unknown setting, a file that cannot be read, or weights that do not match their checksum.
     """
     file, config_file = path / "model.safetensors", path / "config.json"
     if settings.get("format_version", 1) != FORMAT_VERSION:

@@ -15,7 +15,7 @@ from xlpre.text import special_tokens
 from xlpre.text.preprocess import Preprocess
 from xlpre.text.tokenizer import Tokenizer
 
-FILE = "provenance.json"
+PROVENANCE_FILE = "provenance.json"
 FORMER_FILE = "passport.json"  # its name in format 1
 PACKAGES = ("xlpre", "torch", "deepspeed", "sentencepiece", "numpy")
 
@@ -24,9 +24,9 @@ def write_provenance(path: Path, tokenizer: Tokenizer, fields: Mapping[str, Any]
     """Write provenance.json into the folder `path`.
 
     Args:
-        path: Folder of a model.
-        tokenizer: Vocabulary of the model; its hash, its preprocessing and the special ids are stored.
-        fields: More fields. The git revision of this code and the versions of packages are added.
+        path: folder of a model.
+        tokenizer: vocabulary of the model; its hash, its preprocessing and the special ids are stored.
+        fields: more fields. The git revision of this code and the versions of packages are added.
     """
     content = {
         **fields,
@@ -36,16 +36,16 @@ def write_provenance(path: Path, tokenizer: Tokenizer, fields: Mapping[str, Any]
         "revision": revision(),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
     }
-    (path / FILE).write_text(json.dumps(content, indent=1), encoding="utf-8")
+    (path / PROVENANCE_FILE).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
 def read_provenance(path: Path) -> dict[str, Any] | None:
     """Return the fields of provenance.json in the folder `path`, or None if there is no such file.
 
     Raises:
-        ValueError: The file is not readable, lacks a required field, or is of an older format.
+        ValueError: the file is not readable, lacks a required field, or is of an older format.
     """
-    file = path / FILE
+    file = path / PROVENANCE_FILE
     if not file.exists() and (path / FORMER_FILE).exists():
         raise ValueError(older_format(path))
     try:

@@ -35,9 +35,9 @@ class TaskModelFolder:
     """Content of the folder of a fine-tuned model.
 
     Attributes:
-        folder: The language model. Weights that fine-tuning does not use (LM head, mask embedding) are those of the pretrained model.
-        head: Native weights of the head.
-        task: Content of task.json.
+        folder: the language model. Weights that fine-tuning does not use (LM head, mask embedding) are those of the pretrained model.
+        head: native weights of the head.
+        task: content of task.json.
     """
 
     folder: ModelFolder
@@ -56,11 +56,11 @@ class TaskModelFolder:
         """Return the folder content of a fine-tuned model.
 
         Args:
-            pretrained: Folder that fine-tuning started from.
-            config: Config of the fine-tuned model.
-            weights: Weights of backbone and head, with the prefixes `backbone.` and `head.`.
-            task: Content of task.json.
-            provenance: Fields for provenance.json.
+            pretrained: folder that fine-tuning started from.
+            config: config of the fine-tuned model.
+            weights: weights of backbone and head, with the prefixes `backbone.` and `head.`.
+            task: content of task.json.
+            provenance: fields for provenance.json.
         """
         backbone = {
             name: weight
@@ -97,7 +97,7 @@ def load_task_model(path: str | Path) -> TaskModelFolder:
     """Read the folder of a fine-tuned model, or of a fine-tuning run.
 
     Raises:
-        ValueError: The folder is not that of a fine-tuned model, is damaged, or is refused by `load_folder`.
+        ValueError: the folder is not that of a fine-tuned model, is damaged, or is refused by `load_folder`.
     """
     path = Path(path)
     if (path / "model" / TASK).exists() and not (path / TASK).exists():
@@ -135,15 +135,15 @@ def save_huggingface_task_model(
     """Write a folder for transformers with the head (`XLNetForSequenceClassification` and others) atomically.
 
     Args:
-        path: The folder.
-        model: Fine-tuned model.
-        kind: Kind of the head, a key of `hf_heads.HEADS`.
-        labels: Class names; empty for regression and multiple choice.
-        pooling: How a row becomes one vector, for heads that read one.
-        padding_side: Side on which the tokenizer pads rows.
+        path: the folder.
+        model: fine-tuned model.
+        kind: kind of the head, a key of `hf_heads.HEADS`.
+        labels: class names; empty for regression and multiple choice.
+        pooling: how a row becomes one vector, for heads that read one.
+        padding_side: side on which the tokenizer pads rows.
 
     Raises:
-        ValueError: A setting that Hugging Face's XLNet cannot represent.
+        ValueError: a setting that Hugging Face's XLNet cannot represent.
     """
     folder = model.folder
     hf.check_expressible(folder.config)

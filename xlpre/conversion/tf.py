@@ -118,7 +118,7 @@ def read_model(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
         Model config and fp32 native weights.
 
     Raises:
-        ValueError: A file is missing, truncated or damaged; a setting is unknown; or a variable is missing.
+        ValueError: a file is missing, truncated or damaged; a setting is unknown; or a variable is missing.
     """
     config = _read_config(path / CONFIG_FILE)
     index = f"{path / CHECKPOINT}.index"

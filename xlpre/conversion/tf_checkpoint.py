@@ -32,14 +32,14 @@ def read_checkpoint(prefix: str | Path, select: Callable[[str], bool] = lambda n
     """Read the selected tensors of a TensorFlow checkpoint and verify their checksums.
 
     Args:
-        prefix: Path without `.index`, as TensorFlow expects it.
-        select: Returns True for the names of tensors to read. Other tensors take neither time nor memory.
+        prefix: path without `.index`, as TensorFlow expects it.
+        select: returns True for the names of tensors to read. Other tensors take neither time nor memory.
 
     Returns:
         Tensors by name, in the order of their names. bfloat16 becomes float32, which is exact.
 
     Raises:
-        ValueError: A file is missing, damaged or truncated; the checkpoint is big-endian or its index compressed; or a selected
+        ValueError: a file is missing, damaged or truncated; the checkpoint is big-endian or its index compressed; or a selected
             tensor is partitioned or has a type that is not in `DTYPES`.
     """
     index = Path(f"{prefix}.index")
@@ -67,11 +67,11 @@ def write_checkpoint(prefix: str | Path, tensors: Mapping[str, np.ndarray]) -> N
     """Write a checkpoint for TensorFlow atomically, with one data file and without compression.
 
     Args:
-        prefix: Path without `.index`; an existing checkpoint is replaced.
-        tensors: Tensors by name, of any shape and of the types in `DTYPES` except bfloat16.
+        prefix: path without `.index`; an existing checkpoint is replaced.
+        tensors: tensors by name, of any shape and of the types in `DTYPES` except bfloat16.
 
     Raises:
-        ValueError: A tensor of another type, or an invalid name.
+        ValueError: a tensor of another type, or an invalid name.
     """
     for name, tensor in tensors.items():
         if not name or name[0] == "\0":  # the empty key is the header's; keys of parts of variables begin with NUL

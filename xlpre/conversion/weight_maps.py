@@ -20,8 +20,8 @@ class Transform:
     """Lossless change of shape between an external and a native array.
 
     Attributes:
-        to_native: Convert an external array.
-        to_external: Convert a native array, given the model config.
+        to_native: convert an external array.
+        to_external: convert a native array; it also receives the model config.
     """
 
     to_native: Callable[[Tensor], Tensor]
@@ -46,10 +46,10 @@ class WeightEntry:
     """One weight in both formats.
 
     Attributes:
-        native: Parameter name in xlpre/model.
-        external: Name in the other format.
-        transform: Change of shape between the two.
-        row: Row of the external array that holds this weight, if that array stacks all layers; else None.
+        native: parameter name in xlpre/model.
+        external: name in the other format.
+        transform: change of shape between the two.
+        row: row of the external array that holds this weight, if that array stacks all layers; else None.
     """
 
     native: str
@@ -85,8 +85,8 @@ def to_external(weight_map: WeightMap, native: Mapping[str, Tensor], config: Mod
     return arrays | {name: torch.stack(rows) for name, rows in stacked.items()}
 
 
-# Settings that need no check: sizes, settings with an equivalent in the other format, and settings that do not change
-# the function that given weights compute.
+# Settings that need no check: sizes, settings with an equivalent in the other format, and settings that have no effect on
+# what trained weights compute.
 UNRESTRICTED = {
     *("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner", "mem_len", "clamp_len", "norm_eps", "untie_r"),
     *("attention_backend", "dropout", "dropatt", "init_scheme", "init_std", "tie_projections"),
@@ -97,12 +97,12 @@ def check_expressible(config: ModelConfig, target: str, allowed: Mapping[str, Se
     """Check that another format can represent a model.
 
     Args:
-        config: Model config.
-        target: Name of the other format, for the message.
-        allowed: Values that the format has for a key, where they differ from the default of `ModelConfig`.
+        config: model config.
+        target: name of the other format, for the message.
+        allowed: values that the format has for a key, where they differ from the default of `ModelConfig`.
 
     Raises:
-        ValueError: A setting that the format cannot represent.
+        ValueError: a setting that the format cannot represent.
     """
     defaults = {key: (value,) for key, value in asdict(type(config)()).items() if key not in UNRESTRICTED}
     supported = {**defaults, "feed_forward": ("gelu", "relu"), "d_embed": (config.d_model,), **allowed}

@@ -43,7 +43,7 @@ class EncodedDocs:
             self.hashes[mask],
         )
 
-    def unit_hashes(self) -> np.ndarray:
+    def hash_fractions(self) -> np.ndarray:
         """Return the hashes scaled to [0, 1)."""
         return self.hashes / 2.0**64
 

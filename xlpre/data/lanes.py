@@ -1,8 +1,8 @@
 """Lanes: the position in the text of each batch row at each step. A pure function of (seed, lane, step).
 
-The text of a split is cut into runs of `windows_per_run` windows, or fewer if there would not be one run per lane. A lane reads one run
-after another, in an order that is drawn for each epoch. Inside a run, each window starts where the reused part of the previous window
-ended, so memory stays valid.
+The text of a split is cut into runs of `windows_per_run` windows. A short text has shorter runs, so that there is one for each lane. A
+lane reads one run after another, in an order that is drawn for each epoch. Inside a run, each window starts where the reused part of the
+previous window ended, so memory stays valid.
 
 A run is the same text in both directions: together, forward and backward lanes read the whole text. Memory use does not grow with the
 text, because the order is a keyed permutation that is computed on demand.
@@ -155,7 +155,7 @@ class Lanes:
         return WindowLocation(text, begin, visible_mem_len)
 
     def _run_begin(self, number: int) -> int:
-        """Return the first token, in the forward text, of the run that all lanes together read as number `number`."""
+        """Return the position, in the forward text, of the first token of a run. `number` counts the runs of all lanes and epochs."""
         epoch, index = divmod(number, self.n_runs)
         run = permute_index(index, self.n_runs, (self._seed, epoch))
         shift = int(_hash64(self._seed, epoch) % (self._max_shift + 1))

@@ -99,7 +99,7 @@ class EncodeJob:
                 shard_chars = 0
                 while batch and shard_chars < SHARD_CHARS:
                     docs = encoded_docs.encode(batch, self.tokenizer, self.config.line_type, dtype, self.threads)
-                    is_val = docs.unit_hashes() < self.config.val_fraction
+                    is_val = docs.hash_fractions() < self.config.val_fraction
                     encoded_docs.append(partial / "train", docs.select(~is_val))
                     encoded_docs.append(partial / "val", docs.select(is_val))
                     batch_chars = sum(len(line) for document in batch for line in document)

@@ -168,7 +168,7 @@ def _empty_split_remedy(tasks: list[ShardTask], dtype: np.dtype) -> str:
     task_docs = [
         (task, encoded_docs.read(shard / split, dtype)) for task in tasks for shard in task.shards() for split in SPLITS
     ]
-    hashes = np.concatenate([docs.unit_hashes()[_is_sampled(docs.hashes, task.weight)] for task, docs in task_docs])
+    hashes = np.concatenate([docs.hash_fractions()[_is_sampled(docs.hashes, task.weight)] for task, docs in task_docs])
     smallest = float(np.floor(hashes.min() * 1000) + 1) / 1000
     if smallest <= hashes.max() and smallest < 0.5:
         return f"Set text.val_fraction={smallest:g}, the smallest value that leaves one, or provide more documents."

@@ -48,7 +48,7 @@ class TrainingContext:
     """A process of a training job, after the processes have joined.
 
     Attributes:
-        device: of this process.
+        device: device of this process.
         precision: `fp32`, `bf16` or `fp16`.
         batch: division of the global batch among processes and micro-steps.
         comm: collectives for small values.

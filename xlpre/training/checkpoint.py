@@ -122,17 +122,16 @@ def check_compatible(checkpoint: Path, manifest: Mapping[str, Any], expected: Ma
     for key, value in expected.items():
         saved: Any = manifest.get(key)
         if isinstance(value, dict):
-            saved = {
-                **dict.fromkeys(value, False),
-                **(saved or {}),
-            }  # a setting that is newer than the checkpoint was off
+            # a setting that is newer than the checkpoint was off
+            saved = {**dict.fromkeys(value, False), **(saved or {})}
         if saved == value:
             continue
         if isinstance(value, dict):
             name = next(name for name in [*value, *saved] if saved.get(name) != value.get(name))
             key, saved, value = f"{key}.{name}", saved.get(name), value.get(name)
+        written = f"{key}={_as_yaml(saved)}"
         raise ValueError(
-            f"{key}={value} is invalid: {checkpoint} was written with {key}={saved}. Set {key}={saved}, or give the run another name."
+            f"{key}={_as_yaml(value)} is invalid: {checkpoint} was written with {written}. Set {written}, or give the run another name."
         )
 
 
@@ -170,6 +169,11 @@ def read_lane_memory(checkpoint: Path, lanes: Sequence[int]) -> tuple[Tensor, Te
                     hidden, valid = file.get_tensor(f"{micro_step}.hidden"), file.get_tensor(f"{micro_step}.valid")
                     rows |= {saved_lanes[row]: (hidden[:, row], valid[row]) for row in selected}
     return torch.stack([rows[lane][0] for lane in lanes], 1), torch.stack([rows[lane][1] for lane in lanes])
+
+
+def _as_yaml(value: Any) -> str:
+    """Return a value as a user writes it in settings."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
 def _compute_checksum(manifest: Mapping[str, Any]) -> int:

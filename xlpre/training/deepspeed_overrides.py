@@ -47,8 +47,8 @@ def check_overrides(overrides: Mapping[str, Any]) -> None:
         if key in OWNED_KEYS:
             raise ValueError(f"deepspeed.{key} is decided by {OWNED_KEYS[key]}. Set that instead.")
         if key not in KNOWN_KEYS:
-            suggestion = suggest_key(key, sorted(KNOWN_KEYS)) or f"The settings are {', '.join(sorted(KNOWN_KEYS))}."
-            raise ValueError(f"deepspeed.{key} is invalid: DeepSpeed has no such setting. {suggestion}")
+            suggestion = suggest_key(key, sorted(KNOWN_KEYS)) or f"the settings are {', '.join(sorted(KNOWN_KEYS))}"
+            raise ValueError(f"deepspeed.{key} is invalid: DeepSpeed has no such setting; {suggestion}")
     zero = overrides.get("zero_optimization", {})
     _check_mapping("deepspeed.zero_optimization", zero, "stage: 2")
     for name in OFFLOAD_GROUPS:

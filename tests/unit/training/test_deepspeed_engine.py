@@ -108,8 +108,8 @@ def test_auto_is_bf16_on_a_gpu_that_computes_it_and_fp32_on_one_that_emulates_it
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        ("wall_clock_breakdwn", r"deepspeed.wall_clock_breakdwn is invalid: .*wall_clock_breakdown"),
-        ("xyz", r"deepspeed.xyz is invalid: DeepSpeed has no such setting. The settings are .*zero_optimization"),
+        ("wall_clock_breakdwn", r"deepspeed.wall_clock_breakdwn is invalid: .*did you mean 'wall_clock_breakdown'\?"),
+        ("xyz", r"deepspeed.xyz is invalid: DeepSpeed has no such setting; the settings are .*zero_optimization"),
         ("train_batch_size", r"deepspeed.train_batch_size is decided by train.global_batch_size"),
     ],
 )

@@ -9,6 +9,7 @@ from finetune.config import TaskDataConfig
 from finetune.data.examples import Split
 from finetune.tasks.glue import GLUE_LAYOUTS
 from finetune.tasks.registry import build_task
+from finetune.trainer.results import merge_glue_submissions
 
 TRAIN = {  # two rows of each file, as distributed
     "glue/cola": ("CoLA", "gj04\t1\t\tA good one.\ngj04\t0\t*\tOne a good.\n"),
@@ -116,3 +117,15 @@ def test_a_test_index_that_is_there_twice_is_refused(tmp_path):
     (tmp_path / "RTE" / "test.tsv").write_text("index\tsentence1\tsentence2\n7\tA.\tB.\n7\tC.\tD.\n")
     with pytest.raises(ValueError, match="test.tsv: 2 rows .*index 7"):
         build("glue/rte", tmp_path).read_split("test")
+
+
+def test_predictions_of_several_runs_are_merged_into_one_submission(tmp_path):
+    for run, name, n_rows in (("a", "WNLI.tsv", 146), ("b", "MRPC.tsv", 1725)):
+        (tmp_path / run / "predictions").mkdir(parents=True)
+        (tmp_path / run / "predictions" / name).write_text("index\tprediction\n" + "0\t1\n" * n_rows)
+    missing = merge_glue_submissions([tmp_path / "a", tmp_path / "b"], tmp_path / "all.zip")
+    assert zipfile.ZipFile(tmp_path / "all.zip").namelist() == ["MRPC.tsv", "WNLI.tsv"]
+    assert len(missing) == 9 and "AX.tsv" in missing
+    (tmp_path / "a" / "predictions" / "WNLI.tsv").write_text("index\tprediction\n0\t1\n")
+    with pytest.raises(ValueError, match="WNLI.tsv has 1 predictions.* 146"):
+        merge_glue_submissions([tmp_path / "a"], tmp_path / "all.zip")

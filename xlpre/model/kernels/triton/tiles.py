@@ -1,4 +1,4 @@
-"""Tile sizes of the attention kernels, one line for each kernel. `python benchmarks/tiles.py` prints better lines for a GPU."""
+"""Tile sizes of the attention kernels, one line for each kernel. `python benchmarks/gpu/tiles.py` prints better lines for a GPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Tile(NamedTuple):
 
 # For head widths up to 64, 128 and 256 in 16 bits, and for fp32. Chosen are the largest tiles tried that spill no register on sm_90 in
 # bf16, with and without dropout, and fit into 99 KB of shared memory, the smallest of compute capability 8. Head widths above 128 and
-# fp32, whose products do not run on tensor cores, spill some bytes (benchmarks/triton_aot.py). One program of 8 warps then fills the
+# fp32, whose products do not run on tensor cores, spill some bytes (benchmarks/gpu/attention_registers.py). One program of 8 warps then fills the
 # registers of a multiprocessor.
 TILES: dict[str, tuple[Tile, ...]] = {
     "draw_dropout_mask": (Tile(64, 64, 4, 1),) * 4,
