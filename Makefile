@@ -30,6 +30,7 @@ lint: $(INSTALLED)-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/codespell
 
 install: $(INSTALLED)
 

@@ -38,8 +38,8 @@ class TaskDataConfig:
         val_fraction: fraction of the training examples to hold out for validation, if there are no others.
         max_train_examples: number of training examples to use, sampled with the seed. null: all.
         max_seq_len: maximum number of tokens in a row, or in a window of a long text.
-        long_text: handling of texts longer than `max_seq_len`. `cut`: truncate, as the paper does. `memory`: read window by
-            window; the head reads the last window, whose memory holds the previous ones. `windows`: predict overlapping
+        long_text: handling of texts longer than `max_seq_len`. `truncate`: keep the first tokens, as in the paper. `memory`: read
+            window by window; the head reads the last window, whose memory holds the previous ones. `windows`: predict overlapping
             windows one by one and pool the predictions. Only for tasks with a single text.
         mem_len: for `long_text=memory`, number of hidden states in memory. null: the memory length of the model.
         window_stride: for `long_text=windows`, number of tokens from the start of one window to the next. null: half a window.
@@ -68,7 +68,7 @@ class TaskDataConfig:
     val_fraction: float = 0.1
     max_train_examples: int | None = None
     max_seq_len: int = 128
-    long_text: Literal["cut", "memory", "windows"] = "cut"
+    long_text: Literal["truncate", "memory", "windows"] = "truncate"
     mem_len: int | None = None
     window_stride: int | None = None
     window_pooling: Literal["mean", "max"] = "mean"

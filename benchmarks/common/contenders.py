@@ -182,7 +182,7 @@ class HuggingFace(Contender):
         self._shape = shape_of(c)
 
     def set_inputs(self, c: dict[str, Any], batch: Batch, hidden: Tensor) -> None:
-        """See Contender."""
+        """Use this batch and memory from now on."""
         dtype = hidden.dtype
         self._inputs = {
             "input_ids": batch.input_ids,
@@ -195,18 +195,18 @@ class HuggingFace(Contender):
         }
 
     def train(self, dtype: torch.dtype) -> None:
-        """See Contender. Casts position encodings, which are fp32 and cannot be multiplied with other types, to `dtype`."""
+        """Prepare training, and cast position encodings, which are always fp32, to `dtype`."""
         super().train(dtype)
         transformer = self.model.transformer
         encode = transformer.relative_positional_encoding
         transformer.relative_positional_encoding = lambda *args, **kwargs: encode(*args, **kwargs).to(dtype)
 
     def loss(self) -> Tensor:
-        """See Contender."""
+        """Return the mean loss of the targets."""
         return self._run(**self._inputs).loss
 
     def gradients(self) -> dict[str, Tensor]:
-        """See Contender."""
+        """Return the gradients by xlpre's parameter names."""
         return to_native(hf.weight_map(self._shape), super().gradients())
 
 
@@ -223,12 +223,12 @@ class Xlpre(Contender):
         super().__init__(model, c)
 
     def set_inputs(self, c: dict[str, Any], batch: Batch, hidden: Tensor) -> None:
-        """See Contender."""
+        """Use this batch and memory from now on."""
         valid = torch.full((batch.input_ids.size(0),), c["mem_len"], device=hidden.device)
         self._inputs = (batch, Memory(hidden, valid))
 
     def loss(self) -> Tensor:
-        """See Contender."""
+        """Return the mean loss of the targets."""
         return self._run(*self._inputs)[0]
 
 

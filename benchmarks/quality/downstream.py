@@ -1,4 +1,4 @@
-"""Compare pretrained models with randomly initialized ones by fine-tuning them on several tasks.
+r"""Compare pretrained models with randomly initialized ones by fine-tuning them on several tasks.
 
 python benchmarks/quality/downstream.py --models pretrained=runs/wiki_small/model --glue glue_data --squad squad --race RACE \
     --out reports/task_gains

@@ -1,4 +1,4 @@
-"""Measure what pretraining is worth, from raw text: tokenizer, store, pretraining, and fine-tuning against random weights.
+"""Measure the gain of pretraining, from raw text: tokenizer, store, pretraining, and fine-tuning against random weights.
 
 python benchmarks/quality/end_to_end.py --config configs/pretrain/small_1gpu.yaml --text 'texts/*.txt.gz' --glue GLUE --race RACE --out OUT
 
@@ -37,7 +37,7 @@ def run_command(*command: str) -> None:
     status = subprocess.run(command, check=False).returncode
     if status:
         raise ValueError(
-            f"the command above ended with status {status}. Run the same command again to resume from what is finished."
+            f"the command above ended with status {status}. Run the same command again to resume."
         )
 
 

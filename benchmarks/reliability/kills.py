@@ -175,7 +175,7 @@ class Stage:
         return start([*self._args, f"run_dir={run_dir}"], fault, self._folder)
 
     def _kill_line(self, kill: Kill, result: StartResult, previous_step_on_disk: int) -> dict:
-        """Return what is known about a kill before the next start."""
+        """Return the line of a kill, without the fields that need the next start."""
         location = f"{kill.phase} of process {kill.process}"
         if result.killed_at is None:
             self.broken.append(f"{location}: not killed, but ended with {result.statuses}: {result.last_lines}")

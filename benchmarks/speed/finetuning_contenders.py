@@ -60,14 +60,14 @@ class Xlpre:
         self._engine = build_engine(model, settings, train, OPTIM, device)
 
     def loss_and_gradients(self) -> LossAndGradients:
-        """See FinetuningContender."""
+        """Return loss and gradients of the first batch, without dropout."""
         self._engine.eval()
         result = compute_gradients(self._engine.module, self._engine.module(self._read(0)))
         self._engine.train()
         return result
 
     def train_step(self, step: int) -> None:
-        """See FinetuningContender."""
+        """Train on a batch."""
         self._engine.backward(self._engine(self._read(step)))
         self._engine.step()
 
@@ -104,7 +104,7 @@ class HuggingFace:
         self._optimizer = torch.optim.AdamW(self._model.parameters(), **settings, fused=True)
 
     def loss_and_gradients(self) -> LossAndGradients:
-        """See FinetuningContender."""
+        """Return loss and gradients of the first batch, without dropout."""
         self._model.eval()
         loss, gradients = compute_gradients(self._model, self._model(**self._read(0)).loss)
         self._model.train()
@@ -113,7 +113,7 @@ class HuggingFace:
         return loss, backbone | {f"head.{name}": g for name, g in head.items() if f"head.{name}" != EXCLUDED}
 
     def train_step(self, step: int) -> None:
-        """See FinetuningContender."""
+        """Train on a batch."""
         self._model(**self._read(step)).loss.backward()
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), OPTIM.max_grad_norm)
         self._optimizer.step()

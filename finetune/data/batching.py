@@ -105,17 +105,17 @@ class MicroStep:
 
     @property
     def n_tokens(self) -> int:
-        """Number of tokens without padding."""
+        """Number of tokens excluding padding."""
         return sum(int((~batch.padding_mask).sum()) for batch in self.batches)
 
     @property
     def n_padded_tokens(self) -> int:
-        """Number of tokens with padding."""
+        """Number of tokens including padding."""
         return sum(batch.input_ids.numel() for batch in self.batches)
 
 
 class LengthBucketSampler:
-    """Sampler of features into batches of similar length.
+    """Batch sampler that groups features of similar length.
 
     Args:
         features: all features of a split.
@@ -179,8 +179,8 @@ class LengthBucketSampler:
         """Return the batches of this process.
 
         Args:
-            shares: (n, processes) indices by rising length, a column for each process. All processes split them at the same
-                rows.
+            shares: (n, processes) indices in order of rising length, one column per process. All processes split them at the
+                same rows.
         """
         max_lengths = self._lengths[shares].max(1)
         n_rows = len(self._features[0].rows)

@@ -79,7 +79,7 @@ class SlidingWindows:
 
 
 STRATEGIES: Mapping[str, Callable[[TaskDataConfig], LongTextStrategy]] = {
-    "cut": Truncate,
+    "truncate": Truncate,
     "memory": RecurrentMemory,
     "windows": SlidingWindows,
 }
@@ -105,15 +105,15 @@ def pool_windows(split: Split, outputs: Outputs, pooling: str) -> Outputs:
 
 
 def require_truncation(data: TaskDataConfig, task: str) -> None:
-    """Check that `data.long_text` is `cut`, for a task that reads several texts together.
+    """Check that `data.long_text` is `truncate`, for a task that reads several texts together.
 
     Raises:
         ValueError: another strategy is set.
     """
-    if data.long_text != "cut":
+    if data.long_text != "truncate":
         raise ValueError(
             f"data.long_text={data.long_text} is invalid: it is for tasks with a single text, and task={task} reads several together. "
-            "Set data.long_text=cut."
+            "Set data.long_text=truncate."
         )
 
 
@@ -133,6 +133,6 @@ def _single_text(texts: Sequence[Sequence[int]], location: str, long_text: str) 
     if len(texts) != 1:
         raise ValueError(
             f"{location}: data.long_text={long_text} is invalid: it reads a single text, and this example has {len(texts)}. "
-            "Set data.long_text=cut."
+            "Set data.long_text=truncate."
         )
     return texts[0]

@@ -13,7 +13,7 @@ from finetune.metrics.ranking import dcg
 def chance_threshold(metric: str, labels: np.ndarray) -> float:
     """Return the metric of the best constant prediction plus two standard errors, which about 1 of 40 random predictors exceeds.
 
-    For correlations this is 0 and 2 / sqrt(N).
+    For correlations, the threshold is 2 / sqrt(N).
 
     Args:
         metric: key of METRICS. F1 and accuracy are treated as fractions.

@@ -1,1 +1,1 @@
-"""trainer."""
+"""Training, evaluation, results and inference of fine-tuning."""

@@ -24,7 +24,7 @@ from finetune.trainer.inputs import RunInputs
 from finetune.trainer.logger import format_scores
 from finetune.trainer.plots import plot_all
 from finetune.trainer.results import BEST, RESULT, Result, Summary, seed_folder, summarize
-from finetune.trainer.task_model import TaskModel, check_head, resolve_backend_together
+from finetune.trainer.task_model import TaskModel, check_head, resolve_shared_backend
 from xlpre.common.files import hardlink_copy, write_text
 from xlpre.common.tables import to_jsonl, write_table
 from xlpre.conversion.task_model import TaskModelFolder, load_task_model, save_task_model
@@ -52,7 +52,7 @@ def finalize_run(inputs: RunInputs, seed: int, steps: int, train_seconds: float,
     """Evaluate the selected weights of a run, write its result, and remove its checkpoints. Every process must call it.
 
     Args:
-        inputs: what the runs of all seeds share.
+        inputs: inputs that the runs of all seeds share.
         seed: seed of the run.
         steps: optimizer steps of the run.
         train_seconds: training time of the run.
@@ -97,7 +97,7 @@ def finalize(inputs: RunInputs, seeds: Sequence[int], outputs: Mapping[int, Outp
     """Summarize the runs, and predict the test splits with the best of them. Every process must call it.
 
     Args:
-        inputs: what the runs of all seeds share.
+        inputs: inputs that the runs of all seeds share.
         seeds: seeds of the runs.
         outputs: outputs for the first dev split, by seed. Missing ones are computed again.
         context: device and communication of this process.
@@ -162,7 +162,7 @@ def _load_best(inputs: RunInputs, folder: Path, context: TrainingContext) -> tup
     """Return the model with the selected weights of a run, in fp32, and the content of its folder."""
     saved = load_task_model(folder / BEST)
     check_head(folder / BEST, saved.head, inputs.task, inputs.shape)
-    shape = resolve_backend_together(inputs.shape, torch.float32, context)
+    shape = resolve_shared_backend(inputs.shape, torch.float32, context)
     model = build_with_weights(saved.weights, partial(TaskModel, shape, inputs.task))
     return model.to(context.device).eval(), saved
 

@@ -31,7 +31,7 @@ class RunInputs:
         config: the settings.
 
     Attributes:
-        config: the settings, completed by what the examples decide (number of steps, labels).
+        config: the settings, completed by values that depend on the examples (number of steps, labels).
         task: the task.
         pretrained: the model folder of `init_from`.
         tokenizer: its tokenizer.
@@ -47,11 +47,11 @@ class RunInputs:
     def __init__(self, config: FinetuneConfig) -> None:
         if not config.task:
             raise ValueError(
-                f"task={config.task} is invalid: a task must be named. Set task=NAME, such as task=glue/mrpc."
+                f"task={config.task or 'null'} is invalid: a task must be named. Set task=NAME, such as task=glue/mrpc."
             )
         if not config.init_from:
             raise ValueError(
-                f"init_from={config.init_from} is invalid: fine-tuning needs a pretrained model. Set init_from=FOLDER, such as "
+                f"init_from={config.init_from or 'null'} is invalid: fine-tuning needs a pretrained model. Set init_from=FOLDER, such as "
                 "init_from=runs/quickstart/model."
             )
         check_run_dir_writable(config.run_dir)
@@ -73,7 +73,7 @@ class RunInputs:
         )
         check_memory(config.data, self.shape)
 
-    def model_folder(self, weights: dict[str, Tensor], provenance: dict[str, Any]) -> TaskModelFolder:
+    def build_model_folder(self, weights: dict[str, Tensor], provenance: dict[str, Any]) -> TaskModelFolder:
         """Return the content of the model folder for fine-tuned weights."""
         task = {
             "task": self.task.name,
@@ -84,7 +84,10 @@ class RunInputs:
         return TaskModelFolder.from_finetuned(self.pretrained, self.shape, weights, task, provenance)
 
     def manifest(self, seed: int) -> dict[str, Any]:
-        """Return what must be equal for a run to resume. Settings that only affect speed and memory are not part of it."""
+        """Return the settings and fingerprints that must be equal for a run to resume.
+
+        Settings that only affect speed or memory are not included.
+        """
         config = self.config
         model = dataclasses.asdict(self.shape)
         del model["attention_backend"]

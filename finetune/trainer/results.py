@@ -18,7 +18,7 @@ from xlpre.training.metrics import format_duration
 FORMAT = 3  # version of checkpoints and results: parameter names, manifest fields, content of the batches
 RESULT = "result.json"  # in the folder of a run
 BEST = "best"  # model folder with the weights that are the result, in the folder of a run
-# what a model at chance level does, by the name of the metric
+# description of a model at chance level, by the name of the metric
 CHANCE_BASELINES = {
     "accuracy": "always predicting one class",
     "matthews": "random guessing",
@@ -137,7 +137,7 @@ class Summary:
         return f"{self.task}: {self.main_metric} {value}{at_chance}"
 
     def chance_warning(self, lr: float) -> str:
-        """Return what to try if runs ended at chance level; empty if none did.
+        """Return a warning with a remedy if runs ended at chance level; empty if none did.
 
         Args:
             lr: learning rate of the runs.

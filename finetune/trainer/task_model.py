@@ -133,7 +133,7 @@ def check_head(path: Path, head: Mapping[str, Tensor], task: Task, shape: ModelC
             )
 
 
-def resolve_backend_together(shape: ModelConfig, dtype: torch.dtype, context: TrainingContext) -> ModelConfig:
+def resolve_shared_backend(shape: ModelConfig, dtype: torch.dtype, context: TrainingContext) -> ModelConfig:
     """Return the shape with the attention backend that rank 0 resolves for its device, on every process."""
     backend: Any = context.comm.call_on_rank_zero(
         lambda: resolve_backend(shape.attention_backend, context.device, dtype, shape.head_width)

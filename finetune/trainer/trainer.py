@@ -17,7 +17,7 @@ from finetune.trainer.finalize import finalize, finalize_run, finished_seeds
 from finetune.trainer.inputs import RunInputs
 from finetune.trainer.logger import TrainLogger
 from finetune.trainer.results import BEST, seed_folder
-from finetune.trainer.task_model import TaskModel, resolve_backend_together
+from finetune.trainer.task_model import TaskModel, resolve_shared_backend
 from xlpre.config.loader import save_config
 from xlpre.conversion.task_model import load_task_model, save_task_model
 from xlpre.model.initialization import build_with_weights
@@ -68,7 +68,7 @@ class Trainer:
     """A run with one seed. Resumes from its latest checkpoint, if there is one.
 
     Args:
-        inputs: what the runs of all seeds share.
+        inputs: inputs that the runs of all seeds share.
         seed: seed of this run.
         context: device, precision and communication of this process.
         shutdown: reports a signal to stop.
@@ -203,13 +203,13 @@ class Trainer:
 
     def _write_model(self, step: int, path: Path, weights: dict[str, Tensor]) -> None:
         provenance = {"name": self.config.name, "step": step, "seed": self._seed, "init_from": self.config.init_from}
-        save_task_model(path, self._inputs.model_folder(weights, provenance))
+        save_task_model(path, self._inputs.build_model_folder(weights, provenance))
 
     def _build(self, saved: Path | None, manifest: dict[str, Any]) -> None:
         """Build model and engine with initial weights, or with the state of the checkpoint `saved` and its manifest."""
         config = self.config
         seed_everything(self._seed)  # the same initial weights on every process
-        shape = resolve_backend_together(self._inputs.shape, self.context.dtype, self.context)
+        shape = resolve_shared_backend(self._inputs.shape, self.context.dtype, self.context)
         build = partial(TaskModel, shape, self._inputs.task)
         weights = load_task_model(saved / checkpoint.MODEL_DIR).weights if saved else {}
         model = build_with_weights(weights, build) if saved else build()

@@ -97,7 +97,7 @@ def test_the_folder_overrides_the_config_file_and_contradicting_arguments_are_re
         arg for arg in make_args("overridden", init_from=trained / "model", train__steps=1) if not arg.startswith(shape)
     ]
     result = run(SCRIPT, "--config", tmp_path / "wider.yaml", *args)
-    assert result.returncode == 0 and "not as configured: n_layer=2 (3), d_inner=32 (64)" in result.stdout, (
+    assert result.returncode == 0 and "instead of the configured ones: n_layer=2 (3), d_inner=32 (64)" in result.stdout, (
         result.stderr
     )
     assert load_folder(tmp_path / "overridden" / "model").config.mem_len == 8  # independent of the weights
@@ -125,11 +125,11 @@ def test_a_folder_saved_by_transformers_has_the_preprocessing_of_the_store(train
     transformers = pytest.importorskip("transformers")
     assert run("pretrain/export.py", trained, tmp_path / "hf", "--hf").returncode == 0
     transformers.XLNetLMHeadModel.from_pretrained(tmp_path / "hf").save_pretrained(tmp_path / "saved")
-    missing = run(SCRIPT, *make_args("lost", init_from=tmp_path / "saved"))
+    missing = run(SCRIPT, *make_args("missing", init_from=tmp_path / "saved"))
     assert missing.returncode == 2 and "Put the vocabulary of this model there" in missing.stderr
     (tmp_path / "saved" / "spiece.model").write_bytes((tmp_path / "hf" / "spiece.model").read_bytes())
     result = run(SCRIPT, *make_args("continued", init_from=tmp_path / "saved", train__steps=1))
-    assert result.returncode == 0 and "does not say how its text was prepared, the store's is none" in result.stdout
+    assert result.returncode == 0 and "preprocessing is unknown" in result.stdout
     assert val_losses(tmp_path / "continued")[0] == val_losses(trained)[10]
     assumed = run("pretrain/export.py", tmp_path / "saved", tmp_path / "assumed")
     assert "assumed to be cased" in assumed.stdout

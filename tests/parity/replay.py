@@ -9,7 +9,7 @@ NAN = float("nan")
 
 
 class RecordedNumber(float):
-    """Number in [0, 1) for an integer `value` that the original drew below `high`. It records whether it was used.
+    """Number in [0, 1) for an integer `value` that the original drew below `high`. It records its use.
 
     xlpre converts it to the integer by int(number * high). A product with another `high` fails.
     """
@@ -69,10 +69,8 @@ class Replay:
             assert kind == "np.choice"
             lengths.append(self._table[words - 1 : words + 1].mean())
             offsets.append(self._issue(before, high, index))
-        lengths, offsets = (
-            [*lengths, 0.0],
-            [*offsets, RecordedNumber(0, NAN, None)],
-        )  # an additional span must not be used
+        lengths.append(0.0)
+        offsets.append(RecordedNumber(0, NAN, None))  # an additional span, which must not be used
         n_tries = 0
         while self._is_next("np.randint"):
             _, high, position = self._log[self._next()]

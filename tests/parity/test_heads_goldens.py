@@ -126,9 +126,8 @@ def test_classification_regression_and_choice_heads_equal_the_original(path):
     assert_close(losses.mean(), arrays["out/total_loss"])
     losses.mean().backward()
     model.check_gradients(arrays)
-    at_positions, _ = model.hidden(
-        arrays, model.head.summary.positions
-    )  # the last layer computes only what the head reads
+    # the last layer computes only the positions that the head reads
+    at_positions, _ = model.hidden(arrays, model.head.summary.positions)
     assert_close(model.head(at_positions, padding), arrays["out/logits"])
 
 

@@ -1,1 +1,1 @@
-"""common."""
+"""Files, commands, plots and tables: helpers without knowledge of models and text."""

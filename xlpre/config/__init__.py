@@ -1,1 +1,1 @@
-"""config."""
+"""Configuration: files, command line, and documentation of the settings."""

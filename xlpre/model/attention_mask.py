@@ -1,4 +1,4 @@
-"""Attention mask: what each query may attend to, from ranks and positions (docs/design.md).
+"""Attention mask from ranks and positions (docs/design.md).
 
 The mask is one comparison of two integer vectors, the ranks of queries and of keys. `AttentionMeta` holds these and the positions of
 the rows. It is built once per forward pass (model/two_stream.py) and shared by all layers.

@@ -19,7 +19,7 @@ from xlpre.model.initialization import initialize
 from xlpre.model.kernels.backend import check_backend, prepare_backend
 from xlpre.model.kernels.base import AttentionBackend
 from xlpre.model.layer import LAYERS
-from xlpre.model.memory import BaseMemory, KeyValue, KVCache, Memory, PositionTerms, Projection
+from xlpre.model.memory import BaseMemory, KeyValue, KVCache, Memory, Projection, WindowTerms
 from xlpre.model.positions import SCHEMES, NoPositionEmbedding, SharedBiases
 from xlpre.model.two_stream import build_attention_meta, build_rows, select_output_rows
 
@@ -77,18 +77,17 @@ class Backbone(nn.Module):
         """
         self.check_inputs(batch, memory, embeddings)
         length = batch.input_ids.size(1)
-        positions = self._position_terms(memory, length)
-        all_rows, output_rows = self._prepare_attention(batch, memory, positions.encoding)
+        terms = self._window_terms(memory, length)
+        backend, output_backend = self._prepare_attention(batch, memory, terms.pos_encoding)
         content = (self.word_embedding(batch.input_ids) if embeddings is None else embeddings) * self.embedding_scale
         rows = self.dropout(build_rows(content, self.mask_embedding, batch) if self.two_streams else content)
         contexts = []
         for index, layer in enumerate(self.layers):
             context = memory.context_for_layer(index, rows[:, :length], cast(Projection, layer.keys_values))
-            backend = all_rows
             if layer is self.layers[-1]:
-                rows = select_output_rows(rows, output_rows.attn_meta, self.two_streams, self.n_cls)
-                backend = output_rows
-            rows = self._run_layer(layer, rows, context, backend, positions.score_terms[index])
+                rows = select_output_rows(rows, output_backend.attn_meta, self.two_streams, self.n_cls)
+                backend = output_backend
+            rows = self._run_layer(layer, rows, context, backend, terms.score_terms[index])
             contexts.append(context)
         return self.dropout(rows), memory.updated(contexts, batch.reuse_len, batch.visible_mem_len)
 
@@ -142,17 +141,17 @@ class Backbone(nn.Module):
         projected = [KeyValue(*layer.keys_values(hidden)) for layer, hidden in zip(layers, memory.hidden, strict=True)]
         return KVCache(projected, memory.valid)
 
-    def _position_terms(self, memory: BaseMemory, n_tokens: int) -> PositionTerms:
-        """Encode all distances of a window. With a KVCache, also compute the score terms, once per window size."""
+    def _window_terms(self, memory: BaseMemory, n_tokens: int) -> WindowTerms:
+        """Encode all distances. With a KVCache, also compute the score terms, once per window size."""
         n_keys = memory.mem_len + n_tokens
         if not isinstance(memory, KVCache):
-            return PositionTerms(self.pos_encoding(n_keys, n_tokens, self.mask_embedding), [None] * len(self.layers))
-        if (n_keys, n_tokens) not in memory.position_terms:
-            encoding = self.pos_encoding(n_keys, n_tokens, self.mask_embedding)
+            return WindowTerms(self.pos_encoding(n_keys, n_tokens, self.mask_embedding), [None] * len(self.layers))
+        if (n_keys, n_tokens) not in memory.window_terms:
+            pos_encoding = self.pos_encoding(n_keys, n_tokens, self.mask_embedding)
             layers: Any = self.layers
-            terms = [layer.attention.score_terms(encoding, n_keys) for layer in layers]
-            memory.position_terms[n_keys, n_tokens] = PositionTerms(encoding, terms)
-        return memory.position_terms[n_keys, n_tokens]
+            score_terms = [layer.attention.score_terms(pos_encoding, n_keys) for layer in layers]
+            memory.window_terms[n_keys, n_tokens] = WindowTerms(pos_encoding, score_terms)
+        return memory.window_terms[n_keys, n_tokens]
 
     def _prepare_attention(
         self, batch: Batch, memory: BaseMemory, pos_encoding: Tensor

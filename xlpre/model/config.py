@@ -50,7 +50,7 @@ class ModelConfig:
         d_embed: width of the first cluster's embedding. 0 takes d_model.
         scale_embedding: multiply embeddings by the square root of d_model, as Transformer-XL does.
         tie_embedding: the softmax uses the weights of the embedding.
-        tie_projections: for each cluster, whether the softmax also uses the projection of the embedding. [] ties none.
+        tie_projections: one value per cluster, true if the softmax also uses the projection of the embedding. [] ties none.
         attention_backend: implementation of attention (model/kernels). All give the same numbers. `auto`: `cpu` on a CPU where
             possible, `triton` on a GPU where its self-check finds it correct and fast, otherwise `sdpa`. `reference`: slow and simple.
             `sdpa`: PyTorch's attention. `cpu`: C++ kernels for fp32. `triton`: GPU kernels, also for operations between matrix products.

@@ -110,7 +110,7 @@ class ClusterEmbedding(nn.Module):
         self.projection = nn.Parameter(torch.empty(config.d_model, width)) if has_projection else None
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Look up (N,) ids of the whole vocabulary: (N, D)."""
+        """Look up (N,) ids of the full vocabulary: (N, D)."""
         embeddings = look_up(ids - self.low, self.table)
         return embeddings if self.projection is None else F.linear(embeddings, self.projection)
 

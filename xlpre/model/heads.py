@@ -119,7 +119,7 @@ class SpanBeams:
 
 
 class SpanHead(nn.Module):
-    """Answer span, with the end predicted given the start, and whether there is an answer (SQuAD 2.0; XLNet, section 3.4).
+    """Answer span, with the end predicted given the start, and answerability (SQuAD 2.0; XLNet, section 3.4).
 
     Args:
         config: shape of the model.

@@ -17,12 +17,12 @@ from xlpre.model.next_sentence import NextSentence
 
 
 class LanguageModel(nn.Module):
-    """Model that predicts `batch.targets` and, optionally, whether segment B follows A.
+    """Model that predicts `batch.targets` and, optionally, `batch.pair_label`.
 
     Args:
         config: shape of the model.
         two_streams: see Backbone.
-        next_sentence: also predict `batch.pair_label`.
+        next_sentence: also predict `batch.pair_label` (segment B follows segment A).
 
     Attributes:
         auxiliary_heads: heads that read <cls>, by name.

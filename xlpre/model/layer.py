@@ -52,7 +52,7 @@ class PostNormLayer(nn.Module):
 
         Args:
             rows: (B, N, D).
-            context: what the rows attend to, memory first.
+            context: hidden states, or keys and values, of memory and content.
             backend: attention backend, prepared for the rows.
             score_terms: see RelativeAttention.
 

@@ -70,15 +70,15 @@ LayerContext = HiddenContext | KeyValue
 
 
 @dataclass(frozen=True)
-class PositionTerms:
-    """Position inputs of one window size.
+class WindowTerms:
+    """Attention inputs that do not depend on the tokens of the window, only on its size (K, T).
 
     Attributes:
-        encoding: (2, R, ...) encodings of all distances.
-        score_terms: for each layer, the score terms that do not depend on the queries. None if each layer computes its own.
+        pos_encoding: (2, R, ...) encodings of all distances.
+        score_terms: for each layer, the result of `RelativeAttention.score_terms`. None if the layer computes it.
     """
 
-    encoding: Tensor
+    pos_encoding: Tensor
     score_terms: Sequence[dict[str, Tensor] | None]
 
 
@@ -106,7 +106,7 @@ class BaseMemory(ABC):
 
     @abstractmethod
     def context_for_layer(self, layer: int, content: Tensor, project: Projection) -> LayerContext:
-        """Return what a layer attends to: memory, then the content stream.
+        """Return the context of a layer: memory, then the content stream.
 
         Args:
             layer: index of the layer.
@@ -200,12 +200,12 @@ class KVCache(BaseMemory):
     Attributes:
         layers: keys and values of each layer, M columns each, oldest first.
         valid: (B,) int64, number of final columns that belong to the row. The others are hidden.
-        position_terms: projected positions by (K, T), shared by all successors of this cache.
+        window_terms: projected positions and other score terms by (K, T), shared by all successors of this cache.
     """
 
     layers: Sequence[KeyValue]
     valid: Tensor
-    position_terms: dict[tuple[int, int], PositionTerms] = field(default_factory=dict)
+    window_terms: dict[tuple[int, int], WindowTerms] = field(default_factory=dict)
 
     @property
     def mem_len(self) -> int:
@@ -231,7 +231,7 @@ class KVCache(BaseMemory):
         """See BaseMemory. The new cache holds views of the contexts: nothing is copied."""
         columns = (n_new, self.mem_len)
         layers = [KeyValue(context.key.narrow(1, *columns), context.value.narrow(1, *columns)) for context in contexts]
-        return KVCache(layers, self._valid_after(n_new, visible_mem_len), self.position_terms)
+        return KVCache(layers, self._valid_after(n_new, visible_mem_len), self.window_terms)
 
 
 def append_columns(memory: Tensor, new: Tensor) -> Tensor:

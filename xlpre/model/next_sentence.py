@@ -1,4 +1,4 @@
-"""Next-sentence prediction: whether segment B follows segment A in the text, from the hidden state of <cls>.
+"""Next-sentence prediction from the hidden state of <cls>: does segment B follow segment A in the text?
 
 Source: BERT (arXiv:1810.04805), section 3.1: a dense layer, tanh, and two classes. XLNet (arXiv:1906.08237) evaluates it in the last row of
 its Table 6 and does not use it.

@@ -1,4 +1,4 @@
-"""Relative segment encoding: only whether query and key are in the same segment matters (XLNet, section 2.5)."""
+"""Relative segment encoding: same segment or different segment (XLNet, section 2.5)."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def select_output_rows(rows: Tensor, output: AttentionMeta, two_streams: bool, n
     Args:
         rows: (B, T + P, D) rows of both streams, or (B, T, D) content rows.
         output: metadata of the selected rows.
-        two_streams: whether `rows` includes the query stream.
+        two_streams: True if `rows` includes the query stream.
         n_cls: number of final content rows that are read before the targets.
 
     Returns:

@@ -1,1 +1,1 @@
-"""Training objectives: what is predicted from what, as ranks and targets. The model is independent of the objective."""
+"""Training objectives, expressed as ranks and targets. The model is independent of the objective."""

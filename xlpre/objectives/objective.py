@@ -23,7 +23,7 @@ class ObjectiveConfig:
         max_span: targets come in spans of 1 to `max_span` words. A span of n words has probability proportional to 1/n.
         span_ends: `whole_words`: a span ends where its last word ends. `as_released`: a span has as many tokens as words were drawn,
             as in the published code, so it may end inside a word.
-        next_sentence: `<cls>` also predicts whether segment B follows A, and that loss is added (BERT; XLNet's Table 6, row 8).
+        next_sentence: add the loss of next-sentence prediction from `<cls>` (BERT; XLNet's Table 6, row 8).
     """
 
     name: Literal["permutation", "denoising", "causal"] = "permutation"

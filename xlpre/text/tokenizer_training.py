@@ -20,6 +20,7 @@ from xlpre.text.preprocess import Preprocess, clean_text
 from xlpre.text.special_tokens import WORD_BOUNDARY
 from xlpre.text.tokenizer import MAX_SENTENCE_BYTES, Tokenizer, TokenizerConfig
 
+RECORD_FORMAT = 2
 RECORDED_SETTINGS = {"text": ("column", "row_type", "split", "max_chars"), "tokenizer": ("train_chars", "preprocess")}
 
 
@@ -67,15 +68,23 @@ def record_path(path: Path) -> Path:
 
 def write_training_record(path: Path, tokenizer: Tokenizer, text: TextConfig, config: TokenizerConfig) -> None:
     """Write the training record of `tokenizer`, which was trained on `text` and saved as `path`."""
-    record = {"sha256": tokenizer.sha256, **_training_record(text, config)}
+    record = {"format": RECORD_FORMAT, "sha256": tokenizer.sha256, **_training_record(text, config)}
     write_text(record_path(path), json.dumps(record, indent=1))
 
 
 def check_training_record(path: Path, tokenizer: Tokenizer, text: TextConfig, config: TokenizerConfig) -> None:
-    """Raise ValueError if the training record of `tokenizer`, saved as `path`, does not match `text` and `config`."""
+    """Raise ValueError if the training record of `tokenizer`, saved as `path`, does not match `text` and `config`.
+
+    A record that another version of xlpre wrote is refused too.
+    """
     recorded = _read_record(path)
     if recorded.get("sha256") != tokenizer.sha256:  # there is no record, or it belongs to another vocabulary
         return
+    if recorded.get("format") != RECORD_FORMAT:
+        raise ValueError(
+            f"tokenizer.path={path} is invalid: another version of xlpre wrote its training record {record_path(path)}. Delete the record "
+            "to use the vocabulary anyway, or delete both files to train it again."
+        )
     expected = _training_record(text, config)
     changed = next((key for key in expected if key in recorded and recorded[key] != expected[key]), None)
     if changed is None:

@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 import torch
 
 from xlpre.batch import Batch
@@ -16,7 +15,7 @@ VOCAB = 40
 
 
 def make_model(two_streams=True, seed=0, next_sentence=False, **settings) -> LanguageModel:
-    """A model with large random weights, so that nothing is small by chance."""
+    """Build a tiny model with large random weights, so that no term is negligible."""
     torch.manual_seed(seed)
     shape = {
         "vocab_size": VOCAB,
@@ -34,16 +33,11 @@ def make_model(two_streams=True, seed=0, next_sentence=False, **settings) -> Lan
     return model
 
 
-@pytest.fixture
-def model_of():
-    return make_model
+UNLIMITED = 10**6  # visible_mem_len: all columns of memory
 
 
-MANY = 10**6  # tokens to remember: as many as there are
-
-
-def random_batch(length=13, reuse=6, rows=2, seed=0, backward=None, visible_mem_len=MANY, **settings) -> Batch:
-    """Permutation rows of random tokens, the last three of them symbols."""
+def random_batch(length=13, reuse=6, rows=2, seed=0, backward=None, visible_mem_len=UNLIMITED, **settings) -> Batch:
+    """Build a permutation batch of random tokens that end with special tokens."""
     objective = Permutation(
         ObjectiveConfig(**{"partial_k": 3.0, **settings}), np.random.default_rng(seed).random(VOCAB) < 0.7
     )
@@ -66,6 +60,7 @@ def random_batch(length=13, reuse=6, rows=2, seed=0, backward=None, visible_mem_
 
 
 def random_memory(config: ModelConfig, rows: int, length: int, valid: int | None = None, seed: int = 0) -> Memory:
+    """Build memory with `length` random columns, the last `valid` of them valid (default: all)."""
     torch.manual_seed(seed)
     hidden = torch.randn(config.n_layer, rows, length, config.d_model)
     return Memory(hidden, torch.full((rows,), length if valid is None else valid))

@@ -1,4 +1,4 @@
-"""What a step asks of a device: nothing that would make it wait. Torch's meta device stands for a GPU here."""
+"""A step never waits for the device. Torch's meta device stands in for a GPU."""
 
 import numpy as np
 import pytest
@@ -17,73 +17,75 @@ from xlpre.model.heads import ClassificationHead
 from xlpre.model.memory import initial_memory
 
 META = torch.device("meta")
-WAITING = ("aten._local_scalar_dense", "aten.nonzero", "aten.repeat_interleave.Tensor")
+SYNCHRONIZING = ("aten._local_scalar_dense", "aten.nonzero", "aten.repeat_interleave.Tensor")
 
 
-class Made(TorchFunctionMode):
-    """Notes tensors that are made of Python's numbers, which are copied to a device."""
+class TensorCreationRecorder(TorchFunctionMode):
+    """Records tensors created from Python numbers, which are copied to the device."""
 
-    def __init__(self, found):
+    def __init__(self, calls):
         super().__init__()
-        self._found = found
+        self._calls = calls
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function in (torch.tensor, torch.as_tensor):
-            self._found.append(function.__name__)
+            self._calls.append(function.__name__)
         return function(*args, **(kwargs or {}))
 
 
-class Watched(TorchDispatchMode):
-    """Notes those, operations on the CPU and those that wait for numbers."""
+class SyncRecorder(TorchDispatchMode):
+    """Records created tensors, operations on the CPU and operations that read values."""
 
     def __init__(self):
         super().__init__()
-        self.found, self.n = [], 0
-        self._made = Made(self.found)
+        self.calls, self.n_operations = [], 0
+        self._creation_recorder = TensorCreationRecorder(self.calls)
 
     def __enter__(self):
-        self._made.__enter__()
+        self._creation_recorder.__enter__()
         return super().__enter__()
 
     def __exit__(self, *error):
         super().__exit__(*error)
-        self._made.__exit__(*error)
+        self._creation_recorder.__exit__(*error)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
         tensors = [x for x in tree_leaves((args, kwargs, out)) if isinstance(x, torch.Tensor)]
-        self.n += 1
-        if any(x.device != META for x in tensors) or str(function).startswith(WAITING):
-            self.found.append(str(function))
+        self.n_operations += 1
+        if any(x.device != META for x in tensors) or str(function).startswith(SYNCHRONIZING):
+            self.calls.append(str(function))
         return out
 
 
-def in_bf16(model: nn.Module) -> nn.Module:
+def to_meta_bf16(model: nn.Module) -> nn.Module:
     return model.bfloat16().to_empty(device=META)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "triton"])
+@pytest.mark.parametrize("attention_backend", ["sdpa", "triton"])
 @pytest.mark.parametrize(
     "settings",
     [{}, {"positions": "shaw", "n_positions": 20}, {"positions": "sinusoidal"}, {"next_sentence": True}],
     ids=["published", "shaw", "sinusoidal", "next sentence"],
 )
-def test_a_pretraining_step_never_waits_for_the_device(attention, settings):
-    if attention == "triton":
+def test_a_pretraining_step_never_waits_for_the_device(attention_backend, settings):
+    if attention_backend == "triton":
         pytest.importorskip("triton", reason="triton is installed with the tests on Linux (x86-64)")
-    model = in_bf16(make_model(attention_backend=attention, dropout=0.1, dropatt=0.1, mem_len=12, **settings))
+    model = to_meta_bf16(
+        make_model(attention_backend=attention_backend, dropout=0.1, dropatt=0.1, mem_len=12, **settings)
+    )
     batch = random_batch(20, reuse=10).to(META)
     memory = initial_memory(model.config, 2, device=META, dtype=torch.bfloat16)
-    with Watched() as watched:
-        loss, remembered, *others = model(batch, memory)
+    with SyncRecorder() as recorder:
+        loss, memory_after, *others = model(batch, memory)
         sum(others, start=loss).backward()
-    assert watched.n > 100 and not watched.found
-    assert loss.dtype == torch.float32 and remembered.hidden.dtype == torch.bfloat16
+    assert recorder.n_operations > 100 and not recorder.calls
+    assert loss.dtype == torch.float32 and memory_after.hidden.dtype == torch.bfloat16
     assert {p.grad.dtype for p in model.parameters() if p.grad is not None} == {torch.bfloat16}
 
 
-class Classes:
-    """A task of three classes."""
+class ThreeClassTask:
+    """Classification task with three classes."""
 
     def __init__(self, pooling):
         self._pooling = pooling
@@ -97,11 +99,11 @@ class Classes:
 @pytest.mark.parametrize("pooling", ["last", "first", "mean", "text_mean", "attn"])
 def test_a_fine_tuning_step_never_waits_for_the_device(pooling):
     shape = ModelConfig(vocab_size=40, n_layer=1, d_model=16, n_head=2, d_inner=24, mem_len=8, attention_backend="sdpa")
-    model = in_bf16(TaskModel(shape, Classes(pooling)))
+    model = to_meta_bf16(TaskModel(shape, ThreeClassTask(pooling)))
     ids = torch.empty(4, 16, dtype=torch.int64, device=META)
     batch = PaddedBatch(ids, ids, ids.bool(), {"label": ids[:, 0]}, np.arange(4))
-    with Watched() as watched:
+    with SyncRecorder() as recorder:
         loss = model(MicroStep([batch], 1.0))
         loss.backward()
-    assert watched.n > 50 and not watched.found
+    assert recorder.n_operations > 50 and not recorder.calls
     assert loss.dtype == torch.float32

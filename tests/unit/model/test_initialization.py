@@ -52,8 +52,8 @@ def test_building_with_weights_copies_them_and_draws_no_random_numbers(settings)
     before = torch.get_rng_state()
     second = build_with_weights(dict(first.named_parameters()), build)
     assert torch.equal(torch.get_rng_state(), before)
-    for (name, ours), theirs in zip(second.named_parameters(), first.parameters(), strict=True):
-        assert torch.equal(ours, theirs) and ours.requires_grad and ours is not theirs, name
+    for (name, loaded), source in zip(second.named_parameters(), first.parameters(), strict=True):
+        assert torch.equal(loaded, source) and loaded.requires_grad and loaded is not source, name
     drawn = {name: not torch.equal(p, dict(first.named_parameters())[name]) for name, p in build().named_parameters()}
     assert drawn["backbone.mask_embedding"] and drawn["auxiliary_heads.next_sentence.logits_proj.weight"]
 

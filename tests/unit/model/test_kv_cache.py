@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import examples
-from tests.unit.model.conftest import MANY, make_model, random_batch, random_memory
+from tests.unit.model.conftest import UNLIMITED, make_model, random_batch, random_memory
 from xlpre.model.layer import LAYERS
 from xlpre.model.memory import initial_memory
 from xlpre.model.positions import SCHEMES
@@ -33,7 +33,7 @@ def read(model, memory, batches):
     mem_len=st.integers(0, 30),
     initial=st.sampled_from(["empty", "zeros", "read"]),
     lengths=st.lists(st.integers(9, 14), min_size=3, max_size=3),
-    visible_mem_len=st.lists(st.sampled_from([0, 2, MANY]), min_size=3, max_size=3),
+    visible_mem_len=st.lists(st.sampled_from([0, 2, UNLIMITED]), min_size=3, max_size=3),
     backward=st.sampled_from([False, True, None]),
     seed=st.integers(0, 99),
 )

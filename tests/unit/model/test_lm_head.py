@@ -140,8 +140,8 @@ def test_losses_and_gradients_equal_torchs_cross_entropy_at_any_confidence(sprea
     actual = _with_gradients(hidden, lm_head, lambda x: lm_head(x, targets), grad)
     expected = _with_gradients(hidden, lm_head, lambda x: target_losses(lm_head(x), targets), grad)
     scale = max(1, spread)
-    for ours, torchs in zip(actual, expected, strict=True):
-        torch.testing.assert_close(ours, torchs, atol=1e-6 * scale, rtol=1e-5)
+    for x, y in zip(actual, expected, strict=True):
+        torch.testing.assert_close(x, y, atol=1e-6 * scale, rtol=1e-5)
 
 
 def _with_gradients(hidden, lm_head, compute_losses, grad):

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from tests.unit.data.test_lanes import lanes_over, split_of
-from tests.unit.model.conftest import MANY, VOCAB, random_batch, random_memory
-from xlpre.batch import Batch
+from tests.unit.model.conftest import UNLIMITED, VOCAB, make_model, random_batch, random_memory
+from xlpre.batch import make_batch
 from xlpre.data.store import SplitData
 from xlpre.model.memory import HiddenContext, Memory, append_columns, initial_memory
 
@@ -14,23 +14,19 @@ from xlpre.model.memory import HiddenContext, Memory, append_columns, initial_me
 def causal_batch(ids):
     B, T = ids.shape
     positions = torch.arange(T).expand(B, -1)
-    return Batch(
-        input_ids=ids,
-        segment_ids=torch.zeros_like(ids),
+    return make_batch(
+        ids,
         query_rank=positions.int() + 1,
         key_rank=positions.int(),
         target_positions=positions,
         targets=ids.roll(-1, 1),
-        target_weights=torch.ones(B, T),
-        backward=torch.zeros(B, dtype=torch.bool),
         visible_mem_len=torch.full((B,), T),
-        pair_label=torch.ones(B, dtype=torch.long),
         reuse_len=T,
     )
 
 
-def test_two_windows_with_memory_equal_one_long_window(model_of):
-    model = model_of(two_streams=False, n_layer=3)
+def test_two_windows_with_memory_equal_one_long_window():
+    model = make_model(two_streams=False, n_layer=3)
     ids = torch.randint(9, VOCAB, (2, 14))
     long, _ = model.logits(causal_batch(ids), initial_memory(model.config, 2, mem_len=0))
     first, memory = model.logits(causal_batch(ids[:, :7]), initial_memory(model.config, 2, mem_len=7))
@@ -38,20 +34,20 @@ def test_two_windows_with_memory_equal_one_long_window(model_of):
     torch.testing.assert_close(torch.cat([first, second], 1), long, atol=2e-5, rtol=1e-5)
 
 
-def test_no_gradient_flows_into_memory(model_of):
-    model, embedded = model_of(), []
+def test_no_gradient_flows_into_memory():
+    model, embeddings = make_model(), []
 
     def keep(module, inputs, outputs):
-        vectors, _ = outputs
-        vectors.retain_grad()
-        embedded.append(vectors)
+        output, _ = outputs
+        output.retain_grad()
+        embeddings.append(output)
 
     model.backbone.word_embedding.register_forward_hook(keep)
     _, memory = model(random_batch(seed=0), random_memory(model.config, 2, 6))
     loss, _ = model(random_batch(seed=1), memory)
     loss.backward()
     assert memory.hidden.grad_fn is None
-    assert embedded[0].grad is None and embedded[1].grad.abs().sum() > 0
+    assert embeddings[0].grad is None and embeddings[1].grad.abs().sum() > 0
 
 
 def test_columns_are_appended_and_the_oldest_dropped():
@@ -61,8 +57,8 @@ def test_columns_are_appended_and_the_oldest_dropped():
     assert append_columns(memory[:, :, :1], new).flatten().tolist() == [8]
 
 
-def test_memory_stores_the_inputs_of_each_layer(model_of):
-    model, inputs = model_of(), []
+def test_memory_stores_the_inputs_of_each_layer():
+    model, inputs = make_model(), []
     for layer in model.backbone.layers:
         layer.register_forward_pre_hook(lambda module, args: inputs.append(args[1].content))
     _, memory = model(random_batch(13, 6), random_memory(model.config, 2, 6))
@@ -71,8 +67,8 @@ def test_memory_stores_the_inputs_of_each_layer(model_of):
 
 
 @pytest.mark.parametrize("valid", [0, 2, 5])
-def test_invalid_columns_are_hidden(model_of, valid):
-    model, batch = model_of(), random_batch()
+def test_invalid_columns_are_hidden(valid):
+    model, batch = make_model(), random_batch()
     memory = random_memory(model.config, 2, 5, valid=valid)
     noise = memory.hidden.clone()
     noise[:, :, : 5 - valid] = 99.0
@@ -82,9 +78,9 @@ def test_invalid_columns_are_hidden(model_of, valid):
     torch.testing.assert_close(outputs[0], outputs[2], atol=1e-5, rtol=1e-5)
 
 
-def test_a_row_with_visible_mem_len_0_sees_no_memory(model_of):
-    model = model_of()
-    batch = dataclasses.replace(random_batch(13, 6), visible_mem_len=torch.tensor([MANY, 0]))
+def test_a_row_with_visible_mem_len_0_sees_no_memory():
+    model = make_model()
+    batch = dataclasses.replace(random_batch(13, 6), visible_mem_len=torch.tensor([UNLIMITED, 0]))
     memory = random_memory(model.config, 2, 8)
     with_memory, after = model.backbone(batch, memory)
     without, _ = model.backbone(batch, initial_memory(model.config, 2, mem_len=0))
@@ -93,9 +89,9 @@ def test_a_row_with_visible_mem_len_0_sees_no_memory(model_of):
     assert after.valid.tolist() == [8, 6]
 
 
-def test_a_row_sees_at_most_visible_mem_len_columns(model_of):
-    model = model_of()
-    batch = dataclasses.replace(random_batch(13, 6), visible_mem_len=torch.tensor([3, MANY]))
+def test_a_row_sees_at_most_visible_mem_len_columns():
+    model = make_model()
+    batch = dataclasses.replace(random_batch(13, 6), visible_mem_len=torch.tensor([3, UNLIMITED]))
     memory = random_memory(model.config, 2, 8)
     memory.hidden.requires_grad_()
     _, after = model.backbone(batch, memory)
@@ -107,8 +103,8 @@ def test_a_row_sees_at_most_visible_mem_len_columns(model_of):
     assert torch.equal(model.backbone(batch, memory)[0], model.backbone(batch, Memory(changed, memory.valid))[0])
 
 
-def test_columns_hidden_once_stay_hidden(model_of):
-    memory = initial_memory(model_of().config, 1, mem_len=20)
+def test_columns_hidden_once_stay_hidden():
+    memory = initial_memory(make_model().config, 1, mem_len=20)
     contexts = [HiddenContext(memory.hidden[0], torch.zeros(1, 9, 16))] * 2
     lengths = []
     for visible_mem_len in (0, 6, 12, 2, 8, 14, 0, 6):  # a document ends two tokens before the fourth window
@@ -118,9 +114,9 @@ def test_columns_hidden_once_stay_hidden(model_of):
 
 
 @pytest.mark.parametrize("mem_len", [0, 5, 8, 40])
-def test_carried_memory_holds_everything_since_the_start_of_the_run(model_of, mem_len):
+def test_carried_memory_holds_everything_since_the_start_of_the_run(mem_len):
     lanes = lanes_over(split_of(3000), windows_per_run=7)
-    memory = initial_memory(model_of().config, 4, mem_len=mem_len)
+    memory = initial_memory(make_model().config, 4, mem_len=mem_len)
     contexts = [HiddenContext(memory.hidden[0], torch.zeros(4, 8, 16))] * 2
     valid = torch.zeros(4, dtype=torch.long)
     for step in range(30):
@@ -153,8 +149,8 @@ def test_memory_cut_at_a_document_end_hides_the_previous_document(lane, at_docum
     assert (n_others == 0) == (at_document_end == "cut")
 
 
-def test_initial_zeros_are_visible(model_of):
-    model, batch = model_of(mem_len=4), random_batch()
+def test_initial_zeros_are_visible():
+    model, batch = make_model(mem_len=4), random_batch()
     outputs = [
         model.backbone(batch, initial_memory(model.config, 2, initial=initial))[0] for initial in ("empty", "zeros")
     ]
@@ -163,8 +159,8 @@ def test_initial_zeros_are_visible(model_of):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_resetting_empties_nonfinite_rows_and_keeps_others_bit_for_bit(model_of, dtype, bad):
-    memory = random_memory(model_of().config, 3, 5, valid=4)
+def test_resetting_empties_nonfinite_rows_and_keeps_others_bit_for_bit(dtype, bad):
+    memory = random_memory(make_model().config, 3, 5, valid=4)
     memory = Memory(memory.hidden.to(dtype), memory.valid)
     memory.hidden[0, 0, 2, 1] = -0.0
     before = memory.hidden.clone()
@@ -176,14 +172,14 @@ def test_resetting_empties_nonfinite_rows_and_keeps_others_bit_for_bit(model_of,
     assert torch.equal(reset.hidden[:, ::2].view(bits), before[:, ::2].view(bits))
 
 
-def test_resetting_memory_without_columns_changes_nothing(model_of):
-    memory = initial_memory(model_of().config, 2, mem_len=0).reset_nonfinite_rows()
+def test_resetting_memory_without_columns_changes_nothing():
+    memory = initial_memory(make_model().config, 2, mem_len=0).reset_nonfinite_rows()
     assert memory.hidden.shape == (2, 2, 0, 16) and memory.valid.tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("valid", [5, 2], ids=["seen", "not seen"])
-def test_training_continues_after_a_memory_reset(model_of, valid):
-    model, batch, memory = model_of(), random_batch(), random_memory(model_of().config, 2, 5, valid=valid)
+def test_training_continues_after_a_memory_reset(valid):
+    model, batch, memory = make_model(), random_batch(), random_memory(make_model().config, 2, 5, valid=valid)
     memory.hidden[0, 1, 0, 3] = torch.nan
     bad_loss, after = model(batch, memory)
     bad_loss.backward()
@@ -200,8 +196,8 @@ def test_training_continues_after_a_memory_reset(model_of, valid):
 
 
 @pytest.mark.parametrize("attention_span", ["same_length", "exclude_self_slot"])
-def test_attention_span_does_not_shrink_without_memory(model_of, attention_span):
-    model = model_of(attention_span=attention_span, mem_len=5, n_layer=1, two_streams=False)
+def test_attention_span_does_not_shrink_without_memory(attention_span):
+    model = make_model(attention_span=attention_span, mem_len=5, n_layer=1, two_streams=False)
     batch = random_batch(rows=1, backward=False)
     batch = dataclasses.replace(
         batch,
@@ -209,11 +205,11 @@ def test_attention_span_does_not_shrink_without_memory(model_of, attention_span)
         key_rank=torch.arange(13)[None].int(),
         target_positions=torch.tensor([[12]]),
     )
-    embedded = []
+    embeddings = []
     model.backbone.word_embedding.register_forward_hook(
-        lambda m, i, output: embedded.append(output.detach().requires_grad_()) or embedded[0]
+        lambda m, i, output: embeddings.append(output.detach().requires_grad_()) or embeddings[0]
     )
     hidden, _ = model.backbone(batch, random_memory(model.config, 1, 0))
     hidden.square().sum().backward()
-    seen = embedded[0].grad[0].abs().sum(-1).nonzero().flatten().tolist()
+    seen = embeddings[0].grad[0].abs().sum(-1).nonzero().flatten().tolist()
     assert seen == list(range(7 if attention_span == "same_length" else 8, 13))

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import examples
 from tests.reference.attention import two_streams
-from tests.unit.model.conftest import MANY, make_model, random_batch, random_memory
+from tests.unit.model.conftest import UNLIMITED, make_model, random_batch, random_memory
 from xlpre.model.config import ModelConfig
 from xlpre.model.layer import LAYERS
 from xlpre.model.positions import SCHEMES, RelativeKeyProjection, sinusoid_table
@@ -23,7 +23,7 @@ from xlpre.model.positions import SCHEMES, RelativeKeyProjection, sinusoid_table
     valid=st.integers(0, 6),
     length=st.integers(9, 14),
     perm_size=st.sampled_from([None, 3]),
-    visible_mem_len=st.sampled_from([0, 2, MANY]),
+    visible_mem_len=st.sampled_from([0, 2, UNLIMITED]),
     seed=st.integers(0, 99),
 )
 def test_the_model_equals_the_double_loop_of_the_paper(
@@ -47,8 +47,8 @@ def test_the_model_equals_the_double_loop_of_the_paper(
         torch.testing.assert_close(hidden[row], two_streams(model, batch, memory, row), atol=2e-5, rtol=1e-4)
 
 
-def test_query_rows_at_targets_equal_those_of_the_full_query_stream(model_of):
-    model, batch = model_of().double(), random_batch()
+def test_query_rows_at_targets_equal_those_of_the_full_query_stream():
+    model, batch = make_model().double(), random_batch()
     memory = random_memory(model.config, 2, 4)
     memory = dataclasses.replace(memory, hidden=memory.hidden.double())
     all_positions = torch.arange(13).expand(2, -1)
@@ -58,8 +58,8 @@ def test_query_rows_at_targets_equal_those_of_the_full_query_stream(model_of):
     torch.testing.assert_close(some, expected, atol=1e-13, rtol=1e-13)
 
 
-def test_a_backward_row_equals_the_flipped_forward_row(model_of):
-    model = model_of()
+def test_a_backward_row_equals_the_flipped_forward_row():
+    model = make_model()
     batch, memory = random_batch(backward=False), random_memory(model.config, 2, 0)
     flipped = dataclasses.replace(
         batch,
@@ -74,8 +74,8 @@ def test_a_backward_row_equals_the_flipped_forward_row(model_of):
     torch.testing.assert_close(forward, backward, atol=1e-5, rtol=1e-5)
 
 
-def test_only_equality_of_segment_ids_matters(model_of):
-    model = model_of()
+def test_only_equality_of_segment_ids_matters():
+    model = make_model()
     batch, memory = random_batch(), random_memory(model.config, 2, 0)
     renamed = dataclasses.replace(batch, segment_ids=torch.tensor([7, 3, 5])[batch.segment_ids])
     other = dataclasses.replace(batch, segment_ids=torch.zeros_like(batch.segment_ids))
@@ -84,8 +84,8 @@ def test_only_equality_of_segment_ids_matters(model_of):
     assert not torch.allclose(outputs[0], outputs[2])
 
 
-def test_a_query_without_visible_keys_outputs_zero_with_finite_gradients(model_of):
-    model = model_of(n_layer=1)
+def test_a_query_without_visible_keys_outputs_zero_with_finite_gradients():
+    model = make_model(n_layer=1)
     batch = random_batch()
     query_rank = batch.query_rank.clone()
     query_rank.scatter_(1, batch.target_positions[:, :1], -5)
@@ -98,8 +98,8 @@ def test_a_query_without_visible_keys_outputs_zero_with_finite_gradients(model_o
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
 
 
-def test_one_stream_is_read_at_the_target_positions(model_of):
-    model = model_of(two_streams=False)
+def test_one_stream_is_read_at_the_target_positions():
+    model = make_model(two_streams=False)
     batch, memory = random_batch(), random_memory(model.config, 2, 3)
     full, _ = model.backbone(dataclasses.replace(batch, target_positions=torch.arange(13).expand(2, -1)), memory)
     some, _ = model.backbone(batch, memory)
@@ -107,8 +107,8 @@ def test_one_stream_is_read_at_the_target_positions(model_of):
     torch.testing.assert_close(some, expected, atol=1e-6, rtol=1e-6)
 
 
-def test_shared_biases_are_one_parameter_of_all_layers(model_of):
-    model = model_of(untie_r=False)
+def test_shared_biases_are_one_parameter_of_all_layers():
+    model = make_model(untie_r=False)
     first, second = (layer.attention.terms["content"].r_bias for layer in model.backbone.layers)
     assert first is second
     assert sum("r_bias" in name or "shared" in name for name, _ in model.named_parameters()) == 3

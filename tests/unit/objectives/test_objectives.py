@@ -66,8 +66,8 @@ def test_no_target_sees_itself_and_of_two_targets_exactly_one_sees_the_other(win
 def test_chunks_of_perm_size_are_ordered_from_left_to_right():
     target = np.ones((1, 21), bool)
     (query,), (key,) = factorization_ranks(target, ~target, np.random.default_rng(0).permutation(8)[None], base=5)
-    for left, right in ((0, 8), (8, 16)):
-        assert key[left:right].max() < key[right:].min()
+    for start, end in ((0, 8), (8, 16)):
+        assert key[start:end].max() < key[end:].min()
     assert sorted(key) == list(range(5, 26)) and (query == key).all()
 
 

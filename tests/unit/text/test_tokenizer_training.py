@@ -93,6 +93,14 @@ def test_a_vocabulary_without_a_valid_record_is_accepted(saved, texts, tokenizer
     check_training_record(saved, tokenizer, of(texts, "a.txt"), SETTINGS)
 
 
+def test_a_record_of_another_format_is_refused(saved, texts, tokenizer):
+    record = json.loads(record_path(saved).read_text())
+    del record["format"]  # as written before format 2
+    record_path(saved).write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=r"words.model is invalid: another version .*words.model.json. Delete"):
+        check_training_record(saved, tokenizer, of(texts), SETTINGS)
+
+
 def test_keys_missing_in_the_record_are_not_compared(saved, texts, tokenizer):
     record = json.loads(record_path(saved).read_text())
     del record["tokenizer.train_chars"]

@@ -67,7 +67,7 @@ def make_batches(task, texts):
 
 def test_a_text_that_fits_into_one_window_has_the_same_outputs_under_all_strategies():
     texts = [random_text(n) for n in (1, 3, WINDOW_LEN - 2)]
-    logits = [compute_logits(task, make_model(task), texts) for task in map(make_task, ("cut", "memory", "windows"))]
+    logits = [compute_logits(task, make_model(task), texts) for task in map(make_task, ("truncate", "memory", "windows"))]
     np.testing.assert_array_equal(logits[1], logits[0])
     np.testing.assert_array_equal(logits[2], logits[0])
 
@@ -100,7 +100,7 @@ def test_memory_of_the_last_window_is_that_of_pretraining():
 def test_windows_with_memory_of_one_layer_equal_one_long_row():
     """With one layer, memory holds the token embeddings, so that the last position sees the same in both."""
     task, texts = make_task("memory"), [random_text(n) for n in (5, 17, 40)]
-    one_row = build_task("classify", dataclasses.replace(task.data, long_text="cut", max_seq_len=64), "last")
+    one_row = build_task("classify", dataclasses.replace(task.data, long_text="truncate", max_seq_len=64), "last")
     logits = [compute_logits(each, make_model(each, n_layer=1), texts) for each in (task, one_row)]
     np.testing.assert_allclose(logits[0], logits[1], atol=2e-6)
 
@@ -116,7 +116,7 @@ def test_the_prediction_depends_on_earlier_windows_as_far_as_memory_reaches():
         original, changed_near, changed_far = compute_logits(task, model, texts)
         assert np.abs(changed_near - original).max() > 1e-4
         assert (np.abs(changed_far - original).max() > 1e-4) == reaches_far
-    truncating = make_task("cut")
+    truncating = make_task("truncate")
     original, changed_near, changed_far = compute_logits(truncating, make_model(truncating), texts)
     assert (original == changed_near).all() and (original != changed_far).any()
 
@@ -195,13 +195,13 @@ def test_contradictory_settings_are_refused(settings, message):
 
 def test_a_text_pair_is_refused_by_strategies_for_a_single_text():
     pair = Example("0", ("10 11", "12"), 0, "dev.tsv, line 2")
-    with pytest.raises(ValueError, match="dev.tsv, line 2: data.long_text=memory .*has 2.*long_text=cut"):
+    with pytest.raises(ValueError, match="dev.tsv, line 2: data.long_text=memory .*has 2.*long_text=truncate"):
         make_task("memory").encode([pair], NumberTokenizer())
 
 
 @pytest.mark.parametrize(("task", "long_text"), [("race", "windows"), ("squad/2.0", "memory")])
 def test_a_task_with_several_texts_only_truncates(task, long_text):
-    with pytest.raises(ValueError, match=f"data.long_text={long_text} .*task={task} .*long_text=cut"):
+    with pytest.raises(ValueError, match=f"data.long_text={long_text} .*task={task} .*long_text=truncate"):
         build_task(task, TaskDataConfig(long_text=long_text), "last")
 
 
@@ -237,4 +237,4 @@ def train_and_measure(long_text, steps=120):
 
 def test_a_token_in_the_middle_of_a_text_is_learned_with_memory_and_windows_only():
     assert train_and_measure("memory") > 0.95 and train_and_measure("windows") > 0.95
-    assert train_and_measure("cut") < 0.75
+    assert train_and_measure("truncate") < 0.75

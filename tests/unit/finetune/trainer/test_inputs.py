@@ -24,7 +24,7 @@ def make_inputs(tokenizer, tmp_path):
 @pytest.mark.parametrize("missing", ["task", "init_from"])
 def test_a_run_without_a_task_or_a_pretrained_model_is_refused_with_an_example(missing):
     config = dataclasses.replace(FinetuneConfig(task="glue/mrpc", init_from="model"), **{missing: None})
-    with pytest.raises(ValueError, match=rf"{missing}=None is invalid.*Set {missing}=.*such as"):
+    with pytest.raises(ValueError, match=rf"{missing}=null is invalid.*Set {missing}=.*such as"):
         RunInputs(config)
 
 

@@ -55,8 +55,8 @@ OUTPUTS = ("out", "probs", "lse")
 GRADIENTS = ("d_out", *(f"d_{name}" for name in TERMS))
 
 
-class KernelArgs(ctypes.Structure):
-    """The struct AttentionArgs of kernels.cpp."""
+class AttentionArgs(ctypes.Structure):
+    """The struct of the same name in kernels.cpp."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in INTEGERS),
@@ -123,7 +123,7 @@ def schedule_blocks(attn_meta: AttentionMeta, dtype: torch.dtype) -> BlockSchedu
     sizes["max_distance"] = -1 if attn_meta.max_distance is None else attn_meta.max_distance
     sizes |= {"n_blocks": n_blocks, "block_rows": min(rows, N)}
     schedule = BlockSchedule(sizes, tensors)
-    load_library().call("schedule_blocks", dtype, _kernel_args(schedule, {}))
+    load_library().call("schedule_blocks", dtype, _attention_args(schedule, {}))
     return schedule
 
 
@@ -146,7 +146,9 @@ class _Attention(torch.autograd.Function):
                 outputs["lse"] = query.new_empty(B, H, N)
         scalars = {"H": H, "E": E, "scale": scale, "dropout_scale": 1 / (1 - dropout)}
         scalars |= {"drop_threshold": drop_threshold(dropout), "seed": new_seed() if dropout else 0}
-        load_library().call("attention_forward", query.dtype, _kernel_args(schedule, {**inputs, **outputs}, **scalars))
+        load_library().call(
+            "attention_forward", query.dtype, _attention_args(schedule, {**inputs, **outputs}, **scalars)
+        )
         ctx.schedule, ctx.scalars, ctx.names = schedule, scalars, [*inputs, *outputs]
         ctx.save_for_backward(*inputs.values(), *outputs.values())
         return outputs["out"]
@@ -160,7 +162,7 @@ class _Attention(torch.autograd.Function):
         per_row |= dict.fromkeys(("r_w_bias", "r_r_bias", "r_s_bias", "segment_diff"), (B, H, E))
         inputs = [name for name in TERMS if name in tensors]
         gradients = {f"d_{name}": d_out.new_zeros(per_row.get(name, tensors[name].shape)) for name in inputs}
-        args = _kernel_args(ctx.schedule, {**tensors, **gradients}, **ctx.scalars)
+        args = _attention_args(ctx.schedule, {**tensors, **gradients}, **ctx.scalars)
         load_library().call("attention_backward", d_out.dtype, args)
         direction = ctx.schedule.tensors["direction"]
         for name, x in gradients.items():
@@ -183,7 +185,7 @@ def _check_shapes(schedule: BlockSchedule, inputs: dict[str, Tensor]) -> None:
         assert x.shape == shapes.get(name, (H, E)) and x.dtype == inputs["query"].dtype, name
 
 
-def _kernel_args(schedule: BlockSchedule, tensors: dict[str, Tensor], **scalars: int | float) -> KernelArgs:
+def _attention_args(schedule: BlockSchedule, tensors: dict[str, Tensor], **scalars: int | float) -> AttentionArgs:
     """Fill the struct with addresses. The caller keeps the tensors alive during the kernel call."""
     pointers = {name: x.data_ptr() for name, x in {**schedule.tensors, **tensors}.items()}
-    return KernelArgs(**schedule.sizes, n_threads=torch.get_num_threads(), **scalars, **pointers)
+    return AttentionArgs(**schedule.sizes, n_threads=torch.get_num_threads(), **scalars, **pointers)

@@ -130,7 +130,7 @@ def _build_and_load(path: Path, flags: list[str]) -> Library:
 
 
 def _compile(path: Path, flags: list[str]) -> None:
-    installed = [found for name in COMPILERS if (found := shutil.which(name))]
+    installed = [executable for name in COMPILERS if (executable := shutil.which(name))]
     compiler = shlex.split(os.environ.get("CXX", "")) or installed[:1]
     if not compiler:
         raise MissingLibraryError(

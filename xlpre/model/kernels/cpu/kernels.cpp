@@ -95,7 +95,7 @@ void apply_dropout(RandomStream random, uint32_t drop_threshold, T scale, int n,
     }
 }
 
-// KernelArgs of kernels/cpu/attention.py, field by field.
+// AttentionArgs of kernels/cpu/attention.py, field by field.
 template <class T>
 struct AttentionArgs {
     int64_t B, N, K, H, E, R, n_tokens, n_self_visible, max_distance, n_blocks, block_rows, n_threads, seed, drop_threshold;

@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 import torch
 
-TILE_MULTIPLE = (
-    128  # rows and keys are padded to a multiple of it. Tiles divide it, and tiles of keys are whole words of 32 bits
-)
+# Rows and keys are padded to a multiple of it. All tiles divide it, and tiles of keys are multiples of 32, the bits of a mask word.
+TILE_MULTIPLE = 128
 MAX_HEAD_WIDTH = 256
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -29,10 +28,10 @@ class Tile(NamedTuple):
     stages: int
 
 
-# For head widths up to 64, 128 and 256 in 16 bits, and for fp32. Chosen are the largest tiles tried that spill no register on sm_90 in
-# bf16, with and without dropout, and fit into 99 KB of shared memory, the smallest of compute capability 8. Head widths above 128 and
-# fp32, whose products do not run on tensor cores, spill some bytes (benchmarks/gpu/attention_registers.py). One program of 8 warps then fills the
-# registers of a multiprocessor.
+# One tile each for head widths up to 64, 128 and 256 in 16 bits, and one for fp32. These are the largest tiles tried that meet two
+# conditions in bf16 on sm_90, with and without dropout: they spill no register, and they fit into 99 KB of shared memory, the smallest
+# of compute capability 8. Head widths above 128, and fp32, whose products do not run on tensor cores, spill some bytes
+# (benchmarks/gpu/attention_registers.py). One program of 8 warps fills the registers of a multiprocessor.
 TILES: dict[str, tuple[Tile, ...]] = {
     "draw_dropout_mask": (Tile(64, 64, 4, 1),) * 4,
     "position_scores": (Tile(128, 64, 8, 3), Tile(128, 64, 8, 2), Tile(32, 32, 4, 1), Tile(32, 32, 8, 1)),
