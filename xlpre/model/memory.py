@@ -161,7 +161,7 @@ class Memory(BaseMemory):
         return self.hidden.size(2)
 
     def check(self, config: ModelConfig, rows: int, like: Tensor) -> None:
-        """See BaseMemory."""
+        """Check shape and dtype of the hidden states, see BaseMemory."""
         shape, expected = tuple(self.hidden.shape), (config.n_layer, rows, self.mem_len, config.d_model)
         wrong_dtype = self.hidden.dtype != like.dtype and not torch.is_autocast_enabled(like.device.type)
         if shape != expected or wrong_dtype or len(self.valid) != rows:
@@ -171,11 +171,11 @@ class Memory(BaseMemory):
             )
 
     def context_for_layer(self, layer: int, content: Tensor, project: Projection) -> HiddenContext:
-        """See BaseMemory. The layer projects memory and content itself."""
+        """Return hidden states of memory and content, which the layer projects itself."""
         return HiddenContext(self.hidden[layer], content)
 
     def updated(self, contexts: Sequence[HiddenContext], n_new: int, visible_mem_len: Tensor) -> Memory:
-        """See BaseMemory."""
+        """Append the layer inputs of the window, see BaseMemory."""
         new = torch.stack([context.content[:, :n_new] for context in contexts])
         return Memory(append_columns(self.hidden, new), self._valid_after(n_new, visible_mem_len))
 
@@ -213,7 +213,7 @@ class KVCache(BaseMemory):
         return self.layers[0].key.size(1)
 
     def check(self, config: ModelConfig, rows: int, like: Tensor) -> None:
-        """See BaseMemory."""
+        """Check the shapes of the keys, see BaseMemory."""
         expected = (rows, self.mem_len, config.n_head, config.head_width)
         shapes = [tuple(layer.key.shape) for layer in self.layers]
         if shapes != [expected] * config.n_layer:
@@ -223,12 +223,12 @@ class KVCache(BaseMemory):
             )
 
     def context_for_layer(self, layer: int, content: Tensor, project: Projection) -> KeyValue:
-        """See BaseMemory."""
+        """Project the content and append it to the cached keys and values."""
         cached, (key, value) = self.layers[layer], project(content)
         return KeyValue(torch.cat([cached.key, key], dim=1), torch.cat([cached.value, value], dim=1))
 
     def updated(self, contexts: Sequence[KeyValue], n_new: int, visible_mem_len: Tensor) -> KVCache:
-        """See BaseMemory. The new cache holds views of the contexts: nothing is copied."""
+        """Keep the last M columns of the contexts, see BaseMemory. They are views: nothing is copied."""
         columns = (n_new, self.mem_len)
         layers = [KeyValue(context.key.narrow(1, *columns), context.value.narrow(1, *columns)) for context in contexts]
         return KVCache(layers, self._valid_after(n_new, visible_mem_len), self.window_terms)

@@ -1,4 +1,4 @@
-"""A step never waits for the device. Torch's meta device stands in for a GPU."""
+"""A step never waits for the device. Torch's meta device takes the place of a GPU."""
 
 import numpy as np
 import pytest
