@@ -36,9 +36,7 @@ def run_command(*command: str) -> None:
     print("+", *command, flush=True)
     status = subprocess.run(command, check=False).returncode
     if status:
-        raise ValueError(
-            f"the command above ended with status {status}. Run the same command again to resume."
-        )
+        raise ValueError(f"the command above ended with status {status}. Run the same command again to resume.")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -31,7 +31,7 @@ from xlpre.conversion.model_folder import load_folder
 
 LEVELS = ("middle", "high")
 WAYS = {
-    "cut": ["data.long_text=truncate"],
+    "truncate": ["data.long_text=truncate"],
     "memory": ["data.long_text=memory"],
     "windows, mean": ["data.long_text=windows", "data.window_pooling=mean"],
     "windows, max": ["data.long_text=windows", "data.window_pooling=max"],

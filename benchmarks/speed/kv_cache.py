@@ -4,7 +4,7 @@ python benchmarks/speed/kv_cache.py [--lengths 64 128 256 400 800] [--window 128
 
 In a causal model, every token attends to a fixed number of keys, the attention span. Three ways to read a text:
 
-    cached   window by window, with cached keys and values of previous tokens (xlpre/model/kv_cache.py)
+    cached   window by window, with cached keys and values of previous tokens (xlpre/model/memory.py)
     hidden   window by window, with cached hidden states, as in training
     sliding  a separate window for every token, which moves by one token
 

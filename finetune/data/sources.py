@@ -37,16 +37,16 @@ class Source(Protocol):
     text_columns: tuple[str, ...]
 
     def data_settings(self) -> dict[str, Any]:
-        """See Task."""
+        """Return the `data` settings that rebuild the task, as in `Task.data_settings`."""
 
     def read_split(self, split: str) -> list[Example]:
-        """See Task."""
+        """Return the examples of a split, as in `Task.read_split`."""
 
     def parse_example(self, fields: Fields, location: str) -> Example:
-        """See Task."""
+        """Return the example in the fields of one line, as in `Task.parse_example`."""
 
     def write_submission(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
-        """See Task."""
+        """Write official prediction files, as in `Task.write_submission`."""
 
 
 @dataclass(frozen=True)

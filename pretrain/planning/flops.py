@@ -112,7 +112,7 @@ def flops_per_step(model: ModelConfig, shape: BatchShape) -> float:
 def inference_flops(model: ModelConfig, shape: BatchShape, counting: Counting = "needed") -> float:
     """Return the FLOPs of a forward pass at evaluation.
 
-    Keys and values of the memory and keys of distances are cached (xlpre/model/kv_cache.py). Only for models with positions by distance.
+    Keys and values of the memory and keys of distances are cached (xlpre/model/memory.py). Only for models with positions by distance.
     """
     parts = flops_by_part(model, shape, counting)
     parts["keys and values"] = flops_by_part(model, dataclasses.replace(shape, mem_len=0), counting)["keys and values"]

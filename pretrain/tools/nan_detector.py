@@ -60,7 +60,7 @@ class NonFiniteDetector:
 
     @property
     def backward(self) -> NonFiniteSite | None:
-        """See the class."""
+        """The first non-finite gradient, in or between modules; None if all are finite."""
         return self._backward_in_module or self._backward_between_modules
 
     def __enter__(self) -> NonFiniteDetector:

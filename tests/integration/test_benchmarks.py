@@ -235,7 +235,7 @@ def test_ways_to_read_long_texts_are_compared_on_articles_whose_length_is_no_clu
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     lines = [json.loads(line) for line in (tmp_path / "compared/results.jsonl").read_text().splitlines()]
-    assert [line["way"] for line in lines] == ["cut", "memory", "windows, mean", "windows, max"]
+    assert [line["way"] for line in lines] == ["truncate", "memory", "windows, mean", "windows, max"]
     assert all(2 * line["accuracy"] == pytest.approx(line["fitting"] + line["longer"]) for line in lines)
     train = [json.loads(line) for line in (tmp_path / "runs/long/compared/train.jsonl").read_text().splitlines()]
     sizes = {

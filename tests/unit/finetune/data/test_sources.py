@@ -1,4 +1,4 @@
-"""Dev and test files are told apart by the name of their split."""
+"""Dev and test files are distinguished by the name of their split."""
 
 import pytest
 
