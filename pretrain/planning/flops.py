@@ -41,10 +41,10 @@ class BatchShape:
     """Sizes of a micro-batch.
 
     Attributes:
-        rows: rows, B.
-        seq_len: window tokens, T.
+        rows: number of rows, B.
+        seq_len: number of window tokens, T.
         mem_len: memory length, M.
-        n_targets: targets per row, P.
+        n_targets: number of targets per row, P.
         reuse_len: leading tokens of the window that enter memory.
         two_streams: True if predictions are made by the query stream.
         next_sentence: True if next-sentence prediction reads <cls>.

@@ -97,9 +97,9 @@ def test_the_folder_overrides_the_config_file_and_contradicting_arguments_are_re
         arg for arg in make_args("overridden", init_from=trained / "model", train__steps=1) if not arg.startswith(shape)
     ]
     result = run(SCRIPT, "--config", tmp_path / "wider.yaml", *args)
-    assert result.returncode == 0 and "instead of the configured ones: n_layer=2 (3), d_inner=32 (64)" in result.stdout, (
-        result.stderr
-    )
+    assert (
+        result.returncode == 0 and "instead of the configured ones: n_layer=2 (3), d_inner=32 (64)" in result.stdout
+    ), result.stderr
     assert load_folder(tmp_path / "overridden" / "model").config.mem_len == 8  # independent of the weights
     result = run(
         SCRIPT,

@@ -86,7 +86,10 @@ def check_refused(args, message, monkeypatch, capsys):
         (["data.txt=[a]"], "'data.text'"),
         (["task=regress"], "train.tsv, line 2: 'good' in column 'label'"),
         (["task=glue/mrpc", "data.train=null", "data.dev=null", "data.text=null"], "train.tsv, line 2: .*'Quality'"),
-        (["train.global_batch_size=3", "train.micro_batch_size=2"], "train.micro_batch_size=2 .*train.global_batch_size=3"),
+        (
+            ["train.global_batch_size=3", "train.micro_batch_size=2"],
+            "train.micro_batch_size=2 .*train.global_batch_size=3",
+        ),
         (["schedule.warmup_steps=9"], "schedule.warmup_steps=9 .*train.steps=4"),
         (["train.batch_warmup_steps=2"], "train.batch_warmup_steps=2 "),
         (["optim.layer_decay=2"], "optim.layer_decay=2.0 "),

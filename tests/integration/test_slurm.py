@@ -91,7 +91,7 @@ def test_a_finished_cancelled_or_invalid_job_is_not_requeued(make_args, tmp_path
 
     job = slurm.start(make_args("wrong", train__global_batch_size=3))
     output = job.communicate(timeout=90)[0]
-    assert job.returncode == 2 and output.count("error: ") == 1 and "train.global_batch_size (3)" in output, output
+    assert job.returncode == 2 and output.count("error: ") == 1 and "train.global_batch_size=3" in output, output
 
     job = slurm.start(make_args("cancelled", train__steps=100000))
     output = read_until(job, "step 5:")

@@ -74,7 +74,10 @@ def run_main(main: Callable[[], None]) -> None:
         if (failure := _environment_failure(error)) is None:
             raise
         status, message = failure
+        sys.stdout.flush()
         print(f"error: {message}", file=sys.stderr, flush=True)
+        if status == 3 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            os._exit(status)  # gloo's threads can abort a normal exit (status -6)
         sys.exit(status)
     except KeyboardInterrupt:
         print("Interrupted. Run the same command again to do the rest.", file=sys.stderr)

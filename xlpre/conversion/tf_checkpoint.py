@@ -55,10 +55,7 @@ def read_checkpoint(prefix: str | Path, select: Callable[[str], bool] = lambda n
             shards[path] = _mmap(path, f"Put all {n_shards} data file(s) of the checkpoint beside {index.name}.")
         try:
             tensors[name] = _read_tensor(shards[path], entry).reshape(shape)
-        except (
-            ValueError,
-            OverflowError,
-        ) as error:  # reshape raises them for 65 dimensions, and for sizes beyond 64 bits
+        except (ValueError, OverflowError) as error:  # also from reshape: 65 dimensions, sizes beyond 64 bits
             raise ValueError(f"{path} is damaged: {name}: {error}. Download the file again.") from None
     return tensors
 
@@ -82,26 +79,30 @@ def write_checkpoint(prefix: str | Path, tensors: Mapping[str, np.ndarray]) -> N
             raise ValueError(
                 f"{prefix}: {name} is invalid: tensors of the type {tensor.dtype} are not written. Convert it to float32."
             )
-    entries = [(b"", _field(1, 1) + _field(3, _field(1, 1)))]  # num_shards, version.producer
+    entries = [(b"", _encode_field(1, 1) + _encode_field(3, _encode_field(1, 1)))]  # num_shards, version.producer
     with atomic_write(f"{prefix}.index") as new_index, atomic_write(f"{prefix}.data-00000-of-00001") as new_shard:
         with open(new_shard, "wb") as file:  # the data file gets its name before the index
             for name in sorted(tensors, key=str.encode):
                 dtype = tensors[name].dtype.newbyteorder("<")
                 content = np.asarray(tensors[name], dtype).tobytes()
-                shape = b"".join(_field(2, _field(1, length)) for length in tensors[name].shape)
-                entry = _field(DTYPE, DTYPE_NUMBERS[dtype]) + _field(SHAPE, shape)
-                entry += _field(OFFSET, file.tell()) + _field(SIZE, len(content))
-                entry += _varint(CRC << 3 | 5) + _masked(google_crc32c.value(content))
+                shape = b"".join(_encode_field(2, _encode_field(1, length)) for length in tensors[name].shape)
+                entry = _encode_field(DTYPE, DTYPE_NUMBERS[dtype]) + _encode_field(SHAPE, shape)
+                entry += _encode_field(OFFSET, file.tell()) + _encode_field(SIZE, len(content))
+                entry += _encode_varint(CRC << 3 | 5) + _mask_crc(google_crc32c.value(content))
                 entries.append((name.encode(), entry))
                 file.write(content)
-        new_index.write_bytes(_table(entries))
+        new_index.write_bytes(_build_table(entries))
 
 
 def _parse_entry(message: bytes, n_shards: int) -> tuple[dict[int, int], tuple[int, ...]]:
     """Return the integers of a BundleEntryProto by field, and the shape."""
     try:
-        numbers, parts = _fields(message)
-        shape = tuple(_fields(dim)[0].get(1, 0) for part in parts.get(SHAPE, []) for dim in _fields(part)[1].get(2, []))
+        numbers, parts = _parse_fields(message)
+        shape = tuple(
+            _parse_fields(dim)[0].get(1, 0)
+            for part in parts.get(SHAPE, [])
+            for dim in _parse_fields(part)[1].get(2, [])
+        )
     except ValueError as error:
         raise ValueError(f"has a damaged entry: {error}. Download the file again.") from None
     entry = {field: numbers.get(field, 0) for field in (DTYPE, SHARD, OFFSET, SIZE, CRC)}
@@ -126,7 +127,7 @@ def _read_tensor(data: mmap.mmap | bytes, entry: dict[int, int]) -> np.ndarray:
         chunk = data[start : min(start + CHUNK_BYTES, end)]  # bytes: google_crc32c does not accept a memoryview
         crc = google_crc32c.extend(crc, chunk)
         raw[start - begin : start - begin + len(chunk)] = np.frombuffer(chunk, np.uint8)
-    if int.from_bytes(_masked(crc), "little") != entry[CRC]:
+    if int.from_bytes(_mask_crc(crc), "little") != entry[CRC]:
         raise ValueError("it does not match its checksum")
     values = raw.view(DTYPES[entry[DTYPE]])
     return (values.astype("<u4") << 16).view("<f4") if entry[DTYPE] == BFLOAT16 else values
@@ -139,11 +140,11 @@ def _read_index(path: Path) -> tuple[int, dict[str, bytes]]:
         raise ValueError(f"{path} is truncated, or not the index of a TensorFlow checkpoint. Download the file again.")
     try:
         footer = _Cursor(table[-FOOTER_BYTES:])
-        _block(table, footer)  # the metaindex, which is empty in a checkpoint
+        _read_block(table, footer)  # the metaindex, which is empty in a checkpoint
         messages = dict[bytes, bytes]()
-        for handle in _block_entries(_block(table, footer)).values():
-            messages |= _block_entries(_block(table, _Cursor(handle)))
-        header, _ = _fields(messages.pop(b"", b""))
+        for handle in _parse_block(_read_block(table, footer)).values():
+            messages |= _parse_block(_read_block(table, _Cursor(handle)))
+        header, _ = _parse_fields(messages.pop(b"", b""))
         names = {key.decode(): message for key, message in messages.items() if key[0]}  # 0: a part of a variable
     except ValueError as error:
         raise ValueError(
@@ -158,18 +159,18 @@ def _read_index(path: Path) -> tuple[int, dict[str, bytes]]:
     return header[1], names
 
 
-def _block(table: mmap.mmap | bytes, handle: _Cursor) -> bytes:
+def _read_block(table: mmap.mmap | bytes, handle: _Cursor) -> bytes:
     """Return the content of the block at the offset and size in `handle`."""
     offset, size = handle.varint(), handle.varint()
     block = _Cursor(table, offset).take(size + 5)
-    if _masked(google_crc32c.value(block[:-4])) != block[-4:]:
+    if _mask_crc(google_crc32c.value(block[:-4])) != block[-4:]:
         raise ValueError(f"the block at byte {offset} does not match its checksum")
     if block[-5]:
         raise ValueError(f"the block at byte {offset} is compressed (type {block[-5]}), which is not supported")
     return block[:-5]
 
 
-def _block_entries(block: bytes) -> dict[bytes, bytes]:
+def _parse_block(block: bytes) -> dict[bytes, bytes]:
     """Return the values of a block by key; a key shares a prefix with the previous one."""
     n_restarts = int.from_bytes(block[-4:], "little")  # restart points, for binary search
     cursor, key, entries = _Cursor(block[: max(0, len(block) - 4 * n_restarts - 4)]), b"", {}
@@ -180,7 +181,7 @@ def _block_entries(block: bytes) -> dict[bytes, bytes]:
     return entries
 
 
-def _fields(message: bytes) -> tuple[dict[int, int], dict[int, list[bytes]]]:
+def _parse_fields(message: bytes) -> tuple[dict[int, int], dict[int, list[bytes]]]:
     """Return the fields of a protobuf message by number: unsigned integers, and strings or messages."""
     numbers, parts = dict[int, int](), dict[int, list[bytes]]()
     cursor = _Cursor(message)
@@ -221,7 +222,7 @@ class _Cursor:
         raise ValueError("a number is longer than 64 bits")
 
 
-def _table(entries: Sequence[tuple[bytes, bytes]]) -> bytes:
+def _build_table(entries: Sequence[tuple[bytes, bytes]]) -> bytes:
     """Return a table of `entries`, which must be sorted by key."""
     table = bytearray()
     blocks = [entries[start : start + ENTRIES_PER_BLOCK] for start in range(0, len(entries), ENTRIES_PER_BLOCK)]
@@ -235,24 +236,24 @@ def _append_block(table: bytearray, entries: Sequence[tuple[bytes, bytes]]) -> b
     block, restarts = bytearray(), []
     for key, value in entries:
         restarts.append(len(block))
-        block += _varint(0) + _varint(len(key)) + _varint(len(value)) + key + value
+        block += _encode_varint(0) + _encode_varint(len(key)) + _encode_varint(len(value)) + key + value
     block += b"".join(number.to_bytes(4, "little") for number in [*restarts, len(restarts)])
-    handle = _varint(len(table)) + _varint(len(block))
-    table += block + b"\0" + _masked(google_crc32c.value(bytes(block) + b"\0"))  # type 0: not compressed
+    handle = _encode_varint(len(table)) + _encode_varint(len(block))
+    table += block + b"\0" + _mask_crc(google_crc32c.value(bytes(block) + b"\0"))  # type 0: not compressed
     return handle
 
 
-def _field(number: int, value: int | bytes) -> bytes:
+def _encode_field(number: int, value: int | bytes) -> bytes:
     if isinstance(value, int):
-        return _varint(number << 3) + _varint(value)
-    return _varint(number << 3 | 2) + _varint(len(value)) + value
+        return _encode_varint(number << 3) + _encode_varint(value)
+    return _encode_varint(number << 3 | 2) + _encode_varint(len(value)) + value
 
 
-def _varint(number: int) -> bytes:
-    return bytes([number & 0x7F | 0x80]) + _varint(number >> 7) if number >> 7 else bytes([number])
+def _encode_varint(number: int) -> bytes:
+    return bytes([number & 0x7F | 0x80]) + _encode_varint(number >> 7) if number >> 7 else bytes([number])
 
 
-def _masked(crc: int) -> bytes:
+def _mask_crc(crc: int) -> bytes:
     """Return a checksum as it is stored: LevelDB masks it, because the data may contain checksums."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8 & 0xFFFFFFFF).to_bytes(4, "little")
 

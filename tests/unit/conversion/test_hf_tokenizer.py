@@ -99,7 +99,9 @@ def pair(request, documents, tmp_path_factory):
     rng = random.Random(0)
     lines = [" ".join(word[rng.randrange(3) :] for word in rng.choices(words, k=12)) for _ in range(1000)]
     size = 620 if request.param == "none" else 300
-    native = train_tokenizer([lines], TokenizerConfig(vocab_size=size, character_coverage=1.0, preprocess=request.param))
+    native = train_tokenizer(
+        [lines], TokenizerConfig(vocab_size=size, character_coverage=1.0, preprocess=request.param)
+    )
     return native, load(native, tmp_path_factory.mktemp("folder"), split_special_tokens=True)
 
 

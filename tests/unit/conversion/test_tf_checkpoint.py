@@ -14,10 +14,10 @@ from tests.parity.goldens import GOLDENS
 from xlpre.conversion import tf_checkpoint
 from xlpre.conversion.tf_checkpoint import (
     DTYPE_NUMBERS,
-    _field,
-    _masked,
-    _table,
-    _varint,
+    _build_table,
+    _encode_field,
+    _encode_varint,
+    _mask_crc,
     read_checkpoint,
     write_checkpoint,
 )
@@ -30,8 +30,10 @@ WRITTEN_BY_TENSORFLOW = {
     "data-00000-of-00002": "000000000000803f0000004000004040000080400000a040",
     "data-00001-of-00002": "803f003f00c00700000000000000",
 }
-HEADER = (b"", _field(1, 1))
-KERNEL = _field(1, 1) + _field(2, _field(2, _field(1, 2))) + _field(5, 8)  # two float32, without their checksum
+HEADER = (b"", _encode_field(1, 1))
+KERNEL = (
+    _encode_field(1, 1) + _encode_field(2, _encode_field(2, _encode_field(1, 2))) + _encode_field(5, 8)
+)  # two float32, without their checksum
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30).filter(lambda name: name[0] != "\0")
 arrays = hnp.arrays(st.sampled_from(list(DTYPE_NUMBERS)), hnp.array_shapes(min_dims=0, min_side=0, max_dims=4))
@@ -136,9 +138,9 @@ def test_damage_is_refused_with_file_and_tensor(prefix, ending, length, tail, me
 
 
 def test_a_compressed_block_is_refused(tmp_path):
-    table = _table([HEADER])
+    table = _build_table([HEADER])
     snappy = (
-        table[:13] + b"\1" + _masked(google_crc32c.value(table[:13] + b"\1"))
+        table[:13] + b"\1" + _mask_crc(google_crc32c.value(table[:13] + b"\1"))
     )  # the block ends before its type byte
     with pytest.raises(ValueError, match=r"block at byte 0 is compressed \(type 1\)"):
         read_checkpoint(put(tmp_path, snappy + table[len(snappy) :]))
@@ -146,25 +148,25 @@ def test_a_compressed_block_is_refused(tmp_path):
 
 def test_a_table_without_the_header_and_big_endian_numbers_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"model\.ckpt\.index .*no header"):
-        read_checkpoint(put(tmp_path, _table([(b"kernel", KERNEL)])))
+        read_checkpoint(put(tmp_path, _build_table([(b"kernel", KERNEL)])))
     with pytest.raises(ValueError, match=r"model\.ckpt\.index .*big-endian"):
-        read_checkpoint(put(tmp_path, _table([(b"", HEADER[1] + _field(2, 1))])))
+        read_checkpoint(put(tmp_path, _build_table([(b"", HEADER[1] + _encode_field(2, 1))])))
 
 
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        (KERNEL + _field(7, b""), "kernel is a partitioned variable"),
-        (_field(1, 7), "kernel has TensorFlow's data type 7"),
+        (KERNEL + _encode_field(7, b""), "kernel is a partitioned variable"),
+        (_encode_field(1, 7), "kernel has TensorFlow's data type 7"),
         (b"\x12\x7f", "kernel has a damaged entry"),
         (b"\x0b", "kernel has a damaged entry: field 1 .*wire type 3"),
         (b"\xff" * 11, "kernel has a damaged entry: .*64 bits"),
-        (KERNEL + _field(5, 9), r"kernel of shape \(2,\) .* 9 bytes"),
-        (KERNEL + _field(3, 1), r"kernel of shape \(2,\) .* 8 bytes in data file 1"),
+        (KERNEL + _encode_field(5, 9), r"kernel of shape \(2,\) .* 9 bytes"),
+        (KERNEL + _encode_field(3, 1), r"kernel of shape \(2,\) .* 8 bytes in data file 1"),
     ],
 )
 def test_an_unreadable_entry_is_refused_only_if_selected(tmp_path, entry, message):
-    prefix = put(tmp_path, _table([HEADER, (b"kernel", entry)]))
+    prefix = put(tmp_path, _build_table([HEADER, (b"kernel", entry)]))
     assert read_checkpoint(prefix, lambda name: False) == {}
     with pytest.raises(ValueError, match=rf"model\.ckpt\.index: {message}"):
         read_checkpoint(prefix)
@@ -172,16 +174,22 @@ def test_an_unreadable_entry_is_refused_only_if_selected(tmp_path, entry, messag
 
 @pytest.mark.parametrize("lengths", [[0] * 65, [0, 2**63], [0, 2**64 - 1, 5], [2**62, 2**62], [2**60]])
 def test_shapes_larger_than_any_memory_are_refused(tmp_path, lengths):
-    shape = b"".join(_field(2, _field(1, length)) for length in lengths)
-    entry = _field(1, 1) + _field(2, shape) + _field(5, 4 * math.prod(lengths)) + b"\x35" + _masked(0)
+    shape = b"".join(_encode_field(2, _encode_field(1, length)) for length in lengths)
+    entry = (
+        _encode_field(1, 1)
+        + _encode_field(2, shape)
+        + _encode_field(5, 4 * math.prod(lengths))
+        + b"\x35"
+        + _mask_crc(0)
+    )
     with pytest.raises(ValueError, match=r"model\.ckpt.*kernel"):
-        read_checkpoint(put(tmp_path, _table([HEADER, (b"kernel", entry)])))
+        read_checkpoint(put(tmp_path, _build_table([HEADER, (b"kernel", entry)])))
 
 
 def test_unknown_fields_are_skipped(tmp_path):
-    unknown = _field(100, 5) + _field(101, b"text") + b"\xb1\x06" + b"8 bytes." + b"\xb5\x06" + b"four"
-    entry = unknown + KERNEL + b"\x35" + _masked(google_crc32c.value(bytes(8)))
-    prefix = put(tmp_path, _table([(b"", HEADER[1] + unknown), (b"kernel", entry)]), bytes(8))
+    unknown = _encode_field(100, 5) + _encode_field(101, b"text") + b"\xb1\x06" + b"8 bytes." + b"\xb5\x06" + b"four"
+    entry = unknown + KERNEL + b"\x35" + _mask_crc(google_crc32c.value(bytes(8)))
+    prefix = put(tmp_path, _build_table([(b"", HEADER[1] + unknown), (b"kernel", entry)]), bytes(8))
     assert_same(read_checkpoint(prefix), {"kernel": np.zeros(2, "f4")})
 
 
@@ -207,9 +215,9 @@ def test_flipped_and_missing_bytes_are_refused_or_change_nothing(data):
 
 numbers = st.sampled_from([0, 1, 2, 9, 14, 127, 128, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1])
 messages = st.recursive(
-    st.one_of(numbers.map(lambda number: _field(1, number)), st.binary(max_size=6)),
+    st.one_of(numbers.map(lambda number: _encode_field(1, number)), st.binary(max_size=6)),
     lambda inner: st.lists(st.tuples(st.integers(0, 8), numbers | inner), max_size=5).map(
-        lambda fields: b"".join(_field(number, value) for number, value in fields)
+        lambda fields: b"".join(_encode_field(number, value) for number, value in fields)
     ),
     max_leaves=12,
 )
@@ -220,7 +228,7 @@ entries = st.dictionaries(st.binary(min_size=1, max_size=4), messages, max_size=
 @given(st.just(HEADER[1]) | messages, entries, st.binary(max_size=20))
 def test_invalid_entries_with_valid_checksums_give_tensors_or_a_refusal(header, entries, data):
     with tempfile.TemporaryDirectory() as folder:
-        prefix = put(Path(folder), _table([(b"", header), *sorted(entries.items())]), data)
+        prefix = put(Path(folder), _build_table([(b"", header), *sorted(entries.items())]), data)
         try:
             read_checkpoint(prefix)
         except ValueError as error:
@@ -231,15 +239,15 @@ def test_invalid_entries_with_valid_checksums_give_tensors_or_a_refusal(header, 
 @given(st.binary(max_size=40), st.one_of(st.none(), st.tuples(numbers, numbers)))
 def test_invalid_blocks_with_valid_checksums_are_refused(block, handle):
     handles = [0, len(block), *(handle or (0, len(block)))]  # metaindex and index
-    table = block + b"\0" + _masked(google_crc32c.value(block + b"\0"))
-    table += b"".join(_varint(number) for number in handles).ljust(40, b"\0") + tf_checkpoint.MAGIC
+    table = block + b"\0" + _mask_crc(google_crc32c.value(block + b"\0"))
+    table += b"".join(_encode_varint(number) for number in handles).ljust(40, b"\0") + tf_checkpoint.MAGIC
     with tempfile.TemporaryDirectory() as folder, pytest.raises(ValueError, match=r"model\.ckpt\.index"):
         read_checkpoint(put(Path(folder), table))
 
 
 def test_an_existing_checkpoint_survives_a_failed_write(prefix, monkeypatch):
     before = read_checkpoint(prefix)
-    monkeypatch.setattr(tf_checkpoint, "_table", lambda entries: 1 / 0)
+    monkeypatch.setattr(tf_checkpoint, "_build_table", lambda entries: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write_checkpoint(prefix, {"kernel": np.zeros(2)})
     assert_same(read_checkpoint(prefix), before)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from finetune.data.batching import FILLER, LengthBucketSampler, bucket_ends
 from finetune.data.features import Features, Row
+from tests.conftest import examples
 
 
 def make_row(index, length):
@@ -21,7 +22,7 @@ def make_features(lengths, n_rows=1):
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=9), st.integers(0, 60))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50))
 def test_buckets_minimize_padding_plus_overhead(lengths, overhead):
     lengths = np.sort(lengths)
 
@@ -40,7 +41,7 @@ def test_buckets_minimize_padding_plus_overhead(lengths, overhead):
     st.integers(1, 5),
     st.integers(0, 50),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50))
 def test_evaluation_reads_each_feature_on_one_process_in_equally_many_batches(
     lengths, world_size, batch_size, overhead
 ):

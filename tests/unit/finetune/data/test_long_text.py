@@ -67,7 +67,9 @@ def make_batches(task, texts):
 
 def test_a_text_that_fits_into_one_window_has_the_same_outputs_under_all_strategies():
     texts = [random_text(n) for n in (1, 3, WINDOW_LEN - 2)]
-    logits = [compute_logits(task, make_model(task), texts) for task in map(make_task, ("truncate", "memory", "windows"))]
+    logits = [
+        compute_logits(task, make_model(task), texts) for task in map(make_task, ("truncate", "memory", "windows"))
+    ]
     np.testing.assert_array_equal(logits[1], logits[0])
     np.testing.assert_array_equal(logits[2], logits[0])
 

@@ -61,7 +61,7 @@ SHAPES = st.fixed_dictionaries(
 
 
 @given(shape=SHAPES)
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(25))
 def test_all_backends_equal_the_reference_in_outputs_memory_and_gradients(shape):
     shape = dict(shape)
     length, rows, seed, visible_mem_len = (shape.pop(name) for name in ("length", "rows", "seed", "visible_mem_len"))
