@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _finished_runs(paths: Sequence[Path]) -> list[Path]:
     """Return the folders with a result, and print the folders that are skipped, such as pretraining runs in `runs/*`.
 
-    A path that does not exist is returned, too, so that reading it fails.
+    A path that does not exist is also returned, so that reading it fails.
     """
     runs = [path for path in paths if not path.exists() or is_finished(path)]
     if not runs:

@@ -169,7 +169,9 @@ def main() -> None:
         "race/middle": "RACE-middle",
     }
     draw_scores("task_gains", ["6.1 M tokens", "24.0 M tokens", "from scratch"], tasks, all_examples=True)
-    draw_scores("objectives", ["permutation", "denoising", "from scratch"], dict(list(tasks.items())[:5]), all_examples=True)
+    draw_scores(
+        "objectives", ["permutation", "denoising", "from scratch"], dict(list(tasks.items())[:5]), all_examples=True
+    )
     draw_step_speed()
     draw_cached_evaluation()
 

@@ -53,7 +53,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     n_skipped = len(reporter.stats.get("skipped", []))
     if n_skipped > limit:
-        reporter.write_line(f"{n_skipped} tests were skipped, more than --max-skips={limit}: see the reasons below", red=True)
+        reporter.write_line(
+            f"{n_skipped} tests were skipped, more than --max-skips={limit}: see the reasons below", red=True
+        )
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

@@ -57,7 +57,7 @@ class Loader:
     def batches(
         self, first_step: int, lane_groups_at: Callable[[int], Sequence[Sequence[int]]]
     ) -> Generator[Batch, None, None]:
-        """Yield batches without end, from `first_step` on.
+        """Yield batches indefinitely, starting at `first_step`.
 
         Args:
             first_step: step of the first batches.
@@ -127,7 +127,7 @@ def _check_inputs(inputs: ModelInputs) -> None:
     positions, length = inputs.target_positions, inputs.input_ids.shape[1]
     if positions.shape != inputs.targets.shape:
         raise ValueError(
-            f"ModelInputs.targets has shape {inputs.targets.shape}. It must be the shape of target_positions, {positions.shape}."
+            f"ModelInputs.targets has shape {inputs.targets.shape}. It must have the shape of target_positions, {positions.shape}."
         )
     is_valid = (
         not positions.size

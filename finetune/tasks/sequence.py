@@ -62,7 +62,7 @@ class SequenceTask:
         self.text_columns = source.text_columns
 
     def data_settings(self) -> dict[str, Any]:
-        """Return the settings of the source and those of long texts."""
+        """Return the settings of the data source and those for long texts."""
         names = ("long_text", "mem_len", "window_stride", "window_pooling")
         return {**self.source.data_settings(), **{name: getattr(self.data, name) for name in names}}
 

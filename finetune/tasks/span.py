@@ -67,7 +67,7 @@ class SpanTask:
     """Span extraction. Subclasses read examples from files and write predictions.
 
     An example has the texts (context, question); its label is a tuple of true spans, each with its first character in the
-    context and its text. It is empty if the question has no answer.
+    context and its text. The tuple is empty if the question has no answer.
 
     Args:
         name: value of the setting `task`.

@@ -123,7 +123,7 @@ class ImdbSource(TableSource):
             files = sorted((folder / label).glob("*.txt"))
             if not files:
                 raise ValueError(
-                    f"{folder / label} contains no .txt file. Set data.dir to the folder of aclImdb as distributed."
+                    f"{folder / label} contains no .txt file. Set data.dir to the aclImdb folder as distributed."
                 )
             for path in files:
                 fields = {"id": path.stem, "text": _read_review(path), "label": label}

@@ -1,1 +1,1 @@
-"""Training, evaluation, results and inference of fine-tuning."""
+"""Training, evaluation, results and inference for fine-tuning."""

@@ -39,7 +39,7 @@ def predict_split(model: TaskModel, split: Split, batch_size: int, overhead_toke
     gathered = _gather(indices, outputs, len(split.features), comm)
     if any(np.isnan(x).any() for x in gathered.values()):
         raise ValueError(
-            f"the outputs of the model for {split.name} are NaN: the weights of init_from are not finite, or optim.lr is too high. "
+            f"the model outputs for {split.name} are NaN: the weights of init_from are not finite, or optim.lr is too high. "
             "Lower optim.lr, or use other weights."
         )
     return gathered

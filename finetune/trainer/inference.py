@@ -32,7 +32,7 @@ Line = tuple[str, str | Fields]  # location, and the text of a line or the field
 def predict_lines(
     model: TaskModelFolder, task: Task, lines: Iterable[Line], batch_size: int = 32, chunk_size: int = CHUNK_SIZE
 ) -> Iterator[Prediction]:
-    """Predict lines, in their order.
+    """Predict lines, in input order.
 
     Args:
         model: content of a fine-tuned model folder.
@@ -72,7 +72,7 @@ def read_input(file: Path | None, text_columns: Sequence[str], is_squad: bool = 
     """
     if file is not None and not file.is_file():
         reason = "it is a folder" if file.is_dir() else "there is no such file"
-        raise ValueError(f"{file} is invalid: {reason}. Name a file with one example per line.")
+        raise ValueError(f"{file} is invalid: {reason}. Pass a file with one example per line.")
     if file is not None and is_squad and ".json" in file.suffixes:
         yield from read_questions(file)
         return
@@ -116,7 +116,7 @@ def _parse_line(task: Task, line: str | Fields, location: str) -> Example:
         if len(columns) != len(texts):
             required = " and ".join(columns) if columns else "a JSON object"
             raise ValueError(
-                f"{location} is invalid: {task.name} needs {required}, and the line has {len(texts)} text(s). Separate texts by a tab, "
+                f"{location} is invalid: {task.name} needs {required}, and the line has {len(texts)} text(s). Separate texts with a tab, "
                 "or write a JSON list."
             )
         fields = dict(zip(columns, texts, strict=True))

@@ -225,7 +225,7 @@ class Trainer:
 
 
 def _describe(inputs: RunInputs, context: TrainingContext, n_runs: int) -> str:
-    """Return the opening lines of the command."""
+    """Return the lines that the command prints first."""
     config, shape = inputs.config, inputs.shape
     dev = ", ".join(f"{len(split.examples):,} {split.name}" for split in inputs.dev)
     weights = "new weights with the shape of" if config.from_scratch else "weights of"

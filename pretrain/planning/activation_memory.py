@@ -45,7 +45,7 @@ class ActivationMemory:
 def activation_memory(
     model: ModelConfig, shape: BatchShape, dtype: torch.dtype, gpu: bool, activation_checkpointing: bool = False
 ) -> ActivationMemory:
-    """Track the tensors of a training step through a model without data.
+    """Run a training step on a meta-device model, which holds no data, and track its tensors.
 
     Args:
         model: model config.

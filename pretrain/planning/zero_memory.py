@@ -26,7 +26,7 @@ class ZeroMemory:
 
     @property
     def on_device(self) -> float:
-        """Sum of everything on the device."""
+        """Total memory on the device."""
         return self.weights + self.gradients + self.optimizer + self.buffers
 
 

@@ -240,7 +240,7 @@ def build_table(ablation: Ablation) -> list[dict[str, str]]:
     """
     results = read_results(ablation)
     if not results:
-        raise ValueError(f"{ablation.folder} is invalid: it has no evaluated run. Start the runs with --run.")
+        raise ValueError(f"{ablation.folder} is invalid: it contains no evaluated run. Start the runs with --run.")
     (base_row, base), *_ = results.items()
     # until the first row is evaluated, another one is the base
     base_name = "base" if base_row == next(iter(ablation.rows)) else base_row

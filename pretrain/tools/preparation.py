@@ -40,7 +40,7 @@ def make_tokenizer(config: PretrainConfig) -> Tokenizer:
         print(f"{path}: exists, {size} pieces")
         return tokenizer
     start = time.monotonic()
-    print(f"{path}: training {size} pieces on {' '.join(config.text.sources)} ...", flush=True)
+    print(f"{path}: training a vocabulary of {size} pieces on {' '.join(config.text.sources)} ...", flush=True)
     tokenizer = train_tokenizer(read_documents(config.text), config.tokenizer)
     tokenizer.save(path)
     write_training_record(path, tokenizer, config.text, config.tokenizer)

@@ -44,7 +44,7 @@ def write_report(run_dir: Path, against: Sequence[Path] = ()) -> Path:
         Path of the page.
 
     Raises:
-        ValueError: a folder without metrics, or a run that was evaluated on other targets.
+        ValueError: a folder has no metrics, or the runs were evaluated on different targets.
     """
     train, val = _read_metrics(run_dir)
     others = [(_run_name(other), _read_metrics(other)[1]) for other in against]

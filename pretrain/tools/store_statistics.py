@@ -120,7 +120,7 @@ class StoreStatistics:
 
     @classmethod
     def compute(cls, store: TokenStore, tokenizer: Tokenizer) -> StoreStatistics:
-        """Compute the statistics of `store`; spans are those of the default objective."""
+        """Compute the statistics of `store`. Span lengths are counted for the default objective."""
         splits = {
             name: split_statistics(split, tokenizer.starts_word)
             for name, split in zip(SPLITS, (store.train, store.validation), strict=True)

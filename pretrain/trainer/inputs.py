@@ -68,7 +68,7 @@ class RunInputs:
         if (fingerprint := manifest["data_fingerprint"]) != self.store.fingerprint:
             raise ValueError(
                 f"data.store_dir={self.store.path} is invalid: {saved} was written with another text (fingerprint {fingerprint[:12]}, "
-                f"now {self.store.fingerprint[:12]}). Set the data.store_dir of {self.config.run_dir}/config.yaml, or give the run "
+                f"now {self.store.fingerprint[:12]}). Use the data.store_dir of {self.config.run_dir}/config.yaml, or give the run "
                 "another name."
             )
         checkpoint.check_compatible(saved, manifest, {**self.manifest, **more})

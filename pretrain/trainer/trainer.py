@@ -145,7 +145,7 @@ class Trainer:
         )
 
     def begin_step(self) -> int:
-        """Set the learning rate, the dropout seed and the batch size of a step. Returns its number of micro-steps."""
+        """Set the learning rate, the dropout seed and the batch size of a step. Return its number of micro-steps."""
         step, batch = self.progress.step, self.context.batch
         self._debug_inputs.clear()
         self.progress.begin_step(self.config.seed, self.config.schedule, self.config.optim.lr)

@@ -1,4 +1,4 @@
-"""Remove the table of Unicode normalization (240 kB) from a vocabulary of ASCII text: drop_normalizer_table.py FILE.model"""
+"""Remove the Unicode normalization table (240 kB) from a vocabulary of ASCII text."""
 
 import sys
 from pathlib import Path

@@ -8,9 +8,9 @@ from tests.integration.conftest import launch, run
 from xlpre.training.distributed import free_port
 
 TINY = shlex.split(
-    "text.max_chars=300000 text.val_fraction=0.1 tokenizer.vocab_size=500 data.seq_len=32 data.reuse_len=16 data.windows_per_run=4 model.n_layer=2 "
-    "model.d_model=16 model.n_head=2 model.d_inner=32 model.mem_len=16 train.steps=4 train.hours=null train.global_batch_size=4 "
-    "train.log_every=2 eval.every=4 eval.batch_size=2 eval.num_windows=2"
+    "text.max_chars=300000 text.val_fraction=0.1 tokenizer.vocab_size=500 data.seq_len=32 data.reuse_len=16 data.windows_per_run=4 "
+    "model.n_layer=2 model.d_model=16 model.n_head=2 model.d_inner=32 model.mem_len=16 train.steps=4 train.hours=null "
+    "train.global_batch_size=4 train.log_every=2 eval.every=4 eval.batch_size=2 eval.num_windows=2"
 )
 QUICKSTART = "pretrain/quickstart.py --config configs/pretrain/quickstart.yaml"
 

@@ -93,7 +93,7 @@ def from_arrays(config: ModelConfig, arrays: Mapping[str, np.ndarray]) -> dict[s
 
 
 def check_expressible(config: ModelConfig) -> None:
-    """Raise ValueError for a setting that the original cannot represent."""
+    """Raise ValueError for a setting that the original implementation cannot represent."""
     allowed = {"norm_eps": (NORM_EPS,), "relative_segments": (True, False)}
     weight_maps.check_expressible(config, "the original's TensorFlow code", allowed)
 

@@ -21,8 +21,8 @@ class EncodedDocs:
 
     Attributes:
         tokens: (N,) token ids.
-        sentences: (S,) int64, tokens of each sentence.
-        documents: (documents,) int64, tokens of each document.
+        sentences: (S,) int64, number of tokens of each sentence.
+        documents: (documents,) int64, number of tokens of each document.
         hashes: (documents,) uint64, hash of the text of each document.
     """
 

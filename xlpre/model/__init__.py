@@ -1,1 +1,1 @@
-"""Tensors. Knows no text, no objective, no DeepSpeed."""
+"""Model: embedding, attention, memory, layers and heads. Independent of text, objectives and DeepSpeed."""

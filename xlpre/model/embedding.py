@@ -130,7 +130,7 @@ class AdaptiveEmbedding(nn.Module):
         return cast(list[ClusterEmbedding], list(self.clusters))
 
     def forward(self, ids: Tensor, with_table: bool = False) -> Any:
-        """Look up (B, T) ids: (B, T, D). With `with_table` also None, because the softmax uses its own tables."""
+        """Return the (B, T, D) embeddings of (B, T) ids; with `with_table`, and None, because the softmax has its own tables."""
         embeddings = self._look_up(ids.flatten()).view(*ids.shape, self.width)
         return (embeddings, None) if with_table else embeddings
 

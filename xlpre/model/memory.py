@@ -4,7 +4,7 @@
 no gradient flows into it.
 
 `KVCache` holds the keys and values of the same columns, for evaluation. A window then projects only its own tokens, and distances are
-projected once for all windows. The numbers are the same. In training they would not be: the cached keys would come from earlier weights,
+projected once for all windows. The results are the same. In training they would not be: the cached keys would come from earlier weights,
 and the projections would get no gradient from memory.
 """
 

@@ -15,7 +15,7 @@ Preprocess = Literal["none", "cased", "uncased"]
 
 
 def clean_text(text: str, preprocess: Preprocess) -> str:
-    """Return `text` cleaned as a vocabulary with this `preprocess` expects it."""
+    """Return `text` cleaned as expected by a vocabulary trained with this `preprocess`."""
     return text if preprocess == "none" else preprocess_text(text, lower=preprocess == "uncased")
 
 

@@ -163,7 +163,7 @@ def parquet_rows(
 
 
 def _check_line(raw: bytes, is_first: bool) -> None:
-    """Raise ValueError if a line is too long, or is not text in UTF-8 with Unix or Windows line ends."""
+    """Raise ValueError if a line is too long, or is not UTF-8 text with Unix or Windows line endings."""
     if is_first and b"\n" not in raw and b"\r" in raw:
         raise ValueError("lines end with \\r, as in files of old Macs. Convert the file: tr '\\r' '\\n' < FILE > NEW")
     if len(raw) > MAX_LINE_BYTES:

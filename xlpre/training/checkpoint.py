@@ -37,7 +37,7 @@ def list_all(folder: Path) -> list[Path]:
 
 
 def list_complete(folder: Path) -> list[Path]:
-    """List the checkpoints in `folder` whose files all exist with their sizes, oldest first. Checksums are not computed."""
+    """List the checkpoints in `folder` whose files all exist with the recorded sizes, oldest first. Checksums are not computed."""
     return [path for path in list_all(folder) if _is_complete(path)]
 
 

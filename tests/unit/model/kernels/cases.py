@@ -1,6 +1,7 @@
 """Random attention metadata and tensors for the tests of the backends, and where Triton kernels run."""
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,8 +17,28 @@ DTYPES = [torch.float32, torch.float16] if INTERPRETED else [torch.float32, torc
 needs_triton = pytest.mark.skipif(
     not (INTERPRETED or ON_GPU), reason="run by test_interpreter.py under TRITON_INTERPRET=1"
 )
+# files whose tests need a GPU or the interpreter: all of this folder but two
+TRITON_FILES = sorted(
+    path.name
+    for path in (Path(__file__).parent / "triton").glob("test_*.py")
+    if path.name not in ("test_interpreter.py", "test_registers.py")
+)
 POSITION_TERMS = ("r_r_bias", "pos_key", "pos_offset")
 SEGMENT_TERMS = ("r_s_bias", "segment_diff")
+
+
+def long_except(values, *fast):
+    """Return parameters that are long tests except `fast`, because the interpreter takes seconds for each.
+
+    A tuple gives the values of several parameters.
+    """
+    values = list(values)
+    assert all(value in values for value in fast)
+    marks = [() if value in fast else pytest.mark.long for value in values]
+    return [
+        pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=mark)
+        for value, mark in zip(values, marks, strict=True)
+    ]
 
 
 class SumWithoutGradient(torch.autograd.Function):

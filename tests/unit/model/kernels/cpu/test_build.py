@@ -2,23 +2,29 @@
 
 import logging
 import os
+import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
 
+from tests.conftest import REPOSITORY
 from tests.unit.model.conftest import make_model, random_batch, random_memory
 from xlpre.model.dropout import Dropout
 from xlpre.model.kernels.backend import fastest_backend, load_backend
 from xlpre.model.kernels.cpu import build
 
 CPU = torch.device("cpu")
+FAST_FLAGS = [*build.FLAGS, "-O0"]  # without optimization, compilation is fast
+pytestmark = pytest.mark.xdist_group("build")  # on one worker, which compiles the library once
 
 
 @pytest.fixture
 def empty_cache(tmp_path, monkeypatch):
-    """A cache folder of the test, with nothing compiled or loaded. Without optimization, compilation is fast."""
+    """A cache folder of the test, with nothing compiled or loaded."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(build, "FLAGS", [*build.FLAGS, "-O0"])
+    monkeypatch.setattr(build, "FLAGS", FAST_FLAGS)
     forget()
     yield tmp_path / "xlpre"
     forget()
@@ -29,27 +35,41 @@ def forget():
     build.is_available.cache_clear()
 
 
+@pytest.fixture(scope="module")
+def compiled_cache(tmp_path_factory):
+    """A cache folder with the compiled library."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(build, "FLAGS", FAST_FLAGS)
+        forget()
+        build.load_library()
+        forget()
+        return build.cache_dir()
+
+
+@pytest.fixture
+def full_cache(empty_cache, compiled_cache):
+    """A cache folder of the test with the compiled library."""
+    shutil.copytree(compiled_cache, empty_cache, dirs_exist_ok=True)
+    return empty_cache
+
+
 def fake_compiler(path, body):
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)
     return str(path)
 
 
-def test_a_compiled_library_needs_no_compiler(empty_cache, monkeypatch):
-    build.load_library()
-    forget()
+def test_a_compiled_library_needs_no_compiler(full_cache, monkeypatch):
     monkeypatch.setenv("CXX", "/nowhere/c++")
     build.load_library()
 
 
 @pytest.mark.parametrize("size", [100, 0.5])
-def test_a_truncated_library_is_compiled_again(empty_cache, size):
-    build.load_library()
-    (file,) = empty_cache.iterdir()
+def test_a_truncated_library_is_compiled_again(full_cache, size):
+    (file,) = full_cache.iterdir()
     content = file.read_bytes()
-    file.unlink()  # the loaded library stays intact
     file.write_bytes(content[: int(size * len(content)) if isinstance(size, float) else size])
-    build.load_library.cache_clear()
     build.load_library()
     assert file.read_bytes() == content
 
@@ -94,3 +114,31 @@ def test_without_any_compiler_the_error_names_what_was_searched(empty_cache, mon
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(build.MissingLibraryError, match=r"c\+\+, g\+\+, clang\+\+.*CXX"):
         build.load_library()
+
+
+COMPILE = """
+import sys
+from xlpre.model.kernels.cpu import build
+build.FLAGS.append("-O0")
+print("ready", flush=True)
+sys.stdin.readline()
+build.load_library()
+"""
+
+
+@pytest.mark.long
+def test_two_processes_that_compile_at_once_leave_one_intact_library(empty_cache):
+    command = [sys.executable, "-c", COMPILE]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(command, cwd=REPOSITORY, **pipes) for _ in range(2)]
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        process.stdin.write("start\n")
+        process.stdin.flush()
+    for process in processes:
+        assert process.wait(120) == 0, process.stderr.read()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            pipe.close()
+    (file,) = empty_cache.iterdir()
+    build.Library(file)

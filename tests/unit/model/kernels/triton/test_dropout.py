@@ -8,6 +8,7 @@ from tests.unit.model.kernels.cases import (
     DEVICE,
     SumWithoutGradient,
     attend,
+    long_except,
     needs_triton,
     small_case,
     small_tiles,  # noqa: F401  an automatic fixture
@@ -17,7 +18,7 @@ from xlpre.model.kernels.backend import load_triton
 pytestmark = needs_triton
 
 
-@pytest.mark.parametrize("dropout", [0.1, 0.7])
+@pytest.mark.parametrize("dropout", long_except([0.1, 0.7], 0.1))
 def test_dropout_has_its_rate_scales_the_rest_and_is_seeded(dropout):
     """With equal scores and values of 1, outputs are the fractions kept, over 1 - dropout."""
     meta, tensors = small_case()

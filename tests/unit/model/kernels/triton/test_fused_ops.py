@@ -1,11 +1,13 @@
 """Fused add-norm and GELU-dropout against torch's operators. Run by test_interpreter.py."""
 
+import itertools
+
 import pytest
 import torch
 from torch.nn import functional as F
 
 from tests.unit.model.conftest import make_model, random_batch, random_memory
-from tests.unit.model.kernels.cases import DEVICE, DTYPES, SumWithoutGradient, needs_triton
+from tests.unit.model.kernels.cases import DEVICE, DTYPES, SumWithoutGradient, long_except, needs_triton
 from xlpre.model.config import ModelConfig
 from xlpre.model.kernels.selfcheck.fixtures import (
     FUSED_OPS,
@@ -28,9 +30,17 @@ def cases(op, n_rows, width, dtype=torch.float32):
     return FusedCase(tensors, fused_kernel(op)), exact, torch.randn_like(next(iter(tensors.values())))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("op", FUSED_OPS)
+@pytest.mark.parametrize(
+    ("op", "shape", "dtype"),
+    long_except(
+        itertools.product(FUSED_OPS, SHAPES, DTYPES),
+        ("add_norm", (21, 96), torch.float32),
+        ("add_norm", (19, 7), torch.float16),
+        ("gelu_dropout", (9, 1100), torch.float32),
+        ("gelu_dropout", (8, 16), torch.float16),
+    ),
+    ids=str,
+)
 def test_outputs_and_gradients_equal_those_of_torchs_operators(op, shape, dtype):
     kernel, exact, d_output = cases(op, *shape, dtype)
     result, expected = kernel.run(d_output), exact.run(d_output)
@@ -52,7 +62,7 @@ def dropout_factors(op, kernel, dropout):
     return gradients["branch"] / gradients["x"]
 
 
-@pytest.mark.parametrize("dropout", [0.1, 0.7])
+@pytest.mark.parametrize("dropout", long_except([0.1, 0.7], 0.1))
 @pytest.mark.parametrize("op", FUSED_OPS)
 def test_dropout_has_its_rate_everywhere_and_scales_the_rest(op, dropout):
     kernel, _, _ = cases(op, 64, 96)

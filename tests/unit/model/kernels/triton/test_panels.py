@@ -1,5 +1,7 @@
 """Panels of rows on a GPU: the same numbers, and memory that grows linearly with the window. Run by test_interpreter.py."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from tests.unit.model.kernels.cases import (
     POSITION_TERMS,
     SEGMENT_TERMS,
     attend,
+    long_except,
     needs_triton,
     output_and_gradients,
     random_meta,
@@ -61,8 +64,12 @@ def use_small_panels(monkeypatch):
     return start
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(
+    ("name", "dropout"),
+    long_except(
+        itertools.product(SHAPES, [0.0, 0.3]), ("two streams", 0.3), ("absolute", 0.3), ("less than a panel", 0.0)
+    ),
+)
 def test_panels_give_the_numbers_of_all_rows_at_once(name, dropout, use_small_panels):
     """The same bits for each row, with the same dropout. Sums over rows are added in another order."""
     meta, tensors = case(name)
@@ -78,8 +85,16 @@ def test_panels_give_the_numbers_of_all_rows_at_once(name, dropout, use_small_pa
             assert torch.equal(result[key], tensor), key
 
 
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    long_except(
+        itertools.product(SHAPES, [torch.float32, torch.float16]),
+        ("same length", torch.float32),
+        ("last layer", torch.float32),
+        ("offsets", torch.float16),
+    ),
+    ids=str,
+)
 def test_panels_give_the_numbers_of_the_reference(name, dtype, use_small_panels):
     meta, tensors = case(name, dtype)
     use_small_panels()
@@ -92,7 +107,7 @@ def test_panels_give_the_numbers_of_the_reference(name, dtype, use_small_panels)
         torch.testing.assert_close(result[key].float(), tensor, rtol=rtol, atol=atol, msg=key)
 
 
-@pytest.mark.parametrize("two_streams", [True, False])
+@pytest.mark.parametrize("two_streams", long_except([True, False], True))
 def test_a_model_with_memory_has_the_same_loss_and_gradients_in_panels(two_streams, use_small_panels):
     batch, results = random_batch(40, reuse=20).to(DEVICE), []
     for backend in ("reference", "triton"):
