@@ -2,7 +2,9 @@
 
 import dataclasses
 import os
+import re
 import signal
+import subprocess
 from pathlib import Path
 
 os.environ["DS_ACCELERATOR"] = "cpu"
@@ -38,6 +40,42 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def examples(n: int) -> int:
     """Return the number of hypothesis examples to draw: `n` in `make test-long`, a third of it in `make test`."""
     return n if ALL_EXAMPLES else max(1, n // 3)
+
+
+def refused(
+    outcome: subprocess.CompletedProcess[str] | BaseException | pytest.ExceptionInfo[BaseException],
+    key: str,
+    value: object,
+    remedy: str = "",
+) -> str:
+    """Check that a setting is refused: the message names it, says that it is invalid, and ends with a remedy.
+
+    Args:
+        outcome: result of a command, or an exception.
+        key: name of the setting.
+        value: its value as text of the message.
+        remedy: regular expression of the remedy. Default: any sentence after the rule.
+
+    Returns:
+        The message.
+    """
+    if isinstance(outcome, subprocess.CompletedProcess):
+        assert outcome.returncode == 2, outcome.stdout + outcome.stderr
+        message = only_error(outcome.stderr)
+    else:
+        message = str(outcome.value if isinstance(outcome, pytest.ExceptionInfo) else outcome)
+    rule = re.search(rf"(?:^|\s){re.escape(f'{key}={value}')} is invalid(.*)", message)
+    assert rule, f"{message!r} does not contain '{key}={value} is invalid'"
+    assert re.search(rf"[.?] .*{remedy}" if remedy else r"[.?] [A-Z`]", rule[1]), f"{message!r} lacks a remedy"
+    return message
+
+
+def only_error(stderr: str) -> str:
+    """Check that a command printed a single error and no traceback. Return its message."""
+    assert "Traceback" not in stderr, stderr
+    errors = [line for line in stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, stderr
+    return errors[0].removeprefix("error: ")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
