@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from xlpre.training.deepspeed_engine import TrainConfig, check_compile
+from xlpre.training.config import TrainConfig, check_compile
 from xlpre.training.deepspeed_overrides import check_overrides
 from xlpre.training.lr_schedule import ScheduleConfig
 from xlpre.training.optimizer import LayerwiseOptimConfig

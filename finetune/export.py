@@ -16,7 +16,7 @@ from pathlib import Path
 from finetune.tasks.regression import RegressionTask
 from finetune.trainer.task_model import open_task_model
 from xlpre.common.cli_main import run_main
-from xlpre.conversion.task_model import save_huggingface_task_model
+from xlpre.conversion.task_model_folder import save_huggingface_task_model
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -15,7 +15,7 @@ from xlpre.model.memory import MemoryConfig
 from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.text.corpus import TextConfig
 from xlpre.text.tokenizer import TokenizerConfig
-from xlpre.training.deepspeed_engine import TrainConfig, check_compile
+from xlpre.training.config import TrainConfig, check_compile
 from xlpre.training.deepspeed_overrides import check_muon_overrides, check_overrides
 from xlpre.training.lr_schedule import ScheduleConfig
 from xlpre.training.optimizer import PretrainOptimConfig

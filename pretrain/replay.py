@@ -18,8 +18,8 @@ import pretrain  # noqa: F401  before torch
 # isort: split
 import torch
 
-from pretrain.tools.nan_detector import NonFiniteSite, ReplayResult, format_rows, is_finite, replay
-from pretrain.trainer.nan_dump import read_dump
+from pretrain.tools.nonfinite_detector import NonFiniteSite, ReplayResult, format_rows, is_finite, replay
+from pretrain.trainer.nonfinite_dump import read_dump
 from xlpre.batch import Batch
 from xlpre.common.cli_main import run_main
 from xlpre.model.memory import Memory

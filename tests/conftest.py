@@ -48,13 +48,13 @@ def refused(
     value: object,
     remedy: str = "",
 ) -> str:
-    """Check that a setting is refused: the message names it, says that it is invalid, and ends with a remedy.
+    """Check that a setting is refused: the message names it, says that it is invalid, and has a remedy.
 
     Args:
         outcome: result of a command, or an exception.
         key: name of the setting.
         value: its value as text of the message.
-        remedy: regular expression of the remedy. Default: any sentence after the rule.
+        remedy: regular expression of the text after "is invalid". Default: a sentence after the rule, or the rule "it must".
 
     Returns:
         The message.
@@ -64,9 +64,11 @@ def refused(
         message = only_error(outcome.stderr)
     else:
         message = str(outcome.value if isinstance(outcome, pytest.ExceptionInfo) else outcome)
-    rule = re.search(rf"(?:^|\s){re.escape(f'{key}={value}')} is invalid(.*)", message)
+    setting = re.escape(f"{key}={value}")
+    rule = re.search(rf"(?:^|\s){setting} is invalid(.*)", message)
     assert rule, f"{message!r} does not contain '{key}={value} is invalid'"
-    assert re.search(rf"[.?] .*{remedy}" if remedy else r"[.?] [A-Z`]", rule[1]), f"{message!r} lacks a remedy"
+    # a rule such as "it must be positive" is its own remedy
+    assert re.search(remedy or r": it must |[.;] [A-Z`]", rule[1]), f"{message!r} lacks a remedy"
     return message
 
 

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository
 from benchmarks.common.processes import CPU_ENVIRONMENT, REPOSITORY, kill_tree, make_environment
 from xlpre.training import checkpoint
 from xlpre.training.distributed import deepspeed_launcher
-from xlpre.training.metrics import read_metrics
+from xlpre.training.metrics_writer import read_metrics
 
 VARIABLES = {"PYTHONWARNINGS": "ignore", **({} if torch.cuda.is_available() else CPU_ENVIRONMENT)}
 SETTINGS = {

@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.common.processes import CPU_ENVIRONMENT, REPOSITORY, make_environment
 from xlpre.training import checkpoint
 from xlpre.training.distributed import free_port
-from xlpre.training.metrics import read_metrics
+from xlpre.training.metrics_writer import read_metrics
 
 FAULTY = REPOSITORY / "tests" / "integration" / "faulty.py"
 PATIENCE_SECONDS = 60

@@ -23,7 +23,7 @@ def mark(event, value=""):
     if os.environ["RANK"] == "0":
         print(f"mark {event} {time.time():.3f} {value}", flush=True)
 mark("python")
-import pretrain.run, pretrain.trainer.trainer as trainer, xlpre.training.bootstrap as bootstrap
+import pretrain.run, pretrain.trainer.trainer as trainer, xlpre.training.startup as startup
 from xlpre.common.cli_main import run_main
 mark("imported")
 def mark_calls(owner, name, event, step=False):
@@ -37,7 +37,7 @@ def mark_calls(owner, name, event, step=False):
 mark_calls(trainer.Trainer, "end_step", "step", step=True)
 mark_calls(trainer.Trainer, "save", "saving")
 mark_calls(trainer.Trainer, "_publish", "saved")
-mark_calls(bootstrap, "init_process_group", "joined")
+mark_calls(startup, "init_process_group", "joined")
 mark_calls(trainer.Trainer, "__init__", "built")
 run_main(pretrain.run.main)
 """

@@ -28,7 +28,7 @@ from benchmarks.common.docstrings_store import make_docstrings_store
 from benchmarks.common.processes import REPOSITORY
 from benchmarks.reliability.restarted_training import Training, kill_worker, wait_for_first_step
 from xlpre.common.tables import to_jsonl
-from xlpre.training.metrics import read_metrics
+from xlpre.training.metrics_writer import read_metrics
 
 LOG_EVERY = 10
 CONFIG = str(REPOSITORY / "configs" / "pretrain" / "debug.yaml")

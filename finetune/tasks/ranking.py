@@ -27,8 +27,8 @@ from finetune.metrics.ranking import expected_reciprocal_rank, ndcg, reciprocal_
 from finetune.tasks.base import Task
 from finetune.tasks.sequence import SequenceTask
 from xlpre.model.config import ModelConfig
-from xlpre.model.heads import RegressionHead
 from xlpre.model.pooling import Pooling
+from xlpre.model.task_heads import RegressionHead
 
 CUTOFF = 20  # number of documents that count in NDCG and ERR
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from finetune.data.examples import Example, Outputs, Prediction, Split
 from finetune.tasks.sequence import SequenceTask
 from xlpre.model.config import ModelConfig
-from xlpre.model.heads import RegressionHead
+from xlpre.model.task_heads import RegressionHead
 
 
 class RegressionTask(SequenceTask):

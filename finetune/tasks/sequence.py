@@ -23,8 +23,8 @@ from finetune.data.sources import Source
 from finetune.metrics import chance
 from finetune.metrics.classification import METRICS, calibration
 from xlpre.model.config import ModelConfig
-from xlpre.model.heads import ChoiceHead, ClassificationHead
 from xlpre.model.pooling import Pooling
+from xlpre.model.task_heads import ChoiceHead, ClassificationHead
 from xlpre.text.tokenizer import Tokenizer
 
 

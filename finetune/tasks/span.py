@@ -22,7 +22,7 @@ from finetune.data.qa_windows import ContextWindow, SpanLabel, build_windows
 from finetune.metrics.squad import best_null_threshold, score_prediction
 from xlpre.data.window_layout import SEGMENT_A, SEGMENT_CLS
 from xlpre.model.config import ModelConfig
-from xlpre.model.heads import SpanHead
+from xlpre.model.task_heads import SpanHead
 from xlpre.text import special_tokens
 from xlpre.text.offsets import TokenOffsets
 from xlpre.text.tokenizer import Tokenizer

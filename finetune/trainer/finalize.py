@@ -27,11 +27,11 @@ from finetune.trainer.results import BEST, RESULT, Result, Summary, seed_folder,
 from finetune.trainer.task_model import TaskModel, check_head, resolve_shared_backend
 from xlpre.common.files import hardlink_copy, write_text
 from xlpre.common.tables import to_jsonl, write_table
-from xlpre.conversion.task_model import TaskModelFolder, load_task_model, save_task_model
+from xlpre.conversion.task_model_folder import TaskModelFolder, load_task_model, save_task_model
 from xlpre.model.initialization import build_with_weights
 from xlpre.training import checkpoint
-from xlpre.training.bootstrap import TrainingContext
 from xlpre.training.distributed import Comm, is_rank_zero
+from xlpre.training.startup import TrainingContext
 
 
 def finished_seeds(inputs: RunInputs) -> set[int]:

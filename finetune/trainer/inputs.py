@@ -19,7 +19,7 @@ from finetune.data.sources import TRAIN
 from finetune.tasks.registry import build_task
 from finetune.trainer.results import FORMAT
 from xlpre.conversion.model_folder import load_init_from
-from xlpre.conversion.task_model import TaskModelFolder
+from xlpre.conversion.task_model_folder import TaskModelFolder
 from xlpre.training.distributed import world_size
 from xlpre.training.run_dir import check_run_dir_writable
 

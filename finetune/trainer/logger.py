@@ -9,7 +9,7 @@ from typing import Any
 
 from finetune.config import FinetuneConfig
 from finetune.data.batching import MicroStep
-from xlpre.training.metrics import format_duration
+from xlpre.training.metrics_writer import format_duration
 from xlpre.training.progress import Progress
 from xlpre.training.run_logger import RunLogger
 

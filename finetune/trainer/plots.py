@@ -14,7 +14,7 @@ from finetune.tasks.base import Task
 from finetune.tasks.regression import RegressionTask
 from finetune.tasks.sequence import ClassificationTask, softmax, stack_labels
 from xlpre.common.plots import COLOURS, legend_label, new_axes, save_figure
-from xlpre.training.metrics import read_metrics
+from xlpre.training.metrics_writer import read_metrics
 
 MAX_CLASSES = 20  # of a confusion matrix
 

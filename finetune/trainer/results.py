@@ -13,7 +13,7 @@ import numpy as np
 
 from finetune.tasks.glue import SUBMISSION_ROWS, zip_files
 from xlpre.common.files import write_text
-from xlpre.training.metrics import format_duration
+from xlpre.training.metrics_writer import format_duration
 
 FORMAT = 3  # version of checkpoints and results: parameter names, manifest fields, content of the batches
 RESULT = "result.json"  # in the folder of a run

@@ -15,12 +15,12 @@ from finetune.data.batching import MicroStep, PaddedBatch
 from finetune.tasks.base import Task
 from finetune.tasks.registry import build_task
 from xlpre.config.loader import config_from_mapping
-from xlpre.conversion.task_model import HEAD, TASK, TaskModelFolder, load_task_model
+from xlpre.conversion.task_model_folder import HEAD, TASK, TaskModelFolder, load_task_model
 from xlpre.model.backbone import Backbone
 from xlpre.model.config import ModelConfig
 from xlpre.model.kernels.backend import resolve_backend
 from xlpre.model.memory import Memory, initial_memory
-from xlpre.training.bootstrap import TrainingContext
+from xlpre.training.startup import TrainingContext
 
 
 class TaskModel(nn.Module):

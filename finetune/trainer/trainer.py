@@ -19,17 +19,17 @@ from finetune.trainer.logger import TrainLogger
 from finetune.trainer.results import BEST, seed_folder
 from finetune.trainer.task_model import TaskModel, resolve_shared_backend
 from xlpre.config.loader import save_config
-from xlpre.conversion.task_model import load_task_model, save_task_model
+from xlpre.conversion.task_model_folder import load_task_model, save_task_model
 from xlpre.model.initialization import build_with_weights
 from xlpre.training import checkpoint
-from xlpre.training.bootstrap import TrainingContext, start_training
 from xlpre.training.checkpoint_writer import CheckpointWriter
 from xlpre.training.deepspeed_engine import build_engine
 from xlpre.training.distributed import is_rank_zero, rank, seed_everything, world_size
-from xlpre.training.metrics import check_wandb_installed
+from xlpre.training.metrics_writer import check_wandb_installed
 from xlpre.training.optimizer_state import load_state
 from xlpre.training.progress import Progress
 from xlpre.training.shutdown import ShutdownHandler
+from xlpre.training.startup import TrainingContext, start_training
 
 
 def finetune(config: FinetuneConfig) -> None:

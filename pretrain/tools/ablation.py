@@ -17,7 +17,7 @@ from xlpre.common.plots import COLOURS, legend_label, new_axes, save_figure
 from xlpre.common.tables import to_markdown, write_table
 from xlpre.config.cli import ExplicitKeys, read_explicit_keys
 from xlpre.config.loader import load_config
-from xlpre.training.metrics import read_metrics
+from xlpre.training.metrics_writer import read_metrics
 
 ROW_KEYS = ("name", "run_dir", "seed")  # settings that the row decides
 MARGIN = 0.1  # nats below the unigram baseline from which a model counts as having learned from context

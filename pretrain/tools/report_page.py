@@ -13,7 +13,7 @@ from pretrain.config import PretrainConfig, load_run_config
 from pretrain.trainer.samples import read_samples
 from xlpre.common.files import write_text
 from xlpre.common.plots import COLOURS, figure_to_svg, legend_label, new_axes, save_figure
-from xlpre.training.metrics import read_metrics
+from xlpre.training.metrics_writer import read_metrics
 
 Record = dict[str, Any]  # one line of metrics.jsonl or samples.jsonl
 

@@ -15,7 +15,7 @@ from xlpre.training import checkpoint
 from xlpre.training.deepspeed_engine import resolve_precision
 from xlpre.training.deepspeed_overrides import zero_stage
 from xlpre.training.distributed import device_type, is_rank_zero, world_size
-from xlpre.training.metrics import check_wandb_installed
+from xlpre.training.metrics_writer import check_wandb_installed
 
 
 def dry_run(config: PretrainConfig, explicit_keys: ExplicitKeys) -> None:

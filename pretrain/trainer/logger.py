@@ -12,12 +12,12 @@ import torch
 from pretrain.config import PretrainConfig
 from pretrain.planning.flops import batch_shape, flops_per_step
 from pretrain.trainer.evaluator import EvalResult
-from xlpre.training.bootstrap import TrainingContext
 from xlpre.training.device_specs import find_device_spec
 from xlpre.training.distributed import world_size
-from xlpre.training.metrics import format_duration
+from xlpre.training.metrics_writer import format_duration
 from xlpre.training.progress import Progress
 from xlpre.training.run_logger import RunLogger
+from xlpre.training.startup import TrainingContext
 
 
 class TrainLogger(RunLogger):

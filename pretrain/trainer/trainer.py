@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from pretrain.config import PretrainConfig
-from pretrain.trainer import nan_dump
+from pretrain.trainer import nonfinite_dump
 from pretrain.trainer.evaluator import EvalResult, Evaluator, eval_protocol
 from pretrain.trainer.inputs import RunInputs, checkpoints_dir, model_dir, model_step
 from pretrain.trainer.logger import TrainLogger
@@ -28,14 +28,14 @@ from xlpre.model.kernels.backend import resolve_backend
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import Memory, initial_memory
 from xlpre.training import checkpoint
-from xlpre.training.bootstrap import start_training
 from xlpre.training.checkpoint_writer import CheckpointWriter
 from xlpre.training.deepspeed_engine import build_engine
 from xlpre.training.distributed import is_rank_zero, rank, seed_everything, world_size
-from xlpre.training.metrics import check_wandb_installed
+from xlpre.training.metrics_writer import check_wandb_installed
 from xlpre.training.optimizer_state import gather_weights, load_state
 from xlpre.training.progress import Progress
 from xlpre.training.shutdown import ShutdownHandler
+from xlpre.training.startup import start_training
 
 
 class Trainer:
@@ -255,7 +255,7 @@ class Trainer:
     def _dump_debug_state(self) -> str:
         """Dump the inputs of the last step and the weights, and return a hint how to replay it. Every process must call it."""
         step = self.progress.step - 1
-        folder = nan_dump.dump_dir(self.run_dir, step)
+        folder = nonfinite_dump.dump_dir(self.run_dir, step)
         weights = gather_weights(self.engine, keep=is_rank_zero())
         model = self._model_folder(step, weights) if is_rank_zero() else None
         metadata = {
@@ -264,7 +264,7 @@ class Trainer:
             "world_size": world_size(),
             "precision": str(self.context.dtype),
         }
-        nan_dump.write_rank_dump(folder, rank(), self._debug_inputs, model, metadata)
+        nonfinite_dump.write_rank_dump(folder, rank(), self._debug_inputs, model, metadata)
         self.context.comm.barrier()
         return (
             f"Run `python pretrain/replay.py {folder}` to repeat the last of these steps and to find the first value that is not "

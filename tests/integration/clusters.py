@@ -5,7 +5,7 @@ import subprocess
 import psutil
 
 from tests.integration.conftest import REPOSITORY, environment
-from xlpre.training.metrics import read_metrics
+from xlpre.training.metrics_writer import read_metrics
 
 SCRIPT = "pretrain/run.py"
 LONGER = {"train__steps": 150, "eval__every": 1000}  # still running when a test stops it

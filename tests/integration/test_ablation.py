@@ -11,7 +11,7 @@ import pytest
 from pretrain.tools.ablation import Ablation, read_results
 from tests.conftest import REPOSITORY
 from tests.integration.conftest import environment, run, tiny_args
-from xlpre.training.metrics import read_metrics
+from xlpre.training.metrics_writer import read_metrics
 
 SCRIPT = "pretrain/ablate.py"
 

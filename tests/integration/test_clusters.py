@@ -1,7 +1,6 @@
 """Launchers for several machines and automatic restarts, tested on one machine."""
 
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -89,10 +88,8 @@ def test_a_terminated_torchrun_lets_its_processes_save_and_ends_with_status_1(ma
     job = start([*command, SCRIPT, *make_args("terminated", train__steps=100000)])
     try:
         output = read_until(job, "step 5:")
-        terminated = time.monotonic()
         job.terminate()
         output += job.communicate(timeout=60)[0]
     finally:
         end(job)
-    assert time.monotonic() - terminated < 60
     assert job.returncode == 1 and output.count("and saved") == 1 and output.count("parameters (") == 1, output

@@ -12,10 +12,10 @@ import psutil
 import pytest
 
 from tests.conftest import has_bf16
-from tests.integration.conftest import REPOSITORY, deepspeed_launcher, environment, run, run_together
+from tests.integration.conftest import REPOSITORY, call, deepspeed_launcher, environment, run, run_together
 from xlpre.conversion.model_folder import load_folder, save_folder
 from xlpre.training import checkpoint
-from xlpre.training.metrics import read_metrics
+from xlpre.training.metrics_writer import read_metrics
 
 SCRIPT = "pretrain/run.py"
 FAULTY = "tests/integration/faulty.py"
@@ -48,7 +48,7 @@ def kill_all(launcher):
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.long)])
 def test_a_process_that_hangs_or_dies_ends_the_job_in_bounded_time(make_args, tmp_path, number):
-    args = make_args("lost", train__steps=100000, train__save_every=4, train__timeout_minutes=0.2)
+    args = make_args("lost", train__steps=100000, train__save_every=4, train__timeout_minutes=0.1)
     launcher, lines = start_two(args)
     try:
         other, victim = sorted(training_processes(launcher), key=lambda process: process.pid)
@@ -64,7 +64,7 @@ def test_a_process_that_hangs_or_dies_ends_the_job_in_bounded_time(make_args, tm
             kill_all(launcher)
     if number == signal.SIGSTOP:
         assert "lost the connection" in "".join(lines), "".join(lines)[-2000:]
-    again = run(SCRIPT, *args, "--dry-run")
+    again = call(SCRIPT, *args, "--dry-run")
     assert "# resumes from" in again.stdout, again.stdout + again.stderr
 
 
@@ -163,7 +163,7 @@ def test_a_store_that_changed_after_the_start_is_refused(make_args, store, tmp_p
     content = bytearray(largest.read_bytes())
     content[len(content) // 2] ^= 1
     largest.write_bytes(content)
-    done = run(SCRIPT, *args)
+    done = call(SCRIPT, *args)
     assert done.returncode == 2 and str(tmp_path / "store") in done.stderr, done.stderr
     assert done.stderr.count("\n") == 1
 

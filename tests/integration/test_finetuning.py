@@ -13,7 +13,7 @@ from tests.conftest import REPOSITORY, write_folder
 from tests.integration.conftest import environment, predictions_for, run_together
 from xlpre.conversion.model_folder import load_folder
 from xlpre.training import checkpoint
-from xlpre.training.metrics import read_metrics
+from xlpre.training.metrics_writer import read_metrics
 
 pytestmark = pytest.mark.xdist_group("finetuning")  # on one worker, so that the shared runs are made once
 MEMORY = {"data__long_text": "memory", "data__max_seq_len": 8, "data__mem_len": 12}

@@ -10,6 +10,7 @@ from tests.conftest import write_folder
 from tests.integration.conftest import predictions_for
 from tests.integration.test_finetuning import finetune, read_jsonl
 
+pytestmark = pytest.mark.xdist_group("squad")  # on one worker, which fine-tunes the shared model once
 FIRST, LAST = "Fo\u0301ko", "Dabi"  # first and last word of every answer
 
 

@@ -19,7 +19,7 @@ from xlpre.data_loader import Loader
 from xlpre.model.memory import initial_memory
 from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.objectives.registry import build_objective
-from xlpre.training.metrics import read_metrics
+from xlpre.training.metrics_writer import read_metrics
 
 FROZEN = REPOSITORY / "tests/frozen"
 ROWS, SEED = 2, 7

@@ -5,7 +5,7 @@ import json
 from tests.conftest import has_bf16
 from tests.integration.conftest import run
 from xlpre.conversion.model_folder import load_folder
-from xlpre.training.metrics import read_metrics
+from xlpre.training.metrics_writer import read_metrics
 
 ABLATIONS = [
     {"model__mem_len": 0},

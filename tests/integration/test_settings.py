@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import has_fp16
 from tests.integration.conftest import launch, run, tiny_args
 from xlpre.training import checkpoint
-from xlpre.training.metrics import read_metrics
+from xlpre.training.metrics_writer import read_metrics
 
 STAGE = "deepspeed.zero_optimization.stage"
 OPTIMIZER = "deepspeed.zero_optimization.offload_optimizer.device"
@@ -21,7 +21,7 @@ COMMON = {
     "train__global_batch_size": 8,
     "train__micro_batch_size": 4,
 }
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("settings")]  # on one worker, which trains the shared runs once
 
 # one backend for all cases, because backends draw dropout differently
 DROPOUT = {"model__dropout": 0.1, "model__dropatt": 0.1, "model__attention_backend": "reference"}
@@ -107,13 +107,14 @@ def test_the_loss_scale_is_restored(runs, name):
 
 
 def test_a_compiled_run_has_the_losses_of_an_eager_one_and_is_compiled_once(make_args, tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCH_LOGS", "recompiles,graph_breaks")
+    monkeypatch.setenv("TORCH_LOGS", "recompiles,graph_breaks,graph_code")
     shared = {**COMMON, "model__attention_backend": "sdpa"}  # torch.compile does not support cpu, the default here
     jobs = [make_args("eager", **shared), make_args("compiled", **shared, train__compile="true")]
     # a new process: torch reads TORCH_LOGS when it is imported
     done = launch("tests/integration/several_runs.py", json.dumps(jobs), launcher=(sys.executable,), timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     assert largest_difference(read_steps(tmp_path / "compiled"), read_steps(tmp_path / "eager")) < 1e-4
+    assert "TRACED GRAPH" in done.stderr, "torch logged nothing"
     assert "ecompil" not in done.stderr and "raph break" not in done.stderr, done.stderr
 
 

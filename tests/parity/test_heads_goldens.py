@@ -13,8 +13,8 @@ from xlpre.batch import HIDDEN_RANK, make_batch
 from xlpre.conversion.tf import weight_map
 from xlpre.conversion.weight_maps import FROM_HEADS, TO_HEADS, TRANSPOSED, WeightEntry, to_native
 from xlpre.model.backbone import Backbone
-from xlpre.model.heads import ChoiceHead, ClassificationHead, RegressionHead, SpanHead
 from xlpre.model.memory import initial_memory
+from xlpre.model.task_heads import ChoiceHead, ClassificationHead, RegressionHead, SpanHead
 
 pytestmark = pytest.mark.usefixtures("by_each_backend")
 

@@ -15,10 +15,10 @@ from finetune.trainer.inference import predict_lines
 from finetune.trainer.task_model import TaskModel
 from xlpre.conversion.hf_heads import HEADS, head_to_huggingface
 from xlpre.conversion.model_folder import ModelFolder
-from xlpre.conversion.task_model import TaskModelFolder, load_task_model, save_task_model
+from xlpre.conversion.task_model_folder import TaskModelFolder, load_task_model, save_task_model
 from xlpre.model.config import ModelConfig
-from xlpre.model.heads import SpanHead
 from xlpre.model.language_model import LanguageModel
+from xlpre.model.task_heads import SpanHead
 
 transformers = pytest.importorskip("transformers")
 

@@ -1,11 +1,13 @@
 import dataclasses
 import itertools
-import time
+from threading import Event
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.unit.data.test_lanes import lanes_over
+from xlpre import data_loader
 from xlpre.data.window_layout import DataConfig
 from xlpre.data_loader import Loader, assign_lanes
 from xlpre.objectives.objective import ObjectiveConfig
@@ -75,23 +77,30 @@ def test_a_row_does_not_depend_on_the_other_rows_of_its_batch(loader_of, name):
 
 
 def test_wait_seconds_counts_the_time_until_a_batch_is_ready(loader_of, monkeypatch):
-    loader, build, built = loader_of(), Loader.batch, []
+    """The clock advances by 5 seconds while the first batch is built, after the request for it."""
+    loader, build, now, requested, second_is_built = loader_of(), Loader.batch, [0.0], Event(), Event()
 
-    def build_slowly(self, step, lanes):
-        time.sleep(0.1)
+    def clock():
+        requested.set()
+        return now[0]
+
+    def build_after_request(self, step, lanes):
+        assert requested.wait(60)
         batch = build(self, step, lanes)
-        built.append(step)
+        now[0] += 5.0 * (step == 0)
+        if step == 1:
+            second_is_built.set()
         return batch
 
-    monkeypatch.setattr(Loader, "batch", build_slowly)
+    monkeypatch.setattr(data_loader, "time", SimpleNamespace(perf_counter=clock))
+    monkeypatch.setattr(Loader, "batch", build_after_request)
     batches = loader.batches(0, lambda step: [range(8)])
     next(batches)
-    waited = loader.wait_seconds
-    assert waited > 0.08
-    while len(built) < 2:
-        time.sleep(0.01)
+    assert loader.wait_seconds == 5
+    assert second_is_built.wait(60)
     next(batches)  # is ready
-    assert loader.wait_seconds - waited < 0.08
+    assert loader.wait_seconds == 5
+    batches.close()
 
 
 def test_rows_have_equally_many_targets_which_are_their_own_tokens(loader_of):

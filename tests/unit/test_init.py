@@ -23,7 +23,8 @@ sys.meta_path.insert(0, Printer)
 
 
 COMMANDS = [str(file.relative_to(REPOSITORY)) for folder in ("pretrain", "finetune")
-            for file in sorted((REPOSITORY / folder).glob("*.py")) if "run_main(main)" in file.read_text()]  # fmt: skip
+            for file in sorted((REPOSITORY / folder).glob("*.py")) if "__main__" in file.read_text()]  # fmt: skip
+assert {"pretrain/run.py", "finetune/run.py", "finetune/predict.py"} <= {*COMMANDS}
 INTERRUPTED = """
 import runpy, sys
 class Interrupt:
@@ -49,6 +50,16 @@ def spin_count(module, **environment):
 @pytest.mark.parametrize("module", ["pretrain.run", "finetune.run", "xlpre.training.deepspeed_engine", *COMMANDS])
 def test_commands_set_the_spin_count_before_torch_is_imported(module):
     assert spin_count(module) == "10000"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_prints_its_help_in_a_fresh_process_in_any_folder(command, tmp_path):
+    done = subprocess.run(
+        [sys.executable, str(REPOSITORY / command), "--help"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and done.stdout.startswith("usage: ") and not done.stderr, done.stdout + done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_ctrl_c_during_imports_prints_one_line():

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from xlpre.common.files import atomic_dir
-from xlpre.data import encoded_docs
+from xlpre.data import encoded_documents
 from xlpre.data.store import FORMAT, SPLITS
 from xlpre.text.corpus import ReadUnit, TextConfig, list_units, read_units
 from xlpre.text.document import Document
@@ -86,11 +86,11 @@ class EncodeJob:
             on_progress: called after each batch.
             documents: documents to encode instead of those of the task's units.
         """
-        dtype, counter = encoded_docs.token_dtype(self.tokenizer), ByteCounter()
+        dtype, counter = encoded_documents.token_dtype(self.tokenizer), ByteCounter()
         existing = task.shards()
-        n_encoded = sum(encoded_docs.count(shard / split) for shard in existing for split in SPLITS)
+        n_encoded = sum(encoded_documents.count(shard / split) for shard in existing for split in SPLITS)
         documents = documents or read_units(task.units, self.config, counter)
-        batches = encoded_docs.batches(islice(documents, n_encoded, None), BATCH_CHARS)
+        batches = encoded_documents.batches(islice(documents, n_encoded, None), BATCH_CHARS)
         number, batch, n_bytes_reported = len(existing), next(batches, None), 0
         while batch:
             with atomic_dir(task.folder / f"{number:05d}") as partial:
@@ -98,10 +98,10 @@ class EncodeJob:
                     (partial / split).mkdir()
                 shard_chars = 0
                 while batch and shard_chars < SHARD_CHARS:
-                    docs = encoded_docs.encode(batch, self.tokenizer, self.config.line_type, dtype, self.threads)
+                    docs = encoded_documents.encode(batch, self.tokenizer, self.config.line_type, dtype, self.threads)
                     is_val = docs.hash_fractions() < self.config.val_fraction
-                    encoded_docs.append(partial / "train", docs.select(~is_val))
-                    encoded_docs.append(partial / "val", docs.select(is_val))
+                    encoded_documents.append(partial / "train", docs.select(~is_val))
+                    encoded_documents.append(partial / "val", docs.select(is_val))
                     batch_chars = sum(len(line) for document in batch for line in document)
                     shard_chars += batch_chars
                     on_progress(counter.n_bytes - n_bytes_reported, batch_chars)

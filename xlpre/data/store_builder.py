@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from xlpre.common.files import atomic_dir, lock_dir
-from xlpre.data import encoded_docs
-from xlpre.data.encoded_docs import EncodedDocs
+from xlpre.data import encoded_documents
+from xlpre.data.encoded_documents import EncodedDocs
 from xlpre.data.shards import EncodeJob, ProgressCallback, ShardTask, encode_all, has_shards, list_tasks
 from xlpre.data.store import FORMAT, SPLITS, TokenStore, compute_fingerprint
 from xlpre.text.corpus import ReadUnit, TextConfig, empty_text_message, source_files
@@ -120,7 +120,7 @@ def _assemble(
     Raises:
         ValueError: a split is empty.
     """
-    dtype = encoded_docs.token_dtype(tokenizer)
+    dtype = encoded_documents.token_dtype(tokenizer)
     unigram = np.zeros(len(tokenizer), np.int64)
     with atomic_dir(path) as partial:
         writers = {split: _SplitWriter(partial / split) for split in SPLITS}
@@ -166,7 +166,10 @@ def _assemble(
 def _empty_split_remedy(tasks: list[ShardTask], dtype: np.dtype) -> str:
     """Return the smallest text.val_fraction, with three digits, that leaves a document for each split, if there is one."""
     task_docs = [
-        (task, encoded_docs.read(shard / split, dtype)) for task in tasks for shard in task.shards() for split in SPLITS
+        (task, encoded_documents.read(shard / split, dtype))
+        for task in tasks
+        for shard in task.shards()
+        for split in SPLITS
     ]
     hashes = np.concatenate([docs.hash_fractions()[_is_sampled(docs.hashes, task.weight)] for task, docs in task_docs])
     smallest = float(np.floor(hashes.min() * 1000) + 1) / 1000
@@ -183,7 +186,7 @@ def _select_documents(tasks: list[ShardTask], config: TextConfig, dtype: np.dtyp
             weight = task.weight - repetition
             for shard in task.shards() if weight > 0 else []:
                 for split in SPLITS if repetition == 0 else SPLITS[:1]:
-                    docs = encoded_docs.read(shard / split, dtype)
+                    docs = encoded_documents.read(shard / split, dtype)
                     mask = _is_sampled(docs.hashes, weight)
                     occurrences = first[split]
                     if occurrences is not None:

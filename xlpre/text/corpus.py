@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from xlpre.text.docstrings import read_docstrings
+from xlpre.text.docstring_corpus import read_docstrings
 from xlpre.text.document import Document, LineType, RowType, documents_from_lines, documents_from_rows
 from xlpre.text.hub import dataset_files, is_hf_dataset, iterate_rows, open_stream
 from xlpre.text.readers import (

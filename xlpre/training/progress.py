@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from xlpre.training.checkpoint_writer import CheckpointWriter
-from xlpre.training.deepspeed_engine import TrainConfig
+from xlpre.training.config import TrainConfig
 from xlpre.training.distributed import Comm, rank, seed_step
 from xlpre.training.lr_schedule import ScheduleConfig, learning_rate
 from xlpre.training.optimizer import set_lr

@@ -13,7 +13,7 @@ import torch
 from tqdm import tqdm
 
 from xlpre.training.distributed import is_rank_zero, world_size
-from xlpre.training.metrics import MetricsWriter, peak_memory_bytes
+from xlpre.training.metrics_writer import MetricsWriter, peak_memory_bytes
 from xlpre.training.progress import Progress
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import make_documents
 from tests.unit.data.test_store_builder import texts
-from xlpre.data import encoded_docs, shards
+from xlpre.data import encoded_documents, shards
 from xlpre.data.store_builder import build_store
 from xlpre.text import corpus
 from xlpre.text.corpus import TextConfig, list_units
@@ -65,7 +65,7 @@ def test_any_number_of_processes_writes_the_same_bytes(small, files, tokenizer, 
 def test_a_failed_build_resumes_after_its_shards_with_the_same_bytes(small, files, tokenizer, tmp_path, monkeypatch):
     config = TextConfig(source=files[0], val_fraction=0.1, num_processes=1)
     uninterrupted = build_store(tmp_path / "uninterrupted", config, tokenizer)
-    encode, calls = encoded_docs.encode, []
+    encode, calls = encoded_documents.encode, []
 
     def failing(*arguments):
         calls.append(1)
@@ -73,7 +73,7 @@ def test_a_failed_build_resumes_after_its_shards_with_the_same_bytes(small, file
             raise OSError(28, "No space left on device")
         return encode(*arguments)
 
-    monkeypatch.setattr(encoded_docs, "encode", failing)
+    monkeypatch.setattr(encoded_documents, "encode", failing)
     for _ in range(2):
         with pytest.raises(OSError, match="No space left"):
             build_store(tmp_path / "store", config, tokenizer)
@@ -81,7 +81,7 @@ def test_a_failed_build_resumes_after_its_shards_with_the_same_bytes(small, file
     n_until_last_failure = len(calls)
     store = build_store(tmp_path / "store", config, tokenizer)
     assert content(store) == content(uninterrupted)
-    monkeypatch.setattr(encoded_docs, "encode", lambda *arguments: calls.append(1) or encode(*arguments))
+    monkeypatch.setattr(encoded_documents, "encode", lambda *arguments: calls.append(1) or encode(*arguments))
     n_until_finished = len(calls)
     build_store(tmp_path / "again", config, tokenizer)
     # a build from scratch encodes more than the resumed one
@@ -95,8 +95,8 @@ def test_only_a_changed_file_is_encoded_again(small, files, tokenizer, tmp_path,
     with pytest.raises(ValueError, match="g.txt, line 3: not UTF-8"):
         build_store(tmp_path / "store", config, tokenizer)
     broken.write_bytes(b"Ba be.\n\nBi bo.")
-    encode, encoded = encoded_docs.encode, []
-    monkeypatch.setattr(encoded_docs, "encode", lambda batch, *rest: encoded.extend(batch) or encode(batch, *rest))
+    encode, encoded = encoded_documents.encode, []
+    monkeypatch.setattr(encoded_documents, "encode", lambda batch, *rest: encoded.extend(batch) or encode(batch, *rest))
     build_store(tmp_path / "store", config, tokenizer)
     assert encoded == [["Ba be."], ["Bi bo."]]
 

@@ -13,8 +13,8 @@ from finetune.tasks.sequence import SequenceTask
 from finetune.trainer.task_model import TaskModel
 from tests.unit.model.conftest import make_model, random_batch
 from xlpre.model.config import ModelConfig
-from xlpre.model.heads import ClassificationHead
 from xlpre.model.memory import initial_memory
+from xlpre.model.task_heads import ClassificationHead
 
 META = torch.device("meta")
 SYNCHRONIZING = ("aten._local_scalar_dense", "aten.nonzero", "aten.repeat_interleave.Tensor")

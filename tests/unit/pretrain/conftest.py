@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pretrain.trainer import nan_dump
+from pretrain.trainer import nonfinite_dump
 from tests.unit.model.conftest import random_memory
 from xlpre.batch import Batch
 from xlpre.conversion.model_folder import ModelFolder
@@ -49,8 +49,8 @@ def dump(tokenizer, batch_at, tmp_path):
             change(model, micro_steps)
         weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
         folder = ModelFolder(SHAPE, weights, tokenizer, "permutation", {"step": 122}, "xlpre")
-        path = nan_dump.dump_dir(tmp_path / "run", 122)
-        nan_dump.write_rank_dump(path, 0, micro_steps, folder, {**METADATA, **metadata})
+        path = nonfinite_dump.dump_dir(tmp_path / "run", 122)
+        nonfinite_dump.write_rank_dump(path, 0, micro_steps, folder, {**METADATA, **metadata})
         return path
 
     return make

@@ -14,7 +14,7 @@ from xlpre.config.cli import parse_config
 from xlpre.data.window_layout import DataConfig
 from xlpre.inference.cloze import sample_cloze_examples
 from xlpre.model.config import ModelConfig
-from xlpre.training.deepspeed_engine import TrainConfig
+from xlpre.training.config import TrainConfig
 
 COMMANDS = sorted((REPOSITORY / "pretrain").glob("*.py"))
 

@@ -17,7 +17,7 @@ from xlpre.config.loader import save_config
 from xlpre.inference.cloze import ClozeResult
 from xlpre.text import special_tokens
 from xlpre.text.corpus import TextConfig
-from xlpre.training.metrics import MetricsWriter
+from xlpre.training.metrics_writer import MetricsWriter
 
 
 def write_run(folder, name, **text):

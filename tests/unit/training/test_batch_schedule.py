@@ -1,7 +1,7 @@
 import pytest
 
 from xlpre.training.batch_schedule import BatchSchedule, split_batch
-from xlpre.training.deepspeed_engine import TrainConfig
+from xlpre.training.config import TrainConfig
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,9 @@ from typing import Any
 import pytest
 import torch
 
+from xlpre.training.config import TrainConfig
 from xlpre.training.deepspeed_engine import (
-    TrainConfig,
     _import_deepspeed,
-    _merge,
     build_deepspeed_config,
     init_process_group,
     resolve_precision,
@@ -42,11 +41,9 @@ def build(overrides):
 
 
 def test_overrides_are_merged_into_nested_settings():
-    config = {"zero_optimization": {"stage": 1}, "bf16": {"enabled": False}}
-    assert _merge(config, {"zero_optimization": {"overlap_comm": True}}) == {
-        "zero_optimization": {"stage": 1, "overlap_comm": True},
-        "bf16": {"enabled": False},
-    }
+    zero = {"stage": 2, "overlap_comm": True}
+    plain, merged = build({"zero_optimization": {"stage": 2}}), build({"zero_optimization": zero})
+    assert merged == {**plain, "zero_optimization": {**plain["zero_optimization"], "overlap_comm": True}}
 
 
 @pytest.mark.parametrize(

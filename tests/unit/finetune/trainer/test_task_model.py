@@ -11,7 +11,7 @@ from finetune.tasks.registry import build_task
 from finetune.trainer.task_model import TaskModel, open_task_model
 from tests.conftest import write_folder
 from xlpre.conversion.model_folder import load_folder
-from xlpre.conversion.task_model import TaskModelFolder, save_task_model
+from xlpre.conversion.task_model_folder import TaskModelFolder, save_task_model
 
 
 @pytest.fixture

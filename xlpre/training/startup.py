@@ -24,13 +24,8 @@ import torch
 
 from xlpre.common.files import lock_dir
 from xlpre.training.batch_schedule import BatchSchedule
-from xlpre.training.deepspeed_engine import (
-    PRECISIONS,
-    TrainConfig,
-    build_deepspeed_config,
-    init_process_group,
-    resolve_precision,
-)
+from xlpre.training.config import TrainConfig
+from xlpre.training.deepspeed_engine import PRECISIONS, build_deepspeed_config, init_process_group, resolve_precision
 from xlpre.training.distributed import (
     Comm,
     check_shared_filesystem,

@@ -1,6 +1,6 @@
 """Folder of a fine-tuned model: a model folder, from which training can start as from any other, and two more files.
 
-head.safetensors    fp32 weights of the head by their names in xlpre/model/heads.py
+head.safetensors    fp32 weights of the head by their names in xlpre/model/task_heads.py
 task.json           the task and its settings, and a checksum of the head
 
 `save_huggingface_task_model` writes a folder for transformers, including the head.

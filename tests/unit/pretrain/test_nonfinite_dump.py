@@ -8,7 +8,7 @@ import safetensors.torch
 import torch
 
 from pretrain.replay import main
-from pretrain.trainer import nan_dump
+from pretrain.trainer import nonfinite_dump
 from tests.unit.model.conftest import random_memory
 from tests.unit.pretrain.conftest import METADATA, SHAPE
 from xlpre.batch import Batch
@@ -26,7 +26,7 @@ def test_a_dump_survives_a_round_trip_bit_for_bit(dtype, dump, batch_at):
         written.extend(micro_steps)
 
     path = dump(change, precision=str(dtype))
-    _, (rank_dump,) = nan_dump.read_dump(path)
+    _, (rank_dump,) = nonfinite_dump.read_dump(path)
     assert (rank_dump.seed, rank_dump.step, rank_dump.rank, rank_dump.precision) == (5, 122, 0, dtype)
     read = list(rank_dump.micro_steps())
     assert len(read) == 3
@@ -72,11 +72,11 @@ def test_the_dumps_of_all_ranks_must_exist_and_belong_to_the_same_step(dump, bat
     with pytest.raises(ValueError, match=r"rank_001\.safetensors is missing. Copy it"):
         main([str(path)])
     micro_steps = [(batch_at(step), random_memory(SHAPE, 4, 8)) for step in range(2)]
-    nan_dump.write_rank_dump(path, 1, micro_steps, None, {**METADATA, "world_size": 2, "step": 121})
+    nonfinite_dump.write_rank_dump(path, 1, micro_steps, None, {**METADATA, "world_size": 2, "step": 121})
     with pytest.raises(ValueError, match=r"rank_001\.safetensors is invalid: .*another step"):
         main([str(path)])
     micro_steps[1][1].hidden[:, 3] = torch.inf
-    nan_dump.write_rank_dump(path, 1, micro_steps, None, {**METADATA, "world_size": 2})
+    nonfinite_dump.write_rank_dump(path, 1, micro_steps, None, {**METADATA, "world_size": 2})
     main([str(path)])
     assert (
         capsys.readouterr().out.splitlines()[-1]

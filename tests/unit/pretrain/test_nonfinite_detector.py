@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from pretrain.replay import main
-from pretrain.tools.nan_detector import replay
-from pretrain.trainer import nan_dump
+from pretrain.tools.nonfinite_detector import replay
+from pretrain.trainer import nonfinite_dump
 from tests.unit.pretrain.conftest import SHAPE
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import initial_memory
@@ -149,7 +149,7 @@ def test_dropout_is_that_of_the_step_and_the_rank(dump, batch_at, capsys):
     path = dump()
     main([str(path)])
     losses = re.findall(r"loss +(\S+)", capsys.readouterr().out)
-    folder, (rank_dump,) = nan_dump.read_dump(path)
+    folder, (rank_dump,) = nonfinite_dump.read_dump(path)
     model = folder.model().train()
     seed_step(5, 122, 0)
     assert losses == [f"{model(*micro_step)[0].item():.4g}" for micro_step in rank_dump.micro_steps()]

@@ -5,7 +5,7 @@ import sys
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from xlpre.training.metrics import MetricsWriter, check_wandb_installed, format_duration, read_metrics
+from xlpre.training.metrics_writer import MetricsWriter, check_wandb_installed, format_duration, read_metrics
 
 FAKE_WANDB = """
 import json, pathlib
