@@ -105,9 +105,9 @@ def _position_scores(model: nn.Module) -> list[list[float]]:
     deviations = []
     for term in (module for module in model.modules() if isinstance(module, PositionTerm)):
         width = term.key.weight.size(1)
-        table = sinusoid_table(MAX_DISTANCE, MAX_DISTANCE, width, -1, device=torch.device("cpu"), dtype=torch.float32)[
-            0
-        ]
+        table = sinusoid_table(
+            MAX_DISTANCE, MAX_DISTANCE, width, None, device=torch.device("cpu"), dtype=torch.float32
+        )[0]
         keys = (table @ term.key.weight.T).view(len(table), term.n_head, -1)
         scores = torch.einsum("rhe,he->hr", keys, term.r_bias) / keys.size(-1) ** 0.5
         deviations.append([round(value, 5) for value in scores.std(1).tolist()])

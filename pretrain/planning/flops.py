@@ -199,5 +199,6 @@ def cluster_fractions(model: ModelConfig, shape: BatchShape) -> tuple[float, ...
     """Return the fraction of tokens in each cluster of pieces: that of `shape`, or by Zipf's law."""
     if shape.cluster_fractions:
         return shape.cluster_fractions
-    mass = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, model.vocab_size + 1))])
-    return tuple(float(mass[high] - mass[low]) / float(mass[-1]) for low, high, _ in model.clusters)
+    clusters = model.clusters
+    mass = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, clusters[-1][1] + 1))])
+    return tuple(float(mass[high] - mass[low]) / float(mass[-1]) for low, high, _ in clusters)

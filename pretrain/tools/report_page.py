@@ -94,7 +94,8 @@ def _page(
         [
             f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(config.name)}</title><style>{STYLE}</style>",
             f"<h1>{escape(config.name)}</h1><p class=lead>{escape(config.objective.name)} language model, {model.n_layer} layers, ",
-            f"d {model.d_model}, vocabulary {model.vocab_size:,}, windows of {config.data.seq_len} tokens, memory {model.mem_len}; ",
+            f"d {model.d_model}, vocabulary {model.vocab_size or config.tokenizer.vocab_size:,}, "
+            f"windows of {config.data.seq_len} tokens, memory {model.mem_len}; ",
             f"text: {escape(' '.join(config.text.sources))}</p><ul class=summary>",
             *(f"<li>{escape(name)}<b>{escape(value)}</b></li>" for name, value in summary.items()),
             "</ul><h2>Loss</h2>",

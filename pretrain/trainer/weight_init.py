@@ -55,7 +55,7 @@ class WeightInit:
         self, config: PretrainConfig, store: TokenStore, tokenizer: Tokenizer, explicit_keys: ExplicitKeys
     ) -> None:
         model = config.model
-        if model.vocab_size not in (0, store.vocab_size):
+        if model.vocab_size not in (None, store.vocab_size):
             raise ValueError(
                 f"model.vocab_size={model.vocab_size} is invalid: data.store_dir={store.path} has {store.vocab_size} pieces. "
                 "Leave it out; it is taken from the store."

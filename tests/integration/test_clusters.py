@@ -14,6 +14,7 @@ TORCHRUN_2 = (TORCHRUN, "--standalone", "--nproc-per-node", "2")
 
 
 @pytest.mark.long
+@pytest.mark.xdist_group("uninterrupted")  # on one worker, which trains the uninterrupted run once
 def test_torchrun_resumes_by_itself_after_a_process_was_killed(make_args, tmp_path, uninterrupted_losses):
     args = make_args("killed", train__save_every=4, **LONGER)
     command = [*TORCHRUN_2, "--max-restarts", 3, SCRIPT, *args]

@@ -67,6 +67,7 @@ def slurm(tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.xdist_group("uninterrupted")  # on one worker, which trains the uninterrupted run once
 def test_a_job_at_its_time_limit_saves_requeues_and_finishes_with_equal_losses(
     make_args, tmp_path, slurm, uninterrupted_losses
 ):

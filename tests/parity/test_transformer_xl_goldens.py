@@ -39,8 +39,10 @@ def build_config(config) -> ModelConfig:
         mem_len=config["mem_len"],
         attention_span="exclude_self_slot" if config["same_length"] else "all",
         positions=positions,
-        n_positions=length if positions in ("shaw", "learned") else 0,
-        clamp_len=-1 if positions == "learned" else config["clamp_len"],  # the original's type 3 ignores it
+        n_positions=length if positions in ("shaw", "learned") else None,
+        clamp_len=None
+        if positions == "learned" or config["clamp_len"] < 1
+        else config["clamp_len"],  # the original's type 3 ignores it
         relative_segments=False,
         untie_r=positions == "shaw",
         cutoffs=config["cutoffs"],

@@ -34,7 +34,7 @@ def build_config(arrays, config) -> ModelConfig:
         feed_forward=config["ff_activation"],
         # same_length of the original counts the existing columns
         mem_len=(config.get("mems_given", 0) if same_length(config) else config.get("mem_len")) or 0,
-        clamp_len=config.get("clamp_len", -1),
+        clamp_len=config.get("clamp_len", -1) if config.get("clamp_len", -1) > 0 else None,
         untie_r=config["untie_r"],
         relative_segments="param/model/transformer/seg_embed" in arrays,
         attention_span="same_length" if same_length(config) else "all",

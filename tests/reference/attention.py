@@ -6,7 +6,7 @@ import torch
 
 
 def sinusoid(distance: float, config) -> torch.Tensor:
-    if config.clamp_len > 0:
+    if config.clamp_len is not None:
         distance = max(-config.clamp_len, min(config.clamp_len, distance))
     width = config.d_model
     angles = torch.tensor([distance / 10000 ** (2 * i / width) for i in range(width // 2)])
@@ -16,7 +16,7 @@ def sinusoid(distance: float, config) -> torch.Tensor:
 def table_row(distance: int, config) -> int:
     """Row of a learned table. Distances outside the table share its ends."""
     largest = config.n_positions - 1
-    if config.clamp_len > 0:
+    if config.clamp_len is not None:
         largest = min(largest, config.clamp_len - 1)
     return max(-largest, min(largest, distance)) + config.n_positions - 1
 

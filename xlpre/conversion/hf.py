@@ -120,7 +120,7 @@ def write_model(
         "use_mems_train": False,
         "reuse_len": None,
         "bi_data": False,
-        "clamp_len": config.clamp_len,
+        "clamp_len": config.clamp_len or -1,
         "same_length": False,
         "tie_word_embeddings": True,
         "pad_token_id": 5,
@@ -153,7 +153,7 @@ def read_model(path: Path, settings: Mapping[str, Any]) -> tuple[ModelConfig, di
     names = {entry.external for entry in table}
     if "lm_loss.bias" not in arrays:
         warnings.warn(f"{origin} has no lm_loss.bias; the bias of the LM head starts at zero", stacklevel=2)
-        arrays["lm_loss.bias"] = torch.zeros(config.vocab_size)
+        arrays["lm_loss.bias"] = torch.zeros(config.clusters[-1][1])
     if missing := names - arrays.keys():
         raise ValueError(
             f"{origin} is invalid: the weight {min(missing)} is missing. Save the model again with transformers."
@@ -204,7 +204,7 @@ def _config_from(path: Path, content: Mapping[str, Any]) -> ModelConfig:
             "feed_forward": "relu" if activation == "relu" else "gelu",
             "norm_eps": settings.get("layer_norm_eps", 1e-12),
             "mem_len": settings.get("mem_len") or ModelConfig.mem_len,
-            "clamp_len": -1 if isinstance(clamp_len, int) and clamp_len <= 0 else clamp_len,
+            "clamp_len": None if isinstance(clamp_len, int) and clamp_len <= 0 else clamp_len,
             "dropout": settings.get("dropout", 0.1),
             "dropatt": settings.get("dropout", 0.1),
             "init_std": settings.get("initializer_range", 0.02),

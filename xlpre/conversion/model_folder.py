@@ -279,7 +279,7 @@ def _check_consistent(path: Path, folder: ModelFolder) -> None:
                 "model of the config. Copy the whole folder again."
             )
     if folder.tokenizer and len(folder.tokenizer) != folder.config.vocab_size:
-        n_pieces, n_rows = len(folder.tokenizer), folder.config.vocab_size
+        n_pieces, n_rows = len(folder.tokenizer), folder.config.clusters[-1][1]
         resize = f"; or, if tokens were added to the model, remove them with resize_token_embeddings({n_pieces})"
         raise ValueError(
             f"{path} is invalid: spiece.model has {n_pieces} pieces, and the model {n_rows}. Put the spiece.model of this model there"

@@ -14,9 +14,10 @@ MINIMUM = {
     "n_head": 1,
     "d_inner": 1,
     "mem_len": 0,
-    "vocab_size": 0,
-    "d_head": 0,
-    "d_embed": 0,
+    "vocab_size": 1,
+    "d_head": 1,
+    "d_embed": 1,
+    "clamp_len": 1,
 }
 
 
@@ -25,11 +26,11 @@ class ModelConfig:
     """Shape of the model. Defaults are XLNet-Base.
 
     Attributes:
-        vocab_size: V, size of the vocabulary. 0 takes it from the store.
+        vocab_size: V, size of the vocabulary. null takes it from the store.
         n_layer: L, number of layers.
         d_model: D, width of the model.
         n_head: H, number of attention heads.
-        d_head: E, width of a head. 0 takes d_model / n_head.
+        d_head: E, width of a head. null takes d_model / n_head.
         d_inner: F, width of the feed-forward layer.
         feed_forward: activation of the feed-forward layer, `gelu` (tanh approximation) or `relu`; or a gated variant, `glu`, `reglu`,
             `geglu` or `swiglu`, with two thirds of `d_inner`, which keeps the number of parameters.
@@ -41,13 +42,14 @@ class ModelConfig:
             `exclude_self_slot`: one key less, Transformer-XL's rule in PyTorch.
         positions: `relative` (Transformer-XL, XLNet), `shaw` (learned, relative), `sinusoidal` or `learned` (absolute).
         n_positions: number of distances with a learned vector (`shaw`, `learned`). Larger distances share the last one.
-        clamp_len: distances beyond it are clamped. -1 disables clamping.
+            null for other position encodings.
+        clamp_len: distances beyond it are clamped. null disables clamping.
         relative_segments: use the relative segment encoding. Otherwise the model cannot distinguish segments.
         untie_r: each layer has its own score biases. Otherwise all layers share them.
         cutoffs: token ids, in order of frequency, at which the vocabulary is split into the clusters of the adaptive softmax and
             embedding. [] uses a plain softmax.
         div_value: factor by which the embedding of each cluster is narrower than that of the previous one.
-        d_embed: width of the first cluster's embedding. 0 takes d_model.
+        d_embed: width of the first cluster's embedding. null takes d_model.
         scale_embedding: multiply embeddings by the square root of d_model, as Transformer-XL does.
         tie_embedding: the softmax uses the weights of the embedding.
         tie_projections: one value per cluster, true if the softmax also uses the projection of the embedding. [] ties none.
@@ -61,11 +63,11 @@ class ModelConfig:
         init_std: standard deviation of the normal distribution.
     """
 
-    vocab_size: int = 0
+    vocab_size: int | None = None
     n_layer: int = 12
     d_model: int = 768
     n_head: int = 12
-    d_head: int = 0
+    d_head: int | None = None
     d_inner: int = 3072
     feed_forward: Literal["gelu", "relu", "glu", "reglu", "geglu", "swiglu"] = "gelu"
     norm: Literal["post", "pre", "pre_keys"] = "post"
@@ -73,13 +75,13 @@ class ModelConfig:
     mem_len: int = 384
     attention_span: Literal["all", "same_length", "exclude_self_slot"] = "all"
     positions: Literal["relative", "shaw", "sinusoidal", "learned"] = "relative"
-    n_positions: int = 0
-    clamp_len: int = -1
+    n_positions: int | None = None
+    clamp_len: int | None = None
     relative_segments: bool = True
     untie_r: bool = True
     cutoffs: list[int] = field(default_factory=list)
     div_value: int = 1
-    d_embed: int = 0
+    d_embed: int | None = None
     scale_embedding: bool = False
     tie_embedding: bool = True
     tie_projections: list[bool] = field(default_factory=list)
@@ -92,8 +94,10 @@ class ModelConfig:
     def __post_init__(self) -> None:
         check_choices(self, "model.")
         for name, minimum in MINIMUM.items():
-            if getattr(self, name) < minimum:
-                raise ValueError(f"model.{name}={getattr(self, name)} is invalid: it must be at least {minimum}.")
+            value = getattr(self, name)
+            if value is not None and value < minimum:
+                optional = " Or set null." if type(self).__dataclass_fields__[name].default is None else ""
+                raise ValueError(f"model.{name}={value} is invalid: it must be at least {minimum}.{optional}")
         for name in ("norm_eps", "init_std"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"model.{name}={getattr(self, name)} is invalid: it must be positive.")
@@ -117,17 +121,14 @@ class ModelConfig:
 
     def _check_positions(self) -> None:
         is_learned = self.positions in ("shaw", "learned")
-        if is_learned != (self.n_positions > 0) or self.n_positions < 0:
-            remedy = "seq_len + mem_len" if is_learned else 0
+        if is_learned != (self.n_positions is not None) or (self.n_positions is not None and self.n_positions < 1):
+            value = "null" if self.n_positions is None else self.n_positions
+            remedy = "seq_len + mem_len" if is_learned else "null"
             raise ValueError(
-                f"model.n_positions={self.n_positions} is invalid with model.positions={self.positions}: it counts the learned vectors "
+                f"model.n_positions={value} is invalid with model.positions={self.positions}: it counts the learned vectors "
                 f"of model.positions=shaw and learned, which need at least 1. Set model.n_positions={remedy}."
             )
-        if self.clamp_len == 0 or self.clamp_len < -1:
-            raise ValueError(
-                f"model.clamp_len={self.clamp_len} is invalid: it must be at least 1. Set -1 to disable clamping."
-            )
-        if self.clamp_len > 0 and self.positions == "learned":
+        if self.clamp_len is not None and self.positions == "learned":
             raise ValueError(
                 f"model.clamp_len={self.clamp_len} is invalid with model.positions=learned: it has no effect. Set model.n_positions."
             )
@@ -170,6 +171,7 @@ class ModelConfig:
     @property
     def clusters(self) -> list[tuple[int, int, int]]:
         """First token id, last token id + 1 and embedding width of each cluster."""
+        assert self.vocab_size is not None, "the store or the model folder sets the vocabulary size"
         bounds = [0, *self.cutoffs, self.vocab_size]
         widths = [self.embedding_width // self.div_value**i for i in range(len(bounds) - 1)]
         return [(low, high, width) for low, high, width in zip(bounds, bounds[1:], widths, strict=False)]

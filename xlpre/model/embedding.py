@@ -20,9 +20,10 @@ def build_embedding(config: ModelConfig) -> nn.Module:
     Raises:
         ValueError: unknown vocabulary size.
     """
-    if not config.vocab_size:
+    if config.vocab_size is None:
         raise ValueError(
-            "model.vocab_size=0 is invalid: a model needs the size of its vocabulary. Set it to len(tokenizer) or the store's vocab_size."
+            "model.vocab_size=null is invalid: a model needs the size of its vocabulary. "
+            "Set it to len(tokenizer) or the store's vocab_size."
         )
     if config.has_plain_embedding:
         return TokenEmbedding(config.vocab_size, config.d_model)
@@ -121,7 +122,9 @@ class AdaptiveEmbedding(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.width = config.d_model
-        clusters = config.clusters if config.div_value > 1 else [(0, config.vocab_size, config.embedding_width)]
+        clusters = config.clusters
+        if config.div_value == 1:  # one table
+            clusters = [(0, clusters[-1][1], config.embedding_width)]
         self.clusters = nn.ModuleList(ClusterEmbedding(*cluster, config) for cluster in clusters)
 
     @property

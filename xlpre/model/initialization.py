@@ -116,7 +116,7 @@ class _SkipRandomInit(TorchFunctionMode):
 def _prefer_neighbors(terms: list[PositionTerm], config: ModelConfig) -> None:
     """Add v w^T to the position-key matrix of each head. With v in its bias, v . W_r R[d] is the target score of distance d."""
     table = sinusoid_table(
-        MAX_DISTANCE, MAX_DISTANCE, config.d_model, -1, device=torch.device("cpu"), dtype=torch.float32
+        MAX_DISTANCE, MAX_DISTANCE, config.d_model, None, device=torch.device("cpu"), dtype=torch.float32
     )[0]
     distance = torch.arange(MAX_DISTANCE, -MAX_DISTANCE, -1.0)
     n_head, d_head = terms[0].n_head, terms[0].d_head

@@ -25,7 +25,7 @@ from xlpre.model.score_terms import BiasedTerm, ContentTerm, PlainContentTerm, S
 
 
 def sinusoid_table(
-    n_keys: int, n_tokens: int, width: int, clamp_len: int, *, device: torch.device, dtype: torch.dtype
+    n_keys: int, n_tokens: int, width: int, clamp_len: int | None, *, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
     """Return the sinusoids of all distances.
 
@@ -33,7 +33,7 @@ def sinusoid_table(
         n_keys: K.
         n_tokens: T.
         width: D, half sines and half cosines.
-        clamp_len: distances beyond it are clamped. -1 disables clamping.
+        clamp_len: distances beyond it are clamped. None disables clamping.
         device: of the result.
         dtype: of the result. Sinusoids are computed in float32.
 
@@ -50,9 +50,9 @@ def sinusoid_table(
     return torch.stack([torch.cat([sine, cosine], -1), torch.cat([-sine, cosine], -1)]).to(dtype)
 
 
-def _distances(n_keys: int, n_tokens: int, clamp_len: int, device: torch.device) -> Tensor:
+def _distances(n_keys: int, n_tokens: int, clamp_len: int | None, device: torch.device) -> Tensor:
     distance = torch.arange(n_keys, -n_tokens, -1, device=device)
-    return distance.clamp(-clamp_len, clamp_len) if clamp_len > 0 else distance
+    return distance if clamp_len is None else distance.clamp(-clamp_len, clamp_len)
 
 
 class SinusoidalEncoding(nn.Module):
@@ -74,13 +74,14 @@ class LearnedIndex(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        assert config.n_positions is not None
         self.n_positions, self.clamp_len = config.n_positions, config.clamp_len
 
     def forward(self, n_keys: int, n_tokens: int, like: Tensor) -> Tensor:
         """Return (2, R) int64 on the device of `like`."""
         # distances beyond clamp_len share the vector of clamp_len - 1, because Transformer-XL cuts its table to clamp_len rows
-        largest = min(self.n_positions, self.clamp_len if self.clamp_len > 0 else self.n_positions) - 1
-        distance = _distances(n_keys, n_tokens, -1, like.device).clamp(-largest, largest)
+        largest = min(self.n_positions, self.clamp_len or self.n_positions) - 1
+        distance = _distances(n_keys, n_tokens, None, like.device).clamp(-largest, largest)
         return torch.stack([distance, -distance]) + self.n_positions - 1
 
 
@@ -130,6 +131,7 @@ class ShawTerm(ScoreTerm):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config.n_head, config.head_width)
+        assert config.n_positions is not None
         n_rows = 2 * config.n_positions - 1
         self.keys = nn.Parameter(torch.empty(n_rows, config.n_head, config.head_width))
         self.offsets = nn.Parameter(torch.empty(n_rows, config.n_head))
@@ -166,6 +168,7 @@ class LearnedPositionEmbedding(SinusoidalPositionEmbedding):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        assert config.n_positions is not None
         self.table = nn.Parameter(torch.empty(2 * config.n_positions - 1, config.d_model))
 
     def vectors(self, attn_meta: AttentionMeta) -> Tensor:

@@ -133,7 +133,7 @@ def test_invalid_contents_are_refused_in_one_line(kind, file, changes, tokenizer
 INVALID_SETTINGS = {
     "config.json": [
         ("dropout", None),
-        ("clamp_len", None),
+        ("clamp_len", 1.5),
         ("n_layer", 2.5),
         ("n_head", True),
         ("n_head", 3),

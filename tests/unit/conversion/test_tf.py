@@ -49,7 +49,7 @@ def random_folder(seed: int, tokenizer: Tokenizer) -> ModelFolder:
         d_inner=int(rng.integers(1, 30)),
         feed_forward=str(rng.choice(["gelu", "relu"])),
         mem_len=int(rng.integers(0, 9)),
-        clamp_len=int(rng.choice([-1, 7])),
+        clamp_len=[None, 7][rng.integers(2)],
         relative_segments=seed % 2 == 0,
         untie_r=seed % 4 < 2,
         dropout=float(rng.random()),

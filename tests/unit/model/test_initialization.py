@@ -26,7 +26,7 @@ def test_local_initialization_makes_each_head_prefer_one_distance():
     torch.manual_seed(0)
     model = LanguageModel(ModelConfig(**SHAPE, init_scheme="local"), two_streams=True)
     distance = torch.arange(20, -20, -1)
-    table = sinusoid_table(20, 20, 64, -1, device=torch.device("cpu"), dtype=torch.float32)[0]
+    table = sinusoid_table(20, 20, 64, None, device=torch.device("cpu"), dtype=torch.float32)[0]
     for layer in model.backbone.layers:
         term = layer.attention.terms["position"]
         keys = (table @ term.key.weight.T).view(40, 4, 16)

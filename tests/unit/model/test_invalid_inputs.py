@@ -117,7 +117,7 @@ def test_unknown_choices_are_refused_with_the_known_ones(key):
 
 
 def test_a_model_without_vocab_size_is_refused():
-    with pytest.raises(ValueError, match=r"model.vocab_size=0 is invalid: .* len\(tokenizer\)"):
+    with pytest.raises(ValueError, match=r"model.vocab_size=null is invalid: .* len\(tokenizer\)"):
         LanguageModel(ModelConfig(n_layer=1, d_model=8, n_head=2, d_inner=8), two_streams=True)
 
 

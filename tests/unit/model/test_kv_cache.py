@@ -59,8 +59,8 @@ def test_a_kv_cache_gives_the_hidden_states_of_memory(
         attention_backend=attention_backend,
         attention_span=attention_span,
         mem_len=3,
-        n_positions=5 if scheme in ("shaw", "learned") else 0,
-        clamp_len=3 if clamp and scheme != "learned" else -1,
+        n_positions=5 if scheme in ("shaw", "learned") else None,
+        clamp_len=3 if clamp and scheme != "learned" else None,
     ).eval()
     if initial == "read":
         memory = random_memory(model.config, 2, mem_len, valid=mem_len // 2)
@@ -104,7 +104,7 @@ def test_reading_does_not_change_a_kv_cache():
 @torch.no_grad()
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
 def test_memory_is_not_converted_if_positions_are_added_to_hidden_states(positions):
-    model = make_model(positions=positions, n_positions=30 * (positions == "learned")).eval()
+    model = make_model(positions=positions, n_positions=30 if positions == "learned" else None).eval()
     memory = random_memory(model.config, 2, 8)
     assert model.backbone.to_kv_cache(memory) is memory
 

@@ -16,7 +16,7 @@ from xlpre.model.lm_head import target_losses
 ADAPTIVE = {
     "cutoffs": st.sampled_from([[], [10], [7, 20], [1, 2, 39]]),
     "div_value": st.sampled_from([1, 2]),
-    "d_embed": st.sampled_from([0, 12]),
+    "d_embed": st.sampled_from([None, 12]),
     "tie_embedding": st.booleans(),
     "tie": st.booleans(),
     "seed": st.integers(0, 99),
@@ -28,7 +28,7 @@ ADAPTIVE = {
 def test_the_adaptive_softmax_equals_its_definition_token_by_token(
     cutoffs, div_value, d_embed, tie_embedding, tie, seed
 ):
-    if not cutoffs and d_embed == 0 and tie_embedding:
+    if not cutoffs and d_embed is None and tie_embedding:
         tie_embedding = False  # otherwise it is the plain softmax
     model = make_model(
         seed=seed,
@@ -114,8 +114,8 @@ def test_embeddings_are_scaled_by_the_square_root_of_the_width():
         ({"cutoffs": [50], "vocab_size": 40}, "model.cutoffs=.50. .* must increase .* vocabulary size 40"),
         ({"cutoffs": [9], "div_value": 99, "d_model": 16}, "model.div_value=99 "),
         ({"tie_projections": [True, False]}, "model.tie_projections"),
-        ({"positions": "shaw"}, "model.n_positions=0 .* Set model.n_positions=seq_len"),
-        ({"n_positions": 4}, "model.n_positions=4 .* Set model.n_positions=0"),
+        ({"positions": "shaw"}, "model.n_positions=null .* Set model.n_positions=seq_len"),
+        ({"n_positions": 4}, "model.n_positions=4 .* Set model.n_positions=null"),
         ({"positions": "learned", "n_positions": 4, "clamp_len": 3}, "model.clamp_len=3 .* Set model.n_positions"),
         (
             {"positions": "sinusoidal", "init_scheme": "local"},

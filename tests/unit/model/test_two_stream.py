@@ -36,8 +36,8 @@ def test_the_model_equals_the_double_loop_of_the_paper(
         attention_span=attention_span,
         relative_segments=relative_segments,
         mem_len=3,
-        n_positions=5 if positions in ("shaw", "learned") else 0,
-        clamp_len=3 if clamp and positions != "learned" else -1,
+        n_positions=5 if positions in ("shaw", "learned") else None,
+        clamp_len=3 if clamp and positions != "learned" else None,
     )
     batch = random_batch(length, length // 2 - 1, seed=seed, perm_size=perm_size, visible_mem_len=visible_mem_len)
     memory = random_memory(model.config, 2, mem_len, valid=min(mem_len, valid))
@@ -118,7 +118,7 @@ def test_shared_biases_are_one_parameter_of_all_layers():
 @given(
     tokens=st.integers(1, 9),
     columns=st.integers(0, 9),
-    clamp=st.sampled_from([-1, 2]),
+    clamp=st.sampled_from([None, 2]),
     has_dropout=st.booleans(),
     seed=st.integers(0, 99),
 )

@@ -44,5 +44,5 @@ def test_a_setting_of_the_config_file_counts_even_if_it_equals_the_default(store
     args = [arg for arg in tiny_args(store, tmp_path, init_from=tmp_path / "model") if not arg.startswith("model.")]
     explicit_keys = ExplicitKeys(file=frozenset({"model.mem_len", "model.n_layer", "model.clamp_len"}))
     weight_init = RunInputs(load_config(PretrainConfig, None, args), explicit_keys).weight_init
-    assert weight_init.shape == dataclasses.replace(shape, mem_len=384, clamp_len=-1)
+    assert weight_init.shape == dataclasses.replace(shape, mem_len=384, clamp_len=None)
     assert weight_init.description.endswith(f"instead of the configured ones: n_layer={shape.n_layer} (12)")

@@ -53,7 +53,7 @@ SHAPES = st.fixed_dictionaries(
         "attention_span": st.sampled_from(["all", "same_length"]),
         "relative_segments": st.booleans(),
         "untie_r": st.booleans(),
-        "clamp_len": st.sampled_from([-1, 5]),
+        "clamp_len": st.sampled_from([None, 5]),
         "visible_mem_len": st.sampled_from([0, 3, 10**6]),
         "seed": st.integers(0, 1000),
     }
@@ -69,7 +69,7 @@ def test_all_backends_equal_the_reference_in_outputs_memory_and_gradients(shape)
     if shape["positions"] in ("shaw", "learned"):
         shape["n_positions"] = 12
     if shape["positions"] == "learned":
-        shape["clamp_len"] = -1
+        shape["clamp_len"] = None
     batch = random_batch(length, reuse=length // 2, rows=rows, seed=seed, visible_mem_len=visible_mem_len)
     memory = random_memory(make_model(two_streams, **shape).config, rows, shape["mem_len"], seed=seed)
     expected = output_and_gradients("reference", two_streams, batch, memory, **shape)
