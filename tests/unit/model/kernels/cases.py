@@ -1,6 +1,8 @@
 """Random attention metadata and tensors for the tests of the backends, and where Triton kernels run."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +27,14 @@ TRITON_FILES = sorted(
 )
 POSITION_TERMS = ("r_r_bias", "pos_key", "pos_offset")
 SEGMENT_TERMS = ("r_s_bias", "segment_diff")
+
+
+def run_in_interpreter(*args: str) -> None:
+    """Run pytest with `args` in Triton's interpreter, in a process of its own: TRITON_INTERPRET is read at import."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *args]
+    env = {**os.environ, "TRITON_INTERPRET": "1"}
+    result = subprocess.run(command, cwd=Path(__file__).parents[4], env=env, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-1000:]
 
 
 def long_except(values, *fast):

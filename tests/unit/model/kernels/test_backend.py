@@ -121,7 +121,7 @@ def test_without_the_package_triton_a_model_is_refused(monkeypatch):
 
 
 def test_a_model_is_imported_without_torchs_compiler():
-    """That import takes a second or two. `torch.compiler.disable` would cause it."""
+    """Importing the compiler takes a second or two. Using `torch.compiler.disable` would import it."""
     code = "import sys, xlpre.model.language_model, xlpre.conversion.model_folder; sys.exit('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 

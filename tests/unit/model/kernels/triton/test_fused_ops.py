@@ -78,7 +78,7 @@ def test_dropout_has_its_rate_everywhere_and_scales_the_rest(op, dropout):
 
 @pytest.mark.parametrize("op", long_except(FUSED_OPS, "gelu_dropout"))
 def test_elements_are_dropped_independently(op):
-    """Of the one below, whose bits may come from the same random word, of the one beside it, and of the next seed."""
+    """Compare with the next row, which may share a random word, with the next column, and with the next seed."""
     kernel, _, _ = cases(op, 256, 96)
     kept = (dropout_factors(op, kernel, 0.5) != 0).double().flatten() - 0.5
     for lag in (1, 2, 8, 96, 192, 8 * 96, 1024, 8 * 1024):

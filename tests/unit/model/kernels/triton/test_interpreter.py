@@ -5,17 +5,12 @@ the interpreter multiplies its bits as integers. fp16 stands in for it. On a mac
 python -m pytest --noconftest tests/unit/model/kernels/triton
 """
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.unit.model.kernels.cases import INTERPRETED, ON_GPU, TRITON_FILES
-
-REPOSITORY = Path(__file__).parents[5]
+from tests.unit.model.kernels.cases import INTERPRETED, ON_GPU, TRITON_FILES, run_in_interpreter
 
 
 @pytest.mark.skipif(INTERPRETED or ON_GPU, reason="the tests run in this process")
@@ -25,20 +20,4 @@ def test_the_kernels_pass_their_tests_in_the_interpreter(name, marker):
     pytest.importorskip("triton", reason="triton is installed with the tests on Linux (x86-64)")
     # a failure, because a skip would hide that no kernel is tested
     assert np.lib.NumpyVersion(np.__version__) < "2.4.0", "triton's interpreter needs numpy < 2.4, see constraints.txt"
-    path = Path(__file__).with_name(name)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-        "-m",
-        marker,
-        str(path),
-    ]
-    env = {**os.environ, "TRITON_INTERPRET": "1"}
-    result = subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-1000:]
+    run_in_interpreter("-m", marker, str(Path(__file__).with_name(name)))
