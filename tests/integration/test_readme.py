@@ -50,7 +50,8 @@ def test_every_command_of_the_readme_works(tmp_path, text_file):
 
 
 def test_make_quickstart_runs_the_command_that_these_tests_run():
-    command = ["make", "-n", "quickstart", "ARGS=name=mine"]
+    # called by `make test`, the inner make would also print the folder that it enters and leaves
+    command = ["make", "--no-print-directory", "-n", "quickstart", "ARGS=name=mine"]
     printed = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
     assert printed.splitlines()[-1].endswith(f" {QUICKSTART} name=mine")
 
