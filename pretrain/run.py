@@ -58,7 +58,7 @@ def _warn_about_restarts() -> None:
     ):
         print(
             "warning: torchrun's --max-restarts will not work. Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the environment of "
-            "torchrun (docs/clusters.md).",
+            "torchrun (docs/distributed.md).",
             flush=True,
         )
 

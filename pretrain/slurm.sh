@@ -1,5 +1,5 @@
 #!/bin/bash
-# Pretrain under SLURM, on any number of nodes and for any number of time limits. See docs/clusters.md.
+# Pretrain under SLURM, on any number of nodes and for any number of time limits. See docs/distributed.md.
 #
 #   sbatch --nodes=2 --gpus-per-node=8 --ntasks-per-node=8 pretrain/slurm.sh --config configs/pretrain/xlnet_base.yaml name=mine
 #

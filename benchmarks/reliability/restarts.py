@@ -3,7 +3,7 @@
 python benchmarks/reliability/restarts.py --minutes 20 --every 120 --out reports/reliability/restarts.jsonl
 
 Writes a store of docstrings in a temporary folder and trains on it with two CPU processes under `torchrun --max-restarts`, as described
-in docs/clusters.md. A random process receives SIGKILL. One JSON line per kill, and one for the whole run.
+in docs/distributed.md. A random process receives SIGKILL. One JSON line per kill, and one for the whole run.
 
 The fraction counts steps whose result is in the final model. A step that a kill undid does not count, but the repeated one does. Saving,
 evaluation and starting do not count. The total is the wall time from the first start to the end of the last process.

@@ -141,7 +141,7 @@ def check_shared_filesystem(folder: Path, comm: Comm, timeout_seconds: float = 6
     if failed:
         raise ValueError(
             f"run_dir={folder} is invalid: {', '.join(failed)} cannot see the files that rank 0 writes there. Set run_dir to a folder "
-            "on a file system that all machines share (docs/clusters.md)."
+            "on a file system that all machines share (docs/distributed.md)."
         )
 
 
