@@ -11,6 +11,7 @@ from pretrain.config import PretrainConfig
 from pretrain.tools.ablation import Ablation, build_table
 from tests.conftest import REPOSITORY
 from xlpre.config.loader import load_config, save_config
+from xlpre.objectives.target_sampling import num_targets
 
 BASE = "name: mine\nmodel: {n_layer: 2}\n"
 
@@ -112,6 +113,46 @@ def test_the_rows_of_every_file_are_valid_and_different(path):
     ablation = Ablation(path, num_seeds=1)
     configs = {str(dataclasses.replace(run.config, name="same", run_dir="same")) for run in ablation.runs}
     assert len(configs) == len(ablation.rows)
+
+
+# XLNet, arXiv:1906.08237v2, Table 6: what each row changes in its row 4
+TABLE_6 = {
+    "k_6": {},
+    "denoising": {"objective.name": "denoising", "objective.partial_k": 1 / 0.15, "objective.max_span": 1},
+    "k_7": {"objective.partial_k": 7},
+    "no_memory": {"model.mem_len": 0},
+    "no_spans": {"objective.max_span": 1},
+    "no_bidirectional": {"data.bidirectional": False},
+    "next_sentence": {"objective.next_sentence": True},
+}
+
+
+def test_the_rows_of_xlnets_ablation_change_exactly_what_the_paper_changes_in_the_first():
+    ablation = Ablation(REPOSITORY / "configs/ablations/xlnet_table6.yaml", num_seeds=1)
+    settings = {run.row: flatten(dataclasses.asdict(run.config)) for run in ablation.runs}
+    base_row, base = next(iter(settings.items()))
+    assert (base_row, base["objective.partial_k"], base["model.mem_len"]) == ("k_6", 6, 384)
+    changes = {
+        row: {key: value for key, value in flat.items() if value != base[key] and key not in ("name", "run_dir")}
+        for row, flat in settings.items()
+    }
+    assert changes == {row: pytest.approx(values, abs=0.01) for row, values in TABLE_6.items()}
+
+
+def test_rows_predict_as_many_tokens_as_the_published_ones():
+    runs = Ablation(
+        REPOSITORY / "configs/ablations/xlnet_table6.yaml", rows=["k_6", "k_7", "denoising"], num_seeds=1
+    ).runs
+    counts = {run.row: sum(num_targets(512, 256, run.config.objective.partial_k)) for run in runs}
+    assert counts == {"k_6": 85, "k_7": 73, "denoising": int(512 * 0.15)}
+
+
+def flatten(settings: dict, prefix: str = "") -> dict:
+    """Return the settings by key, such as `model.mem_len`."""
+    flat = {}
+    for key, value in settings.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
 
 
 def test_before_the_first_row_is_evaluated_another_row_is_the_base(write):
