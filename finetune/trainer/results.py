@@ -15,7 +15,7 @@ from finetune.tasks.glue import SUBMISSION_ROWS, zip_files
 from xlpre.common.files import write_text
 from xlpre.training.metrics_writer import format_duration
 
-FORMAT = 3  # version of checkpoints and results: parameter names, manifest fields, content of the batches
+FORMAT = 4  # version of checkpoints and results: parameter names, manifest fields, content of the batches
 RESULT = "result.json"  # in the folder of a run
 BEST = "best"  # model folder with the weights that are the result, in the folder of a run
 # description of a model at chance level, by the name of the metric

@@ -18,6 +18,7 @@ from finetune.trainer.inputs import RunInputs
 from finetune.trainer.logger import TrainLogger
 from finetune.trainer.results import BEST, seed_folder
 from finetune.trainer.task_model import TaskModel, resolve_shared_backend
+from xlpre.common.files import hardlink_copy
 from xlpre.config.loader import save_config
 from xlpre.conversion.task_model_folder import load_task_model, save_task_model
 from xlpre.model.initialization import build_with_weights
@@ -89,7 +90,7 @@ class Trainer:
             ValueError: gradients or weights are not finite, or a checkpoint cannot be written.
         """
         config, progress, logger = self.config, self.progress, self.logger
-        if progress.step == 0:
+        if progress.step == 0 or self.is_finished:  # a run may resume with less time than it has used
             self.evaluate()
         stopped = False
         while not (self.is_finished or stopped):
@@ -124,7 +125,12 @@ class Trainer:
         saved = checkpoint.find_resume_checkpoint(checkpoints, self.context.comm)
         manifest = checkpoint.read_manifest(saved, self._manifest) if saved else {}
         self._writer = CheckpointWriter(
-            checkpoints, self.context.comm, train.keep_last_checkpoints, train.keep_checkpoints_every, resumed=saved
+            checkpoints,
+            self.context.comm,
+            train.keep_last_checkpoints,
+            train.keep_checkpoints_every,
+            self._publish,
+            saved,
         )
         self.best: tuple[float, int] | None = manifest.get("best") and tuple(manifest["best"])
         self._n_without_improvement: int = manifest.get("evaluations_without_improvement", 0)
@@ -173,15 +179,17 @@ class Trainer:
             "best": self.best,
             "evaluations_without_improvement": self._n_without_improvement,
         }
-        step = self.progress.step
         with self.logger.paused():
-            self._writer.begin(step, self.engine, [], manifest, partial(self._write_model, step))
+            self._writer.begin(self.progress.step, self.engine, [], manifest, self._write_model)
 
     def close(self) -> None:
-        """Wait for the last checkpoint, keep the last weights if they are the result, and free the engine."""
+        """Wait for the last checkpoint, write the weights that are the result if the run is finished, and free the engine."""
         self._writer.close()
-        if self.is_finished and self.config.eval.keep_weights == "last":
-            self._keep_weights()
+        if self.is_finished:
+            if self.config.eval.keep_weights == "last":
+                self._writer.keep_best(self.progress.step, self.engine)
+            self._writer.write_best(self.folder / BEST, self._write_model)
+            self.context.comm.barrier()
         self.logger.close()
         del self.engine, self.progress.engine
         gc.collect()
@@ -190,16 +198,14 @@ class Trainer:
         if self.best is None or score > self.best[0]:
             self.best, self._n_without_improvement = (score, self.progress.step), 0
             if self.config.eval.keep_weights == "best":
-                self._keep_weights()
+                self._writer.keep_best(self.progress.step, self.engine)
         else:
             self._n_without_improvement += 1
 
-    def _keep_weights(self) -> None:
-        """Write the present weights as the result of the run."""
-        weights = self._writer.gather_finite_weights(self.progress.step, self.engine)
-        if is_rank_zero():
-            self._write_model(self.progress.step, self.folder / BEST, weights)
-        self.context.comm.barrier()
+    def _publish(self, saved: Path) -> None:
+        """Make the best weights of a checkpoint those of the run."""
+        if (saved / checkpoint.BEST_DIR).is_dir():
+            hardlink_copy(saved / checkpoint.BEST_DIR, self.folder / BEST)
 
     def _write_model(self, step: int, path: Path, weights: dict[str, Tensor]) -> None:
         provenance = {"name": self.config.name, "step": step, "seed": self._seed, "init_from": self.config.init_from}

@@ -180,9 +180,7 @@ class Trainer:
                 self._samples.write(step, predictions)
             if step and result.loss < (math.inf if self._best_loss is None else self._best_loss):
                 self._best_loss = result.loss
-                weights = self.writer.gather_finite_weights(step, self.engine)
-                if is_rank_zero():
-                    self._write_model(step, self.run_dir / "best", weights)
+                self.writer.keep_best(step, self.engine)
             self.logger.write_evaluation(result)
         if self.progress.is_finished and not math.isfinite(result.loss):
             self.writer.finish()
@@ -202,7 +200,7 @@ class Trainer:
                 self.engine,
                 [(lanes, x.hidden, x.valid) for lanes, x in zip(self._lanes, self.memories, strict=True)],
                 {**self._manifest, **progress},
-                partial(self._write_model, step),
+                self._write_model,
             )
 
     def close(self) -> None:
@@ -242,7 +240,9 @@ class Trainer:
             self._publish(saved)  # killed between the checkpoint and its publication
 
     def _publish(self, saved: Path) -> None:
-        """Make the model of a checkpoint the model of the run."""
+        """Make the model and the best model of a checkpoint those of the run. The model is last: `model_step` reads its step."""
+        if (saved / checkpoint.BEST_DIR).is_dir():
+            hardlink_copy(saved / checkpoint.BEST_DIR, self.run_dir / checkpoint.BEST_DIR)
         hardlink_copy(saved / checkpoint.MODEL_DIR, model_dir(self.config))
 
     def _write_model(self, step: int, path: Path, weights: dict[str, Tensor]) -> None:

@@ -1,6 +1,7 @@
 """Fine-tuning by its commands: it learns, equally on any number of processes, and resumes."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import torch
 from tests.conftest import REPOSITORY, write_folder
 from tests.integration.conftest import environment, predictions_for, run_together
 from xlpre.conversion.model_folder import load_folder
+from xlpre.conversion.task_model_folder import load_task_model
 from xlpre.training import checkpoint
 from xlpre.training.metrics_writer import read_metrics
 
@@ -176,7 +178,29 @@ def test_a_stopped_run_resumes_to_the_same_numbers(make_args, one_process):
     stopped, uninterrupted = make_args.folder / "stopped", make_args.folder / "uninterrupted"
     assert losses(stopped) == losses(uninterrupted)
     assert dev_losses(stopped) == dev_losses(uninterrupted)
+    assert_equal_weights(stopped, uninterrupted)
     assert not (stopped / "seed_1" / "checkpoints").exists()  # the run is finished
+
+
+def test_the_result_after_a_kill_is_that_of_an_uninterrupted_run(make_args):
+    """The run is killed after the evaluation of step 6, and its time is up at the latest checkpoint, of step 4."""
+    settings = {"task": "regress", "data__label": "value", "eval__every": 2, "train__steps": 20}
+    whole, killed = make_args.folder / "whole_best", make_args.folder / "killed_best"
+    args = make_args("killed_best", **settings)
+    jobs = [{"args": args, "stop_at": step, "signal": kind, "plot": False} for step, kind in ((4, 15), (7, 9))]
+    assert run_together(1, SCRIPT, json.dumps(jobs)).returncode == -signal.SIGKILL
+    scores = {x["step"]: x["dev/pearson"] for x in read_metrics(killed / "seed_1") if "dev/pearson" in x}
+    assert scores[6] > scores[4] > scores[2]
+    stopped = {"args": make_args("whole_best", **settings), "stop_at": 4}
+    finetune([*args, "train.hours=1e-9"], stopped, [*stopped["args"], "train.hours=1e-9"])
+    result, expected = read_result(killed), read_result(whole)
+    assert (result["metrics"], result["model_step"]) == (expected["metrics"], 4)
+    assert_equal_weights(killed, whole)
+
+
+def assert_equal_weights(run_dir, other):
+    weights, expected = load_task_model(run_dir).weights, load_task_model(other).weights
+    assert weights.keys() == expected.keys() and all(torch.equal(weights[name], expected[name]) for name in weights)
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -32,6 +32,11 @@ def read_val_losses(run_dir):
     return {x["step"]: x["val_loss"] for x in read_metrics(run_dir) if "val_loss" in x}
 
 
+def assert_equal_weights(folder, other):
+    assert folder.weights.keys() == other.weights.keys()
+    assert all(torch.equal(weight, other.weights[name]) for name, weight in folder.weights.items())
+
+
 @pytest.fixture(scope="module")
 def plain_run(store, tmp_path_factory):
     """Train 20 steps in one process, with dropout, so that the random state matters. Returns folder and arguments."""
@@ -80,6 +85,7 @@ def test_a_killed_run_resumes_to_the_same_numbers(plain_run, tmp_path):
     assert resumed.returncode == 0 and "resumes from" in resumed.stdout, resumed.stdout + resumed.stderr
     assert read_steps(tmp_path / "killed") == read_steps(plain)
     assert read_val_losses(tmp_path / "killed") == read_val_losses(plain)
+    assert_equal_weights(load_folder(tmp_path / "killed" / "best"), load_folder(plain / "best"))
 
 
 def test_a_checkpoint_holds_no_pickle_and_its_model_is_a_model_folder(plain_run):
@@ -157,6 +163,24 @@ def test_a_damaged_model_folder_is_restored_from_its_checkpoint(plain_run, tmp_p
     assert resumed.returncode == 0, resumed.stderr
     restored, original = (load_folder(path / "model") for path in (tmp_path / "damaged", plain))
     assert restored.provenance == original.provenance and read_steps(tmp_path / "damaged") == read_steps(plain)
+
+
+def test_best_weights_newer_than_the_latest_checkpoint_are_lost_in_a_kill(plain_run, tmp_path):
+    """The run is killed after the evaluation of step 6. Its best weights and their loss remain those of the checkpoint of step 4."""
+    _, args = plain_run
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    args = [*args, "eval.every=2", "schedule.decay=constant", "train.save_every=100"]
+    assert run(SCRIPT, *args, f"run_dir={whole}", "train.steps=4").returncode == 0
+    shutil.copytree(whole, killed)
+    fault = {"phase": "backward", "steps": [7, 99], "process": 0}
+    assert run("tests/integration/faulty.py", *args, f"run_dir={killed}", fault=fault).returncode == -signal.SIGKILL
+    assert read_val_losses(killed)[6] < read_val_losses(killed)[4]
+    (best, best_loss), expected = (
+        (load_folder(folder / "best"), checkpoint.read_manifest(folder / "checkpoints/step_00000004")["best_val_loss"])
+        for folder in (killed, whole)
+    )
+    assert (best.provenance["step"], best_loss) == (4, expected[1])
+    assert_equal_weights(best, expected[0])
 
 
 def test_the_best_model_is_chosen_again_if_the_eval_settings_change(plain_run, tmp_path):

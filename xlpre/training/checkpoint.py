@@ -2,6 +2,7 @@
 
     checkpoints/step_00000500/manifest.json              written last: settings of the run; names, sizes and checksums of all files
                               model/                     the weights, as a model folder
+                              best/                      the weights of the best evaluation so far, if there was one
                               moments_000.safetensors    moments of a share of the parameters, written by rank 0
                               lanes_000.safetensors      recurrent memory of the lanes of rank 0
                               ...
@@ -28,7 +29,7 @@ from xlpre.training.distributed import Comm, rank, world_size
 CHECKPOINTS_DIR = "checkpoints"  # folder of all checkpoints, in the folder of the run
 NAME_PATTERN = re.compile(r"step_\d{8,}")
 MANIFEST = "manifest.json"
-MODEL_DIR = "model"
+MODEL_DIR, BEST_DIR = "model", "best"
 
 
 def list_all(folder: Path) -> list[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xlpre.common.files import compute_crc32c, fsync, write_text
+from xlpre.common.files import compute_crc32c, fsync, hardlink_copy, write_text
 from xlpre.common.safetensors_io import all_finite, write_tensors
-from xlpre.training.checkpoint import MANIFEST, MODEL_DIR, format_manifest, list_all, list_complete, read_manifest
+from xlpre.training.checkpoint import (
+    BEST_DIR,
+    MANIFEST,
+    MODEL_DIR,
+    format_manifest,
+    list_all,
+    list_complete,
+    read_manifest,
+)
 from xlpre.training.distributed import Comm, is_rank_zero, rank, world_size
 from xlpre.training.optimizer_state import gather_moments, gather_weights, read_counters
 
 LaneMemory = tuple[Sequence[int], Tensor, Tensor]  # lanes, hidden (L, B, M, D), valid (B,)
 FileEntries = dict[str, tuple[int, int]]  # name: bytes, CRC-32C
+ModelWriter = Callable[[int, Path, dict[str, Tensor]], None]  # writes a model folder, given step, path and weights
+
+
+@dataclass(frozen=True)
+class StepWeights:
+    """Weights after a step, on the CPU of rank 0; empty on other processes."""
+
+    step: int
+    weights: dict[str, Tensor]
 
 
 class CheckpointWriter:
@@ -27,6 +45,9 @@ class CheckpointWriter:
 
     A checkpoint is written in two stages, each in a background thread: every process writes its files, then rank 0 writes the
     manifest. `advance` starts the second stage when all processes have finished the first.
+
+    The best weights so far are part of each checkpoint. A run that is killed resumes with the best weights and the best score of one
+    and the same step. New best weights stay in the memory of rank 0 until the next checkpoint; later checkpoints hard-link them.
 
     Args:
         folder: folder of all checkpoints of the run.
@@ -52,6 +73,7 @@ class CheckpointWriter:
         self._work: Future[FileEntries] | None = None
         self._target = folder
         self._manifest: dict[str, Any] = {}
+        self._new_best: StepWeights | None = None  # in no checkpoint yet
         self._latest = resumed or next(reversed(list_complete(folder)), None)
         if is_rank_zero():
             self._remove_incomplete()
@@ -72,7 +94,7 @@ class CheckpointWriter:
         engine: Any,
         memories: Sequence[LaneMemory],
         manifest: Mapping[str, Any],
-        write_model: Callable[[Path, dict[str, Tensor]], None],
+        write_model: ModelWriter,
     ) -> None:
         """Copy the state and start to write a checkpoint, after finishing the previous one. Every process must call it.
 
@@ -81,13 +103,16 @@ class CheckpointWriter:
             engine: the DeepSpeed engine.
             memories: recurrent memory of this process, one entry per micro-step.
             manifest: entries of the manifest: settings that a resumed run must share, and counters such as the clock.
-            write_model: writes a model folder; called with its path and the weights, on rank 0, in the background.
+            write_model: called on rank 0, in the background.
 
         Raises:
             ValueError: a weight is not finite. Nothing is written.
         """
         self.finish()
-        weights = self.gather_finite_weights(step, engine)
+        best, self._new_best = self._new_best, None
+        present = best
+        if present is None or present.step != step:
+            present = StepWeights(step, self.gather_finite_weights(step, engine))
         self._target = self._folder / f"step_{step:08d}"
         if is_rank_zero():
             shutil.rmtree(self._target, ignore_errors=True)  # an incomplete one of the same step
@@ -102,7 +127,25 @@ class CheckpointWriter:
                 f"{micro_step}.valid": valid.cpu(),
             }
         self._manifest = {"step": step, "world_size": world_size(), "counters": read_counters(engine), **manifest}
-        self._work = self._thread.submit(self._write_files, self._target, weights, moments, lane_tensors, write_model)
+        self._work = self._thread.submit(self._write_files, present, best, moments, lane_tensors, write_model)
+
+    def keep_best(self, step: int, engine: Any) -> None:
+        """Keep a copy of the present weights as the best so far, for the next checkpoint. Every process must call it.
+
+        Raises:
+            ValueError: a weight is not finite.
+        """
+        self._new_best = StepWeights(step, self.gather_finite_weights(step, engine))
+
+    def write_best(self, path: Path, write_model: ModelWriter) -> None:
+        """Write the best weights to the model folder `path`, on rank 0. No checkpoint may be in progress."""
+        assert self._work is None
+        if not is_rank_zero():
+            return
+        if self._new_best is not None:
+            write_model(self._new_best.step, path, self._new_best.weights)
+        elif self._latest is not None and (self._latest / BEST_DIR).is_dir():
+            hardlink_copy(self._latest / BEST_DIR, path)
 
     def gather_finite_weights(self, step: int, engine: Any) -> dict[str, Tensor]:
         """Gather the weights on rank 0. Every process must call it.
@@ -160,22 +203,33 @@ class CheckpointWriter:
 
     def _write_files(
         self,
-        target: Path,
-        weights: dict[str, Tensor],
+        present: StepWeights,
+        best: StepWeights | None,
         moments: dict[str, Tensor],
         lane_tensors: dict[str, Tensor],
-        write_model: Callable[[Path, dict[str, Tensor]], None],
+        write_model: ModelWriter,
     ) -> FileEntries:
         """First stage: write the files of this process, and return their sizes and the checksums read back from disk."""
+        target = self._target
         names = [f"moments_{rank():03d}.safetensors", f"lanes_{rank():03d}.safetensors"]
         for name, tensors in zip(names, (moments, lane_tensors), strict=True):
             write_tensors(target / name, tensors)
         if is_rank_zero():
-            write_model(target / MODEL_DIR, weights)
-            names += [str(path.relative_to(target)) for path in sorted((target / MODEL_DIR).iterdir())]
+            write_model(present.step, target / MODEL_DIR, present.weights)
+            self._write_best_of_checkpoint(best, write_model)
+            names += [str(path.relative_to(target)) for path in sorted(target.glob("*/*"))]
         for name in names:
             fsync(target / name)
         return {name: ((target / name).stat().st_size, compute_crc32c(target / name)) for name in names}
+
+    def _write_best_of_checkpoint(self, best: StepWeights | None, write_model: ModelWriter) -> None:
+        """Write the weights `best` into the checkpoint in progress; None: link those of the previous checkpoint."""
+        if best is not None and best.step != self._manifest["step"]:
+            write_model(best.step, self._target / BEST_DIR, best.weights)
+            return
+        source = self._target / MODEL_DIR if best is not None else self._latest and self._latest / BEST_DIR
+        if source is not None and source.is_dir():
+            hardlink_copy(source, self._target / BEST_DIR)
 
     def _complete(self, entries: Mapping[str, tuple[int, int]]) -> FileEntries:
         """Second stage, on rank 0: write the manifest, remove old checkpoints and publish the new one."""

@@ -26,12 +26,12 @@ class Engine:
         return 0
 
 
-def write_model(path, weights):
+def write_model(step, path, weights):
     path.mkdir()
     torch.save(weights, path / "weights")
 
 
-def write_to_full_disk(path, weights):
+def write_to_full_disk(step, path, weights):
     path.mkdir()
     (path / "half").write_text("")
     raise OSError(28, "No space left on device")
@@ -162,6 +162,34 @@ def test_copies_and_other_files_of_the_user_are_ignored(save):
     assert {path.name for path in folder.iterdir()} == copies | {"step_00000099", "step_00000004", "step_00000006"}
 
 
+def test_the_best_weights_stay_in_every_later_checkpoint_and_become_the_result(tmp_path):
+    folder, engines = tmp_path / "all", {step: Engine(step) for step in (1, 2, 3, 4)}
+
+    def weights_in(path):
+        return torch.load(path / "weights")["weight"]
+
+    def save(writer, step):
+        writer.begin(step, engines[step], memories(), {}, write_model)
+        writer.finish()
+        return folder / f"step_{step:08d}"
+
+    writer = CheckpointWriter(folder, Comm(), 1)
+    assert not (save(writer, 1) / "best").exists()
+    writer.keep_best(2, engines[2])
+    assert torch.equal(weights_in(save(writer, 3) / "best"), engines[2].module.weight)
+    writer.close()
+    resumed = CheckpointWriter(folder, Comm(), 1, resumed=checkpoint.latest_valid(folder))
+    assert torch.equal(weights_in(save(resumed, 4) / "best"), engines[2].module.weight) and names(folder) == [
+        "step_00000004"
+    ]
+    resumed.write_best(tmp_path / "result", write_model)
+    assert torch.equal(weights_in(tmp_path / "result"), engines[2].module.weight)
+    resumed.keep_best(4, engines[4])
+    shutil.rmtree(tmp_path / "result")
+    resumed.write_best(tmp_path / "result", write_model)
+    assert torch.equal(weights_in(tmp_path / "result"), engines[4].module.weight)
+
+
 @pytest.mark.parametrize("step", [9, 12])
 def test_a_damaged_checkpoint_is_removed_once_its_steps_were_repeated(save, step):
     for earlier in (8, 10):
@@ -205,7 +233,7 @@ def test_changes_of_the_weights_during_writing_are_not_saved(save, tmp_path):
     engine, weights = Engine(2), {}
     writer = CheckpointWriter(tmp_path / "all", Comm(), 2)
     original = engine.module.weight.detach().clone()
-    writer.begin(1, engine, memories(), {}, lambda path, gathered: (path.mkdir(), weights.update(gathered)))
+    writer.begin(1, engine, memories(), {}, lambda step, path, gathered: (path.mkdir(), weights.update(gathered)))
     with torch.no_grad():
         engine.module.weight.zero_()
     writer.finish()
