@@ -1,9 +1,12 @@
 """Export a fine-tuned model with its head for Hugging Face transformers.
 
 python finetune/export.py runs/mrpc exported/mrpc
+python finetune/export.py runs/mrpc exported/mrpc_hub --push me/my-mrpc
 
 Load the result with `AutoModelForSequenceClassification` (RACE: `AutoModelForMultipleChoice`, SQuAD: `XLNetForQuestionAnswering`) and
 `AutoTokenizer`.
+
+The model card, README.md, contains what the run records. --push uploads the folder to the Hugging Face Hub afterwards.
 """
 
 from __future__ import annotations
@@ -14,8 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from finetune.tasks.regression import RegressionTask
+from finetune.trainer.run_record import read_record
 from finetune.trainer.task_model import open_task_model
 from xlpre.common.cli_main import run_main
+from xlpre.conversion.hub_upload import add_push_argument, check_repository, finish_export
+from xlpre.conversion.model_card import task_model_card, without_paths
 from xlpre.conversion.task_model_folder import save_huggingface_task_model
 
 
@@ -26,15 +32,30 @@ def main(argv: Sequence[str] | None = None) -> None:
         "source", type=Path, help="a fine-tuned model folder, such as runs/mrpc/model, or the folder of its run"
     )
     parser.add_argument("target", type=Path, help="new folder to write to; it must not exist")
+    add_push_argument(parser)
     args = parser.parse_args(argv)
     if args.target.exists():
         raise ValueError(f"target={args.target} is invalid: it exists already. Name a new folder.")
+    if args.push:
+        check_repository(args.push)
     model, task = open_task_model(args.source)
     if isinstance(task, RegressionTask):
         model = dataclasses.replace(model, head=task.denormalize_head(model.head))
-    pooling = model.task["pooling"]
-    save_huggingface_task_model(args.target, model, task.head_kind, task.label_names, pooling, task.padding_side)
+    record = read_record(args.source, task, model.folder.provenance)
+    name, n_texts = args.push or args.target.name, len(task.text_columns)
+    card = task_model_card(model.folder, name, task.name, task.head_kind, n_texts, task.label_names, record)
+    model = dataclasses.replace(model, folder=without_paths(model.folder))
+    save_huggingface_task_model(
+        args.target,
+        model,
+        task.head_kind,
+        task.label_names,
+        model.task["pooling"],
+        task.padding_side,
+        card.render(),
+    )
     print(f"{args.source}: exported {task.name} for Hugging Face transformers to {args.target}")
+    finish_export(args.source, args.target, args.push)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,14 @@
 python pretrain/export.py runs/quickstart exported/quickstart
 python pretrain/export.py runs/quickstart exported/quickstart_hf --hf
 python pretrain/export.py runs/quickstart exported/quickstart_tf --tf
+python pretrain/export.py runs/quickstart exported/quickstart_hub --hf --push me/my-xlnet
 python pretrain/export.py downloads/xlnet_cased_L-12_H-768_A-12 exported/xlnet_base
 
 The source is a run folder (finished or not: the latest checkpoint is exported), or a model folder of xlpre, of Hugging
 Face's XLNet, or of the original TensorFlow release. With --hf, `XLNetLMHeadModel.from_pretrained` and
 `AutoTokenizer.from_pretrained` open the result. With --tf, the original TensorFlow code can train it further.
+
+The model card, README.md, contains what the run records. --push uploads the folder to the Hugging Face Hub afterwards.
 """
 
 from __future__ import annotations
@@ -18,7 +21,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
+from pretrain.tools.run_record import read_record
 from xlpre.common.cli_main import run_main
+from xlpre.conversion.hub_upload import add_push_argument, check_repository, finish_export
+from xlpre.conversion.model_card import language_model_card, without_paths
 from xlpre.conversion.model_folder import ModelFolder, load_folder, save_folder, save_huggingface, save_tensorflow
 from xlpre.text.preprocess import Preprocess
 from xlpre.text.tokenizer import Tokenizer
@@ -67,9 +73,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         choices=get_args(Preprocess),
         help="preprocessing of the training text, for a source without provenance.json (default: cased, as published)",
     )
+    add_push_argument(parser)
     args = parser.parse_args(argv)
     if args.target.exists():
         raise ValueError(f"{args.target} is invalid: it exists already. Give a folder that does not exist.")
+    if args.push:
+        check_repository(args.push)
     folder = load_source(args.source)
     if args.preprocess and folder.tokenizer:
         if folder.provenance and args.preprocess != folder.tokenizer.preprocess:
@@ -79,14 +88,17 @@ def main(argv: Sequence[str] | None = None) -> None:
             )
         tokenizer = Tokenizer(folder.tokenizer.model, str(args.source), args.preprocess)
         folder = dataclasses.replace(folder, tokenizer=tokenizer)
+    record = read_record(args.source, folder)
+    card = language_model_card(folder, args.push or args.target.name, args.format, record)
     save, description = FORMATS[args.format]
-    save(args.target, folder)
+    save(args.target, without_paths(folder), card.render())
     step = f" at step {folder.provenance['step']:,}" if "step" in folder.provenance else ""
     if folder.tokenizer and not folder.provenance and not args.preprocess:
         print(
             f"{args.source} has no provenance.json: preprocessing is assumed to be cased; set --preprocess to change it"
         )
     print(f"{args.source}{step}: written to {args.target}{description}")
+    finish_export(args.source, args.target, args.push)
 
 
 if __name__ == "__main__":

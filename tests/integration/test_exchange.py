@@ -136,3 +136,43 @@ def test_an_export_never_overwrites(trained, tmp_path):
     (tmp_path / "there").mkdir()
     result = call("pretrain/export.py", trained, tmp_path / "there")
     assert result.returncode == 2 and "exists already" in result.stderr and not list((tmp_path / "there").iterdir())
+
+
+def test_the_model_card_of_a_run_has_its_numbers_and_no_path(trained, store, tmp_path):
+    text = {}
+    for kind, options in (("hf", ["--hf"]), ("native", []), ("best", ["--hf"])):
+        source = trained / "best" if kind == "best" else trained
+        result = call("pretrain/export.py", source, tmp_path / kind, *options)
+        assert result.returncode == 0 and "fill in license and language" in result.stdout, result.stderr
+        text[kind] = (tmp_path / kind / "README.md").read_text()
+        assert str(tmp_path) not in text[kind] and str(store.path.parent) not in text[kind]
+    last = read_metrics(trained)[-1]
+    assert f"| Validation loss | {last['val_loss']:.3f} nats per target |" in text["hf"]
+    assert f"| Unigram baseline | {last['val_unigram_loss']:.3f} nats per target |" in text["hf"]
+    assert f"| Bits per byte | {last['val_bpb']:.3f} |" in text["hf"]
+    assert (
+        f"| Training | {store.meta['train_n_tokens']:,} tokens, {store.meta['train_n_documents']:,} documents"
+        in text["hf"]
+    )
+    assert (
+        "| Steps | 10 of 10, each with 4 windows |" in text["native"]
+        and "| Arrangement | 1 DeepSpeed" in text["native"]
+    )
+    step = json.loads((trained / "best" / "provenance.json").read_text())["step"]
+    assert f"| Evaluated at step | {step} |" in text["best"]
+
+
+def test_the_model_card_leaves_out_what_the_run_does_not_record(trained, tmp_path):
+    assert call("pretrain/export.py", trained / "model", tmp_path / "known", "--hf").returncode == 0
+    config = (trained / "config.yaml").read_text()
+    (trained / "config.yaml").write_text(config.replace("store_dir:", f"store_dir: {tmp_path / 'gone'} #"))
+    (trained / "metrics.jsonl").unlink()
+    assert call("pretrain/export.py", trained, tmp_path / "moved", "--hf").returncode == 0
+    moved = (tmp_path / "moved" / "README.md").read_text()
+    assert "Unknown: the token store of the run was not there" in moved and "docstrings" not in moved
+    assert "No evaluation of these weights is recorded" in moved and "| Optimizer | AdamW" in moved
+    # an export has no run beside it
+    result = call("pretrain/export.py", tmp_path / "known", tmp_path / "again")
+    assert result.returncode == 0 and "README.md was not copied" in result.stdout
+    again = (tmp_path / "again" / "README.md").read_text()
+    assert again.count("Unknown: the export did not find the run of this model") == 2 and "Optimizer" not in again

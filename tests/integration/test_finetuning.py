@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.conftest import REPOSITORY, write_folder
-from tests.integration.conftest import environment, predictions_for, run_together
+from tests.integration.conftest import call, environment, predictions_for, run_together
 from xlpre.conversion.model_folder import load_folder
 from xlpre.conversion.task_model_folder import load_task_model
 from xlpre.training import checkpoint
@@ -246,6 +246,28 @@ def test_the_result_is_a_model_folder_that_predicts(make_args, one_process):
 
 
 @pytest.mark.long
+def test_the_model_card_has_the_scores_of_the_exported_weights_and_no_path(make_args, one_process, tmp_path):
+    folder = make_args.folder / "learned"
+    result = call("finetune/export.py", folder, tmp_path / "exported")
+    assert result.returncode == 0, result.stderr
+    text = (tmp_path / "exported" / "README.md").read_text()
+    provenance = json.loads((folder / "model" / "provenance.json").read_text())
+    scores = read_result(folder, provenance["seed"])["metrics"]
+    for name, value in scores.items():
+        assert f"| {name.replace('/', ', ')} | {value:.4f} |" in text
+    assert (
+        "one of 2 runs. dev/accuracy of all runs: 1.0000 (median)" in text and "| Files for dev | `dev.tsv` |" in text
+    )
+    assert f"| Steps | {provenance['step']} of 100, each with 16 examples |" in text
+    published = text + (tmp_path / "exported" / "provenance.json").read_text()
+    assert str(make_args.folder) not in published and str(tmp_path) not in published
+    assert call("finetune/export.py", folder / "seed_1" / "best", tmp_path / "seed_1").returncode == 0
+    assert (
+        f"dev, loss | {read_result(folder, 1)['metrics']['dev/loss']:.4f} |"
+        in (tmp_path / "seed_1" / "README.md").read_text()
+    )
+
+
 def test_a_stopped_run_resumes_with_other_processes_and_another_zero_stage(make_args, one_process):
     first, second = (make_args("moved", **{"deepspeed.zero_optimization.stage": stage}) for stage in (1, 3))
     finetune({"args": first, "stop_at": 5})

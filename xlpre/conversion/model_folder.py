@@ -34,6 +34,7 @@ from xlpre.objectives.registry import OBJECTIVES
 from xlpre.text.preprocess import Preprocess
 from xlpre.text.tokenizer import Tokenizer
 
+CARD_FILE = "README.md"
 READABLE = (
     "a model folder of xlpre (config.json), a folder of Hugging Face's XLNet (config.json), "
     f"or a TensorFlow release ({tf.CONFIG_FILE})"
@@ -115,10 +116,11 @@ class ModelFolder:
         return self.tokenizer
 
 
-def save_folder(path: str | Path, folder: ModelFolder) -> None:
-    """Write a native model folder atomically; an existing one is replaced."""
+def save_folder(path: str | Path, folder: ModelFolder, card: str | None = None) -> None:
+    """Write a native model folder atomically, with the text `card` as its model card; an existing folder is replaced."""
     with atomic_dir(path) as partial:
         write_native_files(partial, folder)
+        write_card(partial, card)
 
 
 def write_native_files(path: Path, folder: ModelFolder) -> None:
@@ -129,34 +131,36 @@ def write_native_files(path: Path, folder: ModelFolder) -> None:
     write_provenance(path, tokenizer, folder.provenance)
 
 
-def save_huggingface(path: str | Path, folder: ModelFolder) -> None:
-    """Write a folder for transformers (`XLNetLMHeadModel`, `AutoModel`, `AutoTokenizer`) atomically.
+def save_huggingface(path: str | Path, folder: ModelFolder, card: str | None = None) -> None:
+    """Write a folder for transformers (`XLNetLMHeadModel`, `AutoModel`, `AutoTokenizer`) atomically, with a model card.
 
     Raises:
         ValueError: a setting that Hugging Face's XLNet cannot represent.
     """
     hf.check_expressible(folder.config)
-    with export_folder(path, folder) as (partial, tokenizer):
+    with export_folder(path, folder, card) as (partial, tokenizer):
         hf.write_model(partial, folder.config, folder.weights, folder.objective)
         write_tokenizer(tokenizer, partial)
         native.copy_permissions(partial / "model.safetensors")
 
 
-def save_tensorflow(path: str | Path, folder: ModelFolder) -> None:
-    """Write a folder in the layout of the original TensorFlow release atomically.
+def save_tensorflow(path: str | Path, folder: ModelFolder, card: str | None = None) -> None:
+    """Write a folder in the layout of the original TensorFlow release atomically, with a model card.
 
     Raises:
         ValueError: a setting that the original cannot represent.
     """
     tf.check_expressible(folder.config)
-    with export_folder(path, folder) as (partial, tokenizer):
+    with export_folder(path, folder, card) as (partial, tokenizer):
         tf.write_model(partial, folder.config, folder.weights)
         tokenizer.save(partial / "spiece.model")
 
 
 @contextmanager
-def export_folder(path: str | Path, folder: ModelFolder, **provenance: Any) -> Iterator[tuple[Path, Tokenizer]]:
-    """Write a folder in another format atomically, with a provenance.json.
+def export_folder(
+    path: str | Path, folder: ModelFolder, card: str | None = None, **provenance: Any
+) -> Iterator[tuple[Path, Tokenizer]]:
+    """Write a folder in another format atomically, with a provenance.json and the text `card` as its model card.
 
     The provenance holds the fields of `folder`, those given here, and the settings that the other format cannot store.
 
@@ -168,6 +172,13 @@ def export_folder(path: str | Path, folder: ModelFolder, **provenance: Any) -> I
         yield partial, tokenizer
         settings = {"model": dataclasses.asdict(folder.config), "objective": folder.objective}
         write_provenance(partial, tokenizer, {**folder.provenance, **settings, **provenance})
+        write_card(partial, card)
+
+
+def write_card(path: Path, card: str | None) -> None:
+    """Write the text of a model card into the folder `path`; None: no card."""
+    if card is not None:
+        (path / CARD_FILE).write_text(card, encoding="utf-8")
 
 
 def load_folder(path: str | Path, allow_nonfinite: bool = False) -> ModelFolder:

@@ -131,6 +131,7 @@ def save_huggingface_task_model(
     labels: Sequence[str],
     pooling: str,
     padding_side: Literal["left", "right"],
+    card: str | None = None,
 ) -> None:
     """Write a folder for transformers with the head (`XLNetForSequenceClassification` and others) atomically.
 
@@ -141,6 +142,7 @@ def save_huggingface_task_model(
         labels: class names; empty for regression and multiple choice.
         pooling: how a row becomes one vector, for heads that read one.
         padding_side: side on which the tokenizer pads rows.
+        card: text of the model card.
 
     Raises:
         ValueError: a setting that Hugging Face's XLNet cannot represent.
@@ -148,7 +150,7 @@ def save_huggingface_task_model(
     folder = model.folder
     hf.check_expressible(folder.config)
     settings, weights = hf_heads.head_to_huggingface(folder.config, model.head, kind, labels, pooling)
-    with export_folder(path, folder, task=model.task) as (partial, tokenizer):
+    with export_folder(path, folder, card, task=model.task) as (partial, tokenizer):
         hf.write_model(partial, folder.config, folder.weights, "permutation", settings, weights)
         write_tokenizer(tokenizer, partial, padding_side)
         copy_permissions(partial / "model.safetensors")

@@ -1,0 +1,166 @@
+"""Record of a pretraining run for the model card: text, settings and evaluations of the exported weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pretrain.config import PretrainConfig, load_run_config
+from xlpre.conversion.model_card import (
+    TrainingRecord,
+    describe_software,
+    describe_start,
+    find_run,
+    hub_dataset,
+    hub_model,
+    show_source,
+)
+from xlpre.conversion.model_folder import ModelFolder
+from xlpre.data.store import META
+from xlpre.model.config import ModelConfig
+from xlpre.objectives.registry import OBJECTIVES
+from xlpre.training import checkpoint
+from xlpre.training.metrics_writer import format_duration, read_metrics
+
+EVALUATION_NOTE = (
+    "The loss is comparable between runs with the same vocabulary, validation text and targets; bits per byte are also "
+    "comparable between vocabularies. The unigram baseline predicts every token by its frequency in the training text."
+)
+
+
+def read_record(source: Path, folder: ModelFolder) -> TrainingRecord:
+    """Read what a run records about its weights.
+
+    Args:
+        source: folder of the run, or of a model in it. Others give an empty record.
+        folder: the model.
+
+    Raises:
+        ValueError: a file of the run is damaged.
+    """
+    # the provenance of a fine-tuned model has no data fingerprint
+    if "data_fingerprint" not in folder.provenance or (run_dir := find_run(source)) is None:
+        return TrainingRecord()
+    config = load_run_config(run_dir)
+    if config.name != folder.provenance["name"]:
+        return TrainingRecord()
+    meta = _read_store_meta(config, folder.provenance["data_fingerprint"])
+    step = folder.provenance["step"]
+    evaluation = _last_evaluation(run_dir, step)
+    sources = _sources(meta)
+    return TrainingRecord(
+        data=_describe_data(meta, sources),
+        procedure=_describe_procedure(config, folder, _read_manifest(run_dir, step)),
+        evaluation=_describe_evaluation(evaluation),
+        evaluation_note=EVALUATION_NOTE if evaluation else "",
+        datasets=sorted({name for source in sources if (name := hub_dataset(source))}),
+        base_model=hub_model(config.init_from or ""),
+    )
+
+
+def _read_store_meta(config: PretrainConfig, fingerprint: str) -> dict[str, Any]:
+    """Return the meta.json of the store that the run has read; empty if it is not there. `config.text` may describe another one."""
+    try:
+        meta = json.loads((Path(config.data.store_dir) / META).read_text("utf-8"))
+        return meta if meta["fingerprint"] == fingerprint else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _sources(meta: Mapping[str, Any]) -> dict[str, float]:
+    source = meta.get("source", {})
+    return source.get("mixture") or ({source["source"]: 1.0} if "source" in source else {})
+
+
+def _describe_data(meta: Mapping[str, Any], sources: Mapping[str, float]) -> dict[str, str]:
+    if not meta:
+        return {"Text": "Unknown: the token store of the run was not there when the model was exported."}
+    names = [
+        "docstrings of installed Python packages" if source == "docstrings" else show_source(source)
+        for source in sources
+    ]
+    if len(names) > 1:
+        names = [f"{name} ({weight:g} times)" for name, weight in zip(names, sources.values(), strict=True)]
+    rows = {"Text": ", ".join(names) or "unknown"}
+    if files := meta.get("files"):
+        rows["Files"] = f"{len(files):,}, with {sum(files.values()) / 1e6:,.1f} MB"
+    if limit := meta["source"].get("max_chars"):
+        rows["Limit"] = f"at most {limit:,} characters of each source"
+    if meta["source"].get("deduplicate"):
+        rows["Duplicates"] = "documents with identical text were removed"
+    for split, name in (("train", "Training"), ("val", "Validation")):
+        counts = (f"{meta[f'{split}_n_{kind}']:,} {kind}" for kind in ("tokens", "documents", "sentences"))
+        rows[name] = ", ".join(counts)
+    return rows
+
+
+def _describe_procedure(config: PretrainConfig, folder: ModelFolder, manifest: Mapping[str, Any]) -> dict[str, str]:
+    objective, optim, schedule, step = config.objective, config.optim, config.schedule, folder.provenance["step"]
+    settings = [f"`name={objective.name}`"]
+    if objective.name != "causal":
+        settings += [f"`partial_k={objective.partial_k:g}` (1 of {objective.partial_k:g} tokens is a target)"]
+        settings += [f"`max_span={objective.max_span}`"]
+    if objective.next_sentence:
+        settings += ["with next-sentence prediction"]
+    rows = {
+        "Objective": f"{OBJECTIVES[objective.name].description} {', '.join(settings)}",
+        "Initial weights": describe_start(config.init_from),
+        "Windows": f"{config.data.seq_len} tokens, {config.data.reuse_len} of which enter memory"
+        + (", read in both directions" if config.data.bidirectional else "")
+        + (", with pairs of segments" if config.data.pairs else ""),
+        "Memory": _describe_memory(folder.config),
+        "Steps": f"{step:,} of {config.train.steps:,}, each with {config.train.global_batch_size:,} windows",
+        "Optimizer": f"{'Muon and AdamW' if optim.muon else 'AdamW'}, learning rate {optim.lr:g}, "
+        + (f"{optim.matrix_lr:g} for matrices, " if optim.muon and optim.matrix_lr else "")
+        + f"betas {optim.beta1:g} and {optim.beta2:g}, eps {optim.eps:g}, weight decay {optim.weight_decay:g}, "
+        + (f"gradients clipped at {optim.max_grad_norm:g}" if optim.max_grad_norm else "no gradient clipping"),
+        "Schedule": f"{schedule.warmup_steps:,} warm-up steps, then {schedule.decay.replace('_', '-')}",
+        "Dropout": f"{folder.config.dropout:g}; {folder.config.dropatt:g} for attention weights",
+        "Seed": str(config.seed),
+    }
+    if manifest:
+        n_processes = manifest["world_size"]
+        rows["Arrangement"] = (
+            f"{n_processes} DeepSpeed process{'es' * (n_processes > 1)}, {manifest['train.precision']}"
+        )
+        rows["Tokens read"] = f"{manifest['tokens']:,}, with the overlap of windows"
+        rows["Training time"] = format_duration(manifest["train_seconds"])
+    return rows | describe_software(folder.provenance)
+
+
+def _describe_memory(shape: ModelConfig) -> str:
+    return f"{shape.mem_len} hidden states of each layer" if shape.mem_len else "none"
+
+
+def _read_manifest(run_dir: Path, step: int) -> dict[str, Any]:
+    """Return the manifest of the checkpoint of a step; empty if it was removed."""
+    for path in checkpoint.list_complete(run_dir / checkpoint.CHECKPOINTS_DIR):
+        if (manifest := checkpoint.read_manifest(path))["step"] == step:
+            return manifest
+    return {}
+
+
+def _last_evaluation(run_dir: Path, step: int) -> dict[str, Any]:
+    """Return the latest evaluation up to `step`; empty if there is none with a finite loss."""
+    records = [x for x in read_metrics(run_dir) if x.get("val_loss") is not None and x["step"] <= step]
+    return records[-1] if records else {}
+
+
+def _describe_evaluation(evaluation: Mapping[str, Any]) -> dict[str, str]:
+    """Return the results of an evaluation on validation text, with the step of the weights."""
+    if not evaluation:
+        return {}
+    rows = {
+        "Evaluated at step": f"{evaluation['step']:,}",
+        "Validation loss": f"{evaluation['val_loss']:.3f} nats per target",
+        "Unigram baseline": f"{evaluation['val_unigram_loss']:.3f} nats per target",
+        "Accuracy": f"{evaluation['val_accuracy']:.1%} of the targets",
+    }
+    if (bits := evaluation.get("val_bpb")) is not None:
+        rows["Bits per byte"] = f"{bits:.3f}"
+    for name, value in evaluation.items():
+        if name.startswith("val_") and name.endswith("_accuracy") and name != "val_accuracy" and value is not None:
+            rows[f"Accuracy of {name[4:-9].replace('_', ' ')}"] = f"{value:.1%}"
+    return rows
