@@ -50,7 +50,7 @@ class EvalConfig:
 
     Attributes:
         every: steps between evaluations.
-        batch_size: rows of validation text.
+        batch_size: rows of validation text; fewer if it is so short that rows would read the same text.
         num_windows: windows of each row; fewer if the validation text is short.
         mem_len: columns of memory in evaluation; null: as in training.
         partial_k: 1/K of the tokens are targets in evaluation; null: as in training.

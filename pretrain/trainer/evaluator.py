@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pretrain.config import PretrainConfig
-from xlpre.data.lanes import Lanes
+from xlpre.data.lanes import Lanes, max_lanes
 from xlpre.data.store import TokenStore
 from xlpre.data_loader import Loader
 from xlpre.model.dropout import without_dropout
@@ -71,7 +71,7 @@ class Evaluator:
         objective = build_objective(objective_config, config.data, tokenizer.starts_word)
         lanes, self._n_windows = val_lanes(config, store)
         self._loader = Loader(lanes, config.data, objective, EVAL_SEED)
-        local_lanes = range(rank(), config.eval.batch_size, world_size())
+        local_lanes = range(rank(), lanes.n_lanes, world_size())
         # all processes gather weights together in ZeRO-3: a process without a lane evaluates lane 0, and its sums are ignored
         self._lanes, self._is_counted = local_lanes or range(1), bool(local_lanes)
         counts = np.asarray(store.unigram) + 1.0  # add-one smoothing
@@ -129,26 +129,26 @@ def eval_protocol(config: PretrainConfig) -> dict[str, Any]:
 
 
 def val_lanes(config: PretrainConfig, store: TokenStore) -> tuple[Lanes, int]:
-    """Return lanes over the validation text, and the number of windows of each. No text is read twice.
+    """Return lanes over the validation text, and the number of windows of each.
+
+    Each lane reads one run, so that all read different text. A short text has fewer lanes or windows than configured.
 
     Raises:
         ValueError: the validation text is shorter than a window.
     """
-    n_lanes = config.eval.batch_size
-    available = (len(store.validation) - config.data.lookahead) // config.data.reuse_len // n_lanes
-    n_windows = max(1, min(config.eval.num_windows, available))
+    stride, lookahead = config.data.reuse_len, config.data.lookahead
     lanes = Lanes(
         store.validation,
-        n_lanes,
-        stride=config.data.reuse_len,
-        lookahead=config.data.lookahead,
-        windows_per_run=n_windows,
+        min(config.eval.batch_size, max_lanes(len(store.validation), stride, lookahead)),
+        stride=stride,
+        lookahead=lookahead,
+        windows_per_run=config.eval.num_windows,
         bidirectional=config.data.bidirectional,
         seed=EVAL_SEED,
         at_document_end=config.memory.at_document_end,
         origin=f"the validation part of {store.path} (text.val_fraction)",
     )
-    return lanes, n_windows
+    return lanes, lanes.windows_per_run
 
 
 def _count_correct(logits: Tensor, labels: Tensor) -> int:

@@ -107,7 +107,7 @@ class Lanes:
         origin: name of the split in error messages.
 
     Raises:
-        ValueError: the split is shorter than one window.
+        ValueError: the split is shorter than one window, or has fewer than `n_lanes` runs: rows of a step would read the same text.
     """
 
     def __init__(
@@ -131,6 +131,11 @@ class Lanes:
             raise ValueError(
                 f"data.seq_len is invalid: a window needs {max(lookahead, stride)} consecutive tokens, and {origin} has {len(data)}. "
                 "Set a smaller data.seq_len, or provide more text."
+            )
+        if n_lanes > (largest := max_lanes(len(data), stride, lookahead)):
+            raise ValueError(
+                f"train.global_batch_size={n_lanes} is invalid: the rows of a step read different text, and {origin}, with {len(data):,} "
+                f"tokens, is enough for {largest:,} rows. Set train.global_batch_size={largest} or less, or provide more text."
             )
         self.windows_per_run = max(1, min(windows_per_run, last_begin // (stride * n_lanes)))
         self.n_runs = last_begin // (self.windows_per_run * stride) or 1
@@ -160,6 +165,11 @@ class Lanes:
         run = permute_index(index, self.n_runs, (self._seed, epoch))
         shift = int(_hash64(self._seed, epoch) % (self._max_shift + 1))
         return run * self.windows_per_run * self._stride + shift
+
+
+def max_lanes(n_tokens: int, stride: int, lookahead: int) -> int:
+    """Return the largest number of lanes over `n_tokens` tokens that read different text; see Lanes."""
+    return max(1, (n_tokens - max(lookahead, stride)) // stride)
 
 
 def permute_index(index: int, size: int, key: tuple[int, int]) -> int:

@@ -19,7 +19,7 @@ from xlpre.model.initialization import initialize
 from xlpre.model.kernels.backend import check_backend, prepare_backend
 from xlpre.model.kernels.base import AttentionBackend
 from xlpre.model.layer import LAYERS
-from xlpre.model.memory import BaseMemory, KeyValue, KVCache, Memory, Projection, WindowTerms
+from xlpre.model.memory import MAX_WINDOW_SIZES, BaseMemory, KeyValue, KVCache, Memory, Projection, WindowTerms
 from xlpre.model.positions import SCHEMES, NoPositionEmbedding, SharedBiases
 from xlpre.model.two_stream import build_attention_meta, build_rows, select_output_rows
 
@@ -113,7 +113,7 @@ class Backbone(nn.Module):
     def to_kv_cache(self, memory: Memory) -> BaseMemory:
         """Convert memory to a KVCache, which computes the same numbers at less cost in evaluation.
 
-        Keys and values of memory are projected once, and score terms of distances once per window size.
+        Keys and values of memory are projected once, and score terms of distances once per window size (of the last few sizes).
 
         Args:
             memory: memory to start from.
@@ -146,12 +146,15 @@ class Backbone(nn.Module):
         n_keys = memory.mem_len + n_tokens
         if not isinstance(memory, KVCache):
             return WindowTerms(self.pos_encoding(n_keys, n_tokens, self.mask_embedding), [None] * len(self.layers))
-        if (n_keys, n_tokens) not in memory.window_terms:
+        cached = memory.window_terms
+        if (n_keys, n_tokens) not in cached:
             pos_encoding = self.pos_encoding(n_keys, n_tokens, self.mask_embedding)
             layers: Any = self.layers
             score_terms = [layer.attention.score_terms(pos_encoding, n_keys) for layer in layers]
-            memory.window_terms[n_keys, n_tokens] = WindowTerms(pos_encoding, score_terms)
-        return memory.window_terms[n_keys, n_tokens]
+            if len(cached) == MAX_WINDOW_SIZES:
+                del cached[next(iter(cached))]  # the oldest
+            cached[n_keys, n_tokens] = WindowTerms(pos_encoding, score_terms)
+        return cached[n_keys, n_tokens]
 
     def _prepare_attention(
         self, batch: Batch, memory: BaseMemory, pos_encoding: Tensor

@@ -22,6 +22,9 @@ from xlpre.batch import HIDDEN_RANK
 from xlpre.model.config import ModelConfig
 
 MEMORY_RANK = -1  # below every token of the window
+MAX_WINDOW_SIZES = (
+    4  # for which a KVCache keeps the score terms: windows of a text have one size, and its last window another
+)
 
 Projection = Callable[[Tensor], tuple[Tensor, Tensor]]  # hidden states (B, M, D) -> keys and values, (B, M, H, E) each
 
@@ -200,7 +203,8 @@ class KVCache(BaseMemory):
     Attributes:
         layers: keys and values of each layer, M columns each, oldest first.
         valid: (B,) int64, number of final columns that belong to the row. The others are hidden.
-        window_terms: projected positions and other score terms by (K, T), shared by all successors of this cache.
+        window_terms: projected positions and other score terms by (K, T), the last `MAX_WINDOW_SIZES` that were read, shared by all
+            successors of this cache.
     """
 
     layers: Sequence[KeyValue]

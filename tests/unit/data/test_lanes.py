@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import examples
-from xlpre.data.lanes import DirectedText, Lanes, permute_index
+from xlpre.data.lanes import DirectedText, Lanes, max_lanes, permute_index
 from xlpre.data.store import SplitData
 
 
@@ -36,6 +36,7 @@ def test_the_order_of_runs_is_a_permutation(size, seed):
 @given(st.integers(14, 500), st.integers(1, 9), st.integers(1, 7), st.integers(1, 12), st.integers(0, 99))
 @settings(max_examples=examples(200))
 def test_every_window_lies_in_the_text(n_tokens, n_lanes, windows_per_run, stride, step):
+    n_lanes = min(n_lanes, max_lanes(n_tokens, stride, 14))
     lanes = lanes_over(split_of(n_tokens), n_lanes, stride=stride, lookahead=14, windows_per_run=windows_per_run)
     for lane in range(n_lanes):
         assert 0 <= lanes.location(lane, step).begin <= n_tokens - 14
@@ -98,11 +99,16 @@ def test_each_epoch_has_another_order_and_the_ends_of_the_text_are_read():
 
 @given(st.integers(60, 600), st.integers(1, 16))
 @settings(max_examples=examples(50))
-def test_rows_of_a_step_read_different_text_if_there_is_enough(n_tokens, n_lanes):
-    data = split_of(n_tokens)
-    lanes = lanes_over(data, n_lanes, windows_per_run=1000, bidirectional=False)
-    if n_tokens - 14 >= 8 * n_lanes:
+def test_rows_read_different_text_and_more_rows_than_that_are_refused(n_tokens, n_lanes):
+    data, largest = split_of(n_tokens), (n_tokens - 14) // 8
+    if n_lanes <= largest:
+        lanes = lanes_over(data, n_lanes, windows_per_run=1000, bidirectional=False)
         assert count_reads(data, lanes, 1).max() == 1
+    else:
+        with pytest.raises(
+            ValueError, match=rf"train.global_batch_size={n_lanes} is invalid: .*={largest} or less, or"
+        ):
+            lanes_over(data, n_lanes)
 
 
 def test_every_second_lane_reads_backward():

@@ -102,6 +102,16 @@ def test_reading_does_not_change_a_kv_cache():
 
 
 @torch.no_grad()
+def test_a_kv_cache_does_not_grow_with_the_number_of_window_lengths():
+    model = make_model().eval()
+    memory = model.backbone.to_kv_cache(random_memory(model.config, 2, 8))
+    for length in [*range(9, 30), 14]:
+        _, memory = model.backbone(random_batch(length, 4), memory)
+    sizes = [(8 + length, length) for length in (27, 28, 29, 14)]
+    assert list(memory.window_terms) == sizes
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
 def test_memory_is_not_converted_if_positions_are_added_to_hidden_states(positions):
     model = make_model(positions=positions, n_positions=30 if positions == "learned" else None).eval()

@@ -1,11 +1,13 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from pretrain.config import EvalConfig, PretrainConfig
 from pretrain.trainer import evaluator
 from tests.unit.model.conftest import make_model
+from xlpre.data.store import SplitData
 from xlpre.data.window_layout import DataConfig
 from xlpre.model.backbone import Backbone
 from xlpre.model.memory import KVCache, MemoryConfig
@@ -34,6 +36,28 @@ def test_the_result_is_the_same_with_and_without_a_kv_cache(store, tokenizer, mo
     assert result.loss == pytest.approx(expected.loss, rel=1e-6)  # float32
     assert (result.unigram_loss, result.n_targets) == (expected.unigram_loss, expected.n_targets)
     assert model.training
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("n_tokens", [29, 45, 61, 62, 100, 300, 2000])
+def test_the_lanes_of_an_evaluation_share_no_text(store, monkeypatch, n_tokens, bidirectional):
+    reuse_len, lookahead = 16, 30
+    if n_tokens < lookahead:
+        n_tokens = lookahead  # one window
+    ends = np.array([n_tokens])
+    monkeypatch.setattr(store, "validation", SplitData(np.arange(n_tokens), ends, ends))
+    config = PretrainConfig(
+        data=DataConfig(store_dir="x", seq_len=32, reuse_len=reuse_len, bidirectional=bidirectional),
+        eval=EvalConfig(batch_size=8, num_windows=12),
+    )
+    lanes, n_windows = evaluator.val_lanes(config, store)
+    locations = [lanes.location(lane, step) for lane in range(lanes.n_lanes) for step in range(n_windows)]
+    counts = np.zeros(n_tokens, int)
+    for location in locations:
+        counts[location.text.tokens(location.begin, location.begin + reuse_len)] += 1
+    n_twice = (counts == 2).sum()  # a backward window at the start of the text begins later
+    assert counts.max() <= 2 and n_twice <= (lookahead - reuse_len if bidirectional else 0)
+    assert len(locations) == min(8 * 12, max(1, (n_tokens - lookahead) // reuse_len // lanes.n_lanes * lanes.n_lanes))
 
 
 @pytest.mark.parametrize("name", ["permutation", "denoising"])
