@@ -39,19 +39,23 @@ HUB_METRICS = {
 
 
 def read_record(source: Path, task: Task, provenance: Mapping[str, Any]) -> TrainingRecord:
-    """Read what a run records about its weights.
+    """Read what a run records about its weights. If a file of the run is damaged, print a warning and use the provenance only.
 
     Args:
         source: folder of the run, or of a model in it. For others, only the provenance is known.
         task: task of the model.
         provenance: provenance of the model.
-
-    Raises:
-        ValueError: a file of the run is damaged.
     """
+    try:
+        return _read_record(find_run(source), task, provenance)
+    except (OSError, ValueError) as error:
+        print(f"warning: the model card lacks the settings and scores of the model: {error}")
+        return _read_record(None, task, provenance)
+
+
+def _read_record(run_dir: Path | None, task: Task, provenance: Mapping[str, Any]) -> TrainingRecord:
     init_from = provenance.get("init_from")
     base_model = hub_model(init_from or "")
-    run_dir = find_run(source)
     config = load_config(FinetuneConfig, run_dir / "config.yaml") if run_dir and "seed" in provenance else None
     if run_dir is None or config is None or config.name != provenance["name"]:
         procedure = {"Initial weights": describe_start(init_from)} if init_from else {}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.config import PretrainConfig, load_run_config
+from pretrain.trainer.inputs import FORMAT
 from xlpre.conversion.model_card import (
     TrainingRecord,
     describe_software,
@@ -31,15 +32,20 @@ EVALUATION_NOTE = (
 
 
 def read_record(source: Path, folder: ModelFolder) -> TrainingRecord:
-    """Read what a run records about its weights.
+    """Read what a run records about its weights. If a file of the run is damaged, print a warning and return an empty record.
 
     Args:
         source: folder of the run, or of a model in it. Others give an empty record.
         folder: the model.
-
-    Raises:
-        ValueError: a file of the run is damaged.
     """
+    try:
+        return _read_record(source, folder)
+    except (OSError, ValueError) as error:
+        print(f"warning: the model card lacks the training of the model: {error}")
+        return TrainingRecord()
+
+
+def _read_record(source: Path, folder: ModelFolder) -> TrainingRecord:
     # the provenance of a fine-tuned model has no data fingerprint
     if "data_fingerprint" not in folder.provenance or (run_dir := find_run(source)) is None:
         return TrainingRecord()
@@ -135,9 +141,10 @@ def _describe_memory(shape: ModelConfig) -> str:
 
 
 def _read_manifest(run_dir: Path, step: int) -> dict[str, Any]:
-    """Return the manifest of the checkpoint of a step; empty if it was removed."""
+    """Return the manifest of the checkpoint of a step; empty if it was removed, or another version of xlpre wrote it."""
     for path in checkpoint.list_complete(run_dir / checkpoint.CHECKPOINTS_DIR):
-        if (manifest := checkpoint.read_manifest(path))["step"] == step:
+        manifest = checkpoint.read_manifest(path)
+        if manifest["step"] == step and manifest["format"] == FORMAT:
             return manifest
     return {}
 

@@ -1,6 +1,7 @@
 """Fine-tuning by its commands: it learns, equally on any number of processes, and resumes."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -266,6 +267,10 @@ def test_the_model_card_has_the_scores_of_the_exported_weights_and_no_path(make_
         f"dev, loss | {read_result(folder, 1)['metrics']['dev/loss']:.4f} |"
         in (tmp_path / "seed_1" / "README.md").read_text()
     )
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (copy / f"seed_{provenance['seed']}" / "result.json").write_text("{")
+    damaged = call("finetune/export.py", copy, tmp_path / "damaged")
+    assert damaged.returncode == 0 and "warning: the model card lacks the settings and scores" in damaged.stdout
 
 
 def test_a_stopped_run_resumes_with_other_processes_and_another_zero_stage(make_args, one_process):
