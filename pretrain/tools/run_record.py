@@ -22,6 +22,7 @@ from xlpre.conversion.model_folder import ModelFolder
 from xlpre.data.store import META
 from xlpre.model.config import ModelConfig
 from xlpre.objectives.registry import OBJECTIVES
+from xlpre.text.corpus import TextConfig
 from xlpre.training import checkpoint
 from xlpre.training.metrics_writer import format_duration, read_metrics
 
@@ -55,19 +56,18 @@ def _read_record(source: Path, folder: ModelFolder) -> TrainingRecord:
     meta = _read_store_meta(config, folder.provenance["data_fingerprint"])
     step = folder.provenance["step"]
     evaluation = _last_evaluation(run_dir, step)
-    sources = _sources(meta)
     return TrainingRecord(
-        data=_describe_data(meta, sources),
+        data=_describe_data(config.text, meta),
         procedure=_describe_procedure(config, folder, _read_manifest(run_dir, step)),
         evaluation=_describe_evaluation(evaluation),
         evaluation_note=EVALUATION_NOTE if evaluation else "",
-        datasets=sorted({name for source in sources if (name := hub_dataset(source))}),
+        datasets=sorted({name for source in config.text.sources if (name := hub_dataset(source))}),
         base_model=hub_model(config.init_from or ""),
     )
 
 
 def _read_store_meta(config: PretrainConfig, fingerprint: str) -> dict[str, Any]:
-    """Return the meta.json of the store that the run has read; empty if it is not there. `config.text` may describe another one."""
+    """Return the meta.json of the store that the run has read; empty if it is not there."""
     try:
         meta = json.loads((Path(config.data.store_dir) / META).read_text("utf-8"))
         return meta if meta["fingerprint"] == fingerprint else {}
@@ -75,27 +75,23 @@ def _read_store_meta(config: PretrainConfig, fingerprint: str) -> dict[str, Any]
         return {}
 
 
-def _sources(meta: Mapping[str, Any]) -> dict[str, float]:
-    source = meta.get("source", {})
-    return source.get("mixture") or ({source["source"]: 1.0} if "source" in source else {})
-
-
-def _describe_data(meta: Mapping[str, Any], sources: Mapping[str, float]) -> dict[str, str]:
-    if not meta:
-        return {"Text": "Unknown: the token store of the run was not there when the model was exported."}
+def _describe_data(text: TextConfig, meta: Mapping[str, Any]) -> dict[str, str]:
+    """Describe the text of a run, whose settings are those of its store, with the counts of the store if it is there."""
     names = [
         "docstrings of installed Python packages" if source == "docstrings" else show_source(source)
-        for source in sources
+        for source in text.sources
     ]
     if len(names) > 1:
-        names = [f"{name} ({weight:g} times)" for name, weight in zip(names, sources.values(), strict=True)]
-    rows = {"Text": ", ".join(names) or "unknown"}
+        names = [f"{name} ({weight:g} times)" for name, weight in zip(names, text.sources.values(), strict=True)]
+    rows = {"Text": ", ".join(names)}
+    if text.max_chars:
+        rows["Limit"] = f"at most {text.max_chars:,} characters of each source"
+    if text.deduplicate:
+        rows["Duplicates"] = "documents with identical text were removed"
+    if not meta:
+        return {**rows, "Size": "Unknown: the token store of the run was not there when the model was exported."}
     if files := meta.get("files"):
         rows["Files"] = f"{len(files):,}, with {sum(files.values()) / 1e6:,.1f} MB"
-    if limit := meta["source"].get("max_chars"):
-        rows["Limit"] = f"at most {limit:,} characters of each source"
-    if meta["source"].get("deduplicate"):
-        rows["Duplicates"] = "documents with identical text were removed"
     for split, name in (("train", "Training"), ("val", "Validation")):
         counts = (f"{meta[f'{split}_n_{kind}']:,} {kind}" for kind in ("tokens", "documents", "sentences"))
         rows[name] = ", ".join(counts)

@@ -169,7 +169,8 @@ def test_the_model_card_leaves_out_what_the_run_does_not_record(trained, tmp_pat
     (trained / "metrics.jsonl").unlink()
     assert call("pretrain/export.py", trained, tmp_path / "moved", "--hf").returncode == 0
     moved = (tmp_path / "moved" / "README.md").read_text()
-    assert "Unknown: the token store of the run was not there" in moved and "docstrings" not in moved
+    assert "Unknown: the token store of the run was not there" in moved and "| Training |" not in moved
+    assert "| Text | docstrings of installed Python packages |" in moved  # the settings have it
     assert "No evaluation of these weights is recorded" in moved and "| Optimizer | AdamW" in moved
     (trained / "config.yaml").write_text("model: [")
     damaged = call("pretrain/export.py", trained, tmp_path / "damaged", "--hf")
