@@ -22,7 +22,7 @@ from pretrain.planning.flops import (
 from pretrain.planning.zero_memory import ZeroMemory, communication_volume, zero_memory
 from xlpre.model.config import ModelConfig
 from xlpre.training.deepspeed_engine import PRECISIONS, reduce_bucket_size
-from xlpre.training.deepspeed_overrides import enabled_offloads, zero_stage
+from xlpre.training.deepspeed_overrides import communication_dtype, enabled_offloads, zero_stage
 from xlpre.training.device_specs import DeviceSpec
 from xlpre.training.muon import working_bytes
 
@@ -264,7 +264,8 @@ class Plan:
     def communication(self, stage: int, micro_batch_size: int) -> tuple[float, float]:
         """Return the bytes that a device sends in a step, and the seconds that this takes."""
         micro_steps = self.rows_per_gpu // micro_batch_size
-        sent = communication_volume(self.n_parameters, stage, self.gpus, self.is_half, micro_steps)
+        gradient_dtype = communication_dtype(self.config.deepspeed, self.precision, stage)
+        sent = communication_volume(self.n_parameters, stage, self.gpus, self.precision, gradient_dtype, micro_steps)
         return sent, sent / self.link_bandwidth
 
 

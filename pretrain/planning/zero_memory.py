@@ -86,7 +86,9 @@ def zero_memory(
     return ZeroMemory(stored + fetched, 4 * n * share, optimizer, width * bucket_size, host)
 
 
-def communication_volume(n_parameters: int, stage: int, world_size: int, half: bool, micro_steps: int) -> float:
+def communication_volume(
+    n_parameters: int, stage: int, world_size: int, precision: str, gradient_dtype: str, micro_steps: int
+) -> float:
     """Return the bytes that a process sends in a step.
 
     A ring sends (N-1)/N of a tensor to reduce-scatter or all-gather it, and twice that to all-reduce it.
@@ -95,14 +97,16 @@ def communication_volume(n_parameters: int, stage: int, world_size: int, half: b
         n_parameters: number of parameters of the model.
         stage: ZeRO stage.
         world_size: number of processes, N.
-        half: True if weights and gradients have 16 bits.
+        precision: precision of the model: fp32, bf16 or fp16.
+        gradient_dtype: data type in which gradients are summed; see `communication_dtype`.
         micro_steps: micro-steps per step.
     """
-    width, ring = (2 if half else 4), (world_size - 1) / world_size
-    once = ring * n_parameters
+    sent = (world_size - 1) / world_size * n_parameters  # elements
+    weights, gradients = (sent * (4 if dtype == "fp32" else 2) for dtype in (precision, gradient_dtype))
     return {
-        0: 2 * once * width,
-        1: 3 * once * width,  # all-reduce of gradients, all-gather of weights
-        2: micro_steps * 2 * once * width + once * width,  # DeepSpeed all-reduces its buckets after each micro-step
-        3: micro_steps * 3 * once * width,  # all-gather of weights forward and backward, reduce-scatter of gradients
+        0: 2 * gradients,
+        1: 2 * gradients + weights,  # all-reduce of gradients, all-gather of weights
+        2: micro_steps * 2 * gradients + weights,  # DeepSpeed all-reduces its buckets after each micro-step
+        3: micro_steps
+        * (2 * weights + gradients),  # all-gather of weights forward and backward, reduce-scatter of gradients
     }[stage]

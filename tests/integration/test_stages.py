@@ -132,6 +132,18 @@ def test_a_run_resumes_with_other_processes_stage_and_accumulation(make_args, tm
         assert checkpoint.read_manifest(first)["world_size"] != checkpoint.read_manifest(last)["world_size"]
 
 
+@pytest.mark.skipif(not has_bf16(), reason="this processor has no bf16 instructions")
+def test_two_processes_in_bf16_sum_their_gradients_in_fp32(make_args, tmp_path):
+    """As one process does that accumulates the same micro-batches."""
+    settings = {**COMMON, "train__precision": "bf16", "train__micro_batch_size": 4, "train__steps": 2}
+    rounded = {"deepspeed.communication_data_type": "bf16"}
+    train_all([make_args("one", **settings, **{STAGE: 1})])
+    train_all([make_args("two", **settings), make_args("rounded", **settings, **rounded)], processes=2)
+    one, two, rounded_once = (read_steps(tmp_path / name)[1][1] for name in ("one", "two", "rounded"))  # gradient norms
+    assert two == pytest.approx(one, rel=1e-6)
+    assert rounded_once != pytest.approx(one, rel=1e-5)
+
+
 def test_a_run_resumed_on_fewer_processes_keeps_its_micro_batch_size_and_accumulates_more(make_args, tmp_path):
     settings = {**COMMON, "train__save_every": 4}
     same_size = {**settings, "train__micro_batch_size": 4}

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from xlpre.training.config import TrainConfig
-from xlpre.training.deepspeed_overrides import zero_stage
+from xlpre.training.deepspeed_overrides import communication_dtype, zero_stage
 from xlpre.training.distributed import world_size
 from xlpre.training.optimizer import OptimConfig, build_optimizer
 
@@ -58,6 +58,7 @@ def build_deepspeed_config(
         "bf16": {"enabled": precision == "bf16", "check_grad_overflow": True},
         "fp16": {"enabled": precision == "fp16"},
         "data_types": {"grad_accum_dtype": "fp32"},
+        "communication_data_type": communication_dtype(overrides, precision, stage),
         "zero_optimization": {"stage": stage},
         "zero_force_ds_cpu_optimizer": False,  # the AdamW of torch with offloading, too: it needs no compiler
         "zero_allow_untested_optimizer": optim.muon,

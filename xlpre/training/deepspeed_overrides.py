@@ -92,6 +92,16 @@ def zero_stage(overrides: Mapping[str, Any], precision: str, world_size: int) ->
     return stage
 
 
+def communication_dtype(overrides: Mapping[str, Any], precision: str, stage: int) -> str:
+    """Return the data type in which processes sum their gradients: `fp32`, `bf16` or `fp16`.
+
+    By default it is fp32 for bf16 in stage 1, where gradients are accumulated in fp32 and summed once per step. Stages 2 and 3 sum
+    them after each micro-step, in the precision of the model.
+    """
+    default = "fp32" if precision == "bf16" and stage == 1 else precision
+    return str(overrides.get("communication_data_type") or default)
+
+
 def enabled_offloads(overrides: Mapping[str, Any]) -> dict[str, bool]:
     """Return, for `offload_optimizer` and `offload_param`, True if it is offloaded to host memory."""
     zero = overrides.get("zero_optimization", {})

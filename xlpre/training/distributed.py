@@ -163,6 +163,19 @@ class Comm:
         """Return the maximum over all processes of each value."""
         return self._reduce(values, dist.ReduceOp.MAX)
 
+    def start_all_reduce_max(self, *values: float) -> Callable[[], list[float]]:
+        """Start `all_reduce_max` in the background. The function that it returns waits for the result."""
+        tensor = torch.tensor(values, dtype=torch.float64)
+        if self._group is None:
+            return tensor.tolist
+        work = dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._group, async_op=True)
+
+        def wait() -> list[float]:
+            work.wait()
+            return tensor.tolist()
+
+        return wait
+
     def all_reduce_sum(self, *values: float) -> list[float]:
         """Return the sum over all processes of each value."""
         return self._reduce(values, dist.ReduceOp.SUM)

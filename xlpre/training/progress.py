@@ -8,7 +8,7 @@ from typing import Any
 
 from xlpre.training.checkpoint_writer import CheckpointWriter
 from xlpre.training.config import TrainConfig
-from xlpre.training.distributed import Comm, rank, seed_step
+from xlpre.training.distributed import Comm, rank, seed_step, world_size
 from xlpre.training.lr_schedule import ScheduleConfig, learning_rate
 from xlpre.training.optimizer import set_lr
 from xlpre.training.shutdown import ShutdownHandler
@@ -47,6 +47,7 @@ class Progress:
             self.step, self.train_seconds = manifest["step"], manifest["train_seconds"]
             self.skipped_steps = manifest["counters"]["skipped_steps"]
         self._start_time = time.monotonic() - self.train_seconds
+        self._agreement: Callable[[], list[float]] = lambda: []  # of all processes, during a step
 
     @property
     def time_fraction(self) -> float:
@@ -59,12 +60,18 @@ class Progress:
         return self.step >= self.train.steps or self.time_fraction >= 1
 
     def begin_step(self, seed: int, schedule: ScheduleConfig, peak_lr: float) -> None:
-        """Set the learning rate of the step, and seed dropout."""
+        """Set the learning rate of the step, seed dropout and start to agree on the clock. Every process must call it."""
         set_lr(self.engine.optimizer, learning_rate(schedule, peak_lr, self.step, self.train.steps, self.time_fraction))
         seed_step(seed, self.step, rank())
+        # `end_step` reads the result, so that no process waits for the network
+        self._agreement = self.comm.start_all_reduce_max(
+            float(self.shutdown.is_requested), time.monotonic() - self._start_time, float(self._writer.is_writing)
+        )
 
     def end_step(self, on_too_many_skips: Callable[[], str] = lambda: "") -> bool:
-        """Count a step, agree on the clock and advance the checkpoint in progress. Every process must call it.
+        """Count a step and advance the checkpoint in progress. Every process must call it.
+
+        All processes use the clock, the signals and the state of the checkpoint of the beginning of the step.
 
         Args:
             on_too_many_skips: called before the error for too many skipped steps; returns a hint for its message.
@@ -75,6 +82,7 @@ class Progress:
         Raises:
             ValueError: `train.max_skipped_steps` steps in a row were skipped, or a checkpoint could not be written.
         """
+        stop_requested, self.train_seconds, is_writing = self._agreement()
         self.step += 1
         previous, self.skipped_steps = self.skipped_steps, int(self.engine.skipped_steps)  # equal on all processes
         self.consecutive_skips = self.consecutive_skips + 1 if self.skipped_steps > previous else 0
@@ -85,9 +93,7 @@ class Progress:
                 f"the gradients of {self.consecutive_skips} steps in a row, up to step {self.step:,}, were not finite, and these steps "
                 f"made no update. {hint}Lower optim.lr, or check the weights of init_from."
             )
-        stop_requested, self.train_seconds, is_writing = self.comm.all_reduce_max(
-            float(self.shutdown.is_requested), time.monotonic() - self._start_time, float(self._writer.is_writing)
-        )
         if self._writer.in_progress and not is_writing:
             self._writer.advance()
-        return stop_requested > 0
+        # a single process stops at once, not after one more step
+        return self.shutdown.is_requested if world_size() == 1 else stop_requested > 0

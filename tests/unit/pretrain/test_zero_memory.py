@@ -5,6 +5,7 @@ import json
 import pytest
 
 from pretrain.planning.zero_memory import communication_volume, zero_memory
+from xlpre.training.deepspeed_overrides import communication_dtype
 from tests.conftest import has_bf16, has_fp16
 from tests.integration.conftest import run_together
 
@@ -38,12 +39,22 @@ def test_predicted_zero_memory_equals_that_of_deepspeed(deepspeed_bytes, case):
     assert deepspeed_bytes[case] == pytest.approx(expected, rel=0.01)  # 0.2 % is padding
 
 
+def volume(stage, world_size, micro_steps, gradient_dtype="bf16"):
+    return communication_volume(10**6, stage, world_size, "bf16", gradient_dtype, micro_steps)
+
+
 def test_a_single_process_sends_nothing():
-    assert [communication_volume(10**6, stage, 1, True, 4) for stage in range(4)] == [0, 0, 0, 0]
+    assert [volume(stage, 1, 4) for stage in range(4)] == [0, 0, 0, 0]
 
 
 def test_stages_2_and_3_send_more_with_every_micro_step():
-    sent = {stage: [communication_volume(10**6, stage, 8, True, steps) for steps in (1, 4)] for stage in range(4)}
+    sent = {stage: [volume(stage, 8, steps) for steps in (1, 4)] for stage in range(4)}
     assert sent[1][0] == sent[1][1] == 7 / 8 * 10**6 * 3 * 2
     assert sent[3][1] == 4 * sent[3][0] == 4 * 7 / 8 * 10**6 * 3 * 2
     assert sent[2][0] < sent[2][1] < sent[3][1]
+
+
+def test_gradients_summed_in_fp32_add_their_bytes_once_a_step_in_stage_1():
+    assert volume(1, 8, 4, "fp32") == 7 / 8 * 10**6 * (2 * 4 + 2)
+    assert [communication_dtype({}, "bf16", stage) for stage in (1, 2, 3)] == ["fp32", "bf16", "bf16"]
+    assert communication_dtype({"communication_data_type": "bf16"}, "bf16", 1) == "bf16"

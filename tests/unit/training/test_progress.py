@@ -33,15 +33,16 @@ def make_progress():
     return make
 
 
-def end_step(progress, skipped=False, **kwargs):
+def run_step(progress, skipped=False, **kwargs):
+    progress.begin_step(0, ScheduleConfig(), 0.4)
     progress.engine.skipped_steps += skipped
     return progress.end_step(**kwargs)
 
 
 def test_a_run_is_finished_after_its_steps(make_progress):
     progress = make_progress(steps=2)
-    assert not end_step(progress) and not progress.is_finished
-    assert not end_step(progress) and progress.is_finished and progress.step == 2
+    assert not run_step(progress) and not progress.is_finished
+    assert not run_step(progress) and progress.is_finished and progress.step == 2
 
 
 def test_a_run_is_finished_when_all_its_starts_together_have_used_up_the_hours(make_progress):
@@ -49,13 +50,13 @@ def test_a_run_is_finished_when_all_its_starts_together_have_used_up_the_hours(m
     progress = make_progress(manifest=manifest, hours=1.0)
     assert (progress.step, progress.skipped_steps) == (5, 1) and not progress.is_finished
     progress = make_progress(manifest={**manifest, "train_seconds": 3600.0}, hours=1.0)
-    end_step(progress)
+    run_step(progress)
     assert progress.is_finished and progress.step == 6
 
 
 def test_the_clock_resumes_from_the_checkpoint(make_progress):
     progress = make_progress(manifest={"step": 5, "train_seconds": 100.0, "counters": {"skipped_steps": 0}})
-    end_step(progress)
+    run_step(progress)
     assert progress.train_seconds > 100
 
 
@@ -63,7 +64,7 @@ def test_an_update_resets_the_count_of_consecutive_skips(make_progress):
     progress = make_progress(max_skipped_steps=3)
     counts = []
     for skipped in (True, True, False, True):
-        end_step(progress, skipped)
+        run_step(progress, skipped)
         counts.append((progress.skipped_steps, progress.consecutive_skips))
     assert counts == [(1, 1), (2, 2), (2, 0), (3, 1)]
 
@@ -76,9 +77,9 @@ def test_too_many_skips_finish_the_checkpoint_and_raise_with_the_hint(make_progr
         writer.calls.append("hint")
         return "Read this. "
 
-    assert not end_step(progress, True, on_too_many_skips=on_too_many_skips)
+    assert not run_step(progress, True, on_too_many_skips=on_too_many_skips)
     with pytest.raises(ValueError, match=r"2 steps in a row.* Read this. Lower optim.lr"):
-        end_step(progress, True, on_too_many_skips=on_too_many_skips)
+        run_step(progress, True, on_too_many_skips=on_too_many_skips)
     assert writer.calls == ["finish", "hint"]
 
 
@@ -88,12 +89,19 @@ def test_a_checkpoint_advances_when_no_process_is_writing(make_progress):
         (FakeWriter(in_progress=True, is_writing=True), []),
         (FakeWriter(in_progress=True, is_writing=False), ["advance"]),
     ]:
-        end_step(make_progress(writer))
+        run_step(make_progress(writer))
         assert writer.calls == calls
 
 
+def test_a_signal_during_a_step_of_a_single_process_stops_at_its_end(make_progress):
+    progress = make_progress()
+    progress.begin_step(0, ScheduleConfig(), 0.4)
+    progress.shutdown.is_requested = True
+    assert progress.end_step()
+
+
 def test_a_stop_request_is_returned_at_the_end_of_a_step(make_progress):
-    assert end_step(make_progress(stop_requested=True)) and not end_step(make_progress())
+    assert run_step(make_progress(stop_requested=True)) and not run_step(make_progress())
 
 
 def test_a_step_sets_its_learning_rate_and_its_dropout_seed(make_progress):
