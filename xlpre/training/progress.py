@@ -47,7 +47,7 @@ class Progress:
             self.step, self.train_seconds = manifest["step"], manifest["train_seconds"]
             self.skipped_steps = manifest["counters"]["skipped_steps"]
         self._start_time = time.monotonic() - self.train_seconds
-        self._agreement: Callable[[], list[float]] = lambda: []  # of all processes, during a step
+        self._agreement: Callable[[], list[float]]  # of all processes; set by `begin_step`
 
     @property
     def time_fraction(self) -> float:

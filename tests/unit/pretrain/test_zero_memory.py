@@ -5,9 +5,9 @@ import json
 import pytest
 
 from pretrain.planning.zero_memory import communication_volume, zero_memory
-from xlpre.training.deepspeed_overrides import communication_dtype
 from tests.conftest import has_bf16, has_fp16
 from tests.integration.conftest import run_together
+from xlpre.training.deepspeed_overrides import communication_dtype
 
 OFFLOADED = ["1 optimizer", "2 optimizer", "3 optimizer", "3 param", "3 param optimizer"]
 PRECISIONS = ["bf16", "fp32"] if has_bf16() else ["fp32"]
