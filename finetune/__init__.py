@@ -1,9 +1,7 @@
-"""Commands that fine-tune a pretrained model, and the code behind them."""
+"""Commands of fine-tuning, and the code behind them. All commands have `--help`."""
 
 from pathlib import Path
 
-from xlpre.common.cli_main import (
-    install_interrupt_handler,  # before torch: xlpre sets the OpenMP variables that torch reads
-)
+from xlpre.common.cli_main import install_interrupt_handler
 
 install_interrupt_handler(Path(__file__).parent)

@@ -1,29 +1,42 @@
 """Compare fine-tuning runs in a Markdown or CSV table, and optionally merge their predictions into one GLUE submission.
 
-python finetune/compare.py runs/cola runs/sst-2 runs/mrpc
-python finetune/compare.py runs/* --csv
-python finetune/compare.py runs/cola runs/sst-2 ... --submission submission.zip
+Folders without a finished fine-tuning run are skipped.
+
+Examples:
+  python finetune/compare.py runs/cola runs/sst-2 runs/mrpc
+  python finetune/compare.py runs/* --csv > scores.csv
+  python finetune/compare.py runs/cola runs/sst-2 runs/mrpc --submission submission.zip
+
+See docs/finetuning.md for the scores of each task.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from finetune.trainer.results import is_finished, merge_glue_submissions, read_run
 from xlpre.common.cli_main import run_main
 from xlpre.common.tables import to_csv, to_markdown
+from xlpre.config.cli import CommandParser
+
+
+def build_parser() -> CommandParser:
+    """Return the parser of the command line."""
+    parser = CommandParser(__doc__)
+    parser.add_argument("runs", metavar="RUN", type=Path, nargs="+", help="folder of a finished fine-tuning run")
+    parser.add_argument("--csv", action="store_true", help="print CSV instead of Markdown")
+    text = "also write a zip file for gluebenchmark.com"
+    parser.add_argument("--submission", metavar="FILE", type=Path, help=text)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path, nargs="+", help="folders of finished fine-tuning runs")
-    parser.add_argument("--csv", action="store_true", help="print CSV instead of Markdown")
-    parser.add_argument("--submission", type=Path, help="also write this zip file for gluebenchmark.com")
-    args = parser.parse_args(argv)
+    args = build_parser().parse(argv)
+
+    from finetune.trainer.results import merge_glue_submissions, read_run
+
     run_dirs = _finished_runs(args.runs)
     rows = [read_run(run_dir).to_row() for run_dir in run_dirs]
     print((to_csv if args.csv else to_markdown)(rows), end="")
@@ -37,6 +50,8 @@ def _finished_runs(paths: Sequence[Path]) -> list[Path]:
 
     A path that does not exist is also returned, so that reading it fails.
     """
+    from finetune.trainer.results import is_finished
+
     runs = [path for path in paths if not path.exists() or is_finished(path)]
     if not runs:
         return list(paths)

@@ -7,10 +7,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from xlpre.training.config import TrainConfig, check_compile
+from xlpre.training.config import LayerwiseOptimConfig, TrainConfig, check_compile
 from xlpre.training.deepspeed_overrides import check_overrides
 from xlpre.training.lr_schedule import ScheduleConfig
-from xlpre.training.optimizer import LayerwiseOptimConfig
 from xlpre.training.run_dir import check_run_identity
 
 # Settings that replace another one: a ratio or a number of epochs, and the number of steps that it decides.
@@ -213,9 +212,9 @@ class FinetuneConfig:
     """Settings of a fine-tuning run.
 
     Attributes:
-        task: name of the task: glue/cola, glue/sst-2, glue/mrpc, glue/qqp, glue/sts-b, glue/mnli, glue/qnli, glue/rte, glue/wnli,
-            glue/ax, race, race/middle, race/high, squad/1.1, squad/2.0, imdb, yelp-2, yelp-5, ag-news, dbpedia, amazon-2,
-            amazon-5; `classify`, `regress` and `rank` for your own files.
+        task: name of the task: `classify`, `regress` or `rank` for your own files, or a public task. Public tasks are
+            glue/cola, glue/sst-2, glue/mrpc, glue/qqp, glue/sts-b, glue/mnli, glue/qnli, glue/rte, glue/wnli, glue/ax, race,
+            race/middle, race/high, squad/1.1, squad/2.0, imdb, yelp-2, yelp-5, ag-news, dbpedia, amazon-2, amazon-5.
         name: name of the run, and of its folder.
         run_dir: folder for all output.
         init_from: folder of the pretrained model: a model folder of xlpre, a Hugging Face XLNet, or the original TensorFlow

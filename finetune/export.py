@@ -1,41 +1,48 @@
 """Export a fine-tuned model with its head for Hugging Face transformers.
 
-python finetune/export.py runs/mrpc exported/mrpc
-python finetune/export.py runs/mrpc exported/mrpc_hub --push me/my-mrpc
+`AutoModelForSequenceClassification` and `AutoTokenizer` open the result; for RACE `AutoModelForMultipleChoice`, for SQuAD
+`XLNetForQuestionAnswering`. The model card, README.md, contains what the run records.
 
-Load the result with `AutoModelForSequenceClassification` (RACE: `AutoModelForMultipleChoice`, SQuAD: `XLNetForQuestionAnswering`) and
-`AutoTokenizer`.
+Examples:
+  python finetune/export.py runs/mrpc exported/mrpc
+  python finetune/export.py runs/mrpc exported/mrpc_hub --push me/my-mrpc
 
-The model card, README.md, contains what the run records. --push uploads the folder to the Hugging Face Hub afterwards.
+See docs/finetuning.md for what the run folder contains.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from finetune.tasks.regression import RegressionTask
-from finetune.trainer.run_record import read_record
-from finetune.trainer.task_model import open_task_model
 from xlpre.common.cli_main import run_main
-from xlpre.conversion.hub_upload import add_push_argument, check_repository, finish_export
-from xlpre.conversion.model_card import task_model_card, without_paths
-from xlpre.conversion.task_model_folder import save_huggingface_task_model
+from xlpre.config.cli import CommandParser, add_push_option
+
+
+def build_parser() -> CommandParser:
+    """Return the parser of the command line."""
+    parser = CommandParser(__doc__)
+    text = "fine-tuned model folder, such as runs/mrpc/model, or the folder of its run"
+    parser.add_argument("source", metavar="SOURCE", type=Path, help=text)
+    parser.add_argument("target", metavar="TARGET", type=Path, help="folder to write; it must not exist")
+    add_push_option(parser)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "source", type=Path, help="a fine-tuned model folder, such as runs/mrpc/model, or the folder of its run"
-    )
-    parser.add_argument("target", type=Path, help="new folder to write to; it must not exist")
-    add_push_argument(parser)
-    args = parser.parse_args(argv)
+    args = build_parser().parse(argv)
     if args.target.exists():
         raise ValueError(f"target={args.target} is invalid: it exists already. Name a new folder.")
+
+    from finetune.tasks.regression import RegressionTask
+    from finetune.trainer.run_record import read_record
+    from finetune.trainer.task_model import open_task_model
+    from xlpre.conversion.hub_upload import check_repository, finish_export
+    from xlpre.conversion.model_card import task_model_card, without_paths
+    from xlpre.conversion.task_model_folder import save_huggingface_task_model
+
     if args.push:
         check_repository(args.push)
     model, task = open_task_model(args.source)

@@ -1,39 +1,50 @@
-"""Predict lines with a fine-tuned model: lines in, JSON lines out.
+"""Predict with a fine-tuned model: one example per line in, one JSON object per line out.
 
-python finetune/predict.py runs/mrpc/model < pairs.tsv
-python finetune/predict.py runs/mrpc/model questions.jsonl > predictions.jsonl
+A line is a JSON object with the fields of the training files (RACE: article, question, options; SQuAD: context, question). For tasks with
+one text it may be the text itself; for tasks with two texts, both separated by a tab, or a JSON list. Tables (.csv, .parquet, and .tsv with
+a header) are read by their columns. A SQuAD model also reads SQuAD's .json files.
 
-A line is a JSON object with the fields of the training files (RACE: article, question, options; SQuAD: context, question). For tasks
-with one text it may be the text itself; for tasks with two texts, both separated by a tab, or a JSON list. Tables (.csv, .parquet, and
-.tsv with a header) are read by their columns. A SQuAD model also reads SQuAD's .json files.
+Examples:
+  python finetune/predict.py runs/mrpc < pairs.tsv
+  python finetune/predict.py runs/mrpc/model questions.jsonl > predictions.jsonl
+
+See docs/finetuning.md for the fields of each task.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from finetune.tasks.span import SpanTask
-from finetune.trainer.inference import CHUNK_SIZE, predict_lines, read_input
-from finetune.trainer.task_model import open_task_model
 from xlpre.common.cli_main import run_main
+from xlpre.config.cli import CommandParser
+
+
+def build_parser() -> CommandParser:
+    """Return the parser of the command line."""
+    parser = CommandParser(__doc__)
+    text = "fine-tuned model folder, such as runs/mrpc/model, or the folder of its run"
+    parser.add_argument("model", metavar="MODEL", type=Path, help=text)
+    text = "file with one example per line (default: standard input)"
+    parser.add_argument("file", metavar="FILE", type=Path, nargs="?", help=text)
+    text = "examples per forward pass (default: 32)"
+    parser.add_argument("--batch-size", metavar="N", type=int, default=32, help=text)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "model", type=Path, help="a fine-tuned model folder, such as runs/mrpc/model, or the folder of its run"
-    )
-    parser.add_argument("file", type=Path, nargs="?", help="file with one example per line (default: standard input)")
-    parser.add_argument("--batch-size", type=int, default=32, help="examples per forward pass")
-    args = parser.parse_args(argv)
+    args = build_parser().parse(argv)
     if args.batch_size < 1:
         raise ValueError(f"--batch-size={args.batch_size} is invalid: it must be at least 1.")
+
+    from finetune.tasks.span import SpanTask
+    from finetune.trainer.inference import CHUNK_SIZE, predict_lines, read_input
+    from finetune.trainer.task_model import open_task_model
+
     model, task = open_task_model(args.model)
     lines = read_input(args.file, task.text_columns, isinstance(task, SpanTask))
     is_interactive = args.file is None and os.isatty(0)

@@ -1,7 +1,7 @@
-"""Commands of pretraining. Most take `--config FILE key=value ...`; all have `--help`."""
+"""Commands of pretraining, and the code behind them. All commands have `--help`."""
 
 from pathlib import Path
 
-from xlpre.common.cli_main import install_interrupt_handler  # before torch starts its threads
+from xlpre.common.cli_main import install_interrupt_handler
 
 install_interrupt_handler(Path(__file__).parent)

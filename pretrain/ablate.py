@@ -1,25 +1,53 @@
 """Run the rows of an ablation and compare them.
 
-python pretrain/ablate.py configs/ablations/FILE.yaml --print      print the commands, one per line
-python pretrain/ablate.py configs/ablations/FILE.yaml --run        run them, several in parallel; finished runs are skipped
-python pretrain/ablate.py configs/ablations/FILE.yaml --table      compare the runs; writes table.md, table.csv and
-                                                                   curves.png into runs/FILE
+Each row of an ablation file is a pretraining with a few changed settings. --run skips finished runs and resumes stopped ones. It compares
+the runs in table.md, table.csv and curves.png in runs/FILE (with --rows: subset_table.md and so on). Settings on the command line apply to
+every row.
 
-With `--rows a,b` the files are named subset_table.md and so on. Overrides (key=value) apply to every row. If interrupted,
-start the same command again: it resumes.
+Examples:
+  python pretrain/ablate.py configs/ablations/objectives.yaml --print
+  python pretrain/ablate.py configs/ablations/objectives.yaml --run --seeds 3
+  python pretrain/ablate.py configs/ablations/xlnet_table6.yaml --run --processes 8 --rows k_6,no_memory train.steps=20000
+  python pretrain/ablate.py configs/ablations/objectives.yaml --table
+
+See README.md for the ablations of the paper, and the comments in configs/ablations for what each file compares.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pretrain.tools.ablation import Ablation, Run, read_results, write_comparison
+from pretrain.config import PretrainConfig
 from xlpre.common.cli_main import run_main
 from xlpre.common.job_pool import Command, run_all
+from xlpre.config.cli import SettingsParser
+
+if TYPE_CHECKING:
+    from pretrain.tools.ablation import Run
+
+COMMON = ("data.store_dir", "tokenizer.path", "train.steps", "train.hours", "train.global_batch_size", "eval.every")
+
+
+def build_parser() -> SettingsParser[PretrainConfig]:
+    """Return the parser of the command line."""
+    parser = SettingsParser(PretrainConfig, __doc__, COMMON, reads_file=False)
+    parser.add_argument("ablation", metavar="FILE", type=Path, help="an ablation, see configs/ablations/")
+    parser.add_argument("--print", action="store_true", help="print the commands of the runs, one per line")
+    parser.add_argument("--run", action="store_true", help="run them, several in parallel, and compare them")
+    parser.add_argument("--table", action="store_true", help="compare the runs that were evaluated")
+    parser.add_argument(
+        "--rows", metavar="A,B,...", type=lambda rows: rows.split(","), default=[], help="only these rows"
+    )
+    text = "runs of each row (default: num_seeds of the file)"
+    parser.add_argument("--seeds", metavar="N", type=int, help=text)
+    text = "runs in parallel (default: number of GPUs, or of cores, divided by --processes)"
+    parser.add_argument("--jobs", metavar="N", type=int, help=text)
+    parser.add_argument("--processes", metavar="N", type=int, default=1, help="processes of each run (default: 1)")
+    return parser
 
 
 def _command(run: Run, processes: int) -> Command:
@@ -30,21 +58,15 @@ def _command(run: Run, processes: int) -> Command:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("ablation", type=Path, help="a file in configs/ablations")
-    for flag, help_text in (("print", "print the commands"), ("run", "run them"), ("table", "compare the runs")):
-        parser.add_argument(f"--{flag}", action="store_true", help=help_text)
-    parser.add_argument("--rows", type=lambda rows: rows.split(","), default=[], help="only these rows: a,b,c")
-    parser.add_argument("--seeds", type=int, help="runs of each row (default: num_seeds of the file)")
-    parser.add_argument("--jobs", type=int, help="runs in parallel (default: GPUs, or cores, divided by --processes)")
-    parser.add_argument("--processes", type=int, default=1, help="processes of each run")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings of every row")
-    args = parser.parse_intermixed_args(argv)
+    args = build_parser().parse(argv)
     if not (args.print or args.run or args.table):
-        parser.error("nothing to do: give --print, --run or --table")
+        raise ValueError("--print, --run and --table are missing: one of them must be set. See --help.")
     for flag in ("jobs", "processes"):
         if (number := getattr(args, flag)) is not None and number < 1:
             raise ValueError(f"--{flag} {number} is invalid: it must be at least 1. Leave it out for the default.")
+
+    from pretrain.tools.ablation import Ablation, read_results, write_comparison
+
     ablation = Ablation(args.ablation, args.overrides, args.rows, args.seeds)
     for run in ablation.runs:
         run.check_batch(args.processes)

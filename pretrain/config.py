@@ -9,16 +9,14 @@ from typing import Any
 
 from xlpre.config.loader import load_config
 from xlpre.data.window_layout import DataConfig
-from xlpre.inference.cloze import BLANK, has_blank
-from xlpre.model.config import ModelConfig
-from xlpre.model.memory import MemoryConfig
+from xlpre.model.config import MemoryConfig, ModelConfig
 from xlpre.objectives.objective import ObjectiveConfig
+from xlpre.text.blanks import BLANK, has_blank
 from xlpre.text.corpus import TextConfig
 from xlpre.text.tokenizer import TokenizerConfig
-from xlpre.training.config import TrainConfig, check_compile
+from xlpre.training.config import PretrainOptimConfig, TrainConfig, check_compile
 from xlpre.training.deepspeed_overrides import check_muon_overrides, check_overrides
 from xlpre.training.lr_schedule import ScheduleConfig
-from xlpre.training.optimizer import PretrainOptimConfig
 from xlpre.training.run_dir import check_run_identity
 
 # settings that the result of a run depends on, and those among them that it does not depend on, or that are compared elsewhere

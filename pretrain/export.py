@@ -1,41 +1,50 @@
 """Export the model of a run, or convert a model folder.
 
-python pretrain/export.py runs/quickstart exported/quickstart
-python pretrain/export.py runs/quickstart exported/quickstart_hf --hf
-python pretrain/export.py runs/quickstart exported/quickstart_tf --tf
-python pretrain/export.py runs/quickstart exported/quickstart_hub --hf --push me/my-xlnet
-python pretrain/export.py downloads/xlnet_cased_L-12_H-768_A-12 exported/xlnet_base
+The source is a run folder (finished or not: the latest checkpoint is exported), or a model folder of xlpre, of Hugging Face's XLNet, or of
+the original TensorFlow release. With --hf, `XLNetLMHeadModel.from_pretrained` and `AutoTokenizer.from_pretrained` open the result. With
+--tf, the original TensorFlow code can train it further. The model card, README.md, contains what the run records.
 
-The source is a run folder (finished or not: the latest checkpoint is exported), or a model folder of xlpre, of Hugging
-Face's XLNet, or of the original TensorFlow release. With --hf, `XLNetLMHeadModel.from_pretrained` and
-`AutoTokenizer.from_pretrained` open the result. With --tf, the original TensorFlow code can train it further.
+Examples:
+  python pretrain/export.py runs/quickstart exported/quickstart
+  python pretrain/export.py runs/quickstart exported/quickstart_hf --hf
+  python pretrain/export.py runs/quickstart exported/quickstart_hub --hf --push me/my-xlnet
+  python pretrain/export.py downloads/xlnet_cased_L-12_H-768_A-12 exported/xlnet_base
 
-The model card, README.md, contains what the run records. --push uploads the folder to the Hugging Face Hub afterwards.
+See docs/python.md for using a model folder, and docs/parity.md for what converts exactly.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
-from pretrain.tools.run_record import read_record
 from xlpre.common.cli_main import run_main
-from xlpre.conversion.hub_upload import add_push_argument, check_repository, finish_export
-from xlpre.conversion.model_card import language_model_card, without_paths
-from xlpre.conversion.model_folder import ModelFolder, load_folder, save_folder, save_huggingface, save_tensorflow
+from xlpre.config.cli import CommandParser, add_push_option
 from xlpre.text.preprocess import Preprocess
-from xlpre.text.tokenizer import Tokenizer
-from xlpre.training import checkpoint
 
-# function that writes the format, and its description for the last line
-FORMATS = {
-    "native": (save_folder, ""),
-    "hf": (save_huggingface, " for Hugging Face's transformers"),
-    "tf": (save_tensorflow, " for the original's TensorFlow code"),
-}
+if TYPE_CHECKING:
+    from xlpre.conversion.model_folder import ModelFolder
+
+DESCRIPTIONS = {"native": "", "hf": " for Hugging Face's transformers", "tf": " for the original's TensorFlow code"}
+
+
+def build_parser() -> CommandParser:
+    """Return the parser of the command line."""
+    parser = CommandParser(__doc__)
+    text = "run folder, such as runs/quickstart, or model folder"
+    parser.add_argument("source", metavar="SOURCE", type=Path, help=text)
+    parser.add_argument("target", metavar="TARGET", type=Path, help="folder to write; it must not exist")
+    formats = parser.add_mutually_exclusive_group()
+    formats.set_defaults(format="native")
+    for name in ("hf", "tf"):
+        text = f"write it{DESCRIPTIONS[name]}"
+        formats.add_argument(f"--{name}", dest="format", action="store_const", const=name, help=text)
+    text = "preprocessing of the training text, for a source without provenance.json (default: cased, as published)"
+    parser.add_argument("--preprocess", choices=get_args(Preprocess), help=text)
+    add_push_option(parser)
+    return parser
 
 
 def load_source(source: Path) -> ModelFolder:
@@ -44,6 +53,9 @@ def load_source(source: Path) -> ModelFolder:
     Raises:
         ValueError: There is no model, or it cannot be read.
     """
+    from xlpre.conversion.model_folder import load_folder
+    from xlpre.training import checkpoint
+
     folder, checkpoints = source / "model", source / checkpoint.CHECKPOINTS_DIR
     if checkpoints.is_dir() and not folder.is_dir():
         latest = checkpoint.latest_valid(checkpoints)
@@ -57,26 +69,16 @@ def load_source(source: Path) -> ModelFolder:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", type=Path, help="a run folder, such as runs/quickstart, or a model folder")
-    parser.add_argument("target", type=Path, help="the folder to write; it must not exist")
-    formats = parser.add_mutually_exclusive_group()
-    formats.set_defaults(format="native")
-    formats.add_argument(
-        "--hf", dest="format", action="store_const", const="hf", help="for Hugging Face's transformers"
-    )
-    formats.add_argument(
-        "--tf", dest="format", action="store_const", const="tf", help="for the original's TensorFlow code"
-    )
-    parser.add_argument(
-        "--preprocess",
-        choices=get_args(Preprocess),
-        help="preprocessing of the training text, for a source without provenance.json (default: cased, as published)",
-    )
-    add_push_argument(parser)
-    args = parser.parse_args(argv)
+    args = build_parser().parse(argv)
     if args.target.exists():
         raise ValueError(f"{args.target} is invalid: it exists already. Give a folder that does not exist.")
+
+    from pretrain.tools.run_record import read_record
+    from xlpre.conversion.hub_upload import check_repository, finish_export
+    from xlpre.conversion.model_card import language_model_card, without_paths
+    from xlpre.conversion.model_folder import save_folder, save_huggingface, save_tensorflow
+    from xlpre.text.tokenizer import Tokenizer
+
     if args.push:
         check_repository(args.push)
     folder = load_source(args.source)
@@ -90,14 +92,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         folder = dataclasses.replace(folder, tokenizer=tokenizer)
     record = read_record(args.source, folder)
     card = language_model_card(folder, args.push or args.target.name, args.format, record)
-    save, description = FORMATS[args.format]
+    save = {"native": save_folder, "hf": save_huggingface, "tf": save_tensorflow}[args.format]
     save(args.target, without_paths(folder), card.render())
     step = f" at step {folder.provenance['step']:,}" if "step" in folder.provenance else ""
     if folder.tokenizer and not folder.provenance and not args.preprocess:
         print(
             f"{args.source} has no provenance.json: preprocessing is assumed to be cased; set --preprocess to change it"
         )
-    print(f"{args.source}{step}: written to {args.target}{description}")
+    print(f"{args.source}{step}: written to {args.target}{DESCRIPTIONS[args.format]}")
     finish_export(args.source, args.target, args.push)
 
 

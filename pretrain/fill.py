@@ -1,28 +1,41 @@
-"""Predict the missing words of sentences.
+"""Predict the missing words of sentences with a pretrained model.
 
-python pretrain/fill.py runs/quickstart/model "The ____ of the function is a list of strings."
+A missing word is written as ____ (three or more underscores). Each blank is one token of the vocabulary.
+
+Examples:
+  python pretrain/fill.py runs/quickstart/model "Returns the ____ of the list."
+  python pretrain/fill.py runs/quickstart/model "Returns a ____ of strings." "If ____ is given, it must be a ____."
+
+See docs/python.md for the same from Python.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
-import pretrain  # noqa: F401  before torch
-
-# isort: split
 from xlpre.common.cli_main import run_main
-from xlpre.conversion.model_folder import load_folder
-from xlpre.inference.cloze import BLANK, fill_blanks, format_result
-from xlpre.objectives.registry import OBJECTIVES
+from xlpre.config.cli import CommandParser
+from xlpre.text.blanks import BLANK
+
+
+def build_parser() -> CommandParser:
+    """Return the parser of the command line."""
+    parser = CommandParser(__doc__)
+    parser.add_argument("model", metavar="MODEL", help="model folder, such as runs/quickstart/model")
+    parser.add_argument(
+        "text", metavar="TEXT", nargs="+", help=f"sentence in quotes, with {BLANK} in place of a missing word"
+    )
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="model folder, such as runs/quickstart/model")
-    parser.add_argument("text", nargs="+", help=f"sentences with {BLANK} in place of a missing word")
-    args = parser.parse_args(argv)
+    args = build_parser().parse(argv)
+
+    from xlpre.conversion.model_folder import load_folder
+    from xlpre.inference.cloze import fill_blanks, format_result
+    from xlpre.objectives.registry import OBJECTIVES
+
     folder = load_folder(args.model)
     if not OBJECTIVES[folder.objective].sees_ahead:
         raise ValueError(

@@ -1,37 +1,62 @@
-"""Plan a pretraining before it runs: parameters, memory per GPU, FLOPs, time, communication.
+"""Plan a pretraining before it runs: parameters, memory per GPU, FLOPs, time and communication.
 
-python pretrain/plan.py --config configs/pretrain/xlnet_large_v2.yaml --gpus 8 --device h200
-python pretrain/plan.py --config configs/pretrain/xlnet_base.yaml train.steps=500000 --gpus 1024 --device h100 --mfu 0.35
+The command takes seconds and needs no GPU, text or vocabulary. Parameters and FLOPs are counts; all other figures are predictions.
 
-Parameters and FLOPs are counts; all other figures are predictions. docs/plan.md explains each figure.
+Examples:
+  python pretrain/plan.py --config configs/pretrain/xlnet_large_v2.yaml --gpus 8 --device h200
+  python pretrain/plan.py --config configs/pretrain/xlnet_base.yaml --gpus 256 --device h100 --mfu 0.35 train.steps=500000
+
+See docs/plan.md, which explains each figure.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import math
 from collections.abc import Sequence
 
 from pretrain.config import PretrainConfig
-from pretrain.planning.plan import Plan, describe
 from xlpre.common.cli_main import run_main
-from xlpre.config.loader import load_config
+from xlpre.config.cli import SettingsParser
 from xlpre.training.device_specs import DEVICES
+
+COMMON = (
+    "tokenizer.vocab_size",
+    "data.seq_len",
+    "model.n_layer",
+    "model.d_model",
+    "model.n_head",
+    "model.mem_len",
+    "optim.name",
+    "train.steps",
+    "train.global_batch_size",
+    "train.micro_batch_size",
+    "train.precision",
+    "train.activation_checkpointing",
+    "deepspeed",
+)
+
+
+def build_parser() -> SettingsParser[PretrainConfig]:
+    """Return the parser of the command line."""
+    parser = SettingsParser(PretrainConfig, __doc__, COMMON)
+    parser.add_argument("--gpus", metavar="N", type=int, default=1, help="total number of devices (default: 1)")
+    text = "number of machines (default: the fewest that hold all devices)"
+    parser.add_argument("--nodes", metavar="N", type=int, help=text)
+    text = f"{', '.join(DEVICES)} (default: h200)"
+    parser.add_argument("--device", metavar="NAME", choices=DEVICES, default="h200", help=text)
+    text = "expected model FLOPs utilization, a fraction of the peak (default: 0.4)"
+    parser.add_argument("--mfu", metavar="X", type=float, default=0.4, help=text)
+    text = "window tokens to train on (default: those of train.steps)"
+    parser.add_argument("--tokens", metavar="N", type=int, help=text)
+    text = "peak TFLOP/s of the device (default: from its data sheet)"
+    parser.add_argument("--peak", metavar="X", type=float, help=text)
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", help="a YAML file, see configs/")
-    parser.add_argument("--gpus", type=int, default=1, help="total number of devices (default: 1)")
-    parser.add_argument("--nodes", type=int, help="number of machines (default: the fewest that hold all devices)")
-    parser.add_argument("--device", choices=DEVICES, default="h200")
-    parser.add_argument("--mfu", type=float, default=0.4, help="expected model FLOPs utilization (default: 0.4)")
-    parser.add_argument("--tokens", type=int, help="window tokens to train on (default: train.steps steps)")
-    parser.add_argument("--peak", type=float, help="peak TFLOP/s of the device (default: from its data sheet)")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that override those of the file")
-    args = parser.parse_intermixed_args(argv)
+    config, _, args = build_parser().parse_config(argv)
     for flag in ("gpus", "nodes", "tokens", "peak"):
         value = getattr(args, flag)
         if value is not None and not 0 < value < math.inf:
@@ -42,7 +67,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.peak is not None:
         device = dataclasses.replace(device, flops=args.peak * 1e12)
     nodes = args.nodes or math.ceil(args.gpus / device.per_node)
-    config = load_config(PretrainConfig, args.config, args.overrides)
+
+    from pretrain.planning.plan import Plan, describe
+
     print(describe(Plan(config, device, args.gpus, nodes, args.mfu), args.device, args.tokens))
 
 

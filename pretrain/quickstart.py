@@ -1,6 +1,14 @@
-"""Pretrain from raw text: vocabulary, token store, training, report and predictions. Finished stages are skipped.
+"""Pretrain from raw text in one command: vocabulary, token store, training, report and predictions.
 
-python pretrain/quickstart.py --config configs/pretrain/quickstart.yaml text.source='my_texts/*.txt' name=mine
+Stages that are finished are skipped, so the same command continues where it stopped. Training uses all GPUs, or two CPU processes. The
+model and the report are in runs/NAME.
+
+Examples:
+  make quickstart
+  python pretrain/quickstart.py --config configs/pretrain/quickstart.yaml
+  python pretrain/quickstart.py --config configs/pretrain/quickstart.yaml name=mine text.source='my_texts/*.txt' text.max_chars=null
+
+See README.md for the same stages as single commands, and docs/recipes.md for other presets.
 """
 
 from __future__ import annotations
@@ -10,31 +18,49 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import pretrain  # noqa: F401  before torch
-
-# isort: split
 import psutil
-import torch
 
 from pretrain.config import PretrainConfig
 from pretrain.tools.preparation import make_store, make_tokenizer
-from pretrain.tools.report_page import write_report
-from pretrain.trainer.inputs import describe_finished, is_finished
-from pretrain.trainer.samples import read_samples
 from xlpre.common.cli_main import run_main
 from xlpre.common.job_pool import stop_on_signal
-from xlpre.config.cli import parse_config, read_explicit_keys
-from xlpre.inference.cloze import ClozeResult, format_result
-from xlpre.training.distributed import deepspeed_launcher
-from xlpre.training.shutdown import PARENT_PID_VARIABLE
+from xlpre.config.cli import ExplicitKeys, SettingsParser
+
+COMMON = (
+    "name",
+    "text.source",
+    "text.max_chars",
+    "tokenizer.vocab_size",
+    "data.seq_len",
+    "model.n_layer",
+    "model.d_model",
+    "model.mem_len",
+    "optim.lr",
+    "train.steps",
+    "train.hours",
+    "train.global_batch_size",
+    "eval.every",
+)
 
 
-def train(config: PretrainConfig, args: list[str]) -> None:
+def build_parser() -> SettingsParser[PretrainConfig]:
+    """Return the parser of the command line."""
+    return SettingsParser(PretrainConfig, __doc__, COMMON)
+
+
+def train(config: PretrainConfig, explicit_keys: ExplicitKeys, args: Sequence[str]) -> None:
     """Run `deepspeed pretrain/run.py` with the same arguments, on all GPUs or on two CPU processes."""
-    if is_finished(config, read_explicit_keys({}, args)):
+    import torch
+
+    from pretrain.trainer.inputs import describe_finished, is_finished
+    from xlpre.training.distributed import deepspeed_launcher
+    from xlpre.training.shutdown import PARENT_PID_VARIABLE
+
+    if is_finished(config, explicit_keys):
         print(f"{describe_finished(config)}. To train again, set another name.")
         return
     available = torch.cuda.device_count() or min(2, os.cpu_count() or 1)
@@ -60,6 +86,9 @@ def train(config: PretrainConfig, args: list[str]) -> None:
 
 def show_samples(config: PretrainConfig) -> None:
     """Print the predictions for blanks of the last evaluation."""
+    from pretrain.trainer.samples import read_samples
+    from xlpre.inference.cloze import ClozeResult, format_result
+
     record = read_samples(Path(config.run_dir))[-1]
     if not record["results"]:
         print(
@@ -74,15 +103,18 @@ def show_samples(config: PretrainConfig) -> None:
     print(f"\nTry: {shlex.join(command)}")
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    args = sys.argv[1:]
-    config = parse_config(PretrainConfig, __doc__ or "", args)
+    config, explicit_keys, _ = build_parser().parse_config(argv)
     start = time.monotonic()
     make_tokenizer(config)
     make_store(config)
-    train(config, args)
-    if not is_finished(config, read_explicit_keys({}, args)):
+    train(config, explicit_keys, sys.argv[1:] if argv is None else argv)
+
+    from pretrain.tools.report_page import write_report
+    from pretrain.trainer.inputs import is_finished
+
+    if not is_finished(config, explicit_keys):
         print("stopped. The same command resumes.")
         return
     report = write_report(Path(config.run_dir))

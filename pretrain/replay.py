@@ -1,135 +1,44 @@
 """Replay the last step of a run that stopped because of non-finite gradients, and report the first non-finite value.
 
-python pretrain/replay.py runs/xlnet_base/nonfinite/step_00012345
-python pretrain/replay.py runs/xlnet_base/nonfinite/step_00012345 --precision fp32
+The run printed the folder when it stopped. Each micro-batch runs forward and backward alone. Dropout is that of the run if device and
+precision are the same.
 
-The run printed the folder when it stopped. Each micro-batch runs forward and backward alone. Dropout is that of the run if
-device and precision are the same.
+Examples:
+  python pretrain/replay.py runs/xlnet_base/nonfinite/step_00012345
+  python pretrain/replay.py runs/xlnet_base/nonfinite/step_00012345 --precision fp32 --device cpu
+
+See docs/reliability.md for what a run does when gradients are not finite.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-import pretrain  # noqa: F401  before torch
-
-# isort: split
-import torch
-
-from pretrain.tools.nonfinite_detector import NonFiniteSite, ReplayResult, format_rows, is_finite, replay
-from pretrain.trainer.nonfinite_dump import read_dump
-from xlpre.batch import Batch
 from xlpre.common.cli_main import run_main
-from xlpre.model.memory import Memory
-from xlpre.text.tokenizer import Tokenizer
-from xlpre.training.deepspeed_engine import PRECISIONS
-from xlpre.training.distributed import seed_step
+from xlpre.config.cli import CommandParser
 
-MAX_ROWS, MAX_CHARS, MAX_NAMES = 4, 200, 3  # that are printed
+AS_RUN = "as-run"
 
 
-def _format_result(result: ReplayResult, batch: Batch, tokenizer: Tokenizer) -> list[str]:
-    """Return the lines for one micro-batch."""
-    lines = [f"memory    {f'not finite in {format_rows(result.memory_rows)}' if result.memory_rows else 'finite'}"]
-    otherwise = "not finite, because of the memory" if result.memory_rows else "finite"
-    lines.append(f"forward   {_format_site(result.forward, 'input') if result.forward else otherwise}")
-    lines.append(f"loss      {result.loss:.4g}")
-    lines += _format_backward(result)
-    rows = list(range(len(batch.input_ids))) if result.rows is None else result.rows
-    lines += [f"row {row:<5} {_row_text(batch, row, tokenizer)}" for row in rows[:MAX_ROWS]]
-    if len(rows) > MAX_ROWS:
-        lines.append(f"          and {len(rows) - MAX_ROWS} more rows")
-    return lines
-
-
-def _format_backward(result: ReplayResult) -> list[str]:
-    if result.grad_norm is None:
-        return ["backward  skipped, because the loss is not finite"]
-    lines = [f"backward  {_format_site(result.backward, 'incoming gradient') if result.backward else 'finite'}"]
-    lines.append(f"          global norm {result.grad_norm:.3g}")
-    if result.nonfinite_parameters:
-        names = _format_names(result.nonfinite_parameters)
-        lines.append(f"          not finite for {len(result.nonfinite_parameters)} parameters: {names}")
-    if result.max_gradient:
-        size, name = result.max_gradient
-        others = " of the others" * bool(result.nonfinite_parameters)
-        lines.append(f"          largest |gradient|{others} {size:.3g}, of {name}")
-    return lines
-
-
-def _format_site(site: NonFiniteSite, input_name: str) -> str:
-    text = f"first non-finite value: {site.description}"
-    if site.rows:
-        text += f", {format_rows(site.rows)}"
-    sizes = [(input_name, site.max_input), ("weight", site.max_weight)]
-    known = [f"largest |{name}| {size:.3g}" for name, size in sizes if size is not None]
-    return text + (f" ({', '.join(known)})" if known else "")
-
-
-def _format_names(names: list[str]) -> str:
-    rest = len(names) - MAX_NAMES
-    return ", ".join(names[:MAX_NAMES]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def _row_text(batch: Batch, row: int, tokenizer: Tokenizer) -> str:
-    """Return the text of a row in reading order."""
-    ids = batch.input_ids[row].tolist()
-    text = tokenizer.decode(reversed(ids) if batch.backward[row] else ids)
-    return repr(text[:MAX_CHARS]) + ("..." if len(text) > MAX_CHARS else "")
-
-
-def _select_device(name: str | None) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda is invalid: torch finds no GPU here. Leave it out, or set --device cpu.")
-    return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-
-
-def _summarize(first_values: list[str], results: list[ReplayResult]) -> str:
-    if first_values:
-        return f"first non-finite value: {first_values[0]}"
-    size, name = max(result.max_gradient for result in results if result.max_gradient)
-    return (
-        f"all values are finite here: {len(results)} micro-batches, largest |gradient| {size:.3g}, of {name}. In the run they were not: "
-        "check the precision (--precision), the device, and the reduction between processes"
-    )
+def build_parser() -> CommandParser:
+    """Return the parser of the command line."""
+    parser = CommandParser(__doc__)
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="RUN_DIR/nonfinite/step_..., as printed by the run")
+    choices = [AS_RUN, "fp32", "bf16", "fp16"]
+    text = f"precision of the replay (default: {AS_RUN})"
+    parser.add_argument("--precision", choices=choices, default=AS_RUN, help=text)
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="device (default: cuda if there is a GPU)")
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="RUN_DIR/nonfinite/step_..., as printed by the run")
-    parser.add_argument("--precision", choices=[*PRECISIONS, "as-run"], default="as-run", help="default: as-run")
-    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda if available")
-    args = parser.parse_args(argv)
-    device = _select_device(args.device)
-    folder, rank_dumps = read_dump(args.folder)
-    run = rank_dumps[0]
-    dtype = PRECISIONS.get(args.precision, run.precision)
-    tokenizer = folder.require_tokenizer(args.folder / "model")
-    model = folder.model().to(device, dtype).train()
-    precision_names = {value: key for key, value in PRECISIONS.items()}
-    print(
-        f"{args.folder}: step {run.step:,} of {run.world_size} process(es), {run.n_micro_steps} micro-batch(es) each; "
-        f"run in {precision_names[run.precision]}, replay in {precision_names[dtype]} on {device.type}"
-    )
-    nonfinite = [name for name, parameter in model.named_parameters() if not is_finite(parameter)]
-    print(f"weights: {f'not finite: {_format_names(nonfinite)}' if nonfinite else 'finite'}")
-    first_values = [f"the weights, {_format_names(nonfinite)}"] if nonfinite else []
-    results = []
-    for dump in rank_dumps:
-        seed_step(dump.seed, dump.step, dump.rank)
-        for index, (batch, memory) in enumerate(dump.micro_steps()):
-            origin = f"rank {dump.rank}, micro-batch {index}"
-            memory = Memory(memory.hidden.to(device, dtype), memory.valid.to(device))
-            result = replay(model, batch.to(device), memory)
-            print(f"\n{origin}: {batch.input_ids.size(0)} rows of {batch.input_ids.size(1)} tokens")
-            print("\n".join(f"  {line}" for line in _format_result(result, batch, tokenizer)))
-            if result.first:
-                first_values.append(f"{result.first} ({origin})")
-            results.append(result)
-    print(f"\n{_summarize(first_values, results)}")
+    args = build_parser().parse(argv)
+
+    from pretrain.tools.replay_report import print_replay
+
+    print_replay(args.folder, None if args.precision == AS_RUN else args.precision, args.device)
 
 
 if __name__ == "__main__":

@@ -1,34 +1,68 @@
-"""Pretrain a model.
+"""Pretrain a model on a token store, which pretrain/prepare.py makes.
 
-deepspeed pretrain/run.py --config configs/pretrain/quickstart.yaml
-deepspeed pretrain/run.py --config configs/pretrain/quickstart.yaml name=no_memory model.mem_len=0 data.store_dir=stores/quickstart
-deepspeed pretrain/run.py --config configs/pretrain/quickstart.yaml --dry-run
+The run writes metrics, checkpoints and the model into runs/NAME. The same command resumes a stopped run from its latest checkpoint.
+`deepspeed` and `torchrun` start one process per GPU; `python` starts a single process.
 
-The same command resumes a stopped run from its latest checkpoint.
+Examples:
+  deepspeed pretrain/run.py --config configs/pretrain/quickstart.yaml
+  deepspeed --num_gpus 2 pretrain/run.py --config configs/pretrain/quickstart.yaml name=mine
+  python pretrain/run.py --config configs/pretrain/quickstart.yaml name=no_memory data.store_dir=stores/quickstart model.mem_len=0
+  python pretrain/run.py --config configs/pretrain/xlnet_base.yaml --dry-run
+
+See docs/configuration.md for all settings, docs/distributed.md for many GPUs and machines, and docs/recipes.md for what to expect.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from pretrain.config import PretrainConfig
-from pretrain.trainer.dry_run import dry_run
-from pretrain.trainer.inputs import describe_finished, is_finished
-from pretrain.trainer.trainer import Trainer
 from xlpre.common.cli_main import run_main
-from xlpre.config.cli import ExplicitKeys, parse_config_and_flags, read_explicit_keys
-from xlpre.training.distributed import destroy_process_group, is_rank_zero
+from xlpre.config.cli import ExplicitKeys, SettingsParser
 
-FLAGS = {"dry-run": "print the settings, the size and the start of the run, and write nothing"}
+COMMON = (
+    "name",
+    "init_from",
+    "data.store_dir",
+    "data.seq_len",
+    "objective.name",
+    "model.n_layer",
+    "model.d_model",
+    "model.n_head",
+    "model.mem_len",
+    "optim.lr",
+    "schedule.warmup_steps",
+    "train.steps",
+    "train.hours",
+    "train.global_batch_size",
+    "train.micro_batch_size",
+    "train.precision",
+    "eval.every",
+)
 
 
-def main() -> None:
+def build_parser() -> SettingsParser[PretrainConfig]:
+    """Return the parser of the command line."""
+    parser = SettingsParser(PretrainConfig, __doc__, COMMON)
+    text = "print the settings, the size and the start of the run, and write nothing"
+    parser.add_argument("--dry-run", action="store_true", help=text)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    config, flags = parse_config_and_flags(PretrainConfig, __doc__ or "", FLAGS)
-    explicit_keys = read_explicit_keys(FLAGS)
+    config, explicit_keys, args = build_parser().parse_config(argv)
     _check_has_preset(explicit_keys)
-    _warn_about_restarts()
-    if "dry-run" in flags:
+
+    from pretrain.trainer.dry_run import dry_run
+    from pretrain.trainer.inputs import describe_finished, is_finished
+    from pretrain.trainer.trainer import Trainer
+    from xlpre.training.distributed import destroy_process_group, is_rank_zero
+
+    if is_rank_zero():
+        _warn_about_restarts()
+    if args.dry_run:
         dry_run(config, explicit_keys)
     elif not is_finished(config, explicit_keys):
         Trainer(config, explicit_keys).train()
@@ -51,11 +85,7 @@ def _check_has_preset(explicit_keys: ExplicitKeys) -> None:
 def _warn_about_restarts() -> None:
     """Print a warning if torchrun shares its store with the training: restarted processes read stale addresses (torch 2.13)."""
     variable = os.environ.get
-    if (
-        is_rank_zero()
-        and variable("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        and variable("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
-    ):
+    if variable("TORCHELASTIC_USE_AGENT_STORE") == "True" and variable("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
         print(
             "warning: torchrun's --max-restarts will not work. Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the environment of "
             "torchrun (docs/distributed.md).",

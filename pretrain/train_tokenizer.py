@@ -1,19 +1,35 @@
 """Train a SentencePiece vocabulary on text.
 
-python pretrain/train_tokenizer.py --config configs/pretrain/quickstart.yaml text.source='wiki/*.txt.gz'
+The vocabulary is written to tokenizers/NAME.model; its special tokens are those of XLNet. An existing vocabulary of the same text is kept.
+
+Examples:
+  python pretrain/train_tokenizer.py --config configs/pretrain/quickstart.yaml
+  python pretrain/train_tokenizer.py --config configs/pretrain/quickstart.yaml name=mine text.source='my_texts/*.txt' text.max_chars=null
+  python pretrain/train_tokenizer.py name=small text.source='my_texts/*.txt' tokenizer.vocab_size=2000
+
+See docs/data.md for sources of text and for the size of a vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pretrain.config import PretrainConfig
 from pretrain.tools.preparation import make_tokenizer
 from xlpre.common.cli_main import run_main
-from xlpre.config.cli import parse_config
+from xlpre.config.cli import SettingsParser
+
+COMMON = ("name", "text", "tokenizer")
 
 
-def main() -> None:
+def build_parser() -> SettingsParser[PretrainConfig]:
+    """Return the parser of the command line."""
+    return SettingsParser(PretrainConfig, __doc__, COMMON)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    make_tokenizer(parse_config(PretrainConfig, __doc__ or ""))
+    make_tokenizer(build_parser().parse_config(argv).config)
 
 
 if __name__ == "__main__":

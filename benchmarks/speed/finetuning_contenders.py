@@ -19,9 +19,9 @@ from xlpre.conversion.weight_maps import to_native
 from xlpre.data.window_layout import SEGMENT_A, SEGMENT_CLS
 from xlpre.model.config import ModelConfig
 from xlpre.text import special_tokens
+from xlpre.training.config import OptimConfig
 from xlpre.training.deepspeed_engine import build_deepspeed_config, build_engine, init_process_group
 from xlpre.training.distributed import use_device
-from xlpre.training.optimizer import OptimConfig
 
 OPTIM = OptimConfig(lr=2e-5)
 LossAndGradients = tuple[float, dict[str, Tensor]]  # gradients by xlpre's parameter names

@@ -15,7 +15,7 @@ from pretrain.config import PretrainConfig, changed_settings
 from pretrain.trainer.inputs import RunInputs, is_finished
 from xlpre.common.plots import COLOURS, legend_label, new_axes, save_figure
 from xlpre.common.tables import to_markdown, write_table
-from xlpre.config.cli import ExplicitKeys, read_explicit_keys
+from xlpre.config.cli import ExplicitKeys
 from xlpre.config.loader import load_config
 from xlpre.training.metrics_writer import read_metrics
 
@@ -64,7 +64,7 @@ class Run:
     Attributes:
         row: name of the row.
         seed: seed of the run.
-        args: arguments of its command.
+        args: arguments of its command: --config, the base file, and overrides.
         config: settings of the run.
     """
 
@@ -81,7 +81,7 @@ class Run:
     @property
     def explicit_keys(self) -> ExplicitKeys:
         """Keys that the command sets."""
-        return read_explicit_keys({}, self.args)
+        return ExplicitKeys.read(self.args[1], self.args[2:])
 
     def is_finished(self) -> bool:
         """Return True if the run is finished.

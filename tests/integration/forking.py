@@ -31,7 +31,9 @@ PRELOADED = (
     "matplotlib.backends.backend_agg",
     "torch.utils.tensorboard",
     "pretrain.run",
+    "pretrain.trainer.trainer",
     "finetune.run",
+    "finetune.trainer.trainer",
 )
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(list(PRELOADED))

@@ -6,9 +6,8 @@ from torch import nn
 
 from tests.conftest import has_bf16, has_fp16
 from xlpre.training import distributed, optimizer_state
-from xlpre.training.config import TrainConfig
+from xlpre.training.config import OptimConfig, TrainConfig
 from xlpre.training.deepspeed_engine import build_deepspeed_config, build_engine, init_process_group
-from xlpre.training.optimizer import OptimConfig
 
 CPU = torch.device("cpu")
 

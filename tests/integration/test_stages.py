@@ -149,9 +149,9 @@ def test_a_run_resumed_on_fewer_processes_keeps_its_micro_batch_size_and_accumul
     same_size = {**settings, "train__micro_batch_size": 4}
     train_all([make_args("whole", **settings, train__steps=8)])
     output = train_all([make_args("same_size", **same_size, train__steps=4)], processes=2)
-    assert "global batch size 8 = 2 process(es) x micro-batch size 4 x accumulation 1;" in output
+    assert "global batch size 8 = 2 processes x micro-batch size 4 x accumulation 1;" in output
     output = train_all([make_args("same_size", **same_size, train__steps=8)])
-    assert "global batch size 8 = 1 process(es) x micro-batch size 4 x accumulation 2;" in output
+    assert "global batch size 8 = 1 process x micro-batch size 4 x accumulation 2;" in output
     assert largest_difference(read_steps(tmp_path / "same_size"), read_steps(tmp_path / "whole")) < 2e-5
 
 

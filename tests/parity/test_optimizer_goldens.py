@@ -10,8 +10,9 @@ from tests.parity.goldens import GOLDENS, files
 from xlpre.conversion.tf import weight_map
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
+from xlpre.training.config import LayerwiseOptimConfig, OptimConfig
 from xlpre.training.lr_schedule import ScheduleConfig, learning_rate
-from xlpre.training.optimizer import LayerwiseOptimConfig, OptimConfig, build_optimizer, is_decayed
+from xlpre.training.optimizer import build_optimizer, is_decayed
 
 
 @pytest.mark.parametrize("path", files("optim_lr_tables.npz"))

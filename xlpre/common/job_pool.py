@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
+from xlpre.common.plural import counted
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -52,7 +52,7 @@ def run_all(commands: Sequence[Command], jobs: int | None = None, processes: int
     jobs = jobs or max(1, (len(gpus) or len(os.sched_getaffinity(0))) // processes)
     if gpus and jobs * processes > len(gpus):
         raise ValueError(
-            f"--jobs={jobs} is invalid: {jobs} commands of {processes} process(es) need {jobs * processes} GPUs, and there are "
+            f"--jobs={jobs} is invalid: {jobs} commands of {counted(processes, 'process')} need {jobs * processes} GPUs, and there are "
             f"{len(gpus)}. Lower --jobs or the number of processes."
         )
     waiting = [command for command in commands if not command.is_finished()]
@@ -105,6 +105,8 @@ def stop_on_signal() -> Iterator[list[int]]:
 
 def _visible_gpus() -> list[str]:
     """List the GPUs of this process as CUDA_VISIBLE_DEVICES names them: numbers, UUIDs or MIG instances."""
+    import torch
+
     n_gpus = 0 if os.environ.get("DS_ACCELERATOR") == "cpu" else torch.cuda.device_count()
     listed = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(n_gpus))))
     return listed.split(",")[:n_gpus]

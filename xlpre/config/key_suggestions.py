@@ -10,9 +10,9 @@ import difflib
 from collections.abc import Sequence
 
 MIN_KEY_SIMILARITY = 0.85  # difflib's ratio of two dotted keys
-MIN_NAME_SIMILARITY = 0.85  # the same for the last component of a key
+MIN_NAME_SIMILARITY = 0.91  # the same for the last component of a key, in any group
 
-# A name with several keys has a different one in pretraining and fine-tuning, or several settings replace it.
+# A name with several keys has a different one in pretraining and fine-tuning, or several settings replace it. A key may have a value.
 ALIASES: dict[str, tuple[str, ...]] = {
     # optimizer
     "learning_rate": ("optim.lr",),
@@ -65,9 +65,9 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "gradient_accumulation_steps": ("train.micro_batch_size",),
     "accumulation": ("train.micro_batch_size",),
     "rampup_batch_size": ("train.batch_warmup_steps",),
-    "bf16": ("train.precision",),
-    "fp16": ("train.precision",),
-    "fp32": ("train.precision",),
+    "bf16": ("train.precision=bf16",),
+    "fp16": ("train.precision=fp16",),
+    "fp32": ("train.precision=fp32",),
     "dtype": ("train.precision",),
     "torch_dtype": ("train.precision",),
     "mixed_precision": ("train.precision",),
@@ -107,6 +107,11 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "test_file": ("data.test",),
     "dataset_name": ("text.source", "data.train"),
     "data_path": ("text.source",),
+    "data.path": ("data.store_dir", "data.dir"),
+    "text.path": ("text.source",),
+    "file": ("text.source", "data.train"),
+    "files": ("text.source", "data.train"),
+    "corpus": ("text.source",),
     "text_column": ("text.column", "data.text"),
     "label_column": ("data.label",),
     "validation_split_percentage": ("text.val_fraction", "data.val_fraction"),
@@ -116,8 +121,8 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "dataloader_num_workers": ("data.num_threads",),
     "tokenizer_name": ("tokenizer.path",),
     "spiece_model_file": ("tokenizer.path",),
-    "do_lower_case": ("tokenizer.preprocess",),
-    "uncased": ("tokenizer.preprocess",),
+    "do_lower_case": ("tokenizer.preprocess=uncased",),
+    "uncased": ("tokenizer.preprocess=uncased",),
     "max_train_samples": ("data.max_train_examples",),
     # windows
     "window": ("data.seq_len",),
@@ -127,6 +132,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "maxlen": ("data.max_seq_len", "data.seq_len"),
     "max_seq_length": ("data.seq_len", "data.max_seq_len"),
     "block_size": ("data.seq_len",),
+    "context_length": ("data.seq_len",),
     "max_query_length": ("data.max_question_len",),
     "max_answer_length": ("data.max_answer_len",),
     "null_score_diff_threshold": ("data.null_score_threshold",),
@@ -139,10 +145,16 @@ ALIASES: dict[str, tuple[str, ...]] = {
     # model
     "hidden_size": ("model.d_model",),
     "n_embd": ("model.d_model",),
+    "embed_dim": ("model.d_model",),
+    "hidden_dim": ("model.d_model",),
+    "width": ("model.d_model",),
     "num_hidden_layers": ("model.n_layer",),
     "num_layers": ("model.n_layer",),
+    "layers": ("model.n_layer",),
+    "depth": ("model.n_layer",),
     "n_layers": ("model.n_layer",),
     "num_attention_heads": ("model.n_head",),
+    "num_heads": ("model.n_head",),
     "n_heads": ("model.n_head",),
     "kv_channels": ("model.d_head",),
     "head_dim": ("model.d_head",),
@@ -165,11 +177,23 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "tie_word_embeddings": ("model.tie_embedding",),
     "summary_type": ("model.pooling",),
     "vocab_size": ("tokenizer.vocab_size",),
+    "vocab": ("tokenizer.vocab_size", "tokenizer.path"),
 }
 
 
 def suggest_key(key: str, known: Sequence[str]) -> str:
-    """Return `did you mean ...?` with the setting that `key` probably means, or an empty string if none is similar.
+    """Return `did you mean ...?` with the settings that `key` probably means, or an empty string if none is similar.
+
+    Args:
+        key: dotted key that does not exist.
+        known: dotted keys that exist.
+    """
+    candidates = similar_keys(key, known)
+    return f"did you mean {' or '.join(map(repr, candidates))}?" if candidates else ""
+
+
+def similar_keys(key: str, known: Sequence[str]) -> list[str]:
+    """Return the settings that `key` probably means; empty if none is similar.
 
     In this order: settings that another library calls `key`, settings with the last component of `key`, and the most similar setting,
     if it is similar enough.
@@ -178,19 +202,19 @@ def suggest_key(key: str, known: Sequence[str]) -> str:
         key: dotted key that does not exist.
         known: dotted keys that exist.
     """
-    candidates = (
+    return (
         _from_alias(key, known)
         or [other for other in known if _last_component(other) == _last_component(key)]
         or _most_similar(key, known)
     )
-    return f"did you mean {' or '.join(map(repr, candidates))}?" if candidates else ""
 
 
 def _from_alias(key: str, known: Sequence[str]) -> list[str]:
-    targets = ALIASES.get(_last_component(key).lower().replace("-", "_"), ())
+    name = key.lower().replace("-", "_")
+    targets = ALIASES.get(name) or ALIASES.get(_last_component(name), ())
     if not any("." in other for other in known):  # the settings of a single group
         targets = tuple(map(_last_component, targets))
-    return [target for target in targets if target in known]
+    return [target for target in targets if target.partition("=")[0] in known]
 
 
 def _most_similar(key: str, known: Sequence[str]) -> list[str]:

@@ -221,6 +221,8 @@ def _check_keys(group: DictConfig, layer: DictConfig, origin: str, prefix: str =
                 nested = f"`{path.replace('.', ': {')}: ...{'}' * path.count('.')}`"
                 raise ValueError(f"{origin}: {path!r} must be written as a group in a file: {nested}")
             suggestion = suggest_key(path, known)
+            if not suggestion and origin.startswith(f"{path}="):  # from the command line
+                suggestion = "--help all lists the settings."
             raise ValueError(f"{origin}: there is no setting {path!r}" + (f"; {suggestion}" if suggestion else ""))
         default = group._get_node(key)
         if _is_group(default):
@@ -234,14 +236,16 @@ def _check_keys(group: DictConfig, layer: DictConfig, origin: str, prefix: str =
 
 def _check_kind(default: Any, value: Any, key: str, origin: str) -> None:
     """Raise ValueError if `default` is a list, mapping or boolean and `value` is not."""
-    setting = f"{key}={'null' if value._value() is None else value._value()}"
+    setting = f"{key}={'null' if value._value() is None else value._value()} is invalid:"
+    if origin == f"{key}=":
+        setting = f"{origin} is invalid: the value is empty;"
     prefix = "" if origin.startswith(f"{key}=") else f"{origin}: "  # an override shows key and value itself
     is_null = default._is_optional() and value._is_none()
     for kind, rule in ((ListConfig, "a list such as [a, b]"), (DictConfig, "a mapping such as {a: 1, b: 2}")):
         if not is_null and isinstance(default, kind) and not isinstance(value, kind) and not value._is_interpolation():
-            raise ValueError(f"{prefix}{setting} is invalid: it must be {rule}.")
+            raise ValueError(f"{prefix}{setting} it must be {rule}.")
     if isinstance(default, BooleanNode) and type(value._value()) is int and value._value() not in (0, 1):
-        raise ValueError(f"{prefix}{setting} is invalid: it must be true or false.")
+        raise ValueError(f"{prefix}{setting} it must be true or false.")
     if isinstance(value, DictConfig):
         for name in value:
             item: Any = value._get_node(name)
@@ -284,6 +288,8 @@ def _omegaconf_error(error: OmegaConfBaseException, origin: str) -> ValueError:
         if key and (match := re.match(pattern, message)):
             value = match["value"] if "value" in match.groupdict() else "null"
             is_integral = rule == "an integer" and re.fullmatch(r"-?\d+\.0", value)
+            if origin == f"{key}=":
+                return ValueError(f"{origin} is invalid: the value is empty; it must be {match.expand(rule)}.")
             remedy = f" Set {key}={value[:-2]}." if is_integral else ""  # 1e8 is a float in YAML
             message = f"{key}={value} is invalid: it must be {match.expand(rule)}.{remedy}"
             return ValueError(message if origin.startswith(f"{key}=") else f"{origin}: {message}")

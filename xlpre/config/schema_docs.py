@@ -7,6 +7,7 @@ the docstring of a group describes its settings.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import re
 from collections.abc import Iterator
@@ -21,13 +22,27 @@ class Setting:
 
     Attributes:
         key: dotted key.
+        type: type as it is written in a usage message, such as `INT`, `{true,false}` or `[TEXT,...]`.
         default: default value as YAML.
         description: text from the docstring of its group.
     """
 
     key: str
+    type: str
     default: str
     description: str
+
+    @property
+    def group(self) -> str:
+        """Name of its group; empty for a setting of no group."""
+        return self.key.rpartition(".")[0]
+
+    @property
+    def summary(self) -> str:
+        """First sentence of the description, and the meaning of null if that is the default. Without the full stop."""
+        sentence, *rest = re.split(r"\.(?:\s|$)", self.description)
+        meaning = next((part for part in rest if part.startswith("null: ")), "") if self.default == "null" else ""
+        return f"{sentence}; {meaning}" if meaning else sentence
 
 
 def list_settings(schema: type) -> list[Setting]:
@@ -38,8 +53,16 @@ def list_settings(schema: type) -> list[Setting]:
         descriptions = _descriptions(group)
         assert field.name in descriptions, f"the docstring of {group.__name__} does not describe {field.name}"
         text = yaml.safe_dump(default, default_flow_style=True).split("\n...")[0].strip()
-        settings.append(Setting(key, text, descriptions[field.name]))
+        kind = _type_name(_type_hints(group)[field.name])
+        settings.append(Setting(key, kind, text, descriptions[field.name]))
     return settings
+
+
+def group_summaries(schema: type) -> dict[str, str]:
+    """Return the first sentence of the docstring of each group of `schema`, by its name."""
+    kinds = {field.name: _type_hints(schema)[field.name] for field in dataclasses.fields(schema)}
+    groups = {name: kind for name, kind in kinds.items() if dataclasses.is_dataclass(kind)}
+    return {name: re.split(r"\.(?:\s|$)", group.__doc__ or "")[0] for name, group in groups.items()}
 
 
 def settings_markdown(schema: type) -> str:
@@ -68,7 +91,7 @@ def check_choices(config: Any, prefix: str) -> None:
 
 def _leaf_fields(schema: type, prefix: str = "") -> Iterator[tuple[str, type, dataclasses.Field[Any]]]:
     """Yield the dotted key of each setting, the group that holds it, and its field there."""
-    kinds = get_type_hints(schema)
+    kinds = _type_hints(schema)
     for field in dataclasses.fields(schema):
         if dataclasses.is_dataclass(kinds[field.name]):
             yield from _leaf_fields(kinds[field.name], f"{prefix}{field.name}.")
@@ -76,6 +99,26 @@ def _leaf_fields(schema: type, prefix: str = "") -> Iterator[tuple[str, type, da
             yield f"{prefix}{field.name}", schema, field
 
 
+def _type_name(kind: Any) -> str:
+    """Return the name of a type in usage messages. None as an alternative is left out: the default shows it."""
+    alternatives = [alternative for alternative in get_args(kind) if alternative is not type(None)]
+    if get_origin(kind) is Literal:
+        return f"{{{','.join(map(str, alternatives))}}}"
+    if get_origin(kind) is list:
+        return f"[{_type_name(alternatives[0])},...]"
+    if get_origin(kind) is dict:
+        return "{KEY: VALUE,...}"
+    if alternatives:
+        return _type_name(alternatives[0])
+    return {bool: "{true,false}", int: "INT", float: "FLOAT", str: "TEXT"}[kind]
+
+
+@functools.cache
+def _type_hints(schema: type) -> dict[str, Any]:
+    return get_type_hints(schema)
+
+
+@functools.cache
 def _descriptions(schema: type) -> dict[str, str]:
     """Return the description of each attribute, from the docstrings of a schema and its base classes."""
     descriptions: dict[str, str] = {}

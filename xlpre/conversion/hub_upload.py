@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import httpx
@@ -13,15 +12,6 @@ from huggingface_hub.utils import validate_repo_id
 from xlpre.conversion.model_folder import CARD_FILE
 
 NEW_REPOSITORY_ADVICE = f"; add `--exclude {CARD_FILE}` if the repository has a model card of its own"
-
-
-def add_push_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the option --push to the parser of an export command."""
-    parser.add_argument(
-        "--push",
-        metavar="OWNER/NAME",
-        help="upload the result to this repository of the Hugging Face Hub; a new repository is private",
-    )
 
 
 def finish_export(source: Path, target: Path, repository: str | None) -> None:

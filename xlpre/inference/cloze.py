@@ -17,11 +17,10 @@ from xlpre.model.dropout import without_dropout
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import initial_memory
 from xlpre.text import special_tokens
+from xlpre.text.blanks import BLANK, BLANK_PATTERN
 from xlpre.text.sentence_boundaries import starts_word, written_without_spaces
 from xlpre.text.tokenizer import Tokenizer
 
-BLANK = "____"
-BLANK_PATTERN = "_{3,}"  # two underscores are part of many names in code, such as __init__
 MAX_TOKENS = 2048  # the memory of attention grows with the square of it
 TOP_K = 5  # predictions per blank
 EXAMPLE_LEN = (10, 40)  # shortest and longest sentence of a ClozeExample, in tokens
@@ -54,11 +53,6 @@ class ClozeResult:
     text: str
     predictions: list[list[tuple[str, float]]]
     labels: list[str]
-
-
-def has_blank(text: str) -> bool:
-    """Return True if `text` contains a blank."""
-    return re.search(BLANK_PATTERN, text) is not None
 
 
 def cloze_batch(text: str, tokenizer: Tokenizer) -> Batch:

@@ -1,4 +1,4 @@
-"""ModelConfig: settings that define the weights and are saved with them."""
+"""The `model` settings, which define the weights and are saved with them, and the `memory` settings."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class ModelConfig:
     """Shape of the model. Defaults are XLNet-Base.
 
     Attributes:
-        vocab_size: V, size of the vocabulary. null takes it from the store.
+        vocab_size: V, size of the vocabulary. null: that of the store.
         n_layer: L, number of layers.
         d_model: D, width of the model.
         n_head: H, number of attention heads.
-        d_head: E, width of a head. null takes d_model / n_head.
+        d_head: E, width of a head. null: d_model / n_head.
         d_inner: F, width of the feed-forward layer.
         feed_forward: activation of the feed-forward layer, `gelu` (tanh approximation) or `relu`; or a gated variant, `glu`, `reglu`,
             `geglu` or `swiglu`, with two thirds of `d_inner`, which keeps the number of parameters.
-        norm: `post`: normalization after each sum, as published. `pre`: before attention and feed-forward. `pre_keys`: as `pre`, but
-            queries are not normalized, as in Transformer-XL's code for absolute positions.
+        norm: position of the normalization. `post`: after each sum, as published. `pre`: before attention and feed-forward.
+            `pre_keys`: as `pre`, but queries are not normalized, as in Transformer-XL's code for absolute positions.
         norm_eps: added to the variance.
         mem_len: M, number of memory columns. 0 trains without memory.
         attention_span: keys that a query can see: `all`; `same_length`: itself and the M keys before, the same number for every query;
@@ -43,13 +43,13 @@ class ModelConfig:
         positions: `relative` (Transformer-XL, XLNet), `shaw` (learned, relative), `sinusoidal` or `learned` (absolute).
         n_positions: number of distances with a learned vector (`shaw`, `learned`). Larger distances share the last one.
             null for other position encodings.
-        clamp_len: distances beyond it are clamped. null disables clamping.
+        clamp_len: maximum distance between two tokens; larger distances are clamped to it. null: no maximum.
         relative_segments: use the relative segment encoding. Otherwise the model cannot distinguish segments.
         untie_r: each layer has its own score biases. Otherwise all layers share them.
         cutoffs: token ids, in order of frequency, at which the vocabulary is split into the clusters of the adaptive softmax and
             embedding. [] uses a plain softmax.
         div_value: factor by which the embedding of each cluster is narrower than that of the previous one.
-        d_embed: width of the first cluster's embedding. null takes d_model.
+        d_embed: width of the first cluster's embedding. null: d_model.
         scale_embedding: multiply embeddings by the square root of d_model, as Transformer-XL does.
         tie_embedding: the softmax uses the weights of the embedding.
         tie_projections: one value per cluster, true if the softmax also uses the projection of the embedding. [] ties none.
@@ -58,8 +58,8 @@ class ModelConfig:
             `sdpa`: PyTorch's attention. `cpu`: C++ kernels for fp32. `triton`: GPU kernels, also for operations between matrix products.
         dropout: dropout of embeddings, position encodings, attention output, feed-forward and final output.
         dropatt: dropout of attention probabilities.
-        init_scheme: `published`: every matrix is normal with `init_std`. `local`: in addition, each head initially attends to a
-            neighbor (model/initialization.py). It differs from the paper and lets small models learn early.
+        init_scheme: initialization of new weights. `published`: every matrix is normal with `init_std`. `local`: in addition, each
+            head initially attends to a neighbor (model/initialization.py). It differs from the paper and lets small models learn early.
         init_std: standard deviation of the normal distribution.
     """
 
@@ -190,3 +190,17 @@ class ModelConfig:
     def head_width(self) -> int:
         """E."""
         return self.d_head or self.d_model // self.n_head
+
+
+@dataclass(frozen=True)
+class MemoryConfig:
+    """Recurrent memory of earlier windows.
+
+    Attributes:
+        initial: memory before the first window. `empty`: not visible. `zeros`: zeros that are attended to, as in the original.
+        at_document_end: memory at the end of a document. `carry`: memory continues into the next document, as in the
+            original. `cut`: a window sees no memory from before the document of its first token.
+    """
+
+    initial: Literal["empty", "zeros"] = "empty"
+    at_document_end: Literal["carry", "cut"] = "carry"

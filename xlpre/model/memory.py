@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,20 +27,6 @@ MAX_WINDOW_SIZES = (
 )
 
 Projection = Callable[[Tensor], tuple[Tensor, Tensor]]  # hidden states (B, M, D) -> keys and values, (B, M, H, E) each
-
-
-@dataclass(frozen=True)
-class MemoryConfig:
-    """Memory settings.
-
-    Attributes:
-        initial: memory before the first window. `empty`: not visible. `zeros`: zeros that are attended to, as in the original.
-        at_document_end: `carry`: memory continues into the next document, as in the original. `cut`: a window sees no memory from
-            before the document of its first token.
-    """
-
-    initial: Literal["empty", "zeros"] = "empty"
-    at_document_end: Literal["carry", "cut"] = "carry"
 
 
 @dataclass(frozen=True)

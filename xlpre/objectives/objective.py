@@ -14,15 +14,15 @@ from xlpre.data.window_layout import Windows
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """Objective settings.
+    """Pretraining objective and its targets.
 
     Attributes:
         name: `permutation` (XLNet), `denoising` (BERT's objective on this backbone), `causal` (Transformer-XL).
         partial_k: K, one token in K is a target.
-        perm_size: number of tokens in a chunk. The factorization order is drawn within chunks. null: half of the window.
+        perm_size: number of tokens in a chunk, within which the factorization order is drawn. null: half of the window.
         max_span: targets come in spans of 1 to `max_span` words. A span of n words has probability proportional to 1/n.
-        span_ends: `whole_words`: a span ends where its last word ends. `as_released`: a span has as many tokens as words were drawn,
-            as in the published code, so it may end inside a word.
+        span_ends: where a span ends. `whole_words`: a span ends where its last word ends. `as_released`: a span has as many
+            tokens as words were drawn, as in the published code, so it may end inside a word.
         next_sentence: add the loss of next-sentence prediction from `<cls>` (BERT; XLNet's Table 6, row 8).
     """
 

@@ -33,7 +33,7 @@ MAX_SENTENCE_BYTES = 1 << 16  # SentencePiece skips longer training lines
 
 @dataclass(frozen=True)
 class TokenizerConfig:
-    """Tokenizer settings.
+    """Vocabulary and its training.
 
     Attributes:
         path: SentencePiece model file, written by `pretrain/train_tokenizer.py`.

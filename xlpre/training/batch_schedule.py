@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from xlpre.common.plural import counted
+
 
 @dataclass(frozen=True)
 class BatchSchedule:
@@ -38,7 +40,7 @@ class BatchSchedule:
 
     def __str__(self) -> str:
         return (
-            f"global batch size {self.rows(self.warmup_steps):,} = {self.world_size:,} process(es) x micro-batch size "
+            f"global batch size {self.rows(self.warmup_steps):,} = {counted(self.world_size, 'process')} x micro-batch size "
             f"{self.micro_batch_size:,} x accumulation {self.accumulation:,}"
         )
 
@@ -72,7 +74,7 @@ def split_batch(global_batch_size: int, micro_batch_size: int | None, world_size
         sizes = _nearest_multiples(global_batch_size, world_size * micro_batch_size)
         raise ValueError(
             f"train.micro_batch_size={micro_batch_size} is invalid: it must divide the {rows} rows of each process "
-            f"(train.global_batch_size={global_batch_size}, {world_size} process(es)). "
+            f"(train.global_batch_size={global_batch_size}, {counted(world_size, 'process')}). "
             f"Set train.micro_batch_size={' or '.join(map(str, [below, *above]))}, or train.global_batch_size={sizes}."
         )
     return micro_batch_size, rows // micro_batch_size

@@ -1,10 +1,11 @@
-"""TrainConfig: the `train` settings of pretraining and fine-tuning."""
+"""The `train` and `optim` settings of pretraining and fine-tuning."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
+from xlpre.common.plural import counted
 from xlpre.training.batch_schedule import BatchSchedule, split_batch
 
 
@@ -14,7 +15,7 @@ class TrainConfig:
 
     Attributes:
         steps: number of steps (optimizer updates).
-        hours: time budget. The learning rate follows the elapsed time where it is ahead of the steps. null: no budget.
+        hours: time budget in hours. The learning rate follows the elapsed time where it is ahead of the steps. null: no budget.
         global_batch_size: rows (lanes) of a step, over all processes and micro-steps.
         micro_batch_size: rows of one process in one forward and backward pass; null: all rows of the process. The number of micro-steps
             (accumulation) is global_batch_size / (number of processes * micro_batch_size).
@@ -93,10 +94,110 @@ class TrainConfig:
         if self.batch_warmup_steps and accumulation == 1:
             raise ValueError(
                 f"train.batch_warmup_steps={self.batch_warmup_steps} is invalid: it adds micro-steps, and train.micro_batch_size="
-                f"{micro_batch_size} with {world_size} process(es) makes one. Lower train.micro_batch_size, or set "
+                f"{micro_batch_size} with {counted(world_size, 'process')} makes one. Lower train.micro_batch_size, or set "
                 "train.batch_warmup_steps=0."
             )
         return BatchSchedule(world_size, micro_batch_size, accumulation, self.batch_warmup_steps)
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW.
+
+    Attributes:
+        lr: peak learning rate.
+        beta1: decay rate of Adam's first moment.
+        beta2: decay rate of Adam's second moment.
+        eps: constant added to the root of the second moment.
+        weight_decay: decoupled weight decay, multiplied by the learning rate.
+        max_grad_norm: gradients are scaled down to this global norm; null: no clipping.
+    """
+
+    lr: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-6
+    weight_decay: float = 0.01
+    max_grad_norm: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        rules = {
+            "lr": (self.lr > 0, "positive", 1e-4),
+            "eps": (self.eps > 0, "positive", 1e-6),
+            "weight_decay": (self.weight_decay >= 0, "at least 0", 0),
+            "max_grad_norm": (self.max_grad_norm is None or self.max_grad_norm > 0, "positive", "null (no clipping)"),
+            "beta1": (0 <= self.beta1 < 1, "at least 0 and below 1", 0.9),
+            "beta2": (0 <= self.beta2 < 1, "at least 0 and below 1", 0.999),
+        }
+        for name, (is_valid, rule, usual) in rules.items():
+            if not is_valid:
+                raise ValueError(
+                    f"optim.{name}={getattr(self, name)} is invalid: it must be {rule}. Set optim.{name}={usual}."
+                )
+
+    @property
+    def muon(self) -> bool:
+        """True if Muon updates the matrices of layers."""
+        return False
+
+
+@dataclass(frozen=True)
+class PretrainOptimConfig(OptimConfig):
+    """AdamW, or Muon for the matrices of layers. AdamW updates the other parameters then.
+
+    Attributes:
+        name: `adamw`, as published; or `muon`: orthogonalized updates for the matrices of layers (Jordan, 2024), AdamW for the rest.
+        matrix_lr: peak learning rate of the matrices that Muon updates; null: `lr`. Its updates are about as large as those of AdamW.
+        momentum: momentum of the matrices that Muon updates.
+    """
+
+    name: Literal["adamw", "muon"] = "adamw"
+    matrix_lr: float | None = None
+    momentum: float = 0.95
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.matrix_lr is not None and self.matrix_lr <= 0:
+            raise ValueError(
+                f"optim.matrix_lr={self.matrix_lr} is invalid: it must be positive. Set optim.matrix_lr=null for optim.lr."
+            )
+        if not 0 <= self.momentum < 1:
+            raise ValueError(
+                f"optim.momentum={self.momentum} is invalid: it must be at least 0 and below 1. Set optim.momentum=0.95."
+            )
+
+    @property
+    def muon(self) -> bool:
+        """True if Muon updates the matrices of layers."""
+        return self.name == "muon"
+
+
+@dataclass(frozen=True)
+class LayerwiseOptimConfig(OptimConfig):
+    """AdamW with smaller updates for lower layers.
+
+    Attributes:
+        layer_decay: layer m of L is scaled by layer_decay^(L - m); 1.0 scales no layer. Embeddings and heads are not scaled.
+        layer_decay_mode: what `layer_decay` scales. `lr`: the learning rate, as in the paper (XLNet, Table 8). `grad_scale`: the
+            clipped gradient, as in the published code, which Adam mostly undoes. The published code keeps attention biases and
+            segment embeddings outside of layers, so `grad_scale` does not scale them.
+    """
+
+    layer_decay: float = 1.0
+    layer_decay_mode: Literal["lr", "grad_scale"] = "lr"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.layer_decay <= 1:
+            raise ValueError(
+                f"optim.layer_decay={self.layer_decay} is invalid: it must be above 0 and at most 1. "
+                "Set optim.layer_decay=1 for no decay."
+            )
+        if self.layer_decay == 1 and self.layer_decay_mode != "lr":
+            raise ValueError(
+                f"optim.layer_decay_mode={self.layer_decay_mode} is invalid: it has no effect with optim.layer_decay=1. "
+                "Set optim.layer_decay, or leave it out."
+            )
 
 
 def check_compile(train: TrainConfig, attention_backend: str) -> None:

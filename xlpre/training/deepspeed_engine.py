@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from xlpre.training.config import TrainConfig
+from xlpre.training.config import OptimConfig, TrainConfig
 from xlpre.training.deepspeed_overrides import communication_dtype, zero_stage
 from xlpre.training.distributed import world_size
-from xlpre.training.optimizer import OptimConfig, build_optimizer
+from xlpre.training.optimizer import build_optimizer
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -4,113 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
+from xlpre.training.config import LayerwiseOptimConfig, OptimConfig, PretrainOptimConfig
 from xlpre.training.muon import Muon
-
-
-@dataclass(frozen=True)
-class OptimConfig:
-    """AdamW.
-
-    Attributes:
-        lr: peak learning rate.
-        beta1: decay rate of Adam's first moment.
-        beta2: decay rate of Adam's second moment.
-        eps: constant added to the root of the second moment.
-        weight_decay: decoupled weight decay, multiplied by the learning rate.
-        max_grad_norm: gradients are scaled down to this global norm; null: no clipping.
-    """
-
-    lr: float = 1e-4
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-6
-    weight_decay: float = 0.01
-    max_grad_norm: float | None = 1.0
-
-    def __post_init__(self) -> None:
-        rules = {
-            "lr": (self.lr > 0, "positive", 1e-4),
-            "eps": (self.eps > 0, "positive", 1e-6),
-            "weight_decay": (self.weight_decay >= 0, "at least 0", 0),
-            "max_grad_norm": (self.max_grad_norm is None or self.max_grad_norm > 0, "positive", "null (no clipping)"),
-            "beta1": (0 <= self.beta1 < 1, "at least 0 and below 1", 0.9),
-            "beta2": (0 <= self.beta2 < 1, "at least 0 and below 1", 0.999),
-        }
-        for name, (is_valid, rule, usual) in rules.items():
-            if not is_valid:
-                raise ValueError(
-                    f"optim.{name}={getattr(self, name)} is invalid: it must be {rule}. Set optim.{name}={usual}."
-                )
-
-    @property
-    def muon(self) -> bool:
-        """True if Muon updates the matrices of layers."""
-        return False
-
-
-@dataclass(frozen=True)
-class PretrainOptimConfig(OptimConfig):
-    """AdamW for all parameters, or for those that are not matrices of layers.
-
-    Attributes:
-        name: `adamw`, as published; or `muon`: orthogonalized updates for the matrices of layers (Jordan, 2024), AdamW for the rest.
-        matrix_lr: peak learning rate of the matrices that Muon updates; null: `lr`. Its updates are about as large as those of AdamW.
-        momentum: momentum of the matrices that Muon updates.
-    """
-
-    name: Literal["adamw", "muon"] = "adamw"
-    matrix_lr: float | None = None
-    momentum: float = 0.95
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.matrix_lr is not None and self.matrix_lr <= 0:
-            raise ValueError(
-                f"optim.matrix_lr={self.matrix_lr} is invalid: it must be positive. Set optim.matrix_lr=null for optim.lr."
-            )
-        if not 0 <= self.momentum < 1:
-            raise ValueError(
-                f"optim.momentum={self.momentum} is invalid: it must be at least 0 and below 1. Set optim.momentum=0.95."
-            )
-
-    @property
-    def muon(self) -> bool:
-        """True if Muon updates the matrices of layers."""
-        return self.name == "muon"
-
-
-@dataclass(frozen=True)
-class LayerwiseOptimConfig(OptimConfig):
-    """AdamW with smaller updates for lower layers.
-
-    Attributes:
-        layer_decay: layer m of L is scaled by layer_decay^(L - m); 1.0 scales no layer. Embeddings and heads are not scaled.
-        layer_decay_mode: what is scaled. `lr`: the learning rate, as in the paper (XLNet, Table 8). `grad_scale`: the clipped gradient,
-            as in the published code, which Adam mostly undoes. The published code keeps attention biases and segment embeddings outside
-            of layers, so `grad_scale` does not scale them.
-    """
-
-    layer_decay: float = 1.0
-    layer_decay_mode: Literal["lr", "grad_scale"] = "lr"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.layer_decay <= 1:
-            raise ValueError(
-                f"optim.layer_decay={self.layer_decay} is invalid: it must be above 0 and at most 1. "
-                "Set optim.layer_decay=1 for no decay."
-            )
-        if self.layer_decay == 1 and self.layer_decay_mode != "lr":
-            raise ValueError(
-                f"optim.layer_decay_mode={self.layer_decay_mode} is invalid: it has no effect with optim.layer_decay=1. "
-                "Set optim.layer_decay, or leave it out."
-            )
 
 
 class ClipAndSkipMixin(torch.optim.Optimizer):

@@ -24,7 +24,7 @@ import torch
 
 from xlpre.common.files import lock_dir
 from xlpre.training.batch_schedule import BatchSchedule
-from xlpre.training.config import TrainConfig
+from xlpre.training.config import OptimConfig, TrainConfig
 from xlpre.training.deepspeed_engine import PRECISIONS, build_deepspeed_config, init_process_group, resolve_precision
 from xlpre.training.distributed import (
     Comm,
@@ -35,7 +35,6 @@ from xlpre.training.distributed import (
     use_device,
     world_size,
 )
-from xlpre.training.optimizer import OptimConfig
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ PRETRAIN_KEYS, FINETUNE_KEYS = (list(setting_keys(schema)) for schema in (Pretra
 
 
 def test_every_alias_names_existing_settings():
-    assert {key for keys in ALIASES.values() for key in keys} <= {*PRETRAIN_KEYS, *FINETUNE_KEYS}
+    assert {key.partition("=")[0] for keys in ALIASES.values() for key in keys} <= {*PRETRAIN_KEYS, *FINETUNE_KEYS}
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,12 @@ def test_every_alias_names_existing_settings():
         ("optim.learning_rate", ["optim.lr"]),
         ("output-dir", ["run_dir"]),
         ("model.hidden_size", ["model.d_model"]),
-        ("bf16", ["train.precision"]),
+        ("bf16", ["train.precision=bf16"]),
+        ("train.fp16", ["train.precision=fp16"]),
+        ("train.output_dir", ["run_dir"]),
+        ("text.path", ["text.source"]),
+        ("epochs", ["train.steps"]),
+        ("warmup", ["schedule.warmup_steps"]),
         ("train.lr", ["optim.lr"]),
         ("mem_len", ["model.mem_len", "eval.mem_len"]),
         ("modle.n_layer", ["model.n_layer"]),
@@ -33,7 +38,7 @@ def test_aliases_other_groups_and_typos_are_recognized(key, suggestions):
     assert suggest_key(key, PRETRAIN_KEYS) == f"did you mean {' or '.join(map(repr, suggestions))}?"
 
 
-@pytest.mark.parametrize("key", ["banana", "model.banana", "text.colour", "hidden.state"])
+@pytest.mark.parametrize("key", ["banana", "gpus", "model.num_steads", "model.banana", "text.colour", "hidden.state"])
 def test_nothing_is_suggested_for_an_unrelated_key(key):
     assert suggest_key(key, PRETRAIN_KEYS) == ""
 

@@ -110,9 +110,12 @@ def test_an_unknown_key_in_a_file_is_refused_with_the_file_and_a_suggestion(tmp_
         load_config(PretrainConfig, Path(tmp_path / "a.yaml"))
 
 
-def test_an_unknown_key_without_a_similar_one_is_refused_without_a_suggestion():
-    with pytest.raises(ValueError, match=r"there is no setting 'model.banana'$"):
+def test_an_unknown_key_without_a_similar_one_is_refused_without_a_suggestion(tmp_path):
+    with pytest.raises(ValueError, match=r"there is no setting 'model.banana'; --help all lists the settings.$"):
         load_config(PretrainConfig, None, ["model.banana=1"])
+    (tmp_path / "a.yaml").write_text("model: {banana: 1}")
+    with pytest.raises(ValueError, match=r"there is no setting 'model.banana'$"):
+        load_config(PretrainConfig, tmp_path / "a.yaml")
 
 
 def test_a_dotted_key_in_a_file_is_refused_with_the_nested_form(tmp_path):
@@ -127,7 +130,7 @@ def test_a_dotted_key_in_a_file_is_refused_with_the_nested_form(tmp_path):
         ("data.pairs=3", r"^data.pairs=3 is invalid: it must be true or false"),
         ("model.cutoffs=5", r"^model.cutoffs=5 is invalid: it must be a list"),
         ("text.mixture=[a]", r"^text.mixture=\['a'\] is invalid: it must be a mapping"),
-        ("train.steps=", r"^train.steps=null is invalid: it must be an integer"),
+        ("train.steps=", r"^train.steps= is invalid: the value is empty; it must be an integer"),
         ("text.max_chars=1e6", r"text.max_chars=1000000.0 is invalid: .* Set text.max_chars=1000000\."),
         ("optim.lr=x", r"^optim.lr=x is invalid: it must be a number"),
         ("data.pairs=maybe", r"^data.pairs=maybe is invalid: it must be true or false"),

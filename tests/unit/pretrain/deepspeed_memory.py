@@ -9,10 +9,9 @@ import time
 import torch
 from torch import nn
 
-from xlpre.training.config import TrainConfig
+from xlpre.training.config import OptimConfig, TrainConfig
 from xlpre.training.deepspeed_engine import build_deepspeed_config, build_engine, init_process_group
 from xlpre.training.distributed import init_env
-from xlpre.training.optimizer import OptimConfig
 
 
 def tensor_bytes() -> dict[int, int]:

@@ -10,7 +10,7 @@ import pytest
 from pretrain.config import EvalConfig, PretrainConfig
 from pretrain.trainer.samples import Samples
 from tests.conftest import REPOSITORY
-from xlpre.config.cli import parse_config
+from xlpre.config.cli import SettingsParser
 from xlpre.data.window_layout import DataConfig
 from xlpre.inference.cloze import sample_cloze_examples
 from xlpre.model.config import ModelConfig
@@ -27,7 +27,11 @@ def test_no_command_shadows_a_library_when_its_folder_comes_first_on_the_path(pa
 
 
 def test_local_rank_of_the_launcher_is_ignored():
-    config = parse_config(DataConfig, "", ["--local_rank=1", "seq_len=64", "reuse_len=32", "store_dir=x"])
+    config = (
+        SettingsParser(DataConfig, "", [])
+        .parse_config(["--local_rank=1", "seq_len=64", "reuse_len=32", "store_dir=x"])
+        .config
+    )
     assert (config.seq_len, config.store_dir) == (64, "x")
 
 
@@ -35,10 +39,11 @@ def test_the_process_group_is_destroyed_after_training(monkeypatch, tmp_path):
     from torch import distributed
 
     from pretrain import run
+    from pretrain.trainer.trainer import Trainer
 
     arguments = {"backend": "gloo", "store": distributed.HashStore(), "rank": 0, "world_size": 1}
-    monkeypatch.setattr(run.Trainer, "__init__", lambda self, *args: None)
-    monkeypatch.setattr(run.Trainer, "train", lambda self: distributed.init_process_group(**arguments))
+    monkeypatch.setattr(Trainer, "__init__", lambda self, *args: None)
+    monkeypatch.setattr(Trainer, "train", lambda self: distributed.init_process_group(**arguments))
     monkeypatch.setattr(
         sys, "argv", ["run.py", "--config", f"{REPOSITORY}/configs/pretrain/debug.yaml", f"run_dir={tmp_path}"]
     )

@@ -10,7 +10,8 @@ from tests.unit.model.conftest import make_model
 from xlpre.data.store import SplitData
 from xlpre.data.window_layout import DataConfig
 from xlpre.model.backbone import Backbone
-from xlpre.model.memory import KVCache, MemoryConfig
+from xlpre.model.config import MemoryConfig
+from xlpre.model.memory import KVCache
 from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.objectives.registry import OBJECTIVES
 from xlpre.training.distributed import Comm

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from xlpre.training.config import TrainConfig
+from xlpre.training.config import OptimConfig, TrainConfig
 from xlpre.training.deepspeed_engine import (
     _import_deepspeed,
     build_deepspeed_config,
@@ -13,7 +13,6 @@ from xlpre.training.deepspeed_engine import (
 )
 from xlpre.training.deepspeed_overrides import KNOWN_KEYS, OWNED_KEYS, check_overrides, zero_stage
 from xlpre.training.distributed import set_timeout
-from xlpre.training.optimizer import OptimConfig
 
 
 class RecordingDict(dict[str, Any]):

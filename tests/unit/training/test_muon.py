@@ -10,8 +10,9 @@ from pretrain.planning.activation_memory import TensorTracker
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
 from xlpre.training import muon
+from xlpre.training.config import OptimConfig, PretrainOptimConfig
 from xlpre.training.muon import Muon, orthogonalize, working_bytes
-from xlpre.training.optimizer import OptimConfig, PretrainOptimConfig, build_optimizer, set_lr
+from xlpre.training.optimizer import build_optimizer, set_lr
 
 SHAPE = ModelConfig(vocab_size=50, n_layer=2, d_model=16, n_head=2, d_inner=32)
 MUON = PretrainOptimConfig(name="muon", lr=0.1, matrix_lr=0.02, weight_decay=0)

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from tests.conftest import refused
-from xlpre.training.optimizer import LayerwiseOptimConfig, OptimConfig, build_optimizer, set_lr
+from xlpre.training.config import LayerwiseOptimConfig, OptimConfig
+from xlpre.training.optimizer import build_optimizer, set_lr
 
 
 class Model(nn.Module):
