@@ -3,9 +3,12 @@
 import re
 import shlex
 import subprocess
+from pathlib import Path
+
+import pytest
 
 from tests.conftest import REPOSITORY
-from tests.integration.conftest import launch, run
+from tests.integration.conftest import call, launch, run
 from xlpre.training.distributed import free_port
 
 TINY = shlex.split(
@@ -22,6 +25,24 @@ def commands(page: str) -> list[str]:
     return [line for block in blocks for line in block.splitlines() if line.strip()]
 
 
+def settings_file(page: str) -> str:
+    """Return the first ```yaml block of a page."""
+    return re.search(r"```yaml\n(.*?)```", (REPOSITORY / page).read_text(), re.DOTALL)[1]
+
+
+def check_command(program: str, args: list[str], folder: Path) -> None:
+    """Run a command with tiny settings in a folder, and check that it succeeds."""
+    is_ablation = args[0] == "pretrain/ablate.py"
+    if is_ablation or "--config" in args and args[0] not in ("pretrain/explain.py", "pretrain/plan.py"):
+        args = [*args, *TINY]
+    if program == "deepspeed":
+        launcher = ("deepspeed", "--master_port", str(free_port()), *args[:3])
+        result = launch(*args[3:], launcher=launcher, cwd=folder)
+    else:
+        result = run(*args, cwd=folder)
+    assert result.returncode == 0, f"{program} {args}\n{result.stdout[-2000:]}\n{result.stderr[-2000:]}"
+
+
 def test_every_command_of_the_readme_works(tmp_path, text_file):
     for name in ("configs", "pretrain"):
         (tmp_path / name).symlink_to(REPOSITORY / name)
@@ -33,14 +54,7 @@ def test_every_command_of_the_readme_works(tmp_path, text_file):
             continue
         # the command behind `make quickstart`, which would install into the environment that runs this test
         program, *args = shlex.split(line.replace("make quickstart", f"python {QUICKSTART}"))
-        if "--config" in args and "pretrain/explain.py" not in args:
-            args += TINY
-        if program == "deepspeed":
-            launcher = ("deepspeed", "--master_port", str(free_port()), *args[:3])
-            result = launch(*args[3:], launcher=launcher, cwd=tmp_path)
-        else:
-            result = run(*args, cwd=tmp_path)
-        assert result.returncode == 0, f"{line}\n{result.stdout[-2000:]}\n{result.stderr[-2000:]}"
+        check_command(program, args, tmp_path)
         n_commands += 1
     assert n_commands >= 10
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"quickstart", "mine", "no_memory", "more"}
@@ -58,6 +72,44 @@ def test_make_quickstart_runs_the_command_that_these_tests_run():
 
 def test_every_command_of_the_planning_page_works():
     for line in commands("docs/plan.md"):
-        result = run(*shlex.split(line)[1:], "model.n_layer=2")
+        result = call(*shlex.split(line)[1:], "model.n_layer=2")
         assert result.returncode == 0, f"{line}\n{result.stderr}"
         assert "prediction" in result.stdout
+
+
+@pytest.mark.long
+def test_every_command_of_the_pages_about_own_text_and_evaluation_works(tmp_path, text_file):
+    for name in ("configs", "pretrain"):
+        (tmp_path / name).symlink_to(REPOSITORY / name)
+    for name in ("my_texts", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "words.txt").write_bytes(text_file.read_bytes())
+    (tmp_path / "mine.yaml").write_text(settings_file("docs/getting_started.md"))
+    (tmp_path / "mine_memory.yaml").write_text(settings_file("docs/evaluation.md"))
+    for page in ("docs/getting_started.md", "docs/evaluation.md"):
+        for line in commands(page):
+            program, *args = shlex.split(line)
+            check_command(program, args, tmp_path)
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"mine", "longer", "mine_memory", "other"}
+
+
+def test_the_predictions_of_the_page_about_distributed_training_are_those_of_the_plan(tmp_path):
+    page = (REPOSITORY / "docs/distributed.md").read_text()
+    (tmp_path / "configs").symlink_to(REPOSITORY / "configs")
+    (tmp_path / "base16.yaml").write_text(settings_file("docs/distributed.md"))
+    (line,) = commands("docs/distributed.md")
+    result = call(*shlex.split(line.replace("base16.yaml", str(tmp_path / "base16.yaml")))[1:])
+    assert result.returncode == 0, result.stderr
+    lines = re.findall(r"^  (\S.*?)  +(.*)$", result.stdout, re.MULTILINE)
+    plan = {name: values.split() for name, values in reversed(lines)}  # the first of several `total`
+    counts = {name: int(plan[name][0].replace(",", "")) for name in ("window tokens in total", "tokens of text read")}
+    memory, hours = float(plan["peak"][1]), 24 * float(plan["days for 125,000 steps"][0])  # ZeRO stage 1
+    for figure in (
+        f"| parameters | {plan['total'][0]} ",
+        f"micro-batch 32 | {memory:.0f} GB ",
+        f"| window tokens | {counts['window tokens in total'] / 1e9:.0f} billion ",
+        f"| text tokens | {counts['tokens of text read'] / 1e9:.0f} billion",
+        f"at 40 % MFU | {plan['seconds per step'][0]} s ",
+        f"at 40 % MFU | {hours:.1f} hours, {16 * hours:.0f} GPU-hours ",
+    ):
+        assert figure in page, figure
