@@ -59,6 +59,7 @@ def make_store(path: Path, n_tokens: int) -> None:
         "vocab_size": VOCABULARY,
         "vocabulary_sha256": "",
         "preprocess": "cased",
+        "sentencepiece": "0.2.1",
         **{f"{split}_n_{name}": n_tokens // length for split in SPLITS for name, length in lengths.items()},
         "fingerprint": compute_fingerprint("", "cased", sha256),
     }

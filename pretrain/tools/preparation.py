@@ -14,7 +14,7 @@ from xlpre.data.store import META, TokenStore, is_nothing, is_store
 from xlpre.data.store_builder import build_store
 from xlpre.text.corpus import TextConfig, read_documents, sample_lines, source_files
 from xlpre.text.tokenizer import Tokenizer
-from xlpre.text.tokenizer_training import check_training_record, train_tokenizer, write_training_record
+from xlpre.text.tokenizer_training import check_training_record, train_tokenizer, upgrade_note, write_training_record
 
 SAMPLE_CHARS = 1_000_000  # characters of text that are checked for unknown characters
 MAX_UNKNOWN = 0.01  # fraction of unknown characters above which a warning is printed
@@ -38,6 +38,7 @@ def make_tokenizer(config: PretrainConfig) -> Tokenizer:
                 )
         check_training_record(path, tokenizer, config.text, config.tokenizer)
         print(f"{path}: exists, {size} pieces")
+        _print_note(upgrade_note(path, tokenizer))
         return tokenizer
     start = time.monotonic()
     print(f"{path}: training a vocabulary of {size} pieces on {' '.join(config.text.sources)} ...", flush=True)
@@ -65,6 +66,7 @@ def make_store(config: PretrainConfig) -> TokenStore:
         store.check_vocabulary(tokenizer, f"tokenizer.path={config.tokenizer.path}")
         _check_source(store, config.text)
         print(f"{path}: exists, {_token_counts(store)}")
+        _print_note(store.upgrade_note)
         return store
     _warn_of_unknown_characters(config, tokenizer)
     start = time.monotonic()
@@ -72,6 +74,11 @@ def make_store(config: PretrainConfig) -> TokenStore:
         store = build_store(path, config.text, tokenizer, progress.update)
     print(f"{path}: {_token_counts(store)} in {time.monotonic() - start:.0f} s")
     return store
+
+
+def _print_note(note: str) -> None:
+    if note:
+        print(f"note: {note}", flush=True)
 
 
 def _warn_of_unknown_characters(config: PretrainConfig, tokenizer: Tokenizer) -> None:

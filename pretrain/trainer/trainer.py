@@ -285,10 +285,11 @@ class Trainer:
             start += f" (skipped checkpoints with missing, cut or damaged files: {names})"
         if self._has_new_eval_protocol:
             start += "; the eval settings changed: validation losses are not comparable with earlier ones, and best/ starts again"
+        note = f"\nnote: {self.store.upgrade_note}" if self.store.upgrade_note else ""
         return (
             f"{config.name}: {config.objective.name}, {n_parameters:,} parameters ({shape.n_layer} layers, d_model {shape.d_model}), "
             f"mem_len {shape.mem_len}\n"
             f"{len(self.store.train):,} training tokens, windows of {config.data.seq_len} tokens, {steps}\n"
             f"{self.context.describe()}\n"
-            f"{start}; output in {self.run_dir}"
+            f"{start}; output in {self.run_dir}{note}"
         )

@@ -1,9 +1,10 @@
 """Parallel encoding of the corpus into the shards of an unfinished store.
 
     .store.unfinished/TASK/00007/{train,val}/*.bin    a finished shard, about 16 M characters
+    .store.unfinished/sentencepiece.txt               version of SentencePiece that encodes all of them
 
 Shards are written atomically. After an interruption, a task resumes after its last shard. The name of a task folder is a hash of its
-files, the settings and the vocabulary, so shards of changed files or other settings are not used.
+files, the settings, the vocabulary and the version of SentencePiece, so shards of changed files or other settings are not used.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from xlpre.common.files import atomic_dir
+from xlpre.common.files import atomic_dir, write_text
 from xlpre.data import encoded_documents
 from xlpre.data.store import FORMAT, SPLITS
 from xlpre.text.corpus import ReadUnit, TextConfig, list_units, read_units
 from xlpre.text.document import Document
 from xlpre.text.readers import ByteCounter
-from xlpre.text.tokenizer import Tokenizer
+from xlpre.text.tokenizer import SENTENCEPIECE_VERSION, Tokenizer
 
 SHARD_CHARS = 16_000_000
 BATCH_CHARS = 1_000_000  # encoded at a time
+ENCODER_FILE = "sentencepiece.txt"
 
 ProgressCallback = Callable[[int, int], None]  # bytes of the sources read and characters encoded since the last call
 
@@ -116,11 +118,29 @@ def has_shards(work: Path) -> bool:
     return any(work.glob("*/[0-9]*"))
 
 
+def check_encoder(work: Path, path: Path) -> None:
+    """Record which version of SentencePiece encodes the shards in the folder `work` of the unfinished store `path`.
+
+    Raises:
+        ValueError: another version encoded some of them.
+    """
+    file = work / ENCODER_FILE
+    version = file.read_text("utf-8") if file.exists() and has_shards(work) else SENTENCEPIECE_VERSION
+    if version != SENTENCEPIECE_VERSION:
+        raise ValueError(
+            f"data.store_dir={path} is invalid: {work} holds text that was encoded with sentencepiece {version}, and the installed "
+            f"{SENTENCEPIECE_VERSION} encodes a few tokens differently. Install sentencepiece=={version} to resume, or delete that folder "
+            "to encode all text again."
+        )
+    write_text(file, SENTENCEPIECE_VERSION)
+
+
 def list_tasks(work: Path, config: TextConfig, tokenizer: Tokenizer) -> list[ShardTask]:
     """Return the tasks that encode the corpus into the folder `work`."""
     names = ("column", "row_type", "line_type", "split", "max_chars", "val_fraction")
     settings = {name: getattr(config, name) for name in names}
-    identity = {**settings, "format": FORMAT, "vocabulary": tokenizer.sha256, "preprocess": tokenizer.preprocess}
+    vocabulary = {"vocabulary": tokenizer.sha256, "preprocess": tokenizer.preprocess}
+    identity = {**settings, **vocabulary, "format": FORMAT, "sentencepiece": SENTENCEPIECE_VERSION}
 
     def folder_name(units: list[ReadUnit]) -> str:
         content = [identity, *(dataclasses.asdict(dataclasses.replace(unit, weight=1.0)) for unit in units)]

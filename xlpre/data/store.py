@@ -1,6 +1,6 @@
 """Token store: memory-mapped token ids with sentence and document ends, split into training and validation.
 
-    store/meta.json            counts, sizes, checksums, vocabulary hash, preprocessing, fingerprint
+    store/meta.json            counts, sizes, checksums, vocabulary hash, preprocessing, SentencePiece version, fingerprint
     store/vocabulary.model     SentencePiece model that encoded the text
     store/unigram.bin          (V,) int64, count of each token in the training split
     store/train/tokens.bin     uint16, or uint32 for more than 65,536 pieces
@@ -24,15 +24,15 @@ import numpy as np
 
 from xlpre.text.json_objects import parse_object
 from xlpre.text.preprocess import Preprocess
-from xlpre.text.tokenizer import Tokenizer
+from xlpre.text.tokenizer import SENTENCEPIECE_VERSION, Tokenizer
 
-FORMAT = 4
+FORMAT = 5
 SPLITS = ("train", "val")
 MAX_BYTES_VERIFIED_ON_OPEN = 256 << 20  # larger stores are verified by TokenStore.verify only
 META = "meta.json"
 ARRAYS = tuple(f"{split}/{name}.bin" for split in SPLITS for name in ("tokens", "sentences", "documents"))
 COUNT_KEYS = ("vocab_size", *(f"{split}_n_{name}" for split in SPLITS for name in ("documents", "tokens", "sentences")))
-STRING_KEYS = ("dtype", "vocabulary_sha256", "preprocess", "fingerprint")
+STRING_KEYS = ("dtype", "vocabulary_sha256", "preprocess", "sentencepiece", "fingerprint")
 MARKERS = ("unigram.bin", *(f"{split}/tokens.bin" for split in SPLITS))  # identify a store without meta.json
 REBUILD = "The store is damaged. Delete the folder and prepare it again with pretrain/prepare.py."
 
@@ -105,6 +105,16 @@ class TokenStore:
     def fingerprint(self) -> str:
         """Hash of the vocabulary and all tokens."""
         return self.meta["fingerprint"]
+
+    @property
+    def upgrade_note(self) -> str:
+        """A sentence if another version of SentencePiece than the installed one encoded the text, else an empty string."""
+        if (version := self.meta["sentencepiece"]) == SENTENCEPIECE_VERSION:
+            return ""
+        return (
+            f"{self.path} was encoded with sentencepiece {version}; the installed {SENTENCEPIECE_VERSION} may encode a few tokens in a "
+            "million of other text differently."
+        )
 
     def verify(self) -> None:
         """Read all files and raise ValueError if one does not match its checksum."""

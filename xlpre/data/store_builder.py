@@ -19,11 +19,19 @@ import numpy as np
 from xlpre.common.files import atomic_dir, lock_dir
 from xlpre.data import encoded_documents
 from xlpre.data.encoded_documents import EncodedDocs
-from xlpre.data.shards import EncodeJob, ProgressCallback, ShardTask, encode_all, has_shards, list_tasks
+from xlpre.data.shards import (
+    EncodeJob,
+    ProgressCallback,
+    ShardTask,
+    check_encoder,
+    encode_all,
+    has_shards,
+    list_tasks,
+)
 from xlpre.data.store import FORMAT, SPLITS, TokenStore, compute_fingerprint
 from xlpre.text.corpus import ReadUnit, TextConfig, empty_text_message, source_files
 from xlpre.text.document import Document, LineType
-from xlpre.text.tokenizer import Tokenizer
+from xlpre.text.tokenizer import SENTENCEPIECE_VERSION, Tokenizer
 
 
 def build_store(
@@ -41,12 +49,14 @@ def build_store(
         on_progress: called with the bytes read and the characters encoded since the last call.
 
     Raises:
-        ValueError: the text cannot be read, a split is empty, or another process builds the same store.
+        ValueError: the text cannot be read, a split is empty, another process builds the same store, or another version of
+            SentencePiece wrote shards of it.
     """
     path = Path(path)
     work = path.with_name(f".{path.name}.unfinished")
     lock = lock_dir(work, "another command is preparing this store. Wait for it, or stop it.")
     try:
+        check_encoder(work, path)
         tasks = list_tasks(work, config, tokenizer)
         with _mention_finished_shards(work):
             encode_all(tasks, config, tokenizer, on_progress)
@@ -155,6 +165,7 @@ def _assemble(
             "vocab_size": len(tokenizer),
             "vocabulary_sha256": tokenizer.sha256,
             "preprocess": tokenizer.preprocess,
+            "sentencepiece": SENTENCEPIECE_VERSION,
             "fingerprint": compute_fingerprint(tokenizer.sha256, tokenizer.preprocess, checksums),
             **{f"{split}_{name}": value for split, writer in writers.items() for name, value in writer.counts.items()},
             "bytes": {name: (partial / name).stat().st_size for name in checksums},

@@ -1,7 +1,7 @@
 """Training of a vocabulary, and the record of the text on which it was trained.
 
-The record of NAME.model is NAME.model.json. It holds file names and sizes, so that folders can be moved, and the settings on which
-a vocabulary depends. A vocabulary without a record is accepted for any text.
+The record of NAME.model is NAME.model.json. It holds file names and sizes, so that folders can be moved, the settings on which
+a vocabulary depends, and the version of SentencePiece. A vocabulary without a record is accepted for any text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from xlpre.text.corpus import TextConfig, source_files
 from xlpre.text.document import Document
 from xlpre.text.preprocess import Preprocess, clean_text
 from xlpre.text.special_tokens import WORD_BOUNDARY
-from xlpre.text.tokenizer import MAX_SENTENCE_BYTES, Tokenizer, TokenizerConfig
+from xlpre.text.tokenizer import MAX_SENTENCE_BYTES, SENTENCEPIECE_VERSION, Tokenizer, TokenizerConfig
 
 RECORD_FORMAT = 2
 RECORDED_SETTINGS = {"text": ("column", "row_type", "split", "max_chars"), "tokenizer": ("train_chars", "preprocess")}
@@ -68,8 +68,8 @@ def record_path(path: Path) -> Path:
 
 def write_training_record(path: Path, tokenizer: Tokenizer, text: TextConfig, config: TokenizerConfig) -> None:
     """Write the training record of `tokenizer`, which was trained on `text` and saved as `path`."""
-    record = {"format": RECORD_FORMAT, "sha256": tokenizer.sha256, **_training_record(text, config)}
-    write_text(record_path(path), json.dumps(record, indent=1))
+    identity = {"format": RECORD_FORMAT, "sha256": tokenizer.sha256, "sentencepiece": SENTENCEPIECE_VERSION}
+    write_text(record_path(path), json.dumps({**identity, **_training_record(text, config)}, indent=1))
 
 
 def check_training_record(path: Path, tokenizer: Tokenizer, text: TextConfig, config: TokenizerConfig) -> None:
@@ -102,6 +102,18 @@ def check_training_record(path: Path, tokenizer: Tokenizer, text: TextConfig, co
     raise ValueError(
         f"tokenizer.path={path} is invalid: it was trained {difference}. Set another tokenizer.path, delete the file to train it "
         f"again, or delete {record_path(path)} to use it anyway."
+    )
+
+
+def upgrade_note(path: Path, tokenizer: Tokenizer) -> str:
+    """Return a sentence if `tokenizer`, saved as `path`, was trained by another version of SentencePiece, else an empty string."""
+    record = _read_record(path)
+    version = record.get("sentencepiece", SENTENCEPIECE_VERSION)
+    if version == SENTENCEPIECE_VERSION or record.get("sha256") != tokenizer.sha256:
+        return ""
+    return (
+        f"{path} was trained with sentencepiece {version}; the installed {SENTENCEPIECE_VERSION} would train another vocabulary, and may "
+        "encode a few tokens in a million differently."
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 from tests.conftest import make_documents
 from tests.unit.data.test_store_builder import texts
 from xlpre.data import encoded_documents, shards
+from xlpre.data.shards import list_tasks
 from xlpre.data.store_builder import build_store
 from xlpre.text import corpus
 from xlpre.text.corpus import TextConfig, list_units
@@ -86,6 +87,34 @@ def test_a_failed_build_resumes_after_its_shards_with_the_same_bytes(small, file
     build_store(tmp_path / "again", config, tokenizer)
     # a build from scratch encodes more than the resumed one
     assert len(calls) - n_until_finished > n_until_finished - n_until_last_failure + 5
+
+
+def test_a_build_is_not_resumed_by_another_version_of_sentencepiece(small, files, tokenizer, tmp_path, monkeypatch):
+    config = TextConfig(source=files[0], val_fraction=0.1, num_processes=1)
+    encode, calls = encoded_documents.encode, []
+
+    def failing(*arguments):
+        calls.append(1)
+        if len(calls) == 9:
+            raise OSError(28, "No space left on device")
+        return encode(*arguments)
+
+    monkeypatch.setattr(encoded_documents, "encode", failing)
+    with pytest.raises(OSError, match="No space left"):
+        build_store(tmp_path / "store", config, tokenizer)
+    work = tmp_path / ".store.unfinished"
+    finished = sorted(work.glob("*/[0-9]*"))
+    with monkeypatch.context() as other_version:
+        other_version.setattr(shards, "SENTENCEPIECE_VERSION", "9.9")
+        with pytest.raises(
+            ValueError, match=r"store is invalid: .*unfinished .* the installed 9\.9 .* delete that folder"
+        ):
+            build_store(tmp_path / "store", config, tokenizer)
+        key = list_tasks(work, config, tokenizer)[0].folder
+    assert finished and sorted(work.glob("*/[0-9]*")) == finished
+    assert list_tasks(work, config, tokenizer)[0].folder != key
+    build_store(tmp_path / "store", config, tokenizer)
+    assert not work.exists()
 
 
 def test_only_a_changed_file_is_encoded_again(small, files, tokenizer, tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 from xlpre.data.store import FORMAT, TokenStore
 from xlpre.data.store_builder import write_store
 from xlpre.text import special_tokens
-from xlpre.text.tokenizer import Tokenizer, TokenizerConfig
+from xlpre.text.tokenizer import SENTENCEPIECE_VERSION, Tokenizer, TokenizerConfig
 from xlpre.text.tokenizer_training import train_tokenizer
 
 
@@ -95,6 +95,17 @@ def test_a_store_of_an_older_format_is_refused(store, tmp_path):
         TokenStore(older)
 
 
+def test_a_store_names_the_version_of_sentencepiece_that_encoded_it(store, tmp_path):
+    assert (store.meta["sentencepiece"], store.upgrade_note) == (SENTENCEPIECE_VERSION, "")
+    older = shutil.copytree(store.path, tmp_path / "older")
+    (older / "meta.json").write_text(json.dumps({**store.meta, "sentencepiece": "0.1.9"}))
+    older_store = TokenStore(older)
+    assert older_store.fingerprint == store.fingerprint  # the same tokens: runs on it resume
+    assert re.search(
+        rf"encoded with sentencepiece 0.1.9; the installed {SENTENCEPIECE_VERSION} ", older_store.upgrade_note
+    )
+
+
 def test_a_path_without_a_store_is_refused_with_a_hint(store, tmp_path):
     with pytest.raises(ValueError, match="there is no token store. Run pretrain/prepare.py"):
         TokenStore(tmp_path / "none")
@@ -126,7 +137,13 @@ def test_a_store_without_a_valid_meta_json_is_damaged(store, tmp_path, content):
     [
         *[(key, value) for key in ("source", "files", "bytes", "sha256") for value in (None, "x", [])],
         *[("bytes", {}), ("sha256", {}), ("files", {"a.txt": [1]}), ("vocab_size", 1e30), ("train_n_tokens", -1)],
-        *[("val_n_sentences", 1), ("dtype", "int64"), ("preprocess", "uncased"), ("fingerprint", "x")],
+        *[
+            ("sentencepiece", None),
+            ("val_n_sentences", 1),
+            ("dtype", "int64"),
+            ("preprocess", "uncased"),
+            ("fingerprint", "x"),
+        ],
     ],
 )
 def test_an_inconsistent_meta_json_is_refused(store, tmp_path, key, value):

@@ -1,6 +1,7 @@
 """Making and reusing a vocabulary and a store."""
 
 import dataclasses
+import json
 import re
 
 import pytest
@@ -47,6 +48,17 @@ def test_a_vocabulary_is_reused_for_its_text_only_and_encodes_any(config, text_f
     assert make_store(config).tokenizer().sha256 == trained.sha256
     (tmp_path / "trained.model.json").unlink()
     assert make_tokenizer(config).sha256 == trained.sha256
+
+
+def test_an_upgrade_of_sentencepiece_is_reported_and_nothing_is_made_again(config, tmp_path, capsys):
+    config = change(config, "tokenizer", path=str(tmp_path / "trained.model"))
+    vocabulary, store = make_tokenizer(config), make_store(config)
+    assert "note:" not in capsys.readouterr().out
+    for file in (tmp_path / "trained.model.json", store.path / "meta.json"):
+        file.write_text(json.dumps({**json.loads(file.read_text()), "sentencepiece": "0.1.9"}))
+    assert make_tokenizer(config).sha256 == vocabulary.sha256 and make_store(config).fingerprint == store.fingerprint
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
+    assert len(notes) == 2 and all("with sentencepiece 0.1.9; the installed" in note for note in notes)
 
 
 def test_a_vocabulary_that_lacks_characters_of_the_text_is_reported(config, text_file, tmp_path, capsys):
