@@ -18,7 +18,7 @@ from finetune.trainer.inputs import RunInputs
 from finetune.trainer.logger import TrainLogger
 from finetune.trainer.results import BEST, seed_folder
 from finetune.trainer.task_model import TaskModel, resolve_shared_backend
-from xlpre.common.files import hardlink_copy
+from xlpre.common.files import FileEntries, hardlink_copy
 from xlpre.config.loader import save_config
 from xlpre.conversion.task_model_folder import load_task_model, save_task_model
 from xlpre.model.initialization import build_with_weights
@@ -131,6 +131,7 @@ class Trainer:
             train.keep_checkpoints_every,
             self._publish,
             saved,
+            train.max_failed_saves,
         )
         self.best: tuple[float, int] | None = manifest.get("best") and tuple(manifest["best"])
         self._n_without_improvement: int = manifest.get("evaluations_without_improvement", 0)
@@ -184,7 +185,7 @@ class Trainer:
 
     def close(self) -> None:
         """Wait for the last checkpoint, write the weights that are the result if the run is finished, and free the engine."""
-        self._writer.close()
+        self._writer.close(needs_last=not self.is_finished)
         if self.is_finished:
             if self.config.eval.keep_weights == "last":
                 self._writer.keep_best(self.progress.step, self.engine)
@@ -207,9 +208,9 @@ class Trainer:
         if (saved / checkpoint.BEST_DIR).is_dir():
             hardlink_copy(saved / checkpoint.BEST_DIR, self.folder / BEST)
 
-    def _write_model(self, step: int, path: Path, weights: dict[str, Tensor]) -> None:
+    def _write_model(self, step: int, path: Path, weights: dict[str, Tensor]) -> FileEntries:
         provenance = {"name": self.config.name, "step": step, "seed": self._seed, "init_from": self.config.init_from}
-        save_task_model(path, self._inputs.build_model_folder(weights, provenance))
+        return save_task_model(path, self._inputs.build_model_folder(weights, provenance))
 
     def _build(self, saved: Path | None, manifest: dict[str, Any]) -> None:
         """Build model and engine with initial weights, or with the state of the checkpoint `saved` and its manifest."""

@@ -18,7 +18,7 @@ from pretrain.trainer.inputs import RunInputs, checkpoints_dir, model_dir, model
 from pretrain.trainer.logger import TrainLogger
 from pretrain.trainer.samples import Samples
 from xlpre.batch import Batch
-from xlpre.common.files import hardlink_copy
+from xlpre.common.files import FileEntries, hardlink_copy
 from xlpre.config.cli import NO_EXPLICIT_KEYS, ExplicitKeys
 from xlpre.config.loader import save_config
 from xlpre.conversion.model_folder import ModelFolder, load_folder, save_folder
@@ -119,6 +119,7 @@ class Trainer:
             config.train.keep_checkpoints_every,
             self._publish,
             saved,
+            config.train.max_failed_saves,
         )
         self.tokens: int = manifest.get("tokens", 0)
         self._has_new_eval_protocol = bool(manifest) and manifest["eval"] != self._manifest["eval"]
@@ -245,8 +246,8 @@ class Trainer:
             hardlink_copy(saved / checkpoint.BEST_DIR, self.run_dir / checkpoint.BEST_DIR)
         hardlink_copy(saved / checkpoint.MODEL_DIR, model_dir(self.config))
 
-    def _write_model(self, step: int, path: Path, weights: dict[str, Tensor]) -> None:
-        save_folder(path, self._model_folder(step, weights))
+    def _write_model(self, step: int, path: Path, weights: dict[str, Tensor]) -> FileEntries:
+        return save_folder(path, self._model_folder(step, weights))
 
     def _model_folder(self, step: int, weights: dict[str, Tensor]) -> ModelFolder:
         provenance = {"name": self.config.name, "step": step, "data_fingerprint": self.store.fingerprint}

@@ -1,12 +1,13 @@
 """`pretrain/run.py` with an injected fault: FAULT={"phase": ..., "do": ..., "steps": [first, last], "process": N} in the environment.
 
 The fault happens on process N, in one of the steps, when the phase is reached; see PHASES. `do` is `kill` (the default), `kill_all`
-(the process group), `stop` (the process hangs), `full` (the disk is full), or in the phase `loss` one of `nan`, `inf`, `inf_gradient`
-and `nan_memory`. A killed process first prints a line to stderr. If the last argument is a JSON list of lists of arguments, each is
-trained in turn, and `each` lists the value of `do` for each.
+(the process group), `stop` (the process hangs), a system error such as `ENOSPC` (a full disk), or in the phase `loss` one of `nan`,
+`inf`, `inf_gradient` and `nan_memory`. A killed process first prints a line to stderr. If the last argument is a JSON list of lists of
+arguments, each is trained in turn, and `each` lists the value of `do` for each.
 """
 
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ import pretrain.run
 import pretrain.trainer.trainer
 from pretrain.config import PretrainConfig
 from pretrain.trainer.trainer import Trainer
-from xlpre.common import files
+from xlpre.common import files, os_errors
 from xlpre.common.cli_main import run_main
 from xlpre.config.loader import load_config
 from xlpre.model.language_model import LanguageModel
@@ -51,7 +52,7 @@ PHASES = {
     "measuring": (Trainer, "evaluate"),
     "copying": (checkpoint_writer, "gather_moments"),  # copy of the state to the CPU
     "writing": (CheckpointWriter, "_write_files"),
-    "half_written": (checkpoint_writer, "compute_crc32c"),  # all files are written
+    "half_written": (checkpoint_writer, "fsync"),  # all files are written
     "model": (Trainer, "_write_model"),
     "manifest": (checkpoint_writer, "write_text"),  # only the manifest is missing
     "removing": (CheckpointWriter, "_remove_old"),  # the manifest is written
@@ -72,8 +73,8 @@ def is_due() -> bool:
 
 def raise_fault() -> None:
     action = FAULT.get("do", "kill")
-    if action == "full":
-        raise OSError(28, "No space left on device")
+    if hasattr(errno, action):
+        raise OSError(getattr(errno, action), os.strerror(getattr(errno, action)))
     if action.startswith("kill"):
         os.write(2, f"fault: {action} in {FAULT['phase']} at step {STEP['now']}\n".encode())
     if action == "kill_all":
@@ -136,6 +137,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    os_errors.RETRY_SECONDS = ()  # a second attempt would be in a later step
     track_steps()
     if FAULT.get("phase") == "loss":
         inject_nonfinite()

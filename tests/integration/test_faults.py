@@ -144,8 +144,10 @@ def test_a_nonfinite_value_of_one_process_is_skipped_by_all_in_every_stage(make_
 
 
 def test_a_full_disk_is_reported_and_the_previous_checkpoint_is_valid(make_args, tmp_path):
-    args = make_args("full", train__save_every=4, train__steps=12, schedule__decay="constant")
-    fault = {"phase": "writing", "do": "full", "steps": [6, 99], "process": 1}
+    args = make_args(
+        "full", train__save_every=4, train__steps=12, schedule__decay="constant", train__max_failed_saves=1
+    )
+    fault = {"phase": "writing", "do": "ENOSPC", "steps": [6, 99], "process": 1}
     done = run_together(2, FAULTY, *args, fault=fault)
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     assert "step_00000008 could not be written (process 1: [Errno 28] No space left on device)" in done.stderr
@@ -166,6 +168,30 @@ def test_a_store_that_changed_after_the_start_is_refused(make_args, store, tmp_p
     done = call(SCRIPT, *args)
     assert done.returncode == 2 and str(tmp_path / "store") in done.stderr, done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_run_survives_a_file_system_that_fails_for_a_while(make_args, tmp_path):
+    settings = {"train__save_every": 3, "train__steps": 12, "train__max_failed_saves": 3, "model__dropout": 0.1}
+    fault = {"phase": "writing", "do": "EIO", "steps": [6, 11], "process": 1}  # the saves of steps 6 and 9
+    done = run_together(2, FAULTY, *make_args("flaky", **settings), fault=fault)
+    assert done.returncode == 0 and "finished at step 12" in done.stdout, done.stderr
+    warnings = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
+    assert len(warnings) == 2 and all("(process 1: [Errno 5] Input/output error)" in line for line in warnings)
+    assert "The latest valid checkpoint is step_00000003. Training continues" in warnings[1]
+    assert [path.name for path in sorted((tmp_path / "flaky" / "checkpoints").iterdir())] == [
+        "step_00000003",
+        "step_00000012",
+    ]
+
+
+def test_a_last_save_that_fails_ends_the_run_with_the_status_that_is_retried(make_args, tmp_path):
+    args = make_args("last", train__save_every=4, train__steps=8, schedule__decay="constant")
+    fault = {"phase": "writing", "do": "ESTALE", "steps": [6, 99], "process": 0}
+    done = run(FAULTY, *args, fault=fault)
+    assert done.returncode == 3 and done.stderr.count("error: ") == 1 and "finished" not in done.stdout, done.stderr
+    assert "step_00000008 could not be written" in done.stderr and "run the same command again" in done.stderr
+    assert [path.name for path in (tmp_path / "last" / "checkpoints").iterdir()] == ["step_00000004"]
+    assert run(SCRIPT, *args).returncode == 0
 
 
 @pytest.mark.long

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import re
@@ -14,6 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
+
+from xlpre.common.os_errors import error_number, is_transient, remedy
 
 PROJECT_PACKAGES = ("xlpre", "pretrain", "finetune", "__main__")
 # messages of gloo and NCCL when another process died or does not respond
@@ -30,15 +32,15 @@ LOST_PEER = (
     "remote process exited",
     "closed by remote peer",
     "communicator was aborted",
+    "failed to connect",
+    "Connection refused",
+    "No route to host",
+    "Network is unreachable",
 )
 BYTE_UNITS = ("bytes", "K", "M", "G", "T", "P")  # powers of 1024
 # messages of torch on a CPU, on a GPU, and for a tensor larger than any memory
 OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
 PORT_IN_USE = "EADDRINUSE"
-OS_ERROR_REMEDIES = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), ". Free disk space and run the same command again."),
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), ". Choose another path, or get permission for this one."),
-}
 
 
 def run_main(main: Callable[[], None]) -> None:
@@ -47,8 +49,8 @@ def run_main(main: Callable[[], None]) -> None:
     | error | exit status | printed by |
     | --- | --- | --- |
     | ValueError raised by this project | 2 | local rank 0 |
-    | OSError, out of memory, port in use | 2 | the process |
-    | lost connection to another process | 3 | the process |
+    | out of memory, OSError that stays, such as a full disk | 2 | the process |
+    | OSError that may pass, port in use, lost connection to another process | 3 | the process |
     | Ctrl-C | 130 | the process |
 
     All other errors are raised. Characters that the encoding of stdout lacks are printed as escape sequences.
@@ -66,19 +68,15 @@ def run_main(main: Callable[[], None]) -> None:
             raise  # from a library: not a message for the user
         # a ValueError is the same in all processes of a machine
         if os.environ.get("LOCAL_RANK", "0") == "0" or isinstance(error, OSError):
-            sys.stdout.flush()
-            remedy = OS_ERROR_REMEDIES.get(error.errno or 0, "") if isinstance(error, OSError) else ""
-            print(f"error: {error}{remedy}", file=sys.stderr, flush=True)
-        sys.exit(2)
+            advice = remedy(error_number(error)) if isinstance(error, OSError) else ""
+            _print_error(f"{error}. {advice}" if advice else str(error))
+        _exit(3 if is_transient(error) else 2)
     except (RuntimeError, MemoryError) as error:
         if (failure := _environment_failure(error)) is None:
             raise
         status, message = failure
-        sys.stdout.flush()
-        print(f"error: {message}", file=sys.stderr, flush=True)
-        if status == 3 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            os._exit(status)  # gloo's threads can abort a normal exit (status -6)
-        sys.exit(status)
+        _print_error(message)
+        _exit(status)
     except KeyboardInterrupt:
         print("Interrupted. Run the same command again to do the rest.", file=sys.stderr)
         sys.exit(130)
@@ -111,6 +109,17 @@ def immediate_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def _print_error(message: str) -> None:
+    sys.stdout.flush()
+    print(f"error: {message}", file=sys.stderr, flush=True)
+
+
+def _exit(status: int) -> NoReturn:
+    if status == 3 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        os._exit(status)  # gloo's threads can abort a normal exit (status -6)
+    sys.exit(status)
+
+
 def _print_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if issubclass(kind, KeyboardInterrupt):
         print("Interrupted before the command started.", file=sys.stderr)
@@ -125,9 +134,9 @@ def _environment_failure(error: RuntimeError | MemoryError) -> tuple[int, str] |
         return 2, _out_of_memory(text)
     if PORT_IN_USE in text:
         port = os.environ.get("MASTER_PORT", "")
-        return 2, (
-            f"port {port} is in use on this machine, perhaps by another training. "
-            "Pass another --master_port to the launcher."
+        return 3, (
+            f"port {port} is in use on this machine, perhaps by another training. Run the same command again, or pass another "
+            "--master_port to the launcher."
         )
     if any(sign in text for sign in LOST_PEER):
         return 3, (

@@ -14,9 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+import numpy as np
 import psutil
 
 WEIGHTS_SUFFIX = ".safetensors"
+FileEntry = tuple[int, int]  # bytes and CRC-32C of what was written, which a damaged file does not match
+FileEntries = dict[str, FileEntry]  # by file name
 
 
 def cache_dir() -> Path:
@@ -59,6 +62,17 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+def write_bytes(path: Path, content: bytes) -> FileEntry:
+    """Write a file, and return the entry of `content`."""
+    path.write_bytes(content)
+    return entry_of(content)
+
+
+def entry_of(content: bytes) -> FileEntry:
+    """Return the size and the checksum of the content of a file."""
+    return len(content), extend_crc32c(0, content)
+
+
 def write_text(path: str | Path, text: str) -> None:
     """Replace the content of the file `path` by `text`, in UTF-8; see `atomic_write`."""
     with atomic_write(path) as partial:
@@ -74,7 +88,7 @@ def atomic_dir(path: str | Path) -> Iterator[Path]:
     try:
         with with_filename(path):
             yield partial
-            for file in sorted(partial.rglob("*")):
+            for file in [*partial.rglob("*"), partial]:
                 fsync(file)
             replaced = path.with_name(f".{path.name}.replaced-{os.getpid()}")
             if path.exists():
@@ -128,13 +142,18 @@ def fsync(path: Path) -> None:
 
 def compute_crc32c(path: Path) -> int:
     """Return the CRC-32C of a file, which detects corruption at reading speed."""
-    import google_crc32c  # here, because the self-check of the GPU kernels runs where it is not installed
-
     crc = 0
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
-            crc = google_crc32c.extend(crc, block)
+            crc = extend_crc32c(crc, block)
     return crc
+
+
+def extend_crc32c(crc: int, content: bytes | np.ndarray) -> int:
+    """Return the CRC-32C of the bytes with the checksum `crc` followed by `content`."""
+    import google_crc32c  # here, because the self-check of the GPU kernels runs where it is not installed
+
+    return int(google_crc32c.extend(crc, content))
 
 
 def _hardlink_read_only(source: Path, target: Path) -> bool:

@@ -2,33 +2,67 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
+from xlpre.common.files import FileEntry, entry_of, extend_crc32c
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file.
+ALIGNMENT = 8  # of the tensors in a file
+DTYPES = {  # in the order in which the library writes their tensors
+    torch.int64: "I64",
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> FileEntry:
+    """Write a safetensors file, with the same bytes as the safetensors library.
+
+    The library returns neither the number of a system error nor a checksum of the bytes that it wrote, and its `save` copies all
+    tensors.
+
+    Returns:
+        Size of the file, and checksum of the bytes before they were written.
 
     Raises:
         OSError: the file cannot be written, for example because the disk is full.
         ValueError: two names share one tensor.
     """
-    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    try:
-        save_file(contiguous, path, metadata)
-    except RuntimeError as error:  # raised by safetensors for shared tensors
+    names = sorted(tensors, key=lambda name: ([*DTYPES].index(tensors[name].dtype), name))
+    flat = {name: tensors[name].detach().cpu().contiguous().flatten() for name in names}
+    if len({x.data_ptr() for x in flat.values() if x.numel()}) < sum(x.numel() > 0 for x in flat.values()):
         raise ValueError(
-            f"{path}: two weights share one tensor, as in model.state_dict(). "
-            f"Use model.named_parameters(), which lists each tensor once. ({str(error).strip()})"
-        ) from None
-    except SafetensorError as error:
-        raise OSError(f"{path} cannot be written: {error}") from None
+            f"{path}: two weights share one tensor, as in model.state_dict(). Use model.named_parameters(), which lists each "
+            "tensor once."
+        )
+    header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
+    end = 0
+    for name, x in flat.items():
+        start, end = end, end + x.nbytes
+        header[name] = {"dtype": DTYPES[x.dtype], "shape": list(tensors[name].shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    beginning = len(text).to_bytes(8, "little") + text
+    size, crc = entry_of(beginning)
+    with open(path, "wb") as file:
+        file.write(beginning)
+        for x in flat.values():
+            content = x.view(torch.uint8).numpy()
+            file.write(content.data)
+            crc = extend_crc32c(crc, content)
+    return size + end, crc
 
 
 def check_finite(origin: Path, weights: Mapping[str, Tensor]) -> None:

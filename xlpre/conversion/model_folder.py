@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from xlpre.common.files import atomic_dir
+from xlpre.common.files import FileEntries, atomic_dir, write_bytes
 from xlpre.common.safetensors_io import check_finite
 from xlpre.conversion import hf, native, tf
 from xlpre.conversion.hf_tokenizer import read_preprocess, read_vocabulary, write_tokenizer
@@ -116,19 +116,25 @@ class ModelFolder:
         return self.tokenizer
 
 
-def save_folder(path: str | Path, folder: ModelFolder, card: str | None = None) -> None:
-    """Write a native model folder atomically, with the text `card` as its model card; an existing folder is replaced."""
+def save_folder(path: str | Path, folder: ModelFolder, card: str | None = None) -> FileEntries:
+    """Write a native model folder atomically, with the text `card` as its model card; an existing folder is replaced.
+
+    Returns:
+        Sizes and checksums of the files besides the card.
+    """
     with atomic_dir(path) as partial:
-        write_native_files(partial, folder)
         write_card(partial, card)
+        return write_native_files(partial, folder)
 
 
-def write_native_files(path: Path, folder: ModelFolder) -> None:
-    """Write the files of a native model folder into the empty folder `path`."""
+def write_native_files(path: Path, folder: ModelFolder) -> FileEntries:
+    """Write the files of a native model folder into the empty folder `path`. Return their sizes and checksums."""
     tokenizer = folder.require_tokenizer("the source folder")
-    native.write_model(path, folder.config, folder.weights, folder.objective)
-    tokenizer.save(path / "spiece.model")
-    write_provenance(path, tokenizer, folder.provenance)
+    return {
+        **native.write_model(path, folder.config, folder.weights, folder.objective),
+        "spiece.model": write_bytes(path / "spiece.model", tokenizer.model),
+        PROVENANCE_FILE: write_provenance(path, tokenizer, folder.provenance),
+    }
 
 
 def save_huggingface(path: str | Path, folder: ModelFolder, card: str | None = None) -> None:
@@ -141,7 +147,6 @@ def save_huggingface(path: str | Path, folder: ModelFolder, card: str | None = N
     with export_folder(path, folder, card) as (partial, tokenizer):
         hf.write_model(partial, folder.config, folder.weights, folder.objective)
         write_tokenizer(tokenizer, partial)
-        native.copy_permissions(partial / "model.safetensors")
 
 
 def save_tensorflow(path: str | Path, folder: ModelFolder, card: str | None = None) -> None:

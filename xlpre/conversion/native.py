@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from xlpre.common.files import compute_crc32c
+from xlpre.common.files import FileEntries, compute_crc32c, write_bytes
 from xlpre.common.safetensors_io import write_tensors
 from xlpre.config.loader import config_from_mapping
 from xlpre.conversion.provenance import older_format
@@ -24,18 +23,20 @@ FORMAT_VERSION = 2  # raised when names in the files change
 CHECKSUM = "weights_crc32c"
 
 
-def write_model(path: Path, config: ModelConfig, weights: Mapping[str, Tensor], objective: str) -> None:
-    """Write config.json and model.safetensors into the folder `path`."""
-    write_tensors(path / "model.safetensors", weights)
+def write_model(path: Path, config: ModelConfig, weights: Mapping[str, Tensor], objective: str) -> FileEntries:
+    """Write config.json and model.safetensors into the folder `path`. Return their sizes and checksums."""
+    size, crc = write_tensors(path / "model.safetensors", weights)
     content = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "model": dataclasses.asdict(config),
         "objective": objective,
-        CHECKSUM: compute_crc32c(path / "model.safetensors"),
+        CHECKSUM: crc,
     }
-    (path / "config.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
-    copy_permissions(path / "model.safetensors")
+    return {
+        "model.safetensors": (size, crc),
+        "config.json": write_bytes(path / "config.json", json.dumps(content, indent=1).encode()),
+    }
 
 
 def read_settings(path: Path, readable: str) -> dict[str, Any]:
@@ -111,8 +112,3 @@ def check_checksum(file: Path, expected: int | None, config_file: Path, key: str
             f"{file} is damaged: its checksum is not {key} in {config_file}. Copy the file again from the original folder; or, if you "
             f"changed the weights on purpose, remove {key} from {config_file.name}."
         )
-
-
-def copy_permissions(weights: Path) -> None:
-    """Give a weights file the permissions of config.json: the safetensors library lets only the owner read its files."""
-    shutil.copymode(weights.with_name("config.json"), weights)

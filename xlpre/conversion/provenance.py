@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
+from xlpre.common.files import FileEntry, write_bytes
 from xlpre.text import special_tokens
 from xlpre.text.preprocess import Preprocess
 from xlpre.text.tokenizer import Tokenizer
@@ -20,8 +21,8 @@ FORMER_FILE = "passport.json"  # its name in format 1
 PACKAGES = ("xlpre", "torch", "deepspeed", "sentencepiece", "numpy")
 
 
-def write_provenance(path: Path, tokenizer: Tokenizer, fields: Mapping[str, Any]) -> None:
-    """Write provenance.json into the folder `path`.
+def write_provenance(path: Path, tokenizer: Tokenizer, fields: Mapping[str, Any]) -> FileEntry:
+    """Write provenance.json into the folder `path`. Return its size and checksum.
 
     Args:
         path: folder of a model.
@@ -36,7 +37,7 @@ def write_provenance(path: Path, tokenizer: Tokenizer, fields: Mapping[str, Any]
         "revision": revision(),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
     }
-    (path / PROVENANCE_FILE).write_text(json.dumps(content, indent=1), encoding="utf-8")
+    return write_bytes(path / PROVENANCE_FILE, json.dumps(content, indent=1).encode())
 
 
 def read_provenance(path: Path) -> dict[str, Any] | None:

@@ -19,12 +19,12 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from xlpre.common.files import atomic_dir, compute_crc32c
+from xlpre.common.files import FileEntries, atomic_dir, write_bytes
 from xlpre.common.safetensors_io import check_finite, write_tensors
 from xlpre.conversion import hf, hf_heads
 from xlpre.conversion.hf_tokenizer import write_tokenizer
 from xlpre.conversion.model_folder import ModelFolder, export_folder, load_folder, write_native_files
-from xlpre.conversion.native import check_checksum, copy_permissions
+from xlpre.conversion.native import check_checksum
 from xlpre.model.config import ModelConfig
 
 HEAD, TASK, CHECKSUM = "head.safetensors", "task.json", "head_crc32c"
@@ -83,14 +83,13 @@ class TaskModelFolder:
         return {**self.folder.weights, **{f"head.{name}": weight for name, weight in self.head.items()}}
 
 
-def save_task_model(path: str | Path, model: TaskModelFolder) -> None:
-    """Write the folder atomically; an existing one is replaced."""
+def save_task_model(path: str | Path, model: TaskModelFolder) -> FileEntries:
+    """Write the folder atomically; an existing one is replaced. Return the sizes and checksums of its files."""
     with atomic_dir(path) as partial:
-        write_native_files(partial, model.folder)
-        write_tensors(partial / HEAD, model.head)
-        copy_permissions(partial / HEAD)
-        task = {**model.task, CHECKSUM: compute_crc32c(partial / HEAD)}
-        (partial / TASK).write_text(json.dumps(task, indent=1, ensure_ascii=False), encoding="utf-8")
+        entries = write_native_files(partial, model.folder)
+        entries[HEAD] = _, crc = write_tensors(partial / HEAD, model.head)
+        task = json.dumps({**model.task, CHECKSUM: crc}, indent=1, ensure_ascii=False)
+        return {**entries, TASK: write_bytes(partial / TASK, task.encode())}
 
 
 def load_task_model(path: str | Path) -> TaskModelFolder:
@@ -153,4 +152,3 @@ def save_huggingface_task_model(
     with export_folder(path, folder, card, task=model.task) as (partial, tokenizer):
         hf.write_model(partial, folder.config, folder.weights, "permutation", settings, weights)
         write_tokenizer(tokenizer, partial, padding_side)
-        copy_permissions(partial / "model.safetensors")

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from xlpre.common.files import compute_crc32c, fsync, hardlink_copy, write_text
+from xlpre.common.files import FileEntries, fsync, hardlink_copy, write_text
+from xlpre.common.os_errors import error_number, remedy, retry
 from xlpre.common.safetensors_io import all_finite, write_tensors
 from xlpre.training.checkpoint import (
     BEST_DIR,
@@ -28,8 +31,8 @@ from xlpre.training.distributed import Comm, is_rank_zero, rank, world_size
 from xlpre.training.optimizer_state import gather_moments, gather_weights, read_counters
 
 LaneMemory = tuple[Sequence[int], Tensor, Tensor]  # lanes, hidden (L, B, M, D), valid (B,)
-FileEntries = dict[str, tuple[int, int]]  # name: bytes, CRC-32C
-ModelWriter = Callable[[int, Path, dict[str, Tensor]], None]  # writes a model folder, given step, path and weights
+# writes a model folder, given step, path and weights; returns the sizes and checksums of its files
+ModelWriter = Callable[[int, Path, dict[str, Tensor]], FileEntries]
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,31 @@ class StepWeights:
     weights: dict[str, Tensor]
 
 
+class SaveError(ValueError):
+    """Error that ends a run because checkpoints could not be written.
+
+    Attributes:
+        errno: number of the system error, which decides the exit status; see `xlpre.common.cli_main`.
+    """
+
+    def __init__(self, message: str, errno: int | None) -> None:
+        super().__init__(message)
+        self.errno = errno
+
+
+class _Failure(NamedTuple):
+    """A system error, in a form that processes can exchange."""
+
+    errno: int | None
+    text: str
+
+
 class CheckpointWriter:
     """Writer of the checkpoints of a run. Training waits for the copy of the state to the CPU, not for the disk.
 
     A checkpoint is written in two stages, each in a background thread: every process writes its files, then rank 0 writes the
-    manifest. `advance` starts the second stage when all processes have finished the first.
+    manifest. `advance` starts the second stage when all processes have finished the first. A stage is tried again after an error. If
+    it still fails, the checkpoint is removed and a warning is printed; training continues, and the latest valid checkpoint stays.
 
     The best weights so far are part of each checkpoint. A run that is killed resumes with the best weights and the best score of one
     and the same step. New best weights stay in the memory of rank 0 until the next checkpoint; later checkpoints hard-link them.
@@ -56,6 +79,7 @@ class CheckpointWriter:
         keep_every: checkpoints whose step is a multiple of this number are never removed; None: no others.
         publish: called with each complete checkpoint, on rank 0, in the background.
         resumed: the checkpoint that the run resumes from; None: the latest complete checkpoint.
+        max_failed: number of checkpoints in a row that could not be written after which the run ends.
     """
 
     def __init__(
@@ -66,14 +90,18 @@ class CheckpointWriter:
         keep_every: int | None = None,
         publish: Callable[[Path], None] = lambda checkpoint: None,
         resumed: Path | None = None,
+        max_failed: int = 1,
     ) -> None:
         self._folder, self._comm, self._publish = folder, comm, publish
-        self._keep_last, self._keep_every = keep_last, keep_every
+        self._keep_last, self._keep_every, self._max_failed = keep_last, keep_every, max_failed
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._work: Future[FileEntries] | None = None
+        self._work: Future[tuple[FileEntries, _Failure | None]] | None = None
+        self._n_failed = 0  # in a row
+        self._error: SaveError | None = None  # of the last checkpoint
         self._target = folder
         self._manifest: dict[str, Any] = {}
         self._new_best: StepWeights | None = None  # in no checkpoint yet
+        self._saved_best: StepWeights | None = None  # in the checkpoint in progress
         self._latest = resumed or next(reversed(list_complete(folder)), None)
         if is_rank_zero():
             self._remove_incomplete()
@@ -109,15 +137,15 @@ class CheckpointWriter:
             ValueError: a weight is not finite. Nothing is written.
         """
         self.finish()
-        best, self._new_best = self._new_best, None
-        present = best
+        present = self._saved_best = self._new_best
+        self._new_best = None
         if present is None or present.step != step:
             present = StepWeights(step, self.gather_finite_weights(step, engine))
         self._target = self._folder / f"step_{step:08d}"
-        if is_rank_zero():
-            shutil.rmtree(self._target, ignore_errors=True)  # an incomplete one of the same step
-            self._target.mkdir(parents=True)
-        self._comm.barrier()
+        _, failure = self._comm.broadcast(_attempt(self._create_target) if is_rank_zero() else ({}, None))
+        if failure:
+            self._fail(failure)
+            return
         moments = gather_moments(engine, keep=lambda index: index % world_size() == rank())
         lane_tensors: dict[str, Tensor] = {}
         for micro_step, (lanes, hidden, valid) in enumerate(memories):
@@ -127,7 +155,8 @@ class CheckpointWriter:
                 f"{micro_step}.valid": valid.cpu(),
             }
         self._manifest = {"step": step, "world_size": world_size(), "counters": read_counters(engine), **manifest}
-        self._work = self._thread.submit(self._write_files, present, best, moments, lane_tensors, write_model)
+        write = partial(self._write_files, present, moments, lane_tensors, write_model)
+        self._work = self._thread.submit(_attempt, write)
 
     def keep_best(self, step: int, engine: Any) -> None:
         """Keep a copy of the present weights as the best so far, for the next checkpoint. Every process must call it.
@@ -172,23 +201,19 @@ class CheckpointWriter:
         """Start the next stage of the checkpoint in progress. Every process must call it, when `is_writing` is False on all.
 
         Raises:
-            ValueError: a file could not be written. The checkpoint is removed.
+            SaveError: a file could not be written, for the `max_failed`th checkpoint in a row.
         """
         assert self._work is not None
-        entries, failure = {}, ""
-        try:
-            entries = self._work.result()
-        except OSError as error:
-            failure = f"process {rank()}: {error}"
+        results = self._comm.all_gather(self._work.result())
         self._work = None
-        results = self._comm.all_gather((entries, failure))
         if failures := [failure for _, failure in results if failure]:
             self._fail(failures[0])
+            return
         all_entries = {name: entry for entries, _ in results for name, entry in entries.items()}
         if not all_entries:  # the second stage is done
-            self._latest = self._target
+            self._latest, self._saved_best, self._n_failed, self._error = self._target, None, 0, None
             return
-        self._work = self._thread.submit(partial(self._complete, all_entries) if is_rank_zero() else dict)
+        self._work = self._thread.submit(_attempt, partial(self._complete, all_entries) if is_rank_zero() else dict)
 
     def finish(self) -> None:
         """Wait until the checkpoint in progress is complete. Every process must call it."""
@@ -196,60 +221,103 @@ class CheckpointWriter:
             wait([self._work])
             self.advance()
 
-    def close(self) -> None:
-        """Finish the checkpoint in progress and stop the background thread. Every process must call it."""
+    def close(self, needs_last: bool = True) -> None:
+        """Finish the checkpoint in progress and stop the background thread. Every process must call it.
+
+        Args:
+            needs_last: whether work would be lost without the last checkpoint.
+
+        Raises:
+            SaveError: `needs_last` is True, and the last checkpoint could not be written.
+        """
         self.finish()
         self._thread.shutdown()
+        if needs_last and self._error is not None:
+            raise self._error
+
+    def _create_target(self) -> FileEntries:
+        if self._target.exists():
+            shutil.rmtree(self._target)  # an incomplete one of the same step
+        self._target.mkdir(parents=True)
+        return {}
 
     def _write_files(
         self,
         present: StepWeights,
-        best: StepWeights | None,
         moments: dict[str, Tensor],
         lane_tensors: dict[str, Tensor],
         write_model: ModelWriter,
     ) -> FileEntries:
-        """First stage: write the files of this process, and return their sizes and the checksums read back from disk."""
+        """First stage: write the files of this process, and return the sizes and checksums of what was written."""
         target = self._target
-        names = [f"moments_{rank():03d}.safetensors", f"lanes_{rank():03d}.safetensors"]
-        for name, tensors in zip(names, (moments, lane_tensors), strict=True):
-            write_tensors(target / name, tensors)
+        entries = {
+            name: write_tensors(target / name, tensors)
+            for name, tensors in (
+                (f"moments_{rank():03d}.safetensors", moments),
+                (f"lanes_{rank():03d}.safetensors", lane_tensors),
+            )
+        }
         if is_rank_zero():
-            write_model(present.step, target / MODEL_DIR, present.weights)
-            self._write_best_of_checkpoint(best, write_model)
-            names += [str(path.relative_to(target)) for path in sorted(target.glob("*/*"))]
-        for name in names:
+            model = write_model(present.step, target / MODEL_DIR, present.weights)
+            best = self._write_best_of_checkpoint(model, write_model)
+            entries |= {f"{MODEL_DIR}/{name}": entry for name, entry in model.items()}
+            entries |= {f"{BEST_DIR}/{name}": entry for name, entry in best.items()}
+        for name in entries:
             fsync(target / name)
-        return {name: ((target / name).stat().st_size, compute_crc32c(target / name)) for name in names}
+        return entries
 
-    def _write_best_of_checkpoint(self, best: StepWeights | None, write_model: ModelWriter) -> None:
-        """Write the weights `best` into the checkpoint in progress; None: link those of the previous checkpoint."""
+    def _write_best_of_checkpoint(self, model: FileEntries, write_model: ModelWriter) -> FileEntries:
+        """Write the best weights into the checkpoint in progress. Link files of its model or of the previous checkpoint if possible."""
+        best, target, previous = self._saved_best, self._target / BEST_DIR, self._latest
         if best is not None and best.step != self._manifest["step"]:
-            write_model(best.step, self._target / BEST_DIR, best.weights)
-            return
-        source = self._target / MODEL_DIR if best is not None else self._latest and self._latest / BEST_DIR
-        if source is not None and source.is_dir():
-            hardlink_copy(source, self._target / BEST_DIR)
+            return write_model(best.step, target, best.weights)
+        if best is not None:
+            hardlink_copy(self._target / MODEL_DIR, target)
+            return model
+        if previous is None or not (previous / BEST_DIR).is_dir():
+            return {}
+        hardlink_copy(previous / BEST_DIR, target)
+        files = read_manifest(previous)["files"]
+        entries = {path.name: files[f"{BEST_DIR}/{path.name}"] for path in target.iterdir()}
+        return {name: (entry["bytes"], entry["crc32c"]) for name, entry in entries.items()}
 
     def _complete(self, entries: Mapping[str, tuple[int, int]]) -> FileEntries:
         """Second stage, on rank 0: write the manifest, remove old checkpoints and publish the new one."""
         self._manifest["files"] = {name: {"bytes": size, "crc32c": crc32c} for name, (size, crc32c) in entries.items()}
         write_text(self._target / MANIFEST, format_manifest(self._manifest))
+        fsync(self._folder)
+        fsync(self._folder.parent)
         self._remove_damaged()
         self._remove_old()
         self._publish(self._target)
         return {}
 
-    def _fail(self, failure: str) -> None:
-        """Remove the checkpoint in progress and raise ValueError."""
-        if is_rank_zero() and not (self._target / MANIFEST).exists():
+    def _fail(self, failure: _Failure) -> None:
+        """Remove the checkpoint in progress, and raise SaveError or print a warning."""
+        if is_rank_zero() and not os.path.exists(self._target / MANIFEST):
             shutil.rmtree(self._target, ignore_errors=True)
-        self._comm.barrier()
-        latest = self._target if (self._target / MANIFEST).exists() else self._latest
-        state = f"The latest valid checkpoint is {latest.name}" if latest else "There is no other checkpoint"
-        raise ValueError(
-            f"{self._target} could not be written ({failure}). {state}. Free disk space, and run the same command to resume."
+        if self._comm.broadcast(os.path.exists(self._target / MANIFEST)):
+            self._latest, self._saved_best = self._target, None
+            problem = "is valid, but an older checkpoint could not be removed, or the model folder not be updated"
+        else:
+            problem = "could not be written"
+            self._new_best = self._new_best or self._saved_best
+        latest = (
+            f"The latest valid checkpoint is {self._latest.name}" if self._latest else "There is no other checkpoint"
         )
+        message = f"{self._target} {problem} ({failure.text}). {latest}."
+        self._error = SaveError(f"{message} {remedy(failure.errno)}", failure.errno)
+        self._n_failed += 1
+        if self._n_failed >= self._max_failed:
+            raise self._error
+        if is_rank_zero():
+            left = self._max_failed - self._n_failed
+            print(
+                f"warning: {message} Training continues, and ends after {left} more failed save(s) in a row "
+                f"(train.max_failed_saves={self._max_failed}).",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _remove_damaged(self) -> None:
         """Remove the checkpoints newer than the one that the run resumed from: they are damaged, and their steps were repeated."""
@@ -275,3 +343,11 @@ class CheckpointWriter:
 def _remove(checkpoint: Path) -> None:
     (checkpoint / MANIFEST).unlink(missing_ok=True)  # first, so that an interrupted removal leaves no checkpoint
     shutil.rmtree(checkpoint)
+
+
+def _attempt(work: Callable[[], FileEntries]) -> tuple[FileEntries, _Failure | None]:
+    """Do the work of a stage, and again after an error. Return its result, or the error of the last attempt."""
+    try:
+        return retry(work), None
+    except OSError as error:
+        return {}, _Failure(error_number(error), f"process {rank()}: {error}")

@@ -28,6 +28,8 @@ class TrainConfig:
         save_every: steps between checkpoints.
         keep_last_checkpoints: number of recent checkpoints that are kept.
         keep_checkpoints_every: keep checkpoints whose step is a multiple of this number, too; null: no others.
+        max_failed_saves: number of checkpoints in a row that could not be written, for example because the disk is full, after which
+            the run stops.
         max_skipped_steps: number of steps in a row without an update, because a gradient was not finite, after which the run stops.
         timeout_minutes: time after which a process that waits for another one stops the job.
         wandb: Weights & Biases project for metrics; null: do not use it.
@@ -45,6 +47,7 @@ class TrainConfig:
     save_every: int = 500
     keep_last_checkpoints: int = 2
     keep_checkpoints_every: int | None = None
+    max_failed_saves: int = 3
     max_skipped_steps: int = 20
     timeout_minutes: float = 20.0
     wandb: str | None = None
@@ -56,6 +59,7 @@ class TrainConfig:
             "log_every",
             "save_every",
             "keep_last_checkpoints",
+            "max_failed_saves",
             "max_skipped_steps",
         )
         for name in counts:

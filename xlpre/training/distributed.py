@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 def rank() -> int:
@@ -180,7 +182,7 @@ class Comm:
         """Return the sum over all processes of each value."""
         return self._reduce(values, dist.ReduceOp.SUM)
 
-    def broadcast(self, value: str) -> str:
+    def broadcast(self, value: T) -> T:
         """Return the value of rank 0."""
         values = [value]
         if self._group is not None:

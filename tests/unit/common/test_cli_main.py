@@ -1,3 +1,5 @@
+import errno
+import os
 import socket
 
 import numpy as np
@@ -47,6 +49,24 @@ def test_an_error_of_the_system_has_a_remedy(number, remedy, capsys):
     assert status == 2 and message.startswith(f"error: [Errno {number}] refused: 'somewhere'. ") and remedy in message
 
 
+PERMANENT = ("ENOSPC", "EDQUOT", "EACCES", "EPERM", "EROFS", "ENOENT", "ENOTDIR", "EISDIR", "ENAMETOOLONG", "EFBIG")
+TRANSIENT = ("EIO", "ESTALE", "ETIMEDOUT", "ENETUNREACH", "EHOSTUNREACH", "EMFILE", "ECONNRESET", "EADDRINUSE")
+
+
+@pytest.mark.parametrize(("names", "expected"), [(PERMANENT, 2), (TRANSIENT, 3)])
+def test_only_an_error_that_may_pass_has_the_status_that_scripts_retry(names, expected, capsys):
+    for name in names:
+        number = getattr(errno, name)
+        status, message = exit_of(raising(OSError(number, os.strerror(number), "somewhere")), capsys)
+        assert (status, message.count("\n")) == (expected, 1), name
+        assert ("This error may pass: run the same command again." in message) == (expected == 3), name
+
+
+def test_the_error_number_of_a_library_written_in_rust_is_recognized(capsys):
+    assert exit_of(raising(OSError("Stale file handle (os error 116)")), capsys)[0] == 3
+    assert exit_of(raising(OSError("No space left on device (os error 28)")), capsys)[0] == 2
+
+
 def test_a_port_in_use_is_one_line_with_a_remedy(capsys, monkeypatch):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -54,7 +74,7 @@ def test_a_port_in_use_is_one_line_with_a_remedy(capsys, monkeypatch):
         port = other.getsockname()[1]
         monkeypatch.setenv("MASTER_PORT", str(port))
         status, message = exit_of(lambda: torch.distributed.TCPStore("127.0.0.1", port, 1, is_master=True), capsys)
-    assert status == 2 and message.splitlines()[-1].startswith(f"error: port {port} is in use")
+    assert status == 3 and message.splitlines()[-1].startswith(f"error: port {port} is in use")
 
 
 @pytest.mark.parametrize(
@@ -64,6 +84,8 @@ def test_a_port_in_use_is_one_line_with_a_remedy(capsys, monkeypatch):
         "NCCL error: remote process exited or there was a network error, NCCL version 2.27.5\nncclRemoteError: A call failed",
         "socketProgress: Connection closed by remote peer node2<41234>",
         "NCCL communicator was aborted on rank 0.",
+        "The client socket has failed to connect to any network address of (node1, 29500).",
+        "Gloo connectFullMesh: Connect error, remote=[10.0.0.2]:1234: Connection refused",
     ],
 )
 def test_a_lost_process_is_exit_status_3(capsys, message):

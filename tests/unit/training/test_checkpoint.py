@@ -1,12 +1,19 @@
+import contextlib
+import errno
+import io
 import json
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from xlpre.training import checkpoint
-from xlpre.training.checkpoint_writer import CheckpointWriter
+from xlpre.common import os_errors
+from xlpre.common.files import atomic_dir, write_bytes
+from xlpre.training import checkpoint, checkpoint_writer
+from xlpre.training.checkpoint_writer import CheckpointWriter, SaveError
 from xlpre.training.distributed import Comm
 from xlpre.training.optimizer_state import load_state
 
@@ -27,14 +34,21 @@ class Engine:
 
 
 def write_model(step, path, weights):
-    path.mkdir()
-    torch.save(weights, path / "weights")
+    content = io.BytesIO()
+    torch.save(weights, content)
+    with atomic_dir(path) as partial:
+        return {"weights": write_bytes(partial / "weights", content.getvalue())}
 
 
 def write_to_full_disk(step, path, weights):
-    path.mkdir()
+    path.mkdir(exist_ok=True)
     (path / "half").write_text("")
     raise OSError(28, "No space left on device")
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch):
+    monkeypatch.setattr(os_errors, "RETRY_SECONDS", (0, 0))
 
 
 def memories(seed=0):
@@ -45,7 +59,7 @@ def memories(seed=0):
 
 @pytest.fixture
 def save(tmp_path):
-    def make(step, keep_last=2, keep_every=None, engine=None):
+    def make(step, keep_last=2, keep_every=None, engine=None, write_model=write_model):
         writer = CheckpointWriter(tmp_path / "all", Comm(), keep_last, keep_every)
         writer.begin(step, engine or Engine(0), memories(), {"seed": 1}, write_model)
         writer.close()
@@ -233,7 +247,7 @@ def test_changes_of_the_weights_during_writing_are_not_saved(save, tmp_path):
     engine, weights = Engine(2), {}
     writer = CheckpointWriter(tmp_path / "all", Comm(), 2)
     original = engine.module.weight.detach().clone()
-    writer.begin(1, engine, memories(), {}, lambda step, path, gathered: (path.mkdir(), weights.update(gathered)))
+    writer.begin(1, engine, memories(), {}, lambda step, path, gathered: weights.update(gathered) or {})
     with torch.no_grad():
         engine.module.weight.zero_()
     writer.finish()
@@ -259,4 +273,127 @@ def test_a_checkpoint_with_a_changed_manifest_is_skipped(save, old, new):
     assert old in text
     manifest.write_bytes(text.replace(old, new, 1).encode(errors="surrogateescape"))
     assert names(folder) == ["step_00000001"]
+    assert checkpoint.find_resume_checkpoint(folder, Comm()).name == "step_00000001"
+
+
+class FailingDisk:
+    """Disk whose next accesses through `write` fail."""
+
+    def __init__(self, number, failures):
+        self.number, self.failures = number, failures
+
+    def write(self, step, path, weights):
+        if self.failures:
+            self.failures -= 1
+            raise OSError(self.number, os.strerror(self.number))
+        return write_model(step, path, weights)
+
+
+def test_a_save_is_tried_again(save):
+    disk = FailingDisk(errno.EIO, failures=2)
+    assert names(save(1, write_model=disk.write)) == ["step_00000001"]
+
+
+def test_failed_saves_are_skipped_until_too_many_in_a_row_failed(save, capsys):
+    folder = save(1)
+    writer, disk = CheckpointWriter(folder, Comm(), 2, max_failed=3), FailingDisk(errno.ESTALE, failures=0)
+    outcomes = []
+    for step, failures in ((2, 9), (3, 9), (4, 0), (5, 9), (6, 9), (7, 9)):
+        disk.failures = failures
+        writer.begin(step, Engine(0), memories(), {}, disk.write)
+        try:
+            writer.finish()
+            outcomes.append("warned" if capsys.readouterr().err.startswith("warning: ") else "saved")
+        except SaveError as error:
+            outcomes.append("ended")
+            assert error.errno == errno.ESTALE and "run the same command again" in str(error)
+    assert outcomes == ["warned", "warned", "saved", "warned", "warned", "ended"]
+    assert sorted(path.name for path in folder.iterdir()) == ["step_00000001", "step_00000004"] == names(folder)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "latest"),
+    [
+        (Path, "mkdir", "step_00000001"),
+        (checkpoint_writer, "write_text", "step_00000001"),  # of the manifest
+        (checkpoint_writer, "_remove", "step_00000002"),  # of an older checkpoint
+    ],
+)
+def test_an_error_in_any_phase_of_a_save_leaves_a_valid_checkpoint_and_nothing_unfinished(
+    save, monkeypatch, owner, name, latest
+):
+    def fail(*args, **kwargs):
+        raise OSError(errno.EIO, "Input/output error")
+
+    folder = save(1)
+    writer = CheckpointWriter(folder, Comm(), 1, max_failed=9)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, fail)
+        writer.begin(2, Engine(0), memories(), {}, write_model)
+        writer.finish()
+    valid = checkpoint.find_resume_checkpoint(folder, Comm())
+    assert valid.name == latest and not [path.name for path in folder.iterdir() if path.name > latest]
+    writer.begin(3, Engine(0), memories(), {}, write_model)
+    writer.close()
+    assert [path.name for path in folder.iterdir()] == ["step_00000003"] == names(folder)
+
+
+@pytest.mark.parametrize("newer", [False, True])
+def test_the_best_weights_of_a_failed_save_are_in_the_next_checkpoint(save, newer):
+    folder, engines = save(1), [Engine(0), Engine(1), Engine(2)]
+    writer = CheckpointWriter(folder, Comm(), 1, max_failed=9)
+    writer.keep_best(2, engines[1])
+    writer.begin(2, engines[1], memories(), {}, write_to_full_disk)
+    if newer:  # while the failing save is in progress
+        writer.keep_best(3, engines[2])
+    writer.finish()
+    writer.begin(4, engines[0], memories(), {}, write_model)
+    writer.close()
+    saved = torch.load(folder / "step_00000004" / "best" / "weights")
+    assert torch.equal(saved["weight"], engines[1 + newer].module.weight)
+    assert checkpoint.is_valid(folder / "step_00000004")
+
+
+def test_a_last_save_that_failed_is_an_error_only_if_work_would_be_lost(save):
+    for needs_last in (True, False):
+        writer = CheckpointWriter(save(1), Comm(), 2, max_failed=9)
+        writer.begin(2, Engine(0), memories(), {}, write_to_full_disk)
+        with pytest.raises(SaveError) if needs_last else contextlib.nullcontext():
+            writer.close(needs_last)
+
+
+def test_everything_of_a_checkpoint_is_on_disk_before_an_older_one_is_removed(save, monkeypatch):
+    folder, synced, removed = save(1), {}, []
+    real_fsync, remove = os.fsync, checkpoint_writer._remove
+
+    def fsync(descriptor):
+        real_fsync(descriptor)
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced[os.fstat(descriptor).st_ino] = path.stat().st_mtime_ns
+
+    def checked_remove(old):
+        new = folder / "step_00000002"
+        for path in [folder.parent, folder, new, *new.rglob("*")]:
+            status = path.stat()
+            assert synced.get(status.st_ino) == status.st_mtime_ns, f"{path} changed after it was synced, or never was"
+        removed.append(old.name)
+        remove(old)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(checkpoint_writer, "_remove", checked_remove)
+    writer = CheckpointWriter(folder, Comm(), 1)
+    writer.begin(2, Engine(0), memories(), {}, write_model)
+    writer.close()
+    assert removed == ["step_00000001"]
+
+
+def test_a_byte_that_the_disk_changed_during_writing_is_noticed(save):
+    save(1)
+
+    def write_and_damage(step, path, weights):
+        entries = write_model(step, path, weights)
+        damage(path / "weights")
+        return entries
+
+    folder = save(2, write_model=write_and_damage)
     assert checkpoint.find_resume_checkpoint(folder, Comm()).name == "step_00000001"

@@ -1,0 +1,53 @@
+"""Errors of the operating system: which of them may pass, what helps, and retries."""
+
+from __future__ import annotations
+
+import errno
+import re
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+# errors of network file systems, of networks, and of limits that other programs share
+TRANSIENT_NAMES = (
+    *("EIO", "EREMOTEIO", "ESTALE", "EBUSY", "EAGAIN", "EINTR", "EMFILE", "ENFILE", "ENOBUFS", "ENOLINK"),
+    *("ETIMEDOUT", "ENETDOWN", "ENETUNREACH", "ENETRESET", "EHOSTDOWN", "EHOSTUNREACH", "ENOTCONN", "ESHUTDOWN"),
+    *("ECONNABORTED", "ECONNREFUSED", "ECONNRESET", "EADDRINUSE"),
+)
+TRANSIENT = frozenset(getattr(errno, name) for name in TRANSIENT_NAMES if hasattr(errno, name))
+REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Free disk space, and run the same command again."),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "Choose another path, or get permission for this one."),
+    **dict.fromkeys(TRANSIENT, "This error may pass: run the same command again."),
+}
+RETRY_SECONDS = (1.0, 5.0)  # waiting times before the second and the third attempt
+
+
+def error_number(error: BaseException) -> int | None:
+    """Return the number of an error of the operating system; None if `error` has none."""
+    number = getattr(error, "errno", None)
+    if number is None and (found := re.search(r"\(os error (\d+)\)", str(error))):  # a library written in Rust
+        return int(found[1])
+    return number
+
+
+def is_transient(error: BaseException) -> bool:
+    """Return True if the same command may succeed later, without a change by the user."""
+    return error_number(error) in TRANSIENT
+
+
+def remedy(number: int | None) -> str:
+    """Return a sentence on what to do about the error with this number; empty if there is no general advice."""
+    return REMEDIES.get(number or 0, "")
+
+
+def retry(function: Callable[[], T]) -> T:
+    """Call `function`, again after RETRY_SECONDS if it raises OSError. The last attempt may raise."""
+    for seconds in RETRY_SECONDS:
+        try:
+            return function()
+        except OSError:
+            time.sleep(seconds)
+    return function()
