@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from finetune.config import FinetuneConfig
+from pretrain.config import PretrainConfig
 from tests.conftest import REPOSITORY
+from xlpre.config.schema_docs import setting_keys
 
 FILES = [
     REPOSITORY / name
@@ -105,3 +108,12 @@ def test_docstrings_and_comments_use_plain_phrases(folder):
 def test_documents_use_plain_phrases(page):
     found = [match[0] for match in PHRASES.finditer(page.read_text())]
     assert not found, found
+
+
+def test_settings_that_the_documents_name_exist():
+    known = {*setting_keys(PretrainConfig), *setting_keys(FinetuneConfig)}
+    groups = "|".join(sorted({key.partition(".")[0] for key in known if "." in key}))
+    pattern = re.compile(rf"(?<![\w./])((?:{groups})\.[a-z_0-9]+)=")
+    pages = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]
+    unknown = [f"{page.name}: {key}" for page in pages for key in pattern.findall(page.read_text()) if key not in known]
+    assert not unknown, unknown
