@@ -36,6 +36,36 @@ def test_an_engine_with_loaded_state_continues_bit_for_bit(precision, stage, non
     assert equal(read_state(engine)[0], read_state(other)[0])
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("change", ["weight is not written", "moment is not written", "signature", "removed"])
+def test_a_deepspeed_whose_state_cannot_be_written_is_refused_by_its_version(monkeypatch, stage, change):
+    import deepspeed.utils
+
+    kind = "local" if stage == 3 else "full"
+    name = f"safe_set_{kind}_optimizer_state" if change == "moment is not written" else f"safe_set_{kind}_fp32_param"
+    stub = (lambda: None) if change == "signature" else (lambda *arguments: None)
+    if change == "removed":
+        monkeypatch.delattr(deepspeed.utils, name)
+    else:
+        monkeypatch.setattr(deepspeed.utils, name, stub)
+    monkeypatch.setattr(deepspeed, "__version__", "0.99.1")
+    with pytest.raises(ValueError, match=r"deepspeed 0\.99\.1 cannot be used: .* Install .* deepspeed==0\.19\.8"):
+        build("fp32", stage)
+
+
+@every_engine
+def test_the_check_at_the_start_changes_neither_weights_nor_updates(monkeypatch, precision, stage):
+    net = Net()
+    weights = {name: value.clone() for name, value in net.state_dict().items()}
+    engine = build(precision, stage, net)
+    monkeypatch.setattr("xlpre.training.deepspeed_engine.init_moments", lambda engine: None)
+    unchecked = build(precision, stage)
+    if precision == "fp32":
+        assert equal(optimizer_state.gather_weights(engine, keep=True), weights)
+    assert [update(engine, number) for number in range(3)] == [update(unchecked, number) for number in range(3)]
+    assert all(map(equal, read_state(engine)[:2], read_state(unchecked)[:2]))
+
+
 @pytest.mark.parametrize(("stage", "other_stage"), [(0, 1), (1, 0), (0, 3), (3, 0)])
 def test_another_stage_loads_the_same_bits_and_makes_the_same_updates(stage, other_stage):
     """The updates agree up to rounding: flat updates and clipping round differently."""
@@ -70,9 +100,10 @@ def test_offloaded_state_can_be_read_and_loaded(stage, offloaded):
 
 
 @pytest.mark.parametrize("stage", [1, 2])
-def test_deepspeed_links_the_moments_of_the_first_group_only(stage):
+def test_deepspeed_links_the_moments_of_the_first_group_only(stage, monkeypatch):
     from deepspeed.utils import safe_get_full_optimizer_state
 
+    monkeypatch.setattr("xlpre.training.deepspeed_engine.init_moments", lambda engine: None)
     engine = build("fp32", stage)
     update(engine, 0)
     decayed, not_decayed = engine.module.inner.weight, engine.module.norm.weight

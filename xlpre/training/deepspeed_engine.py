@@ -18,6 +18,7 @@ from xlpre.training.config import OptimConfig, TrainConfig
 from xlpre.training.deepspeed_overrides import communication_dtype, zero_stage
 from xlpre.training.distributed import world_size
 from xlpre.training.optimizer import build_optimizer
+from xlpre.training.optimizer_state import init_moments
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -94,6 +95,9 @@ def build_engine(
         train: `compile`.
         optim: settings of the optimizer.
         device: device of this process.
+
+    Raises:
+        ValueError: the state of this version of DeepSpeed cannot be saved; see `init_moments`.
     """
     zero = config["zero_optimization"]
     without_zero = zero["stage"] == 0
@@ -107,6 +111,7 @@ def build_engine(
     if (without_zero or is_bf16_stage_1) and world_size() == 1:
         # it would copy all gradients twice for no other process, and in bf16 round what was accumulated in fp32
         engine.enable_backward_allreduce = False
+    init_moments(engine)
     if train.compile:
         # the number of tokens in a cluster of the adaptive softmax is dynamic; the graph would break there
         torch._dynamo.config.capture_dynamic_output_shape_ops = True

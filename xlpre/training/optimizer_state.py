@@ -5,7 +5,7 @@ The format is independent of the ZeRO stage, of offloading and of the number of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,6 +22,36 @@ LOSS_SCALER_FIELDS = (
 )  # of DeepSpeed's DynamicLossScaler
 # torch's names of the first and second moment; matrices that Muon updates have the first only
 MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def init_moments(engine: Any) -> None:
+    """Set all moments of a new engine to zero, as the first update would, and check that DeepSpeed gives access to its state.
+
+    Checkpoints read and write the state through functions of DeepSpeed that are partly private. One weight and its moments are written
+    and read back, which takes milliseconds, and restored. Every process must call it.
+
+    Raises:
+        ValueError: this version of DeepSpeed has other functions, or they do something else.
+        RuntimeError: one of the functions failed.
+    """
+    import deepspeed
+
+    refusal = f"deepspeed {deepspeed.__version__} cannot be used: it does not read back the optimizer state that a checkpoint writes"
+    remedy = "Install a version that pyproject.toml allows, such as deepspeed==0.19.8."
+    try:
+        for tensor, keys in _updated_tensors(engine):
+            step = torch.tensor(0.0, device=tensor.device)
+            _torch_optimizer(engine).state[tensor] = {"step": step, **{key: torch.zeros_like(tensor) for key in keys}}
+        _link_moments(engine)
+        differing = _write_and_read_back(engine)
+    except (AttributeError, TypeError, KeyError, IndexError, ValueError, AssertionError, ImportError) as error:
+        raise ValueError(f"{refusal} ({type(error).__name__}: {error}). {remedy}") from error
+    except RuntimeError as error:  # may also be a lost connection, which its text says
+        raise RuntimeError(
+            f"{error}\nThis happened in the check of access to the state of deepspeed {deepspeed.__version__}."
+        ) from error
+    if differing is not None:
+        raise ValueError(f"{refusal} ({differing}). {remedy}")
 
 
 def gather_weights(engine: Any, keep: bool) -> dict[str, Tensor]:
@@ -63,17 +93,14 @@ def load_state(
 ) -> None:
     """Set the fp32 master weights, the moments and the counters. Every process must call it.
 
-    The weights that the forward pass uses are not set: build the engine around a model that already has `weights`.
+    The weights that the forward pass uses are not set: build the engine around a model that already has `weights`, and call `init_moments`.
     """
     engine.skipped_steps, n_updates = counters["skipped_steps"], counters["updates"]
+    for state in _torch_optimizer(engine).state.values():
+        state["step"].fill_(float(n_updates))
     scaler = getattr(engine.optimizer, "loss_scaler", None)  # ZeRO has one in fp32, too, without effect
     for name, value in counters["loss_scale"].items() if scaler else ():
         setattr(scaler, name, value)
-    if n_updates:
-        for tensor, keys in _updated_tensors(engine):
-            step = torch.tensor(float(n_updates), device=tensor.device)
-            _torch_optimizer(engine).state[tensor] = {"step": step, **{key: torch.zeros_like(tensor) for key in keys}}
-        _link_moments(engine)
     matrices = _muon_matrices(engine)
     for name, parameter in engine.module.named_parameters():
         _set(engine, parameter, weights[name], None)
@@ -81,13 +108,35 @@ def load_state(
             _set(engine, parameter, moments[f"{name}/{key}"], key)
 
 
-def _gather(engine: Any, key: str | None, keep: Callable[[int], bool]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the full tensors that this process keeps: weights if `key` is None, else moments."""
+@torch.no_grad()
+def _write_and_read_back(engine: Any) -> str | None:
+    """Write a weight and its moments, read them back and restore them. Returns the first name that differs, None if none does."""
+    parameters = dict(engine.module.named_parameters())
+    # the smallest of those with all moments, the last of equal ones: in stages 1 and 2 it is not in the first group
+    candidates = [name for name in parameters if name not in _muon_matrices(engine)]
+    name = min(reversed(candidates), key=lambda name: getattr(parameters[name], "ds_numel", parameters[name].numel()))
+    for key in (None, *MOMENTS):
+        (original,) = _gather(engine, key, lambda index: True, {name})
+        written = torch.arange(1.0, original[1].numel() + 1).view_as(original[1]) / 8
+        for value in (written, original[1]):
+            _set(engine, parameters[name], value, key)
+            ((_, read),) = _gather(engine, key, lambda index: True, {name})
+            if not torch.equal(read, value):
+                return f"{name}/{key or 'weight'}"
+    return None
+
+
+def _gather(
+    engine: Any, key: str | None, keep: Callable[[int], bool], names: Container[str] | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the full tensors that this process keeps: weights if `key` is None, else moments. None in `names` selects all parameters."""
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
     stage, matrices = engine.zero_optimization_stage(), _muon_matrices(engine)
     for index, (name, parameter) in enumerate(engine.module.named_parameters()):
-        if key is not None and key not in _moment_names(name in matrices):
+        if (names is not None and name not in names) or (
+            key is not None and key not in _moment_names(name in matrices)
+        ):
             continue
         if stage == 0:
             full = parameter if key is None else engine.optimizer.state[parameter][key]
