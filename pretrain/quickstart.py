@@ -1,7 +1,7 @@
 """Pretrain from raw text in one command: vocabulary, token store, training, report and predictions.
 
-Stages that are finished are skipped, so the same command continues where it stopped. Training uses all GPUs, or two CPU processes. The
-model and the report are in runs/NAME.
+Stages that are finished are skipped, so the same command continues where it stopped. Training uses all GPUs, or one process with all
+CPU cores. The model and the report are in runs/NAME.
 
 Examples:
   make quickstart
@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -49,11 +48,25 @@ COMMON = (
 
 def build_parser() -> SettingsParser[PretrainConfig]:
     """Return the parser of the command line."""
-    return SettingsParser(PretrainConfig, __doc__, COMMON)
+    parser = SettingsParser(PretrainConfig, __doc__, COMMON)
+    parser.add_argument(
+        "--processes",
+        type=int,
+        metavar="N",
+        help="number of training processes; by default one per GPU, or one with all CPU cores",
+    )
+    return parser
 
 
-def train(config: PretrainConfig, explicit_keys: ExplicitKeys, args: Sequence[str]) -> None:
-    """Run `deepspeed pretrain/run.py` with the same arguments, on all GPUs or on two CPU processes."""
+def train(config: PretrainConfig, explicit_keys: ExplicitKeys, args: Sequence[str], n_processes: int | None) -> None:
+    """Run `deepspeed pretrain/run.py`.
+
+    Args:
+        config: settings of the run.
+        explicit_keys: keys that the user set.
+        args: arguments for `pretrain/run.py`.
+        n_processes: number of processes; None: as many GPUs as can share the batch, or one.
+    """
     import torch
 
     from pretrain.trainer.inputs import describe_finished, is_finished
@@ -63,8 +76,11 @@ def train(config: PretrainConfig, explicit_keys: ExplicitKeys, args: Sequence[st
     if is_finished(config, explicit_keys):
         print(f"{describe_finished(config)}. To train again, set another name.")
         return
-    available = torch.cuda.device_count() or min(2, os.cpu_count() or 1)
-    n_processes = max(n for n in range(1, available + 1) if _divides_batch(config, n))
+    if (
+        n_processes is None
+    ):  # on a CPU, one process with all cores is faster than several: they would wait for each other
+        available = torch.cuda.device_count() or 1
+        n_processes = max(n for n in range(1, available + 1) if _divides_batch(config, n))
     command = [*deepspeed_launcher(n_processes), os.path.relpath(Path(__file__).with_name("run.py")), *args]
     print("+", shlex.join(command), flush=True)
     environment = {**os.environ, "PYTHONWARNINGS": "ignore::FutureWarning", PARENT_PID_VARIABLE: str(os.getpid())}
@@ -105,11 +121,13 @@ def show_samples(config: PretrainConfig) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    config, explicit_keys, _ = build_parser().parse_config(argv)
+    config, explicit_keys, args = build_parser().parse_config(argv)
+    if args.processes is not None and args.processes < 1:
+        raise ValueError(f"--processes={args.processes} is invalid: it must be at least 1. Leave it out.")
     start = time.monotonic()
     make_tokenizer(config)
     make_store(config)
-    train(config, explicit_keys, sys.argv[1:] if argv is None else argv)
+    train(config, explicit_keys, [*(["--config", args.config] if args.config else []), *args.overrides], args.processes)
 
     from pretrain.tools.report_page import write_report
     from pretrain.trainer.inputs import is_finished

@@ -5,7 +5,7 @@ The run writes metrics, checkpoints and the model into runs/NAME. The same comma
 
 Examples:
   deepspeed pretrain/run.py --config configs/pretrain/quickstart.yaml
-  deepspeed --num_gpus 2 pretrain/run.py --config configs/pretrain/quickstart.yaml name=mine
+  deepspeed pretrain/run.py --config configs/pretrain/quickstart.yaml name=mine
   python pretrain/run.py --config configs/pretrain/quickstart.yaml name=no_memory data.store_dir=stores/quickstart model.mem_len=0
   python pretrain/run.py --config configs/pretrain/xlnet_base.yaml --dry-run
 

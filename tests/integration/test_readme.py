@@ -36,8 +36,9 @@ def check_command(program: str, args: list[str], folder: Path) -> None:
     if is_ablation or "--config" in args and args[0] not in ("pretrain/explain.py", "pretrain/plan.py"):
         args = [*args, *TINY]
     if program == "deepspeed":
-        launcher = ("deepspeed", "--master_port", str(free_port()), *args[:3])
-        result = launch(*args[3:], launcher=launcher, cwd=folder)
+        script = next(index for index, argument in enumerate(args) if argument.endswith(".py"))
+        launcher = ("deepspeed", "--master_port", str(free_port()), *args[:script])
+        result = launch(*args[script:], launcher=launcher, cwd=folder)
     else:
         result = run(*args, cwd=folder)
     assert result.returncode == 0, f"{program} {args}\n{result.stdout[-2000:]}\n{result.stderr[-2000:]}"

@@ -254,10 +254,12 @@ def test_killing_a_quickstart_ends_its_training(quickstart, tmp_path):
 
 
 def test_an_interrupted_quickstart_saves_and_finishes_when_called_again(quickstart, tmp_path):
-    process = start_quickstart(quickstart)
+    process = start_quickstart([*quickstart, "--processes", "2"])
     process.send_signal(signal.SIGINT)
     rest = process.stdout.read()
     assert process.wait(60) == 0 and "stopped. The same command resumes." in rest, rest
+    (saved,) = checkpoint.list_complete(tmp_path / "quick" / "checkpoints")
+    assert checkpoint.read_manifest(saved)["world_size"] == 2
     resumed = run("pretrain/quickstart.py", *quickstart)
     assert resumed.returncode == 0 and "resumes from" in resumed.stdout and "exists" in resumed.stdout, (
         resumed.stdout + resumed.stderr
