@@ -8,7 +8,7 @@ from tests.integration.conftest import REPOSITORY, environment
 from xlpre.training.metrics_writer import read_metrics
 
 SCRIPT = "pretrain/run.py"
-LONGER = {"train__steps": 150, "eval__every": 1000}  # still running when a test stops it
+LONGER = {"train__steps": 500, "eval__every": 1000}  # still running when a test stops it
 
 
 def losses(folder) -> dict[int, float]:
