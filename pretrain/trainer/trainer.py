@@ -230,13 +230,16 @@ class Trainer:
         if config.train.activation_checkpointing:
             model.backbone.enable_activation_checkpointing()
         self.engine = build_engine(model, self.context.deepspeed_config, config.train, config.optim, device)
+        initial = partial(initial_memory, self.shape, initial=config.memory.initial, device=device, dtype=dtype)
+        self.memories = [initial(len(lanes)) for lanes in self._lanes]
         if not saved:
-            initial = partial(initial_memory, self.shape, initial=config.memory.initial, device=device, dtype=dtype)
-            self.memories = [initial(len(lanes)) for lanes in self._lanes]
             return
         load_state(self.engine, weights, checkpoint.SavedMoments(saved), manifest["counters"])
-        lane_memories = (checkpoint.read_lane_memory(saved, lanes) for lanes in self._lanes)
-        self.memories = [Memory(hidden.to(device), valid.to(device)) for hidden, valid in lane_memories]
+        # Lanes that the batch warm-up leaves out keep their initial memory. With other micro-steps than before, they may have been read,
+        # and their memory would be that of an earlier window when they are read again.
+        for micro_step in range(self.context.batch.micro_steps(manifest["step"])):
+            hidden, valid = checkpoint.read_lane_memory(saved, self._lanes[micro_step])
+            self.memories[micro_step] = Memory(hidden.to(device), valid.to(device))
         if is_rank_zero() and model_step(config) != manifest["step"]:
             self._publish(saved)  # killed between the checkpoint and its publication
 

@@ -216,3 +216,24 @@ def test_fewer_lanes_are_read_during_batch_warmup(make_args, tmp_path):
     assert rows == [2 * 32 * n for n in (1, 1, 2, 2, 3, 3, 4, 4)]
     (_, norm, *_), (_, full_norm, *_) = (read_steps(tmp_path / name)[1] for name in ("warm", "plain"))
     assert norm > full_norm  # a mean over fewer rows, which is noisier; not a quarter of the full gradient
+
+
+def test_the_batch_warmup_continues_on_more_processes_without_a_change_of_settings(make_args, tmp_path):
+    settings = {**COMMON, "train__micro_batch_size": 4, "train__batch_warmup_steps": 4}
+    train_all([make_args("more", **settings, train__steps=1)])
+    assert "accumulation 2" in train_all([make_args("more", **settings, train__steps=4)], processes=2)
+    lines = [x for x in read_metrics(tmp_path / "more") if "loss" in x]
+    rows = [b["tokens"] - a["tokens"] for a, b in itertools.pairwise([{"tokens": 0}, *lines])]
+    assert rows == [32 * n for n in (4, 4, 8, 8)]
+
+
+def test_a_lane_that_a_changed_warmup_leaves_out_starts_again_with_empty_memory(make_args, tmp_path):
+    settings = {**COMMON, "train__save_every": 1}
+    first = {**settings, "train__micro_batch_size": 4, "train__batch_warmup_steps": 4, "train__steps": 3}
+    changed = {**settings, "train__micro_batch_size": 2, "train__batch_warmup_steps": 8, "train__steps": 4}
+    valid = []
+    for case in (first, changed):
+        train_all([make_args("changed", **case)])
+        saved = checkpoint.latest_valid(tmp_path / "changed/checkpoints")
+        valid.append((checkpoint.read_lane_memory(saved, range(BATCH_SIZE))[1] > 0).tolist())
+    assert valid == [[True] * 8, [True] * 4 + [False] * 4]

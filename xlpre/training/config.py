@@ -19,8 +19,8 @@ class TrainConfig:
         global_batch_size: rows (lanes) of a step, over all processes and micro-steps.
         micro_batch_size: rows of one process in one forward and backward pass; null: all rows of the process. The number of micro-steps
             (accumulation) is global_batch_size / (number of processes * micro_batch_size).
-        batch_warmup_steps: steps during which the micro-steps of a step rise from 1 to the accumulation. The lanes of the missing
-            micro-steps are not read.
+        batch_warmup_steps: steps during which the micro-steps of a step rise from 1 to the accumulation, which is then at least 2: the
+            micro-batch is smaller if necessary. The lanes of the missing micro-steps are not read.
         precision: `auto` is bf16 on a GPU that supports it, else fp32.
         activation_checkpointing: recompute the activations of layers in the backward pass: less memory, a third more operations.
         compile: compile the model with torch.compile, which takes a minute or more at the start.
@@ -92,15 +92,19 @@ class TrainConfig:
         """Divide the global batch among `world_size` processes.
 
         Raises:
-            ValueError: the rows cannot be divided equally, or `batch_warmup_steps` is set and there is one micro-step only.
+            ValueError: the rows cannot be divided equally, or `batch_warmup_steps` is set and each process has one row only.
         """
         micro_batch_size, accumulation = split_batch(self.global_batch_size, self.micro_batch_size, world_size)
-        if self.batch_warmup_steps and accumulation == 1:
-            raise ValueError(
-                f"train.batch_warmup_steps={self.batch_warmup_steps} is invalid: it adds micro-steps, and train.micro_batch_size="
-                f"{micro_batch_size} with {counted(world_size, 'process')} makes one. Lower train.micro_batch_size, or set "
-                "train.batch_warmup_steps=0."
-            )
+        if self.batch_warmup_steps and accumulation == 1:  # for example in a run that resumes on more processes
+            rows = micro_batch_size
+            if rows == 1:
+                raise ValueError(
+                    f"train.batch_warmup_steps={self.batch_warmup_steps} is invalid: it adds micro-steps, and train.global_batch_size="
+                    f"{self.global_batch_size} with {counted(world_size, 'process')} leaves one row for each. Start fewer processes, or "
+                    "set train.batch_warmup_steps=0, which changes nothing after the warm-up."
+                )
+            micro_batch_size = max(size for size in range(1, rows) if rows % size == 0)
+            accumulation = rows // micro_batch_size
         return BatchSchedule(world_size, micro_batch_size, accumulation, self.batch_warmup_steps)
 
 

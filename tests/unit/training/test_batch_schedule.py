@@ -59,10 +59,21 @@ def test_micro_steps_rise_to_the_accumulation_during_the_warmup():
         assert schedule.total_rows(n_steps) == sum(schedule.rows(step) for step in range(n_steps))
 
 
-@pytest.mark.parametrize("settings", [{}, {"micro_batch_size": 16}])
-def test_a_warmup_of_a_single_micro_step_is_refused(settings):
+def test_the_warmup_on_more_processes_reads_the_same_rows_with_smaller_micro_batches():
+    config = TrainConfig(global_batch_size=24, micro_batch_size=6, batch_warmup_steps=6)
+    schedules = {world_size: config.batch_schedule(world_size) for world_size in (2, 4)}
+    assert {n: (x.micro_batch_size, x.accumulation) for n, x in schedules.items()} == {2: (6, 2), 4: (3, 2)}
+    assert all(schedules[2].rows(step) == schedules[4].rows(step) for step in range(8))
+    assert (
+        TrainConfig(global_batch_size=9, micro_batch_size=9, batch_warmup_steps=6).batch_schedule(1).accumulation == 3
+    )
+
+
+def test_a_warmup_of_a_single_micro_step_is_refused():
     with pytest.raises(ValueError, match=r"train.batch_warmup_steps=6 is invalid: .*train.micro_batch_size"):
-        TrainConfig(global_batch_size=16, batch_warmup_steps=6, **settings).batch_schedule(1)
+        TrainConfig(global_batch_size=16, batch_warmup_steps=6)
+    with pytest.raises(ValueError, match=r"train.batch_warmup_steps=6 is invalid: .*16 processes leaves one row"):
+        TrainConfig(global_batch_size=16, micro_batch_size=1, batch_warmup_steps=6).batch_schedule(16)
 
 
 @pytest.mark.parametrize("name", ["global_batch_size", "micro_batch_size"])
