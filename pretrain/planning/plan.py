@@ -20,10 +20,12 @@ from pretrain.planning.flops import (
     parameter_sizes,
 )
 from pretrain.planning.zero_memory import ZeroMemory, communication_volume, zero_memory
+from xlpre.common.plural import counted
 from xlpre.model.config import ModelConfig
 from xlpre.training.deepspeed_engine import PRECISIONS, reduce_bucket_size
 from xlpre.training.deepspeed_overrides import communication_dtype, enabled_offloads, zero_stage
 from xlpre.training.device_specs import DeviceSpec
+from xlpre.training.metrics_writer import format_duration
 from xlpre.training.muon import working_bytes
 
 USABLE_FRACTION = 0.92  # of the device memory; driver, libraries and fragmentation take the rest (an assumption)
@@ -279,7 +281,7 @@ def describe(plan: Plan, device: str, n_tokens: int | None) -> str:
     """
     stage, micro_batch_size = plan.recommendation
     head = [
-        f"{plan.config.name} on {plan.gpus:,} x {device} ({plan.nodes:,} node{'s' * (plan.nodes > 1)}), "
+        f"{plan.config.name} on {plan.gpus:,} x {device} ({counted(plan.nodes, 'node')}), "
         f"{plan.precision}. Nothing is measured: parameters and FLOPs are counts, all other figures are predictions."
     ]
     sections = [
@@ -313,7 +315,7 @@ def _describe_memory(plan: Plan, stage: int, micro_batch_size: int) -> list[str]
     unit, unit_name = (1e9, "GB") if plan.n_parameters > 1e7 else (1e6, "MB")
     micro_steps = plan.rows_per_gpu // micro_batch_size
     lines = [
-        f"MEMORY PER GPU in {unit_name} (prediction; train.micro_batch_size={micro_batch_size}, {micro_steps:,} micro-steps)",
+        f"MEMORY PER GPU in {unit_name} (prediction; train.micro_batch_size={micro_batch_size}, {counted(micro_steps, 'micro-step')})",
         f"  {'ZeRO stage':36}" + "".join(f"{s:>10}" for s in STAGES),
     ]
     rows: dict[str, list[float]] = {
@@ -347,7 +349,8 @@ def _describe_flops(plan: Plan, micro_batch_size: int) -> list[str]:
     shape, n_tokens = plan.batch_shape(micro_batch_size), micro_batch_size * plan.config.data.seq_len
     needed, executed = plan.flops(micro_batch_size)
     lines = [
-        f"FLOPS of matrix products, forward and backward, in MFLOP per window token (count; M {shape.mem_len}, P {shape.n_targets})",
+        f"FLOPS of matrix products, forward and backward, in MFLOP per window token (count; {shape.mem_len:,} memory columns and "
+        f"{counted(shape.n_targets, 'target')} per row)",
         f"  {'':32}{'needed':>12}{'executed':>12}",
     ]
     lines += [
@@ -357,13 +360,15 @@ def _describe_flops(plan: Plan, micro_batch_size: int) -> list[str]:
     ]
     sums = sum(needed.values()), sum(executed.values())
     lines.append(f"  {'total':32}" + "".join(f"{n / n_tokens / 1e6:>12,.1f}" for n in sums))
-    n_micro_batches = plan.config.train.global_batch_size / micro_batch_size / 1e15
-    lines.append(f"  {'PFLOP per step':32}" + "".join(f"{n * n_micro_batches:>12,.3f}" for n in sums))
+    per_step = [n * plan.config.train.global_batch_size / micro_batch_size for n in sums]
+    name, unit = ("PFLOP", 1e15) if per_step[0] > 1e13 else ("GFLOP", 1e9)
+    lines.append(f"  {f'{name} per step':32}" + "".join(f"{n / unit:>12,.3f}" for n in per_step))
     return lines
 
 
 def _describe_time(plan: Plan, stage: int, micro_batch_size: int, n_tokens: int | None) -> list[str]:
-    train, rate, memory = plan.config.train, plan.tokens_per_second(micro_batch_size), plan.zero_memory(stage)
+    train, data = plan.config.train, plan.config.data
+    rate, memory = plan.tokens_per_second(micro_batch_size), plan.zero_memory(stage)
     optimizer = memory.optimizer + (0 if stage else memory.weights)  # stage 0 in fp32 updates the weights themselves
     n_steps = plan.steps_for(n_tokens) if n_tokens else train.steps
     total_tokens = plan.total_tokens(n_steps)
@@ -373,25 +378,31 @@ def _describe_time(plan: Plan, stage: int, micro_batch_size: int, n_tokens: int 
         f"TIME at {plan.mfu:.0%} MFU of {plan.device.flops / 1e12:,g} TFLOP/s (prediction; the MFU is your assumption)",
         f"  {'window tokens per second':32}{rate:>16,.0f}",
         f"  {'seconds per step':32}{plan.tokens_per_step / rate:>16,.3f}",
-        f"  {'at least, for the optimizer':32}{update_seconds:>16,.4f}"
+        f"  {'part of the optimizer, at least':32}{update_seconds:>16,.4f}"
         if optimizer
         else "  the optimizer runs on the CPU and is not counted",
-        f"  {f'days for {n_steps:,} steps':32}{total_tokens / rate / SECONDS_PER_DAY:>16,.2f}",
+        f"  {f'time for {n_steps:,} steps':32}{format_duration(total_tokens / rate):>16}",
+        f"  {'GPU-hours':32}{plan.gpus * total_tokens / rate / 3600:>16,.1f}",
         f"  {'window tokens in total':32}{total_tokens:>16,}",
-        f"  {'tokens of text read':32}{plan.total_rows(n_steps) * plan.config.data.reuse_len:>16,}",
+        f"  {'text tokens in total':32}{plan.total_rows(n_steps) * data.reuse_len:>16,}",
     ]
     if train.hours and not n_tokens:
         complete_steps = plan.steps_for(train.hours * 3600 * rate + 1) - 1
         lines.append(f"  {f'steps in train.hours={train.hours:g}':32}{min(complete_steps, n_steps):>16,}")
-    return lines
+    return [
+        *lines,
+        f"  A window has data.seq_len={data.seq_len:,} tokens, of which data.reuse_len={data.reuse_len:,} are new text.",
+    ]
 
 
 def _describe_communication(plan: Plan, micro_batch_size: int) -> list[str]:
+    if plan.gpus == 1:
+        return ["COMMUNICATION (prediction): none, because there is a single GPU"]
     compute_seconds = plan.tokens_per_step / plan.tokens_per_second(micro_batch_size)
     network = f"{plan.nodes:,} nodes" if plan.nodes > 1 else "the links of a node"
     lines = [
         f"COMMUNICATION per GPU and step over {network}, {plan.link_bandwidth / 1e9:,.1f} GB/s (prediction; without latency)",
-        f"  {'ZeRO stage':16}{'GB sent':>12}{'seconds':>12}{'of the step, without overlap':>36}",
+        f"  {'ZeRO stage':16}{'GB sent':>12}{'seconds':>12}{'share of a step without overlap':>36}",
     ]
     for stage in STAGES:
         sent, seconds = plan.communication(stage, micro_batch_size)
@@ -404,7 +415,7 @@ def _describe_scaling(plan: Plan, stage: int, micro_batch_size: int) -> list[str
     """Describe the same pretraining on other numbers of GPUs, with all communication overlapped and with none."""
     lines = [
         f"SCALING with the same train.global_batch_size (prediction; {plan.mfu:.0%} MFU, communication overlapped or not)",
-        f"  {'GPUs':>8}{'stage':>8}{'rows each':>12}{'micro-batch':>12}{'k tokens/s overlapped':>24}{'not overlapped':>16}"
+        f"  {'GPUs':>8}{'stage':>8}{'rows each':>12}{'micro-batch':>12}{'k window tokens/s':>24}{'not overlapped':>16}"
         f"{'days':>18}{'fits':>6}",
     ]
     for gpus in sorted({plan.gpus, *GPU_COUNTS}):

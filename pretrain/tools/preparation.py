@@ -9,6 +9,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from pretrain.config import PretrainConfig
+from xlpre.common.plural import counted
 from xlpre.config.loader import config_from_mapping
 from xlpre.data.store import META, TokenStore, is_nothing, is_store
 from xlpre.data.store_builder import build_store
@@ -17,6 +18,7 @@ from xlpre.text.tokenizer import Tokenizer
 from xlpre.text.tokenizer_training import check_training_record, train_tokenizer, upgrade_note, write_training_record
 
 SAMPLE_CHARS = 1_000_000  # characters of text that are checked for unknown characters
+MIN_VAL_DOCUMENTS = 10  # below which a warning is printed
 MAX_UNKNOWN = 0.01  # fraction of unknown characters above which a warning is printed
 
 
@@ -37,15 +39,15 @@ def make_tokenizer(config: PretrainConfig) -> Tokenizer:
                     f"Set tokenizer.{key}={value} or another tokenizer.path, or delete the file."
                 )
         check_training_record(path, tokenizer, config.text, config.tokenizer)
-        print(f"{path}: exists, {size} pieces")
+        print(f"{path}: exists already, {size:,} pieces")
         _print_note(upgrade_note(path, tokenizer))
         return tokenizer
     start = time.monotonic()
-    print(f"{path}: training a vocabulary of {size} pieces on {' '.join(config.text.sources)} ...", flush=True)
+    print(f"{path}: training a vocabulary of {size:,} pieces on {' '.join(config.text.sources)} ...", flush=True)
     tokenizer = train_tokenizer(read_documents(config.text), config.tokenizer)
     tokenizer.save(path)
     write_training_record(path, tokenizer, config.text, config.tokenizer)
-    print(f"{path}: {len(tokenizer)} pieces in {time.monotonic() - start:.0f} s")
+    print(f"{path}: {len(tokenizer):,} pieces in {time.monotonic() - start:.0f} s")
     return tokenizer
 
 
@@ -65,7 +67,7 @@ def make_store(config: PretrainConfig) -> TokenStore:
         store = TokenStore(path)
         store.check_vocabulary(tokenizer, f"tokenizer.path={config.tokenizer.path}")
         _check_source(store, config.text)
-        print(f"{path}: exists, {_token_counts(store)}")
+        print(f"{path}: exists already, {_token_counts(store)}")
         _print_note(store.upgrade_note)
         return store
     _warn_of_unknown_characters(config, tokenizer)
@@ -73,6 +75,11 @@ def make_store(config: PretrainConfig) -> TokenStore:
     with _ProgressBar(sum(source_files(config.text).values())) as progress:
         store = build_store(path, config.text, tokenizer, progress.update)
     print(f"{path}: {_token_counts(store)} in {time.monotonic() - start:.0f} s")
+    if (n_documents := store.meta["val_n_documents"]) < MIN_VAL_DOCUMENTS:
+        print(
+            f"warning: the validation text is {counted(n_documents, 'document')}, too few for a reliable validation loss. "
+            f"Raise text.val_fraction={config.text.val_fraction:g} and set another data.store_dir."
+        )
     return store
 
 

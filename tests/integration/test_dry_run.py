@@ -42,8 +42,8 @@ def test_a_dry_run_prints_settings_that_load_and_sizes_and_writes_nothing(make_a
     fraction = 20 * 4 * 16 / len(store.train)
     assert output.endswith(
         f"# {n_parameters:,} parameters\n"
-        "# a step: 4 rows, 128 window tokens, 20 targets\n"
-        f"# 20 steps, at most 2 hours: 1,280 tokens of text read, {fraction:.2f} times the training text\n"
+        "# a step: 4 windows of 32 tokens, of which 16 are new text; 20 targets\n"
+        f"# 20 steps, at most 2 hours: 1,280 text tokens, {fraction:.2f} times the training text\n"
         "# here: global batch size 4 = 1 process x micro-batch size 4 x accumulation 1; cpu, fp32, ZeRO stage 0\n"
         "# starts at step 0\n"
     )

@@ -103,14 +103,14 @@ def test_the_predictions_of_the_page_about_distributed_training_are_those_of_the
     assert result.returncode == 0, result.stderr
     lines = re.findall(r"^  (\S.*?)  +(.*)$", result.stdout, re.MULTILINE)
     plan = {name: values.split() for name, values in reversed(lines)}  # the first of several `total`
-    counts = {name: int(plan[name][0].replace(",", "")) for name in ("window tokens in total", "tokens of text read")}
-    memory, hours = float(plan["peak"][1]), 24 * float(plan["days for 125,000 steps"][0])  # ZeRO stage 1
+    counts = {name: int(plan[name][0].replace(",", "")) for name in ("window tokens in total", "text tokens in total")}
+    memory, hours = float(plan["peak"][1]), float(plan["GPU-hours"][0]) / 16  # ZeRO stage 1
     shares = re.findall(r"^  \d .* ([\d.]+)%$", result.stdout, re.MULTILINE)  # of communication, by ZeRO stage
     for figure in (
         f"| parameters | {plan['total'][0]} ",
         f"micro-batch 32 | {memory:.0f} GB ",
         f"| window tokens | {counts['window tokens in total'] / 1e9:.0f} billion ",
-        f"| text tokens | {counts['tokens of text read'] / 1e9:.0f} billion",
+        f"| text tokens | {counts['text tokens in total'] / 1e9:.0f} billion",
         f"at 40 % MFU | {plan['seconds per step'][0]} s ",
         f"nothing overlaps with it | {shares[1]} % ",
         f"at 40 % MFU | {hours:.1f} hours, {16 * hours:.0f} GPU-hours ",
