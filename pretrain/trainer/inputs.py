@@ -50,7 +50,8 @@ class RunInputs:
         self.store, self.tokenizer = _open_store(config)
         self.weight_init = WeightInit(config, self.store, self.tokenizer, explicit_keys)
         self.objective = build_objective(config.objective, config.data, self.tokenizer.starts_word)
-        self.loader = Loader(_train_lanes(config, self.store), config.data, self.objective, config.seed)
+        lanes = _train_lanes(config, self.store, self.weight_init.shape.mem_len)
+        self.loader = Loader(lanes, config.data, self.objective, config.seed)
         self.manifest = _manifest(config, self.store, self.weight_init.shape)
 
     def read_manifest(self, saved: Path, **more: Any) -> dict[str, Any]:
@@ -167,7 +168,7 @@ def _open_store(config: PretrainConfig) -> tuple[TokenStore, Tokenizer]:
     return store, store.tokenizer()
 
 
-def _train_lanes(config: PretrainConfig, store: TokenStore) -> Lanes:
+def _train_lanes(config: PretrainConfig, store: TokenStore, mem_len: int) -> Lanes:
     return Lanes(
         store.train,
         config.train.global_batch_size,
@@ -177,5 +178,6 @@ def _train_lanes(config: PretrainConfig, store: TokenStore) -> Lanes:
         bidirectional=config.data.bidirectional,
         seed=config.seed,
         at_document_end=config.memory.at_document_end,
+        initial_mem_len=mem_len if config.memory.initial == "zeros" else 0,
         origin=f"the training part of {store.path}",
     )

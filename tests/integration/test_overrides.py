@@ -46,8 +46,8 @@ def test_an_ablation_is_a_single_override(make_args, tmp_path):
         load_folder(tmp_path / f"run{number}" / "model")
         lines = read_metrics(tmp_path / f"run{number}")
         losses[str(changes)] = next(line["loss"] for line in reversed(lines) if "loss" in line)
-    # equal on purpose: three pairs with and without ZeRO stage 3, stages 2 and 3, and the initial memory of the first window
-    assert len(set(losses.values())) >= len(ABLATIONS) - 5, losses
+    # equal on purpose: two pairs with and without ZeRO stage 3; a time budget and ZeRO stages 2 and 3
+    assert len(set(losses.values())) >= len(ABLATIONS) - 4, losses
     assert abs(losses[str(ABLATIONS[-1])] - losses[str(ABLATIONS[-2])]) < 1e-5
     for setting in ("cutoffs", "next_sentence"):
         plain, partitioned = (loss for changes, loss in losses.items() if setting in changes)

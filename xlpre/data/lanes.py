@@ -84,7 +84,8 @@ class WindowLocation:
     Attributes:
         text: text of the window.
         begin: position of its first token.
-        visible_mem_len: number of tokens before it that are visible in memory. 0 at the start of a run.
+        visible_mem_len: number of memory columns before it that are visible. 0 at the start of a run, `initial_mem_len` at the start
+            of the first run of a lane.
     """
 
     text: DirectedText
@@ -104,6 +105,7 @@ class Lanes:
         bidirectional: every second lane reads backward.
         seed: seed of the order of runs.
         at_document_end: `carry`: memory stays valid in the next document. `cut`: a window sees memory of its own document only.
+        initial_mem_len: number of memory columns that are visible to a lane before it has read anything: M with `memory.initial=zeros`.
         origin: name of the split in error messages.
 
     Raises:
@@ -121,11 +123,13 @@ class Lanes:
         bidirectional: bool,
         seed: int,
         at_document_end: Literal["carry", "cut"] = "carry",
+        initial_mem_len: int = 0,
         origin: str = "the text",
     ) -> None:
         self.n_lanes, self.bidirectional = n_lanes, bidirectional
         self._texts = (DirectedText(data), DirectedText(data, backward=True))
         self._stride, self._seed, self._cut = stride, seed, at_document_end == "cut"
+        self._initial_mem_len = initial_mem_len
         last_begin = len(data) - max(lookahead, stride)
         if last_begin < 0:
             raise ValueError(
@@ -149,11 +153,12 @@ class Lanes:
         """Return the location of the window of `lane` at `step`; both count from 0."""
         run, window = divmod(step, self.windows_per_run)
         text = self._texts[self.bidirectional and lane % 2]
-        visible_mem_len = window * self._stride
+        offset = window * self._stride
+        visible_mem_len = offset if run else offset + self._initial_mem_len
         begin = self._cached_run_begin(run * self.n_lanes + lane)
         if text.backward:
             begin = min(len(text) - begin - self.windows_per_run * self._stride, self._max_run_begin)
-        begin += visible_mem_len
+        begin += offset
         if self._cut:
             document_begin = text.documents[text.documents.last_until(begin)]
             visible_mem_len = min(visible_mem_len, begin - document_begin)

@@ -197,7 +197,8 @@ class MemoryConfig:
     """Recurrent memory of earlier windows.
 
     Attributes:
-        initial: memory before the first window. `empty`: not visible. `zeros`: zeros that are attended to, as in the original.
+        initial: memory before the first window of a lane. `empty`: not visible. `zeros`: zeros that are attended to, as in the
+            original.
         at_document_end: memory at the end of a document. `carry`: memory continues into the next document, as in the
             original. `cut`: a window sees no memory from before the document of its first token.
     """

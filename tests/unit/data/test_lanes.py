@@ -52,6 +52,12 @@ def test_inside_a_run_windows_follow_each_other():
                 assert current.begin == previous.begin + 8 and current.text is previous.text
 
 
+def test_initial_memory_is_visible_until_the_first_run_of_a_lane_ends():
+    lanes = lanes_over(split_of(2000), initial_mem_len=30)
+    lengths = [lanes.location(1, step).visible_mem_len for step in range(12)]
+    assert lengths == [30, 38, 46, 54, 62, 0, 8, 16, 24, 32, 0, 8]
+
+
 def test_memory_cut_at_document_ends_starts_at_the_document_or_the_run():
     data = split_of(2000)
     carried, cut = (lanes_over(data, at_document_end=mode) for mode in ("carry", "cut"))
