@@ -18,7 +18,7 @@ from xlpre.model.score_terms import ScoreTerms
 
 @dataclass(frozen=True, eq=False)
 class ReferenceBackend(AttentionBackend):
-    """Plain attention on any device and in any dtype. The softmax is computed in fp32.
+    """Plain attention on any device and in any dtype. The softmax is computed in fp32 or wider.
 
     Attributes:
         visible: (B, 1, N, K) bool attention mask.
@@ -42,7 +42,7 @@ class ReferenceBackend(AttentionBackend):
             score = score + segment_scores(terms)[..., None] * self.segments_differ
         score = score.masked_fill(~self.visible, torch.finfo(score.dtype).min)
         sees_any = self.visible.any(-1, keepdim=True)  # a row that sees no key gets zeros
-        probability = score.softmax(-1, dtype=torch.float32) * sees_any
+        probability = score.softmax(-1, dtype=torch.promote_types(score.dtype, torch.float32)) * sees_any
         return torch.einsum("bhnk,bkhe->bnhe", F.dropout(probability.to(value.dtype), dropout), value)
 
 

@@ -80,12 +80,13 @@ def test_all_backends_equal_the_reference_in_outputs_memory_and_gradients(shape)
             assert_equal(output_and_gradients(name, two_streams, batch, memory, **shape), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", ["reference", *FAST_BACKENDS])
-def test_a_row_that_sees_no_key_gives_zero_and_gets_no_gradient(name):
+def test_a_row_that_sees_no_key_gives_zero_and_gets_no_gradient(name, dtype):
     batch = random_batch(9, reuse=4)
     batch.key_rank[:], batch.query_rank[:] = HIDDEN_RANK, 0
-    model = make_model(attention_backend=name, n_layer=1)
-    memory, outputs = random_memory(model.config, 2, 3, valid=0), []
+    model = make_model(attention_backend=name, n_layer=1).to(dtype)
+    memory, outputs = initial_memory(model.config, 2, mem_len=3, dtype=dtype), []
     layer = model.backbone.layers[0].attention
     layer.output.register_forward_pre_hook(lambda _, args: outputs.append(args[0]))
     model(batch, memory)[0].backward()
