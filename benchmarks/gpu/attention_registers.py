@@ -4,8 +4,9 @@ python benchmarks/gpu/attention_registers.py [--width 64 128] [--dtype bf16] [--
     [--no-dropout] [--same-length]
 
 One line for each kernel and tile: registers of a thread and their budget, spilled bytes, shared memory of a program, number of warp-group
-products, and instructions of all threads in the longest loop per pair of row and key (or distance). The exit status is 1 if a kernel
-spills or exceeds its budget. It needs the package triton, which includes the assembler. It does not run under TRITON_INTERPRET=1.
+products, number of maxima that ignore nan, and instructions of all threads in the longest loop per pair of row and key (or distance). The
+exit status is 1 if a kernel spills or exceeds its budget. It needs the package triton, which includes the assembler. It does not run
+under TRITON_INTERPRET=1.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class Cost(NamedTuple):
         spilled: see Assembly.
         shared: see Assembly.
         wgmma: number of warp-group products in the code.
+        maxima: number of floating-point maxima in the code whose result is the number if one operand is nan.
         instructions: instructions of all threads in one iteration of the longest loop, per pair of row and key of a tile.
     """
 
@@ -80,6 +82,7 @@ class Cost(NamedTuple):
     spilled: int
     shared: int
     wgmma: int
+    maxima: int
     instructions: float
 
 
@@ -106,9 +109,9 @@ def kernel_cost(
     constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
     types = {key: argument_type(key, dtype) for key in kernel.arg_names}
     assembly = assemble_kernel(kernel, types, constants, tile.warps, tile.stages, capability)
-    wgmma = assembly.ptx.count("wgmma.mma_async")
+    wgmma, maxima = (len(re.findall(pattern, assembly.ptx)) for pattern in (r"wgmma\.mma_async", r"\bmax(\.ftz)?\.f32"))
     instructions = longest_loop(assembly.sass) * 32 * tile.warps / (tile.rows * tile.keys)
-    return Cost(assembly.registers, assembly.spilled, assembly.shared, wgmma, instructions)
+    return Cost(assembly.registers, assembly.spilled, assembly.shared, wgmma, maxima, instructions)
 
 
 def assemble_kernel(
@@ -205,7 +208,7 @@ def main() -> None:
     args = parser.parse_args()
     print(
         f"{'kernel':24}{'E':>4} {'rows x keys':>11} {'warps':>5} {'stages':>6} {'registers':>9} {'budget':>6} {'spilled':>7} "
-        f"{'shared':>6} wgmma instructions"
+        f"{'shared':>6} wgmma maxima instructions"
     )
     failed = False
     for name in args.kernel if not args.no_dropout else [x for x in args.kernel if x != "draw_dropout_mask"]:
@@ -220,7 +223,7 @@ def main() -> None:
                 size = f"{tile.rows:>5} x {tile.keys:<3}"
                 print(
                     f"{name:24}{width:>4} {size:>11} {tile.warps:>5} {tile.stages:>6} {cost.registers:>9} {budget:>6}"
-                    f" {cost.spilled:>7} {cost.shared:>6} {cost.wgmma:>5} {cost.instructions:>12.1f}",
+                    f" {cost.spilled:>7} {cost.shared:>6} {cost.wgmma:>5} {cost.maxima:>6} {cost.instructions:>12.1f}",
                     flush=True,
                 )
     sys.exit(failed)

@@ -42,7 +42,7 @@ from xlpre.model.score_terms import ScoreTerms
 # keys. Rows in arbitrary order read more distances, so that their blocks have half as many.
 BLOCK_ROWS = 32, 128
 MAX_BLOCK_SCORES = 1 << 20  # 4 MB in fp32
-MAX_SAVED_PROBS = 1 << 24  # 64 MB in fp32
+MAX_SAVED_PROBS = 1 << 24  # of all heads of a layer; 64 MB in fp32
 
 # Fields of the C++ struct AttentionArgs, in order.
 SIZES = ("B", "N", "K", "H", "E", "R", "n_tokens", "n_self_visible", "max_distance", "n_blocks", "block_rows")
@@ -140,7 +140,7 @@ class _Attention(torch.autograd.Function):
         _check_shapes(schedule, inputs)
         outputs = {"out": torch.empty_like(query)}
         if any(ctx.needs_input_grad):
-            if B * N * K <= MAX_SAVED_PROBS:
+            if B * H * N * K <= MAX_SAVED_PROBS:
                 outputs["probs"] = query.new_empty(B, H, N, K)
             else:
                 outputs["lse"] = query.new_empty(B, H, N)

@@ -134,7 +134,7 @@ def attention_forward(
         mean = mean * rescale[:, None] + tl.dot(probability.to(values.dtype), values, input_precision="ieee")
         row_max = new_max
     total *= keep_prob  # scales the weights that dropout keeps by 1 / keep_prob
-    sees_any = total > 0
+    sees_any = total != 0  # true for nan
     mean = mean / tl.where(sees_any, total, 1.0)[:, None]
     tl.store(tile_pointers(out, batch, head, row, N, H, E), mean.to(out.dtype.element_ty), mask=in_range[:, None])
     tl.store(lse + head_offset + row, tl.where(sees_any, row_max + tl.log2(total), 0.0), mask=in_range)

@@ -54,8 +54,8 @@ def apply_dropout(
 ):
     """Zero the dropped probabilities of a tile (ROWS, KEYS), or (KEYS, ROWS) if TRANSPOSED.
 
-    A bit of the mask becomes the sign bit, and negative numbers become 0. A selection by predicates would take more instructions,
-    because predicate registers are few.
+    A bit of the mask becomes the sign bit, and negative numbers become 0. nan stays nan. A selection by predicates or by bits would
+    take more instructions.
     """
     word, shift = first_key // 32 + tl.arange(0, KEYS // 32), 31 - tl.arange(0, 32)
     if TRANSPOSED:
@@ -65,4 +65,4 @@ def apply_dropout(
         words = tl.load(drop_mask + word[None, :] * n_pitch + row[:, None])
         signs = tl.reshape(words[:, :, None] << shift[None, None, :], [ROWS, KEYS])
     signed = probability.to(tl.int32, bitcast=True) ^ (signs & -(2**31))
-    return tl.maximum(signed.to(tl.float32, bitcast=True), 0.0)
+    return tl.maximum(signed.to(tl.float32, bitcast=True), 0.0, propagate_nan=tl.PropagateNan.ALL)

@@ -1,5 +1,6 @@
 """Attention by the CPU kernels."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -135,6 +136,17 @@ def test_activation_checkpointing_stores_no_probabilities(checkpointing):
     loss.backward()
     probabilities = [shape for shape in saved if len(shape) == 4 and shape[-1] == 50]  # (B, H, N, K)
     assert bool(probabilities) is not checkpointing
+
+
+@pytest.mark.parametrize("is_within", [True, False])
+def test_the_bound_on_saved_probabilities_counts_all_heads(is_within, monkeypatch):
+    meta, saved = random_attention_meta(2, 8, 4, 2, "cpu"), []
+    shape = (2, 4, 10, 12)  # (B, H, N, K)
+    monkeypatch.setattr(attention, "MAX_SAVED_PROBS", math.prod(shape) - (not is_within))
+    case = attention_case(CpuBackend, meta, random_attention_tensors(meta, 4, 8, torch.float32))
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.shape) or x, lambda x: x):
+        case.output()
+    assert (shape in saved) is is_within
 
 
 def test_other_dtypes_are_refused():

@@ -1,19 +1,23 @@
 """Dropout of attention weights by Triton kernels. Run by test_interpreter.py."""
 
+import numpy as np
 import pytest
 import torch
 
 from tests.unit.model.conftest import make_model, random_batch, random_memory
 from tests.unit.model.kernels.cases import (
     DEVICE,
+    INTERPRETED,
     SumWithoutGradient,
     attend,
     long_except,
     needs_triton,
+    output_and_gradients,
     small_case,
     small_tiles,  # noqa: F401  an automatic fixture
 )
 from xlpre.model.kernels.backend import load_triton
+from xlpre.model.kernels.reference import ReferenceBackend
 
 pytestmark = needs_triton
 
@@ -58,6 +62,29 @@ def test_the_backward_pass_is_the_derivative_with_dropout():
             moved = {name: x + sign * step * d for (name, x), d in zip(tensors.items(), directions, strict=True)}
             values.append(loss(moved).item())
     assert slope == pytest.approx((values[0] - values[1]) / (2 * step), rel=2e-3)
+
+
+@pytest.fixture
+def maxima_of_a_device(monkeypatch):
+    """Let the maximum of nan and a number be the number, as on a GPU. That of the interpreter is nan."""
+    if INTERPRETED:
+        from triton.runtime.interpreter import InterpreterBuilder
+
+        monkeypatch.setattr(InterpreterBuilder, "create_maxnumf", lambda self, x, y: self.binary_op(x, y, np.fmax))
+
+
+@pytest.mark.usefixtures("maxima_of_a_device")
+@pytest.mark.parametrize("name", ["query", "key"])
+def test_nan_reaches_the_same_outputs_as_in_the_reference(name):
+    meta, tensors = small_case()
+    with torch.no_grad():
+        tensors[name][0, 3, 1] = torch.nan
+    result, expected = (
+        output_and_gradients(backend, meta, tensors, dropout=0.5) for backend in (load_triton(), ReferenceBackend)
+    )
+    assert 0 < expected["out"].isnan().sum() < expected["out"].numel()
+    assert torch.equal(result["out"].isnan(), expected["out"].isnan())
+    assert all(result[x].isnan().any() for x in ("query", "key", "value"))
 
 
 def test_no_integer_in_the_compiled_graph_needs_more_than_32_bits():

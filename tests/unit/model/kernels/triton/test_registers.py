@@ -80,6 +80,18 @@ def test_no_attention_kernel_spills_or_exceeds_its_registers_at_head_widths_64_a
     assert len(output.splitlines()) == 1 + n_kernels * 2, output
 
 
+def test_dropout_computes_no_maximum_that_replaces_nan_by_a_number(results):
+    """Only `attention_forward` has such maxima, those of the scores."""
+    maxima = {}
+    for variant in ("dropout", "no dropout"):
+        _, output = results[attention_job(variant)]
+        header, *lines = (line.split() for line in output.splitlines())
+        # the size of a tile is three words in a line and in the header
+        maxima[variant] = {(line[0], line[1]): int(line[header.index("maxima")]) for line in lines}
+    assert {kernel for (kernel, _), n in maxima["dropout"].items() if n} == {"attention_forward"}
+    assert maxima["no dropout"].items() <= maxima["dropout"].items()
+
+
 @pytest.mark.parametrize("fault", ATTENTION_FAULTS)
 def test_an_attention_kernel_that_exceeds_its_registers_fails(results, fault):
     status, output = results[attention_fault_job(fault)]
