@@ -12,6 +12,10 @@ from xlpre.training.deepspeed_overrides import check_overrides
 from xlpre.training.lr_schedule import ScheduleConfig
 from xlpre.training.run_dir import check_run_identity
 
+# Learning rate of models that are narrower than the published ones; docs/finetuning.md has the measurements.
+BASE_WIDTH = 768  # d_model of the narrowest published model
+WIDTH_EXPONENT = 2.0
+MAX_DERIVED_LR = 3e-4
 # Settings that replace another one: a ratio or a number of epochs, and the number of steps that it decides.
 REPLACES = {"epochs": "train.steps", "warmup_ratio": "schedule.warmup_steps"}
 
@@ -208,6 +212,37 @@ class TaskTrainConfig(TrainConfig):
 
 
 @dataclass(frozen=True)
+class TaskOptimConfig(LayerwiseOptimConfig):
+    """AdamW with smaller updates for lower layers, and a learning rate that fits the width of the model.
+
+    Attributes:
+        lr: peak learning rate. null: `base_lr`, which is raised for models narrower than XLNet-Base, as
+            base_lr * (768 / d_model)^2, up to 3e-4. The start-up lines and result.json have the value.
+        base_lr: learning rate of models with a d_model of 768 or more, for which the published values are. Only used for lr=null.
+    """
+
+    lr: float | None = None  # type: ignore[assignment]
+    base_lr: float = 2e-5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.base_lr <= 0:
+            raise ValueError(f"optim.base_lr={self.base_lr} is invalid: it must be positive. Set optim.base_lr=2e-5.")
+
+    @property
+    def peak_lr(self) -> float:
+        """`lr` of resolved settings."""
+        assert self.lr is not None, "RunInputs derives it"
+        return self.lr
+
+    def derive_lr(self, d_model: int) -> float:
+        """Return the learning rate for a model of width `d_model`, rounded to one digit unless it is `base_lr`."""
+        if d_model >= BASE_WIDTH or self.base_lr >= MAX_DERIVED_LR:
+            return self.base_lr
+        return min(float(f"{self.base_lr * (BASE_WIDTH / d_model) ** WIDTH_EXPONENT:.0e}"), MAX_DERIVED_LR)
+
+
+@dataclass(frozen=True)
 class FinetuneConfig:
     """Settings of a fine-tuning run.
 
@@ -241,7 +276,7 @@ class FinetuneConfig:
     task_overrides: dict[str, list[str]] = field(default_factory=dict)
     data: TaskDataConfig = field(default_factory=TaskDataConfig)
     model: TaskModelConfig = field(default_factory=TaskModelConfig)
-    optim: LayerwiseOptimConfig = field(default_factory=LayerwiseOptimConfig)
+    optim: TaskOptimConfig = field(default_factory=TaskOptimConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     train: TaskTrainConfig = field(default_factory=TaskTrainConfig)
     eval: TaskEvalConfig = field(default_factory=TaskEvalConfig)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from finetune.config import TaskDataConfig
 from finetune.data.examples import Example, Prediction
 from finetune.data.hub_datasets import HubColumns
+from finetune.data.row_errors import RowErrors
 from finetune.data.table_reader import (
     KINDS,
     Fields,
@@ -42,7 +43,7 @@ class Source(Protocol):
     def read_split(self, split: str) -> list[Example]:
         """Return the examples of a split, as in `Task.read_split`."""
 
-    def parse_example(self, fields: Fields, location: str) -> Example:
+    def parse_example(self, fields: Fields, location: str, default_id: str = "") -> Example:
         """Return the example in the fields of one line, as in `Task.parse_example`."""
 
     def write_submission(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
@@ -110,18 +111,23 @@ class TableSource:
         """Read the examples of a split.
 
         Raises:
-            ValueError: an invalid file, with file and line.
+            ValueError: an invalid file.
+            InvalidRowsError: invalid rows, with file and line.
         """
         if split in (TRAIN, HELD_OUT):
             if not self._train:
                 raise ValueError("data.train=null is invalid: there are no training files. Set data.train=[FILE].")
-            examples = [example for path in self._train for example in self._read_file(path, labelled=True)]
+            errors = RowErrors()
+            examples = [example for path in self._train for example in self._read_file(path, True, errors)]
+            errors.raise_if_any()
             if self._holds_out:
                 examples = select_split(examples, self._data.val_fraction, split, str(self._train[0]))
         else:
             path = self._files[split]
             labelled = split in self.dev_splits or self.has_test_labels
-            examples = list(self._read_file(path, labelled))
+            errors = RowErrors()
+            examples = list(self._read_file(path, labelled, errors))
+            errors.raise_if_any()
             is_regression = not self.columns.label_names
             if not labelled and is_regression and all(example.label in (None, -1) for example in examples):
                 examples = [replace(example, label=None) for example in examples]  # -1 everywhere marks hidden labels
@@ -129,14 +135,14 @@ class TableSource:
             raise ValueError(f"{self._files.get(split, self._train[0])} contains no example. Choose another file.")
         return examples
 
-    def parse_example(self, fields: Fields, location: str, labelled: bool = False, row: int = 0) -> Example:
+    def parse_example(self, fields: Fields, location: str, default_id: str = "", labelled: bool = False) -> Example:
         """Return the example in a row.
 
         Args:
             fields: columns of the row.
             location: file and line, for error messages.
+            default_id: id of an example whose row has no column `index` or `id`.
             labelled: require a label. A row without label may have an empty text.
-            row: row number, the id of an example without one.
 
         Raises:
             ValueError: a column is missing, empty or invalid.
@@ -149,7 +155,7 @@ class TableSource:
                 label = get_class_index(fields, columns.label, columns.label_names, location)
             else:
                 label = get_number(fields, columns.label, location)
-        example_id = next((str(fields[key]) for key in ("index", "id") if key in fields), str(row))
+        example_id = next((str(fields[key]) for key in ("index", "id") if key in fields), default_id)
         return Example(example_id, self._texts(fields, location, allow_empty=label is None), label, location)
 
     def write_submission(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
@@ -171,14 +177,18 @@ class TableSource:
         allow_empty = allow_empty or (self.columns.is_damaged and len(columns) > 1)
         return tuple(get_text(fields, column, location, allow_empty) for column in columns)
 
-    def _read_file(self, path: Path, labelled: bool) -> Iterator[Example]:
+    def _read_file(self, path: Path, labelled: bool, errors: RowErrors) -> Iterator[Example]:
         columns = self.columns
         names = columns.names if labelled else ()
-        rows = read_rows(path, names, skip_short_rows=columns.is_damaged and labelled)
+        rows = read_rows(path, names, columns.is_damaged and labelled, errors)
         for row, (location, fields) in enumerate(rows):
-            if is_hub_split(path):
-                fields = columns.hub.to_file_fields(fields, columns.label, location)
-            yield self.parse_example(fields, location, labelled, row)
+            example = None
+            with errors.collect(location, is_first=row == 0):
+                if is_hub_split(path):
+                    fields = columns.hub.to_file_fields(fields, columns.label, location)
+                example = self.parse_example(fields, location, str(row), labelled)
+            if example:
+                yield example
 
 
 def select_split(examples: Sequence[Example], val_fraction: float, split: str, file: str) -> list[Example]:

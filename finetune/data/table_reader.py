@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from finetune.data.row_errors import MissingColumnError, RowErrors
 from xlpre.text.hub import is_hf_dataset, read_hf_rows
 from xlpre.text.json_objects import parse_object
 from xlpre.text.readers import COMPRESSED_SUFFIXES, MAX_LINE_BYTES, ByteCounter, parquet_rows, read_lines
@@ -20,7 +21,9 @@ KINDS = (".tsv", ".txt", ".csv", ".jsonl", ".parquet")
 MAX_FLOAT32 = 3.4e38
 
 
-def read_rows(path: Path, names: Sequence[str] = (), skip_short_rows: bool = False) -> Iterator[tuple[str, Fields]]:
+def read_rows(
+    path: Path, names: Sequence[str] = (), skip_short_rows: bool = False, errors: RowErrors | None = None
+) -> Iterator[tuple[str, Fields]]:
     """Read a table.
 
     Args:
@@ -28,6 +31,7 @@ def read_rows(path: Path, names: Sequence[str] = (), skip_short_rows: bool = Fal
             each also as .gz; a .parquet file; or hf:NAME[/CONFIG]:SPLIT for a dataset that `datasets` loads.
         names: column names, for a file without a header line.
         skip_short_rows: skip rows with too few columns, which some official files have, instead of raising.
+        errors: collects the errors of rows, which are then left out. None: the first one is raised.
 
     Yields:
         Location and columns of each row.
@@ -51,7 +55,7 @@ def read_rows(path: Path, names: Sequence[str] = (), skip_short_rows: bool = Fal
     if not path.is_file():
         raise ValueError(f"{path}: no such file{_list_siblings(path)}.")
     if kind in (".jsonl", ".parquet"):
-        yield from _read_jsonl(path) if kind == ".jsonl" else parquet_rows(path, ByteCounter(), None, 0, None)
+        yield from _read_jsonl(path, errors) if kind == ".jsonl" else parquet_rows(path, ByteCounter(), None, 0, None)
         return
     rows = _read_csv(path) if kind == ".csv" else _read_tsv(path)
     if not names:
@@ -68,9 +72,14 @@ def read_rows(path: Path, names: Sequence[str] = (), skip_short_rows: bool = Fal
         if len(values) != len(names):
             if skip_short_rows and len(values) < len(names):
                 continue
-            raise ValueError(
-                f"{path}, line {line}: the row has {len(values)} columns instead of {len(names)} ({', '.join(names)}). Correct the row."
+            location, problem = (
+                f"{path}, line {line}",
+                f"the row has {len(values)} columns instead of {len(names)} ({', '.join(names)})",
             )
+            if errors is None:
+                raise ValueError(f"{location}: {problem}. Correct the row.")
+            errors.add(location, f"{problem}. Correct the row.")
+            continue
         yield f"{path}, line {line}", dict(zip(names, values, strict=True))
 
 
@@ -108,7 +117,7 @@ def get_value(fields: Fields, column: str, location: str) -> Any:
         ValueError: the column is missing.
     """
     if column not in fields:
-        raise ValueError(
+        raise MissingColumnError(
             f"{location}: there is no column {column!r}. Columns: {', '.join(map(str, fields)) or 'none'}."
         )
     return fields[column]
@@ -187,11 +196,18 @@ def _read_csv(path: Path) -> Iterator[tuple[int, list[str]]]:
         line = rows.line_num + 1
 
 
-def _read_jsonl(path: Path) -> Iterator[tuple[str, Fields]]:
+def _read_jsonl(path: Path, errors: RowErrors | None) -> Iterator[tuple[str, Fields]]:
     for line, (_, text) in enumerate(read_lines(path, ByteCounter()), 1):
         if text.strip():
             location = f"{path}, line {line}"
-            yield location, parse_object(text, location)
+            try:
+                fields = parse_object(text, location)
+            except ValueError as error:
+                if errors is None:
+                    raise
+                errors.add(location, str(error))
+                continue
+            yield location, fields
 
 
 def _shorten(value: Any) -> str:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from finetune.data.row_errors import RowErrors
 from finetune.data.table_reader import get_number, get_text, get_value, read_rows
 from xlpre.common.files import write_text
 from xlpre.text.readers import ByteCounter, read_lines
@@ -20,15 +21,17 @@ def read_qrels(files: Sequence[Path]) -> Grades:
     Raises:
         ValueError: an invalid line, or a document that is judged twice.
     """
-    grades: Grades = {}
-    for location, (query, _, document, grade) in _read_columns(files, ("QUERY", "0", "DOCUMENT", "GRADE")):
+    grades, errors = Grades(), RowErrors()
+    for location, (query, _, document, grade) in _read_columns(files, ("QUERY", "0", "DOCUMENT", "GRADE"), errors):
         if not re.fullmatch("-?[0-9]{1,6}", grade):
-            raise ValueError(
-                f"{location}: grade {grade[:20]!r} is invalid: it must be an integer of at most six digits. Correct it."
+            errors.add(
+                location, f"grade {grade[:20]!r} is invalid: it must be an integer of at most six digits. Correct it."
             )
-        if document in grades.setdefault(query, {}):
-            raise ValueError(f"{location}: document {document!r} is judged twice for query {query!r}. Remove one line.")
-        grades[query][document] = max(int(grade), 0)
+        elif document in grades.setdefault(query, {}):
+            errors.add(location, f"document {document!r} is judged twice for query {query!r}. Remove one line.")
+        else:
+            grades[query][document] = max(int(grade), 0)
+    errors.raise_if_any()
     return grades
 
 
@@ -42,15 +45,15 @@ def read_candidates(file: Path) -> list[tuple[str, str, str]]:
         ValueError: an invalid line, a document that is there twice, or an empty file.
     """
     columns = ("QUERY", "Q0", "DOCUMENT", "RANK", "SCORE", "TAG")
-    locations: dict[tuple[str, str], str] = {}
-    for location, (query, _, document, *numbers) in _read_columns([file], columns):
-        for name, value in zip(("rank", "score"), numbers, strict=False):
-            get_number({name: value}, name, location)
-        if (query, document) in locations:
-            raise ValueError(
-                f"{location}: document {document!r} is a candidate twice for query {query!r}. Remove one line."
-            )
-        locations[query, document] = location
+    locations, errors = dict[tuple[str, str], str](), RowErrors()
+    for location, (query, _, document, *numbers) in _read_columns([file], columns, errors):
+        with errors.collect(location):
+            for name, value in zip(("rank", "score"), numbers, strict=False):
+                get_number({name: value}, name, location)
+            if (query, document) in locations:
+                raise ValueError(f"document {document!r} is a candidate twice for query {query!r}. Remove one line.")
+            locations[query, document] = location
+    errors.raise_if_any()
     if not locations:
         raise ValueError(f"{file} contains no candidate. Choose another file.")
     return [(*pair, location) for pair, location in locations.items()]
@@ -66,14 +69,16 @@ def read_texts(files: Sequence[Path], ids: Collection[str]) -> dict[str, str]:
     Raises:
         ValueError: an invalid line, or an id that is there twice.
     """
-    texts: dict[str, str] = {}
+    texts, errors = dict[str, str](), RowErrors()
     for file in files:
-        for location, fields in read_rows(file, ("id", "text")):
-            text_id = str(get_value(fields, "id", location))
-            if text_id in texts:
-                raise ValueError(f"{location}: id {text_id!r} is there twice. Remove one line.")
-            if text_id in ids:
-                texts[text_id] = get_text(fields, "text", location)
+        for location, fields in read_rows(file, ("id", "text"), errors=errors):
+            with errors.collect(location):
+                text_id = str(get_value(fields, "id", location))
+                if text_id in texts:
+                    raise ValueError(f"id {text_id!r} is there twice. Remove one line.")
+                if text_id in ids:
+                    texts[text_id] = get_text(fields, "text", location)
+    errors.raise_if_any()
     return texts
 
 
@@ -95,14 +100,16 @@ def write_run(path: Path, scores: Iterable[tuple[str, str, float]]) -> None:
     write_text(path, "".join(lines))
 
 
-def _read_columns(files: Sequence[Path], columns: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+def _read_columns(files: Sequence[Path], columns: Sequence[str], errors: RowErrors) -> Iterator[tuple[str, list[str]]]:
     for file in files:
         if not file.is_file():
             raise ValueError(f"{file}: no such file. Correct the path.")
         for number, (_, text) in enumerate(read_lines(file, ByteCounter()), 1):
             if values := text.split():
-                if len(values) != len(columns):
-                    raise ValueError(
-                        f"{file}, line {number}: the line has {len(values)} columns instead of {' '.join(columns)}. Correct it."
+                location = f"{file}, line {number}"
+                if len(values) == len(columns):
+                    yield location, values
+                else:
+                    errors.add(
+                        location, f"the line has {len(values)} columns instead of {' '.join(columns)}. Correct it."
                     )
-                yield f"{file}, line {number}", values

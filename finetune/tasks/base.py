@@ -54,15 +54,17 @@ class Task(Protocol):
             split: `train`, or a split in `dev_splits` or `test_splits`.
 
         Raises:
-            ValueError: an invalid file, with file and line.
+            ValueError: an invalid file.
+            InvalidRowsError: invalid rows, with file and line.
         """
 
-    def parse_example(self, fields: Mapping[str, Any], location: str) -> Example:
+    def parse_example(self, fields: Mapping[str, Any], location: str, default_id: str = "") -> Example:
         """Return the example in the fields of one line, with or without a label.
 
         Args:
             fields: values by column.
             location: file and line, for error messages.
+            default_id: id of an example without one.
 
         Raises:
             ValueError: a field is missing, empty or invalid.
@@ -72,7 +74,7 @@ class Task(Protocol):
         """Tokenize examples. Features are in the order of the examples.
 
         Raises:
-            ValueError: an example has no tokens.
+            InvalidRowsError: examples without tokens.
         """
 
     def build_head(self, config: ModelConfig) -> nn.Module:

@@ -11,6 +11,7 @@ import numpy as np
 
 from finetune.config import TaskDataConfig
 from finetune.data.examples import Example
+from finetune.data.row_errors import RowErrors
 from finetune.data.sources import TRAIN, Columns, TableSource, files_by_split, resolve_file
 from finetune.data.table_reader import get_label_name, read_rows
 from finetune.tasks.base import Task
@@ -61,7 +62,13 @@ def read_label_names(files: Sequence[Path], column: str) -> list[str]:
     Raises:
         ValueError: the column is missing, or has fewer than two labels.
     """
-    names = {get_label_name(fields, column, location) for path in files for location, fields in read_rows(path)}
+    names, errors = set[str](), RowErrors()
+    for path in files:
+        for row, (location, fields) in enumerate(read_rows(path, errors=errors)):
+            with errors.collect(location, is_first=row == 0):
+                names.add(get_label_name(fields, column, location))
+    if len(names) < 2:
+        errors.raise_if_any()  # otherwise `read_split` reports them, with all others
     if files and not names:
         raise ValueError(f"{files[0]} contains no example. Choose another file.")
     if files and len(names) < 2:

@@ -16,6 +16,7 @@ from typing import Any
 from finetune.config import TaskDataConfig
 from finetune.data.examples import Example, Prediction
 from finetune.data.hub_datasets import HubColumns, split_path
+from finetune.data.row_errors import RowErrors
 from finetune.data.sources import (
     TRAIN,
     Columns,
@@ -176,11 +177,14 @@ class GlueSource(TableSource):
                 )
         if not self.columns.label_names:
             low, high = STS_B_BOUNDS
+            errors = RowErrors()
             for example in examples:
                 if example.label is not None and not low <= example.label <= high:
-                    raise ValueError(
-                        f"{example.location}: score {example.label:g} is invalid: it must be between {low:g} and {high:g}. Correct it."
+                    problem = (
+                        f"score {example.label:g} is invalid: it must be between {low:g} and {high:g}. Correct it."
                     )
+                    errors.add(example.location, problem)
+            errors.raise_if_any()
         return examples
 
     def write_submission(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:

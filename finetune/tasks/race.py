@@ -71,11 +71,11 @@ class RaceSource:
             )
         return examples
 
-    def parse_example(self, fields: Fields, location: str) -> Example:
+    def parse_example(self, fields: Fields, location: str, default_id: str = "") -> Example:
         """Return the question in the fields article, question and options, and optionally answer."""
         article, question, options = (get_value(fields, name, location) for name in ("article", "question", "options"))
         return _build_example(
-            str(fields.get("id", location)), article, question, options, fields.get("answer"), location
+            str(fields.get("id", default_id)), article, question, options, fields.get("answer"), location
         )
 
     def write_submission(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:

@@ -19,6 +19,7 @@ from finetune.config import TaskDataConfig
 from finetune.data.batching import PaddedBatch
 from finetune.data.examples import Example, Outputs, Prediction, Split
 from finetune.data.long_text import require_truncation
+from finetune.data.row_errors import RowErrors
 from finetune.data.sources import TRAIN, files_by_split, resolve_file
 from finetune.data.table_reader import Fields, get_text
 from finetune.data.trec import Grades, read_candidates, read_qrels, read_texts, sort_documents, write_run
@@ -70,29 +71,31 @@ class RankingSource:
         candidates = [candidate for file in files for candidate in read_candidates(file)]
         queries = read_texts(self._paths("queries"), {query for query, _, _ in candidates})
         documents = read_texts(self._paths("documents"), {document for _, document, _ in candidates})
-        examples = []
+        examples, errors = [], RowErrors()
         for query, document, location in candidates:
-            for key, text_id, texts in (("queries", query, queries), ("documents", document, documents)):
-                if text_id not in texts:
-                    raise ValueError(
-                        f"{location}: id {text_id!r} is not in data.{key}. Add its text, or remove the line."
-                    )
+            problems = [
+                f"id {text_id!r} is not in data.{key}. Add its text, or remove the line."
+                for key, text_id, texts in (("queries", query, queries), ("documents", document, documents))
+                if text_id not in texts
+            ]
             if query not in self.grades and split not in self.test_splits:
-                raise ValueError(
-                    f"{location}: query {query!r} has no judgement in data.qrels. Remove it from this file."
-                )
+                problems.append(f"query {query!r} has no judgement in data.qrels. Remove it from this file.")
+            if problems:
+                errors.add(location, problems[0])
+                continue
             grade = self.grades[query].get(document, 0) if query in self.grades else None
             examples.append(Example(document, (queries[query], documents[document]), grade, location, query))
+        errors.raise_if_any()
         if split not in self.test_splits and not any(example.label for example in examples):
             raise ValueError(
                 f"{files[0]}: no candidate has a grade above 0 in data.qrels. Check that both files use the same ids."
             )
         return examples
 
-    def parse_example(self, fields: Fields, location: str) -> Example:
+    def parse_example(self, fields: Fields, location: str, default_id: str = "") -> Example:
         """Return the pair in the fields `query` and `document`."""
         texts = tuple(get_text(fields, column, location, allow_empty=True) for column in self.text_columns)
-        return Example(str(fields.get("id", location)), texts, None, location)
+        return Example(str(fields.get("id", default_id)), texts, None, location)
 
     def write_submission(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
         """Write a run for each split."""

@@ -19,6 +19,7 @@ from finetune.data.batching import PaddedBatch
 from finetune.data.examples import Example, Outputs, Prediction, Split
 from finetune.data.features import Features, PaddingSide, Row, pair_to_row
 from finetune.data.long_text import STRATEGIES, pool_windows, require_truncation
+from finetune.data.row_errors import RowErrors
 from finetune.data.sources import Source
 from finetune.metrics import chance
 from finetune.metrics.classification import METRICS, calibration
@@ -70,17 +71,20 @@ class SequenceTask:
         """Read the examples of a split from the source."""
         return self.source.read_split(split)
 
-    def parse_example(self, fields: Mapping[str, Any], location: str) -> Example:
+    def parse_example(self, fields: Mapping[str, Any], location: str, default_id: str = "") -> Example:
         """Return the example in the fields of one line."""
-        return self.source.parse_example(fields, location)
+        return self.source.parse_example(fields, location, default_id)
 
     def encode(self, examples: Sequence[Example], tokenizer: Tokenizer) -> list[Features]:
         """Return a row for each example, or one for each of its windows."""
-        return [
-            Features(index, (row,), self._labels(example), self.long_text.chunking)
-            for index, example in enumerate(examples)
-            for row in self.long_text.rows(_tokenize(example, tokenizer.encode), example.location)
-        ]
+        features, errors = list[Features](), RowErrors()
+        for index, example in enumerate(examples):
+            texts = _tokenize(example, tokenizer.encode, errors)
+            if texts:
+                rows, labels = self.long_text.rows(texts, example.location), self._labels(example)
+                features += [Features(index, (row,), labels, self.long_text.chunking) for row in rows]
+        errors.raise_if_any()
+        return features
 
     def head_positions(self, head: nn.Module, batch: PaddedBatch) -> Tensor:
         """Return the positions that are pooled."""
@@ -191,10 +195,13 @@ class ChoiceTask(SequenceTask):
     def encode(self, examples: Sequence[Example], tokenizer: Tokenizer) -> list[Features]:
         """Return C rows for each example, one for each option."""
         encode = lru_cache(16)(tokenizer.encode)  # questions about the same text are adjacent
-        return [
-            Features(index, tuple(self._option_rows(_tokenize(example, encode))), self._labels(example))
-            for index, example in enumerate(examples)
-        ]
+        features, errors = list[Features](), RowErrors()
+        for index, example in enumerate(examples):
+            texts = _tokenize(example, encode, errors)
+            if texts:
+                features.append(Features(index, tuple(self._option_rows(texts)), self._labels(example)))
+        errors.raise_if_any()
+        return features
 
     def build_head(self, config: ModelConfig) -> nn.Module:
         """Return a head with one logit for each row."""
@@ -242,15 +249,11 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return torch.from_numpy(logits).softmax(1).numpy()
 
 
-def _tokenize(example: Example, encode: Callable[[str], list[int]]) -> list[list[int]]:
-    """Return the token ids of each text.
-
-    Raises:
-        ValueError: a labelled example without any token.
-    """
+def _tokenize(example: Example, encode: Callable[[str], list[int]], errors: RowErrors) -> list[list[int]]:
+    """Return the token ids of each text; an empty list, and an error, for a labelled example without any token."""
     token_ids = [encode(text) for text in example.texts]
     if example.label is not None and not any(token_ids):
-        raise ValueError(
-            f"{example.location}: {' '.join(example.texts)!r} has no tokens in this vocabulary. Remove the example."
-        )
+        text = " ".join(example.texts)
+        errors.add(example.location, f"{text!r} has no tokens in this vocabulary. Remove the example.")
+        return []
     return token_ids

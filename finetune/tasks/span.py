@@ -19,6 +19,7 @@ from finetune.data.batching import PaddedBatch
 from finetune.data.examples import Example, Outputs, Prediction, Split
 from finetune.data.features import Features, PaddingSide
 from finetune.data.qa_windows import ContextWindow, SpanLabel, build_windows
+from finetune.data.row_errors import RowErrors
 from finetune.metrics.squad import best_null_threshold, score_prediction
 from xlpre.data.window_layout import SEGMENT_A, SEGMENT_CLS
 from xlpre.model.config import ModelConfig
@@ -101,7 +102,7 @@ class SpanTask:
         """Return a row for each window of the context, followed by the question."""
         data = self._data
         features: list[Features] = []
-        context = TokenOffsets("", [], np.empty(0), np.empty(0))
+        context, errors = TokenOffsets("", [], np.empty(0), np.empty(0)), RowErrors()
         for index, example in enumerate(examples):
             context_text, question_text = example.texts
             if context_text != context.text:  # questions about the same context are adjacent
@@ -109,11 +110,12 @@ class SpanTask:
             question = tokenizer.encode(question_text)[: data.max_question_len]
             if not context.ids or not question:
                 empty_text = question_text if context.ids else context_text
-                raise ValueError(
-                    f"{example.location}: {empty_text!r} has no tokens in this vocabulary. Remove the question."
-                )
-            label = _span_label(example, context)
-            features += build_windows(index, context, question, data.max_seq_len, data.doc_stride, label)
+                errors.add(example.location, f"{empty_text!r} has no tokens in this vocabulary. Remove the question.")
+                continue
+            with errors.collect(example.location):
+                label = _span_label(example, context)
+                features += build_windows(index, context, question, data.max_seq_len, data.doc_stride, label)
+        errors.raise_if_any()
         return features
 
     def build_head(self, config: ModelConfig) -> nn.Module:

@@ -25,6 +25,7 @@ from finetune.config import TaskDataConfig
 from finetune.data.examples import Example, Prediction
 from finetune.data.hub_datasets import split_path
 from finetune.data.long_text import require_truncation
+from finetune.data.row_errors import RowErrors
 from finetune.data.sources import TRAIN, check_data_dir, files_by_split, resolve_file
 from finetune.data.table_reader import Fields, get_text, get_value, is_hub_split, read_rows
 from finetune.tasks.base import Task
@@ -69,9 +70,9 @@ class SquadTask(SpanTask):
         labelled = split not in self.test_splits
         return [example for path in files for example in read_squad(path, self.always_answerable, labelled)]
 
-    def parse_example(self, fields: Mapping[str, Any], location: str) -> Example:
+    def parse_example(self, fields: Mapping[str, Any], location: str, default_id: str = "") -> Example:
         """Return the question in the fields context and question, and optionally id and answers."""
-        return parse_question(fields, location, self.always_answerable)
+        return parse_question(fields, location, self.always_answerable, default_id=default_id)
 
     def write_submission(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
         """Write the files for the official scripts, for every split."""
@@ -115,8 +116,13 @@ def read_squad(path: Path, always_answerable: bool, labelled: bool) -> list[Exam
         ValueError: an invalid file, with file and question.
     """
     has_rows = is_hub_split(path) or {".jsonl", ".parquet"} & {*path.suffixes}
-    questions = list(read_rows(path) if has_rows else read_questions(path))
-    examples = [parse_question(fields, location, always_answerable, labelled) for location, fields in questions]
+    errors = RowErrors()
+    questions = list(read_rows(path, errors=errors) if has_rows else read_questions(path))
+    examples = []
+    for row, (location, fields) in enumerate(questions):
+        with errors.collect(location, is_first=row == 0):
+            examples.append(parse_question(fields, location, always_answerable, labelled, str(row)))
+    errors.raise_if_any()
     if not (labelled or always_answerable) and any(example.label for example in examples):
         examples = [
             dataclasses.replace(example, label=()) if "answers" in fields and not example.label else example
@@ -132,7 +138,9 @@ def read_squad(path: Path, always_answerable: bool, labelled: bool) -> list[Exam
     return examples
 
 
-def parse_question(fields: Fields, location: str, always_answerable: bool, labelled: bool = False) -> Example:
+def parse_question(
+    fields: Fields, location: str, always_answerable: bool, labelled: bool = False, default_id: str = ""
+) -> Example:
     """Return the question in the fields context and question, and optionally id, answers and is_impossible.
 
     Args:
@@ -140,6 +148,7 @@ def parse_question(fields: Fields, location: str, always_answerable: bool, label
         location: file and question, for error messages.
         always_answerable: every question has an answer (SQuAD 1.1).
         labelled: the fields contain the true answers.
+        default_id: id of a question without one.
 
     Raises:
         ValueError: a field is missing or invalid, or an answer is not at its position.
@@ -161,7 +170,7 @@ def parse_question(fields: Fields, location: str, always_answerable: bool, label
             )
         if not (spans or labelled or (impossible and not always_answerable)):
             spans = None  # an empty list hides the answers
-    example_id = fields.get("id", location)
+    example_id = fields.get("id", default_id)
     if not isinstance(example_id, (str, int)):
         raise ValueError(f"{location}: id {example_id!r} is invalid: it must be a text. Write it as a string.")
     return Example(str(example_id), (context, question), spans, location)

@@ -83,12 +83,14 @@ def finalize_run(inputs: RunInputs, seed: int, steps: int, train_seconds: float,
             metrics=metrics,
             chance_threshold=task.chance_threshold(inputs.dev[0]),
             model_step=saved.folder.provenance["step"],
+            lr=inputs.config.optim.peak_lr,
             steps=steps,
             train_seconds=train_seconds,
         )
         result.write(folder / RESULT, inputs.manifest(seed))
         shutil.rmtree(folder / checkpoint.CHECKPOINTS_DIR, ignore_errors=True)
-        print(f"seed {seed}: selected the weights of step {result.model_step:,}: {format_scores(metrics)}", flush=True)
+        selection = {"best": f"the best {result.main_metric}", "last": "the last"}[inputs.config.eval.keep_weights]
+        print(f"seed {seed}, weights of step {result.model_step:,} ({selection}): {format_scores(metrics)}", flush=True)
     context.comm.barrier()
     return outputs[0]
 
@@ -124,7 +126,7 @@ def finalize(inputs: RunInputs, seeds: Sequence[int], outputs: Mapping[int, Outp
     write_table([summary.to_row()], run_dir)
     plot_all(run_dir, folders, inputs.task, dev, dev_outputs)
     _print_summary(summary, test_metrics, submission, best, run_dir)
-    if warning := summary.chance_warning(config.optim.lr):
+    if warning := summary.chance_warning():
         print(warning, flush=True)
 
 
@@ -184,7 +186,8 @@ def _print_summary(
 ) -> None:
     print(summary.describe())
     if test_metrics:
-        print(f"test examples, predicted by the model of seed {best.seed}: {format_scores(test_metrics)}")
+        print(f"test metrics of seed {best.seed}: {format_scores(test_metrics)}")
     if submission:
-        print(f"files in the official format: {', '.join(map(str, submission))}")
-    print(f"model of seed {best.seed}: {run_dir / 'model'}; tables and plots: {run_dir}", flush=True)
+        print(f"submission files: {', '.join(map(str, submission))}")
+    print(f"model (seed {best.seed}): {run_dir / 'model'}; predict with: python finetune/predict.py {run_dir} FILE")
+    print(f"tables and plots: {run_dir}", flush=True)

@@ -37,7 +37,7 @@ def predict_lines(
     Args:
         model: content of a fine-tuned model folder.
         task: its task.
-        lines: the lines, for example from `read_input`.
+        lines: the lines, for example from `read_input`. An example without an id gets the number of its line, from 0.
         batch_size: features per forward pass.
         chunk_size: number of lines that are read before the first of them is predicted.
 
@@ -47,7 +47,7 @@ def predict_lines(
     network = build_with_weights(model.weights, partial(TaskModel, model.folder.config, task)).to(use_device())
     tokenizer = model.folder.require_tokenizer("the folder")
     overhead_tokens, comm = resolve_overhead_tokens(None, network.device), Comm()
-    remaining = iter(lines)
+    remaining = enumerate(lines)
     error = None
     while not error:
         split, error = _read_chunk(task, islice(remaining, chunk_size), tokenizer)
@@ -85,13 +85,13 @@ def read_input(file: Path | None, text_columns: Sequence[str], is_squad: bool = 
             yield f"{path}, line {number}", line
 
 
-def _read_chunk(task: Task, lines: Iterable[Line], tokenizer: Tokenizer) -> tuple[Split, ValueError | None]:
+def _read_chunk(task: Task, lines: Iterable[tuple[int, Line]], tokenizer: Tokenizer) -> tuple[Split, ValueError | None]:
     """Encode lines up to the first invalid one. Returns its error, too."""
     examples: list[Example] = []
     features: list[Features] = []
     try:
-        for location, line in lines:
-            example = _parse_line(task, line, location)
+        for row, (location, line) in lines:
+            example = _parse_line(task, line, location, row)
             encoded = task.encode([example], tokenizer)
             features += [replace(feature, example_index=len(examples)) for feature in encoded]
             examples.append(example)
@@ -100,7 +100,7 @@ def _read_chunk(task: Task, lines: Iterable[Line], tokenizer: Tokenizer) -> tupl
     return Split("lines", examples, features), None
 
 
-def _parse_line(task: Task, line: str | Fields, location: str) -> Example:
+def _parse_line(task: Task, line: str | Fields, location: str, row: int) -> Example:
     if not isinstance(line, str):
         fields = line
     elif line.lstrip().startswith("{"):
@@ -120,7 +120,7 @@ def _parse_line(task: Task, line: str | Fields, location: str) -> Example:
                 "or write a JSON list."
             )
         fields = dict(zip(columns, texts, strict=True))
-    return task.parse_example({"id": location.rpartition(" ")[2], **fields}, location)
+    return task.parse_example(fields, location, str(row))
 
 
 def _split_texts(line: str) -> list[str]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from finetune.config import FinetuneConfig
 from finetune.data.examples import Example, Split
 from finetune.data.long_text import check_memory
+from finetune.data.row_errors import InvalidRowsError, RowError
 from finetune.data.sources import TRAIN
 from finetune.tasks.registry import build_task
 from finetune.trainer.results import FORMAT
@@ -31,7 +32,8 @@ class RunInputs:
         config: the settings.
 
     Attributes:
-        config: the settings, completed by values that depend on the examples (number of steps, labels).
+        config: the settings, completed by values that depend on the examples (number of steps, labels) and on the width of the model
+            (learning rate).
         task: the task.
         pretrained: the model folder of `init_from`.
         tokenizer: its tokenizer.
@@ -57,14 +59,23 @@ class RunInputs:
         check_run_dir_writable(config.run_dir)
         self.task = build_task(config.task, config.data, config.model.pooling)
         splits = (TRAIN, *self.task.dev_splits, *self.task.test_splits)
-        examples: dict[str, Sequence[Example]] = {split: self.task.read_split(split) for split in splits}
+        examples, invalid_rows = dict[str, Sequence[Example]](), list[RowError]()
+        for split in splits:
+            try:
+                examples[split] = self.task.read_split(split)
+            except InvalidRowsError as error:  # the other splits may have some, too
+                invalid_rows += error.errors
+        if invalid_rows:
+            raise InvalidRowsError(invalid_rows)
         self.pretrained = load_init_from(config.init_from)
         self.tokenizer = self.pretrained.require_tokenizer(f"init_from={config.init_from}")
         examples[TRAIN] = _sample(examples[TRAIN], config.data.max_train_examples, config.seed)
         self.train = self._encode(TRAIN, examples[TRAIN])
         self.dev = [self._encode(split, examples[split]) for split in self.task.dev_splits]
         self.test = [self._encode(split, examples[split]) for split in self.task.test_splits]
-        self.config = _resolve(config, len(self.train.features), self.task.data_settings())
+        self.config = _resolve(
+            config, len(self.train.features), self.task.data_settings(), self.pretrained.config.d_model
+        )
         config.train.batch_schedule(world_size())
         optional = {"dropout": config.model.dropout, "dropatt": config.model.dropatt}
         overrides: dict[str, Any] = {name: value for name, value in optional.items() if value is not None}
@@ -89,8 +100,8 @@ class RunInputs:
         Settings that only affect speed or memory are not included.
         """
         config = self.config
-        model = dataclasses.asdict(self.shape)
-        del model["attention_backend"]
+        model, optim = dataclasses.asdict(self.shape), dataclasses.asdict(config.optim)
+        del model["attention_backend"], optim["base_lr"]
         return {
             "format": FORMAT,
             "task": config.task,
@@ -101,7 +112,7 @@ class RunInputs:
             "train_examples": self._fingerprints[TRAIN],
             "dev_examples": {split.name: self._fingerprints[split.name] for split in self.dev},
             "chunking": dataclasses.asdict(self.train.features[0].chunking),
-            "optim": dataclasses.asdict(config.optim),
+            "optim": optim,
             "schedule": dataclasses.asdict(config.schedule),
             "train": {"global_batch_size": config.train.global_batch_size, "steps": config.train.steps},
             "eval": {name: getattr(config.eval, name) for name in ("every", "keep_weights", "early_stopping_patience")},
@@ -147,15 +158,18 @@ def _sample(examples: Sequence[Example], n_examples: int | None, seed: int) -> S
     return [examples[number] for number in chosen]
 
 
-def _resolve(config: FinetuneConfig, n_train: int, data_settings: dict[str, Any]) -> FinetuneConfig:
-    """Replace epochs, warm-up ratio and task overrides by the settings that they result in.
+def _resolve(config: FinetuneConfig, n_train: int, data_settings: dict[str, Any], d_model: int) -> FinetuneConfig:
+    """Replace epochs, warm-up ratio, task overrides and a learning rate of null by the settings that they result in.
 
     Args:
         config: the settings.
         n_train: number of encoded training examples.
         data_settings: `data` settings that the task has read from its files, such as the labels.
+        d_model: width of the model.
     """
-    train, schedule = config.train, config.schedule
+    train, schedule, optim = config.train, config.schedule, config.optim
+    if optim.lr is None:
+        optim = dataclasses.replace(optim, lr=optim.derive_lr(d_model))
     if config.epochs is not None:
         train = dataclasses.replace(train, steps=max(1, math.ceil(config.epochs * n_train / train.global_batch_size)))
     if config.warmup_ratio is not None:
@@ -167,4 +181,4 @@ def _resolve(config: FinetuneConfig, n_train: int, data_settings: dict[str, Any]
         )
     data = dataclasses.replace(config.data, **data_settings)
     resolved: dict[str, Any] = {"epochs": None, "warmup_ratio": None, "task_overrides": {}}
-    return dataclasses.replace(config, train=train, schedule=schedule, data=data, **resolved)
+    return dataclasses.replace(config, train=train, schedule=schedule, optim=optim, data=data, **resolved)

@@ -9,6 +9,7 @@ from typing import Any
 
 from finetune.config import FinetuneConfig
 from finetune.data.batching import MicroStep
+from xlpre.training.lr_schedule import format_lr
 from xlpre.training.metrics_writer import format_duration
 from xlpre.training.progress import Progress
 from xlpre.training.run_logger import RunLogger
@@ -48,8 +49,8 @@ class TrainLogger(RunLogger):
     def format_metrics(self, metrics: Mapping[str, Any]) -> str:
         """Return the console line of training metrics."""
         return (
-            f"loss {metrics['loss']:.4f}, lr {metrics['lr']:.1e}, {metrics['tokens_per_second']:,.0f} tokens/s "
-            f"({metrics['padding_fraction']:.0%} padding), {format_duration(metrics['eta_seconds'])} left"
+            f"train loss {metrics['loss']:.4f}, learning rate {format_lr(metrics['lr'])}, {metrics['tokens_per_second']:,.0f} tokens/s, "
+            f"{metrics['padding_fraction']:.0%} padding, {format_duration(metrics['eta_seconds'])} left"
         )
 
     def write_evaluation(self, metrics: Mapping[str, float]) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from finetune.tasks.glue import SUBMISSION_ROWS, zip_files
 from xlpre.common.files import write_text
+from xlpre.training.lr_schedule import format_lr
 from xlpre.training.metrics_writer import format_duration
 
 FORMAT = 4  # version of checkpoints and results: parameter names, manifest fields, content of the batches
@@ -40,6 +41,7 @@ class Result:
         metrics: all metrics of the selected weights, by SPLIT/METRIC.
         chance_threshold: value that the main metric must exceed to show that the model learned anything.
         model_step: step of the selected weights.
+        lr: peak learning rate.
         steps: optimizer steps of the run.
         train_seconds: training time, without start-up and final evaluation.
     """
@@ -51,6 +53,7 @@ class Result:
     metrics: Mapping[str, float]
     chance_threshold: float
     model_step: int
+    lr: float
     steps: int
     train_seconds: float
 
@@ -106,6 +109,7 @@ class Summary:
         scores: main metric of each run.
         chance_threshold: value that the main metric must exceed to show that the model learned anything.
         n_at_chance: number of runs whose score does not exceed it.
+        lr: peak learning rate of the runs.
         steps: median number of optimizer steps.
         train_seconds: median training time of a run.
     """
@@ -117,6 +121,7 @@ class Summary:
     scores: Sequence[float]
     chance_threshold: float
     n_at_chance: int
+    lr: float
     steps: int
     train_seconds: float
 
@@ -134,24 +139,21 @@ class Summary:
             at_chance = (
                 f", {self.n_at_chance} of {len(scores)} runs at chance level (at most {self.chance_threshold:.4f})"
             )
-        return f"{self.task}: {self.main_metric} {value}{at_chance}"
+        return f"result of {self.task}: {self.main_metric} {value}{at_chance}"
 
-    def chance_warning(self, lr: float) -> str:
-        """Return a warning with a remedy if runs ended at chance level; empty if none did.
-
-        Args:
-            lr: learning rate of the runs.
-        """
+    def chance_warning(self) -> str:
+        """Return a warning with a remedy if runs ended at chance level; empty if none did."""
         if not self.n_at_chance:
             return ""
         metric = self.main_metric.rpartition("/")[2]
         baseline = CHANCE_BASELINES.get(metric.partition("@")[0], "a trivial baseline")
         remedy = (
             "Small models need a higher learning rate: try optim.lr=1e-3."
-            if lr < 1e-3
-            else f"Try another learning rate than optim.lr={lr:g}, more steps, or weights that were pretrained for longer."
+            if self.lr < 1e-3
+            else f"Try another learning rate than optim.lr={format_lr(self.lr)}, more steps, or weights that were pretrained for longer."
         )
-        return f"{metric} {min(self.scores):.3f} is no better than {baseline} ({self.chance_threshold:.3f} counts as chance). {remedy}"
+        chance = f"{self.chance_threshold:.3f} or less counts as chance"
+        return f"{metric} {min(self.scores):.3f} is no better than {baseline} ({chance}). {remedy}"
 
     def to_row(self) -> dict[str, Any]:
         """Return a table row."""
@@ -168,6 +170,7 @@ class Summary:
             "runs": len(scores),
             "at chance": self.n_at_chance,
             "chance threshold": f"{self.chance_threshold:.4f}",
+            "learning rate": format_lr(self.lr),
             "steps": self.steps,
             "time per run": format_duration(self.train_seconds),
             "medians of other metrics": ", ".join(f"{name} {value:.4f}" for name, value in others.items()),
@@ -185,6 +188,7 @@ def summarize(results: Sequence[Result]) -> Summary:
         scores=[result.score for result in results],
         chance_threshold=first.chance_threshold,
         n_at_chance=sum(result.is_at_chance for result in results),
+        lr=first.lr,
         steps=int(np.median([result.steps for result in results])),
         train_seconds=float(np.median([result.train_seconds for result in results])),
     )

@@ -22,6 +22,7 @@ from xlpre.conversion.model_card import (
     show_source,
     task_tag,
 )
+from xlpre.training.lr_schedule import format_lr
 from xlpre.training.metrics_writer import format_duration
 
 # Hub names of benchmarks whose dev files are published, by the name of the task before the slash
@@ -124,7 +125,7 @@ def _describe_procedure(config: FinetuneConfig, provenance: Mapping[str, Any], r
         "Initial weights": start,
         "Steps": f"{provenance['step']:,} of {config.train.steps:,}, each with {config.train.global_batch_size:,} examples",
         "Length": f"at most {config.data.max_seq_len} tokens in a row; longer texts: `{config.data.long_text}`",
-        "Optimizer": f"AdamW, learning rate {optim.lr:g}, layer decay {optim.layer_decay:g}, betas {optim.beta1:g} and "
+        "Optimizer": f"AdamW, learning rate {format_lr(optim.peak_lr)}, layer decay {optim.layer_decay:g}, betas {optim.beta1:g} and "
         f"{optim.beta2:g}, eps {optim.eps:g}, weight decay {optim.weight_decay:g}, "
         + (f"gradients clipped at {optim.max_grad_norm:g}" if optim.max_grad_norm else "no gradient clipping"),
         "Schedule": f"{schedule.warmup_steps:,} warm-up steps, then {schedule.decay.replace('_', '-')}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from xlpre.training import checkpoint
 from xlpre.training.checkpoint_writer import CheckpointWriter
 from xlpre.training.deepspeed_engine import build_engine
 from xlpre.training.distributed import is_rank_zero, rank, seed_everything, world_size
+from xlpre.training.lr_schedule import format_lr
 from xlpre.training.metrics_writer import check_wandb_installed
 from xlpre.training.optimizer_state import load_state
 from xlpre.training.progress import Progress
@@ -46,18 +48,21 @@ def finetune(config: FinetuneConfig) -> None:
     seeds = range(config.seed, config.seed + config.num_seeds)
     finished = finished_seeds(inputs)
     remaining = [seed for seed in seeds if seed not in finished]
-    context = start_training(config.train, config.optim, config.deepspeed)
+    context = start_training(config.train, inputs.config.optim, config.deepspeed)
     shutdown = ShutdownHandler()
     lock = context.lock_run_dir(Path(config.run_dir), "fine-tuning")
     if is_rank_zero():
-        print(_describe(inputs, context, len(remaining)), flush=True)
+        print(_describe(inputs, context, remaining, config.optim.lr is None), flush=True)
     outputs: dict[int, Outputs] = {}
     for seed in remaining:
         trainer = Trainer(inputs, seed, context, shutdown)
         trainer.train()
         if not trainer.is_finished:
             if is_rank_zero():
-                print(f"stopped at seed {seed} and saved. The same command resumes.", flush=True)
+                print(
+                    f"stopped at step {trainer.progress.step:,} of seed {seed} and saved. The same command resumes.",
+                    flush=True,
+                )
             break
         outputs[seed] = finalize_run(inputs, seed, trainer.progress.step, trainer.progress.train_seconds, context)
     else:
@@ -149,7 +154,7 @@ class Trainer:
 
     def begin_step(self) -> list[MicroStep]:
         """Set the learning rate and the dropout seed. Returns the batches of this process, one per micro-step."""
-        self.progress.begin_step(self._seed, self.config.schedule, self.config.optim.lr)
+        self.progress.begin_step(self._seed, self.config.schedule, self.config.optim.peak_lr)
         batch_size, accumulation = self.config.train.global_batch_size, self.context.batch.accumulation
         return self._sampler.micro_steps(self._seed, self.progress.step, batch_size, accumulation)
 
@@ -231,15 +236,27 @@ class Trainer:
             load_state(self.engine, weights, checkpoint.SavedMoments(saved), manifest["counters"])
 
 
-def _describe(inputs: RunInputs, context: TrainingContext, n_runs: int) -> str:
-    """Return the lines that the command prints first."""
+def _describe(inputs: RunInputs, context: TrainingContext, remaining: Sequence[int], is_lr_derived: bool) -> str:
+    """Return the lines that the command prints first.
+
+    Args:
+        inputs: inputs of the runs.
+        context: device, precision and batch size.
+        remaining: seeds of the runs that are not finished.
+        is_lr_derived: True if `optim.lr` is not set.
+    """
     config, shape = inputs.config, inputs.shape
-    dev = ", ".join(f"{len(split.examples):,} {split.name}" for split in inputs.dev)
-    weights = "new weights with the shape of" if config.from_scratch else "weights of"
+    examples = ", ".join(f"{len(split.examples):,} {split.name}" for split in (inputs.train, *inputs.dev, *inputs.test))
+    source = "new weights with the shape of" if config.from_scratch else "weights of"
     epochs = config.train.steps * config.train.global_batch_size / len(inputs.train.features)
+    seeds = f"seed {', '.join(map(str, remaining))}" if remaining else "none, all seeds are finished"
+    if 0 < len(remaining) < config.num_seeds:
+        seeds += f" (the other {config.num_seeds - len(remaining)} finished)"
+    lr = f"optim.lr={format_lr(config.optim.peak_lr)}" + f" derived from d_model={shape.d_model}" * is_lr_derived
     return (
-        f"{config.name}: {config.task}, {len(inputs.train.examples):,} train, {dev} examples\n"
-        f"{weights} {config.init_from} ({inputs.pretrained.kind}; {shape.n_layer} layers, d_model {shape.d_model})\n"
-        f"{n_runs} of {config.num_seeds} run(s) to do: {config.train.steps:,} steps ({epochs:.1f} epochs), lr {config.optim.lr:g}, "
-        f"{context.describe()}; output in {config.run_dir}"
+        f"{config.name}: task {config.task}; examples: {examples}\n"
+        f"model: {source} {config.init_from} ({shape.n_layer} layers, d_model {shape.d_model})\n"
+        f"training: {seeds}; {config.train.steps:,} steps ({epochs:.1f} epochs), {lr}\n"
+        f"{context.describe()}\n"
+        f"output: {config.run_dir}"
     )

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.conftest import REPOSITORY, write_folder
-from tests.integration.conftest import call, environment, predictions_for, run_together
+from tests.integration.conftest import call, environment, predictions_for, run, run_together
 from xlpre.conversion.model_folder import load_folder
 from xlpre.conversion.task_model_folder import load_task_model
 from xlpre.training import checkpoint
@@ -175,7 +175,7 @@ def test_the_zero_stage_changes_no_number(make_args, one_process, stage):
 
 
 def test_a_stopped_run_resumes_to_the_same_numbers(make_args, one_process):
-    assert "stopped at seed 1" in one_process
+    assert "stopped at step 6 of seed 1 and saved" in one_process
     stopped, uninterrupted = make_args.folder / "stopped", make_args.folder / "uninterrupted"
     assert losses(stopped) == losses(uninterrupted)
     assert dev_losses(stopped) == dev_losses(uninterrupted)
@@ -243,7 +243,21 @@ def test_the_result_is_a_model_folder_that_predicts(make_args, one_process):
     best_seed = load_folder(folder / "model").provenance["seed"]
     expected = read_jsonl(folder / f"seed_{best_seed}" / "dev.jsonl")
     assert [x["prediction"] for x in predictions] == [x["prediction"] for x in expected]
-    assert [x["id"] for x in predictions] == [str(number + 1) for number in range(33)]
+
+
+def test_a_row_has_the_same_id_in_the_run_in_a_predicted_file_and_among_predicted_lines(make_args, one_process):
+    """The id of a row without one is its number in the file, from 0, without the header."""
+    folder, test = make_args.folder / "learned", make_args.folder / "test.tsv"
+    of_run = read_jsonl(folder / "predictions" / "test.jsonl")
+    of_file = run("finetune/predict.py", folder, test)
+    assert of_file.returncode == 0, of_file.stderr
+    of_lines = predictions_for(folder, test.read_text().splitlines()[1:])
+    for predictions in (of_run, [json.loads(line) for line in of_file.stdout.splitlines()], of_lines):
+        assert [(x["id"], x["prediction"]) for x in predictions] == [
+            (str(number), x["prediction"]) for number, x in enumerate(of_run)
+        ]
+    rows = [{"id": "x1", "text": "ba"}, {"text": "be"}, {"index": 7, "text": "bi"}]
+    assert [x["id"] for x in predictions_for(folder, [json.dumps(row) for row in rows])] == ["x1", "1", "7"]
 
 
 @pytest.mark.long

@@ -132,6 +132,27 @@ def test_an_invalid_training_file_is_refused_with_its_line(folder, tmp_path, fil
     assert not (tmp_path / "run").exists()
 
 
+def test_all_invalid_rows_of_all_files_are_reported_in_one_error(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "in", copy_function=shutil.copy)
+    rows = ["good,ba", ",ba", "good", "bad,", *(",be" for _ in range(9)), "bad,be"]
+    (tmp_path / "in" / "rows.csv").write_text("label,text\n" + "".join(f"{row}\n" for row in rows))
+    (tmp_path / "in" / "dev.csv").write_text("label,text\nugly,ba\ngood,be\n")
+    args = finetune_args(tmp_path / "in", tmp_path / "run", "data.train=[rows.csv]", "data.dev=[dev.csv]")
+    result = call(SCRIPT, *args)
+    check_refused(result, r"rows.csv, line 3: the label")
+    problems = [
+        r"rows.csv, line 3: the label in column 'label' is empty\. ",
+        r"rows.csv, line 4: the row has 1 columns instead of 2 ",
+        r"rows.csv, line 5: the text in column 'text' is empty\. ",
+        r"rows.csv, line 6, 7, 8, 9, 10, 11, 12: the label in column 'label' is empty\. ",
+        r"^  13 rows are invalid, 3 more than listed here\.$",
+    ]
+    lines = result.stderr[result.stderr.index("error: ") :].splitlines()
+    assert len(lines) == len(problems) and all(map(re.search, problems, lines)), lines
+    for column in ("data.label=topic", "data.text=[title]"):  # a mistake in the settings, not in all rows
+        check_refused(call(SCRIPT, *args, column), r"rows.csv, line 2: there is no column '\w+'\. Columns: label, text")
+
+
 def test_a_folder_with_runs_of_other_settings_is_refused_and_not_changed(folder, tmp_path):
     args = finetune_args(folder, tmp_path / "run", "train.steps=2")
     assert run(SCRIPT, *args).returncode == 0
@@ -165,7 +186,7 @@ def test_predicting_with_a_model_that_was_not_fine_tuned_is_refused(folder):
     ("line", "message"),
     [
         ("ba", "line 2 .*one and two.* 1 text"),
-        ('{"one": "ba"}', "line 2: .*'two'.* id, one"),
+        ('{"one": "ba"}', "line 2: .*'two'.* one"),
         ('{"one": "ba", "two": 3}', "line 2: .*'two' is 3"),
         ('{"one": ', "line 2: not JSON"),
         ("{sic} ba", r'line 2: not JSON .*\{"one": '),

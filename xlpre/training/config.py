@@ -14,7 +14,7 @@ class TrainConfig:
     """Length, batch size, precision and checkpoints of a run.
 
     Attributes:
-        steps: number of steps (optimizer updates).
+        steps: number of optimizer steps.
         hours: time budget in hours. The learning rate follows the elapsed time where it is ahead of the steps. null: no budget.
         global_batch_size: rows (lanes) of a step, over all processes and micro-steps.
         micro_batch_size: rows of one process in one forward and backward pass; null: all rows of the process. The number of micro-steps
@@ -30,7 +30,7 @@ class TrainConfig:
         keep_checkpoints_every: keep checkpoints whose step is a multiple of this number, too; null: no others.
         max_failed_saves: number of checkpoints in a row that could not be written, for example because the disk is full, after which
             the run stops.
-        max_skipped_steps: number of steps in a row without an update, because a gradient was not finite, after which the run stops.
+        max_skipped_steps: number of steps in a row that were skipped, because a gradient was not finite, after which the run stops.
         timeout_minutes: time after which a process that waits for another one stops the job.
         wandb: Weights & Biases project for metrics; null: do not use it.
     """
@@ -130,7 +130,7 @@ class OptimConfig:
 
     def __post_init__(self) -> None:
         rules = {
-            "lr": (self.lr > 0, "positive", 1e-4),
+            "lr": (self.lr is None or self.lr > 0, "positive", 1e-4),  # fine-tuning may derive it
             "eps": (self.eps > 0, "positive", 1e-6),
             "weight_decay": (self.weight_decay >= 0, "at least 0", 0),
             "max_grad_norm": (self.max_grad_norm is None or self.max_grad_norm > 0, "positive", "null (no clipping)"),

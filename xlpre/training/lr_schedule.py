@@ -72,3 +72,9 @@ def learning_rate(
         "warmup_stable_decay": min((1 - done) / config.decay_ratio, 1.0),
     }[config.decay]
     return peak_lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * factor)
+
+
+def format_lr(lr: float) -> str:
+    """Return a learning rate as in settings, such as 2e-5, with up to three digits."""
+    mantissa, _, exponent = f"{lr:.2e}".partition("e")
+    return f"{float(mantissa):g}e{int(exponent)}" if lr else "0"

@@ -2,9 +2,9 @@ import dataclasses
 
 import pytest
 
-from finetune.config import FinetuneConfig, TaskModelConfig, TaskTrainConfig, apply_cli_precedence
+from finetune.config import FinetuneConfig, TaskModelConfig, TaskTrainConfig, apply_cli_precedence, task_overrides
 from finetune.trainer.inputs import RunInputs
-from tests.conftest import write_folder
+from tests.conftest import REPOSITORY, write_folder
 from xlpre.config.loader import load_config
 from xlpre.text.special_tokens import CLS, SEP
 
@@ -40,6 +40,20 @@ def test_a_number_on_the_command_line_overrides_a_ratio_in_the_file():
     assert apply_cli_precedence(config, {"epochs", "optim.lr"}) == config
     with pytest.raises(ValueError, match=r"warmup_ratio=0.1 .*schedule.warmup_steps.* one of them"):
         apply_cli_precedence(config, {"warmup_ratio", "schedule.warmup_steps"})
+
+
+def test_the_learning_rate_is_derived_from_the_width_unless_it_is_set(make_inputs):
+    assert make_inputs("optim.base_lr=5e-5").config.optim.lr == 3e-4  # d_model=16
+    assert make_inputs("optim.lr=3e-5", "optim.base_lr=5e-5").config.optim.lr == 3e-5
+
+
+@pytest.mark.parametrize("preset", ["classify", "glue", "race", "rank", "squad", "text"])
+def test_presets_have_the_published_learning_rate_for_published_widths_and_a_higher_one_for_narrow_models(preset):
+    config = load_config(FinetuneConfig, REPOSITORY / f"configs/finetune/{preset}.yaml", [], task_overrides)
+    published = {"glue": 5e-5, "squad": 3e-5}.get(preset, 2e-5)
+    lrs = [config.optim.derive_lr(width) for width in (1024, 768, 512, 256, 192, 128, 64)]
+    assert lrs[:2] == [published, published]
+    assert lrs == sorted(lrs) and lrs[2] > published and lrs[4] == lrs[-1] == 3e-4
 
 
 def test_resolved_settings_resolve_to_themselves(make_inputs):
