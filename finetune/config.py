@@ -252,8 +252,8 @@ class FinetuneConfig:
             race/middle, race/high, squad/1.1, squad/2.0, imdb, yelp-2, yelp-5, ag-news, dbpedia, amazon-2, amazon-5.
         name: name of the run, and of its folder.
         run_dir: folder for all output.
-        init_from: folder of the pretrained model: a model folder of xlpre, a Hugging Face XLNet, or the original TensorFlow
-            release.
+        init_from: folder of the pretrained model: a run folder, a model folder of xlpre, a Hugging Face XLNet, or the original
+            TensorFlow release.
         from_scratch: take only the shape and the vocabulary from `init_from` and initialize new weights, as a baseline without
             pretraining.
         seed: random seed of the initial head, the order of the examples, and dropout.

@@ -1,7 +1,7 @@
 """Run the rows of an ablation and compare them.
 
 Each row of an ablation file is a pretraining with a few changed settings. --run skips finished runs and resumes stopped ones. It compares
-the runs in table.md, table.csv and curves.png in runs/FILE (with --rows: subset_table.md and so on). Settings on the command line apply to
+the runs in table.md, table.csv and losses.png in runs/FILE (with --rows: subset_table.md and so on). Settings on the command line apply to
 every row.
 
 Examples:
@@ -10,7 +10,8 @@ Examples:
   python pretrain/ablate.py configs/ablations/xlnet_table6.yaml --run --processes 8 --rows k_6,no_memory train.steps=20000
   python pretrain/ablate.py configs/ablations/objectives.yaml --table
 
-See README.md for the ablations of the paper, and the comments in configs/ablations for what each file compares.
+See docs/evaluation.md for the format of the file and the columns of the table, and the comments in configs/ablations for what each file
+compares.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def build_parser() -> SettingsParser[PretrainConfig]:
 def _command(run: Run, processes: int) -> Command:
     script = [os.path.relpath(Path(__file__).with_name("run.py")), *run.args]
     launcher = ["python"] if processes == 1 else ["torchrun", "--standalone", "--nproc_per_node", str(processes)]
-    return Command(run.folder, [*launcher, *script], run.is_finished)
+    return Command(run.folder, [*launcher, *script], run.is_finished, run.name, run.describe_result)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -88,8 +88,8 @@ class PretrainConfig:
     Attributes:
         name: name of the run, and of its folders unless they are set.
         run_dir: folder for metrics, checkpoints, the model folder and the report.
-        init_from: folder with initial weights: a model folder of xlpre or of Hugging Face's XLNet, or the original TensorFlow release.
-            The model takes its shape. null: new weights, see `model.init_scheme`.
+        init_from: folder with initial weights: a run folder, a model folder of xlpre or of Hugging Face's XLNet, or the original
+            TensorFlow release. The model takes its shape. null: new weights, see `model.init_scheme`.
         seed: seed of new weights, of the order of the text, of targets and of dropout.
         deepspeed: settings passed to DeepSpeed unchanged.
     """

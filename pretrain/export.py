@@ -18,14 +18,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 from xlpre.common.cli_main import run_main
 from xlpre.config.cli import CommandParser, add_push_option
 from xlpre.text.preprocess import Preprocess
-
-if TYPE_CHECKING:
-    from xlpre.conversion.model_folder import ModelFolder
 
 DESCRIPTIONS = {"native": "", "hf": " for Hugging Face's transformers", "tf": " for the original's TensorFlow code"}
 
@@ -47,26 +44,6 @@ def build_parser() -> CommandParser:
     return parser
 
 
-def load_source(source: Path) -> ModelFolder:
-    """Read the model of a run folder or a model folder.
-
-    Raises:
-        ValueError: There is no model, or it cannot be read.
-    """
-    from xlpre.conversion.model_folder import load_folder
-    from xlpre.training import checkpoint
-
-    folder, checkpoints = source / "model", source / checkpoint.CHECKPOINTS_DIR
-    if checkpoints.is_dir() and not folder.is_dir():
-        latest = checkpoint.latest_valid(checkpoints)
-        if latest is None:
-            raise ValueError(
-                f"{source} is invalid: the run has no complete checkpoint yet. Export it after the first one."
-            )
-        folder = latest / checkpoint.MODEL_DIR
-    return load_folder(folder if folder.is_dir() else source)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     args = build_parser().parse(argv)
@@ -76,12 +53,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     from pretrain.tools.run_record import read_record
     from xlpre.conversion.hub_upload import check_repository, finish_export
     from xlpre.conversion.model_card import language_model_card, without_paths
-    from xlpre.conversion.model_folder import save_folder, save_huggingface, save_tensorflow
+    from xlpre.conversion.model_folder import load_folder, save_folder, save_huggingface, save_tensorflow
     from xlpre.text.tokenizer import Tokenizer
 
     if args.push:
         check_repository(args.push)
-    folder = load_source(args.source)
+    folder = load_folder(args.source)
     if args.preprocess and folder.tokenizer:
         if folder.provenance and args.preprocess != folder.tokenizer.preprocess:
             raise ValueError(

@@ -3,8 +3,8 @@
 A missing word is written as ____ (three or more underscores). Each blank is one token of the vocabulary.
 
 Examples:
-  python pretrain/fill.py runs/quickstart/model "Returns the ____ of the list."
-  python pretrain/fill.py runs/quickstart/model "Returns a ____ of strings." "If ____ is given, it must be a ____."
+  python pretrain/fill.py runs/quickstart "Returns the ____ of the list."
+  python pretrain/fill.py runs/quickstart "Returns a ____ of strings." "If ____ is given, it must be a ____."
 
 See docs/python.md for the same from Python.
 """
@@ -21,7 +21,7 @@ from xlpre.text.blanks import BLANK
 def build_parser() -> CommandParser:
     """Return the parser of the command line."""
     parser = CommandParser(__doc__)
-    parser.add_argument("model", metavar="MODEL", help="model folder, such as runs/quickstart/model")
+    parser.add_argument("model", metavar="MODEL", help="run folder, such as runs/quickstart, or model folder")
     parser.add_argument(
         "text", metavar="TEXT", nargs="+", help=f"sentence in quotes, with {BLANK} in place of a missing word"
     )

@@ -115,7 +115,7 @@ def show_samples(config: PretrainConfig) -> None:
     for result in record["results"]:
         print(format_result(ClozeResult(**result)))
     fill = os.path.relpath(Path(__file__).with_name("fill.py"))
-    command = ["python", fill, f"{config.run_dir}/model", record["results"][0]["text"]]
+    command = ["python", fill, config.run_dir, record["results"][0]["text"]]
     print(f"\nTry: {shlex.join(command)}")
 
 

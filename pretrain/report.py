@@ -1,10 +1,12 @@
 """Write the HTML report of a pretraining run: loss, learning rate, speed, and predictions for blanks.
 
-The report is one file, report.html in the folder of the run. The run may still be training.
+The report is one file, report.html in the folder of the run. The run may still be training. For a fine-tuning or an ablation, the page
+has its table and its plots.
 
 Examples:
   python pretrain/report.py runs/quickstart
   python pretrain/report.py runs/quickstart --against runs/no_memory runs/no_spans
+  python pretrain/report.py runs/mrpc
 
 See docs/recipes.md for the losses to expect.
 """

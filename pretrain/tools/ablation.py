@@ -1,8 +1,10 @@
-"""Ablation: a file of settings and rows of overrides, the runs of each row, and their comparison."""
+"""Ablation: a file of settings and rows of overrides, the runs of each row, and their comparison.
+
+docs/evaluation.md describes the file and the comparison.
+"""
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 from collections.abc import Sequence
@@ -13,13 +15,22 @@ from typing import Any
 
 from pretrain.config import PretrainConfig, changed_settings
 from pretrain.trainer.inputs import RunInputs, is_finished
-from xlpre.common.plots import COLOURS, legend_label, new_axes, save_figure
-from xlpre.common.tables import to_markdown, write_table
+from xlpre.common.files import write_text
+from xlpre.common.plots import COLOURS, new_axes, save_figure
+from xlpre.common.tables import to_csv, to_markdown, to_text
 from xlpre.config.cli import ExplicitKeys
 from xlpre.config.loader import load_config
 from xlpre.training.metrics_writer import read_metrics
 
 ROW_KEYS = ("name", "run_dir", "seed")  # settings that the row decides
+OUTPUT_FILES = ("table.md", "table.csv", "losses.png")
+HIDDEN_COLUMNS = {  # too many for a terminal
+    "settings",
+    "million tokens read",
+    "difference at equal tokens",
+    "unigram baseline",
+    "million tokens to beat the baseline",
+}
 MARGIN = 0.1  # nats below the unigram baseline from which a model counts as having learned from context
 
 
@@ -45,15 +56,16 @@ class AblationConfig:
                 "the ablation is invalid: it must have `base:` (a settings file), `rows:` (lists of overrides by name), and "
                 "num_seeds of at least 1. Add what is missing."
             )
-        for row, overrides in self.rows.items():
+        for row in self.rows:
             if row in ("", ".", "..") or "/" in row:
                 raise ValueError(
                     f"row {row!r} is invalid: its name becomes a folder and must not be empty, '.' or '..', or contain a slash. Rename it."
                 )
-            for override in [*self.common, *overrides]:
-                if override.partition("=")[0] in ROW_KEYS:
+        for origin, overrides in {"common": self.common, **{f"row {row}": self.rows[row] for row in self.rows}}.items():
+            for override in overrides:
+                if (key := override.partition("=")[0]) in ROW_KEYS:
                     raise ValueError(
-                        f"row {row}: {override} is invalid: the row decides {override.partition('=')[0]}. Leave it out."
+                        f"{origin}: {override} is invalid: pretrain/ablate.py sets {key} for each run. Leave it out."
                     )
 
 
@@ -72,6 +84,11 @@ class Run:
     seed: int
     args: Sequence[str]
     config: PretrainConfig
+
+    @property
+    def name(self) -> str:
+        """Name of the run in progress lines."""
+        return f"row {self.row}, seed {self.seed}"
 
     @property
     def folder(self) -> Path:
@@ -93,6 +110,12 @@ class Run:
             return False
         self.check_settings()
         return True
+
+    def describe_result(self) -> str:
+        """Return the last validation loss for a progress line; empty if the run was not evaluated."""
+        if not (result := RunResult.read(self)):
+            return ""
+        return f"val loss {result.loss:.3f} (unigram baseline {result.last['val_unigram_loss']:.3f})"
 
     def check_settings(self) -> None:
         """Raise ValueError if the run in the folder has other settings than its row."""
@@ -127,6 +150,7 @@ class Ablation:
         num_seeds: runs of each row; None: as in the file.
 
     Attributes:
+        path: the file.
         name: name of the file without suffix, and of the folder in `runs/` that holds all runs.
         rows: overrides of each row by its name.
         runs: all runs, ordered by seed and then by row.
@@ -144,33 +168,46 @@ class Ablation:
                 raise ValueError(
                     f"--rows {row} is invalid: {path} has the rows {', '.join(config.rows)}. Give one of them."
                 )
-        self.name, self.base = path.stem, Path(os.path.normpath(path.parent / config.base))
+        self.path, self.name, self.base = path, path.stem, Path(os.path.normpath(path.parent / config.base))
         self.rows = {row: changes for row, changes in config.rows.items() if row in (rows or config.rows)}
-        common = [*config.common, *overrides]
+        self._common, self._overrides = config.common, overrides
         self.num_seeds = config.num_seeds if num_seeds is None else num_seeds
         if self.num_seeds < 1:
             raise ValueError(
                 f"--seeds {self.num_seeds} is invalid: it must be at least 1. Leave it out for the file's."
             )
-        self.runs = [self._run(row, seed, common) for seed in range(1, self.num_seeds + 1) for row in self.rows]
+        self.runs = [self._run(row, seed) for seed in range(1, self.num_seeds + 1) for row in self.rows]
 
     @property
     def folder(self) -> Path:
         """Folder of all runs and of the comparison."""
         return Path("runs") / self.name
 
-    def _run(self, row: str, seed: int, common: Sequence[str]) -> Run:
-        overrides = [*common, *self.rows[row]]
+    def _run(self, row: str, seed: int) -> Run:
+        overrides = [*self._common, *self._overrides, *self.rows[row]]
         try:
             config = load_config(PretrainConfig, self.base, overrides)
         except ValueError as error:
-            raise ValueError(f"row {row}: {error}") from None
+            raise ValueError(f"{self._blame(row, str(error))}: {error}") from None
         name, folder = f"{self.name}_{row}_{seed}", self.folder / row / f"seed_{seed}"
         # both default to a path with the name of the run
         inputs = [f"data.store_dir={config.data.store_dir}", f"tokenizer.path={config.tokenizer.path}"]
         args = ["--config", str(self.base), *inputs, *overrides]
         args += [f"name={name}", f"run_dir={folder}", f"seed={seed}"]
         return Run(row, seed, args, load_config(PretrainConfig, self.base, args[2:]))
+
+    def _blame(self, row: str, message: str) -> str:
+        """Return the part of the settings of a row that causes the error `message`."""
+        parts = {f"base {self.base}": (), "common": self._common, "the command line": self._overrides}
+        overrides: list[str] = []
+        for part, of_part in parts.items():
+            overrides += of_part
+            try:
+                load_config(PretrainConfig, self.base, overrides)
+            except ValueError as error:
+                if str(error) == message:
+                    return part
+        return f"row {row}"
 
 
 @dataclass(frozen=True)
@@ -241,77 +278,108 @@ def build_table(ablation: Ablation) -> list[dict[str, str]]:
     results = read_results(ablation)
     if not results:
         raise ValueError(f"{ablation.folder} is invalid: it contains no evaluated run. Start the runs with --run.")
-    (base_row, base), *_ = results.items()
-    # until the first row is evaluated, another one is the base
-    base_name = "base" if base_row == next(iter(ablation.rows)) else base_row
-    base_unigram = base[0].last["val_unigram_loss"]
+    (base_row, base), *_ = results.items()  # until the first row is evaluated, another one is the base
     table = []
     for row, row_results in results.items():
         losses, lasts = sorted(result.loss for result in row_results), [result.last for result in row_results]
         beats_at = [result.tokens_to_beat_unigram for result in row_results]
-        comparable = abs(lasts[0]["val_unigram_loss"] - base_unigram) < 1e-6
+        comparable = _is_comparable(row_results, base)
         common_tokens = max(set.intersection(*(set(result.losses) for result in (*row_results, *base))))
-        final_difference = median(losses) - median(result.loss for result in base)
+        final_difference = _median_loss(row_results) - _median_loss(base)
         row_loss, base_loss = (median(r.losses[common_tokens] for r in group) for group in (row_results, base))
         table.append(
             {
                 "row": row,
-                "overrides": " ".join(ablation.rows[row]) or "none",
+                "settings": " ".join(ablation.rows[row]) or "none",
                 "runs": str(len(row_results)),
-                "tokens (M)": f"{median(x['tokens'] for x in lasts) / 1e6:.2f}",
-                "minutes": f"{median(x['train_seconds'] for x in lasts) / 60:.1f}",
-                "val loss": f"{median(losses):.3f}",
-                "val loss range": f"{losses[0]:.3f} to {losses[-1]:.3f}" if len(losses) > 1 else "",
-                f"difference to {base_name}": f"{final_difference:+.3f}" if comparable else "other targets",
-                "at equal tokens": (f"{row_loss - base_loss:+.3f} ({common_tokens / 1e6:.2f} M)" if comparable else ""),
+                "million tokens read": f"{median(x['tokens'] for x in lasts) / 1e6:.2f}",
+                "training minutes": f"{median(x['train_seconds'] for x in lasts) / 60:.1f}",
+                "validation loss": f"{median(losses):.3f}",
+                "lowest to highest": f"{losses[0]:.3f} to {losses[-1]:.3f}" if len(losses) > 1 else "",
+                f"difference to {base_row}": f"{final_difference:+.3f}" if comparable else "other targets",
+                "difference at equal tokens": (
+                    f"{row_loss - base_loss:+.3f} ({common_tokens / 1e6:.2f} M)" if comparable else ""
+                ),
                 "unigram baseline": f"{lasts[0]['val_unigram_loss']:.3f}",
-                "tokens to beat unigram (M)": _format_range([x for x in beats_at if x < math.inf], len(beats_at)),
-                "val bpb": f"{median(_finite_or_inf(x['val_bpb']) for x in lasts):.3f}",
-                "accuracy": f"{median(x['val_accuracy'] for x in lasts):.1%}",
+                "million tokens to beat the baseline": _format_range(
+                    [x for x in beats_at if x < math.inf], len(beats_at)
+                ),
+                "bits per byte": f"{median(_finite_or_inf(x['val_bpb']) for x in lasts):.3f}",
+                "accuracy": f"{median(x['val_accuracy'] for x in lasts) * 100:.1f} %",
             }
         )
     return table
 
 
+def describe_table(table: Sequence[dict[str, str]]) -> str:
+    """Return the notes below a table: what its columns are, and whether differences can be noise of the seeds."""
+    notes = (
+        "Numbers are medians over the runs of a row. Validation loss and unigram baseline are in nats per target; lower is better.\n"
+        f"A row beats the baseline when its loss is {MARGIN} below it. Tokens are window tokens."
+    )
+    if all(row["runs"] == "1" for row in table):
+        notes += "\nOne run per row: differences cannot be distinguished from seed noise; use --seeds 3."
+    return notes
+
+
 def write_comparison(ablation: Ablation, is_subset: bool = False) -> None:
-    """Write table.md, table.csv and curves.png into the folder of the ablation, and print the table.
+    """Write table.md, table.csv and losses.png into the folder of the ablation, and print the most important columns.
 
     Args:
         ablation: the ablation.
         is_subset: True if only some rows are included: the files are then named subset_table.md and so on.
     """
     table, prefix = build_table(ablation), "subset_" * is_subset
-    write_table(table, ablation.folder, f"{prefix}table")
-    save_figure(_draw_curves(ablation), ablation.folder / f"{prefix}curves.png")
-    print(to_markdown(table), end="")
-    if all(row["runs"] == "1" for row in table):
-        print("One run per row: differences cannot be distinguished from seed noise; use --seeds 3.")
+    notes, files = describe_table(table), {name: ablation.folder / f"{prefix}{name}" for name in OUTPUT_FILES}
+    write_text(files["table.md"], f"{to_markdown(table)}\n{notes}\n")
+    write_text(files["table.csv"], to_csv(table))
+    save_figure(draw_losses(read_results(ablation)), files["losses.png"])
+    print(to_text([{name: cell for name, cell in row.items() if name not in HIDDEN_COLUMNS} for row in table]))
+    print(f"{notes}\nAll columns: {files['table.md']}, {files['table.csv']}. Picture: {files['losses.png']}.")
 
 
-def _draw_curves(ablation: Ablation) -> Any:
-    """Draw the validation loss against tokens: a color per row, a line per run."""
-    figure, (axes,) = new_axes(9, 5)
-    results = read_results(ablation)
-    for (row, row_results), color in zip(results.items(), itertools.cycle(COLOURS), strict=False):
-        for result in row_results:
-            points = [x for x in result.evaluations if x["val_loss"] is not None and x["step"]]
-            axes.plot(
-                [x["tokens"] / 1e6 for x in points],
-                [x["val_loss"] for x in points],
-                color=color,
-                linewidth=1.3,
-                label=legend_label(row) if result is row_results[0] else None,
-            )
-    baselines = {round(result.last["val_unigram_loss"], 4) for group in results.values() for result in group}
-    for index, baseline in enumerate(sorted(baselines)):
-        label = None if index else "unigram baseline"
-        axes.axhline(baseline, color="#b4442c", linestyle="--", linewidth=1, label=label)
-    lowest = min(result.loss for group in results.values() for result in group)
-    axes.set_ylim(min(lowest, *baselines) - 0.1, max(baselines) + 0.6)
-    axes.set(xlabel="window tokens read, millions", ylabel="val loss, nats per target")
-    axes.grid(axis="y", color="#e3e7ee")
-    axes.legend(frameon=False, fontsize=8, ncols=2)
+def draw_losses(results: dict[str, list[RunResult]]) -> Any:
+    """Draw the last validation loss of every run: a line of dots per row, sorted by the median, which is written beside it.
+
+    Rows that were evaluated on other targets than the first row have hollow dots. Dots beyond the axis are triangles at its end.
+    """
+    base_row, base = next(iter(results.items()))
+    baseline = base[0].last["val_unigram_loss"]
+    rows = sorted(results, key=lambda row: _median_loss(results[row]), reverse=True)  # the best row at the top
+    losses = [result.loss for row_results in results.values() for result in row_results if result.loss < math.inf]
+    near = [loss for loss in losses if loss < baseline + 2 * MARGIN] or losses or [baseline]
+    low, high = min(near), max(near)
+    margin = 0.08 * (high - low) or MARGIN
+    figure, (axes,) = new_axes(8, 1.4 + 0.32 * len(rows))
+    for y, row in enumerate(rows):
+        fill = "full" if _is_comparable(results[row], base) else "none"
+        for result in results[row]:
+            marker = "o" if result.loss <= high else ">"
+            axes.plot(min(result.loss, high + margin), y, marker, color=COLOURS[0], fillstyle=fill, clip_on=False)
+        text = f"{_median_loss(results[row]):.3f}"
+        axes.text(1.03, y, text, transform=axes.get_yaxis_transform(), va="center", fontsize=9)
+    axes.axvline(_median_loss(base), color=COLOURS[0], linewidth=1, label=f"median of {base_row}")
+    if low - margin <= baseline <= high + margin:
+        axes.axvline(baseline, color="#b4442c", linestyle="--", linewidth=1, label="unigram baseline")
+    is_other = [not _is_comparable(results[row], base) for row in rows]
+    axes.set_yticks(
+        range(len(rows)),
+        [f"{row} (other targets)" if other else row for row, other in zip(rows, is_other, strict=True)],
+    )
+    axes.set(xlim=(low - margin, high + margin), ylim=(-0.6, len(rows) - 0.4))
+    axes.set(xlabel="last validation loss, nats per target (at the right: median of the runs)", ylabel="row")
+    axes.grid(axis="both", color="#e3e7ee")
+    figure.legend(loc="outside upper right", frameon=False, fontsize=8, ncols=2)
     return figure
+
+
+def _is_comparable(results: Sequence[RunResult], base: Sequence[RunResult]) -> bool:
+    """Return True if the runs of two rows were evaluated on the same targets: their unigram baselines are equal."""
+    return abs(results[0].last["val_unigram_loss"] - base[0].last["val_unigram_loss"]) < 1e-6
+
+
+def _median_loss(results: Sequence[RunResult]) -> float:
+    return median(result.loss for result in results)
 
 
 def _format_range(values: Sequence[float], n_runs: int) -> str:

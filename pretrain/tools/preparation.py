@@ -9,7 +9,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from pretrain.config import PretrainConfig
-from xlpre.common.plural import counted
+from pretrain.trainer.evaluator import warn_of_small_validation_text
 from xlpre.config.loader import config_from_mapping
 from xlpre.data.store import META, TokenStore, is_nothing, is_store
 from xlpre.data.store_builder import build_store
@@ -18,7 +18,6 @@ from xlpre.text.tokenizer import Tokenizer
 from xlpre.text.tokenizer_training import check_training_record, train_tokenizer, upgrade_note, write_training_record
 
 SAMPLE_CHARS = 1_000_000  # characters of text that are checked for unknown characters
-MIN_VAL_DOCUMENTS = 10  # below which a warning is printed
 MAX_UNKNOWN = 0.01  # fraction of unknown characters above which a warning is printed
 
 
@@ -75,11 +74,8 @@ def make_store(config: PretrainConfig) -> TokenStore:
     with _ProgressBar(sum(source_files(config.text).values())) as progress:
         store = build_store(path, config.text, tokenizer, progress.update)
     print(f"{path}: {_token_counts(store)} in {time.monotonic() - start:.0f} s")
-    if (n_documents := store.meta["val_n_documents"]) < MIN_VAL_DOCUMENTS:
-        print(
-            f"warning: the validation text is {counted(n_documents, 'document')}, too few for a reliable validation loss. "
-            f"Raise text.val_fraction={config.text.val_fraction:g} and set another data.store_dir."
-        )
+    if warning := warn_of_small_validation_text(config, store):
+        print(warning, flush=True)
     return store
 
 

@@ -1,7 +1,12 @@
-"""HTML report of a pretraining run: loss, learning rate, speed, and predictions for blanks."""
+"""HTML report of a pretraining run: loss, learning rate, speed, and predictions for blanks.
+
+The folder of a fine-tuning or of an ablation gets a page with its table and its plots.
+"""
 
 from __future__ import annotations
 
+import base64
+import csv
 import itertools
 import math
 from collections.abc import Sequence
@@ -10,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.config import PretrainConfig, load_run_config
+from pretrain.trainer.evaluator import compare_targets
 from pretrain.trainer.samples import read_samples
 from xlpre.common.files import write_text
 from xlpre.common.plots import COLOURS, figure_to_svg, legend_label, new_axes, save_figure
@@ -23,8 +29,11 @@ body { font: 16px/1.5 system-ui, sans-serif; color: #1c2430; background: #fff; m
 h1 { font-size: 1.6rem; margin-bottom: 0; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
 .lead { color: #566173; margin-top: .2rem; }
 .summary { display: flex; flex-wrap: wrap; gap: .75rem; margin: 1.2rem 0; padding: 0; list-style: none; }
-.summary li { background: #f3f5f8; border-radius: .5rem; padding: .6rem .9rem; min-width: 8.5rem; }
+.summary li { background: #f3f5f8; border-radius: .5rem; padding: .6rem .8rem; }
 .summary b { display: block; font-size: 1.25rem; }
+.note { color: #566173; font-size: .9rem; padding-left: 0; list-style: none; } img { max-width: 100%; }
+.results { font-size: .75rem; } .results td, .results th { padding: .2rem .4rem; }
+th { text-align: left; vertical-align: bottom; padding: .35rem .6rem; }
 svg { width: 100%; height: auto; } .pair { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem; }
 table { border-collapse: collapse; width: 100%; margin-bottom: 1.2rem; } td { vertical-align: top; padding: .35rem .6rem; }
 tr { border-top: 1px solid #e3e7ee; } .sentence { background: #f3f5f8; } .candidate { white-space: nowrap; margin-right: .9rem; }
@@ -34,18 +43,20 @@ pre { background: #f3f5f8; padding: 1rem; border-radius: .5rem; overflow-x: auto
 
 
 def write_report(run_dir: Path, against: Sequence[Path] = ()) -> Path:
-    """Write `report.html` and its first figure, `loss.png`, into the folder of a run.
+    """Write `report.html` into a folder, and for a pretraining also its first figure, `loss.png`.
 
     Args:
-        run_dir: folder of the run.
-        against: folders of other runs, whose validation loss is drawn in the same figure.
+        run_dir: folder of a pretraining, of a fine-tuning, or of an ablation.
+        against: folders of other pretrainings, whose validation loss is drawn in the same figure.
 
     Returns:
         Path of the page.
 
     Raises:
-        ValueError: a folder has no metrics, or the runs were evaluated on different targets.
+        ValueError: a folder has no results, or the runs were evaluated on different targets.
     """
+    if (run_dir / "table.csv").exists():
+        return _write_table_page(run_dir, against)
     train, val = _read_metrics(run_dir)
     others = [(_run_name(other), _read_metrics(other)[1]) for other in against]
     for name, records in others:
@@ -58,8 +69,7 @@ def write_report(run_dir: Path, against: Sequence[Path] = ()) -> Path:
     figure = _loss_figure(config.name, train, val, others)
     save_figure(figure, run_dir / "loss.png")
     path = run_dir / "report.html"
-    settings = (run_dir / "config.yaml").read_text("utf-8")
-    write_text(path, _page(config, figure_to_svg(figure), train, val, read_samples(run_dir), settings))
+    write_text(path, _page(config, figure_to_svg(figure), train, val, read_samples(run_dir), _settings(run_dir)))
     return path
 
 
@@ -68,13 +78,40 @@ def _run_name(run_dir: Path) -> str:
     return load_run_config(run_dir).name if (run_dir / "config.yaml").exists() else str(run_dir)
 
 
+def _write_table_page(folder: Path, against: Sequence[Path]) -> Path:
+    """Write `report.html` with the table and the plots of a fine-tuning or an ablation."""
+    if against:
+        raise ValueError(
+            f"--against {against[0]} is invalid: {folder} is a fine-tuning or an ablation, and only pretrainings can be drawn in "
+            "one figure. Leave it out."
+        )
+    header, *rows = csv.reader((folder / "table.csv").read_text("utf-8").splitlines())
+    cells = [f"<tr>{''.join(f'<th>{escape(name)}</th>' for name in header)}</tr>"]
+    cells += [f"<tr>{''.join(f'<td>{escape(value)}</td>' for value in row)}</tr>" for row in rows]
+    parts = [
+        _page_start(folder.name),
+        f"<h1>{escape(folder.name)}</h1><table class=results>{''.join(cells)}</table>",
+    ]
+    for picture in sorted(folder.glob("*.png")):
+        data = base64.b64encode(picture.read_bytes()).decode()
+        parts.append(
+            f"<h2>{escape(picture.stem)}</h2><img alt='{escape(picture.name)}' src='data:image/png;base64,{data}'>"
+        )
+    if (folder / "config.yaml").exists():
+        parts.append(_settings(folder))
+    path = folder / "report.html"
+    write_text(path, "".join(parts) + "</html>")
+    return path
+
+
 def _read_metrics(run_dir: Path) -> tuple[list[Record], list[Record]]:
-    """Return the training records and the validation records of a run."""
+    """Return the training records and the validation records of a pretraining."""
     records = [{key: math.nan if value is None else value for key, value in x.items()} for x in read_metrics(run_dir)]
     train, val = [x for x in records if "loss" in x], [x for x in records if "val_loss" in x]
     if not train or not val:
         raise ValueError(
-            f"{run_dir} has no metrics.jsonl with training and validation losses. Train first with pretrain/run.py."
+            f"{run_dir} has no metrics.jsonl with training and validation losses of a pretraining, and no table.csv of a fine-tuning "
+            "or an ablation. Give the folder of a run after its first evaluation, or of all seeds of a finished fine-tuning."
         )
     return train, val
 
@@ -84,31 +121,57 @@ def _page(
 ) -> str:
     last, model = val[-1], config.model
     summary = {
-        "val loss": f"{last['val_loss']:.3f} nats",
+        "validation loss": f"{last['val_loss']:.3f} nats",
         "unigram baseline": f"{last['val_unigram_loss']:.3f} nats",
-        "accuracy": f"{last['val_accuracy']:.1%}",
+        "bits per byte": f"{last['val_bpb']:.3f}",
+        "accuracy": f"{last['val_accuracy'] * 100:.1f} %",
         "window tokens read": f"{last['tokens'] / 1e6:.2f} M",
         "training time": f"{last['train_seconds'] / 60:.1f} min",
     }
     return "".join(
         [
-            f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(config.name)}</title><style>{STYLE}</style>",
+            _page_start(config.name),
             f"<h1>{escape(config.name)}</h1><p class=lead>{escape(config.objective.name)} language model, {model.n_layer} layers, ",
             f"d {model.d_model}, vocabulary {model.vocab_size or config.tokenizer.vocab_size:,}, "
             f"windows of {config.data.seq_len} tokens, memory {model.mem_len}; ",
             f"text: {escape(' '.join(config.text.sources))}</p><ul class=summary>",
             *(f"<li>{escape(name)}<b>{escape(value)}</b></li>" for name, value in summary.items()),
-            "</ul><h2>Loss</h2>",
+            f"</ul><h2>Loss</h2><p class=note>{compare_targets(config)}</p>",
             loss_svg,
+            f"<ul class=note>{_definitions(config)}</ul>",
             "<div class=pair><div><h2>Learning rate</h2>",
             _small_plot(train, "lr", "learning rate"),
             "</div><div><h2>Speed</h2>",
-            _small_plot(train, "tokens_per_second", "window tokens / s"),
+            _small_plot(train, "tokens_per_second", "window tokens per second"),
             "</div></div>",
             _samples_table(samples),
-            f"<h2>Settings</h2><details><summary>config.yaml</summary><pre>{escape(settings)}</pre></details></html>",
+            settings,
+            "</html>",
         ]
     )
+
+
+def _page_start(title: str) -> str:
+    return f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(title)}</title><style>{STYLE}</style>"
+
+
+def _settings(run_dir: Path) -> str:
+    """Return the settings of a run as a part of a page."""
+    settings = (run_dir / "config.yaml").read_text("utf-8")
+    return f"<h2>Settings</h2><details><summary>config.yaml</summary><pre>{escape(settings)}</pre></details>"
+
+
+def _definitions(config: PretrainConfig) -> str:
+    """Return the definitions of the numbers on the page as a list."""
+    data = config.data
+    definitions = {
+        "Loss": "mean cross-entropy of the targets, the tokens to predict.",
+        "Unigram baseline": "validation loss of predicting every token by its frequency in the training text.",
+        "Bits per byte": "validation loss in bits, summed over the targets and divided by their UTF-8 bytes. It is comparable between "
+        "vocabularies.",
+        "Window tokens": f"tokens of all training windows. Windows of {data.seq_len} tokens advance by {data.reuse_len} tokens of text.",
+    }
+    return "".join(f"<li><b>{name}</b>: {definition}</li>" for name, definition in definitions.items())
 
 
 def _loss_figure(name: str, train: list[Record], val: list[Record], others: Sequence[tuple[str, list[Record]]]) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from xlpre.common.plots import new_figure, save_figure
+from xlpre.common.plots import new_axes, save_figure, set_log_scale
 from xlpre.data.lanes import Lanes
 from xlpre.data.store import SPLITS, SplitData, TokenStore
 from xlpre.data.window_layout import DataConfig
@@ -177,20 +177,20 @@ def describe(statistics: StoreStatistics, store: TokenStore, tokenizer: Tokenize
 
 def draw(statistics: StoreStatistics, path: Path) -> None:
     """Draw the lengths of documents, and the lengths of spans with their probabilities."""
-    figure = new_figure(10, 3.6)
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = new_axes(10, 3.6, 2)
     lengths, counts = statistics.splits["train"].document_lengths, statistics.span_counts
     edges = np.geomspace(1, lengths.max() + 1, 40)
     left.hist(lengths, bins=edges, color="#4878a8")
-    left.set(
-        xscale="log", xlabel="tokens per document", ylabel="documents", title=f"{len(lengths):,} training documents"
-    )
-    if counts is not None:
+    set_log_scale(left, "x")
+    left.set(xlabel="length of a document, tokens", ylabel="documents", title=f"{len(lengths):,} training documents")
+    if counts is None:
+        right.set_axis_off()
+    else:
         n_words = np.arange(1, 9)
         expected = span_probabilities(ObjectiveConfig().max_span)
         fractions = counts[n_words] / counts.sum()
         right.bar(n_words, fractions, color="#4878a8", label="drawn (adjacent spans count as one)")
-        right.plot(np.arange(1, len(expected)), expected[1:], "o--", color="#c05020", label="probability")
-        right.set(xlabel="words per span", ylabel="fraction", title=f"spans of {N_WINDOWS} windows")
-        right.legend()
+        right.plot(np.arange(1, len(expected)), expected[1:], "o--", color="#c05020", label="probability of a length")
+        right.set(xlabel="length of a span, words", ylabel="fraction of spans", title=f"spans of {N_WINDOWS} windows")
+        right.legend(frameon=False)
     save_figure(figure, path, dpi=110)

@@ -67,15 +67,15 @@ class TrainLogger(RunLogger):
 
     def format_metrics(self, metrics: Mapping[str, Any]) -> str:
         """Return the console line of a metrics line."""
-        return format_metrics(metrics)
+        return format_metrics(metrics, self._progress.engine.device.type)
 
     def write_evaluation(self, result: EvalResult) -> None:
         """Write the result of an evaluation."""
         auxiliary = result.auxiliary_accuracy
         self.write_line(
             f"val loss {result.loss:.3f} (unigram baseline {result.unigram_loss:.3f}), "
-            f"accuracy {result.accuracy:.1%} of {result.n_targets:,} targets"
-            + "".join(f", {name.replace('_', ' ')} accuracy {value:.1%}" for name, value in auxiliary.items()),
+            f"accuracy {result.accuracy * 100:.1f} % of {result.n_targets:,} targets, {result.bits_per_byte:.3f} bits per byte"
+            + "".join(f", {name.replace('_', ' ')} accuracy {value * 100:.1f} %" for name, value in auxiliary.items()),
             {
                 "val_loss": result.loss,
                 "val_unigram_loss": result.unigram_loss,
@@ -88,8 +88,14 @@ class TrainLogger(RunLogger):
         )
 
 
-def format_metrics(metrics: Mapping[str, Any]) -> str:
-    """Return the console line of a line of metrics.jsonl."""
+def format_metrics(metrics: Mapping[str, Any], device_type: str) -> str:
+    """Return the console line of a line of metrics.jsonl.
+
+    Args:
+        metrics: the line.
+        device_type: `cpu` or `cuda`, whose memory was measured.
+    """
+    memory = "RAM" if device_type == "cpu" else "VRAM"
     compute = f"{metrics['flops_per_second'] / 1e9:,.1f} GFLOP/s"
     if metrics["mfu"] is not None:
         compute = f"MFU {metrics['mfu'] * 100:.1f} %"
@@ -100,7 +106,7 @@ def format_metrics(metrics: Mapping[str, Any]) -> str:
     return (
         f"loss {metrics['loss']:.3f}{auxiliary}, lr {metrics['lr']:.1e}, {metrics['tokens_per_second']:,.0f} tokens/s "
         f"({metrics['targets_per_second']:,.0f} targets/s), {compute}, {format_duration(metrics['eta_seconds'])} left, "
-        f"{metrics['peak_memory_bytes'] / 1e9:.1f} GB"
+        f"{metrics['peak_memory_bytes'] / 1e9:.1f} GB {memory}"
         + (f", {skipped:,} step{'s' * (skipped > 1)} skipped" if skipped else "")
     )
 

@@ -13,7 +13,13 @@ from torch import Tensor
 
 from pretrain.config import PretrainConfig
 from pretrain.trainer import nonfinite_dump
-from pretrain.trainer.evaluator import EvalResult, Evaluator, eval_protocol
+from pretrain.trainer.evaluator import (
+    EvalResult,
+    Evaluator,
+    compare_targets,
+    eval_protocol,
+    warn_of_small_validation_text,
+)
 from pretrain.trainer.inputs import RunInputs, checkpoints_dir, model_dir, model_step
 from pretrain.trainer.logger import TrainLogger
 from pretrain.trainer.samples import Samples
@@ -289,11 +295,12 @@ class Trainer:
             start += f" (skipped checkpoints with missing, cut or damaged files: {names})"
         if self._has_new_eval_protocol:
             start += "; the eval settings changed: validation losses are not comparable with earlier ones, and best/ starts again"
-        note = f"\nnote: {self.store.upgrade_note}" if self.store.upgrade_note else ""
+        upgrade = f"note: {self.store.upgrade_note}" if self.store.upgrade_note else ""
+        notes = [upgrade, compare_targets(config), warn_of_small_validation_text(self._resolved, self.store)]
         return (
             f"{config.name}: {config.objective.name}, {n_parameters:,} parameters ({shape.n_layer} layers, d_model {shape.d_model}), "
             f"mem_len {shape.mem_len}\n"
             f"{len(self.store.train):,} training tokens, windows of {config.data.seq_len} tokens, {steps}\n"
             f"{self.context.describe()}\n"
-            f"{start}; output in {self.run_dir}{note}"
+            f"{start}; output in {self.run_dir}" + "".join(f"\n{note}" for note in notes if note)
         )

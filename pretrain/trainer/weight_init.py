@@ -10,7 +10,7 @@ from typing import Any
 from pretrain.config import PretrainConfig
 from xlpre.config.cli import ExplicitKeys
 from xlpre.config.loader import config_from_mapping
-from xlpre.conversion.model_folder import ModelFolder, load_init_from
+from xlpre.conversion.model_folder import ModelFolder, load_init_from, resolve_model_dir
 from xlpre.data.store import META, TokenStore
 from xlpre.model.config import ModelConfig
 from xlpre.model.initialization import build_with_weights, load_weights
@@ -142,7 +142,7 @@ def _load_folder(init_from: str, store_dir: str, tokenizer: Tokenizer) -> ModelF
     """Load the folder `init_from` and check that its vocabulary is that of the store."""
     folder = load_init_from(init_from)
     initial = folder.require_tokenizer(f"init_from={init_from}")
-    remedy = f"Build a store with tokenizer.path={init_from}/spiece.model"
+    remedy = f"Build a store with tokenizer.path={resolve_model_dir(init_from)}/spiece.model"
     if initial.sha256 != tokenizer.sha256:
         raise ValueError(
             f"init_from={init_from} is invalid: its vocabulary (sha256 {initial.sha256[:12]}) is not that of "

@@ -1,6 +1,7 @@
 """`pretrain/ablate.py --run`: parallel runs, failures, interruption."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -36,7 +37,14 @@ def test_a_failed_run_is_named_and_finished_runs_are_skipped(ablation, tmp_path,
     assert result.returncode == 2
     assert "1 of 2 runs failed" in result.stderr and "runs/tiny/no_memory/seed_1/log.txt" in result.stderr
     assert (blocked.parent / "log.txt").read_text()
-    assert "| all | none | 1 |" in result.stdout
+    lines = result.stdout.splitlines()
+    assert "row all, seed 1: started (1 of 2), log in runs/tiny/all/seed_1/log.txt" in lines
+    assert any(
+        re.fullmatch(r"row all, seed 1: finished after [\d:]+, val loss \S+ \(unigram baseline \S+\)", line)
+        for line in lines
+    )
+    assert any(re.match(r"row no_memory, seed 1: failed with status 2 after .*seed_1/log.txt", line) for line in lines)
+    assert "difference to all" in result.stdout
     blocked.rmdir()
     written_at = (tmp_path / "runs/tiny/all/seed_1/metrics.jsonl").stat().st_mtime_ns
     result = run(*command, cwd=tmp_path)
@@ -64,9 +72,9 @@ def test_an_interrupted_ablation_saves_its_runs_and_resumes_them(ablation, tmp_p
             time.sleep(0.1)
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=120)
-    assert "runs/tiny/all/seed_1: stopped" in output
+    assert "row all, seed 1: stopped after" in output
     stopped_at = read_metrics(log)[-1]["step"]
     assert stopped_at < 400
     result = run(*args, cwd=tmp_path)
-    assert result.returncode == 0 and "runs/tiny/all/seed_1: finished" in result.stdout
+    assert result.returncode == 0 and "row all, seed 1: finished" in result.stdout
     assert f"at step {stopped_at}" in (log / "log.txt").read_text()

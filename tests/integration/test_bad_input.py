@@ -195,4 +195,4 @@ def test_preparation_refuses_invalid_input_and_leaves_no_files(text_file, tmp_pa
 
 def test_a_folder_without_a_model_or_metrics_is_refused(tmp_path):
     assert_refused(call("pretrain/fill.py", tmp_path, "a ____"), r"not a model folder")
-    assert_refused(call("pretrain/report.py", tmp_path), r"no metrics\.jsonl")
+    assert_refused(call("pretrain/report.py", tmp_path), r"no metrics\.jsonl .*no table\.csv")

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from xlpre.common.plural import counted
@@ -26,15 +27,19 @@ class Command:
         folder: working folder of the command, whose output is appended to log.txt in it.
         argv: the program, `python` or one installed next to this Python, and its arguments.
         is_finished: returns True if the command has nothing left to do.
+        name: name of the command in progress lines; empty: its folder.
+        describe_result: returns the result of the finished command for its last progress line.
     """
 
     folder: Path
     argv: Sequence[str]
     is_finished: Callable[[], bool]
+    name: str = ""
+    describe_result: Callable[[], str] = str
 
 
 def run_all(commands: Sequence[Command], jobs: int | None = None, processes: int = 1) -> None:
-    """Run all unfinished commands.
+    """Run all unfinished commands. Prints a line when a command starts, and one when it ends.
 
     On a signal (see `stop_on_signal`), SIGTERM is sent to the running commands, which save and exit.
     They also receive SIGTERM if this process is killed or its output is closed.
@@ -56,7 +61,8 @@ def run_all(commands: Sequence[Command], jobs: int | None = None, processes: int
             f"{len(gpus)}. Lower --jobs or the number of processes."
         )
     waiting = [command for command in commands if not command.is_finished()]
-    print(f"{len(commands)} runs, {len(commands) - len(waiting)} of them finished already", flush=True)
+    n_finished = len(commands) - len(waiting)
+    print(f"{len(commands)} runs, {n_finished} of them finished already; {jobs} at a time", flush=True)
     running: dict[int, tuple[Command, subprocess.Popen[bytes], float]] = {}
     failed: list[Path] = []
     stop_sent = False
@@ -67,6 +73,8 @@ def run_all(commands: Sequence[Command], jobs: int | None = None, processes: int
                     command = waiting.pop(0)
                     child = _start(command, slot, jobs, gpus[slot * processes :][:processes])
                     running[slot] = (command, child, time.monotonic())
+                    number, log = len(commands) - len(waiting), command.folder / "log.txt"
+                    print(f"{_name(command)}: started ({number} of {len(commands)}), log in {log}", flush=True)
             if signals and not stop_sent:
                 stop_sent = True
                 for _, child, _ in running.values():
@@ -78,8 +86,8 @@ def run_all(commands: Sequence[Command], jobs: int | None = None, processes: int
                     # a command that SIGTERM kills has not installed its handler yet: it is stopped, not failed
                     status = 0 if stop_sent and child.returncode == -signal.SIGTERM else child.returncode
                     failed += [command.folder] if status else []
-                    outcome = _outcome(command, status)
-                    print(f"{command.folder}: {outcome}, {time.monotonic() - started:.0f} s", flush=True)
+                    elapsed = timedelta(seconds=round(time.monotonic() - started))
+                    print(f"{_name(command)}: {_outcome(command, status, elapsed)}", flush=True)
     if failed:
         logs = ", ".join(str(folder / "log.txt") for folder in failed)
         raise ValueError(f"{len(failed)} of {len(commands)} runs failed. Their output is in {logs}.")
@@ -135,7 +143,14 @@ def _stop_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _outcome(command: Command, status: int) -> str:
+def _name(command: Command) -> str:
+    return command.name or str(command.folder)
+
+
+def _outcome(command: Command, status: int, elapsed: timedelta) -> str:
+    """Return how a command ended, after `elapsed` (hours:minutes:seconds), and its result."""
     if status:
-        return f"failed with status {status}, see {command.folder}/log.txt"
-    return "finished" if command.is_finished() else "stopped"
+        return f"failed with status {status} after {elapsed}, see {command.folder}/log.txt"
+    if not command.is_finished():
+        return f"stopped after {elapsed}"
+    return ", ".join(filter(None, (f"finished after {elapsed}", command.describe_result())))

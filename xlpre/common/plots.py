@@ -34,6 +34,21 @@ def new_axes(width: float, height: float, count: int = 1) -> tuple[Any, Any]:
     return figure, all_axes
 
 
+def set_log_scale(axes: Any, axis: str) -> None:
+    """Set a logarithmic scale whose labels are plain numbers. The default ones are mathematics, which `new_figure` turns off.
+
+    Args:
+        axes: the axes.
+        axis: `x` or `y`.
+    """
+    from matplotlib.ticker import NullFormatter
+
+    axes.set(**{f"{axis}scale": "log"})
+    scaled = getattr(axes, f"{axis}axis")
+    scaled.set_major_formatter("{x:,g}")
+    scaled.set_minor_formatter(NullFormatter())
+
+
 def legend_label(name: str) -> str:
     """Return `name` as a legend label. Matplotlib leaves out labels that start with an underscore."""
     return f" {name}" if name.startswith("_") else name

@@ -1,4 +1,4 @@
-"""Tables as Markdown, CSV and JSON lines. A table is a sequence of rows, which are mappings with the same keys."""
+"""Tables as Markdown, plain text, CSV and JSON lines. A table is a sequence of rows, which are mappings with the same keys."""
 
 from __future__ import annotations
 
@@ -17,6 +17,19 @@ def to_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     cells = [[str(cell).replace("|", "\\|") for cell in line] for line in (rows[0], *(row.values() for row in rows))]
     lines = [cells[0], ["---"] * len(rows[0]), *cells[1:]]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def to_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table for a terminal: aligned columns below the keys of the first row. All but the first are aligned to the right."""
+    lines = [[str(cell) for cell in line] for line in (rows[0], *(row.values() for row in rows))]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if i else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    )
 
 
 def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:

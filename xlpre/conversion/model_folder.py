@@ -6,7 +6,8 @@ spiece.model        SentencePiece vocabulary
 provenance.json     vocabulary hash, special ids, data fingerprint, step, revision, versions
 
 `load_folder` also reads folders of Hugging Face's XLNet and of the original TensorFlow release; it recognizes them by
-their files. `save_huggingface` and `save_tensorflow` write them.
+their files. It accepts the folder of a run in place of its model folder. `save_huggingface` and `save_tensorflow` write
+the other formats.
 """
 
 from __future__ import annotations
@@ -186,18 +187,41 @@ def write_card(path: Path, card: str | None) -> None:
         (path / CARD_FILE).write_text(card, encoding="utf-8")
 
 
+def resolve_model_dir(path: str | Path) -> Path:
+    """Return the model folder of a run, or `path` itself if it is not the folder of a run.
+
+    The model folder of a run holds the weights of its latest checkpoint, or of the best seed of a fine-tuning.
+
+    Args:
+        path: folder of a pretraining, of a fine-tuning, or of a model.
+
+    Raises:
+        ValueError: the run has not saved a model yet.
+    """
+    path = Path(path)
+    if (path / "config.json").exists() or tf.is_release(path):
+        return path
+    if (path / "model").is_dir():
+        return path / "model"
+    if (path / "config.yaml").exists():
+        raise ValueError(
+            f"{path} is invalid: the run has not saved a model yet. Wait for it, or start it again if it was stopped."
+        )
+    return path
+
+
 def load_folder(path: str | Path, allow_nonfinite: bool = False) -> ModelFolder:
     """Read a model folder of xlpre, Hugging Face or the TensorFlow release.
 
     Args:
-        path: the folder.
+        path: the folder, or that of a run.
         allow_nonfinite: accept NaN and infinity in the weights of a native folder.
 
     Raises:
         ValueError: the folder has none of the three formats; a file is missing or damaged; weights are not finite or have a wrong
             shape; or the vocabulary is not the one that the model was saved with.
     """
-    path = Path(path)
+    path = resolve_model_dir(path)
     try:
         folder = _read(path)
         _check_consistent(path, folder)

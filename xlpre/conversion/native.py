@@ -56,10 +56,8 @@ def read_settings(path: Path, readable: str) -> dict[str, Any]:
             f"{path} is invalid: {problem}. Give {readable}, on this machine; download a model of the Hugging Face Hub first."
         )
     if not file.exists():
-        inside = path / "model"
         run = next((parent for parent in path.parents if (parent / "model" / "config.json").exists()), None)
-        suggestion = inside if inside.is_dir() else run and run / "model"
-        remedy = f"Did you mean {suggestion}?" if suggestion else f"Give {readable}."
+        remedy = f"Did you mean {run}?" if run else f"Give {readable}."
         raise ValueError(f"{path} is invalid: it is not a model folder. {remedy}")
     try:
         settings = json.loads(file.read_text("utf-8"))

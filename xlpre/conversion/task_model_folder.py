@@ -23,7 +23,13 @@ from xlpre.common.files import FileEntries, atomic_dir, write_bytes
 from xlpre.common.safetensors_io import check_finite, write_tensors
 from xlpre.conversion import hf, hf_heads
 from xlpre.conversion.hf_tokenizer import write_tokenizer
-from xlpre.conversion.model_folder import ModelFolder, export_folder, load_folder, write_native_files
+from xlpre.conversion.model_folder import (
+    ModelFolder,
+    export_folder,
+    load_folder,
+    resolve_model_dir,
+    write_native_files,
+)
 from xlpre.conversion.native import check_checksum
 from xlpre.model.config import ModelConfig
 
@@ -98,9 +104,7 @@ def load_task_model(path: str | Path) -> TaskModelFolder:
     Raises:
         ValueError: the folder is not that of a fine-tuned model, is damaged, or is refused by `load_folder`.
     """
-    path = Path(path)
-    if (path / "model" / TASK).exists() and not (path / TASK).exists():
-        path = path / "model"  # the folder of a run
+    path = resolve_model_dir(path)
     folder = load_folder(path)
     if not (path / TASK).exists():
         raise ValueError(

@@ -74,6 +74,7 @@ def test_no_command_survives_the_job_pool(tmp_path, fault):
     )  # fmt: skip
     logs, deadline = [tmp_path / str(n) / "log.txt" for n in range(2)], time.monotonic() + 60
     assert b"3 runs" in parent.stdout.readline()
+    assert all(b": started (" in parent.stdout.readline() for _ in range(3))
     if fault == "closed output":
         parent.stdout.close()
     while not all(log.exists() and log.stat().st_size for log in logs) and time.monotonic() < deadline:

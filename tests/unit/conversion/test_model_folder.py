@@ -8,7 +8,14 @@ import safetensors.torch
 import torch
 
 from tests.unit.conversion.folders import WRITERS, make, write_release
-from xlpre.conversion.model_folder import ModelFolder, load_folder, save_folder, save_huggingface, save_tensorflow
+from xlpre.conversion.model_folder import (
+    ModelFolder,
+    load_folder,
+    resolve_model_dir,
+    save_folder,
+    save_huggingface,
+    save_tensorflow,
+)
 from xlpre.text.tokenizer import TokenizerConfig
 from xlpre.text.tokenizer_training import train_tokenizer
 
@@ -164,3 +171,24 @@ def test_a_state_dict_is_refused_in_favor_of_named_parameters(tokenizer, tmp_pat
     with pytest.raises(ValueError, match=r"model.named_parameters\(\)"):
         save_folder(tmp_path / "there", folder)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_the_folder_of_a_run_stands_for_its_model_folder(kind, tokenizer, tmp_path):
+    run, folder = tmp_path / "run", make(tokenizer)
+    run.mkdir()
+    (run / "config.yaml").write_text("name: mine\n")
+    with pytest.raises(ValueError, match=r"run is invalid: the run has not saved a model yet\."):
+        load_folder(run)
+    WRITERS[kind](run / "model", folder)
+    assert resolve_model_dir(run) == run / "model" == resolve_model_dir(run / "model")
+    assert torch.equal(load_folder(run).weights["lm_head.bias"], folder.weights["lm_head.bias"])
+
+
+def test_a_folder_inside_a_run_is_refused_with_the_folder_of_the_run(tokenizer, tmp_path):
+    save_folder(tmp_path / "run" / "model", make(tokenizer))
+    (tmp_path / "run" / "checkpoints").mkdir()
+    with pytest.raises(
+        ValueError, match=rf"checkpoints is invalid: it is not a model folder. Did you mean {tmp_path}/run\?"
+    ):
+        load_folder(tmp_path / "run" / "checkpoints")

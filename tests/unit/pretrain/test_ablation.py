@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from pretrain.ablate import main
 from pretrain.config import PretrainConfig
-from pretrain.tools.ablation import Ablation, build_table
+from pretrain.tools.ablation import Ablation, build_table, draw_losses, read_results
 from tests.conftest import REPOSITORY
 from xlpre.config.loader import load_config, save_config
 from xlpre.objectives.target_sampling import num_targets
@@ -72,7 +73,7 @@ def test_a_run_with_other_settings_than_its_row_is_refused(write):
     ):
         save_config(load_config(PretrainConfig, "base.yaml", overrides), folder / "config.yaml")
         if message is None:
-            assert build_table(Ablation(write({"high": ["optim.lr=1e-2"]})))[0]["val loss"] == "5.000"
+            assert build_table(Ablation(write({"high": ["optim.lr=1e-2"]})))[0]["validation loss"] == "5.000"
             continue
         with pytest.raises(ValueError, match=message):
             build_table(Ablation(write({"high": ["optim.lr=1e-2"]})))
@@ -83,7 +84,7 @@ def test_a_run_with_other_settings_than_its_row_is_refused(write):
     [
         ({"a": ["model.memlen=0"]}, [], r"row a: .*model.memlen.*model.mem_len"),
         ({"a": [], "b": ["train.steps=0"]}, [], r"row b: .*train.steps.*at least 1"),
-        ({"a": ["seed=3"]}, [], r"row a: seed=3 is invalid"),
+        ({"a": [], "b": ["seed=3"]}, [], r"row b: seed=3 is invalid"),
         ({"a": []}, ["c"], r"--rows c is invalid: .*the rows a\b"),
         ({"a/b": []}, [], r"row 'a/b' is invalid: .*slash"),
         ({}, [], r"`base:`"),
@@ -92,6 +93,28 @@ def test_a_run_with_other_settings_than_its_row_is_refused(write):
 def test_an_invalid_row_is_refused_before_any_run_starts(write, rows, only, message):
     with pytest.raises(ValueError, match=message):
         Ablation(write(rows), rows=only)
+
+
+@pytest.mark.parametrize(
+    ("common", "overrides", "rows", "message"),
+    [
+        (["model.memlen=0"], [], {"a": []}, r"^common: .*model.memlen"),
+        (["name=x"], [], {"a": []}, r"^common: name=x is invalid"),
+        ([], ["train.steps=0"], {"a": []}, r"^the command line: train.steps=0"),
+        (["train.steps=0"], [], {"a": ["train.steps=5"], "b": []}, r"^common: train.steps=0"),
+        (["data.seq_len=64", "data.reuse_len=32"], [], {"a": [], "b": ["data.reuse_len=100"]}, r"^row b: "),
+    ],
+)
+def test_an_error_names_the_part_of_the_file_that_causes_it(write, common, overrides, rows, message):
+    with pytest.raises(ValueError, match=message):
+        Ablation(write(rows, common=common), overrides)
+
+
+def test_an_error_of_the_base_file_is_not_one_of_a_row(write):
+    path = write({"a": []})
+    path.with_name("base.yaml").write_text("train: {steps: 0}")
+    with pytest.raises(ValueError, match=r"^base \S*base.yaml: train.steps=0"):
+        Ablation(path)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +185,7 @@ def test_before_the_first_row_is_evaluated_another_row_is_the_base(write):
     low, high = build_table(ablation)
     assert (low["difference to low"], high["difference to low"]) == ("+0.000", "+0.500")
     write_metrics("plain", 1, [9.0, 5.0])
-    assert [line["difference to base"] for line in build_table(ablation)] == ["+0.000", "+0.500", "+1.000"]
+    assert [line["difference to plain"] for line in build_table(ablation)] == ["+0.000", "+0.500", "+1.000"]
 
 
 def test_the_table_has_medians_over_seeds_and_tokens_to_beat_unigram(write):
@@ -184,15 +207,16 @@ def test_the_table_has_medians_over_seeds_and_tokens_to_beat_unigram(write):
     write_metrics("other", 1, [9.0, None, None], unigram=6.5)
     write_metrics("early", 1, [9.0, 5.5])
     plain, better, other, early = build_table(ablation)
-    assert (plain["val loss"], plain["val loss range"], plain["runs"]) == ("5.800", "5.600 to 5.950", "3")
-    assert plain["tokens to beat unigram (M)"] == "0.50 to 1.00 (1 never)"
-    assert (early["difference to base"], early["at equal tokens"]) == ("-0.300", "-0.450 (0.50 M)")
-    assert (better["difference to base"], better["at equal tokens"]) == ("-0.550", "-0.550 (1.00 M)")
-    assert (better["tokens to beat unigram (M)"], better["overrides"]) == (
+    assert (plain["validation loss"], plain["lowest to highest"], plain["runs"]) == ("5.800", "5.600 to 5.950", "3")
+    beats, final, equal = "million tokens to beat the baseline", "difference to plain", "difference at equal tokens"
+    assert plain[beats] == "0.50 to 1.00 (1 never)"
+    assert (early[final], early[equal]) == ("-0.300", "-0.450 (0.50 M)")
+    assert (better[final], better[equal]) == ("-0.550", "-0.550 (1.00 M)")
+    assert (better[beats], better["settings"]) == (
         "0.50",
         "model.mem_len=0",
     )
-    assert (other["difference to base"], other["tokens to beat unigram (M)"], other["val loss"]) == (
+    assert (other[final], other[beats], other["validation loss"]) == (
         "other targets",
         "never",
         "inf",
@@ -206,8 +230,27 @@ def test_runs_in_progress_can_be_compared(write, capsys):
     write_metrics("other", 1, [9.0, 5.5])
     main([str(path), "--table"])
     output = capsys.readouterr().out
-    assert "| other | model.mem_len=0 | 1 | 0.50 |" in output and "use --seeds 3" in output.splitlines()[-1]
-    assert {file.name for file in Path("runs/some").iterdir()} == {"other", "table.md", "table.csv", "curves.png"}
+    assert "use --seeds 3" in output and re.search(r"^other +1 +1.0 +5.500 ", output, re.MULTILINE)
+    assert {file.name for file in Path("runs/some").iterdir()} == {"other", "table.md", "table.csv", "losses.png"}
+    table = Path("runs/some/table.md").read_text()
+    assert "| other | model.mem_len=0 | 1 | 0.50 |" in table and "use --seeds 3" in table
+
+
+def test_the_picture_has_a_line_of_dots_per_row_sorted_by_loss(write):
+    write_metrics("plain", 1, [9.0, 5.0])
+    write_metrics("plain", 2, [9.0, 5.2])
+    write_metrics("better", 1, [9.0, 4.5])
+    write_metrics("elsewhere", 1, [9.0, 4.0], unigram=6.5)
+    write_metrics("diverged", 1, [9.0, None])
+    rows = {row: [f"optim.lr=1e-{n}"] for n, row in enumerate(("plain", "better", "elsewhere", "diverged"), 2)}
+    axes = draw_losses(read_results(Ablation(write(rows, num_seeds=2)))).axes[0]
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels == ["diverged", "plain", "better", "elsewhere (other targets)"]
+    dots = [(*line.get_xydata()[0], line.get_marker()) for line in axes.lines if line.get_marker() in ("o", ">")]
+    assert sorted(dot for dot in dots if dot[2] == "o") == [(4.0, 3, "o"), (4.5, 2, "o"), (5.0, 1, "o"), (5.2, 1, "o")]
+    assert [dot[1] for dot in dots if dot[2] == ">"] == [0]
+    assert [text.get_text() for text in axes.texts] == ["inf", "5.100", "4.500", "4.000"]
+    assert [line.get_xdata()[0] for line in axes.lines if line.get_label() == "median of plain"] == [5.1]
 
 
 def test_the_table_of_a_subset_does_not_replace_that_of_all_rows(write):
@@ -216,8 +259,8 @@ def test_the_table_of_a_subset_does_not_replace_that_of_all_rows(write):
     file = write({"base": [], "other": []})
     main([str(file), "--table"])
     main([str(file), "--table", "--rows", "other"])
-    rows = {name: Path(f"runs/some/{name}.md").read_text().count("\n") - 2 for name in ("table", "subset_table")}
-    assert rows == {"table": 2, "subset_table": 1} and Path("runs/some/subset_curves.png").exists()
+    rows = {name: Path(f"runs/some/{name}.csv").read_text().count("\n") - 1 for name in ("table", "subset_table")}
+    assert rows == {"table": 2, "subset_table": 1} and Path("runs/some/subset_losses.png").exists()
 
 
 def test_printed_commands_are_quoted(write, capsys):

@@ -1,4 +1,6 @@
+import dataclasses
 import math
+import re
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ from pretrain.config import EvalConfig, PretrainConfig
 from pretrain.trainer import evaluator
 from tests.unit.model.conftest import make_model
 from xlpre.data.store import SplitData
+from xlpre.data.store_builder import write_store
 from xlpre.data.window_layout import DataConfig
 from xlpre.model.backbone import Backbone
 from xlpre.model.config import MemoryConfig
@@ -100,3 +103,39 @@ def test_bits_per_byte_are_relative_to_the_text_of_the_targets(store, tokenizer,
     text = [tokenizer.pieces[i].replace("▁", " ") if i > 8 else "|" for i in targets]
     assert result.loss == 1
     assert result.bits_per_byte == pytest.approx(len(targets) / math.log(2) / len("".join(text).encode()))
+
+
+@pytest.mark.parametrize(
+    ("name", "train_k", "val_k", "expected"),
+    [
+        ("permutation", 2.0, 6.0, r"1 in 6 tokens, training 1 in 2\. .* can be below"),
+        ("denoising", 7.5, 6.0, r"1 in 6 tokens, training 1 in 7\.5\. .* can be above"),
+        ("permutation", 2.0, None, "^$"),
+        ("permutation", 6.0, 6.0, "^$"),
+        ("causal", 2.0, 6.0, "^$"),
+    ],
+)
+def test_the_note_on_targets_names_both_fractions_if_they_differ(name, train_k, val_k, expected):
+    objective = ObjectiveConfig(name=name, partial_k=train_k)
+    note = evaluator.compare_targets(PretrainConfig(objective=objective, eval=EvalConfig(partial_k=val_k)))
+    assert re.search(expected, note)
+
+
+def test_a_small_validation_text_is_reported(store, documents, tokenizer, tmp_path):
+    config = PretrainConfig(
+        data=DataConfig(store_dir="x", seq_len=32, reuse_len=16), eval=EvalConfig(batch_size=2, num_windows=3)
+    )
+    n_windows = (len(store.validation) - config.data.lookahead) // config.data.reuse_len // 2
+    assert not evaluator.warn_of_small_validation_text(config, store)
+    for windows, expected in ((n_windows, ""), (n_windows + 1, f"{len(store.validation):,} of the ")):
+        changed = dataclasses.replace(config, eval=EvalConfig(batch_size=2, num_windows=windows))
+        assert expected in evaluator.warn_of_small_validation_text(changed, store)
+        assert evaluator.val_lanes(changed, store)[1] == n_windows
+        assert bool(evaluator.warn_of_small_validation_text(changed, store)) == bool(expected)
+    few = write_store(tmp_path / "few", documents[:300], tokenizer, 0.01, {"source": "docstrings"}, {})
+    n_documents = few.meta["val_n_documents"]
+    assert 0 < n_documents < 16
+    warning = evaluator.warn_of_small_validation_text(config, few)
+    assert re.match(
+        rf"warning: the validation text has {n_documents} documents?\b.*; val loss will be noisy\. Raise", warning
+    )

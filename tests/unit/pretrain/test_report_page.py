@@ -5,16 +5,21 @@ import os
 import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from pretrain.config import EvalConfig, PretrainConfig
+from pretrain.tools import report_page
 from pretrain.tools.report_page import _loss_figure, write_report
 from pretrain.trainer.inputs import describe_finished
 from pretrain.trainer.samples import Samples
 from tests.conftest import REPOSITORY
+from xlpre.common.plots import new_axes, save_figure
+from xlpre.common.tables import write_table
 from xlpre.config.loader import save_config
 from xlpre.inference.cloze import ClozeResult
+from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.text import special_tokens
 from xlpre.text.corpus import TextConfig
 from xlpre.training.metrics_writer import MetricsWriter
@@ -24,7 +29,7 @@ def write_run(folder, name, **text):
     save_config(PretrainConfig(name=name, text=TextConfig(**text)), folder / "config.yaml")
     with closing(MetricsWriter(folder, 0)) as log:
         log.write(1, loss=7.0, lr=0.1, tokens_per_second=10.0, tokens=5, train_seconds=1.0)
-        log.write(1, val_loss=7.0, val_unigram_loss=6.0, val_accuracy=0.0, tokens=5, train_seconds=1.0)
+        log.write(1, val_loss=7.0, val_unigram_loss=6.0, val_accuracy=0.0, val_bpb=2.5, tokens=5, train_seconds=1.0)
 
 
 def test_runs_are_labeled_with_their_names_and_text_is_that_of_the_mixture(tmp_path):
@@ -37,14 +42,44 @@ def test_runs_are_labeled_with_their_names_and_text_is_that_of_the_mixture(tmp_p
     assert "text: mine/*.txt" in page
 
 
+def test_the_page_says_why_validation_and_training_losses_differ_and_what_bits_per_byte_are(tmp_path):
+    write_run(tmp_path, "mine")
+    page = write_report(tmp_path).read_text()
+    assert "<li>bits per byte<b>2.500</b>" in page and "<b>Bits per byte</b>: " in page
+    assert "training 1 in" not in page  # the same fraction of the tokens is predicted
+    config = PretrainConfig(eval=EvalConfig(partial_k=6.0), objective=ObjectiveConfig(partial_k=2.0))
+    save_config(config, tmp_path / "config.yaml")
+    assert "Validation predicts 1 in 6 tokens, training 1 in 2." in write_report(tmp_path).read_text()
+
+
+def test_every_axis_of_the_page_has_a_label(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(report_page, "figure_to_svg", lambda figure: figures.append(figure) or "")
+    write_run(tmp_path, "mine")
+    write_report(tmp_path)
+    assert len(figures) == 3
+    assert all(axes.get_xlabel() and axes.get_ylabel() for figure in figures for axes in figure.axes)
+
+
+def test_a_finetuning_or_ablation_has_a_page_with_its_table_and_plots(tmp_path):
+    write_table([{"name": "mrpc", "median": "<0.75>"}], tmp_path)
+    save_figure(new_axes(2, 2)[0], tmp_path / "curves.png")
+    page = write_report(tmp_path).read_text()
+    assert "<th>median</th>" in page and "<td>&lt;0.75&gt;</td>" in page
+    assert "<h2>curves</h2><img alt='curves.png' src='data:image/png;base64,iVBOR" in page
+    with pytest.raises(ValueError, match=r"--against other is invalid: "):
+        write_report(tmp_path, [Path("other")])
+
+
 def test_a_run_with_nonfinite_losses_has_a_report(tmp_path):
     save_config(PretrainConfig(), tmp_path / "config.yaml")
     log = MetricsWriter(tmp_path, 0)
     for step, loss in enumerate((7.0, float("nan"), float("inf"))):
         log.write(step, loss=loss, lr=0.1, tokens_per_second=10.0, tokens=step, train_seconds=1.0)
-        log.write(step, val_loss=loss, val_unigram_loss=6.0, val_accuracy=0.0, tokens=step, train_seconds=1.0)
+        val = {"val_loss": loss, "val_unigram_loss": 6.0, "val_accuracy": 0.0, "val_bpb": loss}
+        log.write(step, **val, tokens=step, train_seconds=1.0)
     log.close()
-    assert "val loss<b>nan nats" in write_report(tmp_path).read_text()
+    assert "validation loss<b>nan nats" in write_report(tmp_path).read_text()
 
 
 def test_characters_without_a_font_are_reported_once(tmp_path, capfd):

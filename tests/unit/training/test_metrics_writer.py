@@ -1,3 +1,4 @@
+import importlib
 import json
 import math
 import sys
@@ -53,6 +54,11 @@ def parse_strict(text):
         raise AssertionError(f"{constant} is not JSON")
 
     return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
+
+
+def test_the_command_tensorboard_can_be_imported():  # 2.20 needs pkg_resources, which setuptools 81 removed
+    assert importlib.import_module("tensorboard.main").run_main
+    assert importlib.import_module("tensorboard.data.server_ingester").SubprocessServerDataIngester
 
 
 def test_a_number_that_is_not_finite_is_null_in_json_and_itself_in_tensorboard(tmp_path):
