@@ -216,9 +216,9 @@ class TaskOptimConfig(LayerwiseOptimConfig):
     """AdamW with smaller updates for lower layers, and a learning rate that fits the width of the model.
 
     Attributes:
-        lr: peak learning rate. null: `base_lr`, which is raised for models narrower than XLNet-Base, as
-            base_lr * (768 / d_model)^2, up to 3e-4. The start-up lines and result.json have the value.
-        base_lr: learning rate of models with a d_model of 768 or more, for which the published values are. Only used for lr=null.
+        lr: peak learning rate. null: `base_lr`, raised for models narrower than 768.
+        base_lr: for lr=null, the learning rate of models with a d_model of 768 or more, for which the published values are. Narrower
+            models get base_lr * (768 / d_model)^2, at most 3e-4. The start-up lines and result.json have the value.
     """
 
     lr: float | None = None  # type: ignore[assignment]
