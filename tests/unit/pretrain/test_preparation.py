@@ -36,14 +36,6 @@ def test_line_type_and_preprocessing_reach_the_store(config):
     assert store.tokenizer().preprocess == "cased" and store.meta["source"]["line_type"] == "sentences"
 
 
-def test_a_small_validation_text_is_reported_when_the_store_is_built(config, capsys):
-    config = change(config, "text", val_fraction=0.01)
-    make_store(config)
-    assert "val loss will be noisy. Raise text.val_fraction=0.01 " in capsys.readouterr().out
-    make_store(config)
-    assert "noisy" not in capsys.readouterr().out
-
-
 def test_a_vocabulary_is_reused_for_its_text_only_and_encodes_any(config, text_file, tmp_path):
     config = change(config, "tokenizer", path=str(tmp_path / "trained.model"))
     trained = make_tokenizer(config)
