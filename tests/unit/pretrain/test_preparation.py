@@ -109,6 +109,6 @@ def test_a_store_with_other_settings_is_refused_by_the_name_of_the_setting(confi
 def test_a_validation_text_of_a_few_documents_is_reported(config, capsys, val_fraction, is_reported):
     store = make_store(change(config, "text", val_fraction=val_fraction))
     n_documents = store.meta["val_n_documents"]
-    assert (n_documents < 10) == is_reported
-    warning = f"warning: the validation text is {n_documents} document"
+    assert (n_documents < 16) == is_reported
+    warning = f"warning: the validation text has {n_documents} document"
     assert (warning in capsys.readouterr().out) == is_reported
