@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from xlpre.model.kernels.cpu.build import elementwise, is_supported
@@ -58,6 +59,7 @@ class _Dropout(torch.autograd.Function):
         return _apply_dropout(x, p, seed)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return _apply_dropout(grad, ctx.p, ctx.seed), None, None
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from xlpre.model.config import ModelConfig
@@ -85,6 +86,7 @@ class _LookUpWithTable(torch.autograd.Function):
         return look_up(ids, table), table.view_as(table)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, d_embeddings: Tensor | None, d_table: Tensor | None) -> tuple[Tensor | None, None]:
         (ids,) = ctx.saved_tensors
         if d_embeddings is not None:

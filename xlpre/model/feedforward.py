@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from xlpre.model.config import ModelConfig
@@ -34,6 +35,7 @@ class _Gelu(torch.autograd.Function):
         return elementwise("gelu", x)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         return elementwise("gelu_backward", *ctx.saved_tensors, grad.contiguous())
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from xlpre.model.config import ModelConfig
@@ -81,6 +82,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return losses.squeeze(1)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, d_logits = ctx.saved_tensors
         grad = grad.to(hidden.dtype)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,9 +13,15 @@ from hypothesis import strategies as st
 from tests.conftest import REPOSITORY, examples
 from tests.unit.model.conftest import make_model, random_batch, random_memory
 from xlpre.batch import HIDDEN_RANK
+from xlpre.model.dropout import Dropout
+from xlpre.model.embedding import _LookUpWithTable
+from xlpre.model.feedforward import gelu
 from xlpre.model.kernels import backend
 from xlpre.model.kernels.backend import fastest_backend, load_triton, resolve_backend
 from xlpre.model.kernels.cpu import attention
+from xlpre.model.kernels.cpu.attention import CpuBackend
+from xlpre.model.kernels.selfcheck.fixtures import random_attention_meta
+from xlpre.model.lm_head import _LinearCrossEntropy
 from xlpre.model.memory import initial_memory
 from xlpre.model.positions import SCHEMES
 from xlpre.model.score_terms import ScoreTerms
@@ -119,6 +126,43 @@ def test_without_the_package_triton_a_model_is_refused(monkeypatch):
     for build in (load_triton, lambda: make_model(attention_backend="triton")):
         with pytest.raises(ValueError, match=r"attention_backend=triton .*package triton.*attention_backend=auto"):
             build()
+
+
+def test_triton_on_a_cpu_is_refused():
+    pytest.importorskip("triton", reason="triton is installed with the tests on Linux (x86-64)")
+    model = make_model(attention_backend="triton", n_layer=1)
+    with pytest.raises(ValueError, match=r"attention_backend=triton .* CPU.*attention_backend=auto"):
+        model(random_batch(), initial_memory(model.config, 2, mem_len=4))
+
+
+def test_a_kernel_is_launched_on_the_device_of_its_tensors(monkeypatch):
+    """With tensors on the second GPU, while the first one is current."""
+    pytest.importorskip("triton", reason="triton is installed with the tests on Linux (x86-64)")
+    from xlpre.model.kernels.triton.launch import launch
+
+    current, launched = [0], []
+    exchange = lambda index: (current.append(index), current.pop(0))[1]  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "_exchange_device", exchange)
+    monkeypatch.setattr(torch.cuda, "_maybe_exchange_device", exchange)
+    tensor = SimpleNamespace(is_cuda=True, get_device=lambda: 1)
+    launch({(3,): lambda **args: launched.append((*current, args))}, (3,), tensor, N=5)
+    assert launched == [(1, {"N": 5})] and current == [0]
+
+
+@pytest.mark.parametrize("name", ["attention", "embedding", "lm_head", "gelu", "dropout"])
+def test_a_second_derivative_is_an_error_instead_of_a_wrong_number(name):
+    x = torch.randn(2, 6, 1, 4, requires_grad=True)
+    meta = random_attention_meta(2, 4, 2, 2, "cpu")
+    functions = {
+        "attention": lambda: CpuBackend.prepare(meta, x.dtype).attend(ScoreTerms(x, 1.0), x, x, 0.0),
+        "embedding": lambda: _LookUpWithTable.apply(x[0, :, 0], torch.tensor([[1, 3]]))[0],
+        "lm_head": lambda: _LinearCrossEntropy.apply(x[0, :, 0], x[1, :, 0], x[0, :, 0, 0], torch.arange(6)),
+        "gelu": lambda: gelu(x),
+        "dropout": lambda: Dropout(0.5)(x),
+    }
+    (gradient,) = torch.autograd.grad((functions[name]() ** 2).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
 
 
 def test_a_model_is_imported_without_torchs_compiler():

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from xlpre.model.attention_mask import AttentionMeta
 from xlpre.model.dropout import drop_threshold, new_seed
@@ -154,6 +155,7 @@ class _Attention(torch.autograd.Function):
         return outputs["out"]
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         tensors = {**dict(zip(ctx.names, ctx.saved_tensors, strict=True)), "d_out": d_out.contiguous()}
         (B, _, H, E), R = d_out.shape, ctx.schedule.sizes["R"]

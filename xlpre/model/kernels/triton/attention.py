@@ -42,7 +42,7 @@ from torch.nn import functional as F
 from xlpre.batch import HIDDEN_RANK
 from xlpre.model.attention_mask import AttentionMeta
 from xlpre.model.kernels.base import AttentionBackend
-from xlpre.model.kernels.triton.launch import TENSORS, KernelArgs, KernelLauncher, new_seed
+from xlpre.model.kernels.triton.launch import IS_INTERPRETED, TENSORS, KernelArgs, KernelLauncher, new_seed
 from xlpre.model.kernels.triton.panels import concat, merge_gradients, split_panels, split_rows
 from xlpre.model.kernels.triton.tiles import MAX_HEAD_WIDTH, TILE_MULTIPLE, is_supported
 from xlpre.model.score_terms import ScoreTerms
@@ -72,6 +72,7 @@ class TritonBackend(AttentionBackend):
     @classmethod
     def prepare(cls, attn_meta: AttentionMeta, dtype: torch.dtype) -> TritonBackend:
         """Pack ranks, positions and segments as integers, see AttentionBackend. The mask is computed in panels of rows."""
+        check_device(attn_meta.query_rank.device)
         N, K = attn_meta.query_rank.size(1), attn_meta.n_keys
         position_key = attn_meta.self_key
         sees_self = torch.arange(N, device=position_key.device) < attn_meta.n_self_visible
@@ -136,6 +137,18 @@ class TritonBackend(AttentionBackend):
         )
         out, _ = relative_attention(*args)
         return out[..., :E]
+
+
+def check_device(device: torch.device) -> None:
+    """Check that the kernels run on a device.
+
+    Raises:
+        ValueError: it is a CPU, and Triton's interpreter is not used.
+    """
+    if device.type == "cpu" and not IS_INTERPRETED:
+        raise ValueError(
+            "model.attention_backend=triton is invalid on a CPU: its kernels run on GPUs. Set model.attention_backend=auto."
+        )
 
 
 # The schema is derived from the fields of KernelArgs, because the annotations that custom_op supports depend on the version of torch.

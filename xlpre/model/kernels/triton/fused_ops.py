@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from xlpre.model.kernels.triton import fused_ops_kernels as kernels
-from xlpre.model.kernels.triton.launch import DROPOUT_LEVELS, dropout_level, new_seed
+from xlpre.model.kernels.triton.launch import DROPOUT_LEVELS, dropout_level, launch, new_seed
 
 PHILOX_OUTPUTS = 8  # elements that one call of the random number generator serves
 MAX_PROGRAMS = 512  # of the backward pass of add_norm: four for each multiprocessor of a large GPU
@@ -76,7 +76,10 @@ def _add_norm(
     x, branch, weight, bias = (tensor.contiguous() for tensor in (x, branch, weight, bias))
     out, summed, mean, rstd = _empty_add_norm(x)
     N = len(mean)
-    kernels.add_norm_forward[_n_groups(N),](
+    launch(
+        kernels.add_norm_forward,
+        (_n_groups(N),),
+        x,
         x=x,
         branch=branch,
         weight=weight,
@@ -103,7 +106,10 @@ def _add_norm_backward(
     n_programs = min(_n_groups(N), MAX_PROGRAMS)
     d_x, d_branch = torch.empty_like(summed), None if seed is None else torch.empty_like(summed)
     d_weight, d_bias = (summed.new_empty(n_programs, D, dtype=torch.float32) for _ in range(2))
-    kernels.add_norm_backward[n_programs,](
+    launch(
+        kernels.add_norm_backward,
+        (n_programs,),
+        summed,
         d_out=d_out.contiguous(),
         summed=summed,
         mean=mean,
@@ -129,8 +135,17 @@ def _add_norm_backward(
 def _gelu_dropout(x: Tensor, seed: Tensor, dropout: float) -> Tensor:
     x = x.contiguous()
     out = torch.empty_like(x)
-    kernels.gelu_dropout_forward[_n_programs(x),](
-        x=x, seed=seed, out=out, n=x.numel(), **_dropout_args(dropout), BLOCK=BLOCK, PHILOX_OUTPUTS=PHILOX_OUTPUTS
+    launch(
+        kernels.gelu_dropout_forward,
+        (_n_programs(x),),
+        x,
+        x=x,
+        seed=seed,
+        out=out,
+        n=x.numel(),
+        **_dropout_args(dropout),
+        BLOCK=BLOCK,
+        PHILOX_OUTPUTS=PHILOX_OUTPUTS,
     )
     return out
 
@@ -143,7 +158,10 @@ def _gelu_dropout(x: Tensor, seed: Tensor, dropout: float) -> Tensor:
 def _gelu_dropout_backward(d_out: Tensor, x: Tensor, seed: Tensor, dropout: float) -> Tensor:
     x = x.contiguous()
     d_x = torch.empty_like(x)
-    kernels.gelu_dropout_backward[_n_programs(x),](
+    launch(
+        kernels.gelu_dropout_backward,
+        (_n_programs(x),),
+        x,
         d_out=d_out.contiguous(),
         x=x,
         seed=seed,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+import triton
 from torch import Tensor
 
 from xlpre.model.kernels.triton import backward, forward
@@ -23,6 +24,8 @@ KERNELS = {
     )
 }
 
+IS_INTERPRETED = not isinstance(forward.attention_forward, triton.JITFunction)  # by TRITON_INTERPRET=1, on a CPU
+
 # GPU code that torch.compile generates holds this bound in 32 bits (torch 2.11); a larger one may become 0
 MAX_SEED = 2**31 - 1
 
@@ -38,6 +41,19 @@ DROPOUT_LEVELS = 2**16  # a dropout probability is rounded to a multiple of 1 / 
 def dropout_level(dropout: float) -> int:
     """Return a dropout probability as a multiple of 1 / DROPOUT_LEVELS, below 1."""
     return min(round(dropout * DROPOUT_LEVELS), DROPOUT_LEVELS - 1)
+
+
+def launch(kernel: Any, grid: tuple[int, ...], device_of: Tensor, **args: Any) -> None:
+    """Launch a kernel on the device of a tensor, which need not be the current one.
+
+    Args:
+        kernel: function of Triton.
+        grid: number of programs in each dimension.
+        device_of: one of the tensors of the kernel.
+        **args: arguments of the kernel.
+    """
+    with torch.cuda.device_of(device_of):
+        kernel[grid](**args)
 
 
 class KernelArgs(NamedTuple):
@@ -178,9 +194,8 @@ class KernelLauncher:
         grid = (-(-self._lengths[tiled] // (tile.rows if tiled == "rows" else tile.keys)), self._n_heads)
         function = KERNELS[kernel]
         shared = {name: x for name, x in self._shared.items() if name in function.arg_names}
-        function[grid](
-            **{**shared, **args}, ROWS=tile.rows, KEYS=tile.keys, num_warps=tile.warps, num_stages=tile.stages
-        )
+        config = {"ROWS": tile.rows, "KEYS": tile.keys, "num_warps": tile.warps, "num_stages": tile.stages}
+        launch(function, grid, query, **shared, **args, **config)
 
     def _position_scores(self) -> Tensor | None:
         """Compute position scores (B, H, N, k_pitch). Columns outside of the range that a row sees are undefined."""
