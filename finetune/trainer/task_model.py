@@ -133,9 +133,18 @@ def check_head(path: Path, head: Mapping[str, Tensor], task: Task, shape: ModelC
             )
 
 
-def resolve_shared_backend(shape: ModelConfig, dtype: torch.dtype, context: TrainingContext) -> ModelConfig:
-    """Return the shape with the attention backend that rank 0 resolves for its device, on every process."""
+def resolve_shared_backend(
+    shape: ModelConfig, dtype: torch.dtype, context: TrainingContext, saved: str | None = None
+) -> ModelConfig:
+    """Return the shape with the attention backend that rank 0 resolves for its device, on every process.
+
+    Args:
+        shape: configuration of the backbone.
+        dtype: data type of activations.
+        context: device and communication of this process.
+        saved: backend that computed the checkpoint to resume from.
+    """
     backend: Any = context.comm.call_on_rank_zero(
-        lambda: resolve_backend(shape.attention_backend, context.device, dtype, shape.head_width)
+        lambda: resolve_backend(shape.attention_backend, context.device, dtype, shape.head_width, saved)
     )
     return dataclasses.replace(shape, attention_backend=backend)

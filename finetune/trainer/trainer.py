@@ -23,6 +23,7 @@ from xlpre.common.files import FileEntries, hardlink_copy
 from xlpre.config.loader import save_config
 from xlpre.conversion.task_model_folder import load_task_model, save_task_model
 from xlpre.model.initialization import build_with_weights
+from xlpre.model.kernels.backend import concrete_backend
 from xlpre.training import checkpoint
 from xlpre.training.checkpoint_writer import CheckpointWriter
 from xlpre.training.deepspeed_engine import build_engine
@@ -221,7 +222,11 @@ class Trainer:
         """Build model and engine with initial weights, or with the state of the checkpoint `saved` and its manifest."""
         config = self.config
         seed_everything(self._seed)  # the same initial weights on every process
-        shape = resolve_shared_backend(self._inputs.shape, self.context.dtype, self.context)
+        device, dtype = self.context.device, self.context.dtype
+        saved_backend = manifest.get("attention_backend")
+        shape = resolve_shared_backend(self._inputs.shape, dtype, self.context, saved_backend)
+        backend = concrete_backend(shape.attention_backend, device, dtype, shape.head_width)
+        self._manifest["attention_backend"] = backend
         build = partial(TaskModel, shape, self._inputs.task)
         weights = load_task_model(saved / checkpoint.MODEL_DIR).weights if saved else {}
         model = build_with_weights(weights, build) if saved else build()

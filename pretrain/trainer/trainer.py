@@ -30,7 +30,7 @@ from xlpre.config.loader import save_config
 from xlpre.conversion.model_folder import ModelFolder, load_folder, save_folder
 from xlpre.data_loader import assign_lanes
 from xlpre.model.initialization import build_with_weights
-from xlpre.model.kernels.backend import resolve_backend
+from xlpre.model.kernels.backend import concrete_backend, resolve_backend
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import Memory, initial_memory
 from xlpre.training import checkpoint
@@ -225,9 +225,11 @@ class Trainer:
         """Build model, engine and memories with initial values, or with those of the checkpoint `saved` and its manifest."""
         config, device, dtype = self.config, self.context.device, self.context.dtype
         seed_everything(config.seed)  # equal initial weights on all processes
+        head_width, saved_backend = self.shape.head_width, manifest.get("attention_backend")
         backend: Any = self.context.comm.call_on_rank_zero(
-            lambda: resolve_backend(self.shape.attention_backend, device, dtype, self.shape.head_width)
+            lambda: resolve_backend(self.shape.attention_backend, device, dtype, head_width, saved_backend)
         )
+        self._manifest["attention_backend"] = concrete_backend(backend, device, dtype, head_width)
         shape = dataclasses.replace(self.shape, attention_backend=backend)
         two_streams, next_sentence = self._inputs.objective.two_streams, config.objective.next_sentence
         build = partial(LanguageModel, shape, two_streams, next_sentence)

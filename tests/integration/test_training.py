@@ -265,3 +265,20 @@ def test_an_interrupted_quickstart_saves_and_finishes_when_called_again(quicksta
         resumed.stdout + resumed.stderr
     )
     assert max(read_steps(tmp_path / "quick")) == 20 and (tmp_path / "quick" / "report.html").exists()
+
+
+def test_a_run_resumes_with_the_attention_backend_of_its_checkpoint(make_args, tmp_path):
+    assert run(SCRIPT, *make_args(train__steps=2)).returncode == 0
+    saved = tmp_path / "tiny/checkpoints/step_00000002"
+    manifest = checkpoint.read_manifest(saved)
+    assert manifest["attention_backend"] == "cpu"
+    results = []
+    for backend in ("sdpa", "triton"):  # as if another machine had written it
+        content = checkpoint.format_manifest({**manifest, "attention_backend": backend})
+        (saved / checkpoint.MANIFEST).write_text(content)
+        results.append(run(SCRIPT, *make_args(train__steps=3)))
+        last = tmp_path / "tiny/checkpoints/step_00000003"
+        results[-1].resumed_with = checkpoint.read_manifest(last)["attention_backend"]
+        shutil.rmtree(last)
+    assert [result.resumed_with for result in results] == ["sdpa", "cpu"]
+    assert ["not available here" in result.stdout + result.stderr for result in results] == [False, True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from importlib.util import find_spec
 
@@ -88,7 +89,9 @@ def fastest_backend(device: torch.device, dtype: torch.dtype, head_width: int) -
     return "triton" if passes_selfcheck(device, dtype, head_width) else "sdpa"
 
 
-def resolve_backend(name: str, device: torch.device, dtype: torch.dtype, head_width: int) -> str:
+def resolve_backend(
+    name: str, device: torch.device, dtype: torch.dtype, head_width: int, saved: str | None = None
+) -> str:
     """Replace `auto` by the fastest backend of a GPU, before the model is built. Then all processes can use the same one.
 
     On a CPU `auto` stays, because the choice depends on torch.compile: it cannot compile the backend `cpu`.
@@ -98,8 +101,27 @@ def resolve_backend(name: str, device: torch.device, dtype: torch.dtype, head_wi
         device: device of the model.
         dtype: dtype of queries, keys and values.
         head_width: E.
+        saved: backend that computed the checkpoint to resume from, see `concrete_backend`. `auto` keeps it if it is available here,
+            because backends differ in rounding. Otherwise a warning is logged.
     """
-    return fastest_backend(device, dtype, head_width) if name == "auto" and device.type != "cpu" else name
+    if name != "auto":
+        return name
+    fastest = fastest_backend(device, dtype, head_width)
+    if saved is not None and saved != fastest:
+        if saved in ("reference", "sdpa") or (saved == "cpu" and is_supported(device, dtype)):
+            return saved
+        logging.getLogger(__name__).warning(
+            "note: the checkpoint was computed with model.attention_backend=%s, which is not available here. The run continues with %s: "
+            "from this step on, its numbers differ in rounding from those of an uninterrupted run.",
+            saved,
+            fastest,
+        )
+    return name if device.type == "cpu" else fastest
+
+
+def concrete_backend(name: str, device: torch.device, dtype: torch.dtype, head_width: int) -> str:
+    """Return the backend that computes a model: `name`, or what `auto` stands for. For the arguments, see `resolve_backend`."""
+    return fastest_backend(device, dtype, head_width) if name == "auto" else name
 
 
 def prepare_backend(name: str, attn_meta: AttentionMeta, dtype: torch.dtype, head_width: int) -> AttentionBackend:
@@ -115,6 +137,5 @@ def prepare_backend(name: str, attn_meta: AttentionMeta, dtype: torch.dtype, hea
     Raises:
         ValueError: the backend is not available, or does not support the device or the dtype.
     """
-    if name == "auto":
-        name = fastest_backend(attn_meta.query_rank.device, dtype, head_width)
+    name = concrete_backend(name, attn_meta.query_rank.device, dtype, head_width)
     return load_backend(name).prepare(attn_meta, dtype)

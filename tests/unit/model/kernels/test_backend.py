@@ -112,6 +112,18 @@ def test_auto_stays_on_a_cpu_until_the_forward_pass():
     assert resolve_backend("auto", CPU, torch.float32, 64) == "auto"
 
 
+def test_auto_keeps_the_backend_of_a_checkpoint_if_it_is_available_and_warns_otherwise(caplog):
+    args = (CPU, torch.float32, 64)
+    assert (
+        resolve_backend("auto", *args, saved="cpu") == "auto" and resolve_backend("cpu", *args, saved="sdpa") == "cpu"
+    )
+    assert resolve_backend("auto", *args, saved="sdpa") == "sdpa"
+    assert resolve_backend("auto", GPU, torch.bfloat16, 64, saved="reference") == "reference"
+    assert not caplog.records
+    assert resolve_backend("auto", *args, saved="triton") == "auto"
+    assert "model.attention_backend=triton, which is not available here" in caplog.text
+
+
 def test_a_model_with_auto_may_be_cast_between_two_forward_passes(monkeypatch):
     chosen, load_backend = [], backend.load_backend
     monkeypatch.setattr(backend, "load_backend", lambda name: chosen.append(name) or load_backend(name))
