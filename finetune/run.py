@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from finetune.config import FinetuneConfig, apply_cli_precedence, task_overrides
 from xlpre.common.cli_main import run_main
+from xlpre.common.launcher import read_launcher
 from xlpre.config.cli import SettingsParser
 
 COMMON = (
@@ -48,6 +49,7 @@ def build_parser() -> SettingsParser[FinetuneConfig]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
+    read_launcher()
     config, explicit_keys, _ = build_parser().parse_config(argv, task_overrides)
     config = apply_cli_precedence(config, explicit_keys.args)
 

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 from pretrain.config import PretrainConfig
 from xlpre.common.cli_main import run_main
+from xlpre.common.launcher import read_launcher
 from xlpre.config.cli import ExplicitKeys, SettingsParser
 
 COMMON = (
@@ -52,6 +53,7 @@ def build_parser() -> SettingsParser[PretrainConfig]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
+    read_launcher()
     config, explicit_keys, args = build_parser().parse_config(argv)
     _check_has_preset(explicit_keys)
 

@@ -51,12 +51,7 @@ train() {
     export MASTER_PORT=$((20000 + (SLURM_JOB_ID * 7 + $1) % 10000))
     shift
     # --wait: the other processes are killed 60 s after the first exit. --kill-on-bad-exit would kill them at once and hide status 2.
-    # shellcheck disable=SC2016  # the task expands the variables
-    srun --wait=60 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" bash -c '
-        export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=$SLURM_NTASKS_PER_NODE
-        # if the site binds GPUs to tasks, each task sees one GPU, with index 0
-        [[ -z ${CUDA_VISIBLE_DEVICES:-} || $CUDA_VISIBLE_DEVICES == *,* ]] || LOCAL_RANK=0
-        exec python -u pretrain/run.py "$@"' task "$@" &
+    srun --wait=60 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" python -u pretrain/run.py "$@" &
     step=$!
     # no `wait` here: a trapped signal interrupts it, with a status like that of a finished training
     while kill -0 "$step" 2>/dev/null; do

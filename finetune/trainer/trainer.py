@@ -68,7 +68,7 @@ def finetune(config: FinetuneConfig) -> None:
         outputs[seed] = finalize_run(inputs, seed, trainer.progress.step, trainer.progress.train_seconds, context)
     else:
         finalize(inputs, list(seeds), outputs, context)
-    lock.release()
+    lock.close()
 
 
 class Trainer:
@@ -89,6 +89,8 @@ class Trainer:
         best: best score so far and its step; None before the first evaluation.
     """
 
+    _evaluation_due: bool
+
     def train(self) -> None:
         """Run the training loop until the steps or the time are used up, early stopping applies, or a signal requests a stop.
 
@@ -96,7 +98,8 @@ class Trainer:
             ValueError: gradients or weights are not finite, or a checkpoint cannot be written.
         """
         config, progress, logger = self.config, self.progress, self.logger
-        if progress.step == 0 or self.is_finished:  # a run may resume with less time than it has used
+        # a run may resume with less time than it has used
+        if progress.step == 0 or self._evaluation_due or self.is_finished:
             self.evaluate()
         stopped = False
         while not (self.is_finished or stopped):
@@ -110,7 +113,8 @@ class Trainer:
                 logger.count_tokens(micro_step)
             stopped = progress.end_step()
             logger.end_step()
-            if progress.step % config.eval.every == 0 or self.is_finished:
+            self._evaluation_due = progress.step % config.eval.every == 0 or self.is_finished
+            if self._evaluation_due and (self.is_finished or not stopped):
                 self.evaluate()
             if progress.step % config.train.log_every == 0 or self.is_finished or stopped:
                 logger.write_metrics()
@@ -141,6 +145,8 @@ class Trainer:
         )
         self.best: tuple[float, int] | None = manifest.get("best") and tuple(manifest["best"])
         self._n_without_improvement: int = manifest.get("evaluations_without_improvement", 0)
+        # a run that is asked to stop saves at once; it evaluates when it resumes
+        self._evaluation_due = manifest.get("evaluation_due", False)
         self._build(saved, manifest)
         self.progress = Progress(train, self.engine, self.context.comm, shutdown, self._writer, manifest)
         if is_rank_zero():
@@ -176,6 +182,7 @@ class Trainer:
             if self.progress.step > 0:  # the score of an untrained head may be high by chance
                 self._update_best(metrics[f"{self._inputs.dev[0].name}/{task.main_metric}"])
             self.logger.write_evaluation(metrics)
+        self._evaluation_due = False
         return metrics
 
     def save(self) -> None:
@@ -185,6 +192,7 @@ class Trainer:
             "train_seconds": self.progress.train_seconds,
             "best": self.best,
             "evaluations_without_improvement": self._n_without_improvement,
+            "evaluation_due": self._evaluation_due,
         }
         with self.logger.paused():
             self._writer.begin(self.progress.step, self.engine, [], manifest, self._write_model)

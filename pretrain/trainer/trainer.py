@@ -69,6 +69,8 @@ class Trainer:
         ValueError: settings contradict each other, the store, the vocabulary or the checkpoint.
     """
 
+    _evaluation_due: bool
+
     def train(self) -> None:
         """Run the training loop until the steps or the time are used up, or a signal requests a stop.
 
@@ -76,7 +78,7 @@ class Trainer:
             ValueError: the gradients, the weights or the validation loss are not finite, or a checkpoint cannot be written.
         """
         config, progress, logger = self.config, self.progress, self.logger
-        if progress.step == 0:
+        if progress.step == 0 or self._evaluation_due:
             self.evaluate()
         batches, stopped = self.batches(), False
         while not (progress.is_finished or stopped):
@@ -93,7 +95,8 @@ class Trainer:
             logger.end_step()
             if progress.step % config.train.log_every == 0 or progress.is_finished or stopped:
                 logger.write_metrics()
-            if progress.step % config.eval.every == 0 or progress.is_finished:
+            self._evaluation_due = progress.step % config.eval.every == 0 or progress.is_finished
+            if self._evaluation_due and (progress.is_finished or not stopped):
                 self.evaluate()
             if progress.step % config.train.save_every == 0 or progress.is_finished or stopped:
                 self.save()
@@ -130,6 +133,8 @@ class Trainer:
         self.tokens: int = manifest.get("tokens", 0)
         self._has_new_eval_protocol = bool(manifest) and manifest["eval"] != self._manifest["eval"]
         self._best_loss: float | None = None if self._has_new_eval_protocol else manifest.get("best_val_loss")
+        # a run that is asked to stop saves at once; it evaluates when it resumes
+        self._evaluation_due = manifest.get("evaluation_due", False)
         self.memories: list[Memory] = []
         self._debug_inputs: list[tuple[Batch, Memory]] = []
         self._build(saved, manifest)
@@ -189,6 +194,7 @@ class Trainer:
                 self._best_loss = result.loss
                 self.writer.keep_best(step, self.engine)
             self.logger.write_evaluation(result)
+        self._evaluation_due = False
         if self.progress.is_finished and not math.isfinite(result.loss):
             self.writer.finish()
             raise ValueError(
@@ -201,7 +207,12 @@ class Trainer:
         """Start to write a checkpoint, while training continues. Every process must call it."""
         with self.logger.paused():
             step, train_seconds = self.progress.step, self.progress.train_seconds
-            progress = {"train_seconds": train_seconds, "tokens": self.tokens, "best_val_loss": self._best_loss}
+            progress = {
+                "train_seconds": train_seconds,
+                "tokens": self.tokens,
+                "best_val_loss": self._best_loss,
+                "evaluation_due": self._evaluation_due,
+            }
             self.writer.begin(
                 step,
                 self.engine,
@@ -213,7 +224,7 @@ class Trainer:
     def close(self) -> None:
         """Finish the checkpoint in progress, close the log, release the run folder and print the result."""
         self.writer.close()
-        self._lock.release()
+        self._lock.close()
         self.logger.close()
         if is_rank_zero():
             if self.progress.is_finished:

@@ -1,9 +1,9 @@
 """`pretrain/run.py` with an injected fault: FAULT={"phase": ..., "do": ..., "steps": [first, last], "process": N} in the environment.
 
 The fault happens on process N, in one of the steps, when the phase is reached; see PHASES. `do` is `kill` (the default), `kill_all`
-(the process group), `stop` (the process hangs), a system error such as `ENOSPC` (a full disk), or in the phase `loss` one of `nan`,
-`inf`, `inf_gradient` and `nan_memory`. A killed process first prints a line to stderr. If the last argument is a JSON list of lists of
-arguments, each is trained in turn, and `each` lists the value of `do` for each.
+(the process group), `stop` (the process hangs), `SIGTERM`, a system error such as `ENOSPC` (a full disk), or in the phase `loss` one of
+`nan`, `inf`, `inf_gradient` and `nan_memory`. A killed process first prints a line to stderr. If the last argument is a JSON list of
+lists of arguments, each is trained in turn, and `each` lists the value of `do` for each.
 """
 
 import dataclasses
@@ -79,7 +79,7 @@ def raise_fault() -> None:
         os.write(2, f"fault: {action} in {FAULT['phase']} at step {STEP['now']}\n".encode())
     if action == "kill_all":
         os.killpg(0, signal.SIGKILL)
-    os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[action])
+    os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "SIGTERM": signal.SIGTERM}[action])
 
 
 def inject_before(owner, name, condition=lambda *args, **kwargs: True) -> None:

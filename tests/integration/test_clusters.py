@@ -6,11 +6,38 @@ from pathlib import Path
 import pytest
 
 from tests.integration.clusters import LONGER, SCRIPT, end, losses, read_until, start, training_processes
-from tests.integration.conftest import deepspeed_launcher, launch, run_together
+from tests.integration.conftest import REPOSITORY, deepspeed_launcher, environment, launch, run_together
+from tests.integration.forking import ForkedCommand
+from xlpre.training import checkpoint
 from xlpre.training.distributed import free_port
 
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_COMM_WORLD_RANK": "{rank}",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "{rank}",
+}
+SLURM = {
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "2",
+    "SLURM_NODEID": "0",
+    "SLURM_PROCID": "{rank}",
+    "SLURM_LOCALID": "{rank}",
+}
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 TORCHRUN_2 = (TORCHRUN, "--standalone", "--nproc-per-node", "2")
+
+
+@pytest.mark.parametrize("variables", [SLURM, pytest.param(OPEN_MPI, marks=pytest.mark.long)], ids=["srun", "mpirun"])
+def test_processes_of_srun_and_mpirun_train_together(make_args, tmp_path, variables):
+    port = {"MASTER_PORT": str(free_port())}
+    ranks = [{name: value.format(rank=rank) for name, value in variables.items()} for rank in (0, 1)]
+    environments = [environment() | port | rank for rank in ranks]
+    wrong = ForkedCommand([SCRIPT, *make_args("wrong", train__stesp=6)], REPOSITORY, environments).wait(60)
+    assert wrong.returncode == 2 and wrong.stderr.count("error: ") == 1, wrong.stderr
+    done = ForkedCommand([SCRIPT, *make_args("two", train__steps=6)], REPOSITORY, environments).wait(120)
+    assert done.returncode == 0 and len(losses(tmp_path / "two")) == 6, done.stderr
+    assert checkpoint.read_manifest(tmp_path / "two" / "checkpoints" / "step_00000006")["world_size"] == 2
 
 
 @pytest.mark.long

@@ -111,6 +111,24 @@ def test_a_run_stopped_by_a_signal_saves_and_resumes_to_the_same_numbers(plain_r
     assert read_steps(tmp_path / "stopped") == read_steps(plain)
 
 
+def test_a_run_that_is_stopped_before_an_evaluation_saves_at_once_and_evaluates_when_it_resumes(plain_run, tmp_path):
+    plain, args = plain_run
+    args = [*args, f"run_dir={tmp_path / 'stopped'}", "train.save_every=1000"]
+    fault = {
+        "phase": "after_update",
+        "do": "SIGTERM",
+        "steps": [9, 9],
+        "process": 0,
+    }  # the next evaluation is that of step 10
+    stopped = run("tests/integration/faulty.py", *args, fault=fault)
+    assert stopped.returncode == 0 and "stopped at step 10 and saved" in stopped.stdout, stopped.stderr
+    assert 10 not in read_val_losses(tmp_path / "stopped")
+    assert run(SCRIPT, *args).returncode == 0
+    assert read_steps(tmp_path / "stopped") == read_steps(plain)
+    assert read_val_losses(tmp_path / "stopped") == read_val_losses(plain)
+    assert_equal_weights(load_folder(tmp_path / "stopped" / "best"), load_folder(plain / "best"))
+
+
 def test_a_second_training_in_the_same_folder_is_refused(plain_run, tmp_path):
     _, args = plain_run
     folder = tmp_path / "busy"

@@ -5,21 +5,33 @@ A file or folder is written under a temporary name, flushed to disk, then rename
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import glob
 import os
 import shutil
+import socket
+import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 import numpy as np
 import psutil
 
+from xlpre.common.os_errors import is_transient
+
 WEIGHTS_SUFFIX = ".safetensors"
 FileEntry = tuple[int, int]  # bytes and CRC-32C of what was written, which a damaged file does not match
 FileEntries = dict[str, FileEntry]  # by file name
+# errors of flock on Lustre mounted without -o flock, NFS without its lock service, and other file systems without locks
+NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+LEASE_SECONDS = 60.0  # after which a lease that is not renewed is free
+LOCK_FILE, LEASE_FILE = ".lock", ".lease"
+ABANDONED_SECONDS = 86_400.0  # after which a temporary file of another machine is removed
 
 
 def cache_dir() -> Path:
@@ -90,7 +102,7 @@ def atomic_dir(path: str | Path) -> Iterator[Path]:
             yield partial
             for file in [*partial.rglob("*"), partial]:
                 fsync(file)
-            replaced = path.with_name(f".{path.name}.replaced-{os.getpid()}")
+            replaced = path.with_name(f".{path.name}.replaced-{_machine()}-{os.getpid()}")
             if path.exists():
                 os.replace(path, replaced)
             os.replace(partial, path)
@@ -108,8 +120,11 @@ def hardlink_copy(source: Path, target: Path) -> None:
                 shutil.copy2(file, partial / file.name)
 
 
-def lock_dir(folder: Path, refusal: str) -> IO[str]:
-    """Lock `folder` for this process. The lock ends when the returned file is closed or the process exits.
+def lock_dir(folder: Path, refusal: str) -> ExitStack:
+    """Lock `folder` for this process, until the returned object is closed or the process exits.
+
+    A file system without file locks is locked by a lease: a file that names machine, start of the machine and process, and is renewed
+    regularly.
 
     Args:
         folder: created if it does not exist.
@@ -117,18 +132,28 @@ def lock_dir(folder: Path, refusal: str) -> IO[str]:
 
     Raises:
         ValueError: the folder cannot be created or written, or another process holds the lock.
+        OSError: the file system failed for now.
     """
+    held = ExitStack()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / ".lock", "w")  # noqa: SIM115 - the open file is the lock
+        file = held.enter_context(open(folder / LOCK_FILE, "w"))  # noqa: SIM115 - the open file is the lock
     except OSError as error:
+        if is_transient(error):
+            raise
         raise ValueError(f"{folder} cannot be written ({error.strerror}). Choose another folder.") from None
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with with_filename(folder / LOCK_FILE):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        lock.close()
+        held.close()
         raise ValueError(f"{folder}: {refusal}") from None
-    return lock
+    except OSError as error:
+        held.close()
+        if error.errno not in NO_FLOCK:
+            raise
+        held.callback(_acquire_lease(folder, refusal).release)
+    return held
 
 
 def fsync(path: Path) -> None:
@@ -136,6 +161,11 @@ def fsync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if not (
+            path.is_dir() and error.errno in (errno.EINVAL, errno.EOPNOTSUPP)
+        ):  # some file systems flush files only
+            raise
     finally:
         os.close(descriptor)
 
@@ -166,6 +196,39 @@ def _hardlink_read_only(source: Path, target: Path) -> bool:
     return True
 
 
+def _acquire_lease(folder: Path, refusal: str) -> Any:
+    import filelock  # here, because the self-check of the GPU kernels runs where it may not be installed
+
+    print(
+        f"warning: {folder} is on a file system without file locks. The file {LEASE_FILE} in it locks it instead; if another machine "
+        f"died with the lock, this start waits {LEASE_SECONDS:g} s.",
+        file=sys.stderr,
+        flush=True,
+    )
+    lost = f"warning: the lock of {folder} was lost; another process may use the folder now."
+    lease = filelock.SoftFileLease(
+        folder / LEASE_FILE,
+        lease_duration=LEASE_SECONDS,
+        on_compromise=lambda compromise: print(lost, file=sys.stderr, flush=True),
+        thread_local=False,
+    )
+    try:
+        lease.acquire(timeout=1.5 * LEASE_SECONDS, poll_interval=LEASE_SECONDS / 100)
+    except filelock.Timeout:
+        raise ValueError(f"{folder}: {refusal}") from None
+    return lease
+
+
+@cache
+def _machine() -> str:
+    """Return the name of this machine and the id of its present start, within which a process id names one process."""
+    try:
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text("ascii")
+    except OSError:  # not Linux
+        boot_id = ""
+    return f"{socket.gethostname()}-{boot_id.strip().replace('-', '')[:12]}"
+
+
 def _temporary_path(path: Path) -> Path:
     """Return a name next to `path` for this process, after removing or restoring leftovers of killed processes."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -176,14 +239,25 @@ def _temporary_path(path: Path) -> Path:
             os.replace(leftover, path)  # the process was killed between the two renames of atomic_dir
     for leftover in _leftovers(path, "partial"):
         _remove(leftover)
-    return path.with_name(f".{path.name}.partial-{os.getpid()}")
+    return path.with_name(f".{path.name}.partial-{_machine()}-{os.getpid()}")
 
 
 def _leftovers(path: Path, kind: str) -> list[Path]:
     """List the temporary files of `path` that belong to this process or to no living process."""
-    candidates = path.parent.glob(f".{glob.escape(path.name)}.{kind}-*")
-    pids = [(leftover, int(leftover.name.rpartition("-")[2])) for leftover in candidates]
-    return [leftover for leftover, pid in pids if pid == os.getpid() or not psutil.pid_exists(pid)]
+    prefix = f".{path.name}.{kind}-"
+    candidates = path.parent.glob(f"{glob.escape(prefix)}*")
+    return [leftover for leftover in candidates if _is_abandoned(leftover, leftover.name.removeprefix(prefix))]
+
+
+def _is_abandoned(leftover: Path, owner: str) -> bool:
+    """Return True if the process `owner`, given as HOST-START-PID, does not use the temporary file or folder `leftover` any more."""
+    machine, _, pid = owner.rpartition("-")
+    if machine == _machine():
+        return int(pid) == os.getpid() or not psutil.pid_exists(int(pid))
+    if machine.rpartition("-")[0] == socket.gethostname():
+        return True  # this machine has been restarted
+    times = [file.lstat().st_mtime for file in (leftover, *leftover.rglob("*"))]
+    return time.time() - max(times) > ABANDONED_SECONDS
 
 
 def _remove(path: Path) -> None:

@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from xlpre.common.launcher import read_launcher
+
 T = TypeVar("T")
 
 
@@ -37,10 +39,21 @@ def is_rank_zero() -> bool:
 
 
 def init_env() -> None:
-    """Set the environment variables that a launcher sets, so that `python run.py` is a job of one process."""
+    """Set the environment variables that a launcher sets, so that `python run.py` is a job of one process.
+
+    Prints a hint if the machine has more GPUs.
+
+    Raises:
+        ValueError: see `read_launcher`.
+    """
+    read_launcher()
     if "RANK" not in os.environ:
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", **address)
+        if device_type() == "cuda" and (n_gpus := torch.cuda.device_count()) > 1:
+            print(
+                f"1 of {n_gpus} GPUs is used. To use all: deepspeed {sys.argv[0]} ... (docs/distributed.md)", flush=True
+            )
 
 
 def set_timeout(minutes: float) -> None:

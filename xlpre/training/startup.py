@@ -10,15 +10,16 @@ A trainer starts in this order::
     engine = build_engine(model, context.deepspeed_config, config.train, config.optim, context.device)
     print(f"... {context.describe()}")                       # batch, processes, device, precision, ZeRO stage
     ...
-    lock.release()
+    lock.close()
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
@@ -65,8 +66,10 @@ class TrainingContext:
         """The ZeRO stage, 0 to 3."""
         return int(self.deepspeed_config["zero_optimization"]["stage"])
 
-    def lock_run_dir(self, run_dir: Path, kind: str) -> RunDirLock:
-        """Lock the run folder, and check that all machines see it. Every process must call it.
+    def lock_run_dir(self, run_dir: Path, kind: str) -> ExitStack:
+        """Lock the run folder on rank 0 until the returned object is closed, and check that all machines see it.
+
+        Every process must call it.
 
         Args:
             run_dir: the folder, which is created.
@@ -76,25 +79,13 @@ class TrainingContext:
             ValueError: another process uses the folder, or a machine does not see it.
         """
         refusal = f"another {kind} is running in it; wait until it ends, or stop it"
-        lock = RunDirLock(lock_dir(run_dir, refusal) if is_rank_zero() else None)
+        lock = lock_dir(run_dir, refusal) if is_rank_zero() else ExitStack()
         check_shared_filesystem(run_dir, self.comm)
         return lock
 
     def describe(self) -> str:
         """Return batch size, number of processes, device, precision and ZeRO stage in one line."""
         return f"{self.batch}; {self.device.type}, {self.precision}, ZeRO stage {self.zero_stage}"
-
-
-@dataclass(frozen=True)
-class RunDirLock:
-    """The lock of a run folder, which rank 0 holds."""
-
-    file: IO[str] | None
-
-    def release(self) -> None:
-        """Release the lock. It is also released when the process exits."""
-        if self.file is not None:
-            self.file.close()
 
 
 def start_training(train: TrainConfig, optim: OptimConfig, overrides: Mapping[str, Any]) -> TrainingContext:

@@ -1,10 +1,13 @@
+import errno
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from xlpre.common import files
 from xlpre.common.files import atomic_dir, atomic_write, hardlink_copy, lock_dir
 
 
@@ -60,14 +63,80 @@ def test_one_process_locks_a_folder_until_it_exits(tmp_path):
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=False).returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("owner", "hours", "is_removed"),
+    [
+        ("{host}-{start}-999999999", 0, True),  # a process of this machine that has ended
+        ("{host}-{start}-1", 99, False),  # that is running
+        ("{host}-0123456789ab-1", 0, True),  # before this machine was restarted
+        ("other-host-0123456789ab-999999999", 23, False),  # that may be running on another machine
+        ("other-host-0123456789ab-1", 25, True),
+        ("1234", 25, True),
+    ],
+)
+def test_a_temporary_folder_is_removed_only_if_its_process_has_ended(tmp_path, owner, hours, is_removed):
+    host, _, start = files._machine().rpartition("-")
+    leftover = tmp_path / f".store.partial-{owner.format(host=host, start=start)}"
+    leftover.mkdir()
+    (leftover / "shard").write_text("half")
+    for path in (leftover / "shard", leftover):
+        os.utime(path, (time.time() - hours * 3600,) * 2)
+    with atomic_dir(tmp_path / "store"):
+        pass
+    assert leftover.exists() != is_removed
+
+
+WITHOUT_FLOCK = """
+import fcntl, os, sys, time
+from pathlib import Path
+from xlpre.common import files
+
+def flock(*args):
+    raise OSError(int(sys.argv[2]), os.strerror(int(sys.argv[2])))
+
+fcntl.flock, files.LEASE_SECONDS = flock, 0.6
+lock = files.lock_dir(Path(sys.argv[1]), "wait for it")
+print("locked", flush=True)
+if len(sys.argv) > 3:
+    time.sleep(600)
+lock.close()
+"""
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_folder_on_a_file_system_without_locks_is_locked_by_a_lease(tmp_path, number):
+    command = [sys.executable, "-c", WITHOUT_FLOCK, str(tmp_path / "run"), str(number)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    holder = subprocess.Popen([*command, "wait"], **pipes)
+    assert holder.stdout.readline() == "locked\n"
+    if number == errno.ENOSYS:
+        other = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert other.returncode != 0 and "run: wait for it" in other.stderr
+    holder.kill()
+    assert holder.communicate()[1].count("file system without file locks") == 1
+    after = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert after.returncode == 0 and after.stdout == "locked\n", after.stderr
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
+
+
+def test_other_errors_of_a_lock_are_raised_with_the_name_of_the_file(tmp_path, monkeypatch):
+    def flock(*args):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(files.fcntl, "flock", flock)
+    with pytest.raises(OSError, match=r"\[Errno 5\].*\.lock"):
+        lock_dir(tmp_path, "wait for it")
+
+
 def test_a_read_only_folder_is_refused():
     with pytest.raises(ValueError, match="/proc/here cannot be written .* another folder"):
         lock_dir(Path("/proc/here"), "wait for it")
 
 
 def test_a_folder_is_restored_if_its_writer_died_between_the_two_renames(tmp_path):
-    (tmp_path / ".store.replaced-999999999").mkdir()
-    (tmp_path / ".store.replaced-999999999" / "a").write_text("old")
+    replaced = tmp_path / f".store.replaced-{files._machine()}-999999999"
+    replaced.mkdir()
+    (replaced / "a").write_text("old")
     with pytest.raises(RuntimeError), atomic_dir(tmp_path / "store"):
         assert (tmp_path / "store" / "a").read_text() == "old"
         raise RuntimeError

@@ -1,6 +1,7 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -41,3 +42,41 @@ def test_the_end_of_the_parent_process_requests_a_stop(monkeypatch, reaped):
         time.sleep(0.1)
     parent.wait()
     assert shutdown.is_requested
+
+
+WAITS_FOR_ANOTHER_PROCESS = """
+import sys, threading, time
+from xlpre.training import shutdown
+shutdown.SAME_INTERRUPT_SECONDS = float(sys.argv[1])
+handler = shutdown.ShutdownHandler()
+print("ready", flush=True)
+if sys.argv[2] == "collective":  # no signal handler is called in it
+    import ctypes
+    ctypes.CDLL(None).sleep(600)
+    while True: ctypes.CDLL(None).pause()
+deadline = time.monotonic() + 600
+while not handler.is_requested: time.sleep(0.01)
+time.sleep(0.5)
+print("saved", flush=True)
+"""
+
+
+def interrupt(seconds, activity):
+    """Start a process, send two interrupts, and return its exit status and output."""
+    command = [sys.executable, "-c", WAITS_FOR_ANOTHER_PROCESS, str(seconds), activity]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    assert process.stderr.readline() == "Stopping after this step. Press Ctrl-C again to abort without saving.\n"
+    process.send_signal(signal.SIGINT)
+    output, message = process.communicate(timeout=60)
+    return process.returncode, output + message
+
+
+def test_a_second_interrupt_ends_a_process_that_waits_for_another_one():
+    status, output = interrupt(0, "collective")
+    assert status == 130 and output == "Aborted. The same command resumes from the last checkpoint.\n"
+
+
+def test_an_interrupt_that_a_launcher_passes_on_does_not_count_as_a_second_one():
+    assert interrupt(60, "training") == (0, "saved\n")
