@@ -12,9 +12,11 @@ A folder without a manifest, or with a file that differs from it, is not a check
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from xlpre.common.files import compute_crc32c
+from xlpre.common.os_errors import is_transient, retry
 from xlpre.training.distributed import Comm, rank, world_size
 
 CHECKPOINTS_DIR = "checkpoints"  # folder of all checkpoints, in the folder of the run
@@ -189,8 +192,9 @@ def _count_damaged_files(checkpoint: Path, share: int, n_shares: int) -> int:
 
 def _has_checksum(file: Path, crc32c: int) -> bool:
     try:
-        return compute_crc32c(file) == crc32c
-    except OSError:  # a disk that cannot read a block any more
+        return retry(partial(compute_crc32c, file)) == crc32c
+    except OSError as error:
+        _raise_if_transient(error)
         return False
 
 
@@ -200,5 +204,14 @@ def _is_complete(path: Path) -> bool:
         return all(
             (path / name).stat().st_size == entry["bytes"] and "crc32c" in entry for name, entry in files.items()
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # a cut or damaged manifest may hold anything
+    except OSError as error:
+        _raise_if_transient(error)
         return False
+    except (ValueError, KeyError, TypeError, AttributeError):  # a cut or damaged manifest may hold anything
+        return False
+
+
+def _raise_if_transient(error: OSError) -> None:
+    """Raise an error that says nothing about the checkpoint. EIO is also that of a disk that cannot read a block any more."""
+    if is_transient(error) and error.errno != errno.EIO:
+        raise error

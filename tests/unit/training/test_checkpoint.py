@@ -397,3 +397,15 @@ def test_a_byte_that_the_disk_changed_during_writing_is_noticed(save):
 
     folder = save(2, write_model=write_and_damage)
     assert checkpoint.find_resume_checkpoint(folder, Comm()).name == "step_00000001"
+
+
+@pytest.mark.parametrize("name", ["compute_crc32c", "read_manifest"])
+def test_a_checkpoint_is_not_taken_for_damaged_because_the_file_system_fails_for_now(save, monkeypatch, name):
+    folder = save(1)
+
+    def fail(*args):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(checkpoint, name, fail)
+    with pytest.raises(OSError, match="Stale file handle"):
+        checkpoint.find_resume_checkpoint(folder, Comm())
