@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.common.processes import REPOSITORY
 from finetune.config import FinetuneConfig, task_overrides
-from finetune.trainer.finalize import finished_seeds
+from finetune.trainer.final_results import finished_seeds
 from finetune.trainer.inputs import RunInputs
 from finetune.trainer.results import RESULT, Result, seed_folder
 from xlpre.common.job_pool import Command

@@ -1,6 +1,6 @@
 """Write model folders with initial weights that no setting creates, for a pretraining with init_from=FOLDER.
 
-python benchmarks/quality/initial_weights.py --config configs/pretrain/plateau.yaml --out runs/starts
+python benchmarks/quality/initial_weights.py --config configs/pretrain/unigram_plateau.yaml --out runs/starts
 
     output_bias      output bias set to the log unigram frequencies, so that training starts at the unigram loss
     position_x8      position key projection multiplied by 8: position scores vary, without a preferred distance

@@ -14,7 +14,7 @@ from finetune.config import FinetuneConfig
 from finetune.data.batching import LengthBucketSampler, MicroStep
 from finetune.data.examples import Outputs
 from finetune.trainer.evaluator import predict_split, resolve_overhead_tokens
-from finetune.trainer.finalize import finalize, finalize_run, finished_seeds
+from finetune.trainer.final_results import finalize, finalize_run, finished_seeds
 from finetune.trainer.inputs import RunInputs
 from finetune.trainer.logger import TrainLogger
 from finetune.trainer.results import BEST, seed_folder

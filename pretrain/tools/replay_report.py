@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from pretrain.tools.nonfinite_detector import NonFiniteSite, ReplayResult, format_rows, is_finite, replay
+from pretrain.tools.nonfinite_replay import NonFiniteSite, ReplayResult, format_rows, is_finite, replay
 from pretrain.trainer.nonfinite_dump import read_dump
 from xlpre.batch import Batch
 from xlpre.common.plural import counted

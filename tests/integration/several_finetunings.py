@@ -10,13 +10,13 @@ import signal
 import sys
 from functools import partialmethod
 
-import finetune.trainer.finalize
+import finetune.trainer.final_results
 from finetune.config import FinetuneConfig, task_overrides
 from finetune.trainer.trainer import finetune as run
 from xlpre.config.loader import load_config
 from xlpre.training.progress import Progress
 
-end_step, plot_all = Progress.end_step, finetune.trainer.finalize.plot_all
+end_step, plot_all = Progress.end_step, finetune.trainer.final_results.plot_all
 
 
 def end_step_and_stop(progress: Progress, stop_at: int | None, number: int) -> bool:
@@ -29,6 +29,6 @@ for job in json.loads(sys.argv[-1]):
     Progress.end_step = partialmethod(
         end_step_and_stop, stop_at=job["stop_at"], number=job.get("signal", signal.SIGTERM)
     )
-    finetune.trainer.finalize.plot_all = plot_all if job["plot"] else lambda *arguments: None
+    finetune.trainer.final_results.plot_all = plot_all if job["plot"] else lambda *arguments: None
     print(job["args"], flush=True)
     run(load_config(FinetuneConfig, None, job["args"], task_overrides))

@@ -22,10 +22,11 @@ from tests.integration.one_engine import (
 from xlpre.training import optimizer_state
 from xlpre.training.checkpoint import list_complete
 from xlpre.training.checkpoint_writer import CheckpointWriter
+from xlpre.training.clip_and_skip import ClipAndSkipAdamW
 from xlpre.training.config import OptimConfig, TrainConfig
 from xlpre.training.deepspeed_engine import resolve_precision
 from xlpre.training.distributed import Comm
-from xlpre.training.optimizer import ClipAndSkipAdamW, set_lr
+from xlpre.training.optimizer import set_lr
 
 # updates with gradients that are not finite
 

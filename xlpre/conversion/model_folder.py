@@ -24,7 +24,7 @@ from torch import Tensor
 
 from xlpre.common.files import FileEntries, atomic_dir, write_bytes
 from xlpre.common.safetensors_io import check_finite
-from xlpre.conversion import hf, native, tf
+from xlpre.conversion import hf, native_format, tf
 from xlpre.conversion.hf_tokenizer import read_preprocess, read_vocabulary, write_tokenizer
 from xlpre.conversion.provenance import PROVENANCE_FILE, check_vocabulary, read_provenance, write_provenance
 from xlpre.model.backbone import Backbone
@@ -132,7 +132,7 @@ def write_native_files(path: Path, folder: ModelFolder) -> FileEntries:
     """Write the files of a native model folder into the empty folder `path`. Return their sizes and checksums."""
     tokenizer = folder.require_tokenizer("the source folder")
     return {
-        **native.write_model(path, folder.config, folder.weights, folder.objective),
+        **native_format.write_model(path, folder.config, folder.weights, folder.objective),
         "spiece.model": write_bytes(path / "spiece.model", tokenizer.model),
         PROVENANCE_FILE: write_provenance(path, tokenizer, folder.provenance),
     }
@@ -246,18 +246,18 @@ def load_init_from(path: str) -> ModelFolder:
 def _read(path: Path) -> ModelFolder:
     if tf.is_release(path):
         return _read_tensorflow(path)
-    settings = native.read_settings(path, READABLE)
-    if settings.get("format") == native.FORMAT:
+    settings = native_format.read_settings(path, READABLE)
+    if settings.get("format") == native_format.FORMAT:
         return _read_native(path, settings)
     if settings.get("model_type") == "xlnet":
         return _read_huggingface(path, settings)
     raise ValueError(
-        f"{path}/config.json is invalid: it must hold format {native.FORMAT!r} or model_type 'xlnet'. Give {READABLE}."
+        f"{path}/config.json is invalid: it must hold format {native_format.FORMAT!r} or model_type 'xlnet'. Give {READABLE}."
     )
 
 
 def _read_native(path: Path, settings: dict[str, Any]) -> ModelFolder:
-    config, weights, objective = native.read_model(path, settings)
+    config, weights, objective = native_format.read_model(path, settings)
     provenance = read_provenance(path)
     if provenance is None:
         raise ValueError(f"{path} is invalid: {PROVENANCE_FILE} is missing. Copy the whole folder.")

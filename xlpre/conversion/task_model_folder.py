@@ -30,7 +30,7 @@ from xlpre.conversion.model_folder import (
     resolve_model_dir,
     write_native_files,
 )
-from xlpre.conversion.native import check_checksum
+from xlpre.conversion.native_format import check_checksum
 from xlpre.model.config import ModelConfig
 
 HEAD, TASK, CHECKSUM = "head.safetensors", "task.json", "head_crc32c"

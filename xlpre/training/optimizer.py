@@ -2,51 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
 import torch
 from torch import nn
 
+from xlpre.training.clip_and_skip import ClipAndSkipAdamW, ClipAndSkipMixin, ClipAndSkipMuon, scale_gradients
 from xlpre.training.config import LayerwiseOptimConfig, OptimConfig, PretrainOptimConfig
 from xlpre.training.muon import Muon
-
-
-class ClipAndSkipMixin(torch.optim.Optimizer):
-    """Clips the gradients, and skips an update whose gradients are not finite, as ZeRO optimizers do.
-
-    DeepSpeed does neither without ZeRO. It reads `overflow` and `_global_grad_norm` from the optimizer.
-    """
-
-    max_grad_norm: float | None = None
-    _global_grad_norm = 0.0
-    overflow = False
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Make an update, or skip it."""
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        for parameter in parameters:
-            if parameter.grad is None:  # not part of the loss; it is decayed, as under ZeRO
-                parameter.grad = torch.zeros_like(parameter)
-        norm = nn.utils.get_total_norm([p.grad for p in parameters])
-        self._global_grad_norm = norm.item()
-        self.overflow = not math.isfinite(self._global_grad_norm)
-        if self.overflow:
-            return
-        if self.max_grad_norm is not None:
-            nn.utils.clip_grads_with_norm_(parameters, self.max_grad_norm, norm)
-        _scale_gradients(self)
-        super().step()
-
-
-class ClipAndSkipAdamW(ClipAndSkipMixin, torch.optim.AdamW):
-    """AdamW that clips gradients and skips updates."""
-
-
-class ClipAndSkipMuon(ClipAndSkipMixin, Muon):
-    """Muon that clips gradients and skips updates."""
 
 
 def is_decayed(name: str) -> bool:
@@ -88,7 +52,7 @@ def build_optimizer(model: nn.Module, config: OptimConfig, clip_and_skip: bool =
         optimizer.max_grad_norm = config.max_grad_norm
     elif any(group["grad_scale"] != 1 for group in groups):
         # the hook runs after DeepSpeed has clipped; DeepSpeed does not accept a subclass
-        optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: _scale_gradients(optimizer))
+        optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: scale_gradients(optimizer))
     return optimizer
 
 
@@ -134,12 +98,3 @@ def _layer_index(name: str) -> int:
 def _is_shared_in_published_code(name: str) -> bool:
     """Return True if the published code stores a parameter of all layers in one variable, which belongs to no layer."""
     return re.search(r"\.terms\.\w+\.(r_bias|seg_embed)$", name) is not None
-
-
-@torch.no_grad()
-def _scale_gradients(optimizer: torch.optim.Optimizer) -> None:
-    for group in optimizer.param_groups:
-        if group["grad_scale"] != 1:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.grad.mul_(group["grad_scale"])

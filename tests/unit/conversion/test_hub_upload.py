@@ -103,6 +103,7 @@ def test_an_answer_of_the_hub_is_explained(status, remedy, export, monkeypatch):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)  # other tests forbid the network
     address = f"http://127.0.0.1:{server.server_port}"
     api = partial(huggingface_hub.HfApi, endpoint=address, token="hf_stub")
     monkeypatch.setattr(hub_upload, "HfApi", api)
@@ -118,6 +119,7 @@ def test_an_answer_of_the_hub_is_explained(status, remedy, export, monkeypatch):
 
 def test_a_hub_that_does_not_answer_is_explained(export, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(
         hub_upload, "HfApi", partial(huggingface_hub.HfApi, endpoint="http://127.0.0.1:9", token="hf_stub")
     )

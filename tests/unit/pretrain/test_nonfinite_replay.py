@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pretrain.replay import main
-from pretrain.tools.nonfinite_detector import replay
+from pretrain.tools.nonfinite_replay import replay
 from pretrain.trainer import nonfinite_dump
 from tests.unit.pretrain.conftest import SHAPE
 from xlpre.model.language_model import LanguageModel

@@ -5,7 +5,7 @@ from finetune.config import TaskDataConfig
 from finetune.data.examples import Example, Split
 from finetune.data.features import Features
 from finetune.tasks.registry import build_task
-from finetune.trainer.finalize import _write_test_predictions
+from finetune.trainer.final_results import _write_test_predictions
 
 
 @pytest.mark.parametrize("labels", [(0, 1, None), (0, 1, 1), (None, None, None)])
