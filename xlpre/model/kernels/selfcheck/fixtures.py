@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from xlpre.batch import HIDDEN_RANK
 from xlpre.model.attention_mask import AttentionMeta
 from xlpre.model.kernels.base import AttentionBackend
 from xlpre.model.score_terms import ScoreTerms
@@ -132,6 +133,39 @@ def random_attention_tensors(
     shapes |= dict.fromkeys(("r_w_bias", "r_r_bias", "r_s_bias", "segment_diff"), (H, E))
     shapes |= dict.fromkeys(("key", "value"), (B, attn_meta.n_keys, H, E))
     return _random_leaves(shapes, dtype, attn_meta.query_rank.device)
+
+
+def unusual_attention_inputs(
+    tile: int, n_head: int, head_width: int, dtype: torch.dtype, device: str | torch.device
+) -> dict[str, tuple[AttentionMeta, dict[str, Tensor]]]:
+    """Draw small inputs of the features of attention that pretraining of the published models does not use.
+
+    Args:
+        tile: number of rows of a group in the kernels. A window is half as long again.
+        n_head: H.
+        head_width: E.
+        dtype: dtype of the tensors.
+        device: device of the tensors.
+
+    Returns:
+        Metadata and tensors by name of the feature.
+    """
+    window, memory, targets = 3 * tile // 2, tile // 2, 5
+    usual = random_attention_meta(2, window, memory, targets, device)
+    padded, blind = usual.key_rank.clone(), usual.query_rank.clone()
+    padded[1, -window // 3 :] = HIDDEN_RANK
+    blind[:, ::7] = torch.iinfo(torch.int32).min
+    metas = {
+        "no memory": random_attention_meta(2, window, 0, targets, device),
+        "padded keys": replace(usual, key_rank=padded),
+        "limited distance": replace(usual, max_distance=tile // 3),
+        "position offsets": usual,
+        "rows that see no key": replace(usual, query_rank=blind, n_self_visible=0),
+    }
+    inputs = {name: (meta, random_attention_tensors(meta, n_head, head_width, dtype)) for name, meta in metas.items()}
+    offsets: dict[str, tuple[int, ...]] = {"pos_offset": (2, usual.n_distances, n_head)}
+    inputs["position offsets"][1].update(_random_leaves(offsets, dtype, device))
+    return inputs
 
 
 def add_norm(x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, dropout: float) -> Tensor:

@@ -6,6 +6,8 @@ On a GPU that the kernels were never tested on, they may be wrong or slow, may h
 a separate process tests them before the first step:
 
 - Output and gradients of attention match those of `reference` in twice the precision, on random data of both streams.
+- The same for small inputs without memory, with padded keys, a limited distance, position offsets or rows that see no key, all of them in
+  several panels.
 - The fused operations (kernels/triton/fused_ops.py) match torch's operators.
 - With dropout, two runs give the same finite bits.
 - Attention is not slower than `sdpa`.
@@ -51,6 +53,7 @@ from xlpre.model.kernels.selfcheck.fixtures import (
     random_attention_tensors,
     random_fused_tensors,
     relative_error,
+    unusual_attention_inputs,
 )
 from xlpre.model.kernels.triton.tiles import is_supported
 
@@ -165,6 +168,7 @@ def check_kernels(
         `passed`, `errors` (relative error of each output and gradient), `ms` (of a forward and a backward pass, by backend) and
         `reason` (why the check failed).
     """
+    from xlpre.model.kernels.triton import panels
     from xlpre.model.kernels.triton.attention import TritonBackend
 
     torch.manual_seed(0)
@@ -174,6 +178,17 @@ def check_kernels(
     expected = attention_case(ReferenceBackend, attn_meta, tensors, higher_precision(dtype)).run(d_output)
     case = attention_case(TritonBackend, attn_meta, tensors)
     errors, reproducible = relative_error(case.run(d_output), expected), _is_reproducible(case, d_output)
+    if not all(x <= TOLERANCE[dtype] for x in errors.values()):
+        reason = f"their results differ from the reference (relative errors: {errors})"
+        return {"passed": False, "errors": errors, "reason": reason}
+    unusual = unusual_attention_inputs(panels.TILE_MULTIPLE, n_head, head_width, dtype, device)
+    for feature, (meta, unusual_tensors) in unusual.items():
+        d_unusual = torch.randn_like(unusual_tensors["query"])
+        expected = attention_case(ReferenceBackend, meta, unusual_tensors, higher_precision(dtype)).run(d_unusual)
+        with panels.smallest_panels():
+            result_of_kernels = attention_case(TritonBackend, meta, unusual_tensors).run(d_unusual)
+        unusual_errors = relative_error(result_of_kernels, expected)
+        errors |= {f"{feature}: {name}": x for name, x in unusual_errors.items()}
     for width, op in product(FUSED_WIDTHS, FUSED_OPS):
         tensors = random_fused_tensors(op, attn_meta.query_rank.numel(), width, dtype, device)
         kernel, d_fused = FusedCase(tensors, fused_kernel(op)), torch.randn_like(next(iter(tensors.values())))

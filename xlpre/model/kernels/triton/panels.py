@@ -8,6 +8,7 @@ if that is more. So the memory of attention grows linearly with the window.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -20,6 +21,17 @@ from xlpre.model.kernels.triton.tiles import TILE_MULTIPLE
 PANEL_BYTES = 5 * 2**28
 # dimension of the rows in tensors that have a gradient for each row; the gradients of all others are sums over rows
 ROW_DIM = {"query": 1, "segment_score": 2}
+
+
+@contextmanager
+def smallest_panels() -> Iterator[None]:
+    """Use panels of TILE_MULTIPLE rows within the context, so that few rows make several panels."""
+    global PANEL_BYTES
+    usual, PANEL_BYTES = PANEL_BYTES, 0
+    try:
+        yield
+    finally:
+        PANEL_BYTES = usual
 
 
 class Panel(NamedTuple):

@@ -174,7 +174,14 @@ def test_sizes_that_exceed_the_limits_of_the_kernels_are_refused(shape, n_distan
         backend.attend(ScoreTerms(key, 0.125), key, key, 0.0)
 
 
-FAULTS = [None, "wrong attention", "wrong GELU", "wrong norm of wide rows", "different dropout each time"]
+FAULTS = [
+    None,
+    "wrong attention",
+    "wrong position offsets",
+    "wrong GELU",
+    "wrong norm of wide rows",
+    "different dropout each time",
+]
 
 
 @pytest.mark.parametrize("fault", long_except(FAULTS, "wrong attention"))
@@ -189,7 +196,10 @@ def test_the_self_check_detects_faults(monkeypatch, fault):
         n_calls[0] += 1
         is_random = fault == "different dropout each time" and dropout > 0
         return attend(self, terms, key, value, dropout) * (
-            1 + 0.05 * (fault == "wrong attention") + 1e-3 * n_calls[0] * is_random
+            1
+            + 0.05 * (fault == "wrong attention")
+            + 0.05 * (fault == "wrong position offsets" and terms.pos_offset is not None)
+            + 1e-3 * n_calls[0] * is_random
         )
 
     def faulty_gelu(x, dropout):
