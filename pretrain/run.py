@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 
 from pretrain.config import PretrainConfig
 from xlpre.common.cli_main import run_main
@@ -60,19 +61,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     from pretrain.trainer.dry_run import dry_run
     from pretrain.trainer.inputs import describe_finished, is_finished
     from pretrain.trainer.trainer import Trainer
-    from xlpre.training.distributed import destroy_process_group, is_rank_zero
+    from xlpre.training.distributed import destroy_process_group, is_rank_zero, world_size
+    from xlpre.training.startup import join_processes
 
     if is_rank_zero():
         _warn_about_restarts()
     if args.dry_run:
         dry_run(config, explicit_keys)
-    elif not is_finished(config, explicit_keys):
+        return
+    join = partial(join_processes, config.train) if world_size() > 1 else None
+    if not is_finished(config, explicit_keys, join):
         Trainer(config, explicit_keys).train()
-        destroy_process_group()
     elif is_rank_zero():
         print(
             f"{describe_finished(config)}. To train longer, raise train.steps (and train.hours); or set another name."
         )
+    destroy_process_group()
 
 
 def _check_has_preset(explicit_keys: ExplicitKeys) -> None:

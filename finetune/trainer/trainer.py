@@ -246,7 +246,7 @@ class Trainer:
             model, self.context.deepspeed_config, config.train, config.optim, self.context.device
         )
         if saved:
-            load_state(self.engine, weights, checkpoint.SavedMoments(saved), manifest["counters"])
+            load_state(self.engine, weights, checkpoint.saved_moments(saved, manifest), manifest["counters"])
 
 
 def _describe(inputs: RunInputs, context: TrainingContext, remaining: Sequence[int], is_lr_derived: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from xlpre.model.config import ModelConfig
 from xlpre.objectives.registry import build_objective
 from xlpre.text.tokenizer import Tokenizer
 from xlpre.training import checkpoint
+from xlpre.training.distributed import Comm
 from xlpre.training.run_dir import check_run_dir_writable
 
 FORMAT = 4  # of checkpoints: names of parameters and manifest entries, rows of a step
@@ -105,24 +107,35 @@ def check_not_overwritten(config: PretrainConfig) -> None:
         )
 
 
-def is_finished(config: PretrainConfig, explicit_keys: ExplicitKeys = NO_EXPLICIT_KEYS) -> bool:
+def is_finished(
+    config: PretrainConfig,
+    explicit_keys: ExplicitKeys = NO_EXPLICIT_KEYS,
+    join: Callable[[], Comm] | None = None,
+) -> bool:
     """Return True if the last checkpoint of the run is valid and the model folder is of the same step.
 
-    The checksums of the checkpoint are computed, which takes as long as loading it.
+    Two small files show whether a run is not finished. If it is, the checksums of the checkpoint are computed, which takes as long as
+    loading it.
+
+    Args:
+        config: settings of the run.
+        explicit_keys: keys that the user set, see WeightInit.
+        join: joins the processes of the job, which then compute the checksums together. Called only if the run seems to be finished.
+            None: this process computes all of them.
 
     Raises:
         ValueError: the run is finished, and was made with other settings than `config`.
     """
-    checkpoints = checkpoint.list_complete(checkpoints_dir(config))
-    if not checkpoints:
+    newest = checkpoint.read_newest_manifest(checkpoints_dir(config))
+    if newest is None:
         return False
-    manifest, hours = checkpoint.read_manifest(checkpoints[-1]), config.train.hours
+    (path, manifest), hours = newest, config.train.hours
     if model_step(config) != manifest["step"]:
         return False  # killed between checkpoint and model folder
     if manifest["step"] < config.train.steps and (hours is None or manifest["train_seconds"] < hours * 3600):
         return False
-    RunInputs(config, explicit_keys).read_manifest(checkpoints[-1])
-    return checkpoint.is_valid(checkpoints[-1])
+    RunInputs(config, explicit_keys).read_manifest(path)
+    return checkpoint.is_valid(path, join() if join else None)
 
 
 def describe_finished(config: PretrainConfig) -> str:
@@ -136,8 +149,8 @@ def describe_finished(config: PretrainConfig) -> str:
 
 def _check_format(config: PretrainConfig) -> None:
     """Raise ValueError if the run has checkpoints of another version."""
-    for latest in checkpoint.list_complete(checkpoints_dir(config))[-1:]:
-        checkpoint.check_compatible(latest, checkpoint.read_manifest(latest), {"format": FORMAT})
+    if newest := checkpoint.read_newest_manifest(checkpoints_dir(config)):
+        checkpoint.check_compatible(*newest, {"format": FORMAT})
 
 
 def _manifest(config: PretrainConfig, store: TokenStore, shape: ModelConfig) -> dict[str, Any]:

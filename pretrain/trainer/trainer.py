@@ -244,8 +244,11 @@ class Trainer:
         shape = dataclasses.replace(self.shape, attention_backend=backend)
         two_streams, next_sentence = self._inputs.objective.two_streams, config.objective.next_sentence
         build = partial(LanguageModel, shape, two_streams, next_sentence)
-        weights = load_folder(saved / checkpoint.MODEL_DIR).weights if saved else {}
-        model = build_with_weights(weights, build) if saved else self._inputs.weight_init.build_model(build)
+        if saved:  # DeepSpeed sends the weights of rank 0 to the other processes
+            weights = load_folder(saved / checkpoint.MODEL_DIR).weights if is_rank_zero() else None
+            model = build_with_weights(weights, build)
+        else:
+            model = self._inputs.weight_init.build_model(build)
         if config.train.activation_checkpointing:
             model.backbone.enable_activation_checkpointing()
         self.engine = build_engine(model, self.context.deepspeed_config, config.train, config.optim, device)
@@ -253,12 +256,13 @@ class Trainer:
         self.memories = [initial(len(lanes)) for lanes in self._lanes]
         if not saved:
             return
-        load_state(self.engine, weights, checkpoint.SavedMoments(saved), manifest["counters"])
+        moments = checkpoint.saved_moments(saved, manifest)
+        load_state(self.engine, checkpoint.saved_weights(saved), moments, manifest["counters"])
         # Lanes that the batch warm-up leaves out keep their initial memory. With other micro-steps than before, they may have been read,
         # and their memory would be that of an earlier window when they are read again.
-        for micro_step in range(self.context.batch.micro_steps(manifest["step"])):
-            hidden, valid = checkpoint.read_lane_memory(saved, self._lanes[micro_step])
-            self.memories[micro_step] = Memory(hidden.to(device), valid.to(device))
+        n_micro_steps = self.context.batch.micro_steps(manifest["step"])
+        lane_memories = checkpoint.read_lane_memory(saved, manifest, self._lanes[:n_micro_steps])
+        self.memories[:n_micro_steps] = [Memory(hidden.to(device), valid.to(device)) for hidden, valid in lane_memories]
         if is_rank_zero() and model_step(config) != manifest["step"]:
             self._publish(saved)  # killed between the checkpoint and its publication
 

@@ -66,9 +66,9 @@ class WeightInit:
         self.shape = dataclasses.replace(model, vocab_size=store.vocab_size)
         if config.init_from is None or config.init_from == "":
             return
-        checkpoints = checkpoint.list_complete(Path(config.run_dir) / checkpoint.CHECKPOINTS_DIR)
-        if checkpoints:  # the run resumes; the folder init_from may be gone
-            initial_shape = ModelConfig(**checkpoint.read_manifest(checkpoints[-1])["model"])
+        newest = checkpoint.read_newest_manifest(Path(config.run_dir) / checkpoint.CHECKPOINTS_DIR)
+        if newest:  # the run resumes; the folder init_from may be gone
+            initial_shape = ModelConfig(**newest[1]["model"])
         else:
             self._folder = _load_folder(config.init_from, config.data.store_dir, tokenizer)
             initial_shape = self._folder.config

@@ -59,11 +59,11 @@ def initialize_linear(linear: nn.Module, config: ModelConfig) -> None:
         nn.init.zeros_(parameter) if name == "bias" else nn.init.normal_(parameter, std=config.init_std)
 
 
-def build_with_weights(weights: Mapping[str, Tensor], build: Callable[[], AnyModule]) -> AnyModule:
+def build_with_weights(weights: Mapping[str, Tensor] | None, build: Callable[[], AnyModule]) -> AnyModule:
     """Build a module and load its weights. No initial values are drawn, and torch's generator is unchanged.
 
     Args:
-        weights: see `load_weights`.
+        weights: see `load_weights`. None: the parameters are not initialized; another process will send them.
         build: returns the module.
 
     Raises:
@@ -71,7 +71,8 @@ def build_with_weights(weights: Mapping[str, Tensor], build: Callable[[], AnyMod
     """
     with _SkipRandomInit():
         module = build()
-    load_weights(weights, module)
+    if weights is not None:
+        load_weights(weights, module)
     return module
 
 

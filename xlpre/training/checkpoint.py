@@ -8,14 +8,18 @@
                               ...
 
 A folder without a manifest, or with a file that differs from it, is not a checkpoint. Nothing is unpickled.
+
+Rank 0 alone looks at all files. The manifest names the file of each moment and of each lane, so that every other process opens only
+the files that it reads tensors from.
 """
 
 from __future__ import annotations
 
 import errno
 import json
+import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,12 +41,32 @@ MODEL_DIR, BEST_DIR = "model", "best"
 
 def list_all(folder: Path) -> list[Path]:
     """List the checkpoint folders in `folder`, valid or not, oldest first. Folders with other names, such as copies, are ignored."""
-    return sorted(path for path in folder.glob("step_*") if NAME_PATTERN.fullmatch(path.name) and path.is_dir())
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries if NAME_PATTERN.fullmatch(entry.name) and entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [folder / name for name in sorted(names)]
 
 
 def list_complete(folder: Path) -> list[Path]:
-    """List the checkpoints in `folder` whose files all exist with the recorded sizes, oldest first. Checksums are not computed."""
+    """List the checkpoints in `folder` whose files all exist with the recorded sizes, oldest first. Checksums are not computed.
+
+    It looks at every file. A process of a job that only needs the newest settings calls `read_newest_manifest`.
+    """
     return [path for path in list_all(folder) if _is_complete(path)]
+
+
+def read_newest_manifest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """Return the newest checkpoint in `folder` with a readable manifest, and the manifest. Other files are not looked at."""
+    for path in reversed(list_all(folder)):
+        try:
+            return path, read_manifest(path)
+        except OSError as error:
+            _raise_if_transient(error)
+        except (ValueError, AttributeError):  # a cut or damaged manifest may hold anything
+            continue
+    return None
 
 
 def list_incomplete(folder: Path, latest: Path | None) -> list[Path]:
@@ -53,15 +77,14 @@ def list_incomplete(folder: Path, latest: Path | None) -> list[Path]:
 def find_resume_checkpoint(folder: Path, comm: Comm) -> Path | None:
     """Return the latest checkpoint whose checksums are correct, or None if there is no checkpoint.
 
-    Every process must call it; each reads a share of the files.
+    Every process must call it. Rank 0 lists the checkpoints, and each process reads a share of the files.
 
     Raises:
         ValueError: there are checkpoints, and none is valid.
     """
-    names = comm.broadcast(" ".join(path.name for path in reversed(list_complete(folder)))).split()
+    names = comm.call_on_rank_zero(lambda: " ".join(path.name for path in reversed(list_complete(folder)))).split()
     for path in (folder / name for name in names):
-        (n_damaged,) = comm.all_reduce_sum(_count_damaged_files(path, rank(), world_size()))
-        if not n_damaged:
+        if is_valid(path, comm):
             return path
     if damaged := [path.name for path in list_all(folder) if (path / MANIFEST).exists()]:
         raise ValueError(
@@ -76,9 +99,18 @@ def latest_valid(folder: Path) -> Path | None:
     return next(filter(is_valid, reversed(list_complete(folder))), None)
 
 
-def is_valid(checkpoint: Path) -> bool:
-    """Return True if the checksums of all files are correct. This process reads all of them."""
-    return not _count_damaged_files(checkpoint, 0, 1)
+def is_valid(checkpoint: Path, comm: Comm | None = None) -> bool:
+    """Return True if the checksums of all files are correct.
+
+    Args:
+        checkpoint: its folder.
+        comm: collectives of a job whose processes all call this function and read a share of the files each; None: this process reads
+            all files.
+    """
+    if comm is None:
+        return not _count_damaged_files(checkpoint, 0, 1)
+    (n_damaged,) = comm.all_reduce_sum(_count_damaged_files(checkpoint, rank(), world_size()))
+    return not n_damaged
 
 
 def read_manifest(checkpoint: Path, expected: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -139,40 +171,83 @@ def check_compatible(checkpoint: Path, manifest: Mapping[str, Any], expected: Ma
         )
 
 
-class SavedMoments(Mapping[str, Tensor]):
-    """Optimizer moments of a checkpoint by name (`PARAMETER/exp_avg`), each read from disk when it is accessed."""
+class SavedTensors(Mapping[str, Any]):
+    """Tensors in safetensors files by name. A file is opened when one of its tensors is accessed.
 
-    def __init__(self, checkpoint: Path) -> None:
-        files = [safe_open(path, "pt") for path in sorted(checkpoint.glob("moments_*.safetensors"))]
-        self._file_by_name = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - not a dict
+    A value is a slice of safetensors: `value[:]` reads the tensor, and `value[begin:end]` these rows of it only.
 
-    def __getitem__(self, name: str) -> Tensor:
-        return self._file_by_name[name].get_tensor(name)
+    Args:
+        path_by_name: the file of each tensor.
+    """
+
+    def __init__(self, path_by_name: Mapping[str, Path]) -> None:
+        self._path_by_name, self._file_by_path = path_by_name, dict[Path, Any]()
+
+    @classmethod
+    def in_files(cls, paths: Iterable[Path]) -> SavedTensors:
+        """Return all tensors in `paths`. Every file is opened once to read the names."""
+        path_by_name: dict[str, Path] = {}
+        for path in paths:
+            with safe_open(path, "pt") as file:
+                path_by_name |= dict.fromkeys(file.keys(), path)
+        return cls(path_by_name)
+
+    def __getitem__(self, name: str) -> Any:
+        path = self._path_by_name[name]
+        if path not in self._file_by_path:
+            self._file_by_path[path] = safe_open(path, "pt")
+        return self._file_by_path[path].get_slice(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._file_by_name)
+        return iter(self._path_by_name)
 
     def __len__(self) -> int:
-        return len(self._file_by_name)
+        return len(self._path_by_name)
 
 
-def read_lane_memory(checkpoint: Path, lanes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Read the recurrent memory of `lanes`, whichever processes wrote it.
+def saved_weights(checkpoint: Path) -> SavedTensors:
+    """Return the weights of a checkpoint by the names of parameters, to be read one by one."""
+    return SavedTensors.in_files(sorted((checkpoint / MODEL_DIR).glob("*.safetensors")))
+
+
+def saved_moments(checkpoint: Path, manifest: Mapping[str, Any]) -> SavedTensors:
+    """Return the optimizer moments of a checkpoint by name (`PARAMETER/exp_avg`), to be read one by one."""
+    if "moments" not in manifest:  # an earlier version did not name the files
+        return SavedTensors.in_files(sorted(checkpoint.glob("moments_*.safetensors")))
+    return SavedTensors({name: checkpoint / file for name, file in manifest["moments"].items()})
+
+
+def read_lane_memory(
+    checkpoint: Path, manifest: Mapping[str, Any], groups: Sequence[Sequence[int]]
+) -> list[tuple[Tensor, Tensor]]:
+    """Read the recurrent memory of groups of lanes, whichever processes wrote it.
+
+    Args:
+        checkpoint: its folder.
+        manifest: its manifest, which names the lanes in each file. Files without any of these lanes are not opened.
+        groups: the lanes of each micro-step.
 
     Returns:
-        hidden: (L, B, M, D) on the CPU, B in the order of `lanes`.
-        valid: (B,) on the CPU.
+        For each group: hidden, (L, B, M, D) on the CPU, B in the order of the lanes; and valid, (B,) on the CPU.
     """
+    wanted = {lane for lanes in groups for lane in lanes}
     rows: dict[int, tuple[Tensor, Tensor]] = {}
-    for path in sorted(checkpoint.glob("lanes_*.safetensors")):
-        with safe_open(path, "pt") as file:
+    # an earlier version did not name the lanes: any of them may be in each file
+    all_files = sorted(path.name for path in checkpoint.glob("lanes_*.safetensors")) if "lanes" not in manifest else []
+    for name, lanes_in_file in manifest.get("lanes", dict.fromkeys(all_files, wanted)).items():
+        if wanted.isdisjoint(lanes_in_file):
+            continue
+        with safe_open(checkpoint / name, "pt") as file:
             for micro_step in range(len(file.keys()) // 3):
                 saved_lanes = file.get_tensor(f"{micro_step}.lanes").tolist()
-                selected = [row for row, lane in enumerate(saved_lanes) if lane in lanes]
+                selected = [row for row, lane in enumerate(saved_lanes) if lane in wanted]
                 if selected:
                     hidden, valid = file.get_tensor(f"{micro_step}.hidden"), file.get_tensor(f"{micro_step}.valid")
                     rows |= {saved_lanes[row]: (hidden[:, row], valid[row]) for row in selected}
-    return torch.stack([rows[lane][0] for lane in lanes], 1), torch.stack([rows[lane][1] for lane in lanes])
+    return [
+        (torch.stack([rows[lane][0] for lane in lanes], 1), torch.stack([rows[lane][1] for lane in lanes]))
+        for lanes in groups
+    ]
 
 
 def _as_yaml(value: Any) -> str:
@@ -185,7 +260,7 @@ def _compute_checksum(manifest: Mapping[str, Any]) -> int:
 
 
 def _count_damaged_files(checkpoint: Path, share: int, n_shares: int) -> int:
-    """Count the files with a wrong checksum in one of `n_shares` equal shares of a checkpoint."""
+    """Count the files that are missing or have a wrong checksum in one of `n_shares` equal shares of a checkpoint."""
     files = read_manifest(checkpoint)["files"]
     return sum(not _has_checksum(checkpoint / name, files[name]["crc32c"]) for name in sorted(files)[share::n_shares])
 

@@ -28,8 +28,9 @@ from xlpre.training.checkpoint import (
     read_manifest,
 )
 from xlpre.training.distributed import Comm, is_rank_zero, rank, world_size
-from xlpre.training.optimizer_state import gather_moments, gather_weights, read_counters
+from xlpre.training.optimizer_state import gather_moments, gather_weights, list_moments, read_counters
 
+MAX_MOMENT_FILES = 16  # in ZeRO stage 3, every process opens all of them to resume
 LaneMemory = tuple[Sequence[int], Tensor, Tensor]  # lanes, hidden (L, B, M, D), valid (B,)
 # writes a model folder, given step, path and weights; returns the sizes and checksums of its files
 ModelWriter = Callable[[int, Path, dict[str, Tensor]], FileEntries]
@@ -78,7 +79,7 @@ class CheckpointWriter:
         keep_last: number of recent checkpoints that are kept; older ones are removed.
         keep_every: checkpoints whose step is a multiple of this number are never removed; None: no others.
         publish: called with each complete checkpoint, on rank 0, in the background.
-        resumed: the checkpoint that the run resumes from; None: the latest complete checkpoint.
+        resumed: the checkpoint that the run resumes from; None: the folder has none.
         max_failed: number of checkpoints in a row that could not be written after which the run ends.
     """
 
@@ -102,7 +103,7 @@ class CheckpointWriter:
         self._manifest: dict[str, Any] = {}
         self._new_best: StepWeights | None = None  # in no checkpoint yet
         self._saved_best: StepWeights | None = None  # in the checkpoint in progress
-        self._latest = resumed or next(reversed(list_complete(folder)), None)
+        self._latest = resumed
         if is_rank_zero():
             self._remove_incomplete()
 
@@ -146,7 +147,7 @@ class CheckpointWriter:
         if failure:
             self._fail(failure)
             return
-        moments = gather_moments(engine, keep=lambda index: index % world_size() == rank())
+        moments = gather_moments(engine, keep=lambda index: _moments_rank(index) == rank())
         lane_tensors: dict[str, Tensor] = {}
         for micro_step, (lanes, hidden, valid) in enumerate(memories):
             lane_tensors |= {
@@ -154,7 +155,15 @@ class CheckpointWriter:
                 f"{micro_step}.hidden": hidden.cpu(),
                 f"{micro_step}.valid": valid.cpu(),
             }
-        self._manifest = {"step": step, "world_size": world_size(), "counters": read_counters(engine), **manifest}
+        lanes_by_rank = self._comm.all_gather([lane for lanes, *_ in memories for lane in lanes])
+        self._manifest = {
+            "step": step,
+            "world_size": world_size(),
+            "counters": read_counters(engine),
+            "moments": {name: _moments_file(_moments_rank(index)) for name, index in list_moments(engine).items()},
+            "lanes": {_lanes_file(writer): lanes for writer, lanes in enumerate(lanes_by_rank) if lanes},
+            **manifest,
+        }
         write = partial(self._write_files, present, moments, lane_tensors, write_model)
         self._work = self._thread.submit(_attempt, write)
 
@@ -250,13 +259,8 @@ class CheckpointWriter:
     ) -> FileEntries:
         """First stage: write the files of this process, and return the sizes and checksums of what was written."""
         target = self._target
-        entries = {
-            name: write_tensors(target / name, tensors)
-            for name, tensors in (
-                (f"moments_{rank():03d}.safetensors", moments),
-                (f"lanes_{rank():03d}.safetensors", lane_tensors),
-            )
-        }
+        files = {_moments_file(rank()): moments, _lanes_file(rank()): lane_tensors}
+        entries = {name: write_tensors(target / name, tensors) for name, tensors in files.items() if tensors}
         if is_rank_zero():
             model = write_model(present.step, target / MODEL_DIR, present.weights)
             best = self._write_best_of_checkpoint(model, write_model)
@@ -338,6 +342,20 @@ class CheckpointWriter:
             for path in list_all(self._folder):
                 if path.name < latest.name and not (path / MANIFEST).exists():
                     shutil.rmtree(path)
+
+
+def _moments_rank(index: int) -> int:
+    """Return the process that writes the moments of parameter `index`: one of a few, spread over all processes."""
+    n_files = min(world_size(), MAX_MOMENT_FILES)
+    return index % n_files * (world_size() // n_files)
+
+
+def _moments_file(writer: int) -> str:
+    return f"moments_{writer:03d}.safetensors"
+
+
+def _lanes_file(writer: int) -> str:
+    return f"lanes_{writer:03d}.safetensors"
 
 
 def _remove(checkpoint: Path) -> None:

@@ -5,14 +5,15 @@ The format is independent of the ZeRO stage, of offloading and of the number of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
+import math
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from xlpre.training.distributed import rank, world_size
+from xlpre.training.distributed import rank
 
 LOSS_SCALER_FIELDS = (
     "cur_scale",
@@ -75,6 +76,18 @@ def gather_moments(engine: Any, keep: Callable[[int], bool]) -> dict[str, Tensor
     return {f"{name}/{key}": moment for key in MOMENTS for name, moment in _gather(engine, key, keep)}
 
 
+def list_moments(engine: Any) -> dict[str, int]:
+    """Return the names of the moments that all processes gather together, each with the index of its parameter."""
+    if not count_updates(engine):
+        return {}
+    matrices = _muon_matrices(engine)
+    return {
+        f"{name}/{key}": index
+        for index, (name, _) in enumerate(engine.module.named_parameters())
+        for key in _moment_names(name in matrices)
+    }
+
+
 def count_updates(engine: Any) -> int:
     """Return the number of updates that the optimizer has made, which Adam's bias correction depends on."""
     return int(max((state["step"].item() for state in _torch_optimizer(engine).state.values()), default=0))
@@ -89,11 +102,21 @@ def read_counters(engine: Any) -> dict[str, Any]:
 
 @torch.no_grad()
 def load_state(
-    engine: Any, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor], counters: Mapping[str, Any]
+    engine: Any, weights: Mapping[str, Any], moments: Mapping[str, Any], counters: Mapping[str, Any]
 ) -> None:
     """Set the fp32 master weights, the moments and the counters. Every process must call it.
 
-    The weights that the forward pass uses are not set: build the engine around a model that already has `weights`, and call `init_moments`.
+    A process reads what it holds: everything without ZeRO; in stages 1 and 2, the parameters in its part of the flat buffers; in
+    stage 3, its share of every parameter.
+
+    The weights that the forward pass uses are not set: build the engine around a model that has `weights` on rank 0, and call
+    `init_moments`.
+
+    Args:
+        engine: the DeepSpeed engine.
+        weights: tensors, or slices of safetensors, by the names of parameters.
+        moments: the same by the names of `list_moments`.
+        counters: see `read_counters`.
     """
     engine.skipped_steps, n_updates = counters["skipped_steps"], counters["updates"]
     for state in _torch_optimizer(engine).state.values():
@@ -103,6 +126,8 @@ def load_state(
         setattr(scaler, name, value)
     matrices = _muon_matrices(engine)
     for name, parameter in engine.module.named_parameters():
+        if engine.zero_optimization_stage() in (1, 2) and parameter._hp_mapping is None:
+            continue  # other processes hold it
         _set(engine, parameter, weights[name], None)
         for key in _moment_names(name in matrices) if n_updates else ():
             _set(engine, parameter, moments[f"{name}/{key}"], key)
@@ -150,8 +175,8 @@ def _gather(
             yield name, full.detach().view(shape).to("cpu", torch.float32, copy=stage == 0)
 
 
-def _set(engine: Any, parameter: Any, full: Tensor, key: str | None) -> None:
-    """Set a parameter's master weight if `key` is None, else its moment, from the full tensor."""
+def _set(engine: Any, parameter: Any, saved: Any, key: str | None) -> None:
+    """Set a parameter's master weight if `key` is None, else its moment, from a tensor or a slice of safetensors."""
     from deepspeed.utils import (
         safe_set_full_fp32_param,
         safe_set_full_optimizer_state,
@@ -161,18 +186,30 @@ def _set(engine: Any, parameter: Any, full: Tensor, key: str | None) -> None:
 
     stage = engine.zero_optimization_stage()
     if stage == 0:
-        (parameter if key is None else engine.optimizer.state[parameter][key]).copy_(full)
+        (parameter if key is None else engine.optimizer.state[parameter][key]).copy_(saved[:])
     elif stage == 3:  # the setter of full tensors fails if their size is not a multiple of the number of processes
         size = parameter.ds_tensor.numel()
-        share = F.pad(full.flatten(), (0, size * world_size() - full.numel()))[rank() * size :][:size]
+        share = _read_elements(saved, parameter.ds_shape, rank() * size, size)
         if key is None:
             safe_set_local_fp32_param(parameter, share)
         else:
             safe_set_local_optimizer_state(parameter, share, key)
     elif key is None:
-        safe_set_full_fp32_param(parameter, full)
+        safe_set_full_fp32_param(parameter, saved[:])
     else:
-        safe_set_full_optimizer_state(parameter, full, key)
+        safe_set_full_optimizer_state(parameter, saved[:], key)
+
+
+def _read_elements(saved: Any, shape: Sequence[int], begin: int, size: int) -> Tensor:
+    """Read `size` elements from `begin` of a flattened tensor, with zeros after its end. Only the rows that hold them are read."""
+    row_size = math.prod(shape[1:])
+    end = min(begin + size, shape[0] * row_size)
+    if end <= begin:
+        return torch.zeros(size)
+    first_row = begin // row_size
+    rows = saved[first_row : -(-end // row_size)].flatten()
+    elements = rows[begin - first_row * row_size : end - first_row * row_size]
+    return F.pad(elements, (0, size - len(elements)))
 
 
 def _torch_optimizer(engine: Any) -> torch.optim.Optimizer:

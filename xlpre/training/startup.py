@@ -88,6 +88,17 @@ class TrainingContext:
         return f"{self.batch}; {self.device.type}, {self.precision}, ZeRO stage {self.zero_stage}"
 
 
+def join_processes(train: TrainConfig) -> Comm:
+    """Join the other processes of the job, unless this process has joined them.
+
+    Raises:
+        OSError: this process has no GPU.
+    """
+    set_timeout(train.timeout_minutes)
+    init_process_group(use_device())
+    return Comm()
+
+
 def start_training(train: TrainConfig, optim: OptimConfig, overrides: Mapping[str, Any]) -> TrainingContext:
     """Join the other processes of the job and check the settings that depend on their number and device. Writes nothing.
 
@@ -103,9 +114,6 @@ def start_training(train: TrainConfig, optim: OptimConfig, overrides: Mapping[st
     """
     init_env()
     batch = train.batch_schedule(world_size())
-    device = use_device()
-    set_timeout(train.timeout_minutes)
-    init_process_group(device)
-    comm = Comm()
+    comm, device = join_processes(train), use_device()
     deepspeed_config = build_deepspeed_config(train, optim, device, world_size(), dict(overrides))
     return TrainingContext(device, resolve_precision(device, train.precision), batch, comm, deepspeed_config)

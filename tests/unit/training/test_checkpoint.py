@@ -60,7 +60,8 @@ def memories(seed=0):
 @pytest.fixture
 def save(tmp_path):
     def make(step, keep_last=2, keep_every=None, engine=None, write_model=write_model):
-        writer = CheckpointWriter(tmp_path / "all", Comm(), keep_last, keep_every)
+        resumed = checkpoint.latest_valid(tmp_path / "all")
+        writer = CheckpointWriter(tmp_path / "all", Comm(), keep_last, keep_every, resumed=resumed)
         writer.begin(step, engine or Engine(0), memories(), {"seed": 1}, write_model)
         writer.close()
         return tmp_path / "all"
@@ -75,7 +76,8 @@ def names(folder):
 def test_weights_moments_and_counters_are_restored(save):
     engine, other = Engine(3), Engine(1)
     folder = save(7, engine=engine) / "step_00000007"
-    moments, manifest = checkpoint.SavedMoments(folder), checkpoint.read_manifest(folder)
+    manifest = checkpoint.read_manifest(folder)
+    moments = checkpoint.saved_moments(folder, manifest)
     weights = torch.load(folder / "model" / "weights")
     load_state(other, weights, moments, manifest["counters"])
     assert other.skipped_steps == 2 and manifest["counters"]["updates"] == 3
@@ -88,7 +90,8 @@ def test_weights_moments_and_counters_are_restored(save):
 def test_the_memory_of_a_lane_is_read_whichever_micro_step_wrote_it(save):
     folder = save(7) / "step_00000007"
     (_, first, _), (_, second, _) = memories()
-    hidden, valid = checkpoint.read_lane_memory(folder, [2, 1])
+    manifest = checkpoint.read_manifest(folder)
+    ((hidden, valid),) = checkpoint.read_lane_memory(folder, manifest, [[2, 1]])
     assert torch.equal(hidden, torch.stack([second[:, 0], first[:, 1]], 1)) and valid.tolist() == [2, 1]
 
 
@@ -236,7 +239,7 @@ def test_checkpoints_at_multiples_of_keep_every_are_never_removed(save):
 
 def test_a_full_disk_leaves_the_previous_checkpoint_only(save):
     folder = save(1)
-    writer = CheckpointWriter(folder, Comm(), 2)
+    writer = CheckpointWriter(folder, Comm(), 2, resumed=checkpoint.latest_valid(folder))
     writer.begin(2, Engine(0), memories(), {}, write_to_full_disk)
     with pytest.raises(ValueError, match=r"could not be written .*No space left.* step_00000001.* Free disk space"):
         writer.finish()
@@ -296,7 +299,10 @@ def test_a_save_is_tried_again(save):
 
 def test_failed_saves_are_skipped_until_too_many_in_a_row_failed(save, capsys):
     folder = save(1)
-    writer, disk = CheckpointWriter(folder, Comm(), 2, max_failed=3), FailingDisk(errno.ESTALE, failures=0)
+    writer, disk = (
+        CheckpointWriter(folder, Comm(), 2, resumed=checkpoint.latest_valid(folder), max_failed=3),
+        FailingDisk(errno.ESTALE, failures=0),
+    )
     outcomes = []
     for step, failures in ((2, 9), (3, 9), (4, 0), (5, 9), (6, 9), (7, 9)):
         disk.failures = failures
@@ -326,7 +332,7 @@ def test_an_error_in_any_phase_of_a_save_leaves_a_valid_checkpoint_and_nothing_u
         raise OSError(errno.EIO, "Input/output error")
 
     folder = save(1)
-    writer = CheckpointWriter(folder, Comm(), 1, max_failed=9)
+    writer = CheckpointWriter(folder, Comm(), 1, resumed=checkpoint.latest_valid(folder), max_failed=9)
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, fail)
         writer.begin(2, Engine(0), memories(), {}, write_model)
@@ -341,7 +347,7 @@ def test_an_error_in_any_phase_of_a_save_leaves_a_valid_checkpoint_and_nothing_u
 @pytest.mark.parametrize("newer", [False, True])
 def test_the_best_weights_of_a_failed_save_are_in_the_next_checkpoint(save, newer):
     folder, engines = save(1), [Engine(0), Engine(1), Engine(2)]
-    writer = CheckpointWriter(folder, Comm(), 1, max_failed=9)
+    writer = CheckpointWriter(folder, Comm(), 1, resumed=checkpoint.latest_valid(folder), max_failed=9)
     writer.keep_best(2, engines[1])
     writer.begin(2, engines[1], memories(), {}, write_to_full_disk)
     if newer:  # while the failing save is in progress
