@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -41,8 +42,26 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     return (x.mT if matrices.size(1) > matrices.size(2) else x).to(matrices.dtype)
 
 
+def range_limits(sizes: Sequence[int], share: int, n_processes: int) -> list[int]:
+    """Return which process computes the updates of which matrices: that whose share has the middle of a matrix.
+
+    Args:
+        sizes: numbers of elements of the matrices, in the order of their concatenation.
+        share: elements of a process's share of the concatenation.
+        n_processes: number of processes, N.
+
+    Returns:
+        N + 1 positions in the concatenation. Process p computes the updates of the matrices from position p to position p + 1.
+    """
+    middles = [end - (size + 1) // 2 for size, end in zip(sizes, accumulate(sizes), strict=True)]
+    return [
+        sum(size for size, middle in zip(sizes, middles, strict=True) if middle < number * share)
+        for number in range(n_processes + 1)
+    ]
+
+
 def working_bytes(shapes: Sequence[tuple[int, ...]], n_processes: int, is_flat: bool, on_gpu: bool) -> int:
-    """Return the peak memory of an update on rank 0, without parameters, gradients and moments.
+    """Return the peak memory of an update, without parameters, gradients and moments, on the process that needs most.
 
     Args:
         shapes: shapes of all matrices.
@@ -50,23 +69,50 @@ def working_bytes(shapes: Sequence[tuple[int, ...]], n_processes: int, is_flat: 
         is_flat: True under ZeRO, where a process has a flat share of the matrices; False if it has all of them.
         on_gpu: True if products are computed in bf16.
     """
-    n, width = sum(math.prod(shape) for shape in shapes), 2 if on_gpu else 4
-    own = -(-n // n_processes) if is_flat else n
-    peak = 0
-    for (rows, columns), n_same_shape in Counter(shapes).items():
-        n_local = -(-n_same_shape // n_processes)
-        stacked, square = n_local * rows * columns, n_local * min(rows, columns) ** 2
-        rounding, iterating = (4 + 4 + 2 * on_gpu) * stacked, 4 * stacked + 2 * width * (stacked + square)
-        peak = max(peak, rounding, iterating)
-    gathered = own * n_processes * (is_flat and n_processes > 1)
-    return max(8 * own, 4 * (own + gathered) + peak)
+    sizes, width = [math.prod(shape) for shape in shapes], 2 if on_gpu else 4
+    share = -(-sum(sizes) // n_processes)
+    own = share if is_flat else sum(sizes)
+    most = 8 * own
+    for first, last in pairwise(range_limits(sizes, share, n_processes)):
+        peak = 0
+        for (rows, columns), n_same_shape in Counter(_shapes_between(first, last, shapes)).items():
+            stacked, square = n_same_shape * rows * columns, n_same_shape * min(rows, columns) ** 2
+            rounding, iterating = (4 + 4 + 2 * on_gpu) * stacked, 4 * stacked + 2 * width * (stacked + square)
+            peak = max(peak, rounding, iterating)
+        received = (last - first) * (is_flat and n_processes > 1)
+        most = max(most, 4 * (own + received) + peak)
+    return most
+
+
+def sent_bytes(shapes: Sequence[tuple[int, ...]], n_processes: int, is_flat: bool) -> float:
+    """Return the bytes that an update sends: those of the process that sends most.
+
+    Under ZeRO only matrices that are split between processes are sent: their parts to the process that computes the update, and the
+    update back. Without ZeRO all updates are broadcast, of which a process passes on (N-1)/N in a ring.
+
+    Args:
+        shapes: shapes of all matrices.
+        n_processes: number of processes, N.
+        is_flat: True under ZeRO, where a process has a flat share of the matrices; False if it has all of them.
+    """
+    sizes = [math.prod(shape) for shape in shapes]
+    if not is_flat:
+        return 4 * sum(sizes) * (n_processes - 1) / n_processes
+    share = -(-sum(sizes) // n_processes)
+    limits = range_limits(sizes, share, n_processes)
+    return max(
+        4 * (sum(overlaps) + limits[number + 1] - limits[number] - 2 * overlaps[number])
+        for number in range(n_processes)
+        for overlaps in [[_overlap(share, limits, number, other) for other in range(n_processes)]]
+    )
 
 
 class Muon(torch.optim.AdamW):
     """AdamW, with orthogonalized updates for groups that have `matrices`: a mapping from names to shapes.
 
     The parameters of such a group are the matrices, or under ZeRO a flat share of their concatenation, of equal size on all processes.
-    Their momentum is stored as `exp_avg`, as in AdamW; they have no second moment. The processes share the work.
+    Their momentum is stored as `exp_avg`, as in AdamW; they have no second moment. The processes share the work. Under ZeRO they
+    exchange only the matrices that are split between shares.
 
     Args:
         groups: parameter groups.
@@ -92,16 +138,8 @@ class Muon(torch.optim.AdamW):
     def _update_matrices(self, group: dict[str, Any]) -> None:
         tensors: list[Tensor] = group["params"]
         own = torch.cat([self._nesterov_gradient(tensor).flatten() for tensor in tensors])
-        is_shared = tensors[0].ndim == 1 and world_size() > 1
-        full = _all_gather(own) if is_shared else own
-        shapes = list(group["matrices"].values())
-        sizes = [math.prod(shape) for shape in shapes]
-        matrices = full[: sum(sizes)].split(sizes)  # ZeRO pads the last share
-        _replace_by_updates([matrix.view(shape) for matrix, shape in zip(matrices, shapes, strict=True)])
-        if world_size() > 1:
-            dist.all_reduce(full)
-        updates = full.view(-1, own.numel())[rank() if is_shared else 0].split([tensor.numel() for tensor in tensors])
-        for tensor, update in zip(tensors, updates, strict=True):
+        _replace_by_updates(own, list(group["matrices"].values()), is_flat=tensors[0].ndim == 1)
+        for tensor, update in zip(tensors, own.split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.mul_(1 - group["lr"] * group["weight_decay"])
             tensor.add_(update.view_as(tensor), alpha=-group["lr"])
 
@@ -116,23 +154,52 @@ class Muon(torch.optim.AdamW):
         return gradient.lerp(state["exp_avg"], self._momentum)
 
 
-def _all_gather(share: Tensor) -> Tensor:
-    """Return the concatenation of the shares of all processes."""
-    full = share.new_empty(world_size() * share.numel())
-    dist.all_gather_into_tensor(full, share)
-    return full
+def _replace_by_updates(own: Tensor, shapes: Sequence[tuple[int, ...]], is_flat: bool) -> None:
+    """Replace the gradients of a process by updates, in place.
 
-
-def _replace_by_updates(matrices: Sequence[Tensor]) -> None:
-    """Replace the matrices that this process handles by their updates, and the others by zeros, in place."""
+    Args:
+        own: concatenation of all matrices, or this process's share of it; ZeRO pads the last one.
+        shapes: shapes of all matrices.
+        is_flat: True for a share.
+    """
+    sizes, n_processes = [math.prod(shape) for shape in shapes], world_size()
+    share = own.numel() if is_flat else -(-sum(sizes) // n_processes)
+    limits = range_limits(sizes, share, n_processes)
+    first, last = limits[rank()], limits[rank() + 1]
+    is_exchanged = is_flat and n_processes > 1
+    if is_exchanged:
+        sent = [_overlap(share, limits, rank(), other) for other in range(n_processes)]
+        received = [_overlap(share, limits, other, rank()) for other in range(n_processes)]
+        own = own[: sum(sent)]  # without the padding
+        computed = own.new_empty(last - first)
+        dist.all_to_all_single(computed, own, received, sent)
+    else:
+        computed = own[first:last]
+    computed_shapes = _shapes_between(first, last, shapes)
+    parts = computed.split([math.prod(shape) for shape in computed_shapes])
+    matrices = [part.view(shape) for part, shape in zip(parts, computed_shapes, strict=True)]
     for shape in {matrix.shape for matrix in matrices}:
         _replace_same_shape([matrix for matrix in matrices if matrix.shape == shape])
+    if is_exchanged:
+        dist.all_to_all_single(own, computed, sent, received)
+    elif n_processes > 1:
+        for number, (start, end) in enumerate(pairwise(limits)):
+            if start < end:
+                dist.broadcast(own[start:end], src=number)
 
 
 def _replace_same_shape(matrices: list[Tensor]) -> None:
-    """Do the same for matrices of one shape. Its intermediate tensors are freed before the next shape."""
-    local = matrices[rank() :: world_size()]
-    stacked = torch.stack(local) if local else matrices[0].new_empty(0, *matrices[0].shape)
-    torch._foreach_zero_(matrices)
-    for matrix, update in zip(local, orthogonalize(stacked), strict=True):
+    """Replace matrices of one shape by their updates. The intermediate tensors are freed before the next shape."""
+    for matrix, update in zip(matrices, orthogonalize(torch.stack(matrices)), strict=True):
         matrix.copy_(update).mul_(UPDATE_RMS * math.sqrt(max(matrix.shape)))
+
+
+def _shapes_between(first: int, last: int, shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Return the shapes of the matrices that are between two positions of the concatenation."""
+    ends = accumulate(math.prod(shape) for shape in shapes)
+    return [shape for shape, end in zip(shapes, ends, strict=True) if first < end <= last]
+
+
+def _overlap(share: int, limits: Sequence[int], holder: int, computer: int) -> int:
+    """Return the number of elements that are in the share of one process and whose updates another, or the same, computes."""
+    return max(0, min((holder + 1) * share, limits[computer + 1]) - max(holder * share, limits[computer]))

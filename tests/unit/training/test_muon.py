@@ -2,6 +2,8 @@
 
 import copy
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
 from xlpre.training import muon
 from xlpre.training.config import OptimConfig, PretrainOptimConfig
-from xlpre.training.muon import Muon, orthogonalize, working_bytes
+from xlpre.training.muon import Muon, orthogonalize, sent_bytes, working_bytes
 from xlpre.training.optimizer import build_optimizer, set_lr
 
 SHAPE = ModelConfig(vocab_size=50, n_layer=2, d_model=16, n_head=2, d_inner=32)
@@ -129,24 +131,121 @@ def test_a_flat_share_gets_the_same_updates_as_the_matrices():
     assert torch.equal(flat.detach(), torch.cat([*(weight.detach().flatten() for weight in separate), padding]))
 
 
+class Processes:
+    """Threads that take the place of processes, and count the bytes that each sends in `exchange`."""
+
+    def __init__(self, monkeypatch, n_processes):
+        self.n_processes, self.sent = n_processes, [0] * n_processes
+        self._thread, self._barrier = threading.local(), threading.Barrier(n_processes, timeout=60)
+        self._tensors = {}
+        monkeypatch.setattr(muon, "rank", lambda: self._thread.rank)
+        monkeypatch.setattr(muon, "world_size", lambda: n_processes)
+        monkeypatch.setattr(muon.dist, "all_to_all_single", self._all_to_all)
+        monkeypatch.setattr(muon.dist, "broadcast", self._broadcast)
+
+    def run(self, function):
+        """Call `function(rank)` in all threads. Returns the results."""
+
+        def call(rank):
+            self._thread.rank = rank
+            return function(rank)
+
+        with ThreadPoolExecutor(self.n_processes) as threads:
+            return list(threads.map(call, range(self.n_processes)))
+
+    def _exchange(self, value):
+        self._barrier.wait()
+        self._tensors[self._thread.rank] = value
+        self._barrier.wait()
+        return [self._tensors[rank] for rank in range(self.n_processes)]
+
+    def _all_to_all(self, output, own, received, sent):
+        own_rank = self._thread.rank
+        self.sent[own_rank] += own.element_size() * (sum(sent) - sent[own_rank])
+        parts = [parts[own_rank] for parts in self._exchange(own.clone().split(sent))]
+        assert [part.numel() for part in parts] == received
+        output.copy_(torch.cat(parts))
+
+    def _broadcast(self, tensor, src):
+        self.sent[self._thread.rank] += (
+            tensor.element_size() * tensor.numel() / self.n_processes * (self.n_processes - 1)
+        )
+        tensor.copy_(self._exchange(tensor.clone())[src])
+
+
+def updated(tensors, shapes, gradients, n_updates=3):
+    """Make updates of tensors with a learning rate of 0.1, with `gradients(update)` of all of them. Returns the tensors."""
+    parameters = [torch.nn.Parameter(tensor.clone()) for tensor in tensors]
+    named = {f"m{number}": torch.Size(shape) for number, shape in enumerate(shapes)}
+    optimizer = Muon([{"params": parameters, "matrices": named, "weight_decay": 0.1}], 0.9, lr=0.1)
+    for update in range(n_updates):
+        for parameter, gradient in zip(parameters, gradients(update), strict=True):
+            parameter.grad = gradient.clone()
+        optimizer.step()
+    return [parameter.detach() for parameter in parameters]
+
+
+@pytest.mark.parametrize("is_flat", [True, False])
+@pytest.mark.parametrize("n_processes", [2, 3, 7])
+@pytest.mark.parametrize("shapes", [[(4, 6), (6, 4), (4, 6), (5, 5)], [(4, 6)] * 6, [(9, 8)]], ids=str)
+def test_processes_exchange_matrices_and_make_the_updates_of_a_single_process(
+    monkeypatch, shapes, n_processes, is_flat
+):
+    torch.manual_seed(1)
+    weights, *gradients = ([torch.randn(shape) for shape in shapes] for _ in range(4))
+    expected = updated(weights, shapes, lambda update: gradients[update])
+    processes = Processes(monkeypatch, n_processes)
+    if is_flat:
+        n = sum(map(math.prod, shapes))
+        padding = torch.zeros(-n % n_processes)
+
+        def flat(tensors):
+            return torch.cat([*(tensor.flatten() for tensor in tensors), padding])
+
+        def own(tensors, rank):
+            return [flat(tensors).chunk(n_processes)[rank]]
+
+        results = processes.run(
+            lambda rank: updated(own(weights, rank), shapes, lambda update: own(gradients[update], rank))
+        )
+        torch.testing.assert_close(torch.cat([share for (share,) in results]), flat(expected))
+    else:
+        for result in processes.run(lambda rank: updated(weights, shapes, lambda update: gradients[update])):
+            torch.testing.assert_close(result, expected)
+    assert max(processes.sent) / 3 == pytest.approx(sent_bytes(shapes, n_processes, is_flat))
+
+
+def test_only_split_matrices_are_sent_under_zero():
+    """Two processes with twelve layers send one matrix once, in parts; without ZeRO each sends half of all matrices."""
+    layer = [(64, 64)] * 5 + [(64, 256)] * 2
+    assert sent_bytes(layer * 12, 2, is_flat=True) == 0  # the border is between two layers
+    assert sent_bytes([*layer * 12, (64, 64)], 2, is_flat=True) == 4 * 64 * 64 / 2
+    assert sent_bytes(layer * 12, 2, is_flat=False) == 4 * 12 * (5 * 64 * 64 + 2 * 64 * 256) / 2
+    assert sent_bytes(layer, 1, is_flat=True) == sent_bytes(layer, 1, is_flat=False) == 0
+
+
 @pytest.mark.parametrize("is_flat", [True, False])
 @pytest.mark.parametrize("n_processes", [1, 3])
 @pytest.mark.parametrize("shapes", [[(40, 40)] * 4 + [(20, 80)] * 2, [(30, 90)] * 7, [(64, 16)]], ids=str)
 def test_working_bytes_predicts_the_peak_memory_of_an_update(monkeypatch, shapes, n_processes, is_flat):
-    monkeypatch.setattr(muon, "world_size", lambda: n_processes)
-    monkeypatch.setattr(muon, "_all_gather", lambda share: share.new_zeros(n_processes * share.numel()))
-    monkeypatch.setattr(muon.dist, "all_reduce", lambda tensor: None)
     named = {f"m{number}": torch.Size(shape) for number, shape in enumerate(shapes)}
     n = sum(map(math.prod, shapes))
     sizes = [(-(-n // n_processes),)] if is_flat else shapes
-    tensors = [torch.nn.Parameter(torch.randn(size)) for size in sizes]
-    optimizer = Muon([{"params": tensors, "matrices": named, "weight_decay": 0.1}], 0.95, lr=0.1)
-    for tensor in tensors:
-        tensor.grad = torch.randn_like(tensor)
-    optimizer.step()
-    with TensorTracker([*tensors, *(x for held in optimizer.state.values() for x in held.values())]) as counted:
+    monkeypatch.setattr(muon, "world_size", lambda: n_processes)
+    monkeypatch.setattr(muon.dist, "all_to_all_single", lambda *arguments: None)
+    monkeypatch.setattr(muon.dist, "broadcast", lambda tensor, src: None)
+    peaks = []
+    for rank in range(n_processes):
+        monkeypatch.setattr(muon, "rank", lambda rank=rank: rank)
+        tensors = [torch.nn.Parameter(torch.randn(size)) for size in sizes]
+        optimizer = Muon([{"params": tensors, "matrices": named, "weight_decay": 0.1}], 0.95, lr=0.1)
+        for tensor in tensors:
+            tensor.grad = torch.randn_like(tensor)
         optimizer.step()
-    assert counted.peak == pytest.approx(working_bytes(shapes, n_processes, is_flat, on_gpu=False), rel=0.03)
+        with TensorTracker([*tensors, *(x for held in optimizer.state.values() for x in held.values())]) as counted:
+            optimizer.step()
+        peaks.append(counted.peak)
+    assert max(peaks) == pytest.approx(working_bytes(shapes, n_processes, is_flat, on_gpu=False), rel=0.03)
 
 
 def test_a_gradient_that_is_not_finite_changes_neither_weights_nor_moments():
