@@ -26,7 +26,7 @@ from xlpre.training.deepspeed_engine import PRECISIONS, reduce_bucket_size
 from xlpre.training.deepspeed_overrides import communication_dtype, enabled_offloads, zero_stage
 from xlpre.training.device_specs import DeviceSpec
 from xlpre.training.metrics_writer import format_duration
-from xlpre.training.muon import working_bytes
+from xlpre.training.muon import sent_bytes, working_bytes
 
 USABLE_FRACTION = 0.92  # of the device memory; driver, libraries and fragmentation take the rest (an assumption)
 SECONDS_PER_DAY = 86_400
@@ -207,6 +207,13 @@ class Plan:
             return 0
         return working_bytes(self._muon_shapes, self.gpus, is_flat=stage > 0, on_gpu=self.device.bf16)
 
+    def muon_communication(self, stage: int) -> float:
+        """Return the bytes that a device sends in an update of Muon; 0 in stage 3, which does not support it.
+
+        Matrices are sent in fp32 in every precision.
+        """
+        return 0.0 if stage == 3 else sent_bytes(self._muon_shapes, self.gpus, is_flat=stage > 0)
+
     def peak_memory(self, stage: int, micro_batch_size: int) -> float:
         """Return the peak memory of a device: in a micro-batch, or in Muon's update, when activations are freed."""
         activations = self.activation_memory(micro_batch_size).peak
@@ -268,6 +275,7 @@ class Plan:
         micro_steps = self.rows_per_gpu // micro_batch_size
         gradient_dtype = communication_dtype(self.config.deepspeed, self.precision, stage)
         sent = communication_volume(self.n_parameters, stage, self.gpus, self.precision, gradient_dtype, micro_steps)
+        sent += self.muon_communication(stage)
         return sent, sent / self.link_bandwidth
 
 

@@ -89,7 +89,7 @@ def zero_memory(
 def communication_volume(
     n_parameters: int, stage: int, world_size: int, precision: str, gradient_dtype: str, micro_steps: int
 ) -> float:
-    """Return the bytes that a process sends in a step.
+    """Return the bytes that a process sends in a step, without those that Muon adds; see `xlpre.training.muon.sent_bytes`.
 
     A ring sends (N-1)/N of a tensor to reduce-scatter or all-gather it, and twice that to all-reduce it.
 

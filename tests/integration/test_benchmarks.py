@@ -1,5 +1,6 @@
 """The benchmarks run and check what they compare. Their timings are not tested."""
 
+import itertools
 import json
 
 import pytest
@@ -51,6 +52,18 @@ def test_every_backend_agrees_with_the_reference_with_its_own_dropout_mask(memor
     agreeing = {line["backend"] for line in lines if line.get("reproducible") and line["agrees"]}
     assert agreeing == {"reference", "sdpa", "cpu"}
     assert {line["backend"] for line in lines if "forward_ms" in line} == agreeing | {"bare"}
+
+
+@pytest.mark.long
+def test_muon_is_exact_and_sends_the_predicted_bytes(tmp_path):
+    out = tmp_path / "muon.jsonl"
+    lines = json_lines(run("benchmarks/quality/muon.py", "--out", out))
+    assert lines == [json.loads(line) for line in out.read_text().splitlines()]
+    ours = [line for line in lines if line["optimizer"] == "xlpre"]
+    assert {(line["processes"], line["stage"]) for line in ours} == set(itertools.product((1, 2), (0, 1, 2)))
+    for line in ours:
+        assert line["sent_bytes"] == line["predicted_bytes"]
+        assert max(line[f"{name}_error"] for name in ("update", "skip", "clip", "momentum")) < 1e-5
 
 
 @pytest.mark.long

@@ -61,6 +61,17 @@ def test_muon_has_one_moment_for_matrices_and_no_stage_3():
     assert with_device_memory(muon, 1e6).recommendation == (2, 1)
 
 
+def test_muon_adds_the_exchange_of_matrices_to_the_communication():
+    """Eight devices have two layers of 5 matrices with 1 M elements and 2 with 4 M: shares of 3.25 M, whose borders split matrices.
+
+    The third device sends 0.75 M elements of a matrix to the fourth, and 1.5 M elements of an update back to the second.
+    """
+    plain, muon = make_plan(), make_plan("optim.name=muon")
+    added = [muon.communication(stage, 8)[0] - plain.communication(stage, 8)[0] for stage in range(4)]
+    assert added == [4 * 7 / 8 * 26 * 1024**2, 4 * 2.25 * 1024**2, 4 * 2.25 * 1024**2, 0]
+    assert make_plan("optim.name=muon", gpus=1).communication(1, 8)[0] == 0
+
+
 def test_the_peak_is_muons_update_if_activations_are_smaller():
     short = (
         "train.global_batch_size=64",
@@ -74,7 +85,7 @@ def test_the_peak_is_muons_update_if_activations_are_smaller():
     assert few.activation_memory(1).peak < few.muon_workspace(1) < many.activation_memory(1).peak
     assert few.peak_memory(1, 1) == few.static_memory(1) + few.muon_workspace(1)
     assert many.peak_memory(1, 1) == many.static_memory(1) + many.activation_memory(1).peak
-    assert few.muon_workspace(1) > 4 * 2 * (5 * 1024 * 1024 + 2 * 1024 * 4096)  # all matrices, gathered
+    assert few.muon_workspace(0) > 4 * 2 * (5 * 1024 * 1024 + 2 * 1024 * 4096) > few.muon_workspace(1)  # all matrices
     assert make_plan("train.global_batch_size=8").muon_workspace(1) == 0
 
 
