@@ -18,7 +18,7 @@ ALLOWED = requirements((REPOSITORY / "pyproject.toml").read_text())
 TESTED = requirements((REPOSITORY / "constraints.txt").read_text())
 
 
-@pytest.mark.parametrize("name", ALLOWED.keys() & TESTED.keys())
+@pytest.mark.parametrize("name", sorted(ALLOWED.keys() & TESTED.keys()))
 def test_the_installed_version_is_allowed(name):
     (version,) = TESTED[name].specifier
     assert version.version in ALLOWED[name].specifier
