@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from xlpre.config.loader import load_config
 from xlpre.data.window_layout import DataConfig
@@ -34,6 +34,7 @@ IGNORED_SETTINGS = {
         "save_every",
         "keep_last_checkpoints",
         "keep_checkpoints_every",
+        "save_memory",
         "max_skipped_steps",
         "timeout_minutes",
         "wandb",
@@ -82,6 +83,19 @@ class EvalConfig:
 
 
 @dataclass(frozen=True)
+class PretrainTrainConfig(TrainConfig):
+    """Length, batch size, precision and checkpoints of a pretraining.
+
+    Attributes:
+        save_memory: checkpoints with recurrent memory, most of the bytes of large batches. `newest`: the newest one. `all`: all. `none`:
+            none. A run that resumes from a checkpoint with memory continues bit for bit. From one without, it reads the last windows of
+            each lane again to fill the memory with the present weights, and losses differ slightly.
+    """
+
+    save_memory: Literal["newest", "all", "none"] = "newest"
+
+
+@dataclass(frozen=True)
 class PretrainConfig:
     """Settings of pretraining.
 
@@ -106,7 +120,7 @@ class PretrainConfig:
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     optim: PretrainOptimConfig = field(default_factory=PretrainOptimConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
+    train: PretrainTrainConfig = field(default_factory=PretrainTrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     deepspeed: dict[str, Any] = field(default_factory=dict)
 

@@ -176,6 +176,24 @@ class Plan:
             n_single_moment=sum(map(math.prod, self._muon_shapes)),
         )
 
+    @property
+    def checkpoint_parts(self) -> dict[str, int]:
+        """Bytes of a checkpoint by part. Recurrent memory: 0 if it is not saved."""
+        n_single_moment = sum(map(math.prod, self._muon_shapes))
+        return {
+            "weights": 4 * self.n_parameters,
+            "best weights": 4 * self.n_parameters,
+            "optimizer moments": 8 * self.n_parameters - 4 * n_single_moment,
+            "recurrent memory": 0 if self.config.train.save_memory == "none" else self.recurrent_memory * self.gpus,
+        }
+
+    @property
+    def checkpoints_on_disk(self) -> int:
+        """Bytes of all checkpoints while one is written, if each has other best weights. Without `train.keep_checkpoints_every`."""
+        *others, memory = self.checkpoint_parts.values()
+        n_checkpoints = self.config.train.keep_last_checkpoints + 1
+        return n_checkpoints * sum(others) + (n_checkpoints if self.config.train.save_memory == "all" else 2) * memory
+
     def host_memory(self, stage: int) -> float:
         """Return the bytes of a machine's memory that its devices offload to."""
         return self.zero_memory(stage).host * self.gpus / self.nodes
@@ -295,6 +313,7 @@ def describe(plan: Plan, device: str, n_tokens: int | None) -> str:
     sections = [
         head,
         _describe_parameters(plan),
+        _describe_checkpoint(plan),
         _describe_memory(plan, stage, micro_batch_size),
         _describe_flops(plan, micro_batch_size),
         _describe_time(plan, stage, micro_batch_size, n_tokens),
@@ -309,6 +328,17 @@ def _describe_parameters(plan: Plan) -> list[str]:
     rows = [f"  {part:32}{n:>16,}{n / total:>8.1%}" for part, n in plan.parameters.items() if n]
     vocabulary = f"vocabulary of {plan.model.vocab_size:,}: model.vocab_size, or else tokenizer.vocab_size"
     return [f"PARAMETERS (count; {vocabulary})", *rows, f"  {'total':32}{total:>16,}"]
+
+
+def _describe_checkpoint(plan: Plan) -> list[str]:
+    parts, train = plan.checkpoint_parts, plan.config.train
+    unit, unit_name = (1e9, "GB") if sum(parts.values()) > 1e9 else (1e6, "MB")
+    rows = {**parts, "total": sum(parts.values()), "on disk while one is written, at most": plan.checkpoints_on_disk}
+    return [
+        f"CHECKPOINT in {unit_name} (count; train.save_memory={train.save_memory}, train.keep_last_checkpoints="
+        f"{train.keep_last_checkpoints})",
+        *(f"  {part:40}{size / unit:>16,.2f}" for part, size in rows.items()),
+    ]
 
 
 def _describe_memory(plan: Plan, stage: int, micro_batch_size: int) -> list[str]:

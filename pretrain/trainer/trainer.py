@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pretrain.config import PretrainConfig
@@ -25,6 +26,7 @@ from pretrain.trainer.logger import TrainLogger
 from pretrain.trainer.samples import Samples
 from xlpre.batch import Batch
 from xlpre.common.files import FileEntries, hardlink_copy
+from xlpre.common.plural import counted
 from xlpre.config.cli import NO_EXPLICIT_KEYS, ExplicitKeys
 from xlpre.config.loader import save_config
 from xlpre.conversion.model_folder import ModelFolder, load_folder, save_folder
@@ -36,7 +38,7 @@ from xlpre.model.memory import Memory, initial_memory
 from xlpre.training import checkpoint
 from xlpre.training.checkpoint_writer import CheckpointWriter
 from xlpre.training.deepspeed_engine import build_engine
-from xlpre.training.distributed import is_rank_zero, rank, seed_everything, world_size
+from xlpre.training.distributed import is_rank_zero, rank, seed_everything, seed_step, world_size
 from xlpre.training.metrics_writer import check_wandb_installed
 from xlpre.training.optimizer_state import gather_weights, load_state
 from xlpre.training.progress import Progress
@@ -129,6 +131,7 @@ class Trainer:
             self._publish,
             saved,
             config.train.max_failed_saves,
+            keep_old_memory=config.train.save_memory == "all",
         )
         self.tokens: int = manifest.get("tokens", 0)
         self._has_new_eval_protocol = bool(manifest) and manifest["eval"] != self._manifest["eval"]
@@ -141,7 +144,7 @@ class Trainer:
         self.progress = Progress(config.train, self.engine, context.comm, ShutdownHandler(), self.writer, manifest)
         if is_rank_zero():
             save_config(self._resolved, self.run_dir / "config.yaml")
-            print(self._describe(saved), flush=True)
+            print(self._describe(saved, manifest), flush=True)
         self.logger = TrainLogger(
             self._resolved,
             context,
@@ -213,10 +216,11 @@ class Trainer:
                 "best_val_loss": self._best_loss,
                 "evaluation_due": self._evaluation_due,
             }
+            memories = [(lanes, x.hidden, x.valid) for lanes, x in zip(self._lanes, self.memories, strict=True)]
             self.writer.begin(
                 step,
                 self.engine,
-                [(lanes, x.hidden, x.valid) for lanes, x in zip(self._lanes, self.memories, strict=True)],
+                [] if self.config.train.save_memory == "none" else memories,
                 {**self._manifest, **progress},
                 self._write_model,
             )
@@ -258,13 +262,39 @@ class Trainer:
             return
         moments = checkpoint.saved_moments(saved, manifest)
         load_state(self.engine, checkpoint.saved_weights(saved), moments, manifest["counters"])
+        if checkpoint.has_memory(manifest):
+            self._load_memory(saved, manifest)
+        else:
+            self._rewarm_memory(manifest["step"])
+        if is_rank_zero() and model_step(config) != manifest["step"]:
+            self._publish(saved)  # killed between the checkpoint and its publication
+
+    def _load_memory(self, saved: Path, manifest: dict[str, Any]) -> None:
+        """Load the memory of the checkpoint `saved`."""
         # Lanes that the batch warm-up leaves out keep their initial memory. With other micro-steps than before, they may have been read,
         # and their memory would be that of an earlier window when they are read again.
         n_micro_steps = self.context.batch.micro_steps(manifest["step"])
-        lane_memories = checkpoint.read_lane_memory(saved, manifest, self._lanes[:n_micro_steps])
-        self.memories[:n_micro_steps] = [Memory(hidden.to(device), valid.to(device)) for hidden, valid in lane_memories]
-        if is_rank_zero() and model_step(config) != manifest["step"]:
-            self._publish(saved)  # killed between the checkpoint and its publication
+        for micro_step, (hidden, valid) in enumerate(
+            checkpoint.read_lane_memory(saved, manifest, self._lanes[:n_micro_steps])
+        ):
+            self.memories[micro_step] = Memory(hidden.to(self.context.device), valid.to(self.context.device))
+
+    def _rewarm_memory(self, step: int) -> None:
+        """Fill the memory: read the windows of the last steps before `step` again, as in training, but without updates."""
+        first_step = max(0, step - self._n_rewarmed)
+        if first_step:  # what precedes the first window is not known
+            self.memories = [Memory(x.hidden, torch.zeros_like(x.valid)) for x in self.memories]
+        for past in range(first_step, step):
+            seed_step(self.config.seed, past, rank())
+            for micro_step, lanes in enumerate(self._lanes[: self.context.batch.micro_steps(past)]):
+                batch = self._loader.batch(past, lanes).to(self.context.device)
+                with torch.no_grad():
+                    _, self.memories[micro_step], *_ = self.engine.module(batch, self.memories[micro_step])
+
+    @property
+    def _n_rewarmed(self) -> int:
+        """Number of windows whose reused parts fill the memory."""
+        return math.ceil(self.shape.mem_len / self.config.data.reuse_len)
 
     def _publish(self, saved: Path) -> None:
         """Make the model and the best model of a checkpoint those of the run. The model is last: `model_step` reads its step."""
@@ -298,7 +328,7 @@ class Trainer:
             "finite. The weights in the checkpoints are finite, and usable if the last validation losses were. "
         )
 
-    def _describe(self, saved: Path | None) -> str:
+    def _describe(self, saved: Path | None, manifest: dict[str, Any]) -> str:
         """Return the opening lines of a run."""
         config, shape = self.config, self.shape
         # in ZeRO-3 the parameter itself is empty
@@ -307,6 +337,11 @@ class Trainer:
         start = self._inputs.weight_init.description
         if saved:
             start = f"resumes from {saved} at step {self.progress.step:,}"
+            if shape.mem_len and not checkpoint.has_memory(manifest):
+                start += (
+                    f", which has no recurrent memory (train.save_memory): the last {counted(self._n_rewarmed, 'window')} of each lane "
+                    "filled it again, and losses differ slightly from those of a run without the interruption"
+                )
         if incomplete := checkpoint.list_incomplete(checkpoints_dir(config), saved):
             names = ", ".join(path.name for path in incomplete)
             start += f" (skipped checkpoints with missing, cut or damaged files: {names})"

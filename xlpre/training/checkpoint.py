@@ -37,6 +37,7 @@ CHECKPOINTS_DIR = "checkpoints"  # folder of all checkpoints, in the folder of t
 NAME_PATTERN = re.compile(r"step_\d{8,}")
 MANIFEST = "manifest.json"
 MODEL_DIR, BEST_DIR = "model", "best"
+LANES_PREFIX = "lanes_"  # of the files with recurrent memory
 
 
 def list_all(folder: Path) -> list[Path]:
@@ -217,6 +218,11 @@ def saved_moments(checkpoint: Path, manifest: Mapping[str, Any]) -> SavedTensors
     return SavedTensors({name: checkpoint / file for name, file in manifest["moments"].items()})
 
 
+def has_memory(manifest: Mapping[str, Any]) -> bool:
+    """Return True if the checkpoint of a manifest includes recurrent memory."""
+    return any(name.startswith(LANES_PREFIX) for name in manifest["files"])
+
+
 def read_lane_memory(
     checkpoint: Path, manifest: Mapping[str, Any], groups: Sequence[Sequence[int]]
 ) -> list[tuple[Tensor, Tensor]]:
@@ -233,7 +239,7 @@ def read_lane_memory(
     wanted = {lane for lanes in groups for lane in lanes}
     rows: dict[int, tuple[Tensor, Tensor]] = {}
     # an earlier version did not name the lanes: any of them may be in each file
-    all_files = sorted(path.name for path in checkpoint.glob("lanes_*.safetensors")) if "lanes" not in manifest else []
+    all_files = [name for name in manifest["files"] if name.startswith(LANES_PREFIX)]
     for name, lanes_in_file in manifest.get("lanes", dict.fromkeys(all_files, wanted)).items():
         if wanted.isdisjoint(lanes_in_file):
             continue

@@ -20,6 +20,7 @@ from xlpre.common.os_errors import error_number, remedy, retry
 from xlpre.common.safetensors_io import all_finite, write_tensors
 from xlpre.training.checkpoint import (
     BEST_DIR,
+    LANES_PREFIX,
     MANIFEST,
     MODEL_DIR,
     format_manifest,
@@ -81,6 +82,7 @@ class CheckpointWriter:
         publish: called with each complete checkpoint, on rank 0, in the background.
         resumed: the checkpoint that the run resumes from; None: the folder has none.
         max_failed: number of checkpoints in a row that could not be written after which the run ends.
+        keep_old_memory: keep the recurrent memory of older checkpoints; False: remove it once a newer checkpoint is complete.
     """
 
     def __init__(
@@ -92,11 +94,13 @@ class CheckpointWriter:
         publish: Callable[[Path], None] = lambda checkpoint: None,
         resumed: Path | None = None,
         max_failed: int = 1,
+        keep_old_memory: bool = True,
     ) -> None:
         self._folder, self._comm, self._publish = folder, comm, publish
         self._keep_last, self._keep_every, self._max_failed = keep_last, keep_every, max_failed
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._work: Future[tuple[FileEntries, _Failure | None]] | None = None
+        self._keep_old_memory = keep_old_memory
         self._n_failed = 0  # in a row
         self._error: SaveError | None = None  # of the last checkpoint
         self._target = folder
@@ -130,7 +134,7 @@ class CheckpointWriter:
         Args:
             step: number of steps done.
             engine: the DeepSpeed engine.
-            memories: recurrent memory of this process, one entry per micro-step.
+            memories: recurrent memory of this process, one entry per micro-step; empty: none is saved.
             manifest: entries of the manifest: settings that a resumed run must share, and counters such as the clock.
             write_model: called on rank 0, in the background.
 
@@ -335,6 +339,8 @@ class CheckpointWriter:
             if not (self._keep_every and read_manifest(path)["step"] % self._keep_every == 0):
                 _remove(path)
         self._remove_incomplete()
+        for path in [] if self._keep_old_memory else list_complete(self._folder)[:-1]:
+            _remove_memory(path)
 
     def _remove_incomplete(self) -> None:
         """Remove folders without a manifest that are older than the latest checkpoint: a kill interrupted their writing or removal."""
@@ -342,6 +348,16 @@ class CheckpointWriter:
             for path in list_all(self._folder):
                 if path.name < latest.name and not (path / MANIFEST).exists():
                     shutil.rmtree(path)
+
+
+def _remove_memory(checkpoint: Path) -> None:
+    """Remove the recurrent memory of a checkpoint. The manifest is first, so that an interrupted removal leaves a valid checkpoint."""
+    manifest = read_manifest(checkpoint)
+    files = {name: entry for name, entry in manifest["files"].items() if not name.startswith(LANES_PREFIX)}
+    if len(files) < len(manifest["files"]):
+        write_text(checkpoint / MANIFEST, format_manifest({**manifest, "files": files, "lanes": {}}))
+    for path in checkpoint.glob(f"{LANES_PREFIX}*"):
+        path.unlink()
 
 
 def _moments_rank(index: int) -> int:
@@ -355,7 +371,7 @@ def _moments_file(writer: int) -> str:
 
 
 def _lanes_file(writer: int) -> str:
-    return f"lanes_{writer:03d}.safetensors"
+    return f"{LANES_PREFIX}{writer:03d}.safetensors"
 
 
 def _remove(checkpoint: Path) -> None:

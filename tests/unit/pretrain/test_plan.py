@@ -125,3 +125,12 @@ def test_fp16_and_bf16_differ_in_stage_1_only():
         other.recurrent_memory,
     )
     assert half.zero_memory(1) != other.zero_memory(1)
+
+
+@pytest.mark.parametrize(("save_memory", "n_saved", "n_on_disk"), [("newest", 1, 2), ("all", 1, 4), ("none", 0, 0)])
+def test_a_checkpoint_has_the_memory_of_all_lanes_and_old_ones_have_none(save_memory, n_saved, n_on_disk):
+    plan = make_plan("train.keep_last_checkpoints=3", f"train.save_memory={save_memory}")
+    model, n = plan.model, plan.n_parameters
+    memory = model.n_layer * plan.config.train.global_batch_size * model.mem_len * model.d_model * 2
+    assert [*plan.checkpoint_parts.values()] == [4 * n, 4 * n, 8 * n, n_saved * memory]
+    assert plan.checkpoints_on_disk == 4 * 16 * n + n_on_disk * memory

@@ -81,7 +81,7 @@ def test_every_section_is_marked_as_count_or_prediction(capsys):
     ]
     main(["--config", CONFIG, *args])
     titles = re.findall(r"^[A-Z]{4}.*", capsys.readouterr().out, re.MULTILINE)
-    assert len(titles) == 6
+    assert len(titles) == 7
     assert all("(count" in title or "(prediction" in title for title in titles)
 
 

@@ -415,3 +415,60 @@ def test_a_checkpoint_is_not_taken_for_damaged_because_the_file_system_fails_for
     monkeypatch.setattr(checkpoint, name, fail)
     with pytest.raises(OSError, match="Stale file handle"):
         checkpoint.find_resume_checkpoint(folder, Comm())
+
+
+def save_twice(folder, keep_old_memory):
+    for step in (1, 2):
+        writer = CheckpointWriter(folder, Comm(), 2, keep_old_memory=keep_old_memory)
+        writer.begin(step, Engine(1), memories(step), {}, write_model)
+        writer.close()
+
+
+@pytest.mark.parametrize("keep_old_memory", [True, False])
+def test_memory_is_kept_in_all_checkpoints_or_in_the_newest(tmp_path, keep_old_memory):
+    save_twice(tmp_path, keep_old_memory)
+    old, new = checkpoint.list_complete(tmp_path)
+    assert checkpoint.is_valid(old) and checkpoint.is_valid(new)
+    assert checkpoint.has_memory(checkpoint.read_manifest(new))
+    assert checkpoint.has_memory(checkpoint.read_manifest(old)) == keep_old_memory
+    assert len([*old.glob("lanes_*")]) == int(keep_old_memory)
+
+
+class Killed(BaseException):
+    """End of a process."""
+
+
+@pytest.mark.parametrize("calls_before", range(8))
+def test_a_kill_at_any_time_of_the_removal_of_old_memory_leaves_valid_checkpoints(tmp_path, monkeypatch, calls_before):
+    calls = 0
+
+    def kill_at(owner, name):
+        original = getattr(owner, name)
+
+        def replacement(*args, **kwargs):
+            nonlocal calls
+            calls += 1
+            if calls > calls_before:
+                raise Killed
+            return original(*args, **kwargs)
+
+        patch.setattr(owner, name, replacement)
+
+    original = checkpoint_writer._remove_memory
+
+    def remove_memory(path):
+        for owner, name in ((os, "replace"), (os, "fsync"), (Path, "unlink"), (Path, "write_text")):
+            kill_at(owner, name)
+        original(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_writer, "_remove_memory", remove_memory)
+        with contextlib.suppress(Killed):
+            save_twice(tmp_path, keep_old_memory=False)
+    old, new = checkpoint.list_complete(tmp_path)
+    assert checkpoint.is_valid(new) and checkpoint.has_memory(checkpoint.read_manifest(new))
+    assert checkpoint.is_valid(old) and (calls > calls_before) == (calls_before < 6)
+    writer = CheckpointWriter(tmp_path, Comm(), 2, resumed=new, keep_old_memory=False)
+    writer.begin(3, Engine(1), memories(3), {}, write_model)
+    writer.close()
+    assert [*tmp_path.rglob("lanes_*")] == [tmp_path / "step_00000003/lanes_000.safetensors"]
