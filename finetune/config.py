@@ -31,14 +31,14 @@ class TaskDataConfig:
             `val_fraction` of the training examples.
         test: files to predict. null: the files that the task is distributed with, if they are present.
         text: for `classify` and `regress`, the column with the text, or the two columns of a text pair.
-        label: column with the label, or the number.
+        label: column with the label: a class name, or a number for `regress`.
         labels: names of the classes. null: the labels of the training files, sorted.
         label_scale: for `regress`, mean and standard deviation by which numbers are normalized. null: those of the training
             examples.
         queries: for `rank`, files with the texts of the queries. `train`, `dev` and `test` are TREC run files there.
         documents: for `rank`, files with the texts of the documents.
         qrels: for `rank`, files with relevance judgements.
-        val_fraction: fraction of the training examples to hold out for validation, if there are no others.
+        val_fraction: fraction of the training examples to hold out for validation, if there are no dev files.
         max_train_examples: number of training examples to use, sampled with the seed. null: all.
         max_seq_len: maximum number of tokens in a row, or in a window of a long text.
         long_text: handling of texts longer than `max_seq_len`. `truncate`: keep the first tokens, as in the paper. `memory`: read
@@ -114,11 +114,11 @@ class TaskDataConfig:
             raise ValueError(f"data.{name}={value} is invalid: it must be at least {minimum}. {remedy}")
 
     def _check_long_text(self) -> None:
-        """Raise ValueError if a setting of one way to read long texts is set with another one."""
+        """Raise ValueError if a setting of one long-text strategy is set with another strategy."""
         self._check_minimum("mem_len", 1)
         if self.mem_len is not None and self.long_text != "memory":
             raise ValueError(
-                f"data.mem_len={self.mem_len} is invalid: it needs data.long_text=memory, which is {self.long_text}. "
+                f"data.mem_len={self.mem_len} is invalid with data.long_text={self.long_text}: it has no effect. "
                 "Set data.long_text=memory, or data.mem_len=null."
             )
         max_text_len = self.max_seq_len - 2  # <sep> and <cls> follow the text
@@ -129,12 +129,12 @@ class TaskDataConfig:
             )
         if self.window_stride is not None and self.long_text != "windows":
             raise ValueError(
-                f"data.window_stride={self.window_stride} is invalid: it needs data.long_text=windows, which is {self.long_text}. "
+                f"data.window_stride={self.window_stride} is invalid with data.long_text={self.long_text}: it has no effect. "
                 "Set data.long_text=windows, or data.window_stride=null."
             )
         if self.window_pooling != "mean" and self.long_text != "windows":
             raise ValueError(
-                f"data.window_pooling={self.window_pooling} is invalid: it has no effect without data.long_text=windows. "
+                f"data.window_pooling={self.window_pooling} is invalid with data.long_text={self.long_text}: it has no effect. "
                 "Set data.long_text=windows, or leave it out."
             )
 
@@ -144,7 +144,7 @@ class TaskModelConfig:
     """Model settings that are not part of the pretrained weights.
 
     Attributes:
-        pooling: how a row becomes one vector. `last`: hidden state of <cls>, the last token. `first`: hidden state of the first
+        pooling: pooling of a row into one vector. `last`: hidden state of <cls>, the last token. `first`: hidden state of the first
             token. `text_mean`: mean over the text tokens (the published mean includes padding, whose amount depends on the
             batch). `attn`: learned attention.
         dropout: dropout probability. null: as in the model folder.
@@ -217,8 +217,8 @@ class TaskOptimConfig(LayerwiseOptimConfig):
 
     Attributes:
         lr: peak learning rate. null: `base_lr`, raised for models narrower than 768.
-        base_lr: for lr=null, the learning rate of models with a d_model of 768 or more, for which the published values are. Narrower
-            models get base_lr * (768 / d_model)^2, at most 3e-4. The start-up lines and result.json have the value.
+        base_lr: for lr=null, the learning rate of models with a d_model of 768 or more, such as the published ones. Narrower models
+            get base_lr * (768 / d_model)^2, at most 3e-4. The start-up lines and result.json contain the value.
     """
 
     lr: float | None = None  # type: ignore[assignment]
@@ -259,7 +259,7 @@ class FinetuneConfig:
         seed: random seed of the initial head, the order of the examples, and dropout.
         num_seeds: number of runs. They use this seed and the following ones.
         epochs: passes over the training examples. Replaces train.steps.
-        warmup_ratio: fraction of the steps. Replaces schedule.warmup_steps.
+        warmup_ratio: fraction of the steps that are warm-up steps. Replaces schedule.warmup_steps.
         task_overrides: for each task, `key=value` settings that a config file adds. Settings on the command line override them.
         deepspeed: settings that are passed to DeepSpeed unchanged.
     """

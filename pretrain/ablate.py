@@ -1,8 +1,8 @@
 """Run the rows of an ablation and compare them.
 
-Each row of an ablation file is a pretraining with a few changed settings. --run skips finished runs and resumes stopped ones. It compares
-the runs in table.md, table.csv and losses.png in runs/FILE (with --rows: subset_table.md and so on). Settings on the command line apply to
-every row.
+Each row of an ablation file is a pretraining with a few changed settings. --run skips finished runs and resumes stopped ones. Then it
+writes a comparison to table.md, table.csv and losses.png in runs/FILE (with --rows: subset_table.md and so on). Settings on the command
+line apply to every row.
 
 Examples:
   python pretrain/ablate.py configs/ablations/objectives.yaml --print
@@ -38,7 +38,7 @@ def build_parser() -> SettingsParser[PretrainConfig]:
     parser = SettingsParser(PretrainConfig, __doc__, COMMON, reads_file=False)
     parser.add_argument("ablation", metavar="FILE", type=Path, help="an ablation, see configs/ablations/")
     parser.add_argument("--print", action="store_true", help="print the commands of the runs, one per line")
-    parser.add_argument("--run", action="store_true", help="run them, several in parallel, and compare them")
+    parser.add_argument("--run", action="store_true", help="run the rows, several in parallel, and compare them")
     parser.add_argument("--table", action="store_true", help="compare the runs that were evaluated")
     parser.add_argument(
         "--rows", metavar="A,B,...", type=lambda rows: rows.split(","), default=[], help="only these rows"

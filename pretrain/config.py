@@ -19,7 +19,7 @@ from xlpre.training.deepspeed_overrides import check_muon_overrides, check_overr
 from xlpre.training.lr_schedule import ScheduleConfig
 from xlpre.training.run_dir import check_run_identity
 
-# settings that the result of a run depends on, and those among them that it does not depend on, or that are compared elsewhere
+# groups of settings that determine the result of a run, and exceptions, which do not or are compared elsewhere
 RESULT_GROUPS = ("data", "objective", "model", "memory", "optim", "schedule", "train", "eval")
 IGNORED_SETTINGS = {
     "data": {"store_dir", "num_threads"},
@@ -103,7 +103,7 @@ class PretrainConfig:
         name: name of the run, and of its folders unless they are set.
         run_dir: folder for metrics, checkpoints, the model folder and the report.
         init_from: folder with initial weights: a run folder, a model folder of xlpre or of Hugging Face's XLNet, or the original
-            TensorFlow release. The model takes its shape. null: new weights, see `model.init_scheme`.
+            TensorFlow release. The model takes the shape of these weights. null: new weights, see `model.init_scheme`.
         seed: seed of new weights, of the order of the text, of targets and of dropout.
         deepspeed: settings passed to DeepSpeed unchanged.
     """

@@ -6,7 +6,7 @@ Examples:
   python pretrain/explain.py "Your text." --config configs/pretrain/quickstart.yaml
   python pretrain/explain.py "Your text." --config configs/pretrain/quickstart.yaml objective.max_span=1 --step 7 --picture masks.png
 
-See docs/objectives.md, which reads such a text line by line.
+See docs/objectives.md, which explains the output line by line.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def build_parser() -> SettingsParser[PretrainConfig]:
     parser = SettingsParser(PretrainConfig, __doc__, COMMON)
     parser.add_argument("text", help="text in quotes; each line is a paragraph")
     parser.add_argument(
-        "--step", metavar="N", type=int, default=0, help="each step has other targets and another order (default: 0)"
+        "--step", metavar="N", type=int, default=0, help="training step, which selects targets and order (default: 0)"
     )
     parser.add_argument("--backward", action="store_true", help="read from right to left")
     parser.add_argument("--picture", metavar="FILE", type=Path, help="draw the masks into a .png, .svg or .pdf file")

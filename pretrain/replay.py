@@ -1,7 +1,7 @@
 """Replay the last step of a run that stopped because of non-finite gradients, and report the first non-finite value.
 
-The run printed the folder when it stopped. Each micro-batch runs forward and backward alone. Dropout is that of the run if device and
-precision are the same.
+The run printed the folder when it stopped. Each micro-batch runs forward and backward alone. Dropout is the same as in the run
+if device and precision are the same.
 
 Examples:
   python pretrain/replay.py runs/xlnet_base/nonfinite/step_00012345

@@ -1,9 +1,9 @@
 """xlpre: permutation language modelling with a Transformer-XL backbone (XLNet, arXiv:1906.08237).
 
-`xlpre.conversion.model_folder.load_folder` loads a model folder. docs/python.md fills blanks with a model, computes hidden states,
-scores sentences, reads long texts, and trains in a custom loop.
+`xlpre.conversion.model_folder.load_folder` loads a model folder. docs/python.md shows how to fill blanks, compute hidden states, score
+sentences, read long texts, and train in a custom loop.
 
-The packages in the order of a model's life: `text`, `data`, `objectives`, `model`, `training`, `conversion`.
+Packages, from text to trained model: `text`, `data`, `objectives`, `model`, `training`, `conversion`.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Batch: the only contract between data and model."""
+"""Batch: the input of a model, built by the data loader or by hand."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ FIELD_SPECS = {
 class Batch:
     """B rows with one window of T tokens each.
 
-    Every objective fills all fields, so the model does not depend on the objective. Construction checks shapes and dtypes. It does not
-    check values, because reading them waits for the device. To compute hidden states only, `target_positions` may have another length
-    than `targets`.
+    Every objective fills all fields, so the model does not depend on the objective. The constructor checks shapes and dtypes. It does not
+    check values, because that would synchronize with the device. If only hidden states are computed, `target_positions` may differ from
+    `targets` in length.
 
     Attributes:
         input_ids: (B, T) int64, input of the content stream.
-        segment_ids: (B, T) int64, of which only equality matters: A 0, B 1, <cls> 2.
+        segment_ids: (B, T) int64: 0 for A, 1 for B, 2 for <cls>. The model only compares them for equality.
         query_rank: (B, T) int32, rank of each token as a query. A query sees the keys with a lower rank. In the content stream, a token
             also sees itself.
         key_rank: (B, T) int32, rank of each token as a key.
         target_positions: (B, P) int64, positions in the window, strictly increasing in each row.
-        targets: (B, P) int64, token ids to predict. Valid ids also where the weight is 0.
+        targets: (B, P) int64, token ids to predict. They must be valid even where the weight is 0.
         target_weights: (B, P) float32, 0 where a row has fewer than P targets.
         backward: (B,) bool, True if the row is read from right to left.
-        visible_mem_len: (B,) int64, number of tokens before the window that the row may see in memory. 0 after its lane moved to
-            another position of the text.
-        pair_label: (B,) int64, 1 if segment B follows segment A in the text.
-        reuse_len: number of tokens at the start of the window that enter memory. The next window reads the others again.
+        visible_mem_len: (B,) int64, number of preceding tokens that the row may see in memory. 0 after its lane has jumped to another
+            position of the text.
+        pair_label: (B,) int64, 1 if segment B follows segment A in the text, else 0.
+        reuse_len: number of tokens at the start of the window that enter memory. The next window starts after them.
 
     Raises:
         ValueError: a field has another shape or dtype, or `reuse_len` is not between 0 and T.

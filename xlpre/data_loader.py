@@ -1,4 +1,4 @@
-"""Data loading: the batches of each step, which background threads prepare in advance."""
+"""Data loading: background threads prepare the batches of each step in advance."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from xlpre.objectives.objective import ModelInputs, Objective
 
 
 class Loader:
-    """Builds the batches of a step.
+    """Data loader: builds the batches of each step.
 
-    A batch is a pure function of seed, step and lanes, because all random numbers are keyed by (seed, lane, step). A run therefore resumes
-    without any state of its data.
+    A batch is a pure function of seed, step and lanes, because all random numbers are keyed by (seed, lane, step). Resuming a
+    run therefore needs no saved data state.
 
     Args:
         lanes: positions of the rows in the text.
@@ -111,7 +111,7 @@ def assign_lanes(rank: int, world_size: int, micro_batch_size: int, accumulation
     processes.
 
     Args:
-        rank: of the process.
+        rank: rank of the process.
         world_size: number of processes.
         micro_batch_size: rows of one process in one micro-step.
         accumulation: micro-steps of a step.

@@ -73,7 +73,7 @@ class PaddedBatch:
 
         Args:
             target_positions: (B, P) int64, positions to return hidden states of.
-            visible_mem_len: (B,) int64, number of previous tokens of the row that memory may show. None: none.
+            visible_mem_len: (B,) int64, number of previous tokens that the row may see in memory. None: no tokens.
             reuse_len: number of first tokens of the window that enter memory.
         """
         return make_batch(
@@ -192,7 +192,9 @@ class LengthBucketSampler:
         ]
 
     def _batch(self, indices: np.ndarray, length: int) -> PaddedBatch:
-        features = [self._features[index] for index in indices]  # FILLER is the last feature, for its shape
+        features = [
+            self._features[index] for index in indices
+        ]  # the index FILLER selects the last feature, for its shape
         rows = pad([row for feature in features for row in feature.rows], self._padding_side, length)
         names = features[0].labels.keys() if all(feature.labels for feature in features) else ()
         labels = {name: torch.from_numpy(np.stack([feature.labels[name] for feature in features])) for name in names}

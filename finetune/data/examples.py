@@ -1,4 +1,4 @@
-"""Examples as they are in a data set, splits of them, and what a model returns for a split."""
+"""Examples of a data set, its splits, and the outputs of a model for a split."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Example:
         texts: texts to read.
         label: index of the true class or option, or the true number or spans; None if unknown.
         location: file and line, for error messages.
-        group: part of the split with a metric of its own, such as a level or a query; may be empty.
+        group: name of a subset of the split with its own metric, such as a level or a query; may be empty.
     """
 
     id: str

@@ -39,7 +39,7 @@ class Chunking:
     Attributes:
         window_len: number of tokens per forward pass, counted from the end of the row. Earlier tokens are read first, window by
             window, into memory. None: the whole row in one pass.
-        mem_len: number of hidden states to keep in memory. None: as many as the model does.
+        mem_len: number of hidden states to keep in memory. None: the memory length of the model.
     """
 
     window_len: int | None = None

@@ -28,7 +28,7 @@ class HubColumns:
     label_names: Sequence[str] = ()
 
     def to_file_fields(self, fields: Fields, label_column: str, location: str) -> Fields:
-        """Rename the columns of a row as in the files, and replace the label index by the name. -1 marks a hidden label and stays.
+        """Rename the columns of a row as in the files, and replace the label index by its name. -1 (hidden) is kept.
 
         Args:
             fields: columns of the row.

@@ -121,7 +121,7 @@ def build_windows(
 
 
 def _row_labels(label: SpanLabel, first: int, length: int, cls_position: int) -> dict[str, np.generic]:
-    """Positions of the span in the row. A span that is not completely inside the window counts as no answer, marked at <cls>."""
+    """Return the positions of the span in the row. A span that is not completely inside the window counts as no answer, marked at <cls>."""
     inside = label.has_answer and first <= label.first_token and label.last_token < first + length
     start, end = (label.first_token - first, label.last_token - first) if inside else (cls_position, cls_position)
     return {"start": np.int64(start), "end": np.int64(end), "impossible": np.float32(not inside)}

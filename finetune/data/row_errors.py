@@ -23,7 +23,7 @@ class InvalidRowsError(ValueError):
     """
 
     def __init__(self, errors: Sequence[RowError]) -> None:
-        self.errors = list(dict.fromkeys(errors))  # training and held-out examples are in the same file
+        self.errors = list(dict.fromkeys(errors))  # no duplicates: training and held-out examples are in the same file
         super().__init__(_format(self.errors))
 
 
@@ -48,7 +48,7 @@ class RowErrors:
     def collect(self, location: str, is_first: bool = False) -> Iterator[None]:
         """Catch a ValueError of the `with` block and add it.
 
-        A column that the first row lacks is not an error of a row: the name of the column in the settings is wrong.
+        If the first row lacks a column, the error is not caught: the settings contain a wrong column name.
 
         Args:
             location: file and line of the row.

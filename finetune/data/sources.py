@@ -130,7 +130,7 @@ class TableSource:
             errors.raise_if_any()
             is_regression = not self.columns.label_names
             if not labelled and is_regression and all(example.label in (None, -1) for example in examples):
-                examples = [replace(example, label=None) for example in examples]  # -1 everywhere marks hidden labels
+                examples = [replace(example, label=None) for example in examples]  # all labels are -1: they are hidden
         if not examples:
             raise ValueError(f"{self._files.get(split, self._train[0])} contains no example. Choose another file.")
         return examples
@@ -163,7 +163,7 @@ class TableSource:
         return []
 
     def _is_hidden_label(self, label: Any) -> bool:
-        """Return True if files of test examples write a hidden label like this."""
+        """Return True if `label` stands for a hidden label in test files."""
         label_names = self.columns.label_names
         return (
             label is None

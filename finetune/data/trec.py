@@ -42,7 +42,7 @@ def read_candidates(file: Path) -> list[tuple[str, str, str]]:
         Query, document and location of each line.
 
     Raises:
-        ValueError: an invalid line, a document that is there twice, or an empty file.
+        ValueError: an invalid line, a duplicate document, or an empty file.
     """
     columns = ("QUERY", "Q0", "DOCUMENT", "RANK", "SCORE", "TAG")
     locations, errors = dict[tuple[str, str], str](), RowErrors()
@@ -67,7 +67,7 @@ def read_texts(files: Sequence[Path], ids: Collection[str]) -> dict[str, str]:
         ids: ids of the texts to return.
 
     Raises:
-        ValueError: an invalid line, or an id that is there twice.
+        ValueError: an invalid line, or a duplicate id.
     """
     texts, errors = dict[str, str](), RowErrors()
     for file in files:
@@ -75,7 +75,7 @@ def read_texts(files: Sequence[Path], ids: Collection[str]) -> dict[str, str]:
             with errors.collect(location):
                 text_id = str(get_value(fields, "id", location))
                 if text_id in texts:
-                    raise ValueError(f"id {text_id!r} is there twice. Remove one line.")
+                    raise ValueError(f"id {text_id!r} occurs twice. Remove one line.")
                 if text_id in ids:
                     texts[text_id] = get_text(fields, "text", location)
     errors.raise_if_any()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
-N_BINS = 10  # of confidence
+N_BINS = 10  # bins of confidence
 
 
 def accuracy(labels: np.ndarray, predictions: np.ndarray) -> float:
@@ -39,7 +39,7 @@ def matthews(labels: np.ndarray, predictions: np.ndarray) -> float:
 
 def pearson(labels: np.ndarray, predictions: np.ndarray) -> float:
     """Return Pearson's correlation, computed in float64."""
-    if not (np.ptp(labels) and np.ptp(predictions)):  # the mean of equal values is rounded; the rest would correlate
+    if not (np.ptp(labels) and np.ptp(predictions)):  # equal values: the rounding error of their mean would correlate
         return 0.0
     x, y = (values - values.mean() for values in (labels.astype(float), predictions.astype(float)))
     return _ratio(float(x @ y), float(np.sqrt((x @ x) * (y @ y))))

@@ -69,9 +69,9 @@ def best_null_threshold(
         null_log_odds: (N,) log-odds that there is no answer.
 
     Returns:
-        The best mean score as the official script computes it, which also separates questions of equal log-odds; and the best
-        threshold between different log-odds. The threshold is the midpoint between the highest log-odds with an answer and the
-        next, so that rounding does not matter. The official script returns the former, or 0 if no question should be answered.
+        The best mean score of the official script, which may also separate questions of equal log-odds; and the best threshold
+        between different log-odds. The threshold is the midpoint between the highest log-odds that are answered and the next
+        ones, so that rounding does not matter. The official script returns the lower of the two, or 0 if it answers no question.
     """
     order = np.argsort(null_log_odds, kind="stable")
     gains = np.where(has_answer, scores, -is_predicted.astype(float))[order]

@@ -51,7 +51,7 @@ def build_task(name: str, data: TaskDataConfig, pooling: Pooling) -> Task:
     Args:
         name: value of the setting `task`.
         data: settings of its examples.
-        pooling: how a row becomes one vector, for tasks that pool.
+        pooling: pooling of a row into one vector, for tasks that pool.
 
     Raises:
         ValueError: an unknown name, or a setting that the task does not use.

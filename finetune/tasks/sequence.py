@@ -36,7 +36,7 @@ class SequenceTask:
         name: value of the setting `task`.
         source: source of the examples.
         data: settings of row length and long texts.
-        pooling: how a row becomes one vector.
+        pooling: pooling of a row into one vector.
         metric_names: metrics to compute, keys of METRICS; the first one selects the best weights.
     """
 

@@ -162,14 +162,14 @@ def parse_question(
             raise ValueError(f"{location}: is_impossible={impossible!r} is invalid: it must be true or false.")
         if spans and impossible:
             raise ValueError(
-                f"{location}: is_impossible=true is invalid: the question has answers. Remove one of them."
+                f"{location}: is_impossible=true is invalid: the question has answers. Set it to false, or remove the answers."
             )
         if always_answerable and not spans and labelled:
             raise ValueError(
                 f"{location}: the question has no answer: in squad/1.1 every question has one. Set task=squad/2.0."
             )
         if not (spans or labelled or (impossible and not always_answerable)):
-            spans = None  # an empty list hides the answers
+            spans = None  # an empty list means hidden answers
     example_id = fields.get("id", default_id)
     if not isinstance(example_id, (str, int)):
         raise ValueError(f"{location}: id {example_id!r} is invalid: it must be a text. Write it as a string.")

@@ -49,7 +49,7 @@ class CsvCorpus:
 
 
 REVIEW_ESCAPES = (("\\n", "\n"), ('\\"', '"'))
-NEWS_ESCAPES = (("\\$", "$"), ("\\", " "))  # a backslash is the end of a line
+NEWS_ESCAPES = (("\\$", "$"), ("\\", " "))  # a backslash stands for a line break
 CSV_CORPORA = {
     "yelp-2": CsvCorpus("yelp_review_polarity_csv", 2, ("text",), escapes=REVIEW_ESCAPES),
     "yelp-5": CsvCorpus("yelp_review_full_csv", 5, ("text",), escapes=REVIEW_ESCAPES),

@@ -136,7 +136,7 @@ def _write_test_predictions(
     """Write the predictions of the test splits. Returns them by split, and the metrics of splits whose labels are known."""
     metrics: dict[str, float] = {}
     predictions: dict[str, list[Prediction]] = {}
-    shutil.rmtree(folder, ignore_errors=True)  # predictions for other test examples
+    shutil.rmtree(folder, ignore_errors=True)  # it may contain predictions for other test examples
     folder.mkdir(parents=True)
     for split, of_split in zip(splits, outputs, strict=True):
         predictions[split.name] = task.to_predictions(split, of_split)

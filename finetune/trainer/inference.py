@@ -86,7 +86,7 @@ def read_input(file: Path | None, text_columns: Sequence[str], is_squad: bool = 
 
 
 def _read_chunk(task: Task, lines: Iterable[tuple[int, Line]], tokenizer: Tokenizer) -> tuple[Split, ValueError | None]:
-    """Encode lines up to the first invalid one. Returns its error, too."""
+    """Encode lines up to the first invalid one. Also return its error."""
     examples: list[Example] = []
     features: list[Features] = []
     try:
@@ -134,7 +134,7 @@ def _split_texts(line: str) -> list[str]:
 
 
 def _has_columns(file: Path, text_columns: Sequence[str]) -> bool:
-    """True if the file is a table with named columns."""
+    """Return True if the file is a table with named columns."""
     if ".tsv" not in file.suffixes:
         return bool({".csv", ".parquet"} & {*file.suffixes})
     _, first = next(read_lines(file, ByteCounter()), (0, ""))

@@ -1,4 +1,4 @@
-"""Inputs of a fine-tuning: task, pretrained weights, vocabulary and examples, read and checked before processes are joined."""
+"""Inputs of a fine-tuning: task, pretrained weights, vocabulary and examples, read and checked before the processes join."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def _sample(examples: Sequence[Example], n_examples: int | None, seed: int) -> S
 
 
 def _resolve(config: FinetuneConfig, n_train: int, data_settings: dict[str, Any], d_model: int) -> FinetuneConfig:
-    """Replace epochs, warm-up ratio, task overrides and a learning rate of null by the settings that they result in.
+    """Replace epochs, warm-up ratio, task overrides and a learning rate of null by the settings that follow from them.
 
     Args:
         config: the settings.

@@ -16,14 +16,14 @@ from finetune.tasks.sequence import ClassificationTask, softmax, stack_labels
 from xlpre.common.plots import COLOURS, legend_label, new_axes, save_figure
 from xlpre.training.metrics_writer import read_metrics
 
-MAX_CLASSES = 20  # of a confusion matrix
+MAX_CLASSES = 20  # size of the largest confusion matrix that is drawn
 
 
 def plot_all(folder: Path, run_folders: Sequence[Path], task: Task, split: Split, outputs: Outputs) -> None:
     """Write all plots of a task.
 
     Args:
-        folder: where to write them.
+        folder: folder for the plots.
         run_folders: folders of the runs, with their metrics.
         task: the task.
         split: the split that selects the best run.

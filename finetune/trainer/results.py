@@ -207,12 +207,12 @@ def read_run(run_dir: Path) -> Summary:
     """
     paths = sorted(run_dir.glob(f"seed_*/{RESULT}"), key=lambda path: int(path.parent.name.partition("_")[2]))
     if not paths:
-        raise ValueError(f"{run_dir} has no seed_*/{RESULT}: it is not the folder of a finished fine-tuning.")
+        raise ValueError(f"{run_dir} is invalid: it has no seed_*/{RESULT}. Give the folder of a finished fine-tuning.")
     return summarize([Result.read(path) for path in paths])
 
 
 def is_finished(run_dir: Path) -> bool:
-    """True if the folder has the result of at least one seed."""
+    """Return True if the folder has the result of at least one seed."""
     return any(run_dir.glob(f"seed_*/{RESULT}"))
 
 
@@ -224,7 +224,7 @@ def merge_glue_submissions(run_dirs: Sequence[Path], target: Path) -> list[str]:
         target: the zip file.
 
     Returns:
-        Names of the files that a complete submission needs besides.
+        Names of the files that are missing from a complete submission.
 
     Raises:
         ValueError: two runs have predictions for the same task, a file is incomplete, or there are no predictions at all.

@@ -43,14 +43,14 @@ def read_record(source: Path, task: Task, provenance: Mapping[str, Any]) -> Trai
     """Read what a run records about its weights. If a file of the run is damaged, print a warning and use the provenance only.
 
     Args:
-        source: folder of the run, or of a model in it. For others, only the provenance is known.
+        source: folder of the run, or of a model in it. For other folders, only the provenance is known.
         task: task of the model.
         provenance: provenance of the model.
     """
     try:
         return _read_record(find_run(source), task, provenance)
     except (OSError, ValueError) as error:
-        print(f"warning: the model card lacks the settings and scores of the model: {error}")
+        print(f"warning: the model card does not contain settings and scores: {error}")
         return _read_record(None, task, provenance)
 
 
@@ -161,7 +161,7 @@ def _note(run_dir: Path, result: Result, keep_weights: str) -> str:
 
 
 def _benchmarks(config: FinetuneConfig, task: Task, scores: Mapping[str, float]) -> list[EvalResult]:
-    """Return the scores on the published dev files of a benchmark, for the Hub's metadata. Own files are not a benchmark."""
+    """Return the scores on the published dev files of a benchmark, for the Hub's metadata. Custom files are not a benchmark."""
     family, _, subset = task.name.partition("/")
     dataset = SQUAD.get(task.name) or BENCHMARKS.get(family)
     if (

@@ -76,7 +76,7 @@ class TaskModel(nn.Module):
     def _read_memory(self, earlier: Sequence[PaddedBatch], last: PaddedBatch) -> tuple[Memory, Tensor]:
         """Return the memory after the `earlier` windows, and the number of tokens that each row (B,) has in them.
 
-        Memory has no gradient, as in pretraining. An optimizer step costs the graph of one window, however long the text is.
+        Memory has no gradient, as in pretraining. So an optimizer step stores the graph of one window only, for texts of any length.
         """
         requested, parameter = last.chunking.mem_len, self.backbone.mask_embedding
         n_positions = sum(window.input_ids.size(1) for window in earlier)

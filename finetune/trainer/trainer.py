@@ -1,4 +1,4 @@
-"""Training of a task: the loop, which is the same for all tasks, and the Trainer with everything that it needs."""
+"""Training of a task: the Trainer, whose loop is the same for all tasks."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Trainer:
             ValueError: gradients or weights are not finite, or a checkpoint cannot be written.
         """
         config, progress, logger = self.config, self.progress, self.logger
-        # a run may resume with less time than it has used
+        # a resumed run may have used up its time budget
         if progress.step == 0 or self._evaluation_due or self.is_finished:
             self.evaluate()
         stopped = False
@@ -198,7 +198,7 @@ class Trainer:
             self._writer.begin(self.progress.step, self.engine, [], manifest, self._write_model)
 
     def close(self) -> None:
-        """Wait for the last checkpoint, write the weights that are the result if the run is finished, and free the engine."""
+        """Wait for the last checkpoint, write the final weights if the run is finished, and free the engine."""
         self._writer.close(needs_last=not self.is_finished)
         if self.is_finished:
             if self.config.eval.keep_weights == "last":
@@ -218,7 +218,7 @@ class Trainer:
             self._n_without_improvement += 1
 
     def _publish(self, saved: Path) -> None:
-        """Make the best weights of a checkpoint those of the run."""
+        """Publish the best weights of a checkpoint in the run folder."""
         if (saved / checkpoint.BEST_DIR).is_dir():
             hardlink_copy(saved / checkpoint.BEST_DIR, self.folder / BEST)
 

@@ -123,7 +123,7 @@ def storage_keys(values: list[Any]) -> set[int]:
 
 
 class _NonzeroStub(TorchFunctionMode):
-    """Replace `nonzero`, which has no result on the meta device: call after call, return `fractions` of the elements."""
+    """Replace `nonzero`, which has no result on the meta device. Each call returns the next one of `fractions` of the elements."""
 
     def __init__(self, fractions: Iterable[float]) -> None:
         super().__init__()

@@ -36,7 +36,7 @@ STAGES = range(4)  # of ZeRO
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A pretraining on `gpus` devices. Times are in seconds, sizes in bytes, rates in window tokens.
+    """A pretraining on `gpus` devices. Times are in seconds, sizes in bytes, rates in window tokens per second.
 
     Attributes:
         config: settings of the pretraining.

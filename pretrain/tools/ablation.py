@@ -22,16 +22,16 @@ from xlpre.config.cli import ExplicitKeys
 from xlpre.config.loader import load_config
 from xlpre.training.metrics_writer import read_metrics
 
-ROW_KEYS = ("name", "run_dir", "seed")  # settings that the row decides
+ROW_KEYS = ("name", "run_dir", "seed")  # settings that pretrain/ablate.py sets for each run
 OUTPUT_FILES = ("table.md", "table.csv", "losses.png")
-HIDDEN_COLUMNS = {  # too many for a terminal
+HIDDEN_COLUMNS = {  # columns that are not printed on a terminal
     "settings",
     "million tokens read",
     "difference at equal tokens",
     "unigram baseline",
     "million tokens to beat the baseline",
 }
-MARGIN = 0.1  # nats below the unigram baseline from which a model counts as having learned from context
+MARGIN = 0.1  # nats; a model with a loss this far below the unigram baseline has learned from context
 
 
 @dataclass(frozen=True)
@@ -312,7 +312,7 @@ def build_table(ablation: Ablation) -> list[dict[str, str]]:
 
 
 def describe_table(table: Sequence[dict[str, str]]) -> str:
-    """Return the notes below a table: what its columns are, and whether differences can be noise of the seeds."""
+    """Return the notes below a table: definitions of its columns, and a warning if differences may be seed noise."""
     notes = (
         "Numbers are medians over the runs of a row. Validation loss and unigram baseline are in nats per target; lower is better.\n"
         f"A row beats the baseline when its loss is {MARGIN} below it. Tokens are window tokens."

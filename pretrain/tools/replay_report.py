@@ -15,14 +15,14 @@ from xlpre.text.tokenizer import Tokenizer
 from xlpre.training.deepspeed_engine import PRECISIONS
 from xlpre.training.distributed import seed_step
 
-MAX_ROWS, MAX_CHARS, MAX_NAMES = 4, 200, 3  # that are printed
+MAX_ROWS, MAX_CHARS, MAX_NAMES = 4, 200, 3  # maximum numbers that are printed
 
 
 def print_replay(folder: Path, precision: str | None, device: str | None) -> None:
     """Replay a step and print the first non-finite value.
 
     Args:
-        folder: what the run wrote when it stopped, `nonfinite/step_...` in its folder.
+        folder: folder that the run wrote when it stopped, RUN_DIR/nonfinite/step_...
         precision: name of the precision. None: that of the run.
         device: `cpu` or `cuda`. None: `cuda` if there is a GPU.
 

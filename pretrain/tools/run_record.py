@@ -36,13 +36,13 @@ def read_record(source: Path, folder: ModelFolder) -> TrainingRecord:
     """Read what a run records about its weights. If a file of the run is damaged, print a warning and return an empty record.
 
     Args:
-        source: folder of the run, or of a model in it. Others give an empty record.
+        source: folder of the run, or of a model in it. Other folders give an empty record.
         folder: the model.
     """
     try:
         return _read_record(source, folder)
     except (OSError, ValueError) as error:
-        print(f"warning: the model card lacks the training of the model: {error}")
+        print(f"warning: the model card does not describe the training: {error}")
         return TrainingRecord()
 
 
@@ -67,7 +67,7 @@ def _read_record(source: Path, folder: ModelFolder) -> TrainingRecord:
 
 
 def _read_store_meta(config: PretrainConfig, fingerprint: str) -> dict[str, Any]:
-    """Return the meta.json of the store that the run has read; empty if it is not there."""
+    """Return the meta.json of the store that the run has read; empty if the store does not exist."""
     try:
         meta = json.loads((Path(config.data.store_dir) / META).read_text("utf-8"))
         return meta if meta["fingerprint"] == fingerprint else {}
@@ -76,7 +76,7 @@ def _read_store_meta(config: PretrainConfig, fingerprint: str) -> dict[str, Any]
 
 
 def _describe_data(text: TextConfig, meta: Mapping[str, Any]) -> dict[str, str]:
-    """Describe the text of a run, whose settings are those of its store, with the counts of the store if it is there."""
+    """Describe the text of a run, whose settings are those of its store, with the counts of the store if it exists."""
     names = [
         "docstrings of installed Python packages" if source == "docstrings" else show_source(source)
         for source in text.sources
@@ -89,7 +89,7 @@ def _describe_data(text: TextConfig, meta: Mapping[str, Any]) -> dict[str, str]:
     if text.deduplicate:
         rows["Duplicates"] = "documents with identical text were removed"
     if not meta:
-        return {**rows, "Size": "Unknown: the token store of the run was not there when the model was exported."}
+        return {**rows, "Size": "Unknown: the token store of the run did not exist when the model was exported."}
     if files := meta.get("files"):
         rows["Files"] = f"{len(files):,}, with {sum(files.values()) / 1e6:,.1f} MB"
     for split, name in (("train", "Training"), ("val", "Validation")):

@@ -22,7 +22,7 @@ def dry_run(config: PretrainConfig, explicit_keys: ExplicitKeys) -> None:
     """Print the settings as YAML, with all other information in comments.
 
     Raises:
-        ValueError: a start would fail, as far as one process can check it. The settings of DeepSpeed are not checked.
+        ValueError: the run could not start, as far as one process can check. The settings of DeepSpeed are not checked.
     """
     check_wandb_installed(config.train.wandb)
     inputs = RunInputs(config, explicit_keys)

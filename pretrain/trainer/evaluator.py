@@ -131,7 +131,7 @@ def eval_protocol(config: PretrainConfig) -> dict[str, Any]:
 
 
 def compare_targets(config: PretrainConfig) -> str:
-    """Return a note why validation and training losses differ, if another fraction of the tokens is predicted; else an empty string."""
+    """Return a note on why validation and training losses differ, if the fractions of predicted tokens differ; else ""."""
     val_k, train_k = config.eval.partial_k or config.objective.partial_k, config.objective.partial_k
     if val_k == train_k or not OBJECTIVES[config.objective.name].sees_ahead:  # a causal model predicts all tokens
         return ""

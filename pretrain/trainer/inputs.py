@@ -1,4 +1,4 @@
-"""Inputs of a run: token store, vocabulary, initial weights, objective and batches. Read and checked before processes join."""
+"""Inputs of a run: token store, vocabulary, initial weights, objective and batches. They are read and checked before processes join."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
     rank_000.safetensors      of micro-step i: `i.batch.NAME`, each field of Batch, and `i.memory.hidden` and
     ...                       `i.memory.valid`, the memory that it read; the other values in `METADATA` as metadata
 
-Nothing in it is ever unpickled. `pretrain/replay.py` repeats the step.
+It contains no pickled data. `pretrain/replay.py` repeats the step.
 """
 
 from __future__ import annotations

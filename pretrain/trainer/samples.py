@@ -21,7 +21,7 @@ N_EXAMPLES = 6  # sentences of the validation text, if the user sets none
 class Samples:
     """Sentences with blanks: those of `eval.sentences`, or sentences of the validation text with one word hidden.
 
-    A model whose objective sees no text after a blank has none.
+    There are none if the model does not see the text after a blank.
 
     Raises:
         ValueError: a sentence is too long.

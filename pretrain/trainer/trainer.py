@@ -1,4 +1,4 @@
-"""Pretraining: the training loop, and the Trainer with everything that the loop needs and a checkpoint stores."""
+"""Pretraining: the training loop, and the Trainer, which holds the components and the state of a run."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class Trainer:
         )
 
     def batches(self) -> Generator[Batch, None, None]:
-        """Yield the batches of this process, one per micro-step, endlessly from the present step on."""
+        """Yield the batches of this process, one per micro-step, indefinitely from the current step on."""
         return self._loader.batches(
             self.progress.step, lambda step: self._lanes[: self.context.batch.micro_steps(step)]
         )
@@ -169,7 +169,7 @@ class Trainer:
 
     def store_memory(self, micro_step: int, batch: Batch, memory: Memory) -> None:
         """Keep the memory after a batch for the next window of its lanes."""
-        # one more skipped step would end the run, and its inputs would be dumped
+        # if this step is skipped, too, the run ends and dumps its inputs
         if self.progress.consecutive_skips + 1 == self.config.train.max_skipped_steps:
             self._debug_inputs.append((batch, self.memories[micro_step]))
         self.memories[micro_step] = memory
@@ -271,8 +271,8 @@ class Trainer:
 
     def _load_memory(self, saved: Path, manifest: dict[str, Any]) -> None:
         """Load the memory of the checkpoint `saved`."""
-        # Lanes that the batch warm-up leaves out keep their initial memory. With other micro-steps than before, they may have been read,
-        # and their memory would be that of an earlier window when they are read again.
+        # Lanes that the batch warm-up leaves out keep their initial memory. If the number of micro-steps has changed, they may have been
+        # read before the checkpoint, and its memory would be too old when they are read again.
         n_micro_steps = self.context.batch.micro_steps(manifest["step"])
         for micro_step, (hidden, valid) in enumerate(
             checkpoint.read_lane_memory(saved, manifest, self._lanes[:n_micro_steps])
@@ -297,7 +297,7 @@ class Trainer:
         return math.ceil(self.shape.mem_len / self.config.data.reuse_len)
 
     def _publish(self, saved: Path) -> None:
-        """Make the model and the best model of a checkpoint those of the run. The model is last: `model_step` reads its step."""
+        """Publish the model and the best model of a checkpoint in the run folder. The model is last: `model_step` reads its step."""
         if (saved / checkpoint.BEST_DIR).is_dir():
             hardlink_copy(saved / checkpoint.BEST_DIR, self.run_dir / checkpoint.BEST_DIR)
         hardlink_copy(saved / checkpoint.MODEL_DIR, model_dir(self.config))
@@ -344,7 +344,7 @@ class Trainer:
                 )
         if incomplete := checkpoint.list_incomplete(checkpoints_dir(config), saved):
             names = ", ".join(path.name for path in incomplete)
-            start += f" (skipped checkpoints with missing, cut or damaged files: {names})"
+            start += f" (skipped checkpoints with missing, truncated or damaged files: {names})"
         if self._has_new_eval_protocol:
             start += "; the eval settings changed: validation losses are not comparable with earlier ones, and best/ starts again"
         upgrade = f"note: {self.store.upgrade_note}" if self.store.upgrade_note else ""

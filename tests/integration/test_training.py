@@ -157,7 +157,7 @@ def test_a_finished_run_with_a_damaged_checkpoint_resumes_from_an_older_one(plai
         damage(folder / "model.safetensors")
     resumed = run(SCRIPT, *args, f"run_dir={tmp_path / 'damaged'}")
     assert resumed.returncode == 0 and f"resumes from {checkpoints[-2]}" in resumed.stdout, resumed.stderr
-    assert f"missing, cut or damaged files: {checkpoints[-1].name}" in resumed.stdout
+    assert f"missing, truncated or damaged files: {checkpoints[-1].name}" in resumed.stdout
     assert read_steps(tmp_path / "damaged") == read_steps(plain)
     weights = [path / "model" / "model.safetensors" for path in (tmp_path / "damaged", checkpoints[-1], plain)]
     assert weights[0].samefile(weights[1]) and weights[0].read_bytes() == weights[2].read_bytes()

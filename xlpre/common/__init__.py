@@ -1,1 +1,1 @@
-"""Files, commands, plots and tables: helpers without knowledge of models and text."""
+"""Files, commands, plots and tables: helpers that are independent of models and text."""

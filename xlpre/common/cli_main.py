@@ -1,4 +1,4 @@
-"""Error handling of commands: a user's mistake prints one sentence and exits with status 2, without a traceback."""
+"""Error handling of commands: a user error prints one line and exits with status 2, without a traceback."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def run_main(main: Callable[[], None]) -> None:
     | error | exit status | printed by |
     | --- | --- | --- |
     | ValueError raised by this project | 2 | local rank 0 |
-    | out of memory, OSError that stays, such as a full disk | 2 | the process |
-    | OSError that may pass, port in use, lost connection to another process | 3 | the process |
+    | out of memory; permanent OSError, such as a full disk | 2 | the process |
+    | temporary OSError, port in use, lost connection to another process | 3 | the process |
     | Ctrl-C | 130 | the process |
 
-    All other errors are raised. Characters that the encoding of stdout lacks are printed as escape sequences.
+    All other errors propagate. Characters that stdout cannot encode are printed as escape sequences.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -78,7 +78,7 @@ def run_main(main: Callable[[], None]) -> None:
         _print_error(message)
         _exit(status)
     except KeyboardInterrupt:
-        print("Interrupted. Run the same command again to do the rest.", file=sys.stderr)
+        print("Interrupted. Run the same command again to continue.", file=sys.stderr)
         sys.exit(130)
 
 
@@ -94,7 +94,7 @@ def install_interrupt_handler(commands: Path) -> None:
 
 @contextmanager
 def immediate_interrupts() -> Iterator[None]:
-    """Let Ctrl-C end the process inside a library call, instead of after it.
+    """Make Ctrl-C end the process even during a library call.
 
     Does nothing outside the main thread, or if another SIGINT handler is installed.
     """
@@ -154,5 +154,5 @@ def _out_of_memory(text: str) -> str:
     return (
         f"process {os.environ.get('RANK', '0')} ran out of memory{requested}. "
         "Lower train.micro_batch_size or model.mem_len, or set train.activation_checkpointing=true. "
-        "pretrain/plan.py computes the memory of a pretraining."
+        "pretrain/plan.py predicts the memory of pretraining."
     )

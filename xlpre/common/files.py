@@ -25,7 +25,7 @@ import psutil
 from xlpre.common.os_errors import is_transient
 
 WEIGHTS_SUFFIX = ".safetensors"
-FileEntry = tuple[int, int]  # bytes and CRC-32C of what was written, which a damaged file does not match
+FileEntry = tuple[int, int]  # size in bytes and CRC-32C of the content, to detect a damaged file
 FileEntries = dict[str, FileEntry]  # by file name
 # errors of flock on Lustre mounted without -o flock, NFS without its lock service, and other file systems without locks
 NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
@@ -35,7 +35,7 @@ ABANDONED_SECONDS = 86_400.0  # after which a temporary file of another machine 
 
 
 def cache_dir() -> Path:
-    """Return the folder for files compiled or measured on this machine: $XDG_CACHE_HOME/xlpre or ~/.cache/xlpre.
+    """Return the cache folder for compiled kernels and measurements of this machine: $XDG_CACHE_HOME/xlpre or ~/.cache/xlpre.
 
     The folder is created if it does not exist.
 
@@ -50,7 +50,7 @@ def cache_dir() -> Path:
 
 @contextmanager
 def with_filename(path: Path) -> Iterator[None]:
-    """Add `path` to an OSError that names no file, as the error of a full disk does."""
+    """Add `path` to an OSError without a file name, such as that of a full disk."""
     try:
         yield
     except OSError as error:
@@ -75,18 +75,18 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
 
 
 def write_bytes(path: Path, content: bytes) -> FileEntry:
-    """Write a file, and return the entry of `content`."""
+    """Write a file. Return its size and checksum."""
     path.write_bytes(content)
     return entry_of(content)
 
 
 def entry_of(content: bytes) -> FileEntry:
-    """Return the size and the checksum of the content of a file."""
+    """Return the size and checksum of `content`."""
     return len(content), extend_crc32c(0, content)
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Replace the content of the file `path` by `text`, in UTF-8; see `atomic_write`."""
+    """Write `text` to `path` in UTF-8, atomically."""
     with atomic_write(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
@@ -113,7 +113,7 @@ def atomic_dir(path: str | Path) -> Iterator[Path]:
 
 
 def hardlink_copy(source: Path, target: Path) -> None:
-    """Copy the folder `source` to `target`, replacing what is there. Weight files become hard links where possible."""
+    """Copy the folder `source` to `target`, replacing an existing one. Weight files become hard links where possible."""
     with atomic_dir(target) as partial:
         for file in source.iterdir():
             if not (file.suffix == WEIGHTS_SUFFIX and _hardlink_read_only(file, partial / file.name)):
@@ -171,7 +171,7 @@ def fsync(path: Path) -> None:
 
 
 def compute_crc32c(path: Path) -> int:
-    """Return the CRC-32C of a file, which detects corruption at reading speed."""
+    """Return the CRC-32C of a file."""
     crc = 0
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
@@ -181,7 +181,7 @@ def compute_crc32c(path: Path) -> int:
 
 def extend_crc32c(crc: int, content: bytes | np.ndarray) -> int:
     """Return the CRC-32C of the bytes with the checksum `crc` followed by `content`."""
-    import google_crc32c  # here, because the self-check of the GPU kernels runs where it is not installed
+    import google_crc32c  # local: the self-check of the GPU kernels also runs without this package
 
     return int(google_crc32c.extend(crc, content))
 

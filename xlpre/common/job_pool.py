@@ -25,7 +25,7 @@ class Command:
 
     Attributes:
         folder: working folder of the command, whose output is appended to log.txt in it.
-        argv: the program, `python` or one installed next to this Python, and its arguments.
+        argv: program and arguments. The program is `python` or one installed next to this interpreter.
         is_finished: returns True if the command has nothing left to do.
         name: name of the command in progress lines; empty: its folder.
         describe_result: returns the result of the finished command for its last progress line.
@@ -47,11 +47,11 @@ def run_all(commands: Sequence[Command], jobs: int | None = None, processes: int
     Args:
         commands: commands to run. Finished ones are skipped.
         jobs: number of commands that run at a time, each with an equal share of the cores and its own GPUs.
-            None: as many as the GPUs, or without GPUs the cores, suffice for.
-        processes: processes of one command. On a machine with GPUs each process has its own.
+            None: the largest number that the GPUs allow or, without GPUs, the cores.
+        processes: number of processes of one command. On a machine with GPUs, each has its own GPU.
 
     Raises:
-        ValueError: there are too few GPUs, or a command failed. The other commands are run first.
+        ValueError: there are too few GPUs, or a command failed. A failure is raised after all commands have ended.
     """
     gpus = _visible_gpus()
     jobs = jobs or max(1, (len(gpus) or len(os.sched_getaffinity(0))) // processes)
@@ -83,7 +83,7 @@ def run_all(commands: Sequence[Command], jobs: int | None = None, processes: int
             for slot, (command, child, started) in list(running.items()):
                 if child.poll() is not None:
                     del running[slot]
-                    # a command that SIGTERM kills has not installed its handler yet: it is stopped, not failed
+                    # a command killed by SIGTERM had not installed its handler yet: it counts as stopped, not as failed
                     status = 0 if stop_sent and child.returncode == -signal.SIGTERM else child.returncode
                     failed += [command.folder] if status else []
                     elapsed = timedelta(seconds=round(time.monotonic() - started))

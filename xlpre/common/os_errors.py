@@ -1,4 +1,4 @@
-"""Errors of the operating system: which of them may pass, what helps, and retries."""
+"""Errors of the operating system: temporary ones, remedies and retries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# errors of network file systems, of networks, and of limits that other programs share
+# errors of network file systems, of networks, and of limits shared with other programs
 TRANSIENT_NAMES = (
     *("EIO", "EREMOTEIO", "ESTALE", "EBUSY", "EAGAIN", "EINTR", "EMFILE", "ENFILE", "ENOBUFS", "ENOLINK"),
     *("ETIMEDOUT", "ENETDOWN", "ENETUNREACH", "ENETRESET", "EHOSTDOWN", "EHOSTUNREACH", "ENOTCONN", "ESHUTDOWN"),
@@ -20,13 +20,13 @@ TRANSIENT = frozenset(getattr(errno, name) for name in TRANSIENT_NAMES if hasatt
 REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "Free disk space, and run the same command again."),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "Choose another path, or get permission for this one."),
-    **dict.fromkeys(TRANSIENT, "This error may pass: run the same command again."),
+    **dict.fromkeys(TRANSIENT, "This error may be temporary: run the same command again."),
 }
 RETRY_SECONDS = (1.0, 5.0)  # waiting times before the second and the third attempt
 
 
 def error_number(error: BaseException) -> int | None:
-    """Return the number of an error of the operating system; None if `error` has none."""
+    """Return the errno of `error`, or None if it has none."""
     number = getattr(error, "errno", None)
     if number is None and (found := re.search(r"\(os error (\d+)\)", str(error))):  # a library written in Rust
         return int(found[1])
@@ -44,7 +44,7 @@ def remedy(number: int | None) -> str:
 
 
 def retry(function: Callable[[], T]) -> T:
-    """Call `function`, again after RETRY_SECONDS if it raises OSError. The last attempt may raise."""
+    """Call `function`. If it raises OSError, try again after each of RETRY_SECONDS, then raise the error."""
     for seconds in RETRY_SECONDS:
         try:
             return function()

@@ -11,9 +11,8 @@ from typing import IO, Any
 
 from xlpre.common.files import atomic_write
 
-# line colours
 COLOURS = ("#1f4e9c", "#8a6d1f", "#5b3f8c", "#2f7d6d", "#99516f", "#4c5866", "#b0542c", "#3b8ea5", "#7a9a32", "#c26fa0")
-MAX_SHOWN = 5  # characters without a font that the warning lists
+MAX_SHOWN = 5  # number of missing characters that a warning lists
 
 
 def new_figure(width: float, height: float, layout: Any = "constrained") -> Any:
@@ -21,7 +20,7 @@ def new_figure(width: float, height: float, layout: Any = "constrained") -> Any:
     import matplotlib
     from matplotlib.figure import Figure  # pyplot would open windows
 
-    matplotlib.rcParams["text.parse_math"] = False  # a dollar sign is not mathematics
+    matplotlib.rcParams["text.parse_math"] = False  # show dollar signs as they are
     return Figure(figsize=(width, height), layout=layout)
 
 
@@ -35,7 +34,7 @@ def new_axes(width: float, height: float, count: int = 1) -> tuple[Any, Any]:
 
 
 def set_log_scale(axes: Any, axis: str) -> None:
-    """Set a logarithmic scale whose labels are plain numbers. The default ones are mathematics, which `new_figure` turns off.
+    """Set a logarithmic scale with plain numbers as labels. The default labels need math text, which `new_figure` disables.
 
     Args:
         axes: the axes.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from xlpre.common.files import FileEntry, entry_of, extend_crc32c
 
-ALIGNMENT = 8  # of the tensors in a file
+ALIGNMENT = 8  # bytes to which tensors in a file are aligned
 DTYPES = {  # in the order in which the library writes their tensors
     torch.int64: "I64",
     torch.float64: "F64",
@@ -30,8 +30,7 @@ DTYPES = {  # in the order in which the library writes their tensors
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> FileEntry:
     """Write a safetensors file, with the same bytes as the safetensors library.
 
-    The library returns neither the number of a system error nor a checksum of the bytes that it wrote, and its `save` copies all
-    tensors.
+    Unlike the library, this function keeps the errno of a system error, returns a checksum, and does not copy the tensors.
 
     Returns:
         Size of the file, and checksum of the bytes before they were written.

@@ -24,7 +24,7 @@ from xlpre.config.schema_docs import setting_keys
 PRESETS = Path("configs")
 SUFFIXES = (".yaml", ".yml")
 MIN_OPTION_SIMILARITY = 0.75  # difflib's ratio from which an option is suggested
-ARGPARSE_RULES = (  # argparse's messages, and those of this project
+ARGPARSE_RULES = (  # argparse's messages, and the messages that replace them
     (r"argument (\S+): invalid int value: '(.*)'", r"\1=\2 is invalid: it must be an integer."),
     (r"argument (\S+): invalid float value: '(.*)'", r"\1=\2 is invalid: it must be a number."),
     (r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", r"\1=\2 is invalid: it must be one of \3."),
@@ -36,7 +36,7 @@ ARGPARSE_RULES = (  # argparse's messages, and those of this project
 
 @dataclass(frozen=True)
 class ExplicitKeys:
-    """Keys of the settings that the user set, to any value.
+    """Keys of the settings that the user set, even if to their defaults.
 
     Attributes:
         args: keys set on the command line.
@@ -61,7 +61,7 @@ NO_EXPLICIT_KEYS = ExplicitKeys()
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Formatter with the column of settings for all arguments."""
+    """Help formatter that aligns arguments with settings."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=HELP_COLUMN)
@@ -203,7 +203,7 @@ class SettingsParser(CommandParser, Generic[Schema]):
         self.add_argument("-h", "--help", metavar="GROUP", nargs="?", action=_Help, help=text)
 
     def _describe_unknown(self, argument: str, argv: Sequence[str]) -> str:
-        """Describe an option that does not exist. Most are settings, written as in another program."""
+        """Describe an option that does not exist. Most such options are settings, written as `--key value`."""
         option, _, value = argument.partition("=")
         name, known = option.lstrip("-").replace("-", "_"), [*setting_keys(self._schema)]
         keys = [name] if name in known else similar_keys(name, known)
@@ -224,7 +224,7 @@ class _StoreOnce(argparse.Action):
         if (first := getattr(namespace, self.dest)) is not None:
             raise ValueError(
                 f"{option}={values} is invalid: {option} is set to {first} already. Give one file. "
-                "A file takes the settings of another one with a line `extends: OTHER.yaml`."
+                "To build on another file, add the line `extends: OTHER.yaml` to yours."
             )
         setattr(namespace, self.dest, values)
 

@@ -21,11 +21,11 @@ def wrap_docstring(docstring: str, width: int) -> str:
 
 
 def common_settings(schema: type, common: Sequence[str], width: int) -> str:
-    """Describe the settings that users of a command set most, one sentence each, and name the groups of all settings.
+    """Describe the most used settings of a command, one sentence each, and list the groups of all settings.
 
     Args:
         schema: dataclass of the settings.
-        common: their keys. The name of a group stands for all of its settings.
+        common: keys of these settings. The name of a group stands for all of its settings.
         width: characters in a line.
     """
     lines, settings = [], _by_group(schema)

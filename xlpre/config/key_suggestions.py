@@ -12,7 +12,7 @@ from collections.abc import Sequence
 MIN_KEY_SIMILARITY = 0.85  # difflib's ratio of two dotted keys
 MIN_NAME_SIMILARITY = 0.91  # the same for the last component of a key, in any group
 
-# A name with several keys has a different one in pretraining and fine-tuning, or several settings replace it. A key may have a value.
+# A name has several keys if pretraining and fine-tuning use different ones, or if several settings replace it. A key may include a value.
 ALIASES: dict[str, tuple[str, ...]] = {
     # optimizer
     "learning_rate": ("optim.lr",),
@@ -195,8 +195,8 @@ def suggest_key(key: str, known: Sequence[str]) -> str:
 def similar_keys(key: str, known: Sequence[str]) -> list[str]:
     """Return the settings that `key` probably means; empty if none is similar.
 
-    In this order: settings that another library calls `key`, settings with the last component of `key`, and the most similar setting,
-    if it is similar enough.
+    They come in this order: settings that another library calls `key`, settings with the same last component, and the most similar
+    setting, if it is similar enough.
 
     Args:
         key: dotted key that does not exist.

@@ -49,7 +49,7 @@ def load_config(
         schema: dataclass of the settings.
         path: the YAML file, with `extends`. None: the defaults.
         overrides: `key=value` strings, which override the file.
-        derive_overrides: returns further overrides for the loaded settings. They override the file, and `overrides` override them.
+        derive_overrides: returns further overrides for the loaded settings. They take precedence over the file, but not over `overrides`.
 
     Raises:
         ValueError: a file cannot be read, a key does not exist, or a value is invalid.
@@ -70,7 +70,7 @@ def config_from_mapping(schema: type[Schema], settings: Mapping[str, Any], origi
     """
     try:
         layer = OmegaConf.create(dict(settings))
-    except OmegaConfBaseException as error:  # an interpolation that does not end, as in ${
+    except OmegaConfBaseException as error:  # an unterminated interpolation, such as ${
         raise _omegaconf_error(error, origin) from None
     try:
         return _merge(OmegaConf.structured(schema), [(origin, layer)], origin)  # type: ignore[return-value]
@@ -152,7 +152,7 @@ def _read_yaml(path: Path, extending: tuple[Path, ...]) -> DictConfig:
     except (yaml.YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be read as YAML: {' '.join(str(error).split())}") from None
     if not isinstance(settings, DictConfig):
-        raise ValueError(f"{path}: the file must hold `key: value` lines, not a {type(settings).__name__}")
+        raise ValueError(f"{path} is invalid: it must hold `key: value` lines, not a {type(settings).__name__}.")
     base = settings.pop("extends", None)
     if base is None:
         return settings
@@ -175,7 +175,7 @@ def _leaf_keys(layer: DictConfig, prefix: str = "") -> Iterator[str]:
 def _parse_override(override: str, defaults: DictConfig) -> DictConfig:
     key, equals, text = override.partition("=")
     if not equals or not re.fullmatch(r"\w+(\.[\w-]+)*", key):
-        raise ValueError(f"{override!r} is not of the form key=value")
+        raise ValueError(f"{override!r} is invalid: it must have the form key=value.")
     value: Any = text
     layer = OmegaConf.create()
     try:
@@ -204,7 +204,7 @@ def _find_node(defaults: DictConfig, key: str) -> Any:
 
 
 def _check_keys(group: DictConfig, layer: DictConfig, origin: str, prefix: str = "") -> None:
-    """Raise ValueError if a key of `layer` does not exist in `group`, or a value is of another kind.
+    """Raise ValueError if a key of `layer` does not exist in `group`, or a value has the wrong type.
 
     Args:
         group: default settings at `prefix`.

@@ -34,12 +34,12 @@ class Setting:
 
     @property
     def group(self) -> str:
-        """Name of its group; empty for a setting of no group."""
+        """Name of its group; empty if it belongs to none."""
         return self.key.rpartition(".")[0]
 
     @property
     def summary(self) -> str:
-        """First sentence of the description, and the meaning of null if that is the default. Without the full stop."""
+        """First sentence of the description, without its full stop, and the meaning of null if that is the default."""
         sentence, *rest = re.split(r"\.(?:\s|$)", self.description)
         meaning = next((part for part in rest if part.startswith("null: ")), "") if self.default == "null" else ""
         return f"{sentence}; {meaning}" if meaning else sentence
@@ -81,7 +81,7 @@ def check_choices(config: Any, prefix: str) -> None:
 
     Args:
         config: a group of settings.
-        prefix: of its keys, with a dot at the end.
+        prefix: prefix of its keys, with a trailing dot.
     """
     for name, kind in get_type_hints(type(config)).items():
         if get_origin(kind) is Literal and getattr(config, name) not in get_args(kind):
@@ -100,7 +100,7 @@ def _leaf_fields(schema: type, prefix: str = "") -> Iterator[tuple[str, type, da
 
 
 def _type_name(kind: Any) -> str:
-    """Return the name of a type in usage messages. None as an alternative is left out: the default shows it."""
+    """Return the name of a type in usage messages. `| None` is left out, because the default shows it."""
     alternatives = [alternative for alternative in get_args(kind) if alternative is not type(None)]
     if get_origin(kind) is Literal:
         return f"{{{','.join(map(str, alternatives))}}}"

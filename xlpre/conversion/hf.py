@@ -34,7 +34,7 @@ from xlpre.conversion.weight_maps import (
 from xlpre.model.config import ModelConfig
 from xlpre.objectives.registry import OBJECTIVES
 
-UNMAPPED = ("dropatt", "mem_len", "init_scheme")  # settings that config.json does not store, or not exactly
+UNMAPPED = ("dropatt", "mem_len", "init_scheme")  # settings that config.json does not store exactly
 ACTIVATIONS = {"gelu": "gelu_new", "relu": "relu"}  # transformers' "gelu" uses erf, XLNet the tanh approximation
 TANH_GELU = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")  # names of the same function
 # former names of keys, which transformers still accepts
@@ -186,7 +186,7 @@ def _config_from(path: Path, content: Mapping[str, Any]) -> ModelConfig:
         raise ValueError(f"{path}: attn_type={settings['attn_type']!r} is invalid: it must be bi or uni.")
     if settings.get("same_length") and settings.get("attn_type") == "uni":
         raise ValueError(
-            f"{path}: same_length=true is invalid: it is not read. Set it to false, and model.attention_span here."
+            f"{path}: same_length=true is not supported. Set it to false, and set model.attention_span in xlpre instead."
         )
     if activation == "gelu":
         warnings.warn(
@@ -246,7 +246,7 @@ def _read_arrays(path: Path) -> tuple[dict[str, Tensor], Path]:
         ) from None
     if (path / f"{pickled.name}.index.json").exists():
         raise ValueError(
-            f"{path} is invalid: shards of {pickled.name} are not read. Save the model as safetensors with transformers."
+            f"{path} is invalid: sharded {pickled.name} files are not supported. Save the model as safetensors with transformers."
         )
     raise ValueError(
         f"{path} is invalid: it has neither model.safetensors nor pytorch_model.bin. Copy the whole folder."

@@ -68,7 +68,7 @@ def head_to_huggingface(
         head: native weights of the head.
         kind: a key of `HEADS`.
         labels: class names; empty for regression and multiple choice.
-        pooling: how a row becomes one vector.
+        pooling: pooling of a row into one vector.
 
     Returns:
         Settings for config.json, and weights by their names in transformers.

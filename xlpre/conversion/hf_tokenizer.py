@@ -1,23 +1,23 @@
 """Tokenizer files of a Hugging Face model folder, with which AutoTokenizer returns the same ids as `Tokenizer`.
 
 spiece.model            SentencePiece vocabulary, unchanged
-tokenizer.json          the same for the `tokenizers` library, which AutoTokenizer reads
+tokenizer.json          the same vocabulary for the `tokenizers` library; AutoTokenizer reads it
 tokenizer_config.json   special tokens and padding side
 
 Known differences:
 - AutoTokenizer reads <unk> <s> </s> <cls> <sep> <pad> <mask> <eod> in a text (as in WikiText) as special tokens.
   AutoTokenizer.from_pretrained(folder, split_special_tokens=True) reads them as text, as SentencePiece does.
-- Two segmentations with equal scores, "ii i" and "i ii": SentencePiece adds in single precision and rounds at random,
-  `tokenizers` adds in double precision and takes the first.
-- Characters newer than Unicode 12, the version of `tokenizers`: composed marks in such scripts (Todhri, Tulu), and with
-  uncased the lower case of such capitals. Also the two noncharacters that mark positions here.
-- cased, uncased: "20," is never one piece in `tokenizers`; here it is one piece first and is split afterwards. The ids
-  differ where another segmentation of the number wins without it.
+- Two segmentations may have equal scores, such as "ii i" and "i ii". The choice of SentencePiece depends on rounding in
+  single precision; `tokenizers` computes in double precision and takes the first.
+- `tokenizers` implements Unicode 12. Newer characters may differ: composed marks (scripts Todhri and Tulu) and, with
+  `uncased`, lower-cased capitals. So may the noncharacters U+FDD0 and U+FDD1, which mark positions in the normalizer.
+- With `cased` and `uncased`, xlpre first matches a piece such as "20," and then splits it. `tokenizers` never matches such
+  a piece, so another segmentation of the number may win.
 
-SentencePiece's character map is written as normalizer steps. The `Precompiled` step of `tokenizers` for that map reads a
-grapheme at a time and loses what follows a match: e + circumflex + acute becomes ê. Here it gets single characters, and
-NFC composes the marks after them. Marks that the map would not compose (an Arabic vowel, a dot below after a circumflex)
-are kept away from NFC, which would compose or reorder them.
+SentencePiece's character map is written as normalizer steps. The `Precompiled` step of `tokenizers` applies that map to
+whole graphemes and drops the characters after a match: e + circumflex + acute becomes ê. Here, `Precompiled` receives
+single characters, and NFC then composes their marks. Marks that the map does not compose (an Arabic vowel, a dot below
+after a circumflex) are hidden from NFC, which would compose or reorder them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Json = dict[str, Any]
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # piece types in sentencepiece_model.proto
 UNIGRAM = 1
 EXCLUDED_SCORE = -1000.0  # added to a score: below any other segmentation of a word
-# noncharacters before a mark: it is separated until the map was applied, or until NFC was applied
+# noncharacters that separate a mark from its base until the map, or until NFC, has been applied
 SPLIT_MARK, HOLD_MARK = "\ufdd0", "\ufdd1"
 
 
@@ -161,7 +161,7 @@ def _tokenizer_json(tokenizer: Tokenizer) -> Json:
 
 def _score(piece: Any, preprocess: Preprocess) -> float:
     if piece.type == USER_DEFINED:
-        return -0.1  # SentencePiece's score: above every other piece
+        return -0.1  # as in SentencePiece: above the score of every other piece
     ends_in_number_and_comma = piece.piece[-1:] == "," and piece.piece[-2:-1].isdigit()
     return piece.score + (EXCLUDED_SCORE if preprocess != "none" and ends_in_number_and_comma else 0.0)
 
@@ -190,7 +190,7 @@ def _template() -> Json:
 
 
 def _split_special_tokens(pieces: Iterable[str]) -> Json:
-    """Return a step that splits the text of special tokens, which the unigram model would find and SentencePiece does not."""
+    """Return a step that splits the text of special tokens, because SentencePiece does not match them in a text."""
     rest = "|".join(re.escape(piece[1:]) for piece in pieces)
     return {
         "type": "Split",
@@ -246,7 +246,7 @@ def _character_map_steps(charsmap: bytes, user_defined: Sequence[str]) -> list[J
     finals = {c for c, to in rules.items() if "\u11a8" <= to <= "\u11c2"} | {chr(i) for i in range(0x11A8, 0x11C3)}
     held = [
         rf"(?!\A)(?=[{marks}])(?!{composes})",
-        f"(?<=[가-힣])(?=[{_ranges(finals)}])",  # NFC would close an open syllable
+        f"(?<=[가-힣])(?=[{_ranges(finals)}])",  # NFC would add a final consonant to the syllable
     ]
     if user_defined:
         # SentencePiece splits the text at these pieces first

@@ -11,11 +11,11 @@ from huggingface_hub.utils import validate_repo_id
 
 from xlpre.conversion.model_folder import CARD_FILE
 
-NEW_REPOSITORY_ADVICE = f"; add `--exclude {CARD_FILE}` if the repository has a model card of its own"
+NEW_REPOSITORY_ADVICE = f"; add `--exclude {CARD_FILE}` if the repository already has a model card"
 
 
 def finish_export(source: Path, target: Path, repository: str | None) -> None:
-    """Print what to know about the model card of the export in `target`, and upload it if a `repository` is given.
+    """Print notes on the model card of the export in `target`, then upload the export if a `repository` is given.
 
     Raises:
         ValueError: the upload failed; see `upload`.
@@ -41,7 +41,7 @@ def check_repository(name: str) -> None:
 
 
 def upload(folder: Path, repository: str) -> str:
-    """Upload an exported folder. A new repository is private. A model card that is there already is kept.
+    """Upload an exported folder. A new repository is private. An existing model card is kept.
 
     Args:
         folder: the folder.
@@ -81,7 +81,7 @@ def upload(folder: Path, repository: str) -> str:
 def _explain(error: Exception) -> str:
     """Return reason and remedy of a failed request, as sentences."""
     if isinstance(error, OfflineModeIsEnabled):
-        return "the environment variable HF_HUB_OFFLINE forbids it. Unset it."
+        return "the environment variable HF_HUB_OFFLINE is set. Unset it."
     status = error.response.status_code if isinstance(error, HfHubHTTPError) and error.response is not None else None
     if isinstance(error, LocalTokenNotFoundError) or status == 401:
         return "you are not logged in to the Hugging Face Hub. Run `hf auth login`."
@@ -89,6 +89,6 @@ def _explain(error: Exception) -> str:
         return "your token may not write to this repository. Run `hf auth login` with a token that may."
     if status is not None:
         message = " ".join((getattr(error, "server_message", None) or str(error)).split()).rstrip(".")
-        return f"the Hub refused it with status {status} ({message}). Correct that, or try again later."
+        return f"the Hub refused the upload with status {status} ({message}). Correct that, or try again later."
     reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     return f"the Hugging Face Hub cannot be reached ({reason}). Check the network."

@@ -1,6 +1,6 @@
 """Model card: the README.md of an exported model, with the metadata of the Hugging Face Hub.
 
-A card states what the model folder and its run record, and nothing else. Paths are shortened to names, because a card is published.
+A card contains only facts that the model folder and its run record. Paths are shortened to names, because cards are public.
 
 Source: https://github.com/huggingface/hub-docs, modelcard.md (metadata) and docs/hub/model-cards.md (content).
 """
@@ -39,7 +39,7 @@ LIMITS = (
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    """Facts about the training of a model. What is unknown is left out.
+    """Facts about the training of a model. Unknown facts are left out.
 
     Attributes:
         data: rows of the table of training data.
@@ -67,7 +67,7 @@ class ModelCard:
     Attributes:
         name: name of the exported folder, or of its repository on the Hub as OWNER/NAME.
         library: library that opens the folder.
-        pipeline_tag: task of the Hub that the model is made for; None if no task fits.
+        pipeline_tag: pipeline tag of the Hub; None if none fits.
         tags: further tags of the Hub.
         summary: first paragraph.
         intended_use: paragraph.
@@ -149,7 +149,7 @@ def language_model_card(folder: ModelFolder, name: str, export_format: str, reco
     """
     objective = folder.objective
     if export_format == "hf":
-        # transformers generates with the query stream, which only this objective trains, and has no fill-mask pipeline for XLNet
+        # text generation in transformers uses the query stream, which only this objective trains; XLNet has no fill-mask pipeline
         pipeline_tag: str | None = "text-generation" if OBJECTIVES[objective].two_streams else "feature-extraction"
         usage = HF_USAGE[objective]
     else:
@@ -187,7 +187,7 @@ def task_model_card(
         name: name of the exported folder, or of its repository on the Hub.
         task: name of the task.
         head: kind of the head, a key of `hf_heads.HEADS`.
-        n_texts: number of texts in an example of a task with a single row per example.
+        n_texts: number of texts in an example, for tasks with one row per example.
         labels: names of the classes.
         record: facts about its fine-tuning.
     """
@@ -217,7 +217,7 @@ def task_tag(task: str, head: str) -> str:
 
 
 def short_name(path: str) -> str:
-    """Return a name for a path that shows no folders of this machine: its last part; of the model folder of a run, the run's name."""
+    """Return the last part of a path, or the name of the run for the model folder of a run. It shows no folders of this machine."""
     parts = [part for part in Path(path).parts if part not in ("/", ".", "..", "~")]
     while len(parts) > 1 and parts[-1] in ("model", "best"):
         parts.pop()
@@ -239,7 +239,7 @@ def hub_dataset(source: str) -> str | None:
 
 
 def show_source(source: str) -> str:
-    """Return a text source as the card shows it: the name of a Hub dataset, or the last part of a path."""
+    """Return the name of a text source for the card: the name of a Hub dataset, or the last part of a path."""
     return f"`{source if hub_dataset(source) else short_name(source.removeprefix(HF_PREFIX))}`"
 
 
@@ -268,7 +268,7 @@ def describe_software(provenance: Mapping[str, Any]) -> dict[str, str]:
 
 
 def find_run(source: Path) -> Path | None:
-    """Return the folder of the run that `source` is, or is a model folder of; None if there is no config.yaml."""
+    """Return the run folder that `source` is or belongs to; None if there is no config.yaml."""
     path = source.absolute()
     candidates = [path, *list(path.parents)[:3]]  # RUN, RUN/model, RUN/seed_1/best, RUN/checkpoints/step_00000020/model
     return next((folder for folder in candidates if (folder / "config.yaml").is_file()), None)
@@ -301,7 +301,7 @@ def _escape(text: str) -> str:
 
 
 def _fill_in(usage: str, name: str, download: bool = False) -> str:
-    """Return the code for a folder, or for a repository of the Hub, which contains a slash. xlpre reads folders only."""
+    """Insert `name` into usage code. With `download`, the code downloads a name with a slash, a Hub repository, first."""
     if download and "/" in name:
         usage = "from huggingface_hub import snapshot_download\n\n" + usage
         return usage.replace('"NAME"', f'snapshot_download("{name}")', 1).replace('"NAME"', f'"{name}"')

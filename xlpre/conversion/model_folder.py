@@ -1,4 +1,4 @@
-"""Model folder: weights in safetensors, config, vocabulary and provenance. Nothing in it is ever unpickled.
+"""Model folder: weights in safetensors, config, vocabulary and provenance. It contains no pickled data.
 
 model.safetensors   fp32 weights by their parameter names in xlpre/model, including a trained next-sentence head
 config.json         `format_version`, `model` (ModelConfig), `objective` (its name), and a checksum of the weights
@@ -109,7 +109,7 @@ class ModelFolder:
         return build_with_weights(self.weights, lambda: LanguageModel(self.config, two_streams=False)).eval().backbone
 
     def require_tokenizer(self, origin: object) -> Tokenizer:
-        """Return the vocabulary; raise ValueError, which names the folder `origin`, if there is none."""
+        """Return the vocabulary. If there is none, raise a ValueError that names the folder `origin`."""
         if self.tokenizer is None:
             raise ValueError(
                 f"{origin} is invalid: it has no spiece.model. Put the vocabulary of the model into the folder, or into a copy of it."
@@ -286,7 +286,7 @@ def _read_tensorflow(path: Path) -> ModelFolder:
 def _with_unmapped(
     provenance: Mapping[str, Any], config: ModelConfig, objective: str, unmapped: Sequence[str]
 ) -> tuple[ModelConfig, str]:
-    """Return config and objective with the settings `unmapped`, which the other format does not store, from the provenance."""
+    """Return config and objective. The settings `unmapped`, which the other format does not store, are read from the provenance."""
     if not (model := provenance.get("model")):
         return config, objective
     return dataclasses.replace(config, **{key: model[key] for key in unmapped}), provenance["objective"]

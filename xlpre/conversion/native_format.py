@@ -19,7 +19,7 @@ from xlpre.conversion.provenance import older_format
 from xlpre.model.config import ModelConfig
 
 FORMAT = "xlpre"
-FORMAT_VERSION = 2  # raised when names in the files change
+FORMAT_VERSION = 2  # incremented when names in the files change
 CHECKSUM = "weights_crc32c"
 
 

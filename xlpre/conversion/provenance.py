@@ -1,4 +1,4 @@
-"""Provenance of a saved folder: vocabulary, special ids, revision and versions, so that a wrong vocabulary is noticed."""
+"""Provenance of a saved folder: vocabulary hash, special ids, git revision and versions. It detects a wrong vocabulary."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def read_provenance(path: Path) -> dict[str, Any] | None:
 
 
 def older_format(path: Path) -> str:
-    """Return the message that refuses a folder of an older format."""
+    """Return the error message for a folder in an older format."""
     return (
-        f"{path} is invalid: it has an older format of xlpre. Use the version that wrote it, or export it there with "
+        f"{path} is invalid: it is in an older format of xlpre. Use the version that wrote it, or use that version to export it with "
         f"pretrain/export.py --hf and delete {FORMER_FILE} from the result."
     )
 

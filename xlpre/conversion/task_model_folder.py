@@ -1,4 +1,4 @@
-"""Folder of a fine-tuned model: a model folder, from which training can start as from any other, and two more files.
+"""Folder of a fine-tuned model: a model folder, which `init_from` accepts, with two more files.
 
 head.safetensors    fp32 weights of the head by their names in xlpre/model/task_heads.py
 task.json           the task and its settings, and a checksum of the head
@@ -143,7 +143,7 @@ def save_huggingface_task_model(
         model: fine-tuned model.
         kind: kind of the head, a key of `hf_heads.HEADS`.
         labels: class names; empty for regression and multiple choice.
-        pooling: how a row becomes one vector, for heads that read one.
+        pooling: pooling of a row into one vector, for heads that pool.
         padding_side: side on which the tokenizer pads rows.
         card: text of the model card.
 

@@ -33,7 +33,7 @@ def read_checkpoint(prefix: str | Path, select: Callable[[str], bool] = lambda n
 
     Args:
         prefix: path without `.index`, as TensorFlow expects it.
-        select: returns True for the names of tensors to read. Other tensors take neither time nor memory.
+        select: returns True for the names of tensors to read. Other tensors are not read.
 
     Returns:
         Tensors by name, in the order of their names. bfloat16 becomes float32, which is exact.
@@ -52,7 +52,7 @@ def read_checkpoint(prefix: str | Path, select: Callable[[str], bool] = lambda n
             raise ValueError(f"{index}: {name} {error}") from None
         path = Path(f"{prefix}.data-{entry[SHARD]:05d}-of-{n_shards:05d}")
         if path not in shards:
-            shards[path] = _mmap(path, f"Put all {n_shards} data file(s) of the checkpoint beside {index.name}.")
+            shards[path] = _mmap(path, f"Put all data files of the checkpoint ({n_shards}) next to {index.name}.")
         try:
             tensors[name] = _read_tensor(shards[path], entry).reshape(shape)
         except (ValueError, OverflowError) as error:  # also from reshape: 65 dimensions, sizes beyond 64 bits
@@ -81,7 +81,7 @@ def write_checkpoint(prefix: str | Path, tensors: Mapping[str, np.ndarray]) -> N
             )
     entries = [(b"", _encode_field(1, 1) + _encode_field(3, _encode_field(1, 1)))]  # num_shards, version.producer
     with atomic_write(f"{prefix}.index") as new_index, atomic_write(f"{prefix}.data-00000-of-00001") as new_shard:
-        with open(new_shard, "wb") as file:  # the data file gets its name before the index
+        with open(new_shard, "wb") as file:  # rename the data file before the index
             for name in sorted(tensors, key=str.encode):
                 dtype = tensors[name].dtype.newbyteorder("<")
                 content = np.asarray(tensors[name], dtype).tobytes()
@@ -171,7 +171,7 @@ def _read_block(table: mmap.mmap | bytes, handle: _Cursor) -> bytes:
 
 
 def _parse_block(block: bytes) -> dict[bytes, bytes]:
-    """Return the values of a block by key; a key shares a prefix with the previous one."""
+    """Return the values of a block by key. A stored key omits the prefix that it shares with the previous one."""
     n_restarts = int.from_bytes(block[-4:], "little")  # restart points, for binary search
     cursor, key, entries = _Cursor(block[: max(0, len(block) - 4 * n_restarts - 4)]), b"", {}
     while cursor.offset < len(cursor.data):

@@ -29,7 +29,7 @@ class Transform:
 
 
 IDENTITY = Transform(lambda w: w, lambda w, c: w)
-# a weight that the external model stores once per layer: safetensors refuses tensors that share memory
+# clone, because the external model stores this weight once per layer, and safetensors refuses tensors that share memory
 COPY = Transform(lambda w: w, lambda w, c: w.clone())
 # dense kernel: (in, out) external, (out, in) native
 TRANSPOSED = Transform(lambda w: w.T, lambda w, c: w.T)

@@ -1,1 +1,1 @@
-"""Training data: token ids on disk, the lanes that read them, and the layout of windows. numpy only."""
+"""Training data: token ids on disk, the lanes that read them, and the layout of windows. It needs only numpy."""

@@ -1,11 +1,11 @@
-"""Lanes: the position in the text of each batch row at each step. A pure function of (seed, lane, step).
+"""Lanes: where each batch row reads at each step, as a pure function of (seed, lane, step).
 
 The text of a split is cut into runs of `windows_per_run` windows. A short text has shorter runs, so that there is one for each lane. A
 lane reads one run after another, in an order that is drawn for each epoch. Inside a run, each window starts where the reused part of the
 previous window ended, so memory stays valid.
 
-A run is the same text in both directions: together, forward and backward lanes read the whole text. Memory use does not grow with the
-text, because the order is a keyed permutation that is computed on demand.
+A run covers the same text in both directions; forward and backward lanes together read the whole text. Memory use does not grow with
+the text, because the order is a keyed permutation that is computed on demand.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class BoundaryIndex:
     """
 
     def __init__(self, ends: np.ndarray, backward: bool) -> None:
-        # not a np.memmap, whose every slice and item costs a microsecond
+        # a plain array: each access to a np.memmap costs a microsecond
         self._ends, self._backward, self._length = np.asarray(ends), backward, int(ends[-1])
 
     def __getitem__(self, index: int) -> int:
@@ -146,7 +146,7 @@ class Lanes:
         # Each epoch shifts all runs, so that windows start at other tokens and the end of the text is read.
         self._max_shift = last_begin - (self.n_runs * self.windows_per_run - 1) * stride
         self._max_run_begin = last_begin - (self.windows_per_run - 1) * stride
-        # Every step of a run needs its begin, and the permutation takes 6 to 20 microseconds (2026-11).
+        # Every step needs the start of its run, and the permutation takes 6 to 20 microseconds (2026-11).
         self._cached_run_begin = lru_cache(maxsize=4 * n_lanes)(self._run_begin)
 
     def location(self, lane: int, step: int) -> WindowLocation:

@@ -40,7 +40,7 @@ class RowRng:
 
     def _next_block(self, n: int) -> np.ndarray:
         block, counter = np.empty((len(self._lanes), n)), self._state["state"]["counter"]
-        counter[0] = self._n_generated // 4  # one count of Philox is four numbers
+        counter[0] = self._n_generated // 4  # Philox generates four numbers per count
         for row, lane in zip(block, self._lanes, strict=True):
             counter[1] = lane
             self._philox.state = self._state  # ten times as fast as a new generator

@@ -31,7 +31,7 @@ from xlpre.text.readers import ByteCounter
 from xlpre.text.tokenizer import SENTENCEPIECE_VERSION, Tokenizer
 
 SHARD_CHARS = 16_000_000
-BATCH_CHARS = 1_000_000  # encoded at a time
+BATCH_CHARS = 1_000_000  # characters encoded at a time
 ENCODER_FILE = "sentencepiece.txt"
 
 ProgressCallback = Callable[[int, int], None]  # bytes of the sources read and characters encoded since the last call
@@ -199,7 +199,7 @@ def _encode_in_parallel(job: EncodeJob, tasks: list[ShardTask], n_workers: int, 
 
 
 def _run_worker(job: EncodeJob, task_queue: Any, result_queue: Any, parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent receives it and ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it and ends this process
 
     def on_progress(n_bytes: int, n_chars: int) -> None:
         if os.getppid() != parent:

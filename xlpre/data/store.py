@@ -108,12 +108,12 @@ class TokenStore:
 
     @property
     def upgrade_note(self) -> str:
-        """A sentence if another version of SentencePiece than the installed one encoded the text, else an empty string."""
+        """Warning if the text was encoded with another version of SentencePiece than the installed one, else an empty string."""
         if (version := self.meta["sentencepiece"]) == SENTENCEPIECE_VERSION:
             return ""
         return (
-            f"{self.path} was encoded with sentencepiece {version}; the installed {SENTENCEPIECE_VERSION} may encode a few tokens in a "
-            "million of other text differently."
+            f"{self.path} was encoded with sentencepiece {version}; the installed {SENTENCEPIECE_VERSION} may encode a few tokens per "
+            "million differently."
         )
 
     def verify(self) -> None:
@@ -130,7 +130,7 @@ class TokenStore:
         return tokenizer
 
     def check_vocabulary(self, tokenizer: Tokenizer, origin: str) -> None:
-        """Raise ValueError if another vocabulary than `tokenizer`, which was read from `origin`, encoded this store."""
+        """Raise ValueError unless this store was encoded with `tokenizer`, which was read from `origin`."""
         if tokenizer.sha256 != self.meta["vocabulary_sha256"]:
             raise ValueError(
                 f"data.store_dir={self.path} is invalid: its vocabulary (sha256 {self.meta['vocabulary_sha256'][:12]}) is not {origin} "

@@ -175,7 +175,7 @@ def _assemble(
 
 
 def _empty_split_remedy(tasks: list[ShardTask], dtype: np.dtype) -> str:
-    """Return the smallest text.val_fraction, with three digits, that leaves a document for each split, if there is one."""
+    """Return the remedy for an empty split: if possible, the smallest text.val_fraction (three digits) that leaves none empty."""
     task_docs = [
         (task, encoded_documents.read(shard / split, dtype))
         for task in tasks
@@ -190,7 +190,7 @@ def _empty_split_remedy(tasks: list[ShardTask], dtype: np.dtype) -> str:
 
 
 def _select_documents(tasks: list[ShardTask], config: TextConfig, dtype: np.dtype) -> Iterator[tuple[str, EncodedDocs]]:
-    """Yield the documents of the store with their split: each once or, for training, as often as its weight says."""
+    """Yield splits with their documents. Training documents are repeated, or left out, according to their weights."""
     first = {split: _FirstOccurrences(tasks, split) if config.deduplicate else None for split in SPLITS}
     for repetition in range(int(np.ceil(max((task.weight for task in tasks), default=0)))):
         for task_index, task in enumerate(tasks):
@@ -212,7 +212,7 @@ def _is_sampled(hashes: np.ndarray, weight: float) -> np.ndarray:
 
 
 class _FirstOccurrences:
-    """Masks of the documents that are the first with their text, among those that the weights select.
+    """Masks of the first occurrence of each text among the documents that the weights select.
 
     Texts are compared by 64-bit hashes.
     """

@@ -1,7 +1,7 @@
 """Layout of windows: [reused | A | <sep> | B | <sep> | <cls>], segment ids and pair labels.
 
-The reused part is what enters memory. It was read before, as segments of the previous window or as the text next to them. The next
-window starts at its end.
+The reused part enters memory, and the next window starts at its end. It repeats the text of the previous window's segments, or the text
+next to them.
 
 Source: XLNet, sections 2.4 and 2.5; zihangdai/xlnet data_utils.py, `_split_a_and_b`.
 """
@@ -73,7 +73,7 @@ class DataConfig:
 
     @property
     def lookahead(self) -> int:
-        """Number of tokens of text that a window reads, counted from its first one, and the token after them."""
+        """Number of text tokens that a window reads, including the token after its last one."""
         return self.seq_len - self.n_symbols + 1
 
 

@@ -21,7 +21,7 @@ from xlpre.text.blanks import BLANK, BLANK_PATTERN
 from xlpre.text.sentence_boundaries import starts_word, written_without_spaces
 from xlpre.text.tokenizer import Tokenizer
 
-MAX_TOKENS = 2048  # the memory of attention grows with the square of it
+MAX_TOKENS = 2048  # attention memory grows with its square
 TOP_K = 5  # predictions per blank
 EXAMPLE_LEN = (10, 40)  # shortest and longest sentence of a ClozeExample, in tokens
 MAX_SENTENCES_TRIED = 5000
@@ -117,9 +117,9 @@ def masked_batch(tokens: Sequence[int] | np.ndarray, positions: Sequence[int] | 
 
 
 def unmasked_batch(tokens: Sequence[int] | np.ndarray) -> Batch:
-    """Build a batch of one row, `[tokens <sep> <cls>]`, that reads the hidden states of all T + 2 tokens.
+    """Build a batch of one row, `[tokens <sep> <cls>]`, to compute the hidden states of all T + 2 tokens.
 
-    For models that read from the content stream. Every token sees every token.
+    Use it for models that read from the content stream. Every token sees every token.
 
     Args:
         tokens: (T,) token ids.
@@ -208,7 +208,7 @@ def format_result(result: ClozeResult) -> str:
 
 
 def readable_piece(piece: str) -> str:
-    """Return a piece for display. A piece that continues a word starts with a hyphen, a combining mark is shown on a circle."""
+    """Return a piece for display. A hyphen marks a piece that continues a word; a combining mark is shown on a circle."""
     text = piece.removeprefix(special_tokens.WORD_BOUNDARY)
     if not text:
         return "␣"
@@ -217,7 +217,7 @@ def readable_piece(piece: str) -> str:
 
 
 def _is_word(piece: str) -> bool:
-    """True for letters and combining marks only, at least three in scripts that separate words by spaces."""
+    """Return True for letters and combining marks only, at least three in scripts with spaces between words."""
     text = piece.removeprefix(special_tokens.WORD_BOUNDARY)
     is_letters = all(unicodedata.category(character)[0] in "LM" for character in text)
     return is_letters and (len(text) >= 3 or (len(text) > 0 and written_without_spaces(text[0])))

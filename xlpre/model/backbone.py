@@ -65,7 +65,7 @@ class Backbone(nn.Module):
 
         Args:
             batch: B windows of T tokens with P targets each.
-            memory: earlier tokens of each row. The number of columns M is free.
+            memory: earlier tokens of each row, with any number of columns M.
             embeddings: (B, T, D) result of `word_embedding(batch.input_ids)`. Pass it to share one look-up between several
                 batches: every look-up has a gradient as large as the vocabulary.
 
@@ -113,7 +113,8 @@ class Backbone(nn.Module):
     def to_kv_cache(self, memory: Memory) -> BaseMemory:
         """Convert memory to a KVCache, which computes the same numbers at less cost in evaluation.
 
-        Keys and values of memory are projected once, and score terms of distances once per window size (of the last few sizes).
+        Keys and values of memory are projected once. Score terms of distances are computed once per window size, and kept for the last
+        few sizes.
 
         Args:
             memory: memory to start from.

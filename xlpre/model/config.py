@@ -39,7 +39,7 @@ class ModelConfig:
         norm_eps: added to the variance.
         mem_len: M, number of memory columns. 0 trains without memory.
         attention_span: keys that a query can see: `all`; `same_length`: itself and the M keys before, the same number for every query;
-            `exclude_self_slot`: one key less, Transformer-XL's rule in PyTorch.
+            `exclude_self_slot`: one key less, as in Transformer-XL's PyTorch code.
         positions: `relative` (Transformer-XL, XLNet), `shaw` (learned, relative), `sinusoidal` or `learned` (absolute).
         n_positions: number of distances with a learned vector (`shaw`, `learned`). Larger distances share the last one.
             null for other position encodings.
@@ -105,7 +105,7 @@ class ModelConfig:
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"model.{name}={getattr(self, name)} is invalid: it must be at least 0 and below 1.")
         if self.d_model % 2:
-            raise ValueError(f"model.d_model={self.d_model} is invalid: it must be even, half sines and half cosines.")
+            raise ValueError(f"model.d_model={self.d_model} is invalid: it must be even. Set an even width.")
         if not self.d_head and self.d_model % self.n_head:
             raise ValueError(
                 f"model.d_model={self.d_model} is invalid: it must be a multiple of model.n_head={self.n_head}. "

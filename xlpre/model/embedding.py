@@ -42,7 +42,7 @@ def look_up(ids: Tensor, table: Tensor) -> Tensor:
         (..., D).
 
     Raises:
-        ValueError: an id outside the table, on a CPU. On a GPU the check would wait for the device; there the process ends.
+        ValueError: an id is outside the table (CPU only; on a GPU the process aborts, because a check would synchronize).
     """
     try:
         return F.embedding(ids, table)
@@ -61,9 +61,9 @@ class TokenEmbedding(nn.Embedding):
 
         Args:
             ids: (B, T).
-            with_table: also return the table for a softmax that shares it. On a CPU the result is a view. Its gradient, which is
-                computed first, accumulates the gradient of the embeddings, so that no table of zeros is needed. On a GPU the order of
-                additions would vary, and None is returned.
+            with_table: also return the table, for a softmax that shares it. On a CPU the table is a view, and the gradient of the
+                embeddings is added to its gradient, which is computed first; this saves a table of zeros. On a GPU None is
+                returned, because the order of additions would vary.
 
         Returns:
             (B, T, D); with `with_table` also (V, D) or None.
@@ -135,7 +135,7 @@ class AdaptiveEmbedding(nn.Module):
         return cast(list[ClusterEmbedding], list(self.clusters))
 
     def forward(self, ids: Tensor, with_table: bool = False) -> Any:
-        """Return the (B, T, D) embeddings of (B, T) ids; with `with_table`, and None, because the softmax has its own tables."""
+        """Return the (B, T, D) embeddings of (B, T) ids. With `with_table`, also None, because the softmax has its own tables."""
         embeddings = self._look_up(ids.flatten()).view(*ids.shape, self.width)
         return (embeddings, None) if with_table else embeddings
 

@@ -57,7 +57,7 @@ def gated_width(config: ModelConfig) -> int:
 
 
 class FeedForward(nn.Module):
-    """D -> F -> D with an activation and dropout in between.
+    """Feed-forward layer D -> F -> D, with an activation and dropout in between.
 
     On GPUs, kernels/triton/fused_ops.py computes GELU and dropout in one pass.
     """
@@ -83,7 +83,7 @@ class FeedForward(nn.Module):
 
 
 class GatedFeedForward(nn.Module):
-    """D -> F' -> D, where one projection gates another. F' = 2F/3 keeps the number of parameters of a plain layer of width F."""
+    """Gated layer D -> F' -> D: one projection gates another. F' = 2F/3 gives the number of parameters of a plain layer of width F."""
 
     def __init__(self, config: ModelConfig, activation: Activation) -> None:
         super().__init__()

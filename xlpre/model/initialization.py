@@ -1,11 +1,12 @@
 """Initialization of weights.
 
-`published`: every matrix, embedding and score bias is normal with `init_std`. Norms and layer biases are neutral. The mask embedding is
-Glorot uniform (zihangdai/xlnet modeling.py).
+`published`: every matrix, embedding and score bias is normal with `init_std`. Norms start with weight 1, biases of norms and linear
+layers with 0. The mask embedding is Glorot uniform (zihangdai/xlnet modeling.py).
 
-`local`: in addition, the position score of each head is raised for keys around one distance: 1, -1, 2, -2, 3, ... head by head, where
-a positive distance looks back. The architecture is unchanged, and training can undo it. Small models with published weights stay at
-the unigram entropy for a long time, because their initial position scores are almost flat; reports/initialization compares both.
+`local`: in addition, each head starts with a higher position score for keys around one distance. The heads take the distances 1, -1, 2,
+-2, 3, ...; a positive distance looks back. The architecture is unchanged, and training can undo it. Small models that start with
+`published` stay at the unigram entropy for a long time, because their initial position scores are almost flat; reports/initialization
+compares both.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ RANDOM_INITIALIZERS = (
     nn.init.normal_,
     nn.init.uniform_,
     nn.init.kaiming_uniform_,
-)  # all that the models and torch's layers call
+)  # the functions that the models and torch's layers call
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 

@@ -23,7 +23,7 @@ from xlpre.model.config import ModelConfig
 
 MEMORY_RANK = -1  # below every token of the window
 MAX_WINDOW_SIZES = (
-    4  # for which a KVCache keeps the score terms: windows of a text have one size, and its last window another
+    4  # sizes for which a KVCache keeps the score terms; the last window of a text has another size than the others
 )
 
 Projection = Callable[[Tensor], tuple[Tensor, Tensor]]  # hidden states (B, M, D) -> keys and values, (B, M, H, E) each

@@ -34,8 +34,8 @@ def sinusoid_table(
         n_tokens: T.
         width: D, half sines and half cosines.
         clamp_len: distances beyond it are clamped. None disables clamping.
-        device: of the result.
-        dtype: of the result. Sinusoids are computed in float32.
+        device: device of the result.
+        dtype: dtype of the result. Sinusoids are computed in float32.
 
     Returns:
         (2, R, D), forward and backward. Row r is distance K - r, R = K + T.
@@ -164,7 +164,7 @@ class SinusoidalPositionEmbedding(nn.Module):
 
 
 class LearnedPositionEmbedding(SinusoidalPositionEmbedding):
-    """Add a learned vector of each position instead."""
+    """Add a learned vector of each position to content, memory and rows."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

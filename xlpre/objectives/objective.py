@@ -67,7 +67,7 @@ class ModelInputs:
 
 
 class Objective(Protocol):
-    """Objective, which turns windows into model inputs.
+    """Objective: turns windows into model inputs.
 
     Attributes:
         two_streams: True if predictions are read from the query stream, which does not see the token at its own position.

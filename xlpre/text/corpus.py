@@ -25,7 +25,7 @@ from xlpre.text.readers import (
 )
 
 UNIT_BYTES = 64 << 20
-SMALL_UNIT_BYTES = 1 << 18  # one process reads smaller units in groups: each group costs several flushes of the disk
+SMALL_UNIT_BYTES = 1 << 18  # smaller units are grouped, because each group costs several disk flushes
 MAX_GROUP_UNITS = 100
 MAX_SAMPLED_GROUPS = 100
 
@@ -187,7 +187,7 @@ def empty_text_message(config: TextConfig) -> str:
 def _group_small_units(units: list[ReadUnit]) -> Iterator[list[ReadUnit]]:
     """Yield consecutive small units in groups, and other units alone.
 
-    Groups are full by their number of units, not by bytes: a file that grows does not move others to another group.
+    A group has a maximum number of units, not of bytes, so that a growing file does not move other files to another group.
     """
     group: list[ReadUnit] = []
     for unit in units:

@@ -10,7 +10,7 @@ from pathlib import Path
 MIN_DOCUMENT_CHARS = 200
 SKIPPED_FOLDERS = {"tests", "test", "site-packages", "_vendor", "idlelib", "lib2to3"}
 
-# A string that opens a file (after comments) or a block. Parsing the file would be exact and far slower.
+# A string at the start of a file (after comments) or of a block. Parsing the file would be exact, but far slower.
 _DOCSTRING = re.compile(r'''(?:\A(?:\s|#[^\n]*\n)*|:[ \t]*\n\s*)[rRuU]?("""|\'\'\')(.*?)\1''', re.DOTALL)
 
 

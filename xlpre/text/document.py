@@ -15,8 +15,8 @@ MAX_DOCUMENT_CHARS = 16_000_000  # longer documents are split
 def documents_from_lines(lines: Iterable[tuple[int, str]], begin: int, end: int | None) -> Iterator[Document]:
     """Yield the documents, separated by empty lines, of a part of a file.
 
-    A part that starts inside a file starts with the document after its first empty line. The document that is open at the end of the
-    part is read to its end.
+    A part that starts inside a file begins with the document after its first empty line. A document that extends beyond the end of the
+    part is read completely.
 
     Args:
         lines: lines with the offset of their first byte, from the first line that starts at or after `begin`.
@@ -49,7 +49,7 @@ def documents_from_rows(
     """Yield the documents of rows.
 
     Args:
-        rows: rows, each after its location for error messages.
+        rows: (location for error messages, row) for each row.
         column: name of the field that holds the text.
         row_type: a row is a document, or a line of text.
 

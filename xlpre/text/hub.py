@@ -49,7 +49,8 @@ def open_stream(source: str, split: str, key: str = "text.source=") -> Any:
                 raise
             return datasets.load_dataset(head, tail, split=split, streaming=True)  # "owner/data", "data/config"
     except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
-        raise ValueError(f"{key}{source!r} could not be loaded: {' '.join(str(error).split())}") from None
+        message = " ".join(str(error).split()).rstrip(".")
+        raise ValueError(f"{key}{source!r} could not be loaded: {message}. Check its name and the network.") from None
 
 
 def iterate_rows(stream: Any, origin: str) -> Iterator[dict[str, Any]]:

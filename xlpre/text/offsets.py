@@ -16,7 +16,7 @@ import numpy as np
 from xlpre.text.preprocess import Preprocess
 from xlpre.text.special_tokens import WORD_BOUNDARY
 
-NO_POSITION = -1  # of a piece that consists of a space
+NO_POSITION = -1  # position of a piece that consists of a space
 Positioned = list[tuple[str, int]]  # characters with their positions in the original text
 
 

@@ -1,4 +1,4 @@
-"""Text cleaning of the released XLNet models: before SentencePiece, and of commas after numbers.
+"""Text cleaning of the released XLNet models: cleaning before SentencePiece, and splitting of commas after digits.
 
 Source: zihangdai/xlnet prepro_utils.py, `preprocess_text` and `encode_pieces`.
 """

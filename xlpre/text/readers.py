@@ -93,7 +93,7 @@ def read_lines(path: Path, counter: ByteCounter, begin: int = 0) -> Iterator[tup
 
 
 def json_rows(path: Path, counter: ByteCounter, begin: int, end: int | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the objects of the lines that start in [begin, end), each after its location for error messages.
+    """Yield (location for error messages, object) for each line that starts in [begin, end).
 
     Raises:
         ValueError: see `read_lines` and `parse_object`.
@@ -118,14 +118,16 @@ def row_group_sizes(path: Path) -> list[int]:
     try:
         metadata = pyarrow.parquet.read_metadata(path)
     except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f"{path}: cannot be read as parquet: {str(error).splitlines()[0]}") from None
+        raise ValueError(
+            f"{path}: cannot be read as parquet ({str(error).splitlines()[0]}). Copy or download it again."
+        ) from None
     return [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
 
 
 def parquet_rows(
     path: Path, counter: ByteCounter, column: str | None, begin: int, end: int | None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rows of the row groups [begin, end), each after its location for error messages.
+    """Yield (location for error messages, row) for each row of the row groups [begin, end).
 
     Args:
         path: a parquet file.
@@ -159,7 +161,9 @@ def parquet_rows(
             f"{path}, within 1,024 rows after row {number}: not UTF-8 ({error.reason}). Convert or remove the row."
         ) from None
     except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f"{path}: cannot be read as parquet: {str(error).splitlines()[0]}") from None
+        raise ValueError(
+            f"{path}: cannot be read as parquet ({str(error).splitlines()[0]}). Copy or download it again."
+        ) from None
 
 
 def _check_line(raw: bytes, is_first: bool) -> None:
@@ -176,7 +180,7 @@ def _check_line(raw: bytes, is_first: bool) -> None:
 
 def _decompressed(file: IO[bytes], path: Path) -> IO[bytes]:
     if path.suffix in COMPRESSED_SUFFIXES and not os.fstat(file.fileno()).st_size:
-        raise EOFError("the file is empty, which no compressed file is")
+        raise EOFError("an empty file is not a compressed file")
     if path.suffix == ".gz":
         return cast(IO[bytes], gzip.open(file))
     if path.suffix == ".zst":

@@ -51,13 +51,13 @@ def boundary_flags(pieces: Iterable[str], preprocess: Preprocess) -> np.ndarray:
 def sentence_ends(ids: np.ndarray, flags: np.ndarray) -> np.ndarray:
     """Return the offset after each sentence of encoded documents of paragraphs. The last one is N.
 
-    A sentence ends at the end of a paragraph or document. It also ends after a run of marks with a terminal one (`.`, `?!`, `.")`) if
-    one of these follows:
+    A sentence ends at the end of a paragraph or document. It also ends after punctuation that contains a full stop or a similar mark
+    (`.`, `?!`, `.")`) if one of these follows:
 
     - a space and a word that does not start with a lower-case letter (in uncased text any word)
     - a script without spaces
 
-    A quotation mark that can open or close closes before a space.
+    A quotation mark that can open or close counts as closing before a space.
 
     Args:
         ids: (N,) token ids.

@@ -27,9 +27,9 @@ from xlpre.text.offsets import TokenOffsets, build_offsets, clean_text_with_offs
 from xlpre.text.preprocess import Preprocess, clean_text, split_comma_after_digit, split_commas_after_digits
 from xlpre.text.sentence_boundaries import boundary_flags, concatenate_documents, starts_word
 
-# Versions encode a few tokens in a million differently, and train other vocabularies.
+# Other versions encode a few tokens in a million differently, and train different vocabularies.
 SENTENCEPIECE_VERSION: str = sentencepiece.__version__
-MIN_COVERAGE = 0.98  # SentencePiece refuses less
+MIN_COVERAGE = 0.98  # the minimum that SentencePiece accepts
 MAX_SENTENCE_BYTES = 1 << 16  # SentencePiece skips longer training lines
 
 

@@ -48,7 +48,7 @@ def training_lines(documents: Iterable[Document], n_chars: int, preprocess: Prep
 
 
 def split_long_line(line: str) -> Iterator[str]:
-    """Split a line that is longer than SentencePiece reads, before spaces where possible."""
+    """Split a line that is too long for SentencePiece, before spaces where possible."""
     if len(line.encode()) <= MAX_SENTENCE_BYTES:
         yield line
         return
@@ -118,7 +118,7 @@ def upgrade_note(path: Path, tokenizer: Tokenizer) -> str:
 
 
 def _sample_evenly(documents: Iterable[Document], n_chars: int) -> list[str]:
-    """Return the lines of every n-th document, with the smallest power of two n for which they are below `n_chars`."""
+    """Return the lines of every n-th document. n is the smallest power of two for which they have fewer than `n_chars` characters."""
     sampled: list[tuple[int, Document]] = []
     size, stride = 0, 1
     for number, document in enumerate(documents):
@@ -138,7 +138,7 @@ def _is_visible(character: str) -> bool:
 
 
 def _training_record(text: TextConfig, config: TokenizerConfig) -> dict[str, Any]:
-    """Return what a vocabulary depends on, as JSON values. A source without files is recorded by its name."""
+    """Return the settings and files that a vocabulary depends on, as JSON values. A source without files is recorded by its name."""
     sources: list[list[Any]] = []
     for source in text.sources:
         files = source_files(dataclasses.replace(text, source=source, mixture={}))

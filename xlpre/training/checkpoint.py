@@ -89,7 +89,7 @@ def find_resume_checkpoint(folder: Path, comm: Comm) -> Path | None:
             return path
     if damaged := [path.name for path in list_all(folder) if (path / MANIFEST).exists()]:
         raise ValueError(
-            f"{folder} has no valid checkpoint: files of {', '.join(damaged)} are missing, cut or damaged. Restore them, or remove "
+            f"{folder} has no valid checkpoint: files of {', '.join(damaged)} are missing, truncated or damaged. Restore them, or remove "
             "these folders to start again at step 0."
         )
     return None
@@ -141,12 +141,12 @@ def format_manifest(manifest: Mapping[str, Any]) -> str:
 
 
 def check_compatible(checkpoint: Path, manifest: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Check that a checkpoint was written with the present settings.
+    """Check that a checkpoint was written with the current settings.
 
     Args:
         checkpoint: its folder, for the error message.
         manifest: its manifest.
-        expected: the present settings, `format` among them. A group of settings is a nested mapping.
+        expected: the current settings, including `format`. A group of settings is a nested mapping.
 
     Raises:
         ValueError: the format or a setting differs.
@@ -288,11 +288,11 @@ def _is_complete(path: Path) -> bool:
     except OSError as error:
         _raise_if_transient(error)
         return False
-    except (ValueError, KeyError, TypeError, AttributeError):  # a cut or damaged manifest may hold anything
+    except (ValueError, KeyError, TypeError, AttributeError):  # damaged manifests may contain anything
         return False
 
 
 def _raise_if_transient(error: OSError) -> None:
-    """Raise an error that says nothing about the checkpoint. EIO is also that of a disk that cannot read a block any more."""
+    """Raise a temporary error, which does not mean that the checkpoint is damaged; except EIO, which may be an unreadable disk block."""
     if is_transient(error) and error.errno != errno.EIO:
         raise error

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from xlpre.common.files import FileEntries, fsync, hardlink_copy, write_text
 from xlpre.common.os_errors import error_number, remedy, retry
+from xlpre.common.plural import counted
 from xlpre.common.safetensors_io import all_finite, write_tensors
 from xlpre.training.checkpoint import (
     BEST_DIR,
@@ -71,17 +72,17 @@ class CheckpointWriter:
     manifest. `advance` starts the second stage when all processes have finished the first. A stage is tried again after an error. If
     it still fails, the checkpoint is removed and a warning is printed; training continues, and the latest valid checkpoint stays.
 
-    The best weights so far are part of each checkpoint. A run that is killed resumes with the best weights and the best score of one
-    and the same step. New best weights stay in the memory of rank 0 until the next checkpoint; later checkpoints hard-link them.
+    The best weights so far are part of each checkpoint. A run that is killed resumes with the best weights and the best score of
+    the same step. New best weights stay in the memory of rank 0 until the next checkpoint; later checkpoints hard-link them.
 
     Args:
         folder: folder of all checkpoints of the run.
         comm: collectives for small values.
         keep_last: number of recent checkpoints that are kept; older ones are removed.
-        keep_every: checkpoints whose step is a multiple of this number are never removed; None: no others.
+        keep_every: checkpoints whose step is a multiple of this number are never removed; None: only recent ones are kept.
         publish: called with each complete checkpoint, on rank 0, in the background.
         resumed: the checkpoint that the run resumes from; None: the folder has none.
-        max_failed: number of checkpoints in a row that could not be written after which the run ends.
+        max_failed: the run ends after this number of failed checkpoints in a row.
         keep_old_memory: keep the recurrent memory of older checkpoints; False: remove it once a newer checkpoint is complete.
     """
 
@@ -172,7 +173,7 @@ class CheckpointWriter:
         self._work = self._thread.submit(_attempt, write)
 
     def keep_best(self, step: int, engine: Any) -> None:
-        """Keep a copy of the present weights as the best so far, for the next checkpoint. Every process must call it.
+        """Keep a copy of the current weights as the best so far, for the next checkpoint. Every process must call it.
 
         Raises:
             ValueError: a weight is not finite.
@@ -238,7 +239,7 @@ class CheckpointWriter:
         """Finish the checkpoint in progress and stop the background thread. Every process must call it.
 
         Args:
-            needs_last: whether work would be lost without the last checkpoint.
+            needs_last: True if work would be lost without the last checkpoint.
 
         Raises:
             SaveError: `needs_last` is True, and the last checkpoint could not be written.
@@ -306,7 +307,7 @@ class CheckpointWriter:
             shutil.rmtree(self._target, ignore_errors=True)
         if self._comm.broadcast(os.path.exists(self._target / MANIFEST)):
             self._latest, self._saved_best = self._target, None
-            problem = "is valid, but an older checkpoint could not be removed, or the model folder not be updated"
+            problem = "is valid, but an older checkpoint could not be removed, or the model folder could not be updated"
         else:
             problem = "could not be written"
             self._new_best = self._new_best or self._saved_best
@@ -321,7 +322,7 @@ class CheckpointWriter:
         if is_rank_zero():
             left = self._max_failed - self._n_failed
             print(
-                f"warning: {message} Training continues, and ends after {left} more failed save(s) in a row "
+                f"warning: {message} Training continues, and ends after {counted(left, 'more failed save')} in a row "
                 f"(train.max_failed_saves={self._max_failed}).",
                 file=sys.stderr,
                 flush=True,

@@ -15,22 +15,22 @@ class TrainConfig:
 
     Attributes:
         steps: number of optimizer steps.
-        hours: time budget in hours. The learning rate follows the elapsed time where it is ahead of the steps. null: no budget.
+        hours: time budget in hours. The learning rate follows elapsed time or steps, whichever is ahead. null: no budget.
         global_batch_size: rows (lanes) of a step, over all processes and micro-steps.
         micro_batch_size: rows of one process in one forward and backward pass; null: all rows of the process. The number of micro-steps
             (accumulation) is global_batch_size / (number of processes * micro_batch_size).
-        batch_warmup_steps: steps during which the micro-steps of a step rise from 1 to the accumulation, which is then at least 2: the
-            micro-batch is smaller if necessary. The lanes of the missing micro-steps are not read.
+        batch_warmup_steps: number of steps during which the micro-steps of a step rise from 1 to the accumulation. The accumulation is
+            then at least 2; the micro-batch is smaller if necessary. The lanes of the missing micro-steps are not read.
         precision: `auto` is bf16 on a GPU that supports it, else fp32.
         activation_checkpointing: recompute the activations of layers in the backward pass: less memory, a third more operations.
         compile: compile the model with torch.compile, which takes a minute or more at the start.
         log_every: steps between lines of metrics.
         save_every: steps between checkpoints.
         keep_last_checkpoints: number of recent checkpoints that are kept.
-        keep_checkpoints_every: keep checkpoints whose step is a multiple of this number, too; null: no others.
-        max_failed_saves: number of checkpoints in a row that could not be written, for example because the disk is full, after which
-            the run stops.
-        max_skipped_steps: number of steps in a row that were skipped, because a gradient was not finite, after which the run stops.
+        keep_checkpoints_every: also keep checkpoints whose step is a multiple of this number; null: only recent ones.
+        max_failed_saves: the run stops after this number of checkpoints in a row that could not be written, for example because the
+            disk is full.
+        max_skipped_steps: the run stops after this number of steps in a row that were skipped because a gradient was not finite.
         timeout_minutes: time after which a process that waits for another one stops the job.
         wandb: Weights & Biases project for metrics; null: do not use it.
     """
@@ -151,11 +151,11 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class PretrainOptimConfig(OptimConfig):
-    """AdamW, or Muon for the matrices of layers. AdamW updates the other parameters then.
+    """AdamW, or Muon for the matrices of layers and AdamW for the other parameters.
 
     Attributes:
         name: `adamw`, as published; or `muon`: orthogonalized updates for the matrices of layers (Jordan, 2024), AdamW for the rest.
-        matrix_lr: peak learning rate of the matrices that Muon updates; null: `lr`. Its updates are about as large as those of AdamW.
+        matrix_lr: peak learning rate of the matrices that Muon updates; null: `lr`. Muon's updates are about as large as those of AdamW.
         momentum: momentum of the matrices that Muon updates.
     """
 

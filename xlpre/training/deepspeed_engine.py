@@ -1,4 +1,4 @@
-"""Training settings and the DeepSpeed engine, which is neither wrapped nor patched. No other module imports deepspeed to train."""
+"""Configuration of DeepSpeed, and its engine, which is neither wrapped nor patched. No other module imports deepspeed for training."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def build_deepspeed_config(
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": communication_dtype(overrides, precision, stage),
         "zero_optimization": {"stage": stage},
-        "zero_force_ds_cpu_optimizer": False,  # the AdamW of torch with offloading, too: it needs no compiler
+        "zero_force_ds_cpu_optimizer": False,  # torch's AdamW also with offloading: it needs no compiler
         "zero_allow_untested_optimizer": optim.muon,
         "steps_per_print": 2**31,
         "timers": {"throughput": {"enabled": False}},  # it synchronizes the device twice in every micro-step
@@ -109,7 +109,7 @@ def build_engine(
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     is_bf16_stage_1 = hasattr(engine.optimizer, "get_grads_for_reduction")
     if (without_zero or is_bf16_stage_1) and world_size() == 1:
-        # it would copy all gradients twice for no other process, and in bf16 round what was accumulated in fp32
+        # with one process it would only copy all gradients twice and, in bf16, round sums that were accumulated in fp32
         engine.enable_backward_allreduce = False
     init_moments(engine)
     if train.compile:

@@ -33,12 +33,12 @@ KNOWN_KEYS = frozenset(
     ).split()
 )
 OFFLOAD_GROUPS = ("offload_optimizer", "offload_param")  # of zero_optimization
-# groups that have no effect, or another one, without ZeRO
+# groups that have no effect, or a different one, without ZeRO
 ZERO_GROUPS = {"zero_optimization", "data_types", "torch_autocast", "compile"}
 
 
 def check_overrides(overrides: Mapping[str, Any]) -> None:
-    """Check the keys, and the values of those that this project reads, too.
+    """Check the keys of the `deepspeed` settings, and the values of those that this project reads.
 
     Raises:
         ValueError: DeepSpeed does not have a key, another setting decides it, or its value is invalid.

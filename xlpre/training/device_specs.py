@@ -1,4 +1,4 @@
-"""Speeds and memory sizes of GPUs, as their makers state them."""
+"""Speeds and memory sizes of GPUs, as published by their manufacturers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DEVICES = {
     "b200": DeviceSpec(2250e12, 180e9, 8e12, 900e9, 50e9),
     # NVIDIA Ada white paper: 165.2 TFLOP/s with fp32 accumulation, 24 GB at 1008 GB/s, no NVLink: PCIe 4.0 x16; network assumed
     "rtx4090": DeviceSpec(165.2e12, 24e9, 1.008e12, 32e9, 12.5e9),
-    # one core at 3 GHz with two AVX2 units (96 GFLOP/s of fp32) and a share of a server; all of it assumed
+    # one core at 3 GHz with two AVX2 units (96 GFLOP/s of fp32) and a share of a server; all numbers are assumptions
     "cpu": DeviceSpec(96e9, 8e9, 20e9, 5e9, 1.25e9, per_node=16, bf16=False),
 }
 

@@ -92,7 +92,7 @@ def format_duration(seconds: float) -> str:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Return the peak of the memory that tensors used on a GPU; on a CPU, the present memory of this process."""
+    """Return the peak of the memory that tensors used on a GPU; on a CPU, the current memory of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return psutil.Process().memory_info().rss

@@ -1,6 +1,6 @@
 """Weights, optimizer moments and counters as full fp32 tensors by parameter name.
 
-The format is independent of the ZeRO stage, of offloading and of the number of processes, so that a run can resume with others.
+The format is independent of the ZeRO stage, of offloading and of the number of processes, so a run can resume with different ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOSS_SCALER_FIELDS = (
     "cur_iter",
     "last_overflow_iter",
     "cur_hysteresis",
-)  # of DeepSpeed's DynamicLossScaler
+)  # attributes of DeepSpeed's DynamicLossScaler
 # torch's names of the first and second moment; matrices that Muon updates have the first only
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -32,7 +32,7 @@ def init_moments(engine: Any) -> None:
     and read back, which takes milliseconds, and restored. Every process must call it.
 
     Raises:
-        ValueError: this version of DeepSpeed has other functions, or they do something else.
+        ValueError: this version of DeepSpeed lacks these functions, or they behave differently.
         RuntimeError: one of the functions failed.
     """
     import deepspeed
@@ -47,7 +47,7 @@ def init_moments(engine: Any) -> None:
         differing = _write_and_read_back(engine)
     except (AttributeError, TypeError, KeyError, IndexError, ValueError, AssertionError, ImportError) as error:
         raise ValueError(f"{refusal} ({type(error).__name__}: {error}). {remedy}") from error
-    except RuntimeError as error:  # may also be a lost connection, which its text says
+    except RuntimeError as error:  # perhaps a lost connection, as its message then shows
         raise RuntimeError(
             f"{error}\nThis happened in the check of access to the state of deepspeed {deepspeed.__version__}."
         ) from error
@@ -137,7 +137,7 @@ def load_state(
 def _write_and_read_back(engine: Any) -> str | None:
     """Write a weight and its moments, read them back and restore them. Returns the first name that differs, None if none does."""
     parameters = dict(engine.module.named_parameters())
-    # the smallest of those with all moments, the last of equal ones: in stages 1 and 2 it is not in the first group
+    # the smallest parameter with all moments, the last one of equal size: in stages 1 and 2 it is not in the first group
     candidates = [name for name in parameters if name not in _muon_matrices(engine)]
     name = min(reversed(candidates), key=lambda name: getattr(parameters[name], "ds_numel", parameters[name].numel()))
     for key in (None, *MOMENTS):

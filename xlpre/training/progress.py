@@ -60,7 +60,7 @@ class Progress:
         return self.step >= self.train.steps or self.time_fraction >= 1
 
     def begin_step(self, seed: int, schedule: ScheduleConfig, peak_lr: float) -> None:
-        """Set the learning rate of the step, seed dropout and start to agree on the clock. Every process must call it."""
+        """Set the learning rate, seed dropout and start to exchange clocks and stop signals. Every process must call it."""
         set_lr(self.engine.optimizer, learning_rate(schedule, peak_lr, self.step, self.train.steps, self.time_fraction))
         seed_step(seed, self.step, rank())
         # `end_step` reads the result, so that no process waits for the network
@@ -71,7 +71,7 @@ class Progress:
     def end_step(self, on_too_many_skips: Callable[[], str] = lambda: "") -> bool:
         """Count a step and advance the checkpoint in progress. Every process must call it.
 
-        All processes use the clock, the signals and the state of the checkpoint of the beginning of the step.
+        All processes use the clock, the signals and the checkpoint state from the start of the step.
 
         Args:
             on_too_many_skips: called before the error for too many skipped steps; returns a hint for its message.

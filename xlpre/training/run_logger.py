@@ -116,6 +116,6 @@ class RunLogger(ABC):
 
 
 def remaining_seconds(n_steps: int, steps_per_second: float, budget: float | None) -> float:
-    """Return the time that `n_steps` take at the present speed, at most the remaining `budget` in seconds."""
+    """Return the time that `n_steps` take at the current speed, at most the remaining `budget` in seconds."""
     seconds = n_steps / steps_per_second
     return seconds if budget is None else max(min(seconds, budget), 0.0)

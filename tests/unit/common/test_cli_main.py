@@ -59,7 +59,7 @@ def test_only_an_error_that_may_pass_has_the_status_that_scripts_retry(names, ex
         number = getattr(errno, name)
         status, message = exit_of(raising(OSError(number, os.strerror(number), "somewhere")), capsys)
         assert (status, message.count("\n")) == (expected, 1), name
-        assert ("This error may pass: run the same command again." in message) == (expected == 3), name
+        assert ("This error may be temporary: run the same command again." in message) == (expected == 3), name
 
 
 def test_the_error_number_of_a_library_written_in_rust_is_recognized(capsys):

@@ -140,7 +140,7 @@ def test_a_dotted_key_in_a_file_is_refused_with_the_nested_form(tmp_path):
         ("optim.lr=inf", r"optim.lr=inf is invalid: it must be a finite number"),
         ("text.mixture={a:1}", r"'a:1' in text.mixture has no value"),
         ("model=large", r"'model' is a group of settings. Set one of model.vocab_size"),
-        ("steps", r"'steps' is not of the form key=value"),
+        ("steps", r"'steps' is invalid: it must have the form key=value"),
     ],
 )
 def test_a_value_of_a_wrong_kind_is_refused(override, message):

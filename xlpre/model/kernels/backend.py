@@ -33,7 +33,7 @@ def load_cpu() -> type[AttentionBackend]:
 
 
 def load_triton() -> type[AttentionBackend]:
-    """Return the Triton backend. The import is local because only the GPU builds of torch bring triton.
+    """Return the Triton backend. The import is local because only the GPU builds of torch include triton.
 
     Raises:
         ValueError: the package triton is not installed.
@@ -94,7 +94,7 @@ def resolve_backend(
 ) -> str:
     """Replace `auto` by the fastest backend of a GPU, before the model is built. Then all processes can use the same one.
 
-    On a CPU `auto` stays, because the choice depends on torch.compile: it cannot compile the backend `cpu`.
+    On a CPU `auto` is kept, because the choice depends on torch.compile, which does not support the backend `cpu`.
 
     Args:
         name: `model.attention_backend`.

@@ -14,7 +14,7 @@ This holds because the sum of P' * dP' over the keys of a row is do.o. Then:
     dt = d differ * segment_diff        d segment_diff = d differ * t        d differ: sum of ds over keys of other segments
 
 Row t and key j have distance column T - t + j (Transformer-XL, appendix B). So the scores of a row by key are a slice of its scores
-by distance, and nothing is gathered.
+by distance, and no gather is needed.
 
 A block covers only the keys between the first and the last that any of its rows sees, and their distances. The reused part of a
 window never sees the rest of it. No row sees empty memory.
@@ -39,8 +39,8 @@ from xlpre.model.kernels.base import AttentionBackend
 from xlpre.model.kernels.cpu.build import DTYPES, load_library
 from xlpre.model.score_terms import ScoreTerms
 
-# Minimum and maximum rows of a block; in between, 1/14 of the keys. Few rows make slow products, many rows read more distances than
-# keys. Rows in arbitrary order read more distances, so that their blocks have half as many.
+# Minimum and maximum number of rows in a block; in between, a block has 1/14 as many rows as keys. Few rows make products slow; many
+# rows read more distances than keys. Rows in arbitrary order read more distances, so their blocks have half as many rows.
 BLOCK_ROWS = 32, 128
 MAX_BLOCK_SCORES = 1 << 20  # 4 MB in fp32
 MAX_SAVED_PROBS = 1 << 24  # of all heads of a layer; 64 MB in fp32

@@ -9,7 +9,7 @@ a separate process tests them before the first step:
 - The same for small inputs without memory, with padded keys, a limited distance, position offsets or rows that see no key, all of them in
   several panels.
 - The fused operations (kernels/triton/fused_ops.py) match torch's operators.
-- With dropout, two runs give the same finite bits.
+- With dropout, two runs give finite results with the same bits.
 - Attention is not slower than `sdpa`.
 
 The result is stored in the cache folder, one file for each GPU model, dtype, head width, and version of kernels, torch and Triton. If the
@@ -65,7 +65,7 @@ TIMED_SECONDS = 1.0
 SHAPE = {"rows": 4, "window": 512, "memory": 384, "targets": 85}  # of the published presets
 N_HEAD = 8
 FUSED_WIDTHS = (768, 1536)  # one for each value of PREFETCH in add-norm, neither a power of two
-TIMED_ROWS = 32  # batch rows for timing: enough that the GPU, not the launches, sets the time
+TIMED_ROWS = 32  # batch rows for timing: enough that kernel launches do not dominate the time
 
 
 def passes_selfcheck(device: torch.device, dtype: torch.dtype, head_width: int) -> bool:
@@ -200,7 +200,7 @@ def check_kernels(
     if not all(x <= TOLERANCE[dtype] for x in errors.values()):
         return {**result, "reason": f"their results differ from the reference (relative errors: {errors})"}
     if not reproducible:
-        return {**result, "reason": "with dropout, two runs do not give the same finite bits"}
+        return {**result, "reason": "with dropout, the results of two runs differ or are not finite"}
     attn_meta = random_attention_meta(**{**shape, "rows": timed_rows}, device=device)
     tensors = random_attention_tensors(attn_meta, n_head, head_width, dtype)
     d_output = torch.randn(*attn_meta.query_rank.shape, n_head, head_width, device=device)
@@ -213,7 +213,7 @@ def check_kernels(
 
 
 def _is_reproducible(case: Case, d_output: Tensor) -> bool:
-    """Return True if two runs with dropout give the same finite bits."""
+    """Return True if two runs with dropout give finite results with the same bits."""
     first, second = (case.run(d_output, DROPOUT) for _ in range(2))
     return all(torch.equal(first[name], second[name]) and bool(first[name].isfinite().all()) for name in first)
 

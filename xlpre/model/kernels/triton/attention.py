@@ -48,7 +48,7 @@ from xlpre.model.kernels.triton.tiles import MAX_HEAD_WIDTH, TILE_MULTIPLE, is_s
 from xlpre.model.score_terms import ScoreTerms
 
 MAX_GRID_Y = 2**16 - 1  # heads of all batch rows in a grid
-VISIBLE_BYTES = 16  # upper bound of the memory of AttentionMeta.visible and its temporaries, for a row and a key
+VISIBLE_BYTES = 16  # upper bound of the bytes per row and key that AttentionMeta.visible and its temporaries take
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,11 +56,11 @@ class TritonBackend(AttentionBackend):
     """Attention by Triton kernels.
 
     Attributes:
-        row_info: (B, 6, n_pitch) int32, where n_pitch is N padded to TILE_MULTIPLE. For each row: rank, index of the key at its own
-            position or -1 if it does not see that, index of the key at its position, segment, and start and end of the range of
-            keys that the rows of its tile multiple see.
-        key_info: (B, 4, k_pitch) int32, where k_pitch is K padded to TILE_MULTIPLE. For each key: rank, segment, and start and end
-            of the range of rows that see the keys of its tile multiple.
+        row_info: (B, 6, n_pitch) int32, where n_pitch is N padded to a multiple of TILE_MULTIPLE. For each row: rank; index of the
+            key at its own position, or -1 if the row does not see it; the same index in any case; segment; start and end of the
+            range of keys that its group of TILE_MULTIPLE rows sees.
+        key_info: (B, 4, k_pitch) int32, where k_pitch is K padded to a multiple of TILE_MULTIPLE. For each key: rank; segment;
+            start and end of the range of rows that see its group of TILE_MULTIPLE keys.
         direction: (B,) int32.
     """
 
@@ -102,7 +102,7 @@ class TritonBackend(AttentionBackend):
                 f"model.attention_backend=triton is invalid for {B:,} rows of {H} heads: it supports up to {MAX_GRID_Y:,} heads in one "
                 "batch. Reduce train.micro_batch_size, or set model.attention_backend=sdpa."
             )
-        width = max(16, 1 << (E - 1).bit_length())  # of a tile
+        width = max(16, 1 << (E - 1).bit_length())  # width of a tile
         if (max(N, R) + TILE_MULTIPLE) * max(H * width, TILE_MULTIPLE, B * H, B * 6) >= 2**31:
             raise ValueError(
                 f"model.attention_backend=triton is invalid for {B:,} x {N:,} rows at {R:,} distances and {H} heads of {width}: it counts "

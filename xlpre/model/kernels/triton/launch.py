@@ -238,7 +238,7 @@ class KernelLauncher:
         d_offsets = None if pos_offset is None else d_keys.new_empty(d_keys.shape[:3])
         gradients = {"d_pos_key": d_keys, "d_pos_offset": d_offsets}
         self.launch("backward_position_key", "distances", query=self._pos_query, d_bias=d_bias, **gradients)
-        # sums over the batch rows of each direction, by a product, because index_add adds in any order
+        # sums over the batch rows of each direction, as a product, because the order of additions of index_add is undefined
         is_direction = (direction == torch.arange(2, device=direction.device)[:, None]).float()
         d_pos_key = (is_direction @ d_keys.flatten(1)).view(pos_key.shape)
         if pos_offset is None or d_offsets is None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-# Rows and keys are padded to a multiple of it. All tiles divide it, and tiles of keys are multiples of 32, the bits of a mask word.
+# Rows and keys are padded to a multiple of this. All tiles divide it, and tiles of keys are multiples of 32, the bits of a mask word.
 TILE_MULTIPLE = 128
 MAX_HEAD_WIDTH = 256
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
