@@ -12,8 +12,8 @@ from benchmarks.common.contenders import Contender, config_of_contender, make_co
 from xlpre.training.deepspeed_engine import PRECISIONS
 
 LOSS_TOLERANCE = 1e-4  # nats
-GRADIENT_TOLERANCE = 1e-3  # relative error of the gradient of a parameter; rounding in fp32 causes a hundredth of it
-NEGLIGIBLE = 1e-8  # of the norm of all gradients; smaller gradients of a parameter are rounding errors
+GRADIENT_TOLERANCE = 1e-3  # relative error of the gradient of a parameter; rounding in fp32 causes a hundredth of this
+NEGLIGIBLE = 1e-8  # relative to the norm of all gradients; smaller gradients of a parameter are rounding errors
 
 
 def agreeing_contenders(names: list[str], config: dict[str, Any]) -> tuple[dict[str, Contender], dict[str, str]]:

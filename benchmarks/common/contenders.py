@@ -236,7 +236,7 @@ def config_of_contender(name: str, c: dict[str, Any]) -> dict[str, Any]:
     """Return the benchmark configuration with the attention backend and the compilation that the name of a contender sets."""
     impl, *more = name.split(":")
     if impl not in ("xlpre", "hf", "hf-compile") or (more and impl != "xlpre") or len(more) > 2:
-        raise SystemExit(f"{name!r} is not a contender: name hf, hf-compile, or xlpre[:attention[:compile]]")
+        raise SystemExit(f"{name!r} is not a contender. Use hf, hf-compile, or xlpre[:attention[:compile]].")
     named = dict(zip(("attention", "compile"), more, strict=False))
     hf_compile = {"hf": {"compile": ""}, "hf-compile": {"compile": "whole"}}
     return {**c, **named, **hf_compile.get(impl, {})}

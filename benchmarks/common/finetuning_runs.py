@@ -45,7 +45,7 @@ class FinetuningRun:
         """True if there is a result with these settings, examples and weights.
 
         Raises:
-            ValueError: there is a result with others.
+            ValueError: there is a result with other settings, examples or weights.
         """
         if not self.is_finished:
             return False

@@ -33,7 +33,7 @@ def keep_mask(case: AttentionCase, dropout: float) -> Tensor:
     """
     value = case.tensors["value"].detach()
     B, K, H, E = value.shape
-    # with gradients, without which torch may use another kernel
+    # with gradients, because torch may use another kernel without them
     zeros = {name: torch.zeros_like(x).requires_grad_() for name, x in case.tensors.items()}
     parts = []
     for start in range(0, K, E):

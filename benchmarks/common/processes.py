@@ -1,4 +1,4 @@
-"""Processes that benchmarks start with the code of this repository, and end together with their children."""
+"""Processes that benchmarks start with the code of this repository, and kill with all their children."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 python benchmarks/data/encoding.py --vocabulary stores/wiki/vocabulary.model --text wiki_en.txt.gz books_en.txt.gz --times 1 10
 
 One JSON line for the speed on one core (CPU time, equal lines, in turns), and one for each size. For a size, a separate process prepares
-a store of the text repeated `--times` times. Reported is the peak resident memory of that process and of its largest worker.
+a store of the text repeated `--times` times. The line contains the peak resident memory of that process and of its largest worker.
 """
 
 from __future__ import annotations

@@ -31,11 +31,12 @@ from xlpre.model.kernels.triton.primitives import SIZES
 from xlpre.model.kernels.triton.tiles import TILES, Tile, tile_for, tile_index
 
 INT32_TENSORS = ("row_info", "key_info", "direction", "drop_mask")
-FLOAT32_TENSORS = ("lse", "delta", "d_pos_key", "d_pos_offset")  # in any precision of the others
-ALIGNED = ("n_pitch", "k_pitch", "n")  # multiples of 16, which Triton knows; of other sizes it does not
+FLOAT32_TENSORS = ("lse", "delta", "d_pos_key", "d_pos_offset")  # float32 in every precision
+ALIGNED = ("n_pitch", "k_pitch", "n")  # compiled as multiples of 16; Triton assumes nothing about other sizes
 INT32_SCALARS = (*ALIGNED, *SIZES, "max_distance", "first_row", "drop_level")
-# Registers of a thread for head widths 64 and 128 in 16 bits: the most that triton 3.6 and 3.7 need, rounded up to a multiple of 8, and
-# 8 more where as many programs still share the 65,536 registers of a multiprocessor. At the limit of the hardware, spilling fails.
+# Registers of a thread for head widths 64 and 128 in 16 bits: the largest number that triton 3.6 and 3.7 need, rounded up to a multiple
+# of 8, plus 8 if the same number of programs still shares the 65,536 registers of a multiprocessor. Kernels at the hardware limit fail
+# if they spill.
 REGISTERS = {
     "draw_dropout_mask": (32, 32),
     "position_scores": (240, 224),

@@ -40,7 +40,7 @@ from xlpre.model.kernels.selfcheck.selfcheck import TOLERANCE
 N_TENSORS = {
     "add_norm": (4, 4),
     "gelu_dropout": (2, 3),
-}  # read or written, of the size of the input, forward and backward
+}  # tensors of the input's size that are read or written, forward and backward
 
 
 def check_numbers(kernel: FusedCase, op: str, d_output: torch.Tensor, dropout: float) -> dict[str, Any]:

@@ -23,7 +23,8 @@ from xlpre.model.kernels.triton import fused_ops_kernels
 from xlpre.model.kernels.triton.fused_ops import BLOCK, PHILOX_OUTPUTS, add_norm_config
 
 KERNELS = ("add_norm_forward", "add_norm_backward", "gelu_dropout_forward", "gelu_dropout_backward")
-# of a thread, for rows up to 1,024 in 16 bits: the most that triton 3.6 and 3.7 need, rounded up to a multiple of 8, and 8 more
+# Registers of a thread for rows up to 1,024 in 16 bits: the largest number that triton 3.6 and 3.7 need, rounded up to a multiple of 8,
+# plus 8.
 REGISTERS = {
     "add_norm_forward": 136,
     "add_norm_backward": 160,

@@ -3,7 +3,7 @@ r"""Report of a GPU in one JSON file, in minutes: correctness, speed and memory 
 python benchmarks/gpu/report.py --out report.json [--minutes 8] [--only "attention bf16" "step large"] [--skip tiles]
 
 Each part runs in its own process with a time limit, so that a part that fails, hangs or breaks the CUDA context does not affect the
-others. Its JSON lines are written to the file as soon as they are printed, and the end of its output is, too. A part is skipped if too
+others. Its JSON lines and the end of its output are written to the file as soon as they are printed. A part is skipped if too
 little of --minutes is left; run it later with --only. All data is random, and no file is read. A summary is printed at the end.
 
 A part is also skipped if packages are missing. attention, fused ops and tiles need torch, triton and psutil; steps also need transformers
@@ -186,7 +186,7 @@ def main() -> None:
         all_parts = (tiny_parts if args.tiny else parts)(Path(name))
         names = [part.name for part in all_parts]
         if unknown := {*args.only, *args.skip} - {*names}:
-            raise SystemExit(f"unknown part: {', '.join(unknown)}. Name some of {', '.join(names)}.")
+            raise SystemExit(f"unknown part: {', '.join(unknown)}. The parts are {', '.join(names)}.")
         selected = [
             part for part in all_parts if part.name not in args.skip and (not args.only or part.name in args.only)
         ]

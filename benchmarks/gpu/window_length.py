@@ -3,8 +3,8 @@
 python benchmarks/gpu/window_length.py [--windows 512 1024 2048 4096 8192] [--rows 4] [--dropout 0.1]
 
 The shape is that of XLNet-Large with two streams. Memory and targets grow with the window. One JSON line for each window and backend:
-milliseconds of the last of three runs, and the peak memory of a run in MiB (on a GPU only), or `out_of_memory`. Numbers are not compared
-here, but in benchmarks/speed/attention.py.
+milliseconds of the last of three runs, and the peak memory of a run in MiB (on a GPU only), or `out_of_memory`. Results are not checked;
+benchmarks/speed/attention.py does that.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ python benchmarks/quality/gradients.py --config configs/pretrain/unigram_plateau
 Trains in one process, and writes one JSON line for each of the `--steps`:
 
     loss                loss of the batch
-    gradient            root mean square of the gradient previous clipping, by kind and layer
+    gradient            root mean square of the gradient before clipping, by kind and layer
     update              root mean square of the change of a parameter, relative to that of the parameter. Adam divides a gradient by
                         its size, so a small gradient may give a large update.
     position_scores     standard deviation over distances (-63 to 64) of the position score of a query without content, in nats, by

@@ -3,9 +3,9 @@
 python benchmarks/quality/long_documents.py runs/wiki_small/model --race RACE --out reports/long_texts
 
 The task is to tell RACE articles of middle schools from those of high schools. Both classes have equally many articles of each length
-(in steps of 50 words), so that length is no clue. All ways use the same seeds, articles, number of steps, and windows of --max-len
-tokens. --out receives results.jsonl with one line per run, table.md and table.csv. Everything else is in runs/long/OUT. Finished runs
-are not repeated.
+(in steps of 50 words), so that length does not reveal the class. All ways use the same seeds, articles, number of steps, and windows of
+--max-len tokens. --out receives results.jsonl with one line per run, table.md and table.csv. Everything else is in runs/long/OUT.
+Finished runs are not repeated.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measure the cost of checkpoints: time that training waits, time until they are written, and slower steps meanwhile.
+"""Measure the cost of checkpoints: time that training waits, time until they are written, and the slowdown of steps until then.
 
 python benchmarks/reliability/checkpointing.py --out reports/reliability/saving.jsonl
 

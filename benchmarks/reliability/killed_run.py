@@ -1,4 +1,4 @@
-"""A training with two processes that receives faults: one start of it, and the content of its run folder."""
+"""One start of a training with two processes and an injected fault, and the content of its run folder."""
 
 from __future__ import annotations
 

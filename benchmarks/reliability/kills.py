@@ -1,4 +1,4 @@
-"""Kill a training in every phase with SIGKILL, again and again, and compare it with one that is not killed.
+"""Kill a training repeatedly with SIGKILL, in every phase, and compare it with one that is not killed.
 
 python benchmarks/reliability/kills.py --out reports/reliability/kills.jsonl
 

@@ -5,7 +5,7 @@ python benchmarks/speed/attention.py --device cpu --rows 2 --dropout 0.1 --repea
 
 The input is one layer of XLNet-Large with two streams, half of the window reused, on random data. Each backend prints two JSON lines.
 
-The first is about numbers:
+The first line compares results:
 
 - `errors`: relative error of the output and each gradient, without dropout, against `reference` in twice the precision
 - `errors_with_dropout`: the same with dropout, where the reference drops the weights that the backend dropped
@@ -13,8 +13,8 @@ The first is about numbers:
 - `keep_deviations`: its difference from the expected fraction, in standard deviations
 - `reproducible`: two runs give the same bits
 
-The second is about speed: milliseconds of a forward and a backward pass, and the peak memory of both. The backends take turns, and the
-median counts. On a CPU it is process time. `bare` is torch's attention of the same size without bias and mask, for comparison.
+The second line contains the speed: milliseconds of a forward and a backward pass (on a CPU, process time), and the peak memory of both.
+The backends take turns, and medians are printed. `bare` is torch's attention of the same size without bias and mask, for comparison.
 
 The exit status is 1 if an error exceeds the tolerance of the self-check, dropout has another rate, or a backend fails.
 """
@@ -74,7 +74,7 @@ def check_numbers(case: AttentionCase, d_output: Tensor, dropout: float) -> dict
 
 
 def agrees(line: dict[str, Any], dtype: str) -> bool:
-    """Return True if all errors are within the tolerance. nan is not."""
+    """Return True if all errors are within the tolerance. nan never is."""
     errors = [*line["errors"].values(), *line.get("errors_with_dropout", {}).values()]
     return all(x <= TOLERANCE[DTYPES[dtype]] for x in errors) and abs(line.get("keep_deviations", 0)) <= MAX_DEVIATIONS
 
@@ -175,7 +175,7 @@ def main() -> None:
             runs[name] = run_of_case(case, d_output, args.dropout)
         except Exception:
             line = failure()
-        passed &= line["agrees"] or name == "reference"  # whose rounding is unlimited
+        passed &= line["agrees"] or name == "reference"  # the rounding of the reference has no limit
         print_line(name, line, args)
     try:
         for name, line in (time_in_turns(runs, args.device, args.repeats, "bare") if args.repeats else {}).items():

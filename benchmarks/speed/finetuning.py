@@ -28,7 +28,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads slow each other down many times on shared cores
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads slow each other down severely on shared cores
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 import numpy as np

@@ -12,7 +12,7 @@ Before timing, the losses of `cached` and `sliding` must agree where both attend
 and with one layer everywhere. Beyond the span, the layers of `cached` see farther back.
 
 One JSON line per attention span: median processor time per token in milliseconds (the ways take turns in one process), speed relative to
-`sliding` (median over pairs), and the ratio of FLOPs, needed ones and those with all scores.
+`sliding` (median over pairs), and the ratios of needed FLOPs and of FLOPs with all scores.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads slow each other down many times on shared cores
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads slow each other down severely on shared cores
 
 import sys
 from pathlib import Path

@@ -17,7 +17,7 @@ One JSON line per contender and number of rows. A contender that fails has the r
     cpu_ms, wall_ms     median time of a step
     times_as_fast_as    speed of the first contender relative to each other one: median over pairs of turns, of processor time (which
                         other programs affect least) on a CPU and of wall time on a GPU
-    mfu                 fraction of the peak that the maker states; see pretrain/planning/flops.py
+    mfu                 fraction of the peak that the manufacturer publishes; see pretrain/planning/flops.py
     step_mb             peak memory of a step above the memory before it: tensors on a GPU; with --rss, a separate process on a CPU
     activation_mb       memory per row that the forward pass keeps for the backward pass
 
@@ -38,7 +38,7 @@ import threading
 import time
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads slow each other down many times on shared cores
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads slow each other down severely on shared cores
 
 from pathlib import Path
 

@@ -169,12 +169,12 @@ def test_the_model_card_leaves_out_what_the_run_does_not_record(trained, tmp_pat
     (trained / "metrics.jsonl").unlink()
     assert call("pretrain/export.py", trained, tmp_path / "moved", "--hf").returncode == 0
     moved = (tmp_path / "moved" / "README.md").read_text()
-    assert "Unknown: the token store of the run was not there" in moved and "| Training |" not in moved
+    assert "Unknown: the token store of the run did not exist" in moved and "| Training |" not in moved
     assert "| Text | docstrings of installed Python packages |" in moved  # the settings have it
     assert "No evaluation of these weights is recorded" in moved and "| Optimizer | AdamW" in moved
     (trained / "config.yaml").write_text("model: [")
     damaged = call("pretrain/export.py", trained, tmp_path / "damaged", "--hf")
-    assert damaged.returncode == 0 and "warning: the model card lacks the training of the model: " in damaged.stdout
+    assert damaged.returncode == 0 and "warning: the model card does not describe the training: " in damaged.stdout
     # an export has no run beside it
     result = call("pretrain/export.py", tmp_path / "known", tmp_path / "again")
     assert result.returncode == 0 and "README.md was not copied" in result.stdout

@@ -282,7 +282,7 @@ def test_the_model_card_has_the_scores_of_the_exported_weights_and_no_path(make_
     copy = shutil.copytree(folder, tmp_path / "copy")
     (copy / f"seed_{provenance['seed']}" / "result.json").write_text("{")
     damaged = call("finetune/export.py", copy, tmp_path / "damaged")
-    assert damaged.returncode == 0 and "warning: the model card lacks the settings and scores" in damaged.stdout
+    assert damaged.returncode == 0 and "warning: the model card does not contain settings and scores" in damaged.stdout
 
 
 def test_a_stopped_run_resumes_with_other_processes_and_another_zero_stage(make_args, one_process):

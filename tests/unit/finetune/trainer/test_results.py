@@ -73,7 +73,7 @@ def test_a_comparison_skips_unfinished_runs_and_prints_their_names(tmp_path, cap
     assert "0.7000" in out and len(out.splitlines()) == 3
     assert "skipped" in err and err.endswith(f": {tmp_path}/pretrained\n")
     for names in (["pretrained"], ["mine", "mime"]):  # nothing is finished, and a folder that does not exist
-        with pytest.raises(ValueError, match=f"{names[-1]} has no seed_"):
+        with pytest.raises(ValueError, match=f"{names[-1]} is invalid: it has no seed_"):
             compare.main([f"{tmp_path}/{name}" for name in names])
 
 
