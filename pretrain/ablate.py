@@ -1,6 +1,6 @@
 """Run the rows of an ablation and compare them.
 
-Each row of an ablation file is a pretraining with a few changed settings. --run skips finished runs and resumes stopped ones. Then it
+Each row of an ablation file is a pretraining run with a few changed settings. --run skips finished runs and resumes stopped ones. Then it
 writes a comparison to table.md, table.csv and losses.png in runs/FILE (with --rows: subset_table.md and so on). Settings on the command
 line apply to every row.
 

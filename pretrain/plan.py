@@ -1,4 +1,4 @@
-"""Plan a pretraining before it runs: parameters, memory per GPU, FLOPs, time and communication.
+"""Plan a pretraining run before you start it: parameters, memory per GPU, FLOPs, time and communication.
 
 The command takes seconds and needs no GPU, text or vocabulary. Parameters and FLOPs are counts; all other figures are predictions.
 

@@ -89,7 +89,7 @@ def _check_has_preset(explicit_keys: ExplicitKeys) -> None:
 
 
 def _warn_about_restarts() -> None:
-    """Print a warning if torchrun shares its store with the training: restarted processes read stale addresses (torch 2.13)."""
+    """Print a warning if torchrun shares its store with the training run: restarted processes read stale addresses (torch 2.13)."""
     variable = os.environ.get
     if variable("TORCHELASTIC_USE_AGENT_STORE") == "True" and variable("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
         print(

@@ -1,4 +1,4 @@
-"""A token store that needs no download, for trainings whose text does not matter."""
+"""A token store that needs no download, for benchmarks whose text does not matter."""
 
 from __future__ import annotations
 

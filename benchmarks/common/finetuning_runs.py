@@ -21,7 +21,7 @@ CONFIG = str(REPOSITORY / "configs/finetune/small.yaml")
 
 @dataclass(frozen=True)
 class FinetuningRun:
-    """A fine-tuning with one seed, in its own folder.
+    """A fine-tuning run with one seed, in its own folder.
 
     Attributes:
         seed: the seed.

@@ -26,7 +26,7 @@ def make_environment(**variables: str) -> dict[str, str]:
 
 
 def kill_tree(process: subprocess.Popen[Any]) -> None:
-    """Kill a process and all its descendants, some of which may end meanwhile."""
+    """Kill a process and all its descendants, some of which may end at the same time."""
     with suppress(psutil.NoSuchProcess):
         for child in psutil.Process(process.pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):

@@ -204,7 +204,7 @@ def main() -> None:
     parser.add_argument("--kernel", choices=TILES, nargs="+", default=list(TILES))
     parser.add_argument("--tile", nargs="+", help="rows,keys,warps,stages; default: the tile of the kernel")
     parser.add_argument("--no-dropout", action="store_true")
-    parser.add_argument("--same-length", action="store_true", help="with a limited distance")
+    parser.add_argument("--same-length", action="store_true", help="limit the distance of keys (model.attention_span)")
     parser.add_argument("--capability", type=int, default=90)
     args = parser.parse_args()
     print(

@@ -1,4 +1,4 @@
-r"""Report of a GPU in one JSON file, in minutes: correctness, speed and memory of kernels, steps and a pretraining.
+r"""Report of a GPU in one JSON file, in minutes: correctness, speed and memory of kernels, steps and a pretraining run.
 
 python benchmarks/gpu/report.py --out report.json [--minutes 8] [--only "attention bf16" "step large"] [--skip tiles]
 

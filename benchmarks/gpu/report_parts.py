@@ -70,7 +70,7 @@ def step(shape: dict[str, Any], rows: list[int], impl: str, *vs: str, rounds: in
 
 
 def parts(folder: Path) -> list[Part]:
-    """Return the parts on a GPU, the most important first. `folder` is for the pretraining."""
+    """Return the parts on a GPU, the most important first. `folder` is for the pretraining run."""
     small = {**BASE, "n_layer": 2, "dropout": 0.0}
     train = [PRETRAINING, "--folder", str(folder), "--minutes", "0.6", "model.attention_backend=triton"]
     layers, whole = "xlpre:triton:layers", "xlpre:triton:whole"

@@ -2,7 +2,7 @@
 
 python benchmarks/quality/end_to_end.py --config configs/pretrain/small_1gpu.yaml --text 'texts/*.txt.gz' --glue GLUE --race RACE --out OUT
 
-Runs the commands of the project one after another. --out receives settings, metrics, report and samples of the pretraining, the model
+Runs the commands of the project one after another. --out receives settings, metrics, report and samples of the pretraining run, the model
 folder (with --keep-model), and the results of benchmarks/quality/downstream.py for the tasks whose folders are given. If it is
 stopped, the same command resumes.
 """
@@ -42,8 +42,8 @@ def run_command(*command: str) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", required=True, help="config file of the pretraining")
-    parser.add_argument("--text", required=True, help="text.source of the pretraining: files to train on")
+    parser.add_argument("--config", required=True, help="config file of the pretraining run")
+    parser.add_argument("--text", required=True, help="text.source of the pretraining run: files to train on")
     for name in TASKS:
         parser.add_argument(f"--{name}", type=Path, help=f"folder of {name}")
     parser.add_argument("--rates", default="1e-4,3e-4,1e-3", help="learning rates of fine-tuning, A,B,C")
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--jobs", default="", help="fine-tuning runs at a time")
     parser.add_argument("--keep-model", action="store_true", help="also copy the model folder")
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
-    parser.add_argument("settings", nargs="*", metavar="key=value", help="settings of the pretraining")
+    parser.add_argument("settings", nargs="*", metavar="key=value", help="settings of the pretraining run")
     args = parser.parse_intermixed_args(argv)
     settings = [f"text.source={args.text}", "text.max_chars=null", *args.settings]
     config = load_config(PretrainConfig, args.config, settings)

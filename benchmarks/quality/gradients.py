@@ -1,4 +1,4 @@
-"""Measure gradients, relative updates and position scores during a pretraining, by kind of parameter and layer.
+"""Measure gradients, relative updates and position scores during a pretraining run, by kind of parameter and layer.
 
 python benchmarks/quality/gradients.py --config configs/pretrain/unigram_plateau.yaml --steps 0 50 200 1000 --out published.jsonl
 python benchmarks/quality/gradients.py --config configs/pretrain/unigram_plateau.yaml model.init_scheme=local --out ...

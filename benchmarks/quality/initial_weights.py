@@ -1,4 +1,4 @@
-"""Write model folders with initial weights that no setting creates, for a pretraining with init_from=FOLDER.
+"""Write model folders with initial weights that no setting creates, for a pretraining run with init_from=FOLDER.
 
 python benchmarks/quality/initial_weights.py --config configs/pretrain/unigram_plateau.yaml --out runs/starts
 

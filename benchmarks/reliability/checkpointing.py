@@ -43,7 +43,7 @@ TINY = ["model.n_layer=2", "model.d_model=16", "model.n_head=2", "model.d_inner=
 
 @dataclass
 class Timings:
-    """Times of a training with checkpoints, in seconds.
+    """Times of a training run with checkpoints, in seconds.
 
     Attributes:
         n_parameters: number of parameters of the model.

@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=1.0, help="training time")
     parser.add_argument("--folder", type=Path, help="a new folder, which is kept, or one that --prepare has written")
     parser.add_argument("--prepare", action="store_true", help="only train the tokenizer and write the store")
-    parser.add_argument("settings", nargs="*", metavar="key=value", help="settings of the training")
+    parser.add_argument("settings", nargs="*", metavar="key=value", help="settings of the training run")
     args = parser.parse_intermixed_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or Path(temporary)

@@ -1,4 +1,4 @@
-"""One start of a training with two processes and an injected fault, and the content of its run folder."""
+"""One start of a training run with two processes and an injected fault, and the content of its run folder."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def start(args: Sequence[str], fault: dict, folder: Path) -> StartResult:
     """Start both processes as SLURM does, and wait until they have ended.
 
     Args:
-        args: settings of the training.
+        args: settings of the training run.
         fault: fault for tests/integration/faulty.py; empty for none.
         folder: folder for standard error.
     """

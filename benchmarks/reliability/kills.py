@@ -4,7 +4,7 @@ python benchmarks/reliability/kills.py --out reports/reliability/kills.jsonl
 
 Writes a small store in a temporary folder. For each ZeRO stage, trains a tiny model with two CPU processes, dropout, memory and two
 micro-steps. tests/integration/faulty.py kills process 0, process 1 or both, in each of its phases; the process alternates between phases
-and stages (with --every-process, each phase kills each process). The same command restarts the training until it is finished.
+and stages (with --every-process, each phase kills each process). The same command restarts the training run until it is finished.
 
 One JSON line per kill and per stage, then a table. The exit status is 1 if one of these promises is broken:
 

@@ -1,4 +1,4 @@
-"""A training under torchrun that restarts automatically. Its rank 0 prints the time of events."""
+"""A training run under torchrun that restarts automatically. Its rank 0 prints the time of events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measure the fraction of time spent on training if a process is killed every two minutes and torchrun restarts the training.
+"""Measure the fraction of time spent on training if a process is killed every two minutes and torchrun restarts the training run.
 
 python benchmarks/reliability/restarts.py --minutes 20 --every 120 --out reports/reliability/restarts.jsonl
 
@@ -48,7 +48,7 @@ def measure_restart(training: Training, kill_time: float, end_time: float) -> di
     """Return the duration of each phase from a kill to the first step after it, and the lost steps.
 
     Args:
-        training: the training.
+        training: the training run.
         kill_time: time of the kill.
         end_time: time when the other process had ended.
     """
@@ -123,11 +123,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=20, help="training time")
     parser.add_argument("--every", type=float, default=120, help="seconds between kills")
-    parser.add_argument("--config", default=CONFIG, help="config file of the training")
+    parser.add_argument("--config", default=CONFIG, help="config file of the training run")
     parser.add_argument("--save-every", type=int, default=50, help="steps; for the best value see docs/reliability.md")
     parser.add_argument("--out", type=Path, help="file for the JSON lines")
     parser.add_argument("--goal", type=float, default=0.9, help="exit with status 1 if the fraction is below it")
-    parser.add_argument("settings", nargs="*", metavar="key=value", help="settings of the training")
+    parser.add_argument("settings", nargs="*", metavar="key=value", help="settings of the training run")
     args = parser.parse_intermixed_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

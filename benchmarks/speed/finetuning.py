@@ -10,8 +10,8 @@ python benchmarks/speed/finetuning.py --task squad/1.1 --data squad --vocabulary
     hf-max          the same, padded to --max-len, as run_glue.py and run_qa_beam_search.py do by default
 
 All read the same random batches and start from the same weights. Before timing, loss and gradients of the first batch must agree with
-`hf`, for each parameter, without dropout. The contenders take turns in one process. Ratios are medians over pairs of turns, of processor
-time, which other programs affect least. One JSON line each.
+`hf`, for each parameter, without dropout. The contenders take turns in one process. The command prints one JSON line per contender. Its
+speed ratios are medians of processor time over pairs of turns; other programs affect processor time least.
 
 Without --data, rows are random tokens. Their lengths have a normal distribution with mean and deviation of MRPC or SQuAD.
 """

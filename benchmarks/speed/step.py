@@ -192,7 +192,7 @@ def step_memory_in_subprocess(name: str, c: dict[str, Any]) -> float:
 
 
 def read_config(text: str) -> dict[str, Any]:
-    """Return the benchmark configuration of `--config`. Sizes that a training would refuse end the command."""
+    """Return the benchmark configuration of `--config`. Exit with an error if its sizes are invalid for training."""
     c = read_json_config(text, DEFAULT)
     try:
         DataConfig(seq_len=c["window"], reuse_len=c["reuse_len"])

@@ -1,4 +1,4 @@
-"""Inputs of a fine-tuning: task, pretrained weights, vocabulary and examples, read and checked before the processes join."""
+"""Inputs of a fine-tuning run: task, pretrained weights, vocabulary and examples, read and checked before the processes join."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plots of a fine-tuning: learning curves of all runs, and the predictions of the best run."""
+"""Plots of a fine-tuning run: learning curves of all seeds, and the predictions of the best one."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Result:
     """Result of a run with one seed.
 
     Attributes:
-        name: name of the fine-tuning.
+        name: the setting `name`.
         task: name of the task.
         seed: seed of the run.
         main_metric: name of the metric that selects the best weights, as SPLIT/METRIC.
@@ -99,10 +99,10 @@ class Result:
 
 @dataclass(frozen=True)
 class Summary:
-    """Summary of all runs of a fine-tuning.
+    """Summary of the runs of all seeds.
 
     Attributes:
-        name: name of the fine-tuning.
+        name: the setting `name`.
         task: name of the task.
         main_metric: name of the metric that selects the best weights.
         medians: median of each metric.
@@ -178,7 +178,7 @@ class Summary:
 
 
 def summarize(results: Sequence[Result]) -> Summary:
-    """Summarize the runs of a fine-tuning."""
+    """Summarize the runs of all seeds."""
     first = results[0]
     return Summary(
         name=first.name,

@@ -1,1 +1,1 @@
-"""Plan of a pretraining: parameters, FLOPs, memory, time and communication."""
+"""Plan of a pretraining run: parameters, FLOPs, memory, time and communication."""

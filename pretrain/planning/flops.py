@@ -65,7 +65,7 @@ class BatchShape:
 
 
 def batch_shape(config: PretrainConfig, rows: int) -> BatchShape:
-    """Return the sizes of a micro-batch of `rows` windows in a pretraining."""
+    """Return the sizes of a micro-batch of `rows` windows in a pretraining run."""
     data, M = config.data, config.model.mem_len
     objective = build_objective(config.objective, data, np.ones(1, bool))
     T, R, K = data.seq_len, data.reuse_len, config.model.mem_len + data.seq_len

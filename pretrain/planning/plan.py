@@ -1,4 +1,4 @@
-"""Plan of a pretraining on a number of devices, computed from its settings, and its description as text."""
+"""Plan of a pretraining run on a number of devices, computed from its settings, and its description as text."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ STAGES = range(4)  # of ZeRO
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A pretraining on `gpus` devices. Times are in seconds, sizes in bytes, rates in window tokens per second.
+    """A pretraining run on `gpus` devices. Times are in seconds, sizes in bytes, rates in window tokens per second.
 
     Attributes:
-        config: settings of the pretraining.
+        config: settings of the pretraining run.
         device: speed, memory and links of a device.
         gpus: number of devices.
         nodes: number of machines.
@@ -410,7 +410,7 @@ def _describe_time(plan: Plan, stage: int, micro_batch_size: int, n_tokens: int 
     optimizer = memory.optimizer + (0 if stage else memory.weights)  # stage 0 in fp32 updates the weights themselves
     n_steps = plan.steps_for(n_tokens) if n_tokens else train.steps
     total_tokens = plan.total_tokens(n_steps)
-    # the update reads and writes its share, and reads as many gradients
+    # the update reads and writes its share, and reads gradients of the same number
     update_seconds = (2 + 1 / 3) * optimizer / plan.device.bandwidth
     lines = [
         f"TIME at {plan.mfu:.0%} MFU of {plan.device.flops / 1e12:,g} TFLOP/s (prediction; the MFU is your assumption)",

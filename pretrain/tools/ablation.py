@@ -36,7 +36,7 @@ MARGIN = 0.1  # nats; a model with a loss this far below the unigram baseline ha
 
 @dataclass(frozen=True)
 class AblationConfig:
-    """Comparison of pretrainings.
+    """Comparison of pretraining runs.
 
     Attributes:
         base: settings file, relative to the folder of this file.

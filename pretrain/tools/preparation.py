@@ -1,4 +1,4 @@
-"""Vocabulary and token store of a pretraining: reuse the existing ones, or make them."""
+"""Vocabulary and token store of a pretraining run: reuse the existing ones, or make them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """HTML report of a pretraining run: loss, learning rate, speed, and predictions for blanks.
 
-The folder of a fine-tuning or of an ablation gets a page with its table and its plots.
+The folder of a fine-tuning run or of an ablation gets a page with its table and its plots.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def write_report(run_dir: Path, against: Sequence[Path] = ()) -> Path:
     """Write `report.html` into a folder, and for a pretraining also its first figure, `loss.png`.
 
     Args:
-        run_dir: folder of a pretraining, of a fine-tuning, or of an ablation.
-        against: folders of other pretrainings, whose validation loss is drawn in the same figure.
+        run_dir: folder of a pretraining run, of a fine-tuning run, or of an ablation.
+        against: folders of other pretraining runs, whose validation loss is drawn in the same figure.
 
     Returns:
         Path of the page.
@@ -79,10 +79,10 @@ def _run_name(run_dir: Path) -> str:
 
 
 def _write_table_page(folder: Path, against: Sequence[Path]) -> Path:
-    """Write `report.html` with the table and the plots of a fine-tuning or an ablation."""
+    """Write `report.html` with the table and the plots of a fine-tuning run or an ablation."""
     if against:
         raise ValueError(
-            f"--against {against[0]} is invalid: {folder} is a fine-tuning or an ablation, and only pretrainings can be drawn in "
+            f"--against {against[0]} is invalid: {folder} is a fine-tuning run or an ablation, and only pretraining runs can be drawn in "
             "one figure. Leave it out."
         )
     header, *rows = csv.reader((folder / "table.csv").read_text("utf-8").splitlines())
@@ -105,12 +105,12 @@ def _write_table_page(folder: Path, against: Sequence[Path]) -> Path:
 
 
 def _read_metrics(run_dir: Path) -> tuple[list[Record], list[Record]]:
-    """Return the training records and the validation records of a pretraining."""
+    """Return the training records and the validation records of a pretraining run."""
     records = [{key: math.nan if value is None else value for key, value in x.items()} for x in read_metrics(run_dir)]
     train, val = [x for x in records if "loss" in x], [x for x in records if "val_loss" in x]
     if not train or not val:
         raise ValueError(
-            f"{run_dir} has no metrics.jsonl with training and validation losses of a pretraining, and no table.csv of a fine-tuning "
+            f"{run_dir} has no metrics.jsonl with training and validation losses of a pretraining run, and no table.csv of a fine-tuning "
             "or an ablation. Give the folder of a run after its first evaluation, or of all seeds of a finished fine-tuning."
         )
     return train, val

@@ -135,7 +135,7 @@ def _environment_failure(error: RuntimeError | MemoryError) -> tuple[int, str] |
     if PORT_IN_USE in text:
         port = os.environ.get("MASTER_PORT", "")
         return 3, (
-            f"port {port} is in use on this machine, perhaps by another training. Run the same command again, or pass another "
+            f"port {port} is in use on this machine, perhaps by another training run. Run the same command again, or pass another "
             "--master_port to the launcher."
         )
     if any(sign in text for sign in LOST_PEER):

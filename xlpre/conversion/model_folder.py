@@ -190,10 +190,10 @@ def write_card(path: Path, card: str | None) -> None:
 def resolve_model_dir(path: str | Path) -> Path:
     """Return the model folder of a run, or `path` itself if it is not the folder of a run.
 
-    The model folder of a run holds the weights of its latest checkpoint, or of the best seed of a fine-tuning.
+    The model folder of a run holds the weights of its latest checkpoint, or of the best seed of a fine-tuning run.
 
     Args:
-        path: folder of a pretraining, of a fine-tuning, or of a model.
+        path: folder of a pretraining run, of a fine-tuning run, or of a model.
 
     Raises:
         ValueError: the run has not saved a model yet.

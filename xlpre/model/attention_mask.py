@@ -142,7 +142,7 @@ class AttentionMeta:
         return content.gather(1, self.positions[:, :, None].expand(-1, -1, content.size(2)))
 
     def _distance_index(self, start: int, end: int) -> Tensor:
-        """Return (B, end - start, K) int64: for rows `start` to `end` and each key, the index of their distance among the R distances."""
+        """Return (B, end - start, K) int64: index of the distance between each of the rows `start` to `end` and each key."""
         first = (self.n_tokens - self.positions[:, start:end])[:, :, None]
         return first + torch.arange(self.n_keys, device=first.device)
 

@@ -46,7 +46,7 @@ def _docstrings(module: Path) -> Iterator[str]:
     try:
         source = module.read_text("utf-8")
     except (OSError, UnicodeDecodeError):
-        return  # another encoding, or removed meanwhile
+        return  # not UTF-8, or removed in the meantime
     for match in _DOCSTRING.finditer(source):
         yield match[2]
 

@@ -110,7 +110,7 @@ def sent_bytes(shapes: Sequence[tuple[int, ...]], n_processes: int, is_flat: boo
 class Muon(torch.optim.AdamW):
     """AdamW, with orthogonalized updates for groups that have `matrices`: a mapping from names to shapes.
 
-    The parameters of such a group are the matrices, or under ZeRO a flat share of their concatenation, of equal size on all processes.
+    The parameters of such a group are the matrices, or under ZeRO a flat share of their concatenation. All shares have the same size.
     Their momentum is stored as `exp_avg`, as in AdamW; they have no second moment. The processes share the work. Under ZeRO they
     exchange only the matrices that are split between shares.
 

@@ -1,7 +1,8 @@
 """Kernels of the fused operations. kernels/triton/fused_ops.py derives and launches them.
 
 Random numbers come from Philox (Salmon et al. 2011). The backward pass generates them again. An element takes 16 bits, so that the four
-words of one call serve PHILOX_OUTPUTS elements: the same column of as many rows, or the same offset of as many blocks, of one program.
+words of one call serve PHILOX_OUTPUTS elements of one program: the same column of PHILOX_OUTPUTS rows, or the same offset of
+PHILOX_OUTPUTS blocks.
 """
 
 from __future__ import annotations
