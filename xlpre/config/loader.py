@@ -152,7 +152,7 @@ def _read_yaml(path: Path, extending: tuple[Path, ...]) -> DictConfig:
     except (yaml.YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be read as YAML: {' '.join(str(error).split())}") from None
     if not isinstance(settings, DictConfig):
-        raise ValueError(f"{path} is invalid: it must hold `key: value` lines, not a {type(settings).__name__}.")
+        raise ValueError(f"{path}: the file must hold `key: value` lines, not a {type(settings).__name__}.")
     base = settings.pop("extends", None)
     if base is None:
         return settings

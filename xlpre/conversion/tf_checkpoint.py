@@ -16,6 +16,7 @@ import google_crc32c
 import numpy as np
 
 from xlpre.common.files import atomic_write
+from xlpre.common.plural import counted
 
 MAGIC = 0xDB4775248B80FB57.to_bytes(8, "little")
 FOOTER_BYTES = 48
@@ -52,7 +53,7 @@ def read_checkpoint(prefix: str | Path, select: Callable[[str], bool] = lambda n
             raise ValueError(f"{index}: {name} {error}") from None
         path = Path(f"{prefix}.data-{entry[SHARD]:05d}-of-{n_shards:05d}")
         if path not in shards:
-            shards[path] = _mmap(path, f"Put all data files of the checkpoint ({n_shards}) next to {index.name}.")
+            shards[path] = _mmap(path, f"Put the {counted(n_shards, 'data file')} of the checkpoint next to {index.name}.")
         try:
             tensors[name] = _read_tensor(shards[path], entry).reshape(shape)
         except (ValueError, OverflowError) as error:  # also from reshape: 65 dimensions, sizes beyond 64 bits

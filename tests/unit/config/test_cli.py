@@ -69,7 +69,7 @@ def test_arguments_may_stand_between_settings():
         (
             f"--config {QUICKSTART} --config configs/pretrain/debug.yaml",
             f"--config=configs/pretrain/debug.yaml is invalid: --config is set to {QUICKSTART} already. Give one file. "
-            "A file takes the settings of another one with a line `extends: OTHER.yaml`.",
+            "To build on another file, add the line `extends: OTHER.yaml` to yours.",
         ),
         ("--config", "--config is invalid: it has no value. Write the value after it."),
         ("--help modle", "--help modle is invalid: it must be one of run, text, tokenizer, data, objective, model, memory, optim, "

@@ -200,7 +200,7 @@ def test_shards_of_a_bin_file_are_refused_with_a_remedy(tokenizer, tmp_path):
     save_huggingface(tmp_path / "model", make(tokenizer))
     (tmp_path / "model" / "model.safetensors").rename(tmp_path / "model" / "pytorch_model-00001-of-00001.bin")
     (tmp_path / "model" / "pytorch_model.bin.index.json").write_text("{}")
-    with pytest.raises(ValueError, match="shards of pytorch_model.bin.*safetensors"):
+    with pytest.raises(ValueError, match="sharded pytorch_model.bin files.*safetensors"):
         load_folder(tmp_path / "model")
 
 

@@ -109,7 +109,7 @@ def test_an_answer_of_the_hub_is_explained(status, remedy, export, monkeypatch):
     monkeypatch.setattr(hub_upload, "HfApi", api)
     try:
         with pytest.raises(
-            ValueError, match=f"failed: .*{remedy}.*--exclude README.md` if the repository has a model card"
+            ValueError, match=f"failed: .*{remedy}.*--exclude README.md` if the repository already has a model card"
         ):
             upload(export, "me/mine")
     finally:
