@@ -73,7 +73,7 @@ class EvalConfig:
             )
         if self.partial_k is not None and self.partial_k < 1:
             raise ValueError(
-                f"eval.partial_k={self.partial_k} is invalid: it must be at least 1. Set eval.partial_k=null for that of training."
+                f"eval.partial_k={self.partial_k} is invalid: it must be at least 1. Set eval.partial_k=null to use objective.partial_k."
             )
         for sentence in self.sentences:
             if not has_blank(sentence):
@@ -150,7 +150,7 @@ def load_run_config(run_dir: Path) -> PretrainConfig:
 
 
 def changed_settings(config: PretrainConfig) -> dict[str, tuple[Any, Any]]:
-    """Compare the settings that the result depends on with those of the existing run in `config.run_dir`.
+    """Compare the settings that determine the result with the settings of the existing run in `config.run_dir`.
 
     Returns:
         For each setting that differs, by key, its value in the run and its value in `config`. Empty if there is no run.

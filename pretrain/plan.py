@@ -47,7 +47,7 @@ def build_parser() -> SettingsParser[PretrainConfig]:
     parser.add_argument("--device", metavar="NAME", choices=DEVICES, default="h200", help=text)
     text = "expected model FLOPs utilization, a fraction of the peak (default: 0.4)"
     parser.add_argument("--mfu", metavar="X", type=float, default=0.4, help=text)
-    text = "window tokens to train on (default: those of train.steps)"
+    text = "window tokens to train on (default: from train.steps)"
     parser.add_argument("--tokens", metavar="N", type=int, help=text)
     text = "peak TFLOP/s of the device (default: from its data sheet)"
     parser.add_argument("--peak", metavar="X", type=float, help=text)

@@ -44,7 +44,7 @@ N_TENSORS = {
 
 
 def check_numbers(kernel: FusedCase, op: str, d_output: torch.Tensor, dropout: float) -> dict[str, Any]:
-    """Compare a kernel with torch's operators, see the module."""
+    """Compare a kernel with torch's operators; see the module docstring."""
     errors = relative_error(kernel.run(d_output), exact_fused_case(op, kernel.tensors).run(d_output))
     first, second = (kernel.run(d_output, dropout) for _ in range(2))
     reproducible = all(torch.equal(first[name], second[name]) for name in first)

@@ -76,7 +76,7 @@ class ArmRun(FinetuningRun):
 
 
 def finetune_all(args: argparse.Namespace) -> list[ArmRun]:
-    """Run everything that is not finished. Returns all runs: those of the learning rates, then those of other seeds."""
+    """Run everything that is not finished. Return all runs: the search over learning rates, then the other seeds."""
 
     def make_run(task: str, examples: str, arm: str, lr: str, seed: int) -> ArmRun:
         name = "_".join([task.replace("/", "_"), *([] if examples == ALL else [examples]), arm, lr, str(seed)])

@@ -56,7 +56,7 @@ Run = Callable[[], tuple[Tensor, Callable[[], object]]]  # a forward pass; retur
 
 
 def check_numbers(case: AttentionCase, d_output: Tensor, dropout: float) -> dict[str, Any]:
-    """Compare a backend with the reference, see the module."""
+    """Compare a backend with the reference; see the module docstring."""
     expected = exact_results(case, d_output)
     line: dict[str, Any] = {"errors": relative_error(case.run(d_output), expected)}
     del expected

@@ -119,7 +119,7 @@ def pad(rows: Sequence[Row], padding_side: PaddingSide, length: int | None = Non
     Args:
         rows: B rows.
         padding_side: side to pad on.
-        length: length T to pad to. None: that of the longest row.
+        length: length T to pad to. None: length of the longest row.
     """
     T = length or max(len(row.input_ids) for row in rows)
     input_ids = np.full((len(rows), T), PADDING_ID, np.int64)

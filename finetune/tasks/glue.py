@@ -144,7 +144,7 @@ class GlueSource(TableSource):
 
     Args:
         name: key of GLUE_LAYOUTS.
-        data: settings; files in them replace those of the layout.
+        data: settings. Files that they name replace the files of the layout.
     """
 
     def __init__(self, name: str, data: TaskDataConfig) -> None:

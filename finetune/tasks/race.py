@@ -83,7 +83,7 @@ class RaceSource:
         return []
 
     def _read_hub_split(self, split: str, level: str) -> Iterator[Example]:
-        """Read a split of the dataset, which has a row for each question. Ids are made like those of the files."""
+        """Read a split of the dataset, which has one row per question. Ids have the same form as in the files."""
         n_questions: Counter[str] = Counter()
         for location, fields in read_rows(split_path(self._data.root, split, level)):
             file = Path(str(get_value(fields, "example_id", location))).stem.removeprefix(level)

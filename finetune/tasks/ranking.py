@@ -166,7 +166,7 @@ class RankingTask(SequenceTask):
         return outputs["logits"].astype(float).round(6)
 
     def to_predictions(self, split: Split, outputs: Outputs) -> list[Prediction]:
-        """Return the score of each candidate; `id` is that of the document."""
+        """Return the score of each candidate; `id` is the id of the document."""
         return [
             {"id": example.id, "query": example.group, "prediction": float(score)}
             for example, score in zip(split.examples, self.predict_values(outputs), strict=True)

@@ -201,7 +201,7 @@ def read_questions(path: Path) -> Iterator[tuple[str, Fields]]:
 
 
 def _official_file(folder: str, part: str, name: str) -> Path:
-    """Return the file as distributed, or its .gz if only that exists; or the split of a dataset."""
+    """Return the path of an official file (of its .gz if only that exists), or of a split of a Hub dataset."""
     if is_hf_dataset(folder):
         return split_path(folder, part)
     path = Path(folder) / f"{part}-{SQUAD_VERSIONS[name]}.json"

@@ -1,4 +1,4 @@
-"""Outputs of a model for a split: every feature once, on any number of processes."""
+"""Compute the outputs of a model for every feature of a split, on any number of processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def predict_split(model: TaskModel, split: Split, batch_size: int, overhead_toke
         for batch in sampler.eval_batches(batch_size):
             of_batch = {name: _to_numpy(x) for name, x in model.predict(batch.to(model.device)).items()}
             if not split.is_labelled:
-                of_batch.pop("loss", None)  # one batch may have all labels, and another not
+                of_batch.pop("loss", None)  # some batches may lack labels
             is_feature = batch.indices != FILLER
             indices.append(batch.indices[is_feature])
             outputs.append({name: x[is_feature] for name, x in of_batch.items()})

@@ -42,7 +42,7 @@ def finetune(config: FinetuneConfig) -> None:
     A run that was stopped at any time resumes from its last checkpoint if the function is called again.
 
     Raises:
-        ValueError: settings, examples or a folder are invalid, or differ from those of the run to resume.
+        ValueError: settings, examples or a folder are invalid, or differ from the run to resume.
     """
     check_wandb_installed(config.train.wandb)
     inputs = RunInputs(config)

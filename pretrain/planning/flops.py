@@ -196,7 +196,7 @@ def _softmax_products(model: ModelConfig, shape: BatchShape, products: Any) -> f
 
 
 def cluster_fractions(model: ModelConfig, shape: BatchShape) -> tuple[float, ...]:
-    """Return the fraction of tokens in each cluster of pieces: that of `shape`, or by Zipf's law."""
+    """Return the fraction of tokens in each vocabulary cluster, from `shape` or by Zipf's law."""
     if shape.cluster_fractions:
         return shape.cluster_fractions
     clusters = model.clusters

@@ -15,7 +15,7 @@ class ZeroMemory:
         gradients: gradients of a micro-step and accumulated gradients.
         optimizer: master weights and moments in fp32.
         buffers: buffers in which gradients are reduced.
-        host: memory of the machine that offloading uses. The others are on the device.
+        host: host memory for offloading. All other attributes are device memory.
     """
 
     weights: float
@@ -54,7 +54,7 @@ def zero_memory(
         persistence_threshold: parameters with fewer elements are not partitioned in stage 3.
         offload_optimizer: stages 1 to 3 store the optimizer and the gradients that it reads in host memory, and update there.
         offload_param: stage 3 stores weights that are not in use in host memory.
-        n_single_moment: elements with a single moment, which are those of Muon's matrices.
+        n_single_moment: number of elements with a single moment (the matrices that Muon updates).
     """
     n, share, half = sum(sizes), 1 / world_size, precision != "fp32"
     width = 2 if half else 4  # bytes of an element

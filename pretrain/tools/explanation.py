@@ -182,7 +182,7 @@ def _notes(pair_label: int, data: DataConfig, n_tokens: int) -> list[str]:
 
 
 def load_tokenizer(config: PretrainConfig) -> Tokenizer:
-    """Load the vocabulary `tokenizer.path`, or else that of the token store."""
+    """Load the vocabulary `tokenizer.path`, or the vocabulary of the token store."""
     if Path(config.tokenizer.path).exists():
         return Tokenizer.from_config(config.tokenizer)
     if Path(config.data.store_dir).exists():
@@ -320,7 +320,7 @@ def _pad(text: str, width: int, align_right: bool = False) -> str:
 
 
 def _display_width(text: str) -> int:
-    """Return the columns of a terminal: two for a wide character (Chinese, ...), none for a combining mark."""
+    """Return the width of `text` in terminal columns: two per wide character (such as Chinese), none per combining mark."""
     return sum(
         2 if unicodedata.east_asian_width(c) in "WF" else 0 if unicodedata.category(c) in ("Mn", "Me") else 1
         for c in text

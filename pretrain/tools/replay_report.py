@@ -23,7 +23,7 @@ def print_replay(folder: Path, precision: str | None, device: str | None) -> Non
 
     Args:
         folder: folder that the run wrote when it stopped, RUN_DIR/nonfinite/step_...
-        precision: name of the precision. None: that of the run.
+        precision: name of the precision. None: precision of the run.
         device: `cpu` or `cuda`. None: `cuda` if there is a GPU.
 
     Raises:

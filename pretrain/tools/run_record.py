@@ -76,7 +76,7 @@ def _read_store_meta(config: PretrainConfig, fingerprint: str) -> dict[str, Any]
 
 
 def _describe_data(text: TextConfig, meta: Mapping[str, Any]) -> dict[str, str]:
-    """Describe the text of a run, whose settings are those of its store, with the counts of the store if it exists."""
+    """Describe the text of a run from the text settings of its store and, if the store exists, its counts."""
     names = [
         "docstrings of installed Python packages" if source == "docstrings" else show_source(source)
         for source in text.sources

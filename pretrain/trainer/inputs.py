@@ -139,7 +139,7 @@ def is_finished(
 
 
 def describe_finished(config: PretrainConfig) -> str:
-    """Return the message for a finished run, with the settings that differ from those it was made with."""
+    """Return the message for a finished run. It lists settings that differ from the settings of the run."""
     try:
         changed = [f"{key}={saved} (now {present})" for key, (saved, present) in changed_settings(config).items()]
     except ValueError as error:

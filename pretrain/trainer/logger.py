@@ -24,7 +24,7 @@ class TrainLogger(RunLogger):
     """Logger of a pretraining run.
 
     Args:
-        config: settings of the run, with those that the store decides.
+        config: resolved settings of the run.
         context: device and precision of this process.
         progress: steps and clock of the run.
         auxiliary_heads: names of the auxiliary heads of the model.

@@ -19,7 +19,7 @@ N_EXAMPLES = 6  # sentences of the validation text, if the user sets none
 
 
 class Samples:
-    """Sentences with blanks: those of `eval.sentences`, or sentences of the validation text with one word hidden.
+    """Sentences with blanks: `eval.sentences`, or sentences of the validation text with one word hidden.
 
     There are none if the model does not see the text after a blank.
 
@@ -47,7 +47,7 @@ class Samples:
         return results + [fill_example(model, self._tokenizer, example) for example in self._examples]
 
     def write(self, step: int, results: list[ClozeResult]) -> None:
-        """Write the predictions of `step`, replacing those of this and later steps."""
+        """Write the predictions of `step`. Existing predictions of this and later steps are removed."""
         record = {"step": step, "results": [dataclasses.asdict(result) for result in results]}
         serialize = partial(json.dumps, ensure_ascii=False)
         rewrite_records(self._path, lambda saved_step: saved_step < step, serialize, record)

@@ -237,7 +237,7 @@ class Trainer:
                 print(f"stopped at step {self.progress.step:,} and saved. The same command resumes.", flush=True)
 
     def _build(self, saved: Path | None, manifest: dict[str, Any]) -> None:
-        """Build model, engine and memories with initial values, or with those of the checkpoint `saved` and its manifest."""
+        """Build model, engine and memories with initial values, or restore them from the checkpoint `saved` and its manifest."""
         config, device, dtype = self.config, self.context.device, self.context.dtype
         seed_everything(config.seed)  # equal initial weights on all processes
         head_width, saved_backend = self.shape.head_width, manifest.get("attention_backend")

@@ -1,4 +1,4 @@
-"""Initial weights of a run, new ones or those of `init_from`, and the shape of the model that follows from them."""
+"""Initial weights of a run, new or from `init_from`, and the resulting shape of the model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from xlpre.text.corpus import TextConfig
 from xlpre.text.tokenizer import Tokenizer
 from xlpre.training import checkpoint
 
-# model settings that do not change the weights: if the user set them, they override those of the folder `init_from`
+# model settings that do not change the weights: if the user set them, they override the settings of the folder `init_from`
 WEIGHT_INDEPENDENT = {
     "mem_len",
     "attention_span",
@@ -40,7 +40,7 @@ class WeightInit:
         store: the token store.
         tokenizer: the vocabulary of the store.
         explicit_keys: keys that the user set. A model setting on the command line must agree with `init_from`; one in the config file
-            is replaced by that of `init_from`.
+            is replaced by the setting of `init_from`.
 
     Attributes:
         store: the token store.
@@ -76,7 +76,7 @@ class WeightInit:
         self.description = self._describe(config.init_from, replaced)
 
     def resolve_config(self) -> PretrainConfig:
-        """Return the settings with those that the store and `init_from` decide: text, vocabulary and model."""
+        """Return the resolved settings: text, vocabulary and model are taken from the store and `init_from`."""
         vocabulary = dataclasses.replace(
             self._config.tokenizer,
             path=str(self.store.path / "vocabulary.model"),
@@ -102,7 +102,9 @@ class WeightInit:
         if self._folder:
             parts[0] += f" ({self._folder.kind})"
             if not self._folder.provenance:
-                parts.append(f"its text preprocessing is unknown, that of the store is {self._tokenizer.preprocess}")
+                parts.append(
+                    f"its text preprocessing is unknown; the store was prepared with {self._tokenizer.preprocess}"
+                )
             if self._config.objective.next_sentence and not self._folder.next_sentence:
                 parts.append("it has no head of next-sentence prediction, which gets new weights")
         if replaced:
@@ -116,7 +118,7 @@ def _merge_shapes(
     """Merge the configured model settings into those of the initial weights.
 
     Returns:
-        The merged settings, and those of the config file that were replaced, as `NAME=NEW (OLD)`.
+        The merged settings, and the replaced settings of the config file, as `NAME=NEW (OLD)`.
     """
     settings: dict[str, Any] = {}
     replaced = []
@@ -139,7 +141,7 @@ def _merge_shapes(
 
 
 def _load_folder(init_from: str, store_dir: str, tokenizer: Tokenizer) -> ModelFolder:
-    """Load the folder `init_from` and check that its vocabulary is that of the store."""
+    """Load the folder `init_from` and check that it has the vocabulary of the store."""
     folder = load_init_from(init_from)
     initial = folder.require_tokenizer(f"init_from={init_from}")
     remedy = f"Build a store with tokenizer.path={resolve_model_dir(init_from)}/spiece.model"

@@ -1,4 +1,4 @@
-"""Variables of launchers that start one process per device and do not set those of PyTorch: `srun` and every `mpirun`."""
+"""Environment variables of launchers that do not set the variables of PyTorch: `srun` and `mpirun`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ SLURM_VARIABLES = (
     "SLURM_PROCID",
     "SLURM_STEP_NUM_TASKS",
     "SLURM_LOCALID",
-)  # of tasks of `srun`, not of the batch script
-# the same, and the number of processes of the machine. The first launcher whose variables are all set counts: an mpirun that srun has
-# started passes on the variables of SLURM
+)  # set for the tasks of `srun`, not for the batch script
+# the same, and the number of processes on the machine. The first launcher with all variables is used, because an mpirun that srun
+# started also passes on SLURM's variables
 LAUNCHER_VARIABLES: tuple[tuple[str, ...], ...] = (
     *(
         tuple(f"{prefix}_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
@@ -28,12 +28,12 @@ OTHER_LAUNCHERS = (
 
 
 def read_launcher() -> None:
-    """Set the environment variables of PyTorch from those of `srun` or an `mpirun`, which start one process per device.
+    """Set the environment variables of PyTorch in a process that `srun` or `mpirun` started.
 
     Does nothing if they are set already, as by `deepspeed` and `torchrun`, or if the job has one process.
 
     Raises:
-        ValueError: the launcher started several processes, and does not number those of a machine or name the first machine.
+        ValueError: the launcher started several processes, but set no local rank or no address of the first machine.
     """
     get = os.environ.get
     if "RANK" in os.environ:
@@ -43,8 +43,8 @@ def read_launcher() -> None:
         for _, size_name, *_ in LAUNCHER_VARIABLES:
             if int(get(size_name, "1")) > 1:
                 raise ValueError(
-                    f"{size_name}={get(size_name)} is invalid: the launcher started several processes and does not number those of "
-                    f"a machine. {OTHER_LAUNCHERS}"
+                    f"{size_name}={get(size_name)} is invalid: the launcher started several processes, but set no local rank. "
+                    f"{OTHER_LAUNCHERS}"
                 )
         return
     rank, size, local_rank, *_ = (int(os.environ[name]) for name in complete[0])

@@ -86,7 +86,7 @@ def read_vocabulary(folder: Path) -> bytes:
 
 
 def read_preprocess(folder: Path) -> Preprocess:
-    """Return the preprocessing of a Hugging Face folder without provenance: that of tokenizer_config.json, by default `cased`.
+    """Return the preprocessing of a Hugging Face folder without provenance, from tokenizer_config.json. The default is `cased`.
 
     Raises:
         ValueError: tokenizer_config.json cannot be read.

@@ -214,7 +214,7 @@ def load_folder(path: str | Path, allow_nonfinite: bool = False) -> ModelFolder:
     """Read a model folder of xlpre, Hugging Face or the TensorFlow release.
 
     Args:
-        path: the folder, or that of a run.
+        path: the model folder, or the folder of a run.
         allow_nonfinite: accept NaN and infinity in the weights of a native folder.
 
     Raises:

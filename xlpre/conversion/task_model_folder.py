@@ -41,7 +41,7 @@ class TaskModelFolder:
     """Content of the folder of a fine-tuned model.
 
     Attributes:
-        folder: the language model. Weights that fine-tuning does not use (LM head, mask embedding) are those of the pretrained model.
+        folder: the language model. Weights that fine-tuning does not use (LM head, mask embedding) are pretrained.
         head: native weights of the head.
         task: content of task.json.
     """
@@ -102,7 +102,7 @@ def load_task_model(path: str | Path) -> TaskModelFolder:
     """Read the folder of a fine-tuned model, or of a fine-tuning run.
 
     Raises:
-        ValueError: the folder is not that of a fine-tuned model, is damaged, or is refused by `load_folder`.
+        ValueError: the folder does not hold a fine-tuned model, is damaged, or is refused by `load_folder`.
     """
     path = resolve_model_dir(path)
     folder = load_folder(path)

@@ -53,7 +53,9 @@ def read_checkpoint(prefix: str | Path, select: Callable[[str], bool] = lambda n
             raise ValueError(f"{index}: {name} {error}") from None
         path = Path(f"{prefix}.data-{entry[SHARD]:05d}-of-{n_shards:05d}")
         if path not in shards:
-            shards[path] = _mmap(path, f"Put the {counted(n_shards, 'data file')} of the checkpoint next to {index.name}.")
+            shards[path] = _mmap(
+                path, f"Put the {counted(n_shards, 'data file')} of the checkpoint next to {index.name}."
+            )
         try:
             tensors[name] = _read_tensor(shards[path], entry).reshape(shape)
         except (ValueError, OverflowError) as error:  # also from reshape: 65 dimensions, sizes beyond 64 bits

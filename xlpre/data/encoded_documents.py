@@ -83,7 +83,7 @@ def append(folder: Path, docs: EncodedDocs) -> None:
 
 
 def read(folder: Path, dtype: np.dtype) -> EncodedDocs:
-    """Read all documents that `append` wrote to `folder`; `dtype` is that of the token ids."""
+    """Read all documents that `append` wrote to `folder`; `dtype` is the dtype of the token ids."""
     return EncodedDocs(*(np.fromfile(folder / f"{name}.bin", kind or dtype) for name, kind in DTYPES.items()))
 
 

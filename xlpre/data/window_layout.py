@@ -1,7 +1,7 @@
 """Layout of windows: [reused | A | <sep> | B | <sep> | <cls>], segment ids and pair labels.
 
-The reused part enters memory, and the next window starts at its end. It repeats the text of the previous window's segments, or the text
-next to them.
+The reused part enters memory, and the next window starts at its end. It begins with the text of segment A of the
+previous window.
 
 Source: XLNet, sections 2.4 and 2.5; zihangdai/xlnet data_utils.py, `_split_a_and_b`.
 """

@@ -26,7 +26,7 @@ class ModelConfig:
     """Shape of the model. Defaults are XLNet-Base.
 
     Attributes:
-        vocab_size: V, size of the vocabulary. null: that of the store.
+        vocab_size: V, size of the vocabulary. null: size of the store's vocabulary.
         n_layer: L, number of layers.
         d_model: D, width of the model.
         n_head: H, number of attention heads.

@@ -124,7 +124,7 @@ def list_units(config: TextConfig) -> list[list[ReadUnit]]:
 
 
 def source_files(config: TextConfig) -> dict[str, int]:
-    """Return the files of all sources, including those of datasets on disk, and their bytes."""
+    """Return the sizes in bytes of the files of all sources, by path, including datasets on disk."""
     names = [source for source in config.sources if source != "docstrings"]
     paths = [dataset_files(source) if is_hf_dataset(source) else _matching_files(source) for source in names]
     return {str(path): path.stat().st_size for files in paths for path in files}

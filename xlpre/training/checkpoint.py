@@ -293,6 +293,6 @@ def _is_complete(path: Path) -> bool:
 
 
 def _raise_if_transient(error: OSError) -> None:
-    """Raise a temporary error, which does not mean that the checkpoint is damaged; except EIO, which may be an unreadable disk block."""
+    """Raise a temporary error, which says nothing about the checkpoint. EIO is not raised: it may be an unreadable disk block."""
     if is_transient(error) and error.errno != errno.EIO:
         raise error

@@ -103,7 +103,7 @@ def communication_dtype(overrides: Mapping[str, Any], precision: str, stage: int
 
 
 def enabled_offloads(overrides: Mapping[str, Any]) -> dict[str, bool]:
-    """Return, for `offload_optimizer` and `offload_param`, True if it is offloaded to host memory."""
+    """Return a bool each for `offload_optimizer` and `offload_param`, by name: True if it is enabled."""
     zero = overrides.get("zero_optimization", {})
     return {name: zero.get(name, {}).get("device", "none") != "none" for name in OFFLOAD_GROUPS}
 

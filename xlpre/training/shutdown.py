@@ -71,7 +71,7 @@ class ShutdownHandler:
 
 
 def _abort_on_second_interrupt(received: socket.socket, sent: socket.socket) -> None:
-    """Read the numbers of signals from `received`. `sent` is the other end, which stays open as long as this thread runs."""
+    """Abort the process on the second SIGINT. Signal numbers arrive in `received`; `sent`, its other end, is only kept open."""
     first: float | None = None
     while numbers := received.recv(64):
         if signal.SIGINT not in numbers:

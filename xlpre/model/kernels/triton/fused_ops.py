@@ -101,7 +101,7 @@ def _add_norm(
 def _add_norm_backward(
     d_out: Tensor, summed: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, seed: Tensor | None, dropout: float
 ) -> list[Tensor]:
-    """Return the gradients of x, weight and bias; with dropout also that of the branch, which equals that of x without."""
+    """Return the gradients of x, weight and bias, and with dropout of the branch. Without dropout, x and branch have the same gradient."""
     D, N = summed.size(-1), len(mean)
     n_programs = min(_n_groups(N), MAX_PROGRAMS)
     d_x, d_branch = torch.empty_like(summed), None if seed is None else torch.empty_like(summed)

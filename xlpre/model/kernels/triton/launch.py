@@ -227,7 +227,7 @@ class KernelLauncher:
         return d_query, d_segment_score
 
     def _backward_positions(self, d_bias: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return the gradients of position queries, and in float32 those of position keys and offsets."""
+        """Return the gradients of position queries, and the float32 gradients of position keys and offsets."""
         pos_key, pos_offset, direction = self._args.pos_key, self._args.pos_offset, self._args.direction
         if pos_key is None:
             return None, None, None
