@@ -87,7 +87,7 @@ class BaseMemory(ABC):
 
     @abstractmethod
     def check(self, config: ModelConfig, rows: int, like: Tensor) -> None:
-        """Check that a model of shape `config`, with weights like `like`, can read `rows` rows with this memory.
+        """Check that a model of shape `config`, whose weights have the dtype of `like`, can read `rows` rows with this memory.
 
         Raises:
             ValueError: shape or dtype does not fit.
