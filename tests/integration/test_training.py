@@ -44,6 +44,7 @@ def plain_run(store, tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("plain") / "run"
     changes = {"model.dropout": 0.1, "model.dropatt": 0.1, "train.save_every": 4, "run_dir": folder}
+    changes["train.save_memory"] = "all"  # an older checkpoint is resumed bit for bit, too
     settings = {**SETTINGS, **changes, "data.store_dir": store.path, "tokenizer.path": store.path / "vocabulary.model"}
     args = [f"{key}={value}" for key, value in settings.items()]
     result = run(SCRIPT, *args)
@@ -286,7 +287,7 @@ def test_an_interrupted_quickstart_saves_and_finishes_when_called_again(quicksta
 
 
 def test_a_run_resumes_with_the_attention_backend_of_its_checkpoint(make_args, tmp_path):
-    assert run(SCRIPT, *make_args(train__steps=2)).returncode == 0
+    assert run(SCRIPT, *make_args(train__steps=2, train__save_memory="all")).returncode == 0
     saved = tmp_path / "tiny/checkpoints/step_00000002"
     manifest = checkpoint.read_manifest(saved)
     assert manifest["attention_backend"] == "cpu"
@@ -294,7 +295,7 @@ def test_a_run_resumes_with_the_attention_backend_of_its_checkpoint(make_args, t
     for backend in ("sdpa", "triton"):  # as if another machine had written it
         content = checkpoint.format_manifest({**manifest, "attention_backend": backend})
         (saved / checkpoint.MANIFEST).write_text(content)
-        results.append(run(SCRIPT, *make_args(train__steps=3)))
+        results.append(run(SCRIPT, *make_args(train__steps=3, train__save_memory="all")))
         last = tmp_path / "tiny/checkpoints/step_00000003"
         results[-1].resumed_with = checkpoint.read_manifest(last)["attention_backend"]
         shutil.rmtree(last)

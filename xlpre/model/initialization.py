@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch.utils import swap_tensors
 
 from xlpre.model.config import ModelConfig
 from xlpre.model.positions import PositionTerm, sinusoid_table
@@ -25,17 +25,14 @@ from xlpre.model.positions import PositionTerm, sinusoid_table
 PEAK = 4.0  # nats by which the score of the preferred distance exceeds that of distant ones
 MAX_DISTANCE = 64  # largest distance of the least-squares fit
 RIDGE = 1e-2  # regularization of the fit
-RANDOM_INITIALIZERS = (
-    nn.init.normal_,
-    nn.init.uniform_,
-    nn.init.kaiming_uniform_,
-)  # the functions that the models and torch's layers call
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 def initialize(backbone: nn.Module, config: ModelConfig) -> None:
-    """Initialize all parameters of `backbone` from torch's global generator."""
+    """Initialize all parameters of `backbone` from torch's global generator. Parameters on the meta device have no values."""
+    if any(parameter.is_meta for parameter in backbone.parameters()):
+        return
     for name, parameter in backbone.named_parameters():
         if "norm" in name:
             nn.init.constant_(parameter, 1.0 if name.endswith("weight") else 0.0)
@@ -61,7 +58,7 @@ def initialize_linear(linear: nn.Module, config: ModelConfig) -> None:
 
 
 def build_with_weights(weights: Mapping[str, Tensor] | None, build: Callable[[], AnyModule]) -> AnyModule:
-    """Build a module and load its weights. No initial values are drawn, and torch's generator is unchanged.
+    """Build a module on the CPU and load its weights. No initial values are drawn, and torch's generator is unchanged.
 
     Args:
         weights: see `load_weights`. None: the parameters are not initialized; another process will send them.
@@ -70,8 +67,11 @@ def build_with_weights(weights: Mapping[str, Tensor] | None, build: Callable[[],
     Raises:
         ValueError: see `load_weights`.
     """
-    with _SkipRandomInit():
+    with torch.device("meta"):
         module = build()
+    for parameter in module.parameters():
+        # in place: a parameter that is shared (embedding and softmax, score biases of all layers) stays one object
+        swap_tensors(parameter, nn.Parameter(torch.empty_like(parameter, device="cpu"), parameter.requires_grad))
     if weights is not None:
         load_weights(weights, module)
     return module
@@ -96,22 +96,6 @@ def load_weights(weights: Mapping[str, Tensor], module: nn.Module) -> None:
                 f"the weights of {name} with shape {tuple(weights[name].shape)} are invalid: the model needs {tuple(parameter.shape)}."
             )
         parameter.copy_(weights[name])
-
-
-class _SkipRandomInit(TorchFunctionMode):
-    """Skip random initialization: parameters keep the contents of their memory.
-
-    Building on the meta device and assigning the weights would separate parameters that are shared (embedding and softmax, score
-    biases of all layers).
-    """
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if function in RANDOM_INITIALIZERS:
-            return args[0] if args else kwargs["tensor"]
-        return function(*args, **kwargs)
 
 
 @torch.no_grad()

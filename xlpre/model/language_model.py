@@ -97,5 +97,5 @@ def meta_model(config: ModelConfig, two_streams: bool, next_sentence: bool = Fal
     # the cpu backend reads values, which meta tensors do not have
     attention_backend = "sdpa" if config.attention_backend == "cpu" else config.attention_backend
     with torch.device("meta"):
-        shape = dataclasses.replace(config, init_scheme="published", attention_backend=attention_backend)
+        shape = dataclasses.replace(config, attention_backend=attention_backend)
         return LanguageModel(shape, two_streams, next_sentence)

@@ -54,6 +54,12 @@ def test_building_with_weights_copies_them_and_draws_no_random_numbers(settings)
     assert torch.equal(torch.get_rng_state(), before)
     for (name, loaded), source in zip(second.named_parameters(), first.parameters(), strict=True):
         assert torch.equal(loaded, source) and loaded.requires_grad and loaded is not source, name
+    assert [name for name, _ in second.named_parameters(remove_duplicate=False)] == [
+        name for name, _ in first.named_parameters(remove_duplicate=False)
+    ]
+    assert not any(
+        x.is_meta for module in second.modules() for x in vars(module).values() if isinstance(x, torch.Tensor)
+    )
     drawn = {name: not torch.equal(p, dict(first.named_parameters())[name]) for name, p in build().named_parameters()}
     assert drawn["backbone.mask_embedding"] and drawn["auxiliary_heads.next_sentence.logits_proj.weight"]
 
