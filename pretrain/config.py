@@ -84,7 +84,7 @@ class EvalConfig:
 
 @dataclass(frozen=True)
 class PretrainTrainConfig(TrainConfig):
-    """Length, batch size, precision and checkpoints of a pretraining.
+    """Length, batch size, precision and checkpoints of a pretraining run.
 
     Attributes:
         save_memory: checkpoints with recurrent memory, most of the bytes of large batches. `newest`: the newest one. `all`: all. `none`:

@@ -21,8 +21,8 @@
 #SBATCH --output=slurm-%x-%j.out
 
 save_seconds=${XLPRE_SAVE_SECONDS:-240} # time to save after a stop request; then the job is requeued in any case
-tries=${XLPRE_TRIES:-3}                 # starts of the training in this allocation if it crashes
-requeues=${XLPRE_REQUEUES:-10}          # a crash does not requeue a job that was requeued this often, for any reason
+tries=${XLPRE_TRIES:-3}                 # number of starts in this allocation if the training crashes
+requeues=${XLPRE_REQUEUES:-10}          # after this number of requeues, for any reason, a crash does not requeue the job
 
 export PATH="$PWD/.venv/bin:$PATH"
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)

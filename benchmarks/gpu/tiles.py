@@ -140,7 +140,7 @@ def compile_tile(kernel: str, tile: Tile) -> str:
 
 
 def compile_tiles(kernels: list[str], args: argparse.Namespace) -> dict[str, dict[Tile, str]]:
-    """Compile all candidates in time. Return their errors by kernel and tile, empty where there is none."""
+    """Compile all candidates within the time limit. Return errors by kernel and tile; an empty string if there is none."""
     candidates = {kernel: candidate_tiles(kernel)[: args.max_tiles] for kernel in kernels}
     if not args.workers:
         return {kernel: {tile: compile_tile(kernel, tile) for tile in tiles} for kernel, tiles in candidates.items()}

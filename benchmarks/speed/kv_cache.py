@@ -108,7 +108,7 @@ def make_model(args: argparse.Namespace, span: int, n_layer: int) -> LanguageMod
 
 
 def largest_difference(args: argparse.Namespace, span: int, n_layer: int, start: int, end: int) -> float:
-    """Return the largest difference of losses of `cached` and `sliding` between two positions of a text."""
+    """Return the largest difference between the losses of `cached` and `sliding` at the positions `start` to `end` of a text."""
     model, window = make_model(args, span, n_layer), min(args.window, span)
     text = torch.randint(args.vocabulary, (args.rows, end + window + 1))
     cached = WindowReader(model, text, window, use_cache=True)

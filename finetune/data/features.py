@@ -100,7 +100,7 @@ def pair_to_row(a: Sequence[int], b: Sequence[int], max_len: int) -> Row:
     n_special = 3 if b else 2
     if max_len <= n_special:
         raise ValueError(
-            f"a row of {max_len} tokens is too short: {n_special} special tokens and one token of text need more. "
+            f"a row of {max_len} tokens is too short for {n_special} special tokens and one token of text. "
             f"Set a length above {n_special}."
         )
     a_len, b_len = _truncated_lengths(len(a), len(b), max_len - n_special)

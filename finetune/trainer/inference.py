@@ -17,6 +17,7 @@ from finetune.tasks.base import Task
 from finetune.tasks.squad import read_questions
 from finetune.trainer.evaluator import predict_split, resolve_overhead_tokens
 from finetune.trainer.task_model import TaskModel
+from xlpre.common.plural import counted
 from xlpre.conversion.task_model_folder import TaskModelFolder
 from xlpre.model.initialization import build_with_weights
 from xlpre.text.json_objects import parse_object
@@ -116,7 +117,7 @@ def _parse_line(task: Task, line: str | Fields, location: str, row: int) -> Exam
         if len(columns) != len(texts):
             required = " and ".join(columns) if columns else "a JSON object"
             raise ValueError(
-                f"{location} is invalid: {task.name} needs {required}, and the line has {len(texts)} text(s). Separate texts with a tab, "
+                f"{location} is invalid: {task.name} needs {required}, and the line has {counted(len(texts), 'text')}. Separate texts with a tab, "
                 "or write a JSON list."
             )
         fields = dict(zip(columns, texts, strict=True))

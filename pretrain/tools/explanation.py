@@ -282,7 +282,7 @@ def _table(columns: dict[str, list[str]]) -> list[str]:
 
 
 def _mask_blocks(explanation: Explanation, cell: int) -> list[str]:
-    """Return the masks side by side, with a label at each row (* a target) and the last digits of the position above each column."""
+    """Return the masks side by side. Rows have labels, with * for targets; columns have the last digits of their positions."""
     starts = range(0, len(explanation.pieces), cell)
     n_digits = 2 if 4 * len(starts) + 20 <= TERMINAL_WIDTH else 1
     targets = explanation.is_target & (cell == 1)

@@ -282,7 +282,7 @@ class Trainer:
     def _rewarm_memory(self, step: int) -> None:
         """Fill the memory: read the windows of the last steps before `step` again, as in training, but without updates."""
         first_step = max(0, step - self._n_rewarmed)
-        if first_step:  # what precedes the first window is not known
+        if first_step:  # the memory before the first window is unknown
             self.memories = [Memory(x.hidden, torch.zeros_like(x.valid)) for x in self.memories]
         for past in range(first_step, step):
             seed_step(self.config.seed, past, rank())

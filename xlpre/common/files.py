@@ -29,9 +29,9 @@ FileEntry = tuple[int, int]  # size in bytes and CRC-32C of the content, to dete
 FileEntries = dict[str, FileEntry]  # by file name
 # errors of flock on Lustre mounted without -o flock, NFS without its lock service, and other file systems without locks
 NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-LEASE_SECONDS = 60.0  # after which a lease that is not renewed is free
+LEASE_SECONDS = 60.0  # a lease expires if it is not renewed for this time
 LOCK_FILE, LEASE_FILE = ".lock", ".lease"
-ABANDONED_SECONDS = 86_400.0  # after which a temporary file of another machine is removed
+ABANDONED_SECONDS = 86_400.0  # age at which temporary files of other machines are removed
 
 
 def cache_dir() -> Path:
@@ -123,7 +123,7 @@ def hardlink_copy(source: Path, target: Path) -> None:
 def lock_dir(folder: Path, refusal: str) -> ExitStack:
     """Lock `folder` for this process, until the returned object is closed or the process exits.
 
-    A file system without file locks is locked by a lease: a file that names machine, start of the machine and process, and is renewed
+    On a file system without file locks, the lock is a lease: a file with the machine, its boot id and the process id, which is renewed
     regularly.
 
     Args:
@@ -132,7 +132,7 @@ def lock_dir(folder: Path, refusal: str) -> ExitStack:
 
     Raises:
         ValueError: the folder cannot be created or written, or another process holds the lock.
-        OSError: the file system failed for now.
+        OSError: a temporary error of the file system.
     """
     held = ExitStack()
     try:
@@ -197,7 +197,7 @@ def _hardlink_read_only(source: Path, target: Path) -> bool:
 
 
 def _acquire_lease(folder: Path, refusal: str) -> Any:
-    import filelock  # here, because the self-check of the GPU kernels runs where it may not be installed
+    import filelock  # local: the self-check of the GPU kernels also runs without this package
 
     print(
         f"warning: {folder} is on a file system without file locks. The file {LEASE_FILE} in it locks it instead; if another machine "
@@ -221,7 +221,7 @@ def _acquire_lease(folder: Path, refusal: str) -> Any:
 
 @cache
 def _machine() -> str:
-    """Return the name of this machine and the id of its present start, within which a process id names one process."""
+    """Return the name and the boot id of this machine. Process ids are unique only between two boots."""
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text("ascii")
     except OSError:  # not Linux

@@ -166,7 +166,7 @@ def read_model(path: Path, settings: Mapping[str, Any]) -> tuple[ModelConfig, di
             "Set tie_word_embeddings to true and save the model again with transformers."
         )
     if heads := sorted({name.partition(".")[0] for name in arrays} - {"transformer", "lm_loss"}):
-        warnings.warn(f"{origin}: its task head ({', '.join(heads)}) is not read", stacklevel=2)
+        warnings.warn(f"{origin}: its task head ({', '.join(heads)}) is ignored", stacklevel=2)
     if unknown := sorted(name for name in arrays if name.startswith("transformer.") and name not in names):
         raise ValueError(
             f"{origin} is invalid: an XLNet of {config.n_layer} layers has no weight {unknown[0]}. "

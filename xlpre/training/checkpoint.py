@@ -9,7 +9,7 @@
 
 A folder without a manifest, or with a file that differs from it, is not a checkpoint. Nothing is unpickled.
 
-Rank 0 alone looks at all files. The manifest names the file of each moment and of each lane, so that every other process opens only
+Only rank 0 inspects all files. The manifest names the file of each moment and of each lane, so that every other process opens only
 the files that it reads tensors from.
 """
 
@@ -53,19 +53,19 @@ def list_all(folder: Path) -> list[Path]:
 def list_complete(folder: Path) -> list[Path]:
     """List the checkpoints in `folder` whose files all exist with the recorded sizes, oldest first. Checksums are not computed.
 
-    It looks at every file. A process of a job that only needs the newest settings calls `read_newest_manifest`.
+    It inspects every file. A process that only needs the newest settings should call `read_newest_manifest`.
     """
     return [path for path in list_all(folder) if _is_complete(path)]
 
 
 def read_newest_manifest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """Return the newest checkpoint in `folder` with a readable manifest, and the manifest. Other files are not looked at."""
+    """Return the newest checkpoint in `folder` with a readable manifest, and the manifest. Other files are not inspected."""
     for path in reversed(list_all(folder)):
         try:
             return path, read_manifest(path)
         except OSError as error:
             _raise_if_transient(error)
-        except (ValueError, AttributeError):  # a cut or damaged manifest may hold anything
+        except (ValueError, AttributeError):  # damaged manifests may contain anything
             continue
     return None
 
@@ -175,7 +175,7 @@ def check_compatible(checkpoint: Path, manifest: Mapping[str, Any], expected: Ma
 class SavedTensors(Mapping[str, Any]):
     """Tensors in safetensors files by name. A file is opened when one of its tensors is accessed.
 
-    A value is a slice of safetensors: `value[:]` reads the tensor, and `value[begin:end]` these rows of it only.
+    A value is a slice of safetensors: `value[:]` reads the whole tensor, `value[begin:end]` reads only these rows.
 
     Args:
         path_by_name: the file of each tensor.

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from xlpre.common.launcher import read_launcher
+from xlpre.common.plural import counted
 
 T = TypeVar("T")
 
@@ -107,7 +108,7 @@ def use_device() -> torch.device:
         local_rank, n_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
         if local_rank >= n_gpus:
             raise OSError(
-                f"LOCAL_RANK={local_rank} is invalid: process {rank()} sees {n_gpus} GPU(s). Start one process per GPU, or set "
+                f"LOCAL_RANK={local_rank} is invalid: process {rank()} sees {counted(n_gpus, 'GPU')}. Start one process per GPU, or set "
                 "LOCAL_RANK=0 if each process sees one GPU only."
             )
         device = torch.device("cuda", local_rank)

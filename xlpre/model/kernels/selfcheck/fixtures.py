@@ -138,10 +138,10 @@ def random_attention_tensors(
 def unusual_attention_inputs(
     tile: int, n_head: int, head_width: int, dtype: torch.dtype, device: str | torch.device
 ) -> dict[str, tuple[AttentionMeta, dict[str, Tensor]]]:
-    """Draw small inputs of the features of attention that pretraining of the published models does not use.
+    """Draw small inputs for features of attention that the published models do not use in pretraining.
 
     Args:
-        tile: number of rows of a group in the kernels. A window is half as long again.
+        tile: number of rows of a group in the kernels. The window is 1.5 times as long.
         n_head: H.
         head_width: E.
         dtype: dtype of the tensors.
