@@ -44,7 +44,7 @@ class Source(Protocol):
         """Return the examples of a split, as in `Task.read_split`."""
 
     def parse_example(self, fields: Fields, location: str, default_id: str = "") -> Example:
-        """Return the example in the fields of one line, as in `Task.parse_example`."""
+        """Build the example from the fields of one line, as in `Task.parse_example`."""
 
     def write_submission(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
         """Write official prediction files, as in `Task.write_submission`."""
@@ -136,7 +136,7 @@ class TableSource:
         return examples
 
     def parse_example(self, fields: Fields, location: str, default_id: str = "", labelled: bool = False) -> Example:
-        """Return the example in a row.
+        """Build the example of a row.
 
         Args:
             fields: columns of the row.

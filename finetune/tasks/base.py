@@ -59,7 +59,7 @@ class Task(Protocol):
         """
 
     def parse_example(self, fields: Mapping[str, Any], location: str, default_id: str = "") -> Example:
-        """Return the example in the fields of one line, with or without a label.
+        """Build the example from the fields of one line, with or without a label.
 
         Args:
             fields: values by column.

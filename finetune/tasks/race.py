@@ -72,7 +72,7 @@ class RaceSource:
         return examples
 
     def parse_example(self, fields: Fields, location: str, default_id: str = "") -> Example:
-        """Return the question in the fields article, question and options, and optionally answer."""
+        """Build the example of a question from the fields article, question and options, and optionally answer."""
         article, question, options = (get_value(fields, name, location) for name in ("article", "question", "options"))
         return _build_example(
             str(fields.get("id", default_id)), article, question, options, fields.get("answer"), location

@@ -93,7 +93,7 @@ class RankingSource:
         return examples
 
     def parse_example(self, fields: Fields, location: str, default_id: str = "") -> Example:
-        """Return the pair in the fields `query` and `document`."""
+        """Build the example of a pair from the fields `query` and `document`."""
         texts = tuple(get_text(fields, column, location, allow_empty=True) for column in self.text_columns)
         return Example(str(fields.get("id", default_id)), texts, None, location)
 

@@ -72,7 +72,7 @@ class SequenceTask:
         return self.source.read_split(split)
 
     def parse_example(self, fields: Mapping[str, Any], location: str, default_id: str = "") -> Example:
-        """Return the example in the fields of one line."""
+        """Build the example from the fields of one line."""
         return self.source.parse_example(fields, location, default_id)
 
     def encode(self, examples: Sequence[Example], tokenizer: Tokenizer) -> list[Features]:

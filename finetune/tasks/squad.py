@@ -71,7 +71,7 @@ class SquadTask(SpanTask):
         return [example for path in files for example in read_squad(path, self.always_answerable, labelled)]
 
     def parse_example(self, fields: Mapping[str, Any], location: str, default_id: str = "") -> Example:
-        """Return the question in the fields context and question, and optionally id and answers."""
+        """Build the example of a question from the fields context and question, and optionally id and answers."""
         return parse_question(fields, location, self.always_answerable, default_id=default_id)
 
     def write_submission(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
@@ -141,7 +141,7 @@ def read_squad(path: Path, always_answerable: bool, labelled: bool) -> list[Exam
 def parse_question(
     fields: Fields, location: str, always_answerable: bool, labelled: bool = False, default_id: str = ""
 ) -> Example:
-    """Return the question in the fields context and question, and optionally id, answers and is_impossible.
+    """Build the example of a question from the fields context and question, and optionally id, answers and is_impossible.
 
     Args:
         fields: values by name.

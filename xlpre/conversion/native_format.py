@@ -40,7 +40,7 @@ def write_model(path: Path, config: ModelConfig, weights: Mapping[str, Tensor], 
 
 
 def read_settings(path: Path, readable: str) -> dict[str, Any]:
-    """Read config.json of the folder `path`, native or of Hugging Face.
+    """Read config.json of a native or Hugging Face folder.
 
     Args:
         path: folder of a model.

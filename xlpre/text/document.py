@@ -46,7 +46,7 @@ def documents_from_lines(lines: Iterable[tuple[int, str]], begin: int, end: int 
 def documents_from_rows(
     rows: Iterable[tuple[str, dict[str, Any]]], column: str, row_type: RowType
 ) -> Iterator[Document]:
-    """Yield the documents of rows.
+    """Yield the documents in the rows of a table.
 
     Args:
         rows: (location for error messages, row) for each row.

@@ -1,4 +1,4 @@
-"""Attention on GPUs: a product that stores position scores under their keys, then a flash kernel; forward and backward.
+"""Attention on GPUs: a kernel that computes position scores by key, then a flash-attention kernel; forward and backward.
 
 The score of row n and key j is
 
