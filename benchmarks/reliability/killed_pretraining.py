@@ -93,7 +93,7 @@ def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default=str(REPOSITORY / "configs" / "pretrain" / "xlnet_base.yaml"))
-    parser.add_argument("--minutes", type=float, default=1.0, help="training time")
+    parser.add_argument("--minutes", type=float, default=1.0, help="minutes of training")
     parser.add_argument("--folder", type=Path, help="a new folder, which is kept, or one that --prepare has written")
     parser.add_argument("--prepare", action="store_true", help="only train the tokenizer and write the store")
     parser.add_argument("settings", nargs="*", metavar="key=value", help="settings of the training run")

@@ -117,8 +117,8 @@ def _parse_line(task: Task, line: str | Fields, location: str, row: int) -> Exam
         if len(columns) != len(texts):
             required = " and ".join(columns) if columns else "a JSON object"
             raise ValueError(
-                f"{location} is invalid: {task.name} needs {required}, and the line has {counted(len(texts), 'text')}. Separate texts with a tab, "
-                "or write a JSON list."
+                f"{location} is invalid: {task.name} needs {required}, and the line has {counted(len(texts), 'text')}. "
+                "Separate texts with a tab, or write a JSON list."
             )
         fields = dict(zip(columns, texts, strict=True))
     return task.parse_example(fields, location, str(row))

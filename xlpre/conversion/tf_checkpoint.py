@@ -80,7 +80,7 @@ def write_checkpoint(prefix: str | Path, tensors: Mapping[str, np.ndarray]) -> N
             )
         if tensor.dtype.newbyteorder("<") not in DTYPE_NUMBERS:
             raise ValueError(
-                f"{prefix}: {name} is invalid: tensors of the type {tensor.dtype} are not written. Convert it to float32."
+                f"{prefix}: {name} is invalid: tensors of the type {tensor.dtype} cannot be written. Convert it to float32."
             )
     entries = [(b"", _encode_field(1, 1) + _encode_field(3, _encode_field(1, 1)))]  # num_shards, version.producer
     with atomic_write(f"{prefix}.index") as new_index, atomic_write(f"{prefix}.data-00000-of-00001") as new_shard:
