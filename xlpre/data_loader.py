@@ -47,7 +47,7 @@ class Loader:
         if not isinstance(lanes, Sequence) or not lanes or min(step, *lanes) < 0 or max(lanes) >= self.lanes.n_lanes:
             raise ValueError(
                 f"lanes={lanes} with step={step} is invalid: lanes must be a non-empty sequence from range({self.lanes.n_lanes}), and step "
-                "at least 0. The argument of `batches` returns a list of such sequences, for example [range(n_lanes)]."
+                "at least 0. For `batches`, `lane_groups_at(step)` must return a list of such sequences, such as [range(n_lanes)]."
             )
         rng = RowRng(self._seed, lanes, step)
         windows = build_windows([self.lanes.location(lane, step) for lane in lanes], self._data, rng)

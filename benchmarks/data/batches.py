@@ -2,10 +2,14 @@
 
 python benchmarks/data/batches.py
 
-Writes a store of random text in a temporary folder, reads it by memory map, and prints one JSON line: window tokens per CPU second for
-each objective (median of several turns), for comparison also with dense masks (T, T) and one-hot targets as in other loaders, and the
-time of each stage per permutation row. The defaults are those of XLNet: rows of 512 tokens of which half are reused, one target in six
-tokens, spans of up to five words, sentence pairs, bidirectional data.
+Writes a store of random text in a temporary folder, reads it by memory map, and prints one JSON line with
+
+- window tokens per CPU second for each objective (median of several turns),
+- the same for permutation with dense masks (T, T) and one-hot targets, as other loaders build them,
+- the time of each stage per permutation row.
+
+The defaults are those of XLNet: rows of 512 tokens of which half are reused, one target in six tokens, spans of up to five words, sentence
+pairs, bidirectional data.
 """
 
 from __future__ import annotations

@@ -3,10 +3,16 @@
 python benchmarks/gpu/attention_registers.py [--width 64 128] [--dtype bf16] [--kernel attention_forward] [--tile 128,64,8,2 ...]
     [--no-dropout] [--same-length]
 
-One line for each kernel and tile: registers of a thread and their budget, spilled bytes, shared memory of a program, number of warp-group
-products, number of maxima that ignore nan, and instructions of all threads in the longest loop per pair of row and key (or distance). The
-exit status is 1 if a kernel spills or exceeds its budget. It needs the package triton, which includes the assembler. It does not run
-under TRITON_INTERPRET=1.
+Prints one line for each kernel and tile:
+
+    registers, budget   registers of a thread, and their limit
+    spilled, shared     spilled bytes of a thread, and bytes of shared memory of a program
+    wgmma               number of warp-group matrix products in the code
+    maxima              number of maximum instructions that ignore nan
+    instructions        instructions of all threads in the longest loop, per pair of row and key (or distance)
+
+The exit status is 1 if a kernel spills or exceeds its budget. The benchmark needs the package triton, which includes the assembler. It
+does not run under TRITON_INTERPRET=1.
 """
 
 from __future__ import annotations

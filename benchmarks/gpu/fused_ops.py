@@ -4,10 +4,10 @@ python benchmarks/gpu/fused_ops.py [--rows 19104] [--width 1024] [--dropout 0.1]
 
 The input is random. By default it has the rows of 32 sequences of XLNet-Large. Each operation prints JSON lines:
 
-- for `kernel`, relative errors of the output and each gradient, without dropout, against torch's operators in twice the precision; and
-  whether two runs with dropout give the same bits
-- for each contender, milliseconds of a forward and a backward pass (medians, in turns), gigabytes per second if each number is read or
-  written once, and time against `eager`, which is torch operator by operator. `compiled` is torch.compile's.
+- For `kernel`: relative errors of the output and each gradient, without dropout, against torch's operators in twice the precision, and
+  whether two runs with dropout give the same bits.
+- For each contender: median milliseconds of a forward and a backward pass, gigabytes per second if each number is read or written once,
+  and time relative to `eager`. The contenders take turns. `eager` runs torch operator by operator, `compiled` uses torch.compile.
 
 The exit status is 1 if an error exceeds the tolerance of the self-check, or a contender fails. It needs a GPU, or TRITON_INTERPRET=1 for
 tiny sizes.

@@ -2,9 +2,14 @@
 
 python benchmarks/gpu/fused_ops_registers.py [--width 768 1024] [--dtype bf16] [--no-dropout]
 
-One line for each kernel and width of rows: registers of a thread and their budget, spilled bytes, shared memory of a program, number of
-16-byte vectors that a thread reads and writes and the number that is needed for all elements, and instructions per element. The exit status
-is 1 if a kernel spills, exceeds its budget, or accesses rows in smaller vectors.
+Prints one line for each kernel and row width:
+
+    registers, budget   registers of a thread, and their limit
+    spilled, shared     spilled bytes of a thread, and bytes of shared memory of a program
+    vectors             16-byte vectors that a thread reads and writes, and the number needed for all elements
+    instructions        instructions per element
+
+The exit status is 1 if a kernel spills, exceeds its budget, or accesses rows in smaller vectors.
 """
 
 from __future__ import annotations

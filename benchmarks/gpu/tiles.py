@@ -4,9 +4,10 @@ python benchmarks/gpu/tiles.py [--kernels attention_forward backward_query] [--d
 
 The shape is that of benchmarks/speed/attention.py. Each kernel runs alone with each tile of `candidate_tiles`, and must write the same
 output as with its current tile. Worker processes compile first, because this takes longest. Tiles that are not compiled after --seconds
-are skipped. One JSON line for each kernel: median milliseconds of the current tile (xlpre/model/kernels/triton/tiles.py), the fastest and
-all others that ran, why the others failed, and the line to write into that file. Under TRITON_INTERPRET=1 with --device cpu, times mean
-nothing.
+are skipped. Under TRITON_INTERPRET=1 with --device cpu, times are meaningless.
+
+Prints one JSON line for each kernel: the median milliseconds of the current tile (xlpre/model/kernels/triton/tiles.py), of the fastest
+tile and of all tiles that ran; the errors of the tiles that failed; and the line to write into that file.
 """
 
 from __future__ import annotations

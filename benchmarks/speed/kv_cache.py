@@ -2,7 +2,7 @@
 
 python benchmarks/speed/kv_cache.py [--lengths 64 128 256 400 800] [--window 128] [--layers 4] [--width 128] [--attention sdpa]
 
-In a causal model, every token attends to a fixed number of keys, the attention span. Three ways to read a text:
+In a causal model, every token attends to a fixed number of keys, the attention span. The benchmark compares three ways to read a text:
 
     cached   window by window, with cached keys and values of previous tokens (xlpre/model/memory.py)
     hidden   window by window, with cached hidden states, as in training
@@ -11,8 +11,8 @@ In a causal model, every token attends to a fixed number of keys, the attention 
 Before timing, the losses of `cached` and `sliding` must agree where both attend to the same tokens: for texts up to the attention span,
 and with one layer everywhere. Beyond the span, the layers of `cached` see farther back.
 
-One JSON line per attention span: median processor time per token in milliseconds (the ways take turns in one process), speed relative to
-`sliding` (median over pairs), and the ratios of needed FLOPs and of FLOPs with all scores.
+Prints one JSON line per attention span: the median processor time per token in milliseconds, the speed relative to `sliding` (median over
+pairs of turns), and the ratios of needed FLOPs and of FLOPs with all scores. The three ways take turns in one process.
 """
 
 from __future__ import annotations

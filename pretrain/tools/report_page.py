@@ -110,8 +110,8 @@ def _read_metrics(run_dir: Path) -> tuple[list[Record], list[Record]]:
     train, val = [x for x in records if "loss" in x], [x for x in records if "val_loss" in x]
     if not train or not val:
         raise ValueError(
-            f"{run_dir} has no metrics.jsonl with training and validation losses of a pretraining run, and no table.csv of a fine-tuning "
-            "or an ablation. Give the folder of a run after its first evaluation, or of all seeds of a finished fine-tuning."
+            f"{run_dir} is not the folder of a run with results: it has no metrics.jsonl with training and validation losses, and no "
+            "table.csv of a fine-tuning run or an ablation. Give the folder of a run, and wait for its first evaluation."
         )
     return train, val
 

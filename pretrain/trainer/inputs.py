@@ -114,8 +114,8 @@ def is_finished(
 ) -> bool:
     """Return True if the last checkpoint of the run is valid and the model folder is of the same step.
 
-    Two small files show whether a run is not finished. If it is, the checksums of the checkpoint are computed, which takes as long as
-    loading it.
+    An unfinished run is recognized by two small files. For a finished run, the checksums of the checkpoint are computed, which takes as
+    long as loading it.
 
     Args:
         config: settings of the run.

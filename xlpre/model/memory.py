@@ -189,8 +189,8 @@ class KVCache(BaseMemory):
     Attributes:
         layers: keys and values of each layer, M columns each, oldest first.
         valid: (B,) int64, number of final columns that belong to the row. The others are hidden.
-        window_terms: projected positions and other score terms by (K, T), the last `MAX_WINDOW_SIZES` that were read, shared by all
-            successors of this cache.
+        window_terms: projected positions and other score terms of the last `MAX_WINDOW_SIZES` window sizes, by (K, T). A cache shares
+            them with the caches that `updated` returns.
     """
 
     layers: Sequence[KeyValue]

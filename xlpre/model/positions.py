@@ -91,8 +91,8 @@ class RelativeKeyProjection(nn.Linear):
     Let S = W_r [sin; 0] and C = W_r [0; cos] of a distance. The key of the distance is C + S, and that of its negative is C - S. Only the
     distances 0 to K are multiplied, which is a third of the product with the whole table.
 
-    Measured without dropout: 7 % less time per training step at T = 512, M = 384, D = 768 with 2 rows on a CPU, 1 % with T = M = 128,
-    D = 256 and 8 rows. Dropout of the encoding needs the whole product.
+    On a CPU without dropout, this saves 7 % of a training step at T = 512, M = 384, D = 768 and 2 rows, and 1 % at T = M = 128, D = 256
+    and 8 rows. Dropout of the encoding needs the whole product.
     """
 
     def __init__(self, config: ModelConfig) -> None:
