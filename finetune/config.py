@@ -300,7 +300,7 @@ def task_overrides(config: FinetuneConfig) -> Sequence[str]:
 
 
 def apply_cli_precedence(config: FinetuneConfig, cli_keys: Collection[str]) -> FinetuneConfig:
-    """Drop a ratio that a config file sets if the command line sets the number that it replaces.
+    """Drop `epochs` or `warmup_ratio` of a config file if the command line sets the steps or warm-up steps.
 
     Args:
         config: the settings.

@@ -141,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _divides_batch(config: PretrainConfig, n_processes: int) -> bool:
-    """Return True if the global batch can be divided among `n_processes`. One process is always tried, for its error message."""
+    """Return True if the global batch can be divided among `n_processes`. True for one process, so that training prints the error."""
     try:
         config.train.batch_schedule(n_processes)
     except ValueError:
@@ -150,7 +150,7 @@ def _divides_batch(config: PretrainConfig, n_processes: int) -> bool:
 
 
 def _terminate_training(launcher: int, terminated: set[int]) -> None:
-    """Send SIGTERM once to each training process. The launcher itself would exit without them, or kill them."""
+    """Send SIGTERM once to each training process. A signal to the launcher would kill them, or leave them running."""
     with suppress(psutil.NoSuchProcess):
         for process in psutil.Process(launcher).children(recursive=True):
             is_training = any(argument.startswith("--local_rank") for argument in process.cmdline())

@@ -17,7 +17,7 @@ NEGLIGIBLE = 1e-8  # relative to the norm of all gradients; smaller gradients of
 
 
 def agreeing_contenders(names: list[str], config: dict[str, Any]) -> tuple[dict[str, Contender], dict[str, str]]:
-    """Build contenders and compare their losses and gradients with those of the last one.
+    """Build contenders and compare their losses and gradients with the last contender.
 
     Args:
         names: contenders. The last one runs first.

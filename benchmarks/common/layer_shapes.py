@@ -29,7 +29,7 @@ def add_shape_arguments(parser: argparse.ArgumentParser) -> None:
 def keep_mask(case: AttentionCase, dropout: float) -> Tensor:
     """Return which weights the dropout of a backend keeps, (B, H, N, K) bool, True where a key is not visible.
 
-    All scores are made equal, and each value identifies its key.
+    The mask is read from outputs: all scores are equal, and the value of each key identifies the key.
     """
     value = case.tensors["value"].detach()
     B, K, H, E = value.shape

@@ -35,7 +35,7 @@ Weights = dict[str, Tensor]
 
 
 def make_changes(frequencies: Tensor, local: Weights, n_head: int) -> dict[str, Callable[[str, Tensor], Tensor]]:
-    """Return functions from name and published value of a parameter to its changed value, by the name of the variant.
+    """Return a function for each variant, by name. It maps the name and the published value of a parameter to its changed value.
 
     Args:
         frequencies: (V,) relative token frequencies.

@@ -67,7 +67,7 @@ def random_features(task: str, c: dict[str, Any], n_features: int, max_len: int)
 
 
 def race(contenders: dict[str, FinetuningContender], n_tokens: list[int]) -> list[dict[str, Any]]:
-    """Time contenders in turns, whose order alternates. Returns a line for each.
+    """Time contenders in turns, in alternating order. Return a line for each.
 
     Args:
         contenders: contenders by name.

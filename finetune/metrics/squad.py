@@ -42,7 +42,7 @@ def f1(prediction: str, label: str, empty_matches: bool) -> float:
 
 
 def score_prediction(prediction: str, labels: Sequence[str], always_answerable: bool) -> tuple[float, float]:
-    """Return exact match and F1 with the best matching label of each.
+    """Return the exact match and the F1 score, each for its best matching label.
 
     Args:
         prediction: predicted text; empty for "no answer".

@@ -24,7 +24,7 @@ class CustomSource(TableSource):
     """Files whose columns are named in the settings."""
 
     def data_settings(self) -> dict[str, Any]:
-        """Return the settings needed to read a row, with the columns."""
+        """Return the settings needed to read a row, including the column names."""
         columns = self.columns
         names = {"text": list(columns.texts), "label": columns.label, "labels": list(columns.label_names) or None}
         return {**super().data_settings(), **names}

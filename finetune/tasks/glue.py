@@ -140,7 +140,7 @@ SUBMISSION_ROWS = {  # number of rows of each file in a submission
 
 
 class GlueSource(TableSource):
-    """Files of a GLUE task, or the splits of nyu-mll/glue or a copy of it if `data.dir` is hf:NAME.
+    """Files of a GLUE task; if `data.dir` is hf:NAME, splits of the Hub dataset nyu-mll/glue or of a copy of it.
 
     Args:
         name: key of GLUE_LAYOUTS.
@@ -166,7 +166,7 @@ class GlueSource(TableSource):
         super().__init__(layout.columns, train, dev, test, data)
 
     def read_split(self, split: str) -> list[Example]:
-        """Read the examples of a split, with a unique index for a submission and bounded similarities."""
+        """Read the examples of a split. Check that indices are unique and similarities are within their bounds."""
         check_data_dir(self._data, self._name, f"{GLUE_LAYOUTS[self._name].folder}/train.tsv")
         examples = super().read_split(split)
         if split in self._submission_names:

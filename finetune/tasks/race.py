@@ -29,7 +29,7 @@ RACE_LEVELS = {"race": ("middle", "high"), "race/middle": ("middle",), "race/hig
 
 
 class RaceSource:
-    """Questions from the folder, or from the Hub dataset ehovy/race or a copy of it if `data.dir` is hf:NAME.
+    """Questions from the folder; if `data.dir` is hf:NAME, from the Hub dataset ehovy/race or a copy of it.
 
     Args:
         name: key of RACE_LEVELS.

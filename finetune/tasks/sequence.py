@@ -63,7 +63,7 @@ class SequenceTask:
         self.text_columns = source.text_columns
 
     def data_settings(self) -> dict[str, Any]:
-        """Return the settings of the data source and those for long texts."""
+        """Return the settings of the data source and the settings for long texts."""
         names = ("long_text", "mem_len", "window_stride", "window_pooling")
         return {**self.source.data_settings(), **{name: getattr(self.data, name) for name in names}}
 
@@ -250,7 +250,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def _tokenize(example: Example, encode: Callable[[str], list[int]], errors: RowErrors) -> list[list[int]]:
-    """Return the token ids of each text; an empty list, and an error, for a labelled example without any token."""
+    """Return the token ids of each text. For a labelled example without tokens, add an error and return an empty list."""
     token_ids = [encode(text) for text in example.texts]
     if example.label is not None and not any(token_ids):
         text = " ".join(example.texts)

@@ -189,13 +189,13 @@ class Plan:
 
     @property
     def checkpoints_on_disk(self) -> int:
-        """Bytes of all checkpoints while one is written, if each has other best weights. Without `train.keep_checkpoints_every`."""
+        """Largest number of bytes of all checkpoints, reached while one is written. Without `train.keep_checkpoints_every`."""
         *others, memory = self.checkpoint_parts.values()
         n_checkpoints = self.config.train.keep_last_checkpoints + 1
         return n_checkpoints * sum(others) + (n_checkpoints if self.config.train.save_memory == "all" else 2) * memory
 
     def host_memory(self, stage: int) -> float:
-        """Return the bytes of a machine's memory that its devices offload to."""
+        """Return the bytes of host memory per machine that offloading uses."""
         return self.zero_memory(stage).host * self.gpus / self.nodes
 
     @property

@@ -265,7 +265,7 @@ def read_results(ablation: Ablation) -> dict[str, list[RunResult]]:
 
 
 def build_table(ablation: Ablation) -> list[dict[str, str]]:
-    """Compare the rows that were evaluated with the first of them.
+    """Compare each evaluated row with the first one.
 
     Rows are compared at the end, and at the last number of window tokens at which all runs of both rows were evaluated.
 

@@ -227,7 +227,7 @@ def to_text(explanation: Explanation) -> str:
 def visible_sentence(explanation: Explanation, target: int) -> str:
     """Return the text as one target sees it, in reading order.
 
-    Masked tokens are `_`. Those after the last visible token are left out.
+    Masked tokens are `_`. Tokens after the last visible one are left out.
     """
     target_position = int(explanation.target_positions[target])
     row = list(explanation.masks.values())[-1][target_position] > 0

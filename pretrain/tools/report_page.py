@@ -43,7 +43,7 @@ pre { background: #f3f5f8; padding: 1rem; border-radius: .5rem; overflow-x: auto
 
 
 def write_report(run_dir: Path, against: Sequence[Path] = ()) -> Path:
-    """Write `report.html` into a folder, and for a pretraining also its first figure, `loss.png`.
+    """Write `report.html` into a folder, and for a pretraining run also its first figure, `loss.png`.
 
     Args:
         run_dir: folder of a pretraining run, of a fine-tuning run, or of an ablation.

@@ -190,5 +190,5 @@ def val_lanes(config: PretrainConfig, store: TokenStore) -> tuple[Lanes, int]:
 
 
 def _count_correct(logits: Tensor, labels: Tensor) -> int:
-    """Count the labels (...), on the CPU, that have the largest of the logits (..., n)."""
+    """Count, on the CPU, the labels (...) whose logit is the largest of (..., n)."""
     return int((logits.argmax(-1).cpu() == labels).sum())

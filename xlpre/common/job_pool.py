@@ -121,7 +121,7 @@ def _visible_gpus() -> list[str]:
 
 
 def _start(command: Command, slot: int, jobs: int, gpus: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start a command on share `slot` of `jobs` of the cores, and on `gpus`."""
+    """Start a command on `gpus` and on share `slot` of the cores, which are divided into `jobs` shares."""
     command.folder.mkdir(parents=True, exist_ok=True)
     program, *args = command.argv
     path = sys.executable if program == "python" else str(Path(sys.executable).with_name(program))

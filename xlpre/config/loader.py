@@ -98,7 +98,7 @@ def keys_in_file(path: str | Path) -> set[str]:
 
 
 def _merge(defaults: DictConfig, layers: Sequence[tuple[str, DictConfig]], name: str) -> object:
-    """Merge the layers into the defaults and build the dataclass; `name` starts messages about the merged settings."""
+    """Merge the layers into the defaults and build the dataclass; `name` is the prefix of error messages about the merged settings."""
     for origin, layer in layers:
         _check_keys(defaults, layer, origin)
         _expand_home(layer)

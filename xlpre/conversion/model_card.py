@@ -212,7 +212,7 @@ def task_model_card(
 
 
 def task_tag(task: str, head: str) -> str:
-    """Return the task of the Hub for the task of a fine-tuned model and the kind of its head."""
+    """Return the pipeline tag of the Hub for a fine-tuned model."""
     return "text-ranking" if task == "rank" else TASK_TAGS[head]
 
 
@@ -301,7 +301,7 @@ def _escape(text: str) -> str:
 
 
 def _fill_in(usage: str, name: str, download: bool = False) -> str:
-    """Insert `name` into usage code. With `download`, the code downloads a name with a slash, a Hub repository, first."""
+    """Insert `name` into usage code. With `download`, code for a Hub repository (a name with a slash) downloads it first."""
     if download and "/" in name:
         usage = "from huggingface_hub import snapshot_download\n\n" + usage
         return usage.replace('"NAME"', f'snapshot_download("{name}")', 1).replace('"NAME"', f'"{name}"')

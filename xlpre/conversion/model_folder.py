@@ -168,7 +168,7 @@ def export_folder(
 ) -> Iterator[tuple[Path, Tokenizer]]:
     """Write a folder in another format atomically, with a provenance.json and the text `card` as its model card.
 
-    The provenance holds the fields of `folder`, those given here, and the settings that the other format cannot store.
+    The provenance holds the fields of `folder`, the fields given here, and the settings that the other format cannot store.
 
     Yields:
         Folder to write the files of the format into, and the vocabulary.

@@ -172,7 +172,7 @@ def fill_example(model: LanguageModel, tokenizer: Tokenizer, example: ClozeExamp
 
 
 def sample_cloze_examples(split: SplitData, tokenizer: Tokenizer, count: int, seed: int) -> list[ClozeExample]:
-    """Sample up to `count` sentences of a split, each with a whole word of one token to mask.
+    """Sample up to `count` sentences of a split, each with a word to mask that is a single token.
 
     Args:
         split: text.

@@ -72,7 +72,7 @@ def build_offsets(text: str, ids: list[int], extents: Sequence[tuple[int, int]],
     Args:
         text: the original text.
         ids: (N,) token ids.
-        extents: first and last character of each token in the normalized text, or NO_POSITION twice.
+        extents: first and last character of each token in the normalized text; both are NO_POSITION for a space.
         positions: (n + 1,) position in `text` of each of the n characters of the normalized text, and the end. Non-decreasing.
     """
     first, last = np.array(extents, np.int64).reshape(-1, 2).T
@@ -92,7 +92,7 @@ def build_offsets(text: str, ids: list[int], extents: Sequence[tuple[int, int]],
 
 
 def piece_extents(pieces: Iterable[Sequence[str]]) -> list[tuple[int, int]]:
-    """Return the first and last character of each part of each piece in the normalized text, or NO_POSITION twice.
+    """Return the positions of the first and last character of each part of each piece in the normalized text. See `build_offsets`.
 
     Args:
         pieces: consecutive pieces of the normalized text, each followed by the parts into which it was split.

@@ -381,7 +381,7 @@ def _remove(checkpoint: Path) -> None:
 
 
 def _attempt(work: Callable[[], FileEntries]) -> tuple[FileEntries, _Failure | None]:
-    """Do the work of a stage, and again after an error. Return its result, or the error of the last attempt."""
+    """Run `work`, and again after an error. Return its result, or the error of the last attempt."""
     try:
         return retry(work), None
     except OSError as error:

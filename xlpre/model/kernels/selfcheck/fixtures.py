@@ -220,7 +220,7 @@ def higher_precision(dtype: torch.dtype) -> torch.dtype:
 
 
 def relative_error(result: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
-    """Return the norm of the difference over the norm, for each tensor, to two digits."""
+    """Return, for each tensor, the norm of the difference divided by the norm of `expected`, rounded to two digits."""
     error = {name: (result[name].to(x.dtype) - x).norm() / x.norm() for name, x in expected.items()}
     return {name: float(f"{x.item():.2g}") for name, x in error.items()}
 
