@@ -89,7 +89,7 @@ def model_dir(config: PretrainConfig) -> Path:
 
 
 def model_step(config: PretrainConfig) -> int:
-    """Return the step of the model folder of a run; -1 if there is none, or a damaged one, which its checkpoint can restore."""
+    """Return the step of the model folder of a run; -1 if there is none or it is damaged; its checkpoint can restore it."""
     try:
         entries = read_provenance(model_dir(config)) or {}
     except ValueError:

@@ -115,7 +115,7 @@ class WeightInit:
 def _merge_shapes(
     model: ModelConfig, initial: ModelConfig, explicit_keys: ExplicitKeys, init_from: str
 ) -> tuple[ModelConfig, list[str]]:
-    """Merge the configured model settings into those of the initial weights.
+    """Merge the configured model settings into the settings of the initial weights.
 
     Returns:
         The merged settings, and the replaced settings of the config file, as `NAME=NEW (OLD)`.

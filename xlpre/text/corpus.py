@@ -111,8 +111,8 @@ class ReadUnit:
 def list_units(config: TextConfig) -> list[list[ReadUnit]]:
     """Return groups of units that can be read in parallel. The units of a group are read one after another.
 
-    Large units are groups of one, small units share groups. With `max_chars`, which limits a source as a whole, the units of a source
-    form one group. The order depends only on the text and `config`.
+    A large unit forms its own group; small units share groups. With `max_chars`, which limits a whole source, all units of a source form
+    one group. The order depends only on the text and `config`.
 
     Raises:
         ValueError: a glob matches no file, a file is of an unknown kind, or a dataset cannot be loaded.

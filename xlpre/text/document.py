@@ -13,7 +13,7 @@ MAX_DOCUMENT_CHARS = 16_000_000  # longer documents are split
 
 
 def documents_from_lines(lines: Iterable[tuple[int, str]], begin: int, end: int | None) -> Iterator[Document]:
-    """Yield the documents, separated by empty lines, of a part of a file.
+    """Yield the documents in a part of a file. Empty lines separate documents.
 
     A part that starts inside a file begins with the document after its first empty line. A document that extends beyond the end of the
     part is read completely.

@@ -77,7 +77,7 @@ def check_backend(name: str) -> None:
 def fastest_backend(device: torch.device, dtype: torch.dtype, head_width: int) -> str:
     """Return the backend that `auto` stands for.
 
-    On a CPU that is `cpu`, if it compiles, on a GPU `triton`, if its kernels pass the self-check. Otherwise it is `sdpa`.
+    It is `cpu` on a CPU where it compiles, `triton` on a GPU where its kernels pass the self-check, and otherwise `sdpa`.
 
     Args:
         device: device of the model.

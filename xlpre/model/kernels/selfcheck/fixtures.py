@@ -36,7 +36,7 @@ class Case(ABC):
         """Compute the forward pass."""
 
     def gradients(self, output: Tensor, d_output: Tensor) -> tuple[Tensor, ...]:
-        """Compute the gradients of all tensors from that of the output."""
+        """Compute the gradients of all tensors from the gradient of the output."""
         return torch.autograd.grad(output, list(self.tensors.values()), d_output.to(output.dtype))
 
     def run(self, d_output: Tensor, dropout: float = 0.0) -> dict[str, Tensor]:

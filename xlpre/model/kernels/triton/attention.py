@@ -255,7 +255,7 @@ def visible_ranges(attn_meta: AttentionMeta) -> tuple[list[Tensor], list[Tensor]
 
 
 def _group_ranges(visible: Tensor, offset: int, empty_start: int) -> tuple[Tensor, Tensor]:
-    """Return the range along the last dimension that groups of TILE_MULTIPLE along dimension 1 see.
+    """Return the range of the last dimension that each group of TILE_MULTIPLE elements of dimension 1 sees.
 
     Args:
         visible: (B, L, X) bool.

@@ -157,7 +157,7 @@ def backward_position_query(
     N, K, R, H, n_pitch, k_pitch,
     E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of a tile of position queries from that of their position scores."""
+    """Compute the gradient of a tile of position queries from the gradient of their position scores."""
     batch, head = tl.program_id(1) // H, tl.program_id(1) % H
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     _, _, position_key, _, first, last = load_row_info(row_info, batch, row, n_pitch)

@@ -231,7 +231,7 @@ def _dropout_args(dropout: float) -> dict[str, int | float]:
 def add_norm_config(width: int, has_dropout: bool) -> dict[str, Any]:
     """Return constants and number of warps of the add-norm kernels.
 
-    A thread holds 8 or 16 elements of a row, for which registers suffice up to rows of 4,096.
+    A thread holds 8 or 16 elements of a row. Its registers suffice for rows of up to 4,096 elements.
     """
     padded = 1 << (width - 1).bit_length()
     warps = max(1, min(padded // 256, 4), min(padded // 512, 32))  # 32 is the limit of the hardware

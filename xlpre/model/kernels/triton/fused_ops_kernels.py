@@ -87,7 +87,7 @@ def add_norm_backward(
     N, n_groups, drop_level, dropout_scale,
     HAS_DROPOUT: tl.constexpr, PREFETCH: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr, PHILOX_OUTPUTS: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of both summands, and the contributions of a program to those of weight and bias.
+    """Compute the gradients of both summands, and the contributions of a program to the gradients of weight and bias.
 
     A program computes every num_programs-th group of PHILOX_OUTPUTS rows.
     """
