@@ -29,7 +29,7 @@ TERMINALS = ".!?…։؟۔।॥፧።။៕᠃。！？｡"  # full stops of man
 def starts_word(piece: str) -> bool:
     """Return True if a piece starts a word, so that a span may start with it.
 
-    Source: zihangdai/xlnet data_utils.py: a space, '<' or ASCII punctuation. In addition, every piece of a script without spaces starts a word.
+    Source: zihangdai/xlnet data_utils.py: a space, '<' or ASCII punctuation. Every piece of a script without spaces also starts a word.
     """
     if piece.startswith((WORD_BOUNDARY, "<")) or (len(piece) == 1 and piece in '!"#$%&()*+,-./:;?@[\\]^_`{|}~'):
         return True
