@@ -12,7 +12,7 @@ import torch
 from pretrain.config import PretrainConfig
 from pretrain.planning.flops import batch_shape, flops_per_step
 from tests.conftest import REPOSITORY, refused
-from tests.integration.conftest import call, damage, environment, run, start
+from tests.integration.conftest import call, damage, environment, run, run_together, start
 from xlpre.common.files import lock_dir
 from xlpre.config.loader import load_config
 from xlpre.conversion.model_folder import load_folder
@@ -301,3 +301,14 @@ def test_a_run_resumes_with_the_attention_backend_of_its_checkpoint(make_args, t
         shutil.rmtree(last)
     assert [result.resumed_with for result in results] == ["sdpa", "cpu"]
     assert ["not available here" in result.stdout + result.stderr for result in results] == [False, True]
+
+
+@pytest.mark.long
+def test_two_processes_check_a_finished_run_together(make_args, tmp_path):
+    args = make_args(train__steps=4, train__save_every=2)
+    assert run_together(2, SCRIPT, *args).returncode == 0
+    again = run_together(2, SCRIPT, *args)
+    assert again.returncode == 0 and again.stdout.count("already finished") == 1, again.stderr
+    damage(tmp_path / "tiny/checkpoints/step_00000004/moments_000.safetensors")
+    repaired = run_together(2, SCRIPT, *args)
+    assert repaired.returncode == 0 and "at step 2" in repaired.stdout and "finished at step 4" in repaired.stdout
