@@ -150,7 +150,9 @@ def _read_yaml(path: Path, extending: tuple[Path, ...]) -> DictConfig:
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file. The presets are in configs/.") from None
     except (yaml.YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: cannot be read as YAML: {' '.join(str(error).split())}") from None
+        raise ValueError(
+            f"{path}: cannot be read as YAML ({' '.join(str(error).split())}). Correct the file."
+        ) from None
     if not isinstance(settings, DictConfig):
         raise ValueError(f"{path}: the file must hold `key: value` lines, not a {type(settings).__name__}.")
     base = settings.pop("extends", None)

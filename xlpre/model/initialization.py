@@ -90,10 +90,13 @@ def load_weights(weights: Mapping[str, Tensor], module: nn.Module) -> None:
     """
     for name, parameter in module.named_parameters():
         if name not in weights:
-            raise ValueError(f"the weights of {name} are missing: the model needs shape {tuple(parameter.shape)}.")
+            raise ValueError(
+                f"the weights of {name} are missing: the model needs shape {tuple(parameter.shape)}. Use weights of this config."
+            )
         if weights[name].shape != parameter.shape:
             raise ValueError(
-                f"the weights of {name} with shape {tuple(weights[name].shape)} are invalid: the model needs {tuple(parameter.shape)}."
+                f"the weights of {name} with shape {tuple(weights[name].shape)} are invalid: the model needs {tuple(parameter.shape)}. "
+                "Use weights of this config."
             )
         parameter.copy_(weights[name])
 

@@ -27,7 +27,9 @@ def parse_object(text: str, location: str) -> dict[str, Any]:
         half = f"\\u{ord(error.object[error.start]):04x}"
         raise ValueError(f"{location}: {half} is an unpaired surrogate, half of a character. Remove it.") from None
     except (RecursionError, ValueError) as error:  # very deep nesting, or a number with thousands of digits
-        raise ValueError(f"{location}: cannot be read as JSON ({str(error).partition(';')[0]}).") from None
+        raise ValueError(
+            f"{location}: cannot be read as JSON ({str(error).partition(';')[0]}). Correct or remove it."
+        ) from None
     if not isinstance(value, dict):
         is_list_of_objects = value and isinstance(value, list) and isinstance(value[0], dict)
         remedy = _jsonl_remedy(text) if is_list_of_objects else ""

@@ -116,7 +116,9 @@ class Tokenizer:
         except FileNotFoundError:
             raise ValueError(f"{origin} does not exist. Train it with pretrain/train_tokenizer.py.") from None
         except OSError as error:
-            raise ValueError(f"{origin} cannot be read: {error.strerror}") from None
+            raise ValueError(
+                f"{origin} cannot be read ({error.strerror}). Set another path, or get permission to read it."
+            ) from None
 
     @classmethod
     def from_config(cls, config: TokenizerConfig) -> Tokenizer:
@@ -195,7 +197,7 @@ class Tokenizer:
             ValueError: `text` is not a string, or cannot be encoded as UTF-8.
         """
         if not isinstance(text, str):
-            raise ValueError(f"encode() takes one text, a str, not {text!r:.60}")
+            raise ValueError(f"encode() takes one text, a str, not {text!r:.60}. Call it once per text.")
         return self._encode([text])[0]
 
     def encode_with_offsets(self, text: str) -> TokenOffsets:
@@ -239,7 +241,9 @@ class Tokenizer:
         """
         text_ids = [int(i) for i in ids if i > special_tokens.EOP or i == special_tokens.UNK]
         if text_ids and max(text_ids) >= len(self):
-            raise ValueError(f"token id {max(text_ids)} is invalid: this vocabulary has the ids 0 to {len(self) - 1}")
+            raise ValueError(
+                f"token id {max(text_ids)} is invalid: ids are 0 to {len(self) - 1}. Decode with the vocabulary that encoded it."
+            )
         return self._processor.decode(text_ids)
 
     def unknown_fraction(self, texts: Sequence[str]) -> float:

@@ -80,7 +80,9 @@ def build_deepspeed_config(
             f"deepspeed: the setting {key} (DeepSpeed's name) is invalid: {first['msg']}. Correct it."
         ) from None
     except (DeepSpeedConfigError, ValueError, TypeError, AssertionError) as error:  # it has no common error class
-        raise ValueError(f"deepspeed: DeepSpeed refuses the settings: {error}") from None
+        raise ValueError(
+            f"deepspeed: DeepSpeed refuses the settings: {str(error).rstrip('.')}. Correct them."
+        ) from None
     return config
 
 
