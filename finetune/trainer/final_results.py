@@ -1,4 +1,4 @@
-"""Final results of a run and of all runs: metrics of the selected weights, predictions, submission files, table and plots.
+"""Results after training, of each seed and of all seeds: metrics of the selected weights, predictions, submission files, table and plots.
 
 RUN/seed_1/{metrics.jsonl, result.json, best/, dev.jsonl}      of each run; best/ is a model folder with the task's head
 RUN/{table.md, table.csv, curves.png, confusion.png, ...}      of all runs

@@ -100,7 +100,7 @@ class Backbone(nn.Module):
         if not isinstance(batch, Batch) or not isinstance(memory, BaseMemory):
             raise ValueError(
                 f"inputs of type {type(batch).__name__} and {type(memory).__name__} are invalid: a model reads a Batch and a Memory. "
-                "xlpre.inference.cloze.unmasked_batch builds a batch from token ids; initial_memory(config, rows=B, mem_len=0) is empty."
+                "Build them with xlpre.inference.cloze.unmasked_batch(token_ids) and initial_memory(config, rows=B, mem_len=0)."
             )
         memory.check(self.config, len(batch.input_ids), self.mask_embedding)
         expected = (*batch.input_ids.shape, self.config.d_model)
