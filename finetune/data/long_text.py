@@ -118,7 +118,7 @@ def require_truncation(data: TaskDataConfig, task: str) -> None:
 
 
 def check_memory(data: TaskDataConfig, config: ModelConfig) -> None:
-    """Check that `data.long_text=memory` has a memory.
+    """Check that the model has memory if `data.long_text=memory`.
 
     Raises:
         ValueError: the memory length is 0.
