@@ -9,6 +9,7 @@ import json
 import tempfile
 import warnings
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,10 @@ class HuggingFace(Contender):
     """Hugging Face's XLNetLMHeadModel."""
 
     def __init__(self, c: dict[str, Any]) -> None:
+        if find_spec("transformers") is None:
+            raise ValueError(
+                "--vs=hf is invalid: the package transformers is not installed. Run `pip install -c constraints.txt transformers`."
+            )
         from transformers import XLNetConfig, XLNetLMHeadModel
 
         torch.manual_seed(c["seed"])
