@@ -70,6 +70,7 @@ def make_store(config: PretrainConfig) -> TokenStore:
         _print_note(store.upgrade_note)
         return store
     _warn_of_unknown_characters(config, tokenizer)
+    print(f"{path}: tokenizing {' '.join(config.text.sources)} ...", flush=True)
     start = time.monotonic()
     with _ProgressBar(sum(source_files(config.text).values())) as progress:
         store = build_store(path, config.text, tokenizer, progress.update)
@@ -122,7 +123,7 @@ class _ProgressBar:
 
     def __init__(self, n_bytes: int) -> None:
         tqdm.monitor_interval = 0  # no monitor thread: processes are forked while the bar is shown
-        self._bar = tqdm(total=n_bytes or None, unit="B", unit_scale=True, desc="encoding", disable=None)
+        self._bar = tqdm(total=n_bytes or None, unit="B", unit_scale=True, desc="tokenizing", disable=None)
         self._start, self._n_chars = time.monotonic(), 0
 
     def update(self, n_bytes: int, n_chars: int) -> None:

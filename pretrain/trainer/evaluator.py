@@ -162,7 +162,7 @@ def warn_of_small_validation_text(config: PretrainConfig, store: TokenStore) -> 
         return ""
     return (
         f"warning: the validation text has {' and '.join(problems)}; val loss will be noisy. "
-        f"Raise text.val_fraction={config.text.val_fraction:g} and set another data.store_dir."
+        f"Raise text.val_fraction, which is {config.text.val_fraction:g}, and set another data.store_dir."
     )
 
 

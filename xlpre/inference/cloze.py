@@ -203,8 +203,13 @@ def format_result(result: ClozeResult) -> str:
     lines = [result.text]
     for blank, predictions in enumerate(result.predictions):
         label = f"   (label: {result.labels[blank]})" if result.labels else ""
-        lines.append("    " + "  ".join(f"{piece} {probability:.0%}" for piece, probability in predictions) + label)
+        lines.append("    " + "  ".join(f"{piece} {format_percent(p)}" for piece, p in predictions) + label)
     return "\n".join(lines)
+
+
+def format_percent(probability: float) -> str:
+    """Return a probability in whole percent; `<1%` if it is below 1 %."""
+    return "<1%" if probability < 0.01 else f"{probability:.0%}"
 
 
 def readable_piece(piece: str) -> str:

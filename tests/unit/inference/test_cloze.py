@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from xlpre.inference.cloze import cloze_batch, masked_batch, unmasked_batch
+from xlpre.inference.cloze import ClozeResult, cloze_batch, format_result, masked_batch, unmasked_batch
 from xlpre.text import special_tokens
 
 TOKENS = np.array([20, 21, 22])
@@ -71,3 +71,8 @@ def test_a_blank_is_hidden_and_sees_the_text_but_no_other_blank(tokenizer):
 def test_a_text_that_cannot_be_filled_in_is_refused(tokenizer, text, message):
     with pytest.raises(ValueError, match=message):
         cloze_batch(text, tokenizer)
+
+
+def test_a_small_probability_is_not_shown_as_zero():
+    predictions = [[("a", 0.985), ("b", 0.01), ("c", 0.0099), ("d", 1e-9)]]
+    assert "a 98%  b 1%  c <1%  d <1%" in format_result(ClozeResult("____", predictions, []))
