@@ -79,7 +79,7 @@ def test_inputs_of_other_types_are_refused_with_a_remedy():
     memory = random_memory(model.config, 2, 4)
     for inputs in ((batch.input_ids, memory), (batch, None), (batch, memory.hidden)):
         with pytest.raises(
-            ValueError, match=r"inputs of type \w+ and \w+ .* Batch and a Memory. .*unmasked_batch .*initial_memory"
+            ValueError, match=r"inputs of type \w+ and \w+ .* Batch and a Memory. .*unmasked_batch.*initial_memory"
         ):
             model(*inputs)
 
