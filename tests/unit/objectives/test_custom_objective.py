@@ -72,7 +72,7 @@ def test_unknown_lanes_are_refused(loader_of, step, lanes):  # noqa: F811
 
 
 def test_lane_groups_that_are_not_lists_are_refused(loader_of):  # noqa: F811
-    with pytest.raises(ValueError, match=r"`batches` returns a list"):
+    with pytest.raises(ValueError, match=r"For `batches`, `lane_groups_at"):
         next(loader_of().batches(0, lambda step: range(4)))
 
 
