@@ -296,9 +296,9 @@ def build_table(ablation: Ablation) -> list[dict[str, str]]:
                 "training minutes": f"{median(x['train_seconds'] for x in lasts) / 60:.1f}",
                 "validation loss": f"{median(losses):.3f}",
                 "lowest to highest": f"{losses[0]:.3f} to {losses[-1]:.3f}" if len(losses) > 1 else "",
-                f"difference to {base_row}": f"{final_difference:+.3f}" if comparable else "other targets",
+                f"difference to {base_row}": _format_difference(final_difference) if comparable else "other targets",
                 "difference at equal tokens": (
-                    f"{row_loss - base_loss:+.3f} ({common_tokens / 1e6:.2f} M)" if comparable else ""
+                    f"{_format_difference(row_loss - base_loss)} ({common_tokens / 1e6:.2f} M)" if comparable else ""
                 ),
                 "unigram baseline": f"{lasts[0]['val_unigram_loss']:.3f}",
                 "million tokens to beat the baseline": _format_range(
@@ -349,7 +349,7 @@ def draw_losses(results: dict[str, list[RunResult]]) -> Any:
     losses = [result.loss for row_results in results.values() for result in row_results if result.loss < math.inf]
     near = [loss for loss in losses if loss < baseline + 2 * MARGIN] or losses or [baseline]
     low, high = min(near), max(near)
-    margin = 0.08 * (high - low) or MARGIN
+    margin = max(0.08 * (high - low), MARGIN - (high - low) / 2)  # an axis of at least 2 MARGIN
     figure, (axes,) = new_axes(8, 1.4 + 0.32 * len(rows))
     for y, row in enumerate(rows):
         fill = "full" if _is_comparable(results[row], base) else "none"
@@ -367,6 +367,7 @@ def draw_losses(results: dict[str, list[RunResult]]) -> Any:
         [f"{row} (other targets)" if other else row for row, other in zip(rows, is_other, strict=True)],
     )
     axes.set(xlim=(low - margin, high + margin), ylim=(-0.6, len(rows) - 0.4))
+    axes.ticklabel_format(axis="x", useOffset=False)
     axes.set(xlabel="last validation loss, nats per target (at the right: median of the runs)", ylabel="row")
     axes.grid(axis="both", color="#e3e7ee")
     figure.legend(loc="outside upper right", frameon=False, fontsize=8, ncols=2)
@@ -380,6 +381,12 @@ def _is_comparable(results: Sequence[RunResult], base: Sequence[RunResult]) -> b
 
 def _median_loss(results: Sequence[RunResult]) -> float:
     return median(result.loss for result in results)
+
+
+def _format_difference(difference: float) -> str:
+    """Return a difference with its sign, which is left out if it is zero after rounding."""
+    text = f"{difference:+.3f}"
+    return text if float(text) else text[1:]
 
 
 def _format_range(values: Sequence[float], n_runs: int) -> str:

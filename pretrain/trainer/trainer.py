@@ -232,6 +232,8 @@ class Trainer:
         self.logger.close()
         if is_rank_zero():
             if self.progress.is_finished:
+                if warning := self.progress.warn_of_unfinished_warmup(self.config.schedule):
+                    print(warning)
                 print(f"finished at step {self.progress.step:,}: the model is in {model_dir(self.config)}", flush=True)
             else:
                 print(f"stopped at step {self.progress.step:,} and saved. The same command resumes.", flush=True)

@@ -59,6 +59,16 @@ class Progress:
         """True after the last step, or when the time budget is spent."""
         return self.step >= self.train.steps or self.time_fraction >= 1
 
+    def warn_of_unfinished_warmup(self, schedule: ScheduleConfig) -> str:
+        """Return a warning if the time budget ended in the warm-up; else an empty string."""
+        if self.time_fraction < 1 or not 0 < self.step <= schedule.warmup_steps:
+            return ""
+        return (
+            f"warning: train.hours={self.train.hours:g} ended at step {self.step:,}, in the warm-up "
+            f"(schedule.warmup_steps={schedule.warmup_steps}): the learning rate never reached optim.lr. "
+            "Raise train.hours or lower schedule.warmup_steps."
+        )
+
     def begin_step(self, seed: int, schedule: ScheduleConfig, peak_lr: float) -> None:
         """Set the learning rate, seed dropout and start to exchange clocks and stop signals. Every process must call it."""
         set_lr(self.engine.optimizer, learning_rate(schedule, peak_lr, self.step, self.train.steps, self.time_fraction))

@@ -183,9 +183,9 @@ def test_before_the_first_row_is_evaluated_another_row_is_the_base(write):
     write_metrics("low", 1, [9.0, 5.5])
     write_metrics("high", 1, [9.0, 6.0])
     low, high = build_table(ablation)
-    assert (low["difference to low"], high["difference to low"]) == ("+0.000", "+0.500")
+    assert (low["difference to low"], high["difference to low"]) == ("0.000", "+0.500")
     write_metrics("plain", 1, [9.0, 5.0])
-    assert [line["difference to plain"] for line in build_table(ablation)] == ["+0.000", "+0.500", "+1.000"]
+    assert [line["difference to plain"] for line in build_table(ablation)] == ["0.000", "+0.500", "+1.000"]
 
 
 def test_the_table_has_medians_over_seeds_and_tokens_to_beat_unigram(write):
@@ -251,6 +251,18 @@ def test_the_picture_has_a_line_of_dots_per_row_sorted_by_loss(write):
     assert [dot[1] for dot in dots if dot[2] == ">"] == [0]
     assert [text.get_text() for text in axes.texts] == ["inf", "5.100", "4.500", "4.000"]
     assert [line.get_xdata()[0] for line in axes.lines if line.get_label() == "median of plain"] == [5.1]
+
+
+def test_a_difference_that_rounds_to_zero_has_no_sign_and_does_not_fill_the_picture(write):
+    write_metrics("plain", 1, [9.0, 5.00003])
+    write_metrics("other", 1, [9.0, 5.0])
+    ablation = Ablation(write({"plain": [], "other": []}))
+    assert [line["difference to plain"] for line in build_table(ablation)] == ["0.000", "0.000"]
+    axes = draw_losses(read_results(ablation)).axes[0]
+    left, right = axes.get_xlim()
+    assert left < 5.0 < right and right - left > 0.01
+    axes.figure.canvas.draw()
+    assert axes.xaxis.get_offset_text().get_text() == ""
 
 
 def test_the_table_of_a_subset_does_not_replace_that_of_all_rows(write):

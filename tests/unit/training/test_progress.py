@@ -1,3 +1,4 @@
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -52,6 +53,16 @@ def test_a_run_is_finished_when_all_its_starts_together_have_used_up_the_hours(m
     progress = make_progress(manifest={**manifest, "train_seconds": 3600.0}, hours=1.0)
     run_step(progress)
     assert progress.is_finished and progress.step == 6
+
+
+def test_a_time_budget_that_ends_in_the_warmup_is_reported(make_progress):
+    manifest = {"step": 4, "train_seconds": 3600.0, "counters": {"skipped_steps": 0}}
+    progress = make_progress(manifest=manifest, hours=1.0)
+    run_step(progress)
+    assert re.search(r"at step 5, .*Raise train.hours", progress.warn_of_unfinished_warmup(ScheduleConfig(5)))
+    assert not progress.warn_of_unfinished_warmup(ScheduleConfig(4))
+    progress = make_progress(manifest=manifest, hours=2.0)
+    assert not progress.warn_of_unfinished_warmup(ScheduleConfig(5))
 
 
 def test_the_clock_resumes_from_the_checkpoint(make_progress):
