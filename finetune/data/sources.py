@@ -148,7 +148,8 @@ class TableSource:
             ValueError: a column is missing, empty or invalid.
         """
         columns = self.columns
-        fields = {columns.aliases.get(name, name): value for name, value in fields.items()}
+        if columns.aliases:
+            fields = {columns.aliases.get(name, name): value for name, value in fields.items()}
         label: int | float | None = None
         if labelled or not self._is_hidden_label(fields.get(columns.label)):
             if columns.label_names:

@@ -21,6 +21,16 @@ KINDS = (".tsv", ".txt", ".csv", ".jsonl", ".parquet")
 MAX_FLOAT32 = 3.4e38
 
 
+class TableRow(dict[str, Any]):
+    """Columns of a row by name, with the location of the header line that names them."""
+
+    __slots__ = ("header",)
+
+    def __init__(self, header: str, columns: Mapping[str, Any]) -> None:
+        super().__init__(columns)
+        self.header = header
+
+
 def read_rows(
     path: Path, names: Sequence[str] = (), skip_short_rows: bool = False, errors: RowErrors | None = None
 ) -> Iterator[tuple[str, Fields]]:
@@ -58,10 +68,12 @@ def read_rows(
         yield from _read_jsonl(path, errors) if kind == ".jsonl" else parquet_rows(path, ByteCounter(), None, 0, None)
         return
     rows = _read_csv(path) if kind == ".csv" else _read_tsv(path)
+    header = str(path)
     if not names:
         line, names = next(rows, (1, []))
         if not names:
             raise ValueError(f"{path} is empty: the first line must contain the column names.")
+        header = f"{path}, line {line}"
         if kind == ".csv" and len(names) == 1 and ";" in names[0]:
             raise ValueError(
                 f"{path}, line {line}: columns are separated by ';', as some spreadsheets do. Save the file with commas."
@@ -80,7 +92,7 @@ def read_rows(
                 raise ValueError(f"{location}: {problem}. Correct the row.")
             errors.add(location, f"{problem}. Correct the row.")
             continue
-        yield f"{path}, line {line}", dict(zip(names, values, strict=True))
+        yield f"{path}, line {line}", TableRow(header, dict(zip(names, values, strict=True)))
 
 
 def is_hub_split(path: Path | str) -> bool:
@@ -117,6 +129,7 @@ def get_value(fields: Fields, column: str, location: str) -> Any:
         ValueError: the column is missing.
     """
     if column not in fields:
+        location = fields.header if isinstance(fields, TableRow) else location
         raise MissingColumnError(
             f"{location}: there is no column {column!r}. Columns: {', '.join(map(str, fields)) or 'none'}."
         )

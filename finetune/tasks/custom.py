@@ -83,8 +83,9 @@ def read_label_names(files: Sequence[Path], column: str) -> list[str]:
 def _build_source(name: str, data: TaskDataConfig, label_names: Sequence[str]) -> TableSource:
     texts = tuple(data.text or ())
     if not 1 <= len(texts) <= 2 or len({*texts}) < len(texts):
+        shown = "null" if data.text is None else f"[{', '.join(data.text)}]"
         raise ValueError(
-            f"data.text={data.text} is invalid: task={name} needs one column with the text, or two different ones. Set data.text=[COLUMN]."
+            f"data.text={shown} is invalid: task={name} needs one column with the text, or two different ones. Set data.text=[COLUMN]."
         )
     folder = Path(data.root)
     train = [resolve_file(folder, file) for file in data.train or ()]

@@ -108,7 +108,9 @@ class RankingSource:
     def _paths(self, key: str) -> list[Path]:
         files = getattr(self._data, key)
         if not files:
-            raise ValueError(f"data.{key}={files} is invalid: task=rank needs it. Set data.{key}=[FILE].")
+            raise ValueError(
+                f"data.{key}={'null' if files is None else files} is invalid: task=rank needs it. Set data.{key}=[FILE]."
+            )
         return [resolve_file(self._data.root, file) for file in files]
 
 

@@ -115,11 +115,16 @@ def _parse_line(task: Task, line: str | Fields, location: str, row: int) -> Exam
     else:
         columns, texts = task.text_columns, _split_texts(line)
         if len(columns) != len(texts):
-            required = " and ".join(columns) if columns else "a JSON object"
-            raise ValueError(
-                f"{location} is invalid: {task.name} needs {required}, and the line has {counted(len(texts), 'text')}. "
-                "Separate texts with a tab, or write a JSON list."
-            )
+            if not columns:
+                raise ValueError(f"{location} is invalid: {task.name} reads a JSON object. Write one.")
+            rule = f"this model reads {counted(len(columns), 'text')} ({' and '.join(columns)}), and the line has {len(texts)}"
+            if len(columns) > 1:
+                remedy = "Separate the texts with one tab, or write a JSON list."
+            elif "\t" in line:
+                remedy = "Remove the tab." if line.count("\t") == 1 else "Remove the tabs."
+            else:
+                remedy = "Remove the others."
+            raise ValueError(f"{location} is invalid: {rule}. {remedy}")
         fields = dict(zip(columns, texts, strict=True))
     return task.parse_example(fields, location, str(row))
 

@@ -84,8 +84,8 @@ def test_an_invalid_setting_is_refused_with_its_value_and_a_remedy(folder, tmp_p
         (["init_from=nowhere"], "init_from.*nowhere"),
         (["name=.."], r"name='?\.\."),
         ([f"run_dir={__file__}"], "run_dir"),
-        (["data.text=[sentence]"], "train.tsv, line 2: .*'sentence'.* text, label"),
-        (["data.label=kind"], "train.tsv, line 2: .*'kind'"),
+        (["data.text=[sentence]"], "train.tsv, line 1: .*'sentence'.* text, label"),
+        (["data.label=kind"], "train.tsv, line 1: .*'kind'"),
         (["data.dev=[unknown.tsv]"], "unknown.tsv, line 3: label 'fine' .*bad, good"),
         (["data.dev=[empty.tsv]"], "empty.tsv, line 2: .*'text' is empty"),
         (["data.test=[empty.tsv]"], "empty.tsv, line 2: .*'text' is empty"),
@@ -93,7 +93,7 @@ def test_an_invalid_setting_is_refused_with_its_value_and_a_remedy(folder, tmp_p
         (["data.dev=[none.tsv]"], "none.tsv: no such file"),
         (["data.txt=[a]"], "'data.text'"),
         (["task=regress"], "train.tsv, line 2: 'good' in column 'label'"),
-        (["task=glue/mrpc", "data.train=null", "data.dev=null", "data.text=null"], "train.tsv, line 2: .*'Quality'"),
+        (["task=glue/mrpc", "data.train=null", "data.dev=null", "data.text=null"], "train.tsv, line 1: .*'Quality'"),
         (
             ["train.global_batch_size=3", "train.micro_batch_size=2"],
             "train.micro_batch_size=2 .*train.global_batch_size=3",
@@ -150,7 +150,7 @@ def test_all_invalid_rows_of_all_files_are_reported_in_one_error(folder, tmp_pat
     lines = result.stderr[result.stderr.index("error: ") :].splitlines()
     assert len(lines) == len(problems) and all(map(re.search, problems, lines)), lines
     for column in ("data.label=topic", "data.text=[title]"):  # a mistake in the settings, not in all rows
-        check_refused(call(SCRIPT, *args, column), r"rows.csv, line 2: there is no column '\w+'\. Columns: label, text")
+        check_refused(call(SCRIPT, *args, column), r"rows.csv, line 1: there is no column '\w+'\. Columns: label, text")
 
 
 def test_a_folder_with_runs_of_other_settings_is_refused_and_not_changed(folder, tmp_path):
@@ -185,12 +185,12 @@ def test_predicting_with_a_model_that_was_not_fine_tuned_is_refused(folder):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("ba", "line 2 .*one and two.* 1 text"),
+        ("ba", r"line 2 .*2 texts \(one and two\).* has 1\. Separate .* one tab"),
         ('{"one": "ba"}', "line 2: .*'two'.* one"),
         ('{"one": "ba", "two": 3}', "line 2: .*'two' is 3"),
         ('{"one": ', "line 2: not JSON"),
         ("{sic} ba", r'line 2: not JSON .*\{"one": '),
-        ('["ba"]', "line 2 .*one and two.* 1 text"),
+        ('["ba"]', r"line 2 .*2 texts \(one and two\).* has 1\. Separate .* one tab"),
     ],
 )
 def test_an_invalid_line_is_refused_after_predicting_those_before_it(tokenizer, tmp_path, capsys, line, message):
@@ -217,6 +217,19 @@ def test_a_pair_may_be_a_list_and_an_interactive_line_is_predicted_before_the_ne
     ]
     assert [number for number, _ in predictions] == [1, 2, 3]
     assert predictions[0][1] == predictions[1][1] != predictions[2][1]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("ba\tbe", r"reads 1 text \(one\), and the line has 2\. Remove the tab\.$"),
+        ('["ba", "be"]', r"has 2\. Remove the others\.$"),
+    ],
+)
+def test_a_line_with_two_texts_for_a_model_of_one_is_refused_with_what_to_remove(tokenizer, line, message):
+    task = build_task("classify", TaskDataConfig(text=["one"], labels=["good", "bad"]), "last")
+    with pytest.raises(ValueError, match=message):
+        list(predict_lines(make_finetuned(tokenizer, task, "last"), task, [("line 1", line)]))
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv"])

@@ -245,7 +245,9 @@ def _check_kind(default: Any, value: Any, key: str, origin: str) -> None:
     is_null = default._is_optional() and value._is_none()
     for kind, rule in ((ListConfig, "a list such as [a, b]"), (DictConfig, "a mapping such as {a: 1, b: 2}")):
         if not is_null and isinstance(default, kind) and not isinstance(value, kind) and not value._is_interpolation():
-            raise ValueError(f"{prefix}{setting} it must be {rule}.")
+            is_item = kind is ListConfig and not isinstance(value, DictConfig) and value._value() not in (None, "")
+            remedy = f" Set {key}=[{value._value()}]." if is_item else ""
+            raise ValueError(f"{prefix}{setting} it must be {rule}.{remedy}")
     if isinstance(default, BooleanNode) and type(value._value()) is int and value._value() not in (0, 1):
         raise ValueError(f"{prefix}{setting} it must be true or false.")
     if isinstance(value, DictConfig):

@@ -108,7 +108,7 @@ def test_a_single_label_and_missing_columns_are_refused(tmp_path):
     (tmp_path / "a.tsv").write_text("text\tlabel\nx\ta\n")
     with pytest.raises(ValueError, match="a.tsv: column 'label' .*'a'"):
         build("classify", tmp_path, train=["a.tsv"], text=["text"])
-    with pytest.raises(ValueError, match=r"data.text=None .*data.text=\[COLUMN\]"):
+    with pytest.raises(ValueError, match=r"data.text=null .*data.text=\[COLUMN\]"):
         build("classify", tmp_path, labels=["a", "b"])
 
 
