@@ -30,7 +30,8 @@ def build_parser() -> SettingsParser[PretrainConfig]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
-    make_store(build_parser().parse_config(argv).config)
+    config, explicit_keys, _ = build_parser().parse_config(argv)
+    make_store(config, explicit_keys)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,11 @@ import numpy as np
 
 from pretrain.config import PretrainConfig
 from xlpre.common.plots import new_figure, save_figure
+from xlpre.common.plural import counted
 from xlpre.data.lanes import DirectedText, WindowLocation
 from xlpre.data.rng import RowRng
 from xlpre.data.store import SplitData, TokenStore
-from xlpre.data.window_layout import SEGMENT_A, SEGMENT_B, SEGMENT_CLS, DataConfig, build_windows
+from xlpre.data.window_layout import SEGMENT_A, SEGMENT_B, SEGMENT_CLS, DataConfig, Windows, build_windows
 from xlpre.objectives.registry import build_objective
 from xlpre.text import special_tokens
 from xlpre.text.tokenizer import Tokenizer
@@ -135,7 +136,7 @@ def explain(
     pieces = tokenizer.pieces
     return Explanation(
         f"{config.objective.name}, {data.seq_len} tokens ({data.reuse_len} reused), {direction}, seed {config.seed}, step {step}",
-        [objective.description, *_notes(int(windows.pair_label[0]), data, len(ids) - 1)],
+        [objective.description, *_notes(windows, data, len(ids) - 1)],
         pieces=[pieces[i] for i in windows.ids[0]],
         input_pieces=[pieces[i] for i in inputs.input_ids[0]],
         segments=[SEGMENT_NAMES[i] for i in windows.segments[0]],
@@ -165,18 +166,20 @@ def fit_window(data: DataConfig, n_tokens: int) -> DataConfig:
     return dataclasses.replace(data, seq_len=seq_len, reuse_len=reuse_len)
 
 
-def _notes(pair_label: int, data: DataConfig, n_tokens: int) -> list[str]:
-    notes = []
-    if data.n_symbols == 3:
-        origin = (
-            "follows A in the text"
-            if pair_label
-            else "is from another position (in training, anywhere in the store; here, in this text)"
-        )
-        notes.append(f"Segment B {origin}.")
-    if (capacity := data.seq_len - data.n_symbols) < n_tokens:
+def _notes(windows: Windows, data: DataConfig, n_tokens: int) -> list[str]:
+    """Return remarks on a window: the origin of segment B, and tokens of the text that it leaves out."""
+    notes, n_read = [], min(data.seq_len - data.n_symbols, n_tokens)
+    reason = f"a window holds {n_read:,}. Give a shorter text or raise data.seq_len."
+    if data.has_pairs and windows.pair_label[0]:
+        notes.append("Segment B follows A in the text.")
+    elif data.has_pairs:
+        notes.append("Segment B is from another position (in training, anywhere in the store; here, in this text).")
+        n_read = int(windows.special_mask[0].argmax())  # segment A ends at the first <sep>
+        reason = "segment B takes their place. Set data.pairs=false, or another --step."
+    if n_omitted := n_tokens - n_read:
+        end = "first" if windows.backward[0] else "last"
         notes.append(
-            f"The text has {n_tokens:,} tokens; a window of {data.seq_len} holds {capacity}, the others are cut off."
+            f"The {end} {counted(n_omitted, 'token')} of the text {'does' if n_omitted == 1 else 'do'} not fit: {reason}"
         )
     return notes
 

@@ -10,6 +10,8 @@ from tqdm import tqdm
 
 from pretrain.config import PretrainConfig
 from pretrain.trainer.evaluator import warn_of_small_validation_text
+from pretrain.trainer.inputs import ignored_vocab_size
+from xlpre.config.cli import NO_EXPLICIT_KEYS, ExplicitKeys
 from xlpre.config.loader import config_from_mapping
 from xlpre.data.store import META, TokenStore, is_nothing, is_store
 from xlpre.data.store_builder import build_store
@@ -50,8 +52,12 @@ def make_tokenizer(config: PretrainConfig) -> Tokenizer:
     return tokenizer
 
 
-def make_store(config: PretrainConfig) -> TokenStore:
+def make_store(config: PretrainConfig, explicit_keys: ExplicitKeys = NO_EXPLICIT_KEYS) -> TokenStore:
     """Return the token store `data.store_dir`; build it if there is no such folder.
+
+    Args:
+        config: settings of the run.
+        explicit_keys: keys that the user set, see `ignored_vocab_size`.
 
     Raises:
         ValueError: the folder is not a token store, or was built from another text or with another vocabulary.
@@ -62,6 +68,8 @@ def make_store(config: PretrainConfig) -> TokenStore:
             f"data.store_dir={path} is invalid: the folder exists and is not a token store. Set another data.store_dir."
         )
     tokenizer = Tokenizer.from_config(config.tokenizer)
+    if note := ignored_vocab_size(config, len(tokenizer), explicit_keys):
+        print(note, flush=True)
     if not is_nothing(path):
         store = TokenStore(path)
         store.check_vocabulary(tokenizer, f"tokenizer.path={config.tokenizer.path}")

@@ -38,7 +38,8 @@ def dry_run(config: PretrainConfig, explicit_keys: ExplicitKeys) -> None:
     if is_rank_zero():
         resolved = inputs.weight_init.resolve_config()
         sizes = _describe_sizes(resolved, len(inputs.store.train))
-        print(f"{to_yaml(resolved)}{sizes}{_describe_processes(config)}# {start}", flush=True)
+        note = f"# {inputs.vocabulary_note}\n" if inputs.vocabulary_note else ""
+        print(f"{to_yaml(resolved)}{sizes}{_describe_processes(config)}{note}# {start}", flush=True)
 
 
 def _describe_sizes(config: PretrainConfig, n_text_tokens: int) -> str:

@@ -29,12 +29,13 @@ class RunInputs:
 
     Args:
         config: settings of the run.
-        explicit_keys: keys that the user set, see WeightInit.
+        explicit_keys: keys that the user set, see WeightInit and `ignored_vocab_size`.
 
     Attributes:
         store: the token store.
         tokenizer: its vocabulary.
         weight_init: initial weights, and the shape of the model.
+        vocabulary_note: see `ignored_vocab_size`.
         objective: the pretraining objective.
         loader: loader of training batches.
         manifest: settings that a resumed run must share. The learning rate and its schedule, the length of the run, the number of
@@ -51,6 +52,7 @@ class RunInputs:
         _check_format(config)
         self.store, self.tokenizer = _open_store(config)
         self.weight_init = WeightInit(config, self.store, self.tokenizer, explicit_keys)
+        self.vocabulary_note = ignored_vocab_size(config, len(self.tokenizer), explicit_keys)
         self.objective = build_objective(config.objective, config.data, self.tokenizer.starts_word)
         lanes = _train_lanes(config, self.store, self.weight_init.shape.mem_len)
         self.loader = Loader(lanes, config.data, self.objective, config.seed)
@@ -179,6 +181,23 @@ def _open_store(config: PretrainConfig) -> tuple[TokenStore, Tokenizer]:
         tokenizer = Tokenizer.from_config(config.tokenizer)
         store.check_vocabulary(tokenizer, f"tokenizer.path={config.tokenizer.path}")
     return store, store.tokenizer()
+
+
+def ignored_vocab_size(config: PretrainConfig, n_pieces: int, explicit_keys: ExplicitKeys) -> str:
+    """Return a note if the command line sets another size than that of the existing vocabulary; else an empty string.
+
+    Args:
+        config: settings of the run.
+        n_pieces: size of the existing vocabulary.
+        explicit_keys: keys that the user set. The value of a config file is a default, and may differ.
+    """
+    size = config.tokenizer.vocab_size
+    if "tokenizer.vocab_size" not in explicit_keys.args or size == n_pieces:
+        return ""
+    return (
+        f"note: tokenizer.vocab_size={size} is ignored: the existing vocabulary has {n_pieces} pieces. Leave it out, or make a "
+        "vocabulary and a store under another name."
+    )
 
 
 def _train_lanes(config: PretrainConfig, store: TokenStore, mem_len: int) -> Lanes:

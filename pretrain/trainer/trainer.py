@@ -350,7 +350,8 @@ class Trainer:
         if self._has_new_eval_protocol:
             start += "; the eval settings changed: validation losses are not comparable with earlier ones, and best/ starts again"
         upgrade = f"note: {self.store.upgrade_note}" if self.store.upgrade_note else ""
-        notes = [upgrade, compare_targets(config), warn_of_small_validation_text(self._resolved, self.store)]
+        small = warn_of_small_validation_text(self._resolved, self.store)
+        notes = [upgrade, self._inputs.vocabulary_note, compare_targets(config), small]
         return (
             f"{config.name}: {config.objective.name}, {n_parameters:,} parameters ({shape.n_layer} layers, d_model {shape.d_model}), "
             f"mem_len {shape.mem_len}\n"

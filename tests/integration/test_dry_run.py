@@ -49,6 +49,10 @@ def test_a_dry_run_prints_settings_that_load_and_sizes_and_writes_nothing(make_a
     )
 
 
+def test_a_dry_run_reports_a_vocabulary_size_that_is_ignored(make_args, dry_run):
+    assert "# note: tokenizer.vocab_size=500 is ignored" in dry_run(*make_args(), "tokenizer.vocab_size=500")
+
+
 @pytest.mark.parametrize(
     ("override", "stage"),
     [

@@ -145,10 +145,26 @@ def test_a_backward_row_is_the_text_from_right_to_left(tokenizer, text):
     assert "backward" in backward.title
 
 
+@pytest.mark.parametrize("backward", [False, True])
+def test_the_tokens_that_segment_b_replaces_are_counted(tokenizer, text, backward):
+    n_tokens, replaced = len(tokenizer.encode_document(text.splitlines(), "paragraphs")[0]) - 1, set()
+    for step in range(8):
+        it = explain(text, tokenizer, settings("data.seq_len=512", "data.reuse_len=256"), step, backward)
+        n_omitted = n_tokens - it.pieces.index("<sep>")
+        follows = "Segment B follows A in the text." in it.notes
+        end = "first" if backward else "last"
+        noted = any(
+            note.startswith(f"The {end} {n_omitted} tokens of the text do not fit: segment B") for note in it.notes
+        )
+        assert noted != follows
+        replaced.add(noted)
+    assert replaced == {False, True}
+
+
 def test_a_long_text_is_cut_with_a_note(tokenizer, text):
     it = explain(" ".join([text.replace("\n", " ")] * 20), tokenizer, settings())
     assert len(it.pieces) == 64
-    assert re.search(r"The text has [\d,]+ tokens; a window of 64 holds 61", to_text(it))
+    assert re.search(r"The last [\d,]+ tokens of the text do not fit: ", to_text(it))
     assert "One character is 2 x 2 tokens" in to_text(it)
     assert max(map(len, to_text(it).splitlines())) <= 100
 

@@ -8,6 +8,7 @@ import pytest
 
 from pretrain.config import PretrainConfig
 from pretrain.tools.preparation import make_store, make_tokenizer
+from xlpre.config.cli import ExplicitKeys
 from xlpre.data.window_layout import DataConfig
 from xlpre.text import corpus, special_tokens
 from xlpre.text.corpus import TextConfig
@@ -112,3 +113,12 @@ def test_a_validation_text_of_a_few_documents_is_reported(config, capsys, val_fr
     assert (n_documents < 16) == is_reported
     warning = f"warning: the validation text has {n_documents} document"
     assert (warning in capsys.readouterr().out) == is_reported
+
+
+def test_another_vocabulary_size_on_the_command_line_is_reported_and_one_of_a_preset_is_not(config, capsys):
+    config, key = change(config, "tokenizer", vocab_size=500), frozenset({"tokenizer.vocab_size"})
+    for keys, reported in ((ExplicitKeys(args=key), True), (ExplicitKeys(file=key), False)):
+        make_store(config, keys)
+        assert (
+            "tokenizer.vocab_size=500 is ignored: the existing vocabulary has 300" in capsys.readouterr().out
+        ) == reported
