@@ -43,7 +43,7 @@ def finished_seeds(inputs: RunInputs) -> set[int]:
     seeds = set()
     for path in sorted(Path(inputs.config.run_dir).glob(f"seed_*/{RESULT}")):
         seed, manifest = Result.read(path).seed, Result.read_manifest(path)
-        checkpoint.check_compatible(path, manifest, json.loads(json.dumps(inputs.manifest(seed))))
+        inputs.check_resumable(path, manifest, inputs.manifest(seed))
         seeds.add(seed)
     return seeds
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +23,11 @@ from finetune.tasks.registry import build_task
 from finetune.trainer.results import FORMAT
 from xlpre.conversion.model_folder import load_init_from
 from xlpre.conversion.task_model_folder import TaskModelFolder
+from xlpre.training import checkpoint
 from xlpre.training.distributed import world_size
 from xlpre.training.run_dir import check_run_dir_writable
+
+FROM_SCRATCH = "from_scratch"  # instead of the fingerprint of the weights
 
 
 class RunInputs:
@@ -119,13 +124,43 @@ class RunInputs:
             "seed": seed,
         }
 
+    def check_resumable(self, path: Path, saved: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+        """Check that a result or checkpoint was written with the current settings, weights and examples.
+
+        Args:
+            path: the result or checkpoint, for the error message.
+            saved: its manifest.
+            expected: the manifest of the run now, with entries of the trainer.
+
+        Raises:
+            ValueError: an entry differs.
+        """
+        saved, now = _add_from_scratch(saved), _add_from_scratch(json.loads(json.dumps(expected)))
+        run_dir = self.config.run_dir
+        checkpoint.check_compatible(path, saved, {key: now[key] for key in ("format", FROM_SCRATCH)})
+        if saved.get("weights") != now["weights"]:
+            raise ValueError(
+                f"init_from={self.config.init_from} is invalid: its weights are not those that {run_dir} was fine-tuned from. They have "
+                f"changed since, or it is another model. Give the run another name, or remove {run_dir}."
+            )
+        examples = {"train_examples": "training", "dev_examples": "dev"}
+        derived = (*examples, "labels", "chunking")  # from the settings in `data` and the files
+        checkpoint.check_compatible(path, saved, {key: value for key, value in now.items() if key not in derived})
+        for key, kind in examples.items():
+            if saved.get(key) != now[key]:
+                raise ValueError(
+                    f"run_dir={run_dir} is invalid: it was fine-tuned with other {kind} examples. Restore them, give the run another "
+                    f"name, or remove {run_dir}."
+                )
+        checkpoint.check_compatible(path, saved, now)
+
     def _encode(self, split: str, examples: Sequence[Example]) -> Split:
         return Split(split, examples, self.task.encode(examples, self.tokenizer))
 
     @cached_property
     def _weights_fingerprint(self) -> str:
         if self.config.from_scratch:
-            return "from_scratch"
+            return FROM_SCRATCH
         content = hashlib.sha256()
         for name, weight in sorted(self.pretrained.weights.items()):
             content.update(f"{name} {weight.double().sum().item()!r}".encode())
@@ -135,6 +170,11 @@ class RunInputs:
     def _fingerprints(self) -> dict[str, str]:
         """Fingerprints of the training examples and of each dev split, by the name of the split."""
         return {split.name: _fingerprint(split) for split in (self.train, *self.dev)}
+
+
+def _add_from_scratch(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a manifest with the setting `from_scratch`, which `weights` contains."""
+    return {**manifest, FROM_SCRATCH: manifest.get("weights") == FROM_SCRATCH}
 
 
 def _fingerprint(split: Split) -> str:

@@ -114,15 +114,14 @@ def is_valid(checkpoint: Path, comm: Comm | None = None) -> bool:
     return not n_damaged
 
 
-def read_manifest(checkpoint: Path, expected: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def read_manifest(checkpoint: Path) -> dict[str, Any]:
     """Read the manifest of a checkpoint.
 
     Args:
         checkpoint: its folder.
-        expected: entries that must be equal; see `check_compatible`.
 
     Raises:
-        ValueError: the manifest is damaged, or an entry of `expected` differs.
+        ValueError: the manifest is damaged.
     """
     manifest: dict[str, Any] = json.loads((checkpoint / MANIFEST).read_text("utf-8"))
     checksum = manifest.pop("checksum", None)  # the first versions wrote none
@@ -130,8 +129,6 @@ def read_manifest(checkpoint: Path, expected: Mapping[str, Any] | None = None) -
         raise ValueError(
             f"{checkpoint / MANIFEST} is damaged: its checksum is wrong. Restore it, or remove {checkpoint}."
         )
-    if expected is not None:
-        check_compatible(checkpoint, manifest, expected)
     return manifest
 
 

@@ -12,13 +12,18 @@ def saved(tmp_path):
     return tmp_path
 
 
-def test_a_manifest_with_the_expected_settings_is_read(saved):
-    assert checkpoint.read_manifest(saved, EXPECTED)["step"] == 7
+def check(saved, expected):
+    checkpoint.check_compatible(saved, checkpoint.read_manifest(saved), expected)
+
+
+def test_a_manifest_with_the_expected_settings_is_accepted(saved):
+    check(saved, EXPECTED)
+    assert checkpoint.read_manifest(saved) == MANIFEST
 
 
 def test_a_setting_that_is_newer_than_the_checkpoint_may_be_off(saved):
     newer = {**EXPECTED, "optim": {**EXPECTED["optim"], "nesterov": False}}
-    assert checkpoint.read_manifest(saved, newer)["step"] == 7
+    check(saved, newer)
 
 
 @pytest.mark.parametrize(
@@ -35,9 +40,9 @@ def test_a_setting_that_is_newer_than_the_checkpoint_may_be_off(saved):
 def test_a_changed_setting_is_refused_with_its_key_and_both_values(saved, change, key, present, written):
     message = f"{key}={present} is invalid: .* written with {key}={written}. Set {key}={written}, or .* another name"
     with pytest.raises(ValueError, match=message):
-        checkpoint.read_manifest(saved, {**EXPECTED, **change})
+        check(saved, {**EXPECTED, **change})
 
 
 def test_a_checkpoint_of_another_format_is_refused_before_its_settings_are_compared(saved):
     with pytest.raises(ValueError, match=r"another version of xlpre \(format 3, this version reads 4\)"):
-        checkpoint.read_manifest(saved, {"format": 4, "seed": 2})
+        check(saved, {"format": 4, "seed": 2})

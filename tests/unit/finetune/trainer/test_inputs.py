@@ -93,6 +93,23 @@ def test_a_manifest_differs_for_other_examples_weights_and_settings_but_not_for_
     assert make_inputs("model.pooling=attn").manifest(1)["model"] != manifest["model"]
 
 
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"weights": "other"}, r"^init_from=.*model is invalid: its weights .* another name, or remove runs/"),
+        ({"weights": "from_scratch"}, r"^from_scratch=false is invalid: .* written with from_scratch=true"),
+        ({"train_examples": "other"}, r"^run_dir=runs/.* other training examples\. Restore them, .* another name"),
+        ({"dev_examples": {}}, r"^run_dir=runs/.* other dev examples\. Restore them, .* another name"),
+        ({"seed": 2, "train_examples": "other"}, r"^seed=1 is invalid: .* written with seed=2"),
+    ],
+)
+def test_a_run_with_another_manifest_is_refused_with_a_setting_that_exists(make_inputs, tmp_path, entries, message):
+    inputs = make_inputs()
+    inputs.check_resumable(tmp_path, inputs.manifest(1), inputs.manifest(1))
+    with pytest.raises(ValueError, match=message):
+        inputs.check_resumable(tmp_path, {**inputs.manifest(1), **entries}, inputs.manifest(1))
+
+
 def test_dropout_is_that_of_the_model_folder_unless_it_is_set(make_inputs):
     assert make_inputs().shape.dropout == 0.0 and make_inputs("model.dropout=0.2").shape.dropout == 0.2
 
