@@ -7,18 +7,23 @@ import logging
 import os
 import platform
 import warnings
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from xlpre.config.key_suggestions import suggest_key
 from xlpre.training.config import OptimConfig, TrainConfig
 from xlpre.training.deepspeed_overrides import communication_dtype, zero_stage
 from xlpre.training.distributed import world_size
 from xlpre.training.optimizer import build_optimizer
 from xlpre.training.optimizer_state import init_moments
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError  # a dependency of DeepSpeed
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -74,11 +79,7 @@ def build_deepspeed_config(
     try:
         deepspeed.DeepSpeedConfig(dict(config))
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise ValueError(
-            f"deepspeed: the setting {key} (DeepSpeed's name) is invalid: {first['msg']}. Correct it."
-        ) from None
+        raise ValueError(_format_validation_error(error, overrides)) from None
     except (DeepSpeedConfigError, ValueError, TypeError, AssertionError) as error:  # it has no common error class
         raise ValueError(
             f"deepspeed: DeepSpeed refuses the settings: {str(error).rstrip('.')}. Correct them."
@@ -184,3 +185,31 @@ def _import_deepspeed(device: torch.device) -> Any:
 
         __compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled at start-up, and is not used here
     return deepspeed
+
+
+def _format_validation_error(error: ValidationError, overrides: Mapping[str, Any]) -> str:
+    """Return the message for a group of settings that DeepSpeed refuses, with the full key of the setting."""
+    from deepspeed.runtime.config_utils import DeepSpeedConfigModel
+
+    first = error.errors()[0]
+    path = tuple(map(str, first["loc"]))
+    # the error names the class of the group, and not the group
+    keys = [".".join(("deepspeed", name, *path)) for name, value in overrides.items() if _contains(value, path)]
+    key = " or ".join(keys) or ".".join(("deepspeed", *path))
+    if first["type"] != "extra_forbidden":
+        return f"{key} is invalid: {first['msg']}. Correct it."
+    known: list[str] = []
+    if len(path) == 1:
+        models = {model.__name__: model for model in DeepSpeedConfigModel.__subclasses__()}
+        known = list(models[error.title].model_fields) if error.title in models else []
+    suggestion = suggest_key(path[-1], known)
+    return f"{key} is invalid: DeepSpeed has no such setting" + (f"; {suggestion}" if suggestion else ". Correct it.")
+
+
+def _contains(value: Any, path: Sequence[str]) -> bool:
+    """Return True if nested mappings have a value at `path`."""
+    for name in path:
+        if not (isinstance(value, Mapping) and name in value):
+            return False
+        value = value[name]
+    return True

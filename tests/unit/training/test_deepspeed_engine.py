@@ -119,6 +119,18 @@ def test_a_key_that_deepspeed_does_not_have_or_that_is_owned_is_refused(key, mes
     [
         ({"amp": {"enabled": True}}, r"DeepSpeed refuses the settings: .*has been removed"),
         ({"communication_data_type": "fp33"}, r"DeepSpeed refuses the settings: .*Got: fp33"),
+        (
+            {"zero_optimization": {"stag": 1}},
+            r"^deepspeed.zero_optimization.stag is invalid: .*did you mean 'stage'\?$",
+        ),
+        (
+            {"zero_optimization": {"offload_optimizer": {"devic": "cpu"}}},
+            r"^deepspeed.zero_optimization.offload_optimizer.devic is invalid: DeepSpeed has no such setting",
+        ),
+        (
+            {"zero_optimization": {"sub_group_size": "x"}},
+            r"^deepspeed.zero_optimization.sub_group_size is invalid: Input",
+        ),
     ],
 )
 def test_a_value_that_deepspeed_refuses_is_refused(overrides, message):
