@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from finetune.config import FinetuneConfig
 from finetune.data.batching import LengthBucketSampler, MicroStep
-from finetune.data.examples import Outputs
+from finetune.data.examples import Example, Outputs
 from finetune.trainer.evaluator import predict_split, resolve_overhead_tokens
 from finetune.trainer.final_results import finalize, finalize_run, finished_seeds
 from finetune.trainer.inputs import RunInputs
@@ -20,6 +21,7 @@ from finetune.trainer.logger import TrainLogger
 from finetune.trainer.results import BEST, seed_folder
 from finetune.trainer.task_model import TaskModel, resolve_shared_backend
 from xlpre.common.files import FileEntries, hardlink_copy
+from xlpre.common.plural import counted
 from xlpre.config.loader import save_config
 from xlpre.conversion.task_model_folder import load_task_model, save_task_model
 from xlpre.model.initialization import build_with_weights
@@ -34,6 +36,8 @@ from xlpre.training.optimizer_state import load_state
 from xlpre.training.progress import Progress
 from xlpre.training.shutdown import ShutdownHandler
 from xlpre.training.startup import TrainingContext, start_training
+
+MAX_LISTED_LABELS = 10
 
 
 def finetune(config: FinetuneConfig) -> None:
@@ -270,8 +274,32 @@ def _describe(inputs: RunInputs, context: TrainingContext, remaining: Sequence[i
     lr = f"optim.lr={format_lr(config.optim.peak_lr)}" + f" derived from d_model={shape.d_model}" * is_lr_derived
     return (
         f"{config.name}: task {config.task}; examples: {examples}\n"
+        f"{_describe_labels(inputs.task.label_names, inputs.train.examples)}"
         f"model: {source} {config.init_from} ({shape.n_layer} layers, d_model {shape.d_model})\n"
         f"training: {seeds}; {config.train.steps:,} steps ({epochs:.1f} epochs), {lr}\n"
         f"{context.describe()}\n"
         f"output: {config.run_dir}"
     )
+
+
+def _describe_labels(names: Sequence[str], examples: Sequence[Example]) -> str:
+    """Return a line with the number of examples of each label, most first, and a warning for labels that differ only in case.
+
+    Args:
+        names: the labels; without any, the result is empty.
+        examples: the training examples.
+    """
+    if not names:
+        return ""
+    counts = Counter(dict.fromkeys(names, 0))
+    counts.update(names[example.label] for example in examples)
+    listed = [f"{name} {count:,}" for name, count in counts.most_common(MAX_LISTED_LABELS)]
+    if len(names) > MAX_LISTED_LABELS:
+        listed.append(f"and {counted(len(names) - MAX_LISTED_LABELS, 'other')}")
+    lines = f"labels: {', '.join(listed)}\n"
+    variants: dict[str, list[str]] = {}
+    for name in counts:
+        variants.setdefault(name.casefold(), []).append(name)
+    if same := [" and ".join(group) for group in variants.values() if len(group) > 1]:
+        lines += f"warning: labels that differ only in case are different labels: {'; '.join(same)}.\n"
+    return lines
