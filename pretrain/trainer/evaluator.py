@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from pretrain.config import PretrainConfig
-from xlpre.common.plural import counted
 from xlpre.data.lanes import Lanes, max_lanes
 from xlpre.data.store import TokenStore
 from xlpre.data_loader import Loader
@@ -25,7 +24,6 @@ from xlpre.objectives.registry import OBJECTIVES, build_objective
 from xlpre.text.tokenizer import Tokenizer
 from xlpre.training.distributed import Comm, rank, world_size
 
-MIN_VAL_DOCUMENTS = 16  # validation documents below which a warning is printed
 EVAL_SEED = 20190619  # of validation windows and targets: equal for all runs, so that they are comparable
 
 
@@ -141,29 +139,6 @@ def compare_targets(config: PretrainConfig) -> str:
         else "More targets leave less context visible, so the validation loss can be above the training loss."
     )
     return f"Validation predicts 1 in {val_k:g} tokens, training 1 in {train_k:g}. {effect}"
-
-
-def warn_of_small_validation_text(config: PretrainConfig, store: TokenStore) -> str:
-    """Return a warning if the validation text is too small for a stable loss; else an empty string.
-
-    Args:
-        config: settings of the run, with the `text` settings of the store.
-        store: the token store.
-    """
-    n_documents, n_tokens, evaluation = len(store.validation.document_ends), len(store.validation), config.eval
-    n_needed = evaluation.batch_size * evaluation.num_windows * config.data.reuse_len + config.data.lookahead
-    problems = []
-    if n_documents < MIN_VAL_DOCUMENTS:
-        problems.append(counted(n_documents, "document"))
-    if n_tokens < n_needed:
-        windows = f"eval.batch_size={evaluation.batch_size} and eval.num_windows={evaluation.num_windows}"
-        problems.append(f"{n_tokens:,} of the {n_needed:,} tokens for {windows}")
-    if not problems:
-        return ""
-    return (
-        f"warning: the validation text has {' and '.join(problems)}; val loss will be noisy. "
-        f"Raise text.val_fraction, which is {config.text.val_fraction:g}, and set another data.store_dir."
-    )
 
 
 def val_lanes(config: PretrainConfig, store: TokenStore) -> tuple[Lanes, int]:

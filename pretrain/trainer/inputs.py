@@ -183,23 +183,6 @@ def _open_store(config: PretrainConfig) -> tuple[TokenStore, Tokenizer]:
     return store, store.tokenizer()
 
 
-def ignored_vocab_size(config: PretrainConfig, n_pieces: int, explicit_keys: ExplicitKeys) -> str:
-    """Return a note if the command line sets another size than that of the existing vocabulary; else an empty string.
-
-    Args:
-        config: settings of the run.
-        n_pieces: size of the existing vocabulary.
-        explicit_keys: keys that the user set. The value of a config file is a default, and may differ.
-    """
-    size = config.tokenizer.vocab_size
-    if "tokenizer.vocab_size" not in explicit_keys.args or size == n_pieces:
-        return ""
-    return (
-        f"note: tokenizer.vocab_size={size} is ignored: the existing vocabulary has {n_pieces} pieces. Leave it out, or make a "
-        "vocabulary and a store under another name."
-    )
-
-
 def _train_lanes(config: PretrainConfig, store: TokenStore, mem_len: int) -> Lanes:
     return Lanes(
         store.train,

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from pretrain.config import PretrainConfig
 from pretrain.trainer import nonfinite_dump
+from pretrain.trainer.data_warnings import warn_of_small_validation_text
 from pretrain.trainer.evaluator import (
     EvalResult,
     Evaluator,
     compare_targets,
     eval_protocol,
-    warn_of_small_validation_text,
 )
 from pretrain.trainer.inputs import RunInputs, checkpoints_dir, model_dir, model_step
 from pretrain.trainer.logger import TrainLogger

@@ -235,5 +235,7 @@ def test_a_lane_that_a_changed_warmup_leaves_out_starts_again_with_empty_memory(
     for case in (first, changed):
         train_all([make_args("changed", **case)])
         saved = checkpoint.latest_valid(tmp_path / "changed/checkpoints")
-        valid.append((checkpoint.read_lane_memory(saved, range(BATCH_SIZE))[1] > 0).tolist())
+        lanes = [list(range(BATCH_SIZE))]
+        ((_, n_valid),) = checkpoint.read_lane_memory(saved, checkpoint.read_manifest(saved), lanes)
+        valid.append((n_valid > 0).tolist())
     assert valid == [[True] * 8, [True] * 4 + [False] * 4]

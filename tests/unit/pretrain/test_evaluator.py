@@ -8,6 +8,7 @@ import torch
 
 from pretrain.config import EvalConfig, PretrainConfig
 from pretrain.trainer import evaluator
+from pretrain.trainer.data_warnings import warn_of_small_validation_text
 from tests.unit.model.conftest import make_model
 from xlpre.data.store import SplitData
 from xlpre.data.store_builder import write_store
@@ -126,16 +127,16 @@ def test_a_small_validation_text_is_reported(store, documents, tokenizer, tmp_pa
         data=DataConfig(store_dir="x", seq_len=32, reuse_len=16), eval=EvalConfig(batch_size=2, num_windows=3)
     )
     n_windows = (len(store.validation) - config.data.lookahead) // config.data.reuse_len // 2
-    assert not evaluator.warn_of_small_validation_text(config, store)
+    assert not warn_of_small_validation_text(config, store)
     for windows, expected in ((n_windows, ""), (n_windows + 1, f"{len(store.validation):,} of the ")):
         changed = dataclasses.replace(config, eval=EvalConfig(batch_size=2, num_windows=windows))
-        assert expected in evaluator.warn_of_small_validation_text(changed, store)
+        assert expected in warn_of_small_validation_text(changed, store)
         assert evaluator.val_lanes(changed, store)[1] == n_windows
-        assert bool(evaluator.warn_of_small_validation_text(changed, store)) == bool(expected)
+        assert bool(warn_of_small_validation_text(changed, store)) == bool(expected)
     few = write_store(tmp_path / "few", documents[:300], tokenizer, 0.01, {"source": "docstrings"}, {})
     n_documents = few.meta["val_n_documents"]
     assert 0 < n_documents < 16
-    warning = evaluator.warn_of_small_validation_text(config, few)
+    warning = warn_of_small_validation_text(config, few)
     assert re.match(
         rf"warning: the validation text has {n_documents} documents?\b.*; val loss will be noisy\. Raise", warning
     )

@@ -1,0 +1,50 @@
+"""Warnings about vocabulary and validation text. This module imports no torch, so that preparation starts quickly."""
+
+from __future__ import annotations
+
+from pretrain.config import PretrainConfig
+from xlpre.common.plural import counted
+from xlpre.config.cli import ExplicitKeys
+from xlpre.data.store import TokenStore
+
+MIN_VAL_DOCUMENTS = 16  # validation documents below which a warning is printed
+
+
+def warn_of_small_validation_text(config: PretrainConfig, store: TokenStore) -> str:
+    """Return a warning if the validation text is too small for a stable loss; else an empty string.
+
+    Args:
+        config: settings of the run, with the `text` settings of the store.
+        store: the token store.
+    """
+    n_documents, n_tokens, evaluation = len(store.validation.document_ends), len(store.validation), config.eval
+    n_needed = evaluation.batch_size * evaluation.num_windows * config.data.reuse_len + config.data.lookahead
+    problems = []
+    if n_documents < MIN_VAL_DOCUMENTS:
+        problems.append(counted(n_documents, "document"))
+    if n_tokens < n_needed:
+        windows = f"eval.batch_size={evaluation.batch_size} and eval.num_windows={evaluation.num_windows}"
+        problems.append(f"{n_tokens:,} of the {n_needed:,} tokens for {windows}")
+    if not problems:
+        return ""
+    return (
+        f"warning: the validation text has {' and '.join(problems)}; val loss will be noisy. "
+        f"Raise text.val_fraction, which is {config.text.val_fraction:g}, and set another data.store_dir."
+    )
+
+
+def ignored_vocab_size(config: PretrainConfig, n_pieces: int, explicit_keys: ExplicitKeys) -> str:
+    """Return a note if the command line sets another size than that of the existing vocabulary; else an empty string.
+
+    Args:
+        config: settings of the run.
+        n_pieces: size of the existing vocabulary.
+        explicit_keys: keys that the user set. The value of a config file is a default, and may differ.
+    """
+    size = config.tokenizer.vocab_size
+    if "tokenizer.vocab_size" not in explicit_keys.args or size == n_pieces:
+        return ""
+    return (
+        f"note: tokenizer.vocab_size={size} is ignored: the existing vocabulary has {n_pieces} pieces. Leave it out, or make a "
+        "vocabulary and a store under another name."
+    )
