@@ -96,15 +96,17 @@ def sent_bytes(shapes: Sequence[tuple[int, ...]], n_processes: int, is_flat: boo
         is_flat: True under ZeRO, where a process has a flat share of the matrices; False if it has all of them.
     """
     sizes = [math.prod(shape) for shape in shapes]
+    total = sum(sizes)
     if not is_flat:
-        return 4 * sum(sizes) * (n_processes - 1) / n_processes
-    share = -(-sum(sizes) // n_processes)
+        return 4 * total * (n_processes - 1) / n_processes
+    share = -(-total // n_processes)
     limits = range_limits(sizes, share, n_processes)
-    return max(
-        4 * (sum(overlaps) + limits[number + 1] - limits[number] - 2 * overlaps[number])
-        for number in range(n_processes)
-        for overlaps in [[_overlap(share, limits, number, other) for other in range(n_processes)]]
-    )
+    most = 0
+    for number in range(n_processes):
+        held = min((number + 1) * share, total) - min(number * share, total)
+        computed = limits[number + 1] - limits[number]
+        most = max(most, held + computed - 2 * _overlap(share, limits, number, number))
+    return 4 * most
 
 
 class Muon(torch.optim.AdamW):
