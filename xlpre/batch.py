@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-HIDDEN_RANK = torch.iinfo(torch.int32).max  # key rank of padding and invalid memory, which no query sees
+HIDDEN_RANK = torch.iinfo(torch.int32).max  # key rank of padding and invalid memory: no query sees these keys
 
 FIELD_SPECS = {
     "input_ids": ("BT", torch.int64),
@@ -44,13 +44,13 @@ class Batch:
         targets: (B, P) int64, token ids to predict. They must be valid even where the weight is 0.
         target_weights: (B, P) float32, 0 where a row has fewer than P targets.
         backward: (B,) bool, True if the row is read from right to left.
-        visible_mem_len: (B,) int64, number of preceding tokens that the row may see in memory. 0 after its lane has jumped to another
-            position of the text.
+        visible_mem_len: (B,) int64, number of preceding tokens that the row may see in memory. It is 0 when the lane of the row (the text
+            that the row reads, window after window) has just jumped to another position.
         pair_label: (B,) int64, 1 if segment B follows segment A in the text, else 0.
         reuse_len: number of tokens at the start of the window that enter memory. The next window starts after them.
 
     Raises:
-        ValueError: a field has another shape or dtype, or `reuse_len` is not between 0 and T.
+        ValueError: a field has the wrong shape or dtype, or `reuse_len` is not between 0 and T.
     """
 
     input_ids: Tensor
@@ -74,7 +74,7 @@ class Batch:
             if not isinstance(x, Tensor) or x.dtype is not dtype or x.shape != shapes.get(letters, (B, *x.shape[1:2])):
                 actual = f"{tuple(x.shape)} {x.dtype}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
                 raise ValueError(
-                    f"Batch.{name} is {actual}. It must be a tensor ({', '.join(letters)}) {dtype}, where input_ids is (B, T)."
+                    f"Batch.{name} is {actual}. It must be a tensor ({', '.join(letters)}) of dtype {dtype}, where input_ids is (B, T)."
                 )
         if not 0 <= self.reuse_len <= T:
             raise ValueError(
@@ -82,7 +82,7 @@ class Batch:
             )
 
     def to(self, device: torch.device | str) -> Batch:
-        """Return the batch on another device."""
+        """Return the batch on `device`."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Batch:

@@ -1,4 +1,7 @@
-"""Data loading: background threads prepare the batches of each step in advance."""
+"""Data loading: background threads prepare the batches of each step in advance.
+
+A lane is the text that one batch row reads, window after window.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,9 @@ class Loader:
     run therefore needs no saved data state.
 
     Args:
-        lanes: positions of the rows in the text.
+        lanes: give the text position of each lane at each step.
         data: layout of a window.
-        objective: selects the targets and the tokens that they see.
+        objective: selects the targets and the tokens that each of them sees.
         seed: seed of all random numbers.
 
     Attributes:
@@ -46,8 +49,9 @@ class Loader:
         """
         if not isinstance(lanes, Sequence) or not lanes or min(step, *lanes) < 0 or max(lanes) >= self.lanes.n_lanes:
             raise ValueError(
-                f"lanes={lanes} with step={step} is invalid: lanes must be a non-empty sequence from range({self.lanes.n_lanes}), and step "
-                "at least 0. For `batches`, `lane_groups_at(step)` must return a list of such sequences, such as [range(n_lanes)]."
+                f"lanes={lanes} with step={step} is invalid: lanes must be a non-empty sequence of numbers from 0 to "
+                f"{self.lanes.n_lanes - 1}, and step must be at least 0. "
+                "For `batches`, `lane_groups_at(step)` must return a list of such sequences, for example [range(n_lanes)]."
             )
         rng = RowRng(self._seed, lanes, step)
         windows = build_windows([self.lanes.location(lane, step) for lane in lanes], self._data, rng)
@@ -80,10 +84,10 @@ class Loader:
 
 
 def batch_from_inputs(windows: Windows, inputs: ModelInputs) -> Batch:
-    """Build a Batch from windows and their inputs. It shares memory with them.
+    """Build a Batch from windows and their inputs. Its tensors share memory with these arrays, where they are contiguous.
 
     Raises:
-        ValueError: a field has another shape or dtype, or positions do not increase in a row.
+        ValueError: a field has the wrong shape or dtype, or the target positions of a row do not increase strictly.
     """
     _check_inputs(inputs)
     fields = {
@@ -107,8 +111,8 @@ def batch_from_inputs(windows: Windows, inputs: ModelInputs) -> Batch:
 def assign_lanes(rank: int, world_size: int, micro_batch_size: int, accumulation: int) -> list[range]:
     """Return the lanes of one process, one group per micro-step.
 
-    The lanes of a micro-step are consecutive over all processes. The order of the targets then does not depend on the number of
-    processes.
+    The lanes of a micro-step are consecutive over all processes. The order of the targets therefore does not depend on the number
+    of processes.
 
     Args:
         rank: rank of the process.
@@ -137,6 +141,6 @@ def _check_inputs(inputs: ModelInputs) -> None:
     )
     if not is_valid:
         raise ValueError(
-            f"ModelInputs.target_positions is {positions!r:.200}. Positions must be between 0 and {length - 1} and "
-            "increase strictly in each row."
+            f"ModelInputs.target_positions is {positions!r:.200}. Positions must be between 0 and {length - 1}, and "
+            "must increase strictly in each row."
         )

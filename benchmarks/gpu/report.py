@@ -120,7 +120,7 @@ def run(part: Part, seconds: float, report: Report) -> None:
 
 
 def _parse_json_line(line: str) -> dict[str, Any] | None:
-    """Return the content of a JSON line, or None for another line."""
+    """Return the object in `line`, or None if the line is not a JSON object."""
     try:
         return json.loads(line) if line.startswith("{") else None
     except ValueError:

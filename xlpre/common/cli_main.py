@@ -49,9 +49,9 @@ def run_main(main: Callable[[], None]) -> None:
     | error | exit status | printed by |
     | --- | --- | --- |
     | ValueError raised by this project | 2 | local rank 0 |
-    | out of memory; permanent OSError, such as a full disk | 2 | the process |
-    | temporary OSError, port in use, lost connection to another process | 3 | the process |
-    | Ctrl-C | 130 | the process |
+    | out of memory; permanent OSError, such as a full disk | 2 | each process that fails |
+    | temporary OSError, port in use, lost connection to another process | 3 | each process that fails |
+    | Ctrl-C | 130 | each process |
 
     All other errors propagate. Characters that stdout cannot encode are printed as escape sequences.
     """
@@ -83,7 +83,7 @@ def run_main(main: Callable[[], None]) -> None:
 
 
 def install_interrupt_handler(commands: Path) -> None:
-    """Print one sentence on Ctrl-C while a command in the folder `commands` imports its libraries.
+    """Print one sentence instead of a traceback on Ctrl-C while a command in the folder `commands` imports its libraries.
 
     `run_main` handles Ctrl-C after the imports.
     """
@@ -128,7 +128,7 @@ def _print_uncaught(kind: type[BaseException], error: BaseException, trace: Trac
 
 
 def _environment_failure(error: RuntimeError | MemoryError) -> tuple[int, str] | None:
-    """Return exit status and message if memory, a port or another process caused `error`; else None."""
+    """Return the exit status and message of an error from lack of memory, a port in use or a lost process. None: another error."""
     text, rank = str(error), os.environ.get("RANK", "0")
     if isinstance(error, MemoryError) or any(sign in text for sign in OUT_OF_MEMORY):
         return 2, _out_of_memory(text)

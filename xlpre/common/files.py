@@ -1,6 +1,6 @@
 """Atomic files and folders, folder locks and checksums.
 
-A file or folder is written under a temporary name, flushed to disk, then renamed: readers see all of it or nothing.
+A file or folder is written under a temporary name, flushed to disk, then renamed: readers see the complete content or nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from xlpre.common.os_errors import is_transient
 
 WEIGHTS_SUFFIX = ".safetensors"
 FileEntry = tuple[int, int]  # size in bytes and CRC-32C of the content, to detect a damaged file
-FileEntries = dict[str, FileEntry]  # by file name
+FileEntries = dict[str, FileEntry]  # file name -> entry
 # errors of flock on Lustre mounted without -o flock, NFS without its lock service, and other file systems without locks
 NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 LEASE_SECONDS = 60.0  # a lease expires if it is not renewed for this time
@@ -50,7 +50,7 @@ def cache_dir() -> Path:
 
 @contextmanager
 def with_filename(path: Path) -> Iterator[None]:
-    """Add `path` to an OSError without a file name, such as that of a full disk."""
+    """Set `path` as the file name of an OSError that has none, for example because the disk is full."""
     try:
         yield
     except OSError as error:
@@ -123,8 +123,8 @@ def hardlink_copy(source: Path, target: Path) -> None:
 def lock_dir(folder: Path, refusal: str) -> ExitStack:
     """Lock `folder` for this process, until the returned object is closed or the process exits.
 
-    On a file system without file locks, the lock is a lease: a file with the machine, its boot id and the process id, which is renewed
-    regularly.
+    On a file system without file locks, the lock is a lease: a file that names the holder (machine, boot id, process id). The holder renews
+    it regularly.
 
     Args:
         folder: created if it does not exist.
@@ -180,7 +180,7 @@ def compute_crc32c(path: Path) -> int:
 
 
 def extend_crc32c(crc: int, content: bytes | np.ndarray) -> int:
-    """Return the CRC-32C of the bytes with the checksum `crc` followed by `content`."""
+    """Extend a checksum: `crc` is the CRC-32C of some bytes; return the CRC-32C of these bytes followed by `content`."""
     import google_crc32c  # local: the self-check of the GPU kernels also runs without this package
 
     return int(google_crc32c.extend(crc, content))
@@ -200,8 +200,8 @@ def _acquire_lease(folder: Path, refusal: str) -> Any:
     import filelock  # local: the self-check of the GPU kernels also runs without this package
 
     print(
-        f"warning: {folder} is on a file system without file locks. The file {LEASE_FILE} in it locks it instead; if another machine "
-        f"died with the lock, this start waits {LEASE_SECONDS:g} s.",
+        f"warning: {folder} is on a file system without file locks. The file {LEASE_FILE} inside it replaces the lock. If the machine that "
+        f"created this file has died, this command waits {LEASE_SECONDS:g} s until the file expires.",
         file=sys.stderr,
         flush=True,
     )
@@ -221,7 +221,7 @@ def _acquire_lease(folder: Path, refusal: str) -> Any:
 
 @cache
 def _machine() -> str:
-    """Return the name and the boot id of this machine. Process ids are unique only between two boots."""
+    """Return the name and the boot id of this machine. A process id is unique only until the machine restarts."""
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text("ascii")
     except OSError:  # not Linux
@@ -243,14 +243,14 @@ def _temporary_path(path: Path) -> Path:
 
 
 def _leftovers(path: Path, kind: str) -> list[Path]:
-    """List the temporary files of `path` that belong to this process or to no living process."""
+    """List the temporary files and folders of `path` that belong to this process or to a process that has ended."""
     prefix = f".{path.name}.{kind}-"
     candidates = path.parent.glob(f"{glob.escape(prefix)}*")
     return [leftover for leftover in candidates if _is_abandoned(leftover, leftover.name.removeprefix(prefix))]
 
 
 def _is_abandoned(leftover: Path, owner: str) -> bool:
-    """Return True if the process `owner`, given as HOST-START-PID, does not use the temporary file or folder `leftover` any more."""
+    """Return True if the process `owner` (HOST-BOOTID-PID) no longer uses the temporary file or folder `leftover`."""
     machine, _, pid = owner.rpartition("-")
     if machine == _machine():
         return int(pid) == os.getpid() or not psutil.pid_exists(int(pid))

@@ -1,4 +1,4 @@
-"""Run several commands in parallel, each on its own share of the cores and GPUs."""
+"""Run several commands in parallel, each on its own CPU cores and GPUs."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Command:
     """A command and its folder.
 
     Attributes:
-        folder: working folder of the command, whose output is appended to log.txt in it.
-        argv: program and arguments. The program is `python` or one installed next to this interpreter.
+        folder: folder of the command. Its output is appended to log.txt in this folder.
+        argv: program and arguments. The program is `python` or a script installed next to this interpreter.
         is_finished: returns True if the command has nothing left to do.
-        name: name of the command in progress lines; empty: its folder.
+        name: name of the command in progress lines. Empty: the path of its folder.
         describe_result: returns the result of the finished command for its last progress line.
     """
 
@@ -39,7 +39,7 @@ class Command:
 
 
 def run_all(commands: Sequence[Command], jobs: int | None = None, processes: int = 1) -> None:
-    """Run all unfinished commands. Prints a line when a command starts, and one when it ends.
+    """Run all unfinished commands. Print a line when a command starts and when it ends.
 
     On a signal (see `stop_on_signal`), SIGTERM is sent to the running commands, which save and exit.
     They also receive SIGTERM if this process is killed or its output is closed.
@@ -47,7 +47,7 @@ def run_all(commands: Sequence[Command], jobs: int | None = None, processes: int
     Args:
         commands: commands to run. Finished ones are skipped.
         jobs: number of commands that run at a time, each with an equal share of the cores and its own GPUs.
-            None: the largest number that the GPUs allow or, without GPUs, the cores.
+            None: as many as the GPUs allow or, on a machine without GPUs, the cores.
         processes: number of processes of one command. On a machine with GPUs, each has its own GPU.
 
     Raises:
@@ -57,8 +57,8 @@ def run_all(commands: Sequence[Command], jobs: int | None = None, processes: int
     jobs = jobs or max(1, (len(gpus) or len(os.sched_getaffinity(0))) // processes)
     if gpus and jobs * processes > len(gpus):
         raise ValueError(
-            f"--jobs={jobs} is invalid: {jobs} commands of {counted(processes, 'process')} need {jobs * processes} GPUs, and there are "
-            f"{len(gpus)}. Lower --jobs or the number of processes."
+            f"--jobs={jobs} is invalid: {jobs} commands of {counted(processes, 'process')} need {jobs * processes} GPUs, but there are "
+            f"only {len(gpus)}. Lower --jobs or the number of processes."
         )
     waiting = [command for command in commands if not command.is_finished()]
     n_finished = len(commands) - len(waiting)
@@ -95,9 +95,9 @@ def run_all(commands: Sequence[Command], jobs: int | None = None, processes: int
 
 @contextmanager
 def stop_on_signal() -> Iterator[list[int]]:
-    """Collect stop signals instead of exiting. Yields a list to which the numbers of received signals are appended.
+    """Yield a list to which the numbers of received stop signals are appended. The process does not exit on these signals.
 
-    The signals are SIGINT, SIGTERM and, unless it is ignored (nohup), SIGHUP of a closed terminal.
+    They are SIGINT, SIGTERM, and SIGHUP (the terminal was closed) unless the process ignores it, as under nohup.
     """
     received: list[int] = []
     signals = [signal.SIGINT, signal.SIGTERM]
@@ -121,7 +121,7 @@ def _visible_gpus() -> list[str]:
 
 
 def _start(command: Command, slot: int, jobs: int, gpus: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start a command on `gpus` and on share `slot` of the cores, which are divided into `jobs` shares."""
+    """Start a command on `gpus` and on part `slot` of the cores, which are divided into `jobs` equal parts."""
     command.folder.mkdir(parents=True, exist_ok=True)
     program, *args = command.argv
     path = sys.executable if program == "python" else str(Path(sys.executable).with_name(program))
@@ -148,7 +148,7 @@ def _name(command: Command) -> str:
 
 
 def _outcome(command: Command, status: int, elapsed: timedelta) -> str:
-    """Return how a command ended, after `elapsed` (hours:minutes:seconds), and its result."""
+    """Describe how a command ended after `elapsed` (hours:minutes:seconds), with its result if it has finished."""
     if status:
         return f"failed with status {status} after {elapsed}, see {command.folder}/log.txt"
     if not command.is_finished():

@@ -11,8 +11,8 @@ SLURM_VARIABLES = (
     "SLURM_STEP_NUM_TASKS",
     "SLURM_LOCALID",
 )  # set for the tasks of `srun`, not for the batch script
-# the same, and the number of processes on the machine. The first launcher with all variables is used, because an mpirun that srun
-# started also passes on SLURM's variables
+# rank, number of processes, rank on the machine and (except SLURM) number of processes on the machine. The first launcher whose variables
+# are all set is used: SLURM comes last, because an mpirun that srun started also passes on SLURM's variables
 LAUNCHER_VARIABLES: tuple[tuple[str, ...], ...] = (
     *(
         tuple(f"{prefix}_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
@@ -33,7 +33,7 @@ def read_launcher() -> None:
     Does nothing if they are set already, as by `deepspeed` and `torchrun`, or if the job has one process.
 
     Raises:
-        ValueError: the launcher started several processes, but set no local rank or no address of the first machine.
+        ValueError: the launcher started several processes, but did not set the local rank, or the address of the first machine is unknown.
     """
     get = os.environ.get
     if "RANK" in os.environ:
@@ -55,10 +55,10 @@ def read_launcher() -> None:
     address = "127.0.0.1" if local_size == size else _first_host(get("SLURM_STEP_NODELIST", "")) if is_slurm else ""
     if not get("MASTER_ADDR", address):
         raise ValueError(
-            f"MASTER_ADDR is missing: {complete[0][1]}={size} processes run on several machines. Set it to the machine of process 0, "
-            "for example with `mpirun -x MASTER_ADDR=node1 -x MASTER_PORT=29411`."
+            f"MASTER_ADDR is missing: {complete[0][1]}={size} processes run on several machines. Set MASTER_ADDR to the machine of process "
+            "0, for example with `mpirun -x MASTER_ADDR=node1 -x MASTER_PORT=29411`."
         )
-    # a port of this job: the default may be in use on a shared machine
+    # each SLURM job has its own port, because other jobs on a shared machine may use the default
     port = 20000 + (int(get("SLURM_JOB_ID", "0")) * 7 + int(get("SLURM_STEP_ID", "0"))) % 10000 if is_slurm else 29500
     os.environ.setdefault("MASTER_ADDR", address)
     os.environ.setdefault("MASTER_PORT", str(port))
@@ -70,7 +70,7 @@ def read_launcher() -> None:
 
 
 def _slurm_local_size() -> int:
-    """Return the number of tasks of this SLURM step on this machine; SLURM_STEP_TASKS_PER_NODE is like `4(x3),2`."""
+    """Return the number of tasks of this SLURM step on this machine, from SLURM_STEP_TASKS_PER_NODE, such as `4(x3),2`."""
     groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", os.environ["SLURM_STEP_TASKS_PER_NODE"])
     return [int(n_tasks) for n_tasks, n_nodes in groups for _ in range(int(n_nodes or 1))][
         int(os.environ["SLURM_NODEID"])

@@ -1,4 +1,4 @@
-"""Errors of the operating system: temporary ones, remedies and retries."""
+"""Errors of the operating system: which of them are temporary, what the user can do about them, and retries."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ RETRY_SECONDS = (1.0, 5.0)  # waiting times before the second and the third atte
 def error_number(error: BaseException) -> int | None:
     """Return the errno of `error`, or None if it has none."""
     number = getattr(error, "errno", None)
-    if number is None and (found := re.search(r"\(os error (\d+)\)", str(error))):  # a library written in Rust
+    if number is None and (
+        found := re.search(r"\(os error (\d+)\)", str(error))
+    ):  # raised by a library written in Rust
         return int(found[1])
     return number
 
@@ -39,7 +41,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def remedy(number: int | None) -> str:
-    """Return a sentence on what to do about the error with this number; empty if there is no general advice."""
+    """Return a sentence that says what to do about the error with the errno `number`. Empty: there is no general advice."""
     return REMEDIES.get(number or 0, "")
 
 

@@ -60,7 +60,7 @@ def save_figure(figure: Any, path: Path, dpi: int = 150) -> None:
     """
     if missing := _set_fonts(figure):
         print(
-            f"warning: no installed font has the characters {missing[:MAX_SHOWN]}; install one that has them, Noto Sans for example",
+            f"warning: no installed font has the characters {missing[:MAX_SHOWN]}; install a font that has them, for example Noto Sans",
             file=sys.stderr,
         )
     with atomic_write(path) as partial:
@@ -93,7 +93,7 @@ def _set_fonts(figure: Any) -> str:
 
 
 def _font_families(characters: str) -> tuple[list[str], str]:
-    """Return DejaVu Sans and the installed fonts that add characters to it, and the characters that no font has."""
+    """Return DejaVu Sans and the other installed fonts that `characters` need, and the characters that no installed font has."""
     from matplotlib.font_manager import findfont, fontManager
     from matplotlib.ft2font import FT2Font
 

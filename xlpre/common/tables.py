@@ -20,7 +20,7 @@ def to_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def to_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table for a terminal: the keys of the first row as header, the first column left-aligned, the others right-aligned."""
+    """Return a table for a terminal. Its header is the keys of the first row. The first column is left-aligned, others right-aligned."""
     lines = [[str(cell) for cell in line] for line in (rows[0], *(row.values() for row in rows))]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(

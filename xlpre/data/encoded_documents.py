@@ -1,4 +1,4 @@
-"""Encoded documents in memory and in the shards of an unfinished store."""
+"""Encoded documents, in memory and in the shards (folders of encoded text) of a store that is being built."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class EncodedDocs:
 
     Attributes:
         tokens: (N,) token ids.
-        sentences: (S,) int64, number of tokens of each sentence.
-        documents: (documents,) int64, number of tokens of each document.
+        sentences: (S,) int64, number of tokens in each of the S sentences.
+        documents: (documents,) int64, number of tokens in each document.
         hashes: (documents,) uint64, hash of the text of each document.
     """
 
@@ -56,7 +56,7 @@ def encode(
     Args:
         documents: documents to encode.
         tokenizer: the vocabulary.
-        line_type: content of a line, see `Tokenizer.encode_documents`.
+        line_type: what a line is, a paragraph or a sentence, see `Tokenizer.encode_documents`.
         dtype: dtype of the token ids.
         threads: number of threads.
     """
@@ -93,7 +93,7 @@ def count(folder: Path) -> int:
 
 
 def batches(documents: Iterator[Document], n_chars: int) -> Iterator[list[Document]]:
-    """Yield lists of documents with at least `n_chars` characters each, except for the last one."""
+    """Yield lists of consecutive documents. Each list has at least `n_chars` characters; the last one may have fewer."""
     batch: list[Document] = []
     size = 0
     for document in documents:

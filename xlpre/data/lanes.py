@@ -1,11 +1,11 @@
-"""Lanes: where each batch row reads at each step, as a pure function of (seed, lane, step).
+"""Lanes: a lane is the text that one batch row reads, step after step. Its position is a pure function of (seed, lane, step).
 
-The text of a split is cut into runs of `windows_per_run` windows. A short text has shorter runs, so that there is one for each lane. A
-lane reads one run after another, in an order that is drawn for each epoch. Inside a run, each window starts where the reused part of the
-previous window ended, so memory stays valid.
+The text of a split is cut into passages of `windows_per_run` consecutive windows (a passage is called a run in names). Passages of a short
+text are shorter, so that each lane has at least one. A lane reads one passage after another, in a random order that is drawn for each
+epoch. Inside a passage, each window starts where the reused part of the previous window ended, so memory stays valid.
 
-A run covers the same text in both directions; forward and backward lanes together read the whole text. Memory use does not grow with
-the text, because the order is a keyed permutation that is computed on demand.
+In an epoch, each passage is read by one lane, from left to right or from right to left. Forward and backward lanes together read the
+whole text. Memory use does not grow with the text, because the order of the passages is a keyed permutation that is computed on demand.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from xlpre.data.store import SplitData
 
 
 class BoundaryIndex:
-    """Boundaries between the sentences or documents of a text in reading direction, including its start and end.
+    """Positions of sentence or document boundaries in reading direction. The start and the end of the text are boundaries, too.
 
     Args:
-        ends: (n,) int64 increasing offsets in the forward text. The last one is its length.
-        backward: the text is read from right to left.
+        ends: (n,) int64, position after the last token of each sentence or document in the forward text. Increasing; the last one is the
+            length of the text.
+        backward: True if the text is read from right to left.
     """
 
     def __init__(self, ends: np.ndarray, backward: bool) -> None:
@@ -44,7 +45,7 @@ class BoundaryIndex:
         return int(self._ends.searchsorted(position)) + 1 if position > 0 else 0
 
     def last_until(self, position: int) -> int:
-        """Return the index of the last boundary at or before `position`, the position of a token."""
+        """Return the index of the last boundary at or before `position`, which must be the position of a token."""
         return self.first_from(position + 1) - 1
 
     def _forward(self, index: int) -> int:
@@ -82,10 +83,10 @@ class WindowLocation:
     """Location of a window in a text.
 
     Attributes:
-        text: text of the window.
-        begin: position of its first token.
-        visible_mem_len: number of memory columns before it that are visible. 0 at the start of a run, `initial_mem_len` at the start
-            of the first run of a lane.
+        text: text that contains the window.
+        begin: position of the first token of the window in `text`.
+        visible_mem_len: number of memory positions before the window that are visible. It is 0 at the start of a passage, but
+            `initial_mem_len` at the start of the first passage of a lane.
     """
 
     text: DirectedText
@@ -101,15 +102,15 @@ class Lanes:
         n_lanes: rows of a step, over all processes and micro-steps.
         stride: tokens by which a lane advances per step.
         lookahead: tokens that a window may read, counted from its first token.
-        windows_per_run: maximum number of windows of a run.
-        bidirectional: every second lane reads backward.
-        seed: seed of the order of runs.
+        windows_per_run: maximum number of windows in a passage.
+        bidirectional: True if every second lane reads backward.
+        seed: seed of the order of the passages.
         at_document_end: `carry`: memory stays valid in the next document. `cut`: a window sees memory of its own document only.
-        initial_mem_len: number of memory columns that are visible to a lane before it has read anything: M with `memory.initial=zeros`.
+        initial_mem_len: number of memory positions that are visible in the first window of a lane: M with `memory.initial=zeros`, else 0.
         origin: name of the split in error messages.
 
     Raises:
-        ValueError: the split is shorter than one window, or has fewer than `n_lanes` runs: rows of a step would read the same text.
+        ValueError: the split is shorter than one window, or too short to give each lane different text.
     """
 
     def __init__(
@@ -133,20 +134,21 @@ class Lanes:
         last_begin = len(data) - max(lookahead, stride)
         if last_begin < 0:
             raise ValueError(
-                f"data.seq_len is invalid: a window needs {max(lookahead, stride)} consecutive tokens, and {origin} has {len(data)}. "
+                f"data.seq_len is invalid: a window needs {max(lookahead, stride)} consecutive tokens, but {origin} has {len(data)}. "
                 "Set a smaller data.seq_len, or provide more text."
             )
         if n_lanes > (largest := max_lanes(len(data), stride, lookahead)):
             raise ValueError(
-                f"train.global_batch_size={n_lanes} is invalid: the rows of a step read different text, and {origin}, with {len(data):,} "
-                f"tokens, is enough for {largest:,} rows. Set train.global_batch_size={largest} or less, or provide more text."
+                f"train.global_batch_size={n_lanes} is invalid: each row of a step must read different text, but {origin} has "
+                f"{len(data):,} tokens, enough for only {largest:,} rows. Set train.global_batch_size={largest} or less, or provide more "
+                "text."
             )
         self.windows_per_run = max(1, min(windows_per_run, last_begin // (stride * n_lanes)))
         self.n_runs = last_begin // (self.windows_per_run * stride) or 1
-        # Each epoch shifts all runs, so that windows start at other tokens and the end of the text is read.
+        # Each epoch shifts all passages, so that windows start at other tokens and the end of the text is read.
         self._max_shift = last_begin - (self.n_runs * self.windows_per_run - 1) * stride
         self._max_run_begin = last_begin - (self.windows_per_run - 1) * stride
-        # Every step needs the start of its run, and the permutation takes 6 to 20 microseconds (2026-11).
+        # Every step needs the start of its passage, and the permutation takes 6 to 20 microseconds (2026-11).
         self._cached_run_begin = lru_cache(maxsize=4 * n_lanes)(self._run_begin)
 
     def location(self, lane: int, step: int) -> WindowLocation:
@@ -165,7 +167,7 @@ class Lanes:
         return WindowLocation(text, begin, visible_mem_len)
 
     def _run_begin(self, number: int) -> int:
-        """Return the position, in the forward text, of the first token of a run. `number` counts the runs of all lanes and epochs."""
+        """Return the position in the forward text of the first token of a passage. `number` counts the passages of all lanes and epochs."""
         epoch, index = divmod(number, self.n_runs)
         run = permute_index(index, self.n_runs, (self._seed, epoch))
         shift = int(_hash64(self._seed, epoch) % (self._max_shift + 1))
@@ -173,7 +175,7 @@ class Lanes:
 
 
 def max_lanes(n_tokens: int, stride: int, lookahead: int) -> int:
-    """Return the largest number of lanes over `n_tokens` tokens that read different text; see Lanes."""
+    """Return the largest number of lanes that can read different parts of a text of `n_tokens` tokens; see Lanes."""
     return max(1, (n_tokens - max(lookahead, stride)) // stride)
 
 

@@ -1,7 +1,7 @@
 """Random numbers of a batch.
 
-Each row has its own stream, keyed by (seed, lane, step). Its numbers do not depend on the other rows of the batch, on their order, or on
-the process.
+Each row has its own stream of numbers, keyed by (seed, lane, step), where a lane is the text that a row reads, step after step. The numbers
+of a row do not depend on the other rows of the batch, on their order, or on the process.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-BLOCK_SIZE = 1280  # numbers generated at a time for each row: slightly more than a window of 512 tokens needs
+BLOCK_SIZE = 1280  # numbers generated at a time for each row; a window of 512 tokens needs slightly fewer
 
 
 class RowRng:
     """Random number streams of B rows.
 
-    One counter-based generator is set to the state of each row in turn.
+    One counter-based generator (Philox) serves all rows: it is set to the state of each row in turn.
 
     Args:
         seed: seed of the run.

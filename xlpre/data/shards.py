@@ -1,10 +1,11 @@
 """Parallel encoding of the corpus into the shards of an unfinished store.
 
     .store.unfinished/TASK/00007/{train,val}/*.bin    a finished shard, about 16 M characters
-    .store.unfinished/sentencepiece.txt               version of SentencePiece that encodes all of them
+    .store.unfinished/sentencepiece.txt               version of SentencePiece that encoded all shards
 
-Shards are written atomically. After an interruption, a task resumes after its last shard. The name of a task folder is a hash of its
-files, the settings, the vocabulary and the version of SentencePiece, so shards of changed files or other settings are not used.
+A task is a part of the corpus that one process encodes. Shards are written atomically. After an interruption, a task resumes after its
+last shard. The name of its folder is a hash of its files, the settings, the vocabulary and the version of SentencePiece, so shards of
+changed files or other settings are not used.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ SHARD_CHARS = 16_000_000
 BATCH_CHARS = 1_000_000  # characters encoded at a time
 ENCODER_FILE = "sentencepiece.txt"
 
-ProgressCallback = Callable[[int, int], None]  # bytes of the sources read and characters encoded since the last call
+ProgressCallback = Callable[[int, int], None]  # (bytes read from the sources, characters encoded) since the last call
 
 
 @dataclass(frozen=True)
 class ShardTask:
-    """Units of the corpus that one process encodes into the shards of a folder.
+    """A part of the corpus that one process encodes into the shards of one folder.
 
     Attributes:
         folder: folder of the shards.
-        units: units to read, with equal weights.
+        units: units (files, parts of files or parts of datasets) to read, all with the same weight.
     """
 
     folder: Path
@@ -86,7 +87,7 @@ class EncodeJob:
         Args:
             task: task to finish.
             on_progress: called after each batch.
-            documents: documents to encode instead of those of the task's units.
+            documents: documents to encode. None: those of the task's units.
         """
         dtype, counter = encoded_documents.token_dtype(self.tokenizer), ByteCounter()
         existing = task.shards()
@@ -119,16 +120,16 @@ def has_shards(work: Path) -> bool:
 
 
 def check_encoder(work: Path, path: Path) -> None:
-    """Record which version of SentencePiece encodes the shards in the folder `work` of the unfinished store `path`.
+    """Write the installed version of SentencePiece into `work`, the folder with the shards of the unfinished store `path`.
 
     Raises:
-        ValueError: another version encoded some of them.
+        ValueError: another version encoded the shards that exist.
     """
     file = work / ENCODER_FILE
     version = file.read_text("utf-8") if file.exists() and has_shards(work) else SENTENCEPIECE_VERSION
     if version != SENTENCEPIECE_VERSION:
         raise ValueError(
-            f"data.store_dir={path} is invalid: {work} holds text that was encoded with sentencepiece {version}, and the installed "
+            f"data.store_dir={path} is invalid: {work} holds text that was encoded with sentencepiece {version}, but the installed "
             f"{SENTENCEPIECE_VERSION} encodes a few tokens differently. Install sentencepiece=={version} to resume, or delete that folder "
             "to encode all text again."
         )
@@ -163,7 +164,7 @@ def encode_all(tasks: list[ShardTask], config: TextConfig, tokenizer: Tokenizer,
 
 
 def _encode_in_parallel(job: EncodeJob, tasks: list[ShardTask], n_workers: int, on_progress: ProgressCallback) -> None:
-    """Encode `tasks` in worker processes. An error in one ends all of them; finished shards remain."""
+    """Encode `tasks` in worker processes. An error in one process ends all processes; finished shards remain."""
     context = multiprocessing.get_context("fork")  # shares the loaded vocabulary
     task_queue, result_queue = context.Queue(), context.Queue()
     for item in [*tasks, *[None] * n_workers]:

@@ -1,11 +1,11 @@
-"""Token store: memory-mapped token ids with sentence and document ends, split into training and validation.
+"""Token store: memory-mapped token ids with sentence and document ends, in a training and a validation split.
 
     store/meta.json            counts, sizes, checksums, vocabulary hash, preprocessing, SentencePiece version, fingerprint
     store/vocabulary.model     SentencePiece model that encoded the text
     store/unigram.bin          (V,) int64, count of each token in the training split
     store/train/tokens.bin     uint16, or uint32 for more than 65,536 pieces
-    store/train/sentences.bin  int64, offset after each sentence
-    store/train/documents.bin  int64, offset after each document
+    store/train/sentences.bin  int64, position after the last token of each sentence
+    store/train/documents.bin  int64, position after the last token of each document
     store/val/...              the same for the validation documents
 
 A store does not depend on training settings such as batch size, window, processes or objective. `store_builder` writes it.
@@ -33,7 +33,10 @@ META = "meta.json"
 ARRAYS = tuple(f"{split}/{name}.bin" for split in SPLITS for name in ("tokens", "sentences", "documents"))
 COUNT_KEYS = ("vocab_size", *(f"{split}_n_{name}" for split in SPLITS for name in ("documents", "tokens", "sentences")))
 STRING_KEYS = ("dtype", "vocabulary_sha256", "preprocess", "sentencepiece", "fingerprint")
-MARKERS = ("unigram.bin", *(f"{split}/tokens.bin" for split in SPLITS))  # identify a store without meta.json
+MARKERS = (
+    "unigram.bin",
+    *(f"{split}/tokens.bin" for split in SPLITS),
+)  # a folder with one of these files is a damaged store
 REBUILD = "The store is damaged. Delete the folder and prepare it again with pretrain/prepare.py."
 
 
@@ -43,8 +46,8 @@ class SplitData:
 
     Attributes:
         tokens: (N,) token ids.
-        sentence_ends: (S,) int64 increasing offsets after each sentence. The last one is N.
-        document_ends: (documents,) int64 increasing offsets after each document. The last one is N.
+        sentence_ends: (S,) int64, position after the last token of each sentence. Increasing; the last one is N.
+        document_ends: (documents,) int64, position after the last token of each document. Increasing; the last one is N.
     """
 
     tokens: np.ndarray
@@ -108,7 +111,7 @@ class TokenStore:
 
     @property
     def upgrade_note(self) -> str:
-        """Warning if the text was encoded with another version of SentencePiece than the installed one, else an empty string."""
+        """Warning if the installed version of SentencePiece differs from the one that encoded the text. Empty: they are equal."""
         if (version := self.meta["sentencepiece"]) == SENTENCEPIECE_VERSION:
             return ""
         return (
@@ -133,9 +136,9 @@ class TokenStore:
         """Raise ValueError unless this store was encoded with `tokenizer`, which was read from `origin`."""
         if tokenizer.sha256 != self.meta["vocabulary_sha256"]:
             raise ValueError(
-                f"data.store_dir={self.path} is invalid: its vocabulary (sha256 {self.meta['vocabulary_sha256'][:12]}) is not {origin} "
-                f"(sha256 {tokenizer.sha256[:12]}). Name the matching vocabulary or store, or delete the folder and prepare it again with "
-                "pretrain/prepare.py."
+                f"data.store_dir={self.path} is invalid: its vocabulary (sha256 {self.meta['vocabulary_sha256'][:12]}) differs from "
+                f"{origin} (sha256 {tokenizer.sha256[:12]}). Set the matching vocabulary or store, or delete the folder and prepare it "
+                "again with pretrain/prepare.py."
             )
         if tokenizer.preprocess != self.preprocess:
             raise ValueError(
@@ -160,7 +163,7 @@ class TokenStore:
             raise ValueError(f"{path} cannot be read ({error}). {REBUILD}") from None
         if meta.get("format") != FORMAT:
             raise ValueError(
-                f"data.store_dir={self.path} is invalid: the store has format {meta.get('format')}, and this version of xlpre reads format "
+                f"data.store_dir={self.path} is invalid: the store has format {meta.get('format')}, but this version of xlpre reads format "
                 f"{FORMAT}. Prepare it again with pretrain/prepare.py, after deleting the folder or under another name."
             )
         if (key := _invalid_key(meta)) is not None:
@@ -174,7 +177,7 @@ class TokenStore:
         path = self.path / name
         actual = f"has {path.stat().st_size} bytes" if path.exists() else "does not exist"
         if actual != f"has {expected} bytes":
-            raise ValueError(f"{path} {actual}, and {expected} bytes were written. {REBUILD}")
+            raise ValueError(f"{path} {actual}, but it had {expected} bytes when the store was built. {REBUILD}")
 
 
 def is_nothing(path: Path) -> bool:
@@ -204,7 +207,7 @@ def compute_fingerprint(vocabulary_sha256: str, preprocess: str, sha256: Mapping
 
 
 def _invalid_key(meta: Mapping[str, Any]) -> str | None:
-    """Return the first key of meta.json with a wrong type or a value that contradicts other keys. None: all are valid."""
+    """Return the first key of meta.json whose value has the wrong type or contradicts other keys. None: all values are valid."""
     value_kinds = {"files": int, "bytes": int, "sha256": str}
     kinds = (
         dict.fromkeys(COUNT_KEYS, int) | dict.fromkeys(STRING_KEYS, str) | dict.fromkeys(("source", *value_kinds), dict)

@@ -1,4 +1,4 @@
-"""Preparation of a token store: the corpus is encoded into shards in parallel, and the shards are assembled.
+"""Preparation of a token store: processes encode the corpus into shards (folders of encoded text), which are then assembled.
 
 A build that was interrupted resumes after its last shards. The result has the same bytes with any number of processes.
 """
@@ -40,7 +40,7 @@ def build_store(
     tokenizer: Tokenizer,
     on_progress: ProgressCallback = lambda n_bytes, n_chars: None,
 ) -> TokenStore:
-    """Build a store of the text in `config`. The folder `path` appears when it is complete.
+    """Build a store of the text in `config`. The folder `path` appears when the store is complete.
 
     Args:
         path: folder of the store.
@@ -107,7 +107,7 @@ def write_store(
 
 @contextmanager
 def _mention_finished_shards(work: Path) -> Iterator[None]:
-    """Add to a ValueError that the finished shards in `work` are kept."""
+    """Append to the message of a ValueError that the same command resumes from the finished shards in `work`, if there are any."""
     try:
         yield
     except ValueError as error:
@@ -148,7 +148,7 @@ def _assemble(
         for split, writer in writers.items():
             if not writer.n_documents:
                 raise ValueError(
-                    f"text.val_fraction={config.val_fraction} is invalid: it leaves no document of {n_documents} for the {split} split. "
+                    f"text.val_fraction={config.val_fraction} is invalid: it leaves no document of {n_documents:,} for the {split} split. "
                     f"{_empty_split_remedy(tasks, dtype)}"
                 )
         unigram.tofile(partial / "unigram.bin")
@@ -175,7 +175,7 @@ def _assemble(
 
 
 def _empty_split_remedy(tasks: list[ShardTask], dtype: np.dtype) -> str:
-    """Return the remedy for an empty split: if possible, the smallest text.val_fraction (three digits) that leaves none empty."""
+    """Return the remedy for an empty split: if possible, the smallest text.val_fraction with three decimals that leaves no split empty."""
     task_docs = [
         (task, encoded_documents.read(shard / split, dtype))
         for task in tasks
@@ -185,12 +185,14 @@ def _empty_split_remedy(tasks: list[ShardTask], dtype: np.dtype) -> str:
     hashes = np.concatenate([docs.hash_fractions()[_is_sampled(docs.hashes, task.weight)] for task, docs in task_docs])
     smallest = float(np.floor(hashes.min() * 1000) + 1) / 1000
     if smallest <= hashes.max() and smallest < 0.5:
-        return f"Set text.val_fraction={smallest:g}, the smallest value that leaves one, or provide more documents."
+        return (
+            f"Set text.val_fraction={smallest:g}, the smallest value that leaves none empty, or provide more documents."
+        )
     return "Provide more documents. An empty line or the end of a file ends a document."
 
 
 def _select_documents(tasks: list[ShardTask], config: TextConfig, dtype: np.dtype) -> Iterator[tuple[str, EncodedDocs]]:
-    """Yield splits with their documents. Training documents are repeated, or left out, according to their weights."""
+    """Yield (split, documents) pairs. A source's weight leaves out documents (below 1) or repeats training documents (above 1)."""
     first = {split: _FirstOccurrences(tasks, split) if config.deduplicate else None for split in SPLITS}
     for repetition in range(int(np.ceil(max((task.weight for task in tasks), default=0)))):
         for task_index, task in enumerate(tasks):
@@ -207,12 +209,12 @@ def _select_documents(tasks: list[ShardTask], config: TextConfig, dtype: np.dtyp
 
 
 def _is_sampled(hashes: np.ndarray, weight: float) -> np.ndarray:
-    """Return (documents,) bool, True for a fraction `weight` of the documents. Independent of the choice of the validation split."""
+    """Return (documents,) bool, True for a fraction `weight` of the documents. The choice does not depend on the split."""
     return hashes * np.uint64(0x9E3779B97F4A7C15) / 2.0**64 < weight
 
 
 class _FirstOccurrences:
-    """Masks of the first occurrence of each text among the documents that the weights select.
+    """Marks the first occurrence of each text among the documents that `_is_sampled` selects; later ones are duplicates.
 
     Texts are compared by 64-bit hashes.
     """
@@ -230,12 +232,12 @@ class _FirstOccurrences:
         self._masks = dict(zip(shards, masks, strict=bool(shards)))
 
     def mask(self, task_index: int, shard: Path) -> np.ndarray:
-        """Return (documents,) bool for a shard of a task."""
+        """Return (documents,) bool, True for the first occurrences in a shard of a task."""
         return self._masks[task_index, shard]
 
 
 class _SplitWriter:
-    """Writer of the three files of a split."""
+    """Writes the three files of a split, and computes their checksums and counts."""
 
     NAMES = ("tokens", "sentences", "documents")
 

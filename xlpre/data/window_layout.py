@@ -1,7 +1,6 @@
 """Layout of windows: [reused | A | <sep> | B | <sep> | <cls>], segment ids and pair labels.
 
-The reused part enters memory, and the next window starts at its end. It begins with the text of segment A of the
-previous window.
+The reused part enters memory, and the next window starts at its end. So the next window begins with the text of the segment A before it.
 
 Source: XLNet, sections 2.4 and 2.5; zihangdai/xlnet data_utils.py, `_split_a_and_b`.
 """
@@ -28,12 +27,12 @@ class DataConfig:
     Attributes:
         store_dir: folder of the token store.
         seq_len: T, tokens of a window, including `<sep>` and `<cls>`.
-        reuse_len: number of tokens at the start of a window that enter memory, and by which a lane advances per step. If it equals
-            `seq_len`, a window is plain text without `<sep>`, `<cls>` and pairs, as in Transformer-XL.
-        pairs: two segments, A and B. B follows A in half of the windows and is from another position of the text in the others.
-            false: A only.
-        bidirectional: every second lane reads from right to left.
-        windows_per_run: consecutive windows that a lane reads before it moves to another position of the text.
+        reuse_len: number of tokens at the start of a window that enter memory. The next window of the same lane (batch row) starts after
+            them. If it equals `seq_len`, a window is plain text without `<sep>`, `<cls>` and pairs, as in Transformer-XL.
+        pairs: whether a window has two segments, A and B. In half of the windows, B follows A; in the other half, B is from another
+            position of the text. false: a window has only segment A.
+        bidirectional: whether every second lane (batch row) reads from right to left.
+        windows_per_run: number of consecutive windows that a lane (batch row) reads before it moves to another position of the text.
         num_threads: threads that prepare batches in advance.
     """
 
@@ -51,9 +50,10 @@ class DataConfig:
             seq_len = max(self.seq_len, 2 * (2 + self.n_symbols))
             plain_len = max(self.seq_len, 2)
             raise ValueError(
-                f"data.reuse_len={self.reuse_len} is invalid: it must be at least 1, and data.seq_len={self.seq_len} must leave room for "
-                f"2 tokens and {self.n_symbols} symbols after it. Set data.reuse_len={seq_len // 2} data.seq_len={seq_len}, or "
-                f"data.reuse_len={plain_len} data.seq_len={plain_len} for plain text without symbols."
+                f"data.reuse_len={self.reuse_len} is invalid: it must be at least 1, and data.seq_len={self.seq_len} must be larger by at "
+                f"least {2 + self.n_symbols}, for 2 tokens of text and {self.n_symbols} of <sep> and <cls>. Set "
+                f"data.reuse_len={seq_len // 2} data.seq_len={seq_len}, or for plain text data.reuse_len={plain_len} "
+                f"data.seq_len={plain_len}."
             )
         for name in ("windows_per_run", "num_threads"):
             if getattr(self, name) < 1:
@@ -85,11 +85,11 @@ class Windows:
         ids: (B, T) int64 token ids.
         segments: (B, T) int64 segment ids.
         special_mask: (B, T) bool, True for <sep> and <cls> of the layout, which are never targets.
-        following: (B,) int64, token after the last one of a plain window, which a causal model predicts at its last position.
+        following: (B,) int64, token that follows a plain window in the text. A causal model predicts it at the last position.
         backward: (B,) bool, True if the row is read from right to left.
         visible_mem_len: (B,) int64, number of tokens before the window that are visible in memory.
-        pair_label: (B,) int64, 1 if B follows A.
-        reuse_len: length of the reused part.
+        pair_label: (B,) int64, 1 if segment B follows segment A in the text, else 0.
+        reuse_len: number of tokens in the reused part.
     """
 
     ids: np.ndarray
@@ -109,7 +109,7 @@ class Pair(NamedTuple):
         a_end: position after the last token of A.
         b_begin: position of the first token of B.
         b_end: position after the last token of B.
-        label: 1 if B follows A.
+        label: 1 if B follows A in the text, else 0.
     """
 
     a_end: int
@@ -150,8 +150,8 @@ def build_windows(locations: Sequence[WindowLocation], config: DataConfig, rng: 
 def split_pair(text: DirectedText, begin: int, total: int, coin: float, cut: float, elsewhere: float) -> Pair:
     """Choose segments A and B with `total` tokens together.
 
-    With probability 1/2, B follows A (label 1). Otherwise B starts with a sentence at a random position (label 0). Both are then truncated
-    at their right ends, the longer one first.
+    With probability 1/2, B follows A (label 1). Otherwise B starts with a sentence at a random position (label 0). Both segments are then
+    truncated at their right ends, the longer one first.
 
     Args:
         text: text of both segments.
@@ -179,7 +179,7 @@ def split_pair(text: DirectedText, begin: int, total: int, coin: float, cut: flo
         b_end = min(sentences[sentences.first_from(position + b_len)], len(text) - 1)
     a_len, b_len = a_end - begin, b_end - b_begin
     excess = a_len + b_len - total
-    # the longer segment is truncated to the length of the other one, then both in turn, B first
+    # the longer segment is truncated to the length of the shorter one, then both lose a token in turn, B first
     a_cut = min(excess, max(0, a_len - b_len))
     b_cut = min(excess, max(0, b_len - a_len))
     rest = excess - a_cut - b_cut

@@ -45,7 +45,7 @@ def test_each_command_gets_its_own_visible_gpus(visible_gpus, listed, n_gpus, pr
 
 
 def test_more_processes_than_gpus_are_refused(visible_gpus):
-    with pytest.raises(ValueError, match=r"--jobs=2 is invalid: .* 4 GPUs, and there are 3"):
+    with pytest.raises(ValueError, match=r"--jobs=2 is invalid: .* 4 GPUs, but there are only 3"):
         visible_gpus("0,1,2", 3, 2, 2)
 
 

@@ -137,5 +137,5 @@ def test_a_backward_text_is_the_reversed_text_with_its_boundaries():
 
 
 def test_a_window_longer_than_the_text_is_refused():
-    with pytest.raises(ValueError, match=r"data.seq_len is invalid: .* 14 consecutive tokens, and the text has 13"):
+    with pytest.raises(ValueError, match=r"data.seq_len is invalid: .* 14 consecutive tokens, but the text has 13"):
         lanes_over(split_of(13))

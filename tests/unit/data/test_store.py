@@ -46,7 +46,7 @@ def test_a_truncated_file_is_named(store, tmp_path):
     broken = shutil.copytree(store.path, tmp_path / "broken")
     path = broken / "val" / "tokens.bin"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"val/tokens.bin has \d+ bytes, and \d+ bytes were written"):
+    with pytest.raises(ValueError, match=r"val/tokens.bin has \d+ bytes, but it had \d+ bytes when the store"):
         TokenStore(broken)
 
 
