@@ -16,7 +16,8 @@ class RelativeAttention(nn.Module):
 
     Args:
         config: shape of the model.
-        shared: score biases that all layers share (XLNet's r_w_bias, r_r_bias, r_s_bias). None creates a bias for this layer.
+        shared: score biases that all layers share (XLNet's r_w_bias, r_r_bias, r_s_bias), by name of the term. None creates a bias for
+            this layer only.
     """
 
     def __init__(self, config: ModelConfig, shared: SharedBiases) -> None:
@@ -34,11 +35,11 @@ class RelativeAttention(nn.Module):
 
     def keys_values(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Project hidden states (B, M, D) to keys and values, (B, M, H, E) each."""
-        hidden = hidden.contiguous()  # otherwise each product would copy it and keep the copy
+        hidden = hidden.contiguous()  # otherwise both products would copy it and save the copy for their backward pass
         return self._split_heads(self.key(hidden)), self._split_heads(self.value(hidden))
 
     def score_terms(self, pos_encoding: Tensor, n_keys: int) -> dict[str, Tensor]:
-        """Return the fields of `ScoreTerms` that do not depend on the rows.
+        """Return the fields of `ScoreTerms` that do not depend on the query rows.
 
         Args:
             pos_encoding: (2, R, ...) encodings of all distances.
@@ -54,13 +55,13 @@ class RelativeAttention(nn.Module):
         backend: AttentionBackend,
         score_terms: dict[str, Tensor] | None = None,
     ) -> Tensor:
-        """Attend from N rows to K keys.
+        """Attend from N query rows to K keys.
 
         Args:
             rows: (B, N, D).
             key: (B, K, H, E), memory first.
             value: (B, K, H, E).
-            backend: attention backend, prepared for the rows.
+            backend: attention backend, prepared for these rows.
             score_terms: result of the method `score_terms`, if it was computed before.
 
         Returns:
@@ -68,7 +69,7 @@ class RelativeAttention(nn.Module):
         """
         if score_terms is None:
             score_terms = self.score_terms(backend.attn_meta.pos_encoding, backend.attn_meta.n_keys)
-        # under torch.autocast products have another dtype than biases
+        # under torch.autocast, the results of products have another dtype than the biases
         query = self._split_heads(self.query(rows)).to(key.dtype)
         scores = ScoreTerms(query, self.d_head**-0.5, **{name: x.to(key.dtype) for name, x in score_terms.items()})
         dropout = self.dropatt if self.training else 0.0

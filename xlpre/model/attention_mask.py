@@ -1,7 +1,10 @@
 """Attention mask from ranks and positions (docs/design.md).
 
-The mask is one comparison of two integer vectors, the ranks of queries and of keys. `AttentionMeta` holds these and the positions of
-the rows. It is built once per forward pass (model/two_stream.py) and shared by all layers.
+A rank is the place of a token in the factorization order. The mask is one comparison of two integer vectors: the ranks of the queries and
+the ranks of the keys. `AttentionMeta` holds these ranks and the positions of the query rows. It is built once per forward pass
+(model/two_stream.py) and shared by all layers.
+
+A query row is one query vector of one sequence, from the content stream or from the query stream. A batch row is one sequence.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from torch import Tensor
 def visible(query_rank: Tensor, key_rank: Tensor) -> Tensor:
     """Return the attention mask: a query sees the keys ranked below it.
 
-    Causal, permuted and bidirectional attention differ only in the ranks.
+    Causal, permuted and bidirectional attention use the same comparison with different ranks.
 
     Args:
         query_rank: (B, N) int32.
@@ -34,9 +37,9 @@ def max_key_distance(attention_span: str, mem_len: int, n_columns: int) -> int |
 
     Args:
         attention_span: `ModelConfig.attention_span`. With `same_length`, every query sees M + 1 keys, itself included
-            (Transformer-XL in TensorFlow). With `exclude_self_slot`, it sees M keys (Transformer-XL in PyTorch).
+            (Transformer-XL in TensorFlow). With `exclude_self_slot`, every query sees M keys (Transformer-XL in PyTorch).
         mem_len: M of the model.
-        n_columns: number of memory columns in this forward pass. A longer memory than `mem_len` extends the span.
+        n_columns: number of tokens in memory in this forward pass. It replaces M if it is larger.
     """
     excluded = {"same_length": 0, "exclude_self_slot": 1}
     return max(mem_len, n_columns) - excluded[attention_span] if attention_span in excluded else None
@@ -46,21 +49,21 @@ def max_key_distance(attention_span: str, mem_len: int, n_columns: int) -> int |
 class AttentionMeta:
     """Ranks, segments and positions of N query rows and K = M + T keys, memory first.
 
-    Rows come in this order: the T content rows, if any, then rows at arbitrary window positions (the query stream, or the content
-    rows that the last layer computes).
+    The first `n_content` query rows are the content rows of the window, in order. The rows after them are at arbitrary window positions:
+    the rows of the query stream, or the rows that the last layer computes.
 
     Attributes:
-        query_rank: (B, N) int32.
-        key_rank: (B, K) int32. A row sees the keys ranked below it.
-        row_segments: (B, N) int64.
-        key_segments: (B, K) int64. Memory is segment 0.
-        positions: (B, N) int64, window position of each row.
-        n_content: T, or 0. The first `n_content` rows are the window's content rows in order.
-        n_self_visible: number of leading rows that also see the key at their own position (rows of the content stream).
+        query_rank: (B, N) int32, rank of each query row.
+        key_rank: (B, K) int32, rank of each key. A query row sees the keys with a lower rank.
+        row_segments: (B, N) int64, segment of each query row.
+        key_segments: (B, K) int64, segment of each key. Memory has segment 0.
+        positions: (B, N) int64, window position of each query row.
+        n_content: T if the query rows start with the content rows of the window, otherwise 0.
+        n_self_visible: number of query rows, counted from the first, that also see the key at their own position. These are the rows of
+            the content stream.
         max_distance: largest distance at which a key is visible. None means no limit.
-        direction: (B,) int64, 0 forward, 1 backward.
-        pos_encoding: (2, R, ...) encodings of the R = K + T distances from K down to 1 - T, forward and backward
-            (model/positions.py).
+        direction: (B,) int64, 0 for batch rows that are read from left to right, 1 for those that are read from right to left.
+        pos_encoding: (2, R, ...) encodings of the R = K + T distances from K down to 1 - T, for each direction (model/positions.py).
     """
 
     query_rank: Tensor
@@ -76,22 +79,22 @@ class AttentionMeta:
 
     @property
     def n_keys(self) -> int:
-        """K."""
+        """K, number of keys."""
         return self.key_rank.size(1)
 
     @property
     def n_distances(self) -> int:
-        """R."""
+        """R, number of distances."""
         return self.pos_encoding.size(1)
 
     @property
     def n_tokens(self) -> int:
-        """T."""
+        """T, number of tokens in the window."""
         return self.n_distances - self.n_keys
 
     @property
     def self_key(self) -> Tensor:
-        """(B, N) int64, index of the key at each row's own position."""
+        """(B, N) int64, index of the key at the position of each query row."""
         return self.positions + (self.n_keys - self.n_tokens)
 
     def visible(self) -> Tensor:
@@ -104,11 +107,11 @@ class AttentionMeta:
         return mask if self.max_distance is None else mask & (distance <= self.max_distance)
 
     def segments_differ(self) -> Tensor:
-        """Return (B, N, K) bool, True where row and key belong to different segments."""
+        """Return (B, N, K) bool, True where query row and key belong to different segments."""
         return self.row_segments[:, :, None] != self.key_segments[:, None]
 
     def slice_rows(self, start: int, end: int) -> AttentionMeta:
-        """Return the metadata of rows `start` to `end`."""
+        """Return the metadata of query rows `start` to `end`."""
         if (start, end) == (0, self.query_rank.size(1)):
             return self
         n_content, n_self_visible = (min(max(n - start, 0), end - start) for n in (self.n_content, self.n_self_visible))
@@ -132,25 +135,25 @@ class AttentionMeta:
         return torch.cat(by_key, dim=2) if len(by_key) > 1 else by_key[0]
 
     def key_encoding(self) -> Tensor:
-        """Return (2, K, ...) encodings of the keys' positions, measured as distances to the last token of the window."""
+        """Return (2, K, ...) encodings of the positions of the keys. A position is the distance to the last token of the window."""
         return self.pos_encoding[:, 1 : self.n_keys + 1]
 
     def take_rows(self, content: Tensor) -> Tensor:
-        """Gather (B, T, D) content rows at the positions of the rows: (B, N, D)."""
-        if self.n_content == self.n_tokens == self.positions.size(1):  # all rows, in order
+        """Take, for each query row, the content row at its position: (B, T, D) -> (B, N, D)."""
+        if self.n_content == self.n_tokens == self.positions.size(1):  # the query rows are the content rows, in order
             return content
         return content.gather(1, self.positions[:, :, None].expand(-1, -1, content.size(2)))
 
     def _distance_index(self, start: int, end: int) -> Tensor:
-        """Return (B, end - start, K) int64: index of the distance between each of the rows `start` to `end` and each key."""
+        """Return the index of the distance between each of the query rows `start` to `end` and each key, (B, end - start, K) int64."""
         first = (self.n_tokens - self.positions[:, start:end])[:, :, None]
         return first + torch.arange(self.n_keys, device=first.device)
 
 
 def _rel_shift_in_order(by_distance: Tensor, n_keys: int) -> Tensor:
-    """Shift scores of rows in window order. The result is a view.
+    """Reorder the scores (B, H, T, R) of all content rows by key, (B, H, T, K). The result is a view.
 
-    Row t, key j has distance M + t - j, which is column T - t + j of the input.
+    The distance of row t and key j is M + t - j. Its score is in column T - t + j of the input.
 
     Source: Transformer-XL, appendix B.
     """

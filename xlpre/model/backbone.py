@@ -1,4 +1,4 @@
-"""Backbone: embedding, memory and L layers. Both streams are rows of one pass (model/two_stream.py)."""
+"""Backbone: embedding, memory and L layers. One pass computes the content and the query stream (model/two_stream.py)."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ class Backbone(nn.Module):
 
     Args:
         config: shape of the model.
-        two_streams: read predictions from the query stream (XLNet, section 2.3). Otherwise from the content stream.
-        reads_cls: also read <cls>, the last token of the window, from the content stream.
+        two_streams: read predictions from the query stream (XLNet, section 2.3). If False, read them from the content
+            stream.
+        reads_cls: also return the hidden state of <cls>, the last token of the window, from the content stream.
 
     Attributes:
-        n_cls: 1 if <cls> is read, otherwise 0.
+        n_cls: 1 if the hidden state of <cls> is returned, otherwise 0.
     """
 
     def __init__(self, config: ModelConfig, two_streams: bool, reads_cls: bool = False) -> None:
@@ -65,12 +66,12 @@ class Backbone(nn.Module):
 
         Args:
             batch: B windows of T tokens with P targets each.
-            memory: earlier tokens of each row, with any number of columns M.
+            memory: memory of M tokens before the window of each batch row. M may differ from `config.mem_len`.
             embeddings: (B, T, D) result of `word_embedding(batch.input_ids)`. Pass it to share one look-up between several
-                batches: every look-up has a gradient as large as the vocabulary.
+                calls, because the gradient of every look-up is as large as the embedding table.
 
         Returns:
-            (B, n_cls + P, D) hidden states, <cls> first if it is read; memory for the next window, M columns.
+            Hidden states (B, n_cls + P, D), that of <cls> first if `reads_cls` is set, and memory of M tokens for the next window.
 
         Raises:
             ValueError: memory or embeddings do not fit the model or the batch.
@@ -111,17 +112,17 @@ class Backbone(nn.Module):
             )
 
     def to_kv_cache(self, memory: Memory) -> BaseMemory:
-        """Convert memory to a KVCache, which computes the same numbers at less cost in evaluation.
+        """Convert memory to a KVCache, which gives the same results in evaluation and is faster.
 
-        Keys and values of memory are projected once. Score terms of distances are computed once per window size, and kept for the last
-        few sizes.
+        Keys and values of memory are then projected once, instead of again for every window. The score terms of all distances are computed
+        once per window size and kept for the last few sizes.
 
         Args:
             memory: memory to start from.
 
         Returns:
-            A KVCache. `memory` itself if the position scheme adds positions to hidden states (sinusoidal, learned): then keys
-            change from window to window.
+            A KVCache, or `memory` itself if the position scheme adds positions to hidden states (sinusoidal, learned). With such a
+            scheme, the keys of memory change from window to window and cannot be stored.
 
         Raises:
             ValueError: the model is in training mode, gradients are enabled, or `memory` is not a Memory of this model.
@@ -143,7 +144,7 @@ class Backbone(nn.Module):
         return KVCache(projected, memory.valid)
 
     def _window_terms(self, memory: BaseMemory, n_tokens: int) -> WindowTerms:
-        """Encode all distances. With a KVCache, also compute the score terms, once per window size."""
+        """Encode all distances. With a KVCache, also compute the score terms, and store both for the next windows of this size."""
         n_keys = memory.mem_len + n_tokens
         if not isinstance(memory, KVCache):
             return WindowTerms(self.pos_encoding(n_keys, n_tokens, self.mask_embedding), [None] * len(self.layers))
@@ -153,14 +154,14 @@ class Backbone(nn.Module):
             layers: Any = self.layers
             score_terms = [layer.attention.score_terms(pos_encoding, n_keys) for layer in layers]
             if len(cached) == MAX_WINDOW_SIZES:
-                del cached[next(iter(cached))]  # the oldest
+                del cached[next(iter(cached))]  # the terms that were stored first
             cached[n_keys, n_tokens] = WindowTerms(pos_encoding, score_terms)
         return cached[n_keys, n_tokens]
 
     def _prepare_attention(
         self, batch: Batch, memory: BaseMemory, pos_encoding: Tensor
     ) -> tuple[AttentionBackend, AttentionBackend]:
-        """Prepare the attention backend for all rows, and for the rows that the last layer computes."""
+        """Prepare the attention backend for all query rows, and for the query rows that the last layer computes."""
         max_distance = max_key_distance(self.config.attention_span, self.config.mem_len, memory.mem_len)
         memory_rank = memory.key_rank(batch.visible_mem_len)
         all_rows, output_rows = build_attention_meta(
@@ -172,7 +173,7 @@ class Backbone(nn.Module):
     def _prepare(self, attn_meta: AttentionMeta) -> AttentionBackend:
         head_width = self.config.head_width
         weight = self.mask_embedding.new_empty(head_width, head_width)
-        dtype = (weight[:0] @ weight).dtype  # of products, which torch.autocast changes
+        dtype = (weight[:0] @ weight).dtype  # dtype of matrix products, which torch.autocast changes
         return prepare_backend(self.config.attention_backend, attn_meta, dtype, head_width)
 
 

@@ -35,27 +35,31 @@ class ModelConfig:
         feed_forward: activation of the feed-forward layer, `gelu` (tanh approximation) or `relu`; or a gated variant, `glu`, `reglu`,
             `geglu` or `swiglu`, with two thirds of `d_inner`, which keeps the number of parameters.
         norm: position of the normalization. `post`: after each sum, as published. `pre`: before attention and feed-forward.
-            `pre_keys`: as `pre`, but queries are not normalized, as in Transformer-XL's code for absolute positions.
-        norm_eps: added to the variance.
-        mem_len: M, number of memory columns. 0 trains without memory.
-        attention_span: keys that a query can see: `all`; `same_length`: itself and the M keys before, the same number for every query;
-            `exclude_self_slot`: one key less, as in Transformer-XL's PyTorch code.
+            `pre_keys`: like `pre`, but queries are computed from states that are not normalized, as in Transformer-XL's code for absolute
+            positions.
+        norm_eps: epsilon that the normalization adds to the variance.
+        mem_len: M, number of earlier tokens that memory holds. 0 trains without memory.
+        attention_span: limit on the keys that a query can see. `all`: no limit. `same_length`: itself and the M keys before it, so that
+            every query can see the same number. `exclude_self_slot`: itself and the M - 1 keys before it, as in Transformer-XL's
+            PyTorch code.
         positions: `relative` (Transformer-XL, XLNet), `shaw` (learned, relative), `sinusoidal` or `learned` (absolute).
-        n_positions: number of distances with a learned vector (`shaw`, `learned`). Larger distances share the last one.
-            null for other position encodings.
+        n_positions: number of distances in each direction, from 0, that have their own learned vector (`shaw`, `learned`). Larger distances
+            use the vector of the largest of them. null for `relative` and `sinusoidal`.
         clamp_len: maximum distance between two tokens; larger distances are clamped to it. null: no maximum.
         relative_segments: use the relative segment encoding. Otherwise the model cannot distinguish segments.
-        untie_r: each layer has its own score biases. Otherwise all layers share them.
+        untie_r: each layer has its own biases of the attention score. Otherwise all layers share them.
         cutoffs: token ids, in order of frequency, at which the vocabulary is split into the clusters of the adaptive softmax and
             embedding. [] uses a plain softmax.
-        div_value: factor by which the embedding of each cluster is narrower than that of the previous one.
-        d_embed: width of the first cluster's embedding. null: d_model.
+        div_value: factor by which the embedding of each cluster is narrower than the embedding of the previous cluster.
+        d_embed: width of the embedding, or of the first cluster's embedding if there are cutoffs. null: d_model.
         scale_embedding: multiply embeddings by the square root of d_model, as Transformer-XL does.
         tie_embedding: the softmax uses the weights of the embedding.
-        tie_projections: one value per cluster, true if the softmax also uses the projection of the embedding. [] ties none.
-        attention_backend: implementation of attention (model/kernels). All give the same numbers. `auto`: `cpu` on a CPU where
-            possible, `triton` on a GPU where its self-check finds it correct and fast, otherwise `sdpa`. `reference`: slow and simple.
-            `sdpa`: PyTorch's attention. `cpu`: C++ kernels for fp32. `triton`: GPU kernels, also for operations between matrix products.
+        tie_projections: one value per cluster: true if the softmax also uses the projection of the embedding. [] means false for all
+            clusters.
+        attention_backend: implementation of attention (model/kernels). All give the same results up to rounding. `auto`: `cpu` on a CPU
+            where possible, `triton` on a GPU where its self-check finds it correct and fast, otherwise `sdpa`. `reference`: slow
+            and simple. `sdpa`: PyTorch's attention. `cpu`: C++ kernels for fp32. `triton`: GPU kernels, also for the operations
+            between matrix products (add-norm, and GELU with dropout).
         dropout: dropout of embeddings, position encodings, attention output, feed-forward and final output.
         dropatt: dropout of attention probabilities.
         init_scheme: initialization of new weights. `published`: every matrix is normal with `init_std`. `local`: in addition, each
@@ -125,12 +129,13 @@ class ModelConfig:
             value = "null" if self.n_positions is None else self.n_positions
             remedy = "seq_len + mem_len" if is_learned else "null"
             raise ValueError(
-                f"model.n_positions={value} is invalid with model.positions={self.positions}: it counts the learned vectors "
-                f"of model.positions=shaw and learned, which need at least 1. Set model.n_positions={remedy}."
+                f"model.n_positions={value} is invalid with model.positions={self.positions}: it must be at least 1 "
+                f"with model.positions=shaw or learned, and null otherwise. Set model.n_positions={remedy}."
             )
         if self.clamp_len is not None and self.positions == "learned":
             raise ValueError(
-                f"model.clamp_len={self.clamp_len} is invalid with model.positions=learned: it has no effect. Set model.n_positions."
+                f"model.clamp_len={self.clamp_len} is invalid with model.positions=learned: model.n_positions already limits the "
+                "distance. Set model.clamp_len=null."
             )
         if self.init_scheme == "local" and self.positions != "relative":
             raise ValueError(
@@ -178,7 +183,7 @@ class ModelConfig:
 
     @property
     def has_embedding_projection(self) -> bool:
-        """True if embeddings are projected to the model width: always for clusters of different widths, otherwise if needed."""
+        """True if embeddings are projected to the model width D: if clusters differ in width, or if the embedding is not D wide."""
         return self.div_value > 1 or self.embedding_width != self.d_model
 
     @property
@@ -188,7 +193,7 @@ class ModelConfig:
 
     @property
     def head_width(self) -> int:
-        """E."""
+        """E, width of a head."""
         return self.d_head or self.d_model // self.n_head
 
 
@@ -197,8 +202,8 @@ class MemoryConfig:
     """Recurrent memory of earlier windows.
 
     Attributes:
-        initial: memory before the first window of a lane. `empty`: not visible. `zeros`: zeros that are attended to, as in the
-            original.
+        initial: memory before the first window of a lane (the text that one batch row reads, step after step). `empty`: no query sees
+            it. `zeros`: queries attend to M zero vectors, as in the original.
         at_document_end: memory at the end of a document. `carry`: memory continues into the next document, as in the
             original. `cut`: a window sees no memory from before the document of its first token.
     """

@@ -1,6 +1,6 @@
-"""Dropout whose mask is computed from a seed.
+"""Dropout. On a CPU, its mask is computed from a seed and never stored.
 
-On a CPU, random numbers are generated from one seed per call. The backward pass generates them again instead of storing a mask.
+Each call draws one seed. The backward pass generates the same random numbers again from this seed.
 """
 
 from __future__ import annotations
@@ -74,5 +74,5 @@ def new_seed() -> int:
 
 
 def drop_threshold(p: float) -> int:
-    """Return the threshold below which a uniform 32-bit number drops its element."""
+    """Return the threshold for uniform random 32-bit numbers: an element is dropped if its number is below it."""
     return round(p * 2**32)

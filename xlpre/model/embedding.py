@@ -1,6 +1,6 @@
 """Word embedding: one table, or the adaptive embedding (Baevski and Auli 2018, as in Transformer-XL).
 
-Every parameter belongs to a module that is called, because ZeRO-3 gathers the parameters of a module when it is called.
+Every parameter belongs to a module whose `forward` is called, because this call makes ZeRO-3 gather the parameters of the module.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def build_embedding(config: ModelConfig) -> nn.Module:
     """Build the embedding of `config`. The backbone initializes its parameters.
 
     Raises:
-        ValueError: unknown vocabulary size.
+        ValueError: the vocabulary size is not set.
     """
     if config.vocab_size is None:
         raise ValueError(
@@ -42,7 +42,8 @@ def look_up(ids: Tensor, table: Tensor) -> Tensor:
         (..., D).
 
     Raises:
-        ValueError: an id is outside the table (CPU only; on a GPU the process aborts, because a check would synchronize).
+        ValueError: an id is outside the table (on a CPU). On a GPU, ids are not checked, because that would synchronize with the device;
+            such an id aborts the process.
     """
     try:
         return F.embedding(ids, table)
@@ -54,16 +55,16 @@ def look_up(ids: Tensor, table: Tensor) -> Tensor:
 
 
 class TokenEmbedding(nn.Embedding):
-    """Single embedding table."""
+    """Embedding with a single table for all tokens."""
 
     def forward(self, ids: Tensor, with_table: bool = False) -> Any:
         """Look up embeddings.
 
         Args:
             ids: (B, T).
-            with_table: also return the table, for a softmax that shares it. On a CPU the table is a view, and the gradient of the
-                embeddings is added to its gradient, which is computed first; this saves a table of zeros. On a GPU None is
-                returned, because the order of additions would vary.
+            with_table: also return the table, for a softmax that shares it. On a CPU, this table is a view. Its gradient from the softmax
+                is computed first, and the gradient of the embeddings is added to it in place, which saves a second table. On a GPU,
+                None is returned instead, because the order of these additions would vary.
 
         Returns:
             (B, T, D); with `with_table` also (V, D) or None.
@@ -76,7 +77,7 @@ class TokenEmbedding(nn.Embedding):
 
 
 class _LookUpWithTable(torch.autograd.Function):
-    """Embeddings and the table. The gradient of the embeddings is added to that of the table in place."""
+    """Return embeddings and the table. The backward pass adds the gradient of the embeddings to the gradient of the table in place."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,12 +97,12 @@ class _LookUpWithTable(torch.autograd.Function):
 
 
 class ClusterEmbedding(nn.Module):
-    """Embeddings of a range of tokens, projected to width D if their own width differs.
+    """Embeddings of a range of token ids. They are projected to the model width D if clusters or the embedding have another width.
 
     Args:
         low: first token id.
         high: last token id + 1.
-        width: width of the embeddings.
+        width: width of the embeddings before the projection.
         config: shape of the model.
     """
 
@@ -113,13 +114,13 @@ class ClusterEmbedding(nn.Module):
         self.projection = nn.Parameter(torch.empty(config.d_model, width)) if has_projection else None
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Look up (N,) ids of the full vocabulary: (N, D)."""
+        """Look up (N,) token ids between `low` and `high`: (N, D)."""
         embeddings = look_up(ids - self.low, self.table)
         return embeddings if self.projection is None else F.linear(embeddings, self.projection)
 
 
 class AdaptiveEmbedding(nn.Module):
-    """Embedding with wide vectors for frequent tokens and narrow ones for rare tokens. Clusters of equal width share one table."""
+    """Embedding with wide vectors for frequent tokens and narrow vectors for rare tokens. Clusters of equal width share one table."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -131,7 +132,7 @@ class AdaptiveEmbedding(nn.Module):
 
     @property
     def parts(self) -> list[ClusterEmbedding]:
-        """Clusters. A single one if all have the same width."""
+        """The clusters, or one part for all tokens if every cluster has the same width."""
         return cast(list[ClusterEmbedding], list(self.clusters))
 
     def forward(self, ids: Tensor, with_table: bool = False) -> Any:

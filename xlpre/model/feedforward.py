@@ -25,7 +25,7 @@ def gelu(x: Tensor) -> Tensor:
 class _Gelu(torch.autograd.Function):
     """GELU computed by kernels/cpu/kernels.cpp.
 
-    x (1 + tanh(w / 2)) / 2 = x / (1 + e^-w), with w = 2 sqrt(2 / pi) (x + 0.044715 x^3).
+    The kernel uses x (1 + tanh(w / 2)) / 2 = x / (1 + e^-w), with w = 2 sqrt(2 / pi) (x + 0.044715 x^3).
     """
 
     @staticmethod
@@ -59,7 +59,7 @@ def gated_width(config: ModelConfig) -> int:
 class FeedForward(nn.Module):
     """Feed-forward layer D -> F -> D, with an activation and dropout in between.
 
-    On GPUs, kernels/triton/fused_ops.py computes GELU and dropout in one pass.
+    With the Triton backend, kernels/triton/fused_ops.py computes GELU and dropout in one pass.
     """
 
     def __init__(self, config: ModelConfig, activation: Activation) -> None:
@@ -83,7 +83,10 @@ class FeedForward(nn.Module):
 
 
 class GatedFeedForward(nn.Module):
-    """Gated layer D -> F' -> D: one projection gates another. F' = 2F/3 gives the number of parameters of a plain layer of width F."""
+    """Gated layer D -> F' -> D: one projection is multiplied by the activation of another projection.
+
+    With F' = 2F/3, it has as many parameters as a plain layer of width F.
+    """
 
     def __init__(self, config: ModelConfig, activation: Activation) -> None:
         super().__init__()

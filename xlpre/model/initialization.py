@@ -4,9 +4,9 @@
 layers with 0. The mask embedding is Glorot uniform (zihangdai/xlnet modeling.py).
 
 `local`: in addition, each head starts with a higher position score for keys around one distance. The heads take the distances 1, -1, 2,
--2, 3, ...; a positive distance looks back. The architecture is unchanged, and training can undo it. Small models that start with
-`published` stay at the unigram entropy for a long time, because their initial position scores are almost flat; reports/initialization
-compares both.
+-2, 3, ... in turn; a key at a positive distance is before the query. The architecture is unchanged, and training can undo the preference.
+The loss of small models that start with `published` stays at the unigram entropy for a long time, because their initial position scores
+are almost flat. reports/initialization compares both schemes.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from torch.utils import swap_tensors
 from xlpre.model.config import ModelConfig
 from xlpre.model.positions import PositionTerm, sinusoid_table
 
-PEAK = 4.0  # nats by which the score of the preferred distance exceeds that of distant ones
+PEAK = 4.0  # nats by which the score of the preferred distance exceeds the scores of keys far from it
 MAX_DISTANCE = 64  # largest distance of the least-squares fit
-RIDGE = 1e-2  # regularization of the fit
+RIDGE = 1e-2  # regularization of the least-squares fit
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
@@ -47,7 +47,9 @@ def initialize(backbone: nn.Module, config: ModelConfig) -> None:
         terms = [module for module in backbone.modules() if isinstance(module, PositionTerm)]
         if terms:
             _prefer_neighbors(terms, config)
-        for bias in {id(term.r_bias): term.r_bias for term in terms}.values():  # once if all layers share it
+        for bias in {
+            id(term.r_bias): term.r_bias for term in terms
+        }.values():  # if all layers share a bias, change it once
             bias.data += bias.size(1) ** -0.5
 
 
@@ -61,7 +63,7 @@ def build_with_weights(weights: Mapping[str, Tensor] | None, build: Callable[[],
     """Build a module on the CPU and load its weights. No initial values are drawn, and torch's generator is unchanged.
 
     Args:
-        weights: see `load_weights`. None: the parameters are not initialized; another process will send them.
+        weights: see `load_weights`. None leaves the parameters uninitialized, for values that another process sends.
         build: returns the module.
 
     Raises:
@@ -103,7 +105,11 @@ def load_weights(weights: Mapping[str, Tensor], module: nn.Module) -> None:
 
 @torch.no_grad()
 def _prefer_neighbors(terms: list[PositionTerm], config: ModelConfig) -> None:
-    """Add v w^T to the position-key matrix of each head. With v in its bias, v . W_r R[d] is the target score of distance d."""
+    """Let each head prefer keys at one distance.
+
+    v w^T is added to the position-key matrix W_r of the head, where v is a unit vector. `initialize` adds v to the bias r_r. The position
+    score of distance d then increases by v . v w^T R[d] = w . R[d], and w is fitted so that this has a peak at the preferred distance.
+    """
     table = sinusoid_table(
         MAX_DISTANCE, MAX_DISTANCE, config.d_model, None, device=torch.device("cpu"), dtype=torch.float32
     )[0]
@@ -119,6 +125,6 @@ def _prefer_neighbors(terms: list[PositionTerm], config: ModelConfig) -> None:
 
 
 def _fit_ridge(table: Tensor, target: Tensor) -> Tensor:
-    """Return the w that minimizes |table w - (target - mean)|^2 + ridge |w|^2. Softmax ignores the mean."""
+    """Return the w that minimizes |table w - (target - mean)|^2 + ridge |w|^2. The mean is subtracted because softmax ignores it."""
     gram = table.T @ table + RIDGE * len(table) * torch.eye(table.size(1))
     return torch.linalg.solve(gram, table.T @ (target - target.mean()))

@@ -1,4 +1,4 @@
-"""Language model: backbone and softmax, from a batch to its losses."""
+"""Language model: backbone and softmax. It computes the losses of a batch."""
 
 from __future__ import annotations
 
@@ -43,10 +43,12 @@ class LanguageModel(nn.Module):
             memory: see Backbone.
 
         Returns:
-            Mean loss over the targets in nats, memory for the next window, then the loss of each auxiliary head.
+            Mean loss over the targets in nats, weighted by `batch.target_weights`; memory for the next window; then the mean loss of each
+            auxiliary head.
 
         Raises:
-            ValueError: see Backbone; on a CPU, a token id outside the vocabulary (on a GPU the process ends).
+            ValueError: memory does not fit the model or the batch; or, on a CPU, a token id is outside the vocabulary (on a GPU, such an id
+                aborts the process).
         """
         self.backbone.check_inputs(batch, memory)
         embeddings, table = self.backbone.word_embedding(batch.input_ids, with_table=True)
@@ -60,10 +62,10 @@ class LanguageModel(nn.Module):
         Args:
             hidden: (B, n_cls + P, D) output of the backbone for `batch`.
             batch: B windows.
-            table: second result of the embedding with `with_table=True`, see TokenEmbedding.
+            table: second result of `word_embedding(..., with_table=True)`, see TokenEmbedding.
 
         Returns:
-            Mean loss over the targets, then the mean loss over rows of each auxiliary head.
+            Mean loss over the targets, weighted by `batch.target_weights`, then for each auxiliary head its mean loss over the batch rows.
 
         Raises:
             ValueError: targets, weights and positions of targets differ in shape.

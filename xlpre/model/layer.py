@@ -1,4 +1,4 @@
-"""Transformer layer: relative attention and feed-forward, normalized after each sum (as published) or before it."""
+"""Transformer layer: relative attention and feed-forward, with normalization after each residual sum (as published) or before each part."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from xlpre.model.positions import SCHEMES, SharedBiases
 
 
 class PostNormLayer(nn.Module):
-    """Layer with normalization after each sum. Both streams share all weights.
+    """Layer with normalization after each residual sum. The content and the query stream share all weights.
 
     Args:
         config: shape of the model.
@@ -48,12 +48,12 @@ class PostNormLayer(nn.Module):
         backend: AttentionBackend,
         score_terms: dict[str, Tensor] | None = None,
     ) -> Tensor:
-        """Compute N rows.
+        """Compute N query rows.
 
         Args:
             rows: (B, N, D).
             context: hidden states, or keys and values, of memory and content.
-            backend: attention backend, prepared for the rows.
+            backend: attention backend, prepared for these rows.
             score_terms: see RelativeAttention.
 
         Returns:
@@ -67,11 +67,11 @@ class PostNormLayer(nn.Module):
     def _attention_inputs(
         self, rows: Tensor, context: LayerContext, attn_meta: AttentionMeta
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows with their positions (B, N, D); keys and values (B, K, H, E)."""
+        """Return query rows with their positions added (B, N, D), and keys and values (B, K, H, E)."""
         rows, context = self.position_embedding(rows, context, attn_meta)
         if isinstance(context, KeyValue):
             return rows, context.key, context.value
-        # memory is projected separately: no gradient of its input is computed
+        # memory is projected separately from content, because no gradient with respect to it is needed
         memory, content = self.keys_values(context.memory), self.keys_values(context.content)
         key, value = (torch.cat(both, dim=1) for both in zip(memory, content, strict=True))
         return rows, key, value
@@ -97,7 +97,7 @@ class PreNormLayer(PostNormLayer):
         backend: AttentionBackend,
         score_terms: dict[str, Tensor] | None = None,
     ) -> Tensor:
-        """Compute N rows, (B, N, D) -> (B, N, D). See PostNormLayer."""
+        """Compute N query rows, (B, N, D) -> (B, N, D). See PostNormLayer."""
         rows, key, value = self._attention_inputs(rows, context, backend.attn_meta)
         rows = rows + self.dropout(self.attention(self._query_input(rows), key, value, backend, score_terms))
         return rows + self.dropout(self.feed_forward(self.feed_forward_norm(rows), backend.has_fused_ops))
@@ -107,7 +107,7 @@ class PreNormLayer(PostNormLayer):
 
 
 class PreNormKeysLayer(PreNormLayer):
-    """PreNormLayer whose queries are computed from rows that are not normalized."""
+    """PreNormLayer in which keys and values are computed from normalized states, but queries from states that are not normalized."""
 
     def _query_input(self, rows: Tensor) -> Tensor:
         return rows

@@ -1,4 +1,4 @@
-"""Language-model head: from hidden states to a distribution over the vocabulary, or to the losses of targets."""
+"""Language-model head: computes a distribution over the vocabulary, or the losses of targets, from hidden states."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from xlpre.model.initialization import initialize_linear
 def build_lm_head(config: ModelConfig, embedding: nn.Module) -> nn.Module:
     """Build the head of `config`.
 
-    Called with hidden states (B, P, D), it returns scores (B, P, V) whose softmax is the distribution. Called with targets (B, P), too, it
-    returns the loss of each target in nats, (B, P) float32, at lower cost.
+    From hidden states (B, P, D), the head computes scores (B, P, V) whose softmax is the distribution over the vocabulary. If targets
+    (B, P) are passed, too, it returns the loss of each target in nats instead, (B, P) float32, at lower cost.
     """
     if isinstance(embedding, AdaptiveEmbedding):
         return AdaptiveSoftmax(config, embedding)
@@ -32,9 +32,9 @@ def target_losses(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class TiedSoftmax(nn.Module):
-    """Logits with the weights of the embedding and a bias per token (zihangdai/xlnet modeling.py `lm_loss`).
+    """Logits from the weights of the embedding and a bias per token (zihangdai/xlnet modeling.py `lm_loss`).
 
-    The weight is a parameter of both modules, so that gathering the parameters of either includes it.
+    The weight is a parameter of the embedding and of this module, so that ZeRO-3 gathers it when either of them is called.
     """
 
     def __init__(self, embedding: TokenEmbedding) -> None:
@@ -48,7 +48,7 @@ class TiedSoftmax(nn.Module):
         Args:
             hidden: (B, P, D).
             targets: (B, P) int64.
-            table: (V, D), replaces the weight. See TokenEmbedding.
+            table: (V, D), used instead of the weight. TokenEmbedding returns it with `with_table=True`.
 
         Returns:
             (B, P, V) logits or (B, P) losses.
@@ -62,10 +62,11 @@ class TiedSoftmax(nn.Module):
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """target_losses(F.linear(hidden, weight, bias), targets) that stores one number per logit.
+    """Compute target_losses(F.linear(hidden, weight, bias), targets), and store only one number per logit for the backward pass.
 
-    With probabilities p and y = 1 at the target, the gradient of a loss with respect to its logits is p - y. It is stored in place of the
-    logits. The gradient g of a loss is a factor of its row, and is applied to the narrow side of both products:
+    Let p be the softmax probabilities and y the one-hot target. The gradient of a row's loss with respect to its logits is p - y, which
+    overwrites the logits. The incoming gradient g (one number per row) scales that row. The backward pass multiplies it into the
+    tensors of width D, because they are smaller than the logits of width V:
 
         d hidden = g * ((p - y) weight)        d weight = (p - y)^T (g * hidden)        d bias = (p - y)^T g
     """
@@ -91,15 +92,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 class ClusterScores(nn.Module):
-    """Scores of a range of tokens.
+    """Compute the scores of a range of token ids.
 
     Args:
         low: first token id.
         high: last token id + 1.
-        table: (rows, width) embeddings of the token `offset` and those after it. Shared with the embedding if weights are tied.
+        table: (rows, width) embeddings of consecutive tokens, starting with token `offset`. Shared with the embedding if weights are tied.
         offset: token id of the first row of `table`.
         projection: (D, width). None if the width is D.
-        cluster_logits: scores of the clusters, appended to those of the tokens, in the head of the adaptive softmax. Otherwise None.
+        cluster_logits: layer that scores the clusters of rare tokens. Its scores are appended to the scores of the tokens. Only the first
+            cluster of the adaptive softmax has this layer. None for other clusters.
     """
 
     def __init__(
@@ -125,10 +127,12 @@ class ClusterScores(nn.Module):
 
 
 class AdaptiveSoftmax(nn.Module):
-    """Softmax over frequent tokens and one entry per cluster of rare tokens. The softmax of a cluster is computed only where needed.
+    """Softmax over frequent tokens and one entry per cluster of rare tokens.
 
-    The order of clusters is that of Transformer-XL's TensorFlow code. Without cutoffs, this is a softmax over a table that is not tied or
-    has another width than the model.
+    To compute losses, the softmax over the tokens of a cluster is evaluated only for the targets in this cluster.
+
+    The order of clusters is that of Transformer-XL's TensorFlow code. Without cutoffs, this class is a plain softmax, used for a table that
+    is not tied to the embedding or that has another width than the model.
 
     Source: Grave et al. 2017 (arXiv:1609.04309), with the projections of Transformer-XL.
     """

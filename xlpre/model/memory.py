@@ -1,11 +1,13 @@
 """Memory of earlier windows (Transformer-XL, section 3.2), owned by the training loop.
 
-`Memory` holds hidden states: the inputs of every layer for the last M tokens of each row. Only the reused part of a window enters it, and
-no gradient flows into it.
+Memory has M positions for each batch row, one for each of the tokens before the window, oldest first.
 
-`KVCache` holds the keys and values of the same columns, for evaluation. A window then projects only its own tokens, and distances are
-projected once for all windows. The results are the same. In training they would not be: the cached keys would come from earlier weights,
-and the projections would get no gradient from memory.
+`Memory` holds hidden states: the inputs of every layer at these positions. Only the reused part of a window (its first `Batch.reuse_len`
+tokens) enters memory, and no gradient flows into it.
+
+`KVCache` holds the keys and values of the same positions instead, for evaluation. A window then projects only its own tokens, and distances
+are projected once per window size. The results are the same as with `Memory`. In training they would differ, because the cached keys
+would come from earlier weights and the projections would get no gradient from memory.
 """
 
 from __future__ import annotations
@@ -21,10 +23,9 @@ from torch import Tensor
 from xlpre.batch import HIDDEN_RANK
 from xlpre.model.config import ModelConfig
 
-MEMORY_RANK = -1  # below every token of the window
-MAX_WINDOW_SIZES = (
-    4  # sizes for which a KVCache keeps the score terms; the last window of a text has another size than the others
-)
+MEMORY_RANK = -1  # rank of visible memory, below the rank of every token of the window
+# number of window sizes for which a KVCache keeps the score terms; the last window of a text is usually shorter than the others
+MAX_WINDOW_SIZES = 4
 
 Projection = Callable[[Tensor], tuple[Tensor, Tensor]]  # hidden states (B, M, D) -> keys and values, (B, M, H, E) each
 
@@ -34,8 +35,8 @@ class HiddenContext:
     """Hidden states that a layer attends to.
 
     Attributes:
-        memory: (B, M, D), no gradient.
-        content: (B, T, D).
+        memory: (B, M, D) hidden states of memory, without gradient.
+        content: (B, T, D) hidden states of the content stream.
     """
 
     memory: Tensor
@@ -60,11 +61,11 @@ LayerContext = HiddenContext | KeyValue
 
 @dataclass(frozen=True)
 class WindowTerms:
-    """Attention inputs that do not depend on the tokens of the window, only on its size (K, T).
+    """Attention inputs that depend only on the size (K, T) of the window, not on its tokens.
 
     Attributes:
         pos_encoding: (2, R, ...) encodings of all distances.
-        score_terms: for each layer, the result of `RelativeAttention.score_terms`. None if the layer computes it.
+        score_terms: for each layer, the result of `RelativeAttention.score_terms`, or None if the layer computes it in its forward pass.
     """
 
     pos_encoding: Tensor
@@ -72,10 +73,10 @@ class WindowTerms:
 
 
 class BaseMemory(ABC):
-    """M columns of earlier tokens for every layer and row.
+    """Base class of memory with M positions for every layer and batch row.
 
     Attributes:
-        valid: (B,) int64, number of final columns that belong to the row. The others are hidden.
+        valid: (B,) int64, number of positions, counted from the last, that the batch row may see. The positions before them are hidden.
     """
 
     valid: Tensor
@@ -83,38 +84,40 @@ class BaseMemory(ABC):
     @property
     @abstractmethod
     def mem_len(self) -> int:
-        """M."""
+        """M, number of positions."""
 
     @abstractmethod
     def check(self, config: ModelConfig, rows: int, like: Tensor) -> None:
-        """Check that a model of shape `config`, whose weights have the dtype of `like`, can read `rows` rows with this memory.
+        """Check that this memory fits a model of shape `config`, weights with the dtype of `like`, and a batch of `rows` rows.
 
         Raises:
-            ValueError: shape or dtype does not fit.
+            ValueError: the shape or the dtype of memory does not fit.
         """
 
     @abstractmethod
     def context_for_layer(self, layer: int, content: Tensor, project: Projection) -> LayerContext:
-        """Return the context of a layer: memory, then the content stream.
+        """Return the hidden states, or keys and values, that a layer attends to: memory, then the content stream.
 
         Args:
             layer: index of the layer.
-            content: (B, T, D) content rows that enter the layer.
-            project: computes the layer's keys and values.
+            content: (B, T, D) input of the layer for the content stream.
+            project: function that computes the keys and values of the layer.
         """
 
     @abstractmethod
     def updated(self, contexts: Sequence[Any], n_new: int, visible_mem_len: Tensor) -> BaseMemory:
-        """Append the first `n_new` tokens of the window and keep the last M columns.
+        """Return the memory for the next window.
+
+        It consists of this memory followed by the first `n_new` tokens of the current window, and is cut to the last M positions.
 
         Args:
-            contexts: results of `context_for_layer`, one per layer.
-            n_new: `Batch.reuse_len`.
+            contexts: results of `context_for_layer` for the current window, one per layer.
+            n_new: number of tokens to append, `Batch.reuse_len`.
             visible_mem_len: (B,) int64, see Batch.
         """
 
     def key_rank(self, visible_mem_len: Tensor) -> Tensor:
-        """Return the ranks of the M columns, (B, M) int32: visible to all rows, or hidden.
+        """Return the ranks of memory as keys, (B, M) int32: MEMORY_RANK where every query sees it, HIDDEN_RANK where no query does.
 
         Args:
             visible_mem_len: (B,) int64, see Batch.
@@ -124,11 +127,11 @@ class BaseMemory(ABC):
         return torch.where(is_visible, MEMORY_RANK, HIDDEN_RANK).to(torch.int32)
 
     def _n_visible(self, visible_mem_len: Tensor) -> Tensor:
-        """(B,) int64, number of final columns that each row of the window sees."""
+        """Return the number of positions, counted from the last, that each batch row sees in this window, (B,) int64."""
         return torch.minimum(self.valid, visible_mem_len)
 
     def _valid_after(self, n_new: int, visible_mem_len: Tensor) -> Tensor:
-        """`valid` after `n_new` columns are appended."""
+        """Return the value of `valid` after `n_new` tokens are appended."""
         return (self._n_visible(visible_mem_len) + n_new).clamp(max=self.mem_len)
 
 
@@ -137,8 +140,8 @@ class Memory(BaseMemory):
     """Hidden states of earlier tokens.
 
     Attributes:
-        hidden: (L, B, M, D) inputs of every layer, oldest column first.
-        valid: (B,) int64, number of final columns that belong to the row. The others are hidden.
+        hidden: (L, B, M, D) inputs of every layer, oldest token first.
+        valid: (B,) int64, see BaseMemory.
     """
 
     hidden: Tensor
@@ -155,8 +158,9 @@ class Memory(BaseMemory):
         wrong_dtype = self.hidden.dtype != like.dtype and not torch.is_autocast_enabled(like.device.type)
         if shape != expected or wrong_dtype or len(self.valid) != rows:
             raise ValueError(
-                f"Memory.hidden of shape {shape} and {self.hidden.dtype} for {len(self.valid)} rows is invalid: this model and batch need "
-                f"{expected} and {like.dtype}. Start with initial_memory(config, rows={rows}, dtype={like.dtype})."
+                f"Memory.hidden of shape {shape} and {self.hidden.dtype}, with Memory.valid of {len(self.valid)} rows, is invalid: "
+                f"this model and a batch of {rows} rows need {expected} and {like.dtype}. "
+                f"Start with initial_memory(config, rows={rows}, dtype={like.dtype})."
             )
 
     def context_for_layer(self, layer: int, content: Tensor, project: Projection) -> HiddenContext:
@@ -169,16 +173,17 @@ class Memory(BaseMemory):
         return Memory(append_columns(self.hidden, new), self._valid_after(n_new, visible_mem_len))
 
     def reset_nonfinite_rows(self) -> Memory:
-        """Return memory in which every row with a non-finite value is emptied. Other rows are unchanged.
+        """Return memory in which every batch row with a non-finite value is reset to zeros that are not visible.
 
-        A non-finite value would reach every later window of its lane. Hidden columns count too: their attention probability is 0,
-        and 0 times inf or nan is nan.
+        The other batch rows are unchanged. Without the reset, a non-finite value would spread to every later window of its lane (the text
+        that the batch row reads). Values at hidden positions are checked, too: their attention probability is 0, but 0 times inf or nan
+        is nan.
         """
         finite = self.finite_rows()
         return Memory(self.hidden.masked_fill(~finite[None, :, None, None], 0), self.valid * finite)
 
     def finite_rows(self) -> Tensor:
-        """Return (B,) bool, True if every value of the row is finite in all layers and columns."""
+        """Return (B,) bool, True if the values of the batch row are finite in all layers and at all positions."""
         return self.hidden.isfinite().all(3).all(2).all(0)
 
 
@@ -187,10 +192,10 @@ class KVCache(BaseMemory):
     """Keys and values of earlier tokens, created by `Backbone.to_kv_cache`.
 
     Attributes:
-        layers: keys and values of each layer, M columns each, oldest first.
-        valid: (B,) int64, number of final columns that belong to the row. The others are hidden.
-        window_terms: projected positions and other score terms of the last `MAX_WINDOW_SIZES` window sizes, by (K, T). A cache shares
-            them with the caches that `updated` returns.
+        layers: keys and values of each layer at the M positions, oldest token first.
+        valid: (B,) int64, see BaseMemory.
+        window_terms: position encodings and score terms of the last `MAX_WINDOW_SIZES` window sizes, by (K, T). `updated` passes this
+            dictionary to the cache that it returns.
     """
 
     layers: Sequence[KeyValue]
@@ -218,18 +223,18 @@ class KVCache(BaseMemory):
         return KeyValue(torch.cat([cached.key, key], dim=1), torch.cat([cached.value, value], dim=1))
 
     def updated(self, contexts: Sequence[KeyValue], n_new: int, visible_mem_len: Tensor) -> KVCache:
-        """Keep the last M columns of the contexts, see BaseMemory. They are views: nothing is copied."""
+        """Return views of the positions `n_new` to `n_new` + M of the contexts, without copying. See BaseMemory."""
         columns = (n_new, self.mem_len)
         layers = [KeyValue(context.key.narrow(1, *columns), context.value.narrow(1, *columns)) for context in contexts]
         return KVCache(layers, self._valid_after(n_new, visible_mem_len), self.window_terms)
 
 
 def append_columns(memory: Tensor, new: Tensor) -> Tensor:
-    """Append columns to memory, keep the last M and detach the result.
+    """Append hidden states to memory, keep the last M positions and detach the result.
 
     Args:
         memory: (L, B, M, D).
-        new: (L, B, R, D).
+        new: (L, B, n, D), with any n.
 
     Returns:
         (L, B, M, D).
@@ -237,7 +242,7 @@ def append_columns(memory: Tensor, new: Tensor) -> Tensor:
     Source: zihangdai/xlnet modeling.py `_cache_mem`.
     """
     length, n_new = memory.size(2), min(new.size(2), memory.size(2))
-    # narrow, because [-0:] would keep everything; before concatenation, so that dropped columns do not stay in storage
+    # `narrow` instead of a slice, because [-0:] would keep everything; dropped positions are removed first, to save memory
     old = memory.narrow(2, n_new, length - n_new)
     new = new.narrow(2, new.size(2) - n_new, n_new)
     return torch.cat([old, new.to(memory.dtype)], dim=2).detach()
@@ -252,18 +257,18 @@ def initial_memory(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> Memory:
-    """Return memory for the first window: zeros, not visible if `initial` is `empty`.
+    """Return memory for the first window: zeros, which queries see only if `initial` is `zeros`.
 
     Args:
         config: shape of the model.
         rows: B.
-        mem_len: M. None takes `config.mem_len`, 0 disables memory.
+        mem_len: M. None uses `config.mem_len`. 0 disables memory.
         initial: `empty` or `zeros`, see MemoryConfig.
         device: device of the model.
         dtype: dtype of the model's weights.
 
     Raises:
-        ValueError: negative `mem_len` or unknown `initial`.
+        ValueError: `mem_len` is negative or `initial` is unknown.
     """
     length = config.mem_len if mem_len is None else mem_len
     if length < 0:

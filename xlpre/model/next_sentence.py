@@ -15,7 +15,7 @@ from xlpre.model.lm_head import target_losses
 
 
 class NextSentence(nn.Module):
-    """Next-sentence head.
+    """Classify whether segment B follows segment A, from the hidden state of <cls>.
 
     Args:
         config: shape of the model.

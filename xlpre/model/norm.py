@@ -1,4 +1,4 @@
-"""Layer normalization (Ba et al. 2016, arXiv:1607.06450), of rows or of a sum."""
+"""Layer normalization (Ba et al. 2016, arXiv:1607.06450), alone or after a residual sum."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ def layer_norm(config: ModelConfig) -> nn.LayerNorm:
 
 
 class AddNorm(nn.LayerNorm):
-    """norm(rows + dropout(branch)). On GPUs, kernels/triton/fused_ops.py computes it in one pass.
+    """Residual sum and its normalization: norm(rows + dropout(branch)).
+
+    With the Triton backend, kernels/triton/fused_ops.py computes both in one pass.
 
     Args:
         config: shape of the model.
@@ -25,11 +27,11 @@ class AddNorm(nn.LayerNorm):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, rows: Tensor, branch: Tensor, fused: bool = False) -> Tensor:  # type: ignore[override]
-        """Add and normalize two tensors.
+        """Add two tensors and normalize the sum.
 
         Args:
-            rows: (B, N, D).
-            branch: (B, N, D).
+            rows: (B, N, D), input of attention or of the feed-forward layer.
+            branch: (B, N, D), output of that layer.
             fused: use the fused Triton kernel. Mixed dtypes, as under torch.autocast, always use torch's operators.
 
         Returns:

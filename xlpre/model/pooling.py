@@ -1,4 +1,4 @@
-"""Pooling of the hidden states of a row into one vector (zihangdai/xlnet modeling.py `summarize_sequence`)."""
+"""Pooling of the hidden states of a sequence into one vector (zihangdai/xlnet modeling.py `summarize_sequence`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Pooling = Literal["last", "first", "mean", "text_mean", "attn"]
 
 
 class SequenceSummary(nn.Module):
-    """Pool a row into one vector: its last token (where <cls> is), its first token, a mean, or learned attention.
+    """Pool a sequence into one vector: the hidden state of its last token (<cls>) or first token, a mean, or learned attention.
 
     Args:
         config: shape of the model.

@@ -1,12 +1,13 @@
-"""Position schemes (Transformer-XL's attn_type 0 to 3, its Table 6).
+"""Position schemes: attn_type 0 to 3 of Transformer-XL, in this order (see Table 6 of its paper).
 
     relative     a score by the distance between query and key, from sinusoids (Transformer-XL, section 3.3; XLNet)
     shaw         a score by distance, from a learned vector and a learned number per distance (Shaw et al. 2018)
     sinusoidal   sinusoids of the position are added to the embedding (Vaswani et al. 2017)
     learned      a learned vector of the position is added to the input of every layer (Al-Rfou et al. 2018)
 
-With T tokens and M memory columns, distances run from K = M + T down to 1 - T. An absolute position is the distance to the last token of
-the window. Rows that read backward negate all distances. Memory is stored without positions: each window adds them again.
+With T tokens in the window and M in memory, distances run from K = M + T down to 1 - T. An absolute position is the distance to the last
+token of the window. All distances are negated in batch rows that are read from right to left. Memory is stored without positions, and each
+window adds them again.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ def sinusoid_table(
     Args:
         n_keys: K.
         n_tokens: T.
-        width: D, half sines and half cosines.
-        clamp_len: distances beyond it are clamped. None disables clamping.
+        width: D. The first half of a row are sines, the second half cosines.
+        clamp_len: distances are clamped to [-clamp_len, clamp_len]. None disables clamping.
         device: device of the result.
         dtype: dtype of the result. Sinusoids are computed in float32.
 
     Returns:
-        (2, R, D), forward and backward. Row r is distance K - r, R = K + T.
+        (2, R, D) for R = K + T distances, forward and backward. Row r encodes distance K - r.
 
     Source: Vaswani et al., section 3.5; zihangdai/xlnet modeling.py `relative_positional_encoding`.
     """
@@ -70,7 +71,7 @@ class SinusoidalEncoding(nn.Module):
 
 
 class LearnedIndex(nn.Module):
-    """Indices of distances into a table of 2 n - 1 learned vectors, for distances from -(n - 1) to n - 1."""
+    """Map distances to rows of a table of 2 n - 1 learned vectors, where n is `n_positions`. Distances are clamped to [-(n - 1), n - 1]."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -79,7 +80,7 @@ class LearnedIndex(nn.Module):
 
     def forward(self, n_keys: int, n_tokens: int, like: Tensor) -> Tensor:
         """Return (2, R) int64 on the device of `like`."""
-        # distances beyond clamp_len share the vector of clamp_len - 1, because Transformer-XL cuts its table to clamp_len rows
+        # distances of clamp_len or more use the vector of distance clamp_len - 1, because Transformer-XL cuts its table to clamp_len rows
         largest = min(self.n_positions, self.clamp_len or self.n_positions) - 1
         distance = _distances(n_keys, n_tokens, None, like.device).clamp(-largest, largest)
         return torch.stack([distance, -distance]) + self.n_positions - 1
@@ -88,11 +89,12 @@ class LearnedIndex(nn.Module):
 class RelativeKeyProjection(nn.Linear):
     """W_r R[distance] for all distances, forward and backward.
 
-    Let S = W_r [sin; 0] and C = W_r [0; cos] of a distance. The key of the distance is C + S, and that of its negative is C - S. Only the
-    distances 0 to K are multiplied, which is a third of the product with the whole table.
+    For a distance, let S = W_r [sin; 0] and C = W_r [0; cos]. The key of the distance is C + S, and the key of the negated distance is
+    C - S. So W_r is multiplied only with the encodings of the distances 0 to K, which
+    takes about a third of the operations of the whole product.
 
-    On a CPU without dropout, this saves 7 % of a training step at T = 512, M = 384, D = 768 and 2 rows, and 1 % at T = M = 128, D = 256
-    and 8 rows. Dropout of the encoding needs the whole product.
+    On a CPU without dropout, this saves 7 % of a training step at T = 512, M = 384, D = 768 and batch size 2, and 1 % at T = M = 128,
+    D = 256 and batch size 8. Dropout of the encoding needs the whole product.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -101,14 +103,14 @@ class RelativeKeyProjection(nn.Linear):
 
     def forward(self, pos_encoding: Tensor, n_keys: int) -> Tensor:  # type: ignore[override]
         """(2, R, D) -> (2, R, H*E)."""
-        if self.training and self.dropout:  # dropout differs between a distance and its negative
+        if self.training and self.dropout:  # dropout draws different masks for a distance and its negative
             return super().forward(pos_encoding)
         halves, weights = (
             x.unflatten(1, (2, -1)).transpose(0, 1) for x in (pos_encoding[0, : n_keys + 1], self.weight)
         )
         sine, cosine = torch.bmm(halves, weights.transpose(1, 2))  # (K + 1, H*E) each
         positive, negative = cosine + sine, cosine - sine
-        # rows of the distances 1 to T - 1
+        # indices into `positive` and `negative` of the distances 1 to T - 1
         others = torch.arange(n_keys - 1, 2 * n_keys - pos_encoding.size(1), -1, device=pos_encoding.device)
         return torch.cat([positive, negative[others], negative, positive[others]]).view(2, pos_encoding.size(1), -1)
 
@@ -127,7 +129,7 @@ class PositionTerm(BiasedTerm):
 
 
 class ShawTerm(ScoreTerm):
-    """q . a[distance] + b[distance]."""
+    """q . a[distance] + b[distance], with a learned vector a and a learned number b per distance and head."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config.n_head, config.head_width)
@@ -145,26 +147,26 @@ class NoPositionEmbedding(nn.Module):
     """Identity: positions enter through the scores."""
 
     def forward(self, rows: Tensor, context: LayerContext, attn_meta: AttentionMeta) -> tuple[Tensor, LayerContext]:
-        """Return rows (B, N, D) and context unchanged."""
+        """Return query rows (B, N, D) and context unchanged."""
         return rows, context
 
 
 class SinusoidalPositionEmbedding(nn.Module):
-    """Add sinusoids of the positions to content, memory and rows."""
+    """Add sinusoids of the positions to content, memory and query rows."""
 
     def vectors(self, attn_meta: AttentionMeta) -> Tensor:
         """Return (B, K, D), one vector per key."""
         return attn_meta.key_encoding()[attn_meta.direction]
 
     def forward(self, rows: Tensor, context: HiddenContext, attn_meta: AttentionMeta) -> tuple[Tensor, HiddenContext]:
-        """Return rows (B, N, D) and context with their positions added."""
+        """Return query rows (B, N, D) and context, with their positions added."""
         memory, content = context.memory, context.content
         of_memory, of_content = self.vectors(attn_meta).split([memory.size(1), content.size(1)], dim=1)
         return rows + attn_meta.take_rows(of_content), HiddenContext(memory + of_memory, content + of_content)
 
 
 class LearnedPositionEmbedding(SinusoidalPositionEmbedding):
-    """Add a learned vector of each position to content, memory and rows."""
+    """Add a learned vector of each position to content, memory and query rows."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -185,9 +187,9 @@ class PositionScheme:
 
     Attributes:
         encoding: builds the module that encodes all distances.
-        terms: builds the terms of a layer's score, by name, content first.
+        terms: builds the score terms of a layer, by name. The content term is the first.
         embedding: builds the module that adds positions to the input of a layer, given the layer's index.
-        biases: names of the terms with a bias.
+        biases: names of the score terms with a learned bias.
     """
 
     encoding: Callable[[ModelConfig], nn.Module]

@@ -4,7 +4,7 @@
                          + (q[n] + r_r_bias) . pos_key[d] + pos_offset[d]        d: distance from n to k
                          + (q[n] + r_s_bias) . segment_diff)                     if n and k are in different segments
 
-The names are those of the XLNet code. Backends (model/kernels) compute the sum.
+The biases have the names of the XLNet code. Attention backends (model/kernels) compute the sum.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class ScoreTerms:
-    """Inputs of the attention scores of N queries. A term that is None is left out.
+    """Inputs of the attention scores of N query rows. Fields that are None are left out of the sum.
 
     Attributes:
         query: (B, N, H, E).
         scale: 1/sqrt(E).
         r_w_bias: (H, E), bias of the content term.
         r_r_bias: (H, E), bias of the position term.
-        pos_key: (2, R, H, E) keys of the distances from K down to 1 - T, forward and backward.
-        pos_offset: (2, R, H), added to the scores of `pos_key`.
+        pos_key: (2, R, H, E) keys of the distances from K down to 1 - T, for sequences that are read forward and backward.
+        pos_offset: (2, R, H), added to the scores of the distances.
         r_s_bias: (H, E), bias of the segment term.
-        segment_diff: (H, E), embedding of "different segment" minus that of "same segment".
+        segment_diff: (H, E), embedding of "different segment" minus the embedding of "same segment".
     """
 
     query: Tensor
@@ -49,7 +49,7 @@ class ScoreTerms:
 
 
 class ScoreTerm(nn.Module):
-    """Base class of a term of the score.
+    """Base class of the terms of the score.
 
     Args:
         n_head: H.
@@ -71,12 +71,12 @@ class ScoreTerm(nn.Module):
 
 
 class BiasedTerm(ScoreTerm):
-    """Base class of a term whose bias is added to every query.
+    """Base class of the terms that add a learned bias to every query.
 
     Args:
         n_head: H.
         d_head: E.
-        r_bias: bias that all layers share. None creates a bias for this layer.
+        r_bias: (H, E) bias that all layers share. None creates a bias for this layer only.
     """
 
     def __init__(self, n_head: int, d_head: int, r_bias: nn.Parameter | None) -> None:
@@ -85,7 +85,7 @@ class BiasedTerm(ScoreTerm):
 
 
 class PlainContentTerm(ScoreTerm):
-    """q . k, the whole score of an absolute Transformer."""
+    """q . k, the only term of a Transformer with absolute positions."""
 
     def forward(self, pos_encoding: Tensor, n_keys: int) -> dict[str, Tensor]:
         """Return no fields: query and key are enough."""

@@ -11,8 +11,8 @@ from xlpre.model.score_terms import BiasedTerm
 class SegmentTerm(BiasedTerm):
     """(q + r_s) . s[same or different].
 
-    Softmax ignores a constant added to a whole row. The score of "same" is therefore subtracted from both, which leaves one number per
-    row, added where the segments differ.
+    Softmax ignores a constant that is added to all scores of a query. So the score of "same" is subtracted from all of them. Keys in the
+    segment of the query then get 0, and keys in another segment get the difference of both scores.
     """
 
     def __init__(self, n_head: int, d_head: int, r_bias: nn.Parameter | None) -> None:

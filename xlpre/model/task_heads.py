@@ -52,7 +52,7 @@ class ClassificationHead(nn.Module):
 
 
 class RegressionHead(ClassificationHead):
-    """One number per row (STS-B)."""
+    """One number per sequence (STS-B)."""
 
     def __init__(self, config: ModelConfig, pooling: Pooling = "last", project: bool = True) -> None:
         super().__init__(config, 1, pooling, project)
@@ -86,12 +86,12 @@ class ChoiceHead(RegressionHead):
 
 @dataclass(frozen=True)
 class SpanScores:
-    """Scores of the answer span over T tokens, in training.
+    """Distributions over the T tokens for start and end of the answer span, for training.
 
     Attributes:
-        start: (B, T) log-probabilities.
-        end: (B, T) log-probabilities, given the true start.
-        no_answer: (B,) logit.
+        start: (B, T) log-probabilities of the start.
+        end: (B, T) log-probabilities of the end, given the true start.
+        no_answer: (B,) logit of "no answer".
     """
 
     start: Tensor
@@ -101,14 +101,14 @@ class SpanScores:
 
 @dataclass(frozen=True)
 class SpanBeams:
-    """Most likely starts, and the most likely ends of each.
+    """The S most likely starts of the answer span and, for each start, the N most likely ends.
 
     Attributes:
-        start: (B, S) log-probabilities, best first.
-        start_position: (B, S) int64.
-        end: (B, S, N) log-probabilities of the ends of each start, best first.
-        end_position: (B, S, N) int64.
-        no_answer: (B,) logit.
+        start: (B, S) log-probabilities of the starts, highest first.
+        start_position: (B, S) int64, positions of the starts.
+        end: (B, S, N) log-probabilities of the ends, given the start, highest first.
+        end_position: (B, S, N) int64, positions of the ends.
+        no_answer: (B,) logit of "no answer".
     """
 
     start: Tensor
@@ -119,7 +119,7 @@ class SpanBeams:
 
 
 class SpanHead(nn.Module):
-    """Answer span, with the end predicted given the start, and answerability (SQuAD 2.0; XLNet, section 3.4).
+    """Predict the start of the answer, its end given the start, and whether there is an answer (SQuAD 2.0; XLNet, section 3.4).
 
     Args:
         config: shape of the model.
@@ -143,7 +143,7 @@ class SpanHead(nn.Module):
             hidden: (B, T, D).
             excluded: (B, T) bool, True at tokens that cannot be part of an answer.
             cls_position: (B,) int64, position of <cls>.
-            start_position: (B,) int64, true start.
+            start_position: (B,) int64, position of the true start.
         """
         start = _log_probabilities(self.start(hidden), excluded)
         end = self._ends(hidden, _take_positions(hidden, start_position)[:, None], excluded)[:, 0]
@@ -174,7 +174,7 @@ class SpanHead(nn.Module):
             scores: result of `forward`.
             start: (B,) int64.
             end: (B,) int64.
-            impossible: (B,) float, 1 if there is no answer.
+            impossible: (B,) float, 1 if there is no answer, else 0.
 
         Source: zihangdai/xlnet run_squad.py.
         """
@@ -183,7 +183,7 @@ class SpanHead(nn.Module):
         return 0.5 * (spans + answerable)
 
     def _ends(self, hidden: Tensor, start_hidden: Tensor, excluded: Tensor) -> Tensor:
-        """(B, T, D), S start states (B, S, D) -> (B, S, T) log-probabilities."""
+        """Return the log-probabilities of the ends (B, S, T), from hidden states (B, T, D) and those of S starts (B, S, D)."""
         T, S = hidden.size(1), start_hidden.size(1)
         pairs = torch.cat(
             [hidden[:, None].expand(-1, S, -1, -1), start_hidden[:, :, None].expand(-1, -1, T, -1)], dim=3
@@ -192,7 +192,7 @@ class SpanHead(nn.Module):
         return _log_probabilities(self.end_outer(inner), excluded[:, None])
 
     def _no_answer(self, hidden: Tensor, start: Tensor, cls_position: Tensor) -> Tensor:
-        expected_start = (start.exp().to(hidden.dtype)[:, None] @ hidden)[:, 0]  # expectation over all starts
+        expected_start = (start.exp().to(hidden.dtype)[:, None] @ hidden)[:, 0]  # expected hidden state of the start
         both = torch.cat([expected_start, _take_positions(hidden, cls_position)], dim=1)
         return self.no_answer_outer(self.dropout(torch.tanh(self.no_answer_inner(both)))).squeeze(1)
 
@@ -203,5 +203,5 @@ def _log_probabilities(logits: Tensor, excluded: Tensor) -> Tensor:
 
 
 def _take_positions(hidden: Tensor, positions: Tensor) -> Tensor:
-    """(B, T, D), (B,) -> (B, D)."""
+    """Return the hidden state at one position of each row, (B, T, D) and (B,) -> (B, D)."""
     return hidden[torch.arange(len(hidden), device=hidden.device), positions]

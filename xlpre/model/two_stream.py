@@ -1,10 +1,10 @@
-"""Two-stream attention (XLNet, section 2.3): both streams are rows of one pass.
+"""Two-stream attention (XLNet, section 2.3): one pass computes both streams, as the rows of one tensor.
 
     content rows   T, one per token. They start from the token embedding and see themselves.
     query rows     P, one per target. They start from a learned vector and do not see the token at their own position.
 
-All layers compute `[content; query]`, N = T + P rows. Keys and values come from memory and the content rows only. The last layer computes
-only the rows that are read.
+Every layer computes the N = T + P rows `[content; query]`. Keys and values come from memory and the content rows only. The last layer
+computes only the rows whose hidden states are used: the targets, and <cls> for next-sentence prediction.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from xlpre.model.attention_mask import AttentionMeta
 
 @dataclass(frozen=True)
 class _Rows:
-    """Ranks, segments and window positions of N rows, (B, N) each."""
+    """Ranks, segments and window positions of N content or query rows, (B, N) each."""
 
     ranks: Tensor
     segments: Tensor
@@ -34,7 +34,7 @@ def build_rows(content: Tensor, mask_embedding: Tensor, batch: Batch) -> Tensor:
     Args:
         content: (B, T, D) token embeddings.
         mask_embedding: (D,) initial state of every query row.
-        batch: with P targets.
+        batch: B windows with P targets each.
 
     Returns:
         (B, T + P, D).
@@ -50,7 +50,7 @@ def select_output_rows(rows: Tensor, output: AttentionMeta, two_streams: bool, n
         rows: (B, T + P, D) rows of both streams, or (B, T, D) content rows.
         output: metadata of the selected rows.
         two_streams: True if `rows` includes the query stream.
-        n_cls: number of final content rows that are read before the targets.
+        n_cls: number of content rows at the end of the window (1 for <cls>, or 0) that are selected before the rows of the targets.
 
     Returns:
         (B, n_cls + P, D).
@@ -61,17 +61,17 @@ def select_output_rows(rows: Tensor, output: AttentionMeta, two_streams: bool, n
 def build_attention_meta(
     batch: Batch, memory_rank: Tensor, pos_encoding: Tensor, max_distance: int | None, two_streams: bool, n_cls: int
 ) -> tuple[AttentionMeta, AttentionMeta]:
-    """Build the metadata of all rows, and of the rows that the last layer computes.
+    """Build the metadata of all rows, and the metadata of the rows that the last layer computes.
 
-    Both are the same object if every content row is read.
+    If the last layer computes every content row, both results are the same object.
 
     Args:
         batch: B windows.
-        memory_rank: (B, M) ranks of the memory columns.
+        memory_rank: (B, M) ranks of memory as keys.
         pos_encoding: (2, R, ...) encodings of distances.
         max_distance: largest distance at which a key is visible. None means no limit.
-        two_streams: read targets from the query stream. Otherwise from content rows at the target positions.
-        n_cls: number of final content rows that are read before the targets.
+        two_streams: predict targets from the query stream. If False, predict them from the content rows at the target positions.
+        n_cls: see `select_output_rows`.
     """
     length, n_targets = batch.query_rank.size(1), batch.target_positions.size(1)
     key_rank = torch.cat([memory_rank, batch.key_rank], dim=1)
@@ -107,7 +107,7 @@ def _content_rows(batch: Batch) -> _Rows:
 
 
 def _rows_of_both_streams(batch: Batch) -> _Rows:
-    """Content rows, then a row at each target position."""
+    """Return the content rows, then a query row at each target position."""
     content, targets = _content_rows(batch), batch.target_positions
     return _Rows(
         torch.cat([content.ranks, content.ranks.gather(1, targets)], dim=1),
