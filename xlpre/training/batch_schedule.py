@@ -1,4 +1,8 @@
-"""Division of the global batch among processes and micro-steps, and the warm-up of its size."""
+"""Division of the global batch among processes and micro-steps, and the warm-up of its size.
+
+A micro-step is one forward and backward pass of every process. A step accumulates the gradients of its micro-steps, and then updates the
+weights once. Batch sizes are counted in rows, each of which is one sequence.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,13 @@ from xlpre.common.plural import counted
 
 @dataclass(frozen=True)
 class BatchSchedule:
-    """Number of micro-steps and rows of each step.
+    """Number of micro-steps and of rows in each step.
 
     Attributes:
         world_size: number of processes.
         micro_batch_size: rows of one process in one forward and backward pass.
-        accumulation: micro-steps of a step, after the warm-up.
-        warmup_steps: steps during which the micro-steps of a step rise from 1 to `accumulation`.
+        accumulation: number of micro-steps in a step after the warm-up.
+        warmup_steps: number of steps at the start, during which the number of micro-steps rises from 1 to `accumulation`.
     """
 
     world_size: int
@@ -30,11 +34,11 @@ class BatchSchedule:
         return 1 + step * self.accumulation // self.warmup_steps
 
     def rows(self, step: int) -> int:
-        """Return the rows that all processes read in `step`, which counts from 0."""
+        """Return the number of rows that all processes together read in `step`, which counts from 0."""
         return self.world_size * self.micro_batch_size * self.micro_steps(step)
 
     def total_rows(self, n_steps: int) -> int:
-        """Return the rows that all processes read in the first `n_steps` steps."""
+        """Return the number of rows that all processes together read in the first `n_steps` steps."""
         n_rising = min(n_steps, self.warmup_steps)
         return sum(map(self.rows, range(n_rising))) + (n_steps - n_rising) * self.rows(self.warmup_steps)
 
@@ -49,7 +53,7 @@ def split_batch(global_batch_size: int, micro_batch_size: int | None, world_size
     """Divide the rows of a step among processes and micro-steps.
 
     Args:
-        global_batch_size: rows of a step, over all processes.
+        global_batch_size: rows of a step, summed over all processes.
         micro_batch_size: rows of one process in one pass; None: all rows of the process.
         world_size: number of processes.
 
@@ -57,12 +61,12 @@ def split_batch(global_batch_size: int, micro_batch_size: int | None, world_size
         The micro-batch size and the number of micro-steps (accumulation).
 
     Raises:
-        ValueError: the rows cannot be divided equally. The message names the nearest sizes that can.
+        ValueError: the rows cannot be divided equally. The message names the nearest valid sizes.
     """
     if global_batch_size % world_size:
         sizes = _nearest_multiples(global_batch_size, world_size * (micro_batch_size or 1))
         raise ValueError(
-            f"train.global_batch_size={global_batch_size} is invalid: it must be a multiple of the {world_size} processes. "
+            f"train.global_batch_size={global_batch_size} is invalid: it must be a multiple of {world_size}, the number of processes. "
             f"Set train.global_batch_size={sizes}, or start another number of processes."
         )
     rows = global_batch_size // world_size
@@ -81,6 +85,6 @@ def split_batch(global_batch_size: int, micro_batch_size: int | None, world_size
 
 
 def _nearest_multiples(value: int, factor: int) -> str:
-    """Return the multiples of `factor` next to `value`, joined by `or`."""
+    """Return the multiples of `factor` below and above `value`, joined by `or`."""
     below = value // factor * factor
     return f"{below} or {below + factor}" if below else str(factor)

@@ -3,13 +3,15 @@
     checkpoints/step_00000500/manifest.json              written last: settings of the run; names, sizes and checksums of all files
                               model/                     the weights, as a model folder
                               best/                      the weights of the best evaluation so far, if there was one
-                              moments_000.safetensors    moments of a share of the parameters, written by rank 0
+                              moments_000.safetensors    optimizer moments of a part of the parameters, written by rank 0
                               lanes_000.safetensors      recurrent memory of the lanes of rank 0
                               ...
 
-A folder without a manifest, or with a file that differs from it, is not a checkpoint. Nothing is unpickled.
+A lane is a row of the global batch that reads consecutive windows of the text, so it has recurrent memory from one step to the next.
 
-Only rank 0 inspects all files. The manifest names the file of each moment and of each lane, so that every other process opens only
+A folder is a valid checkpoint only if it has a manifest, and all files in the manifest have the recorded checksums. Nothing is unpickled.
+
+Only rank 0 looks for all files. The manifest names the file of each moment and of each lane, so that every other process opens only
 the files that it reads tensors from.
 """
 
@@ -53,13 +55,13 @@ def list_all(folder: Path) -> list[Path]:
 def list_complete(folder: Path) -> list[Path]:
     """List the checkpoints in `folder` whose files all exist with the recorded sizes, oldest first. Checksums are not computed.
 
-    It inspects every file. A process that only needs the newest settings should call `read_newest_manifest`.
+    Every file is inspected. To read only the newest settings, call `read_newest_manifest`.
     """
     return [path for path in list_all(folder) if _is_complete(path)]
 
 
 def read_newest_manifest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """Return the newest checkpoint in `folder` with a readable manifest, and the manifest. Other files are not inspected."""
+    """Return the newest checkpoint in `folder` whose manifest can be read, and that manifest. Other files are not inspected."""
     for path in reversed(list_all(folder)):
         try:
             return path, read_manifest(path)
@@ -71,17 +73,17 @@ def read_newest_manifest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
 
 
 def list_incomplete(folder: Path, latest: Path | None) -> list[Path]:
-    """List the checkpoint folders newer than `latest`, the latest valid checkpoint: they are incomplete or damaged."""
+    """List the checkpoint folders newer than the latest valid checkpoint, `latest`. They are incomplete or damaged."""
     return [path for path in list_all(folder) if latest is None or path.name > latest.name]
 
 
 def find_resume_checkpoint(folder: Path, comm: Comm) -> Path | None:
     """Return the latest checkpoint whose checksums are correct, or None if there is no checkpoint.
 
-    Every process must call it. Rank 0 lists the checkpoints, and each process reads a share of the files.
+    Every process must call it. Rank 0 lists the checkpoints, and each process verifies a part of the files.
 
     Raises:
-        ValueError: there are checkpoints, and none is valid.
+        ValueError: there are checkpoints, but none of them is valid.
     """
     names = comm.call_on_rank_zero(lambda: " ".join(path.name for path in reversed(list_complete(folder)))).split()
     for path in (folder / name for name in names):
@@ -89,14 +91,14 @@ def find_resume_checkpoint(folder: Path, comm: Comm) -> Path | None:
             return path
     if damaged := [path.name for path in list_all(folder) if (path / MANIFEST).exists()]:
         raise ValueError(
-            f"{folder} has no valid checkpoint: files of {', '.join(damaged)} are missing, truncated or damaged. Restore them, or remove "
-            "these folders to start again at step 0."
+            f"{folder} has no valid checkpoint: files of {', '.join(damaged)} are missing, truncated or damaged. Restore the files, or "
+            "remove these folders to start again at step 0."
         )
     return None
 
 
 def latest_valid(folder: Path) -> Path | None:
-    """Return the latest checkpoint whose checksums are correct, or None. For a single process; see `find_resume_checkpoint`."""
+    """Return the latest checkpoint whose checksums are correct, or None. In a job of several processes, call `find_resume_checkpoint`."""
     return next(filter(is_valid, reversed(list_complete(folder))), None)
 
 
@@ -104,9 +106,9 @@ def is_valid(checkpoint: Path, comm: Comm | None = None) -> bool:
     """Return True if the checksums of all files are correct.
 
     Args:
-        checkpoint: its folder.
-        comm: collectives of a job whose processes all call this function and read a share of the files each; None: this process reads
-            all files.
+        checkpoint: folder of the checkpoint.
+        comm: collectives of the job. Every process must then call this function, and each reads a part of the files. None: this process
+            reads all files.
     """
     if comm is None:
         return not _count_damaged_files(checkpoint, 0, 1)
@@ -124,7 +126,7 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
         ValueError: the manifest is damaged.
     """
     manifest: dict[str, Any] = json.loads((checkpoint / MANIFEST).read_text("utf-8"))
-    checksum = manifest.pop("checksum", None)  # the first versions wrote none
+    checksum = manifest.pop("checksum", None)  # the first versions of xlpre wrote no checksum
     if checksum is not None and checksum != _compute_checksum(manifest):
         raise ValueError(
             f"{checkpoint / MANIFEST} is damaged: its checksum is wrong. Restore it, or remove {checkpoint}."
@@ -150,13 +152,13 @@ def check_compatible(checkpoint: Path, manifest: Mapping[str, Any], expected: Ma
     """
     if manifest.get("format") != expected["format"]:
         raise ValueError(
-            f"{checkpoint} was written by another version of xlpre (format {manifest.get('format')}, this version reads "
-            f"{expected['format']}). Resume with that version, or give the run another name."
+            f"{checkpoint} was written by another version of xlpre (in format {manifest.get('format')}; this version reads "
+            f"format {expected['format']}). Resume with that version, or give the run another name."
         )
     for key, value in expected.items():
         saved: Any = manifest.get(key)
         if isinstance(value, dict):
-            # a setting that is newer than the checkpoint was off
+            # a setting that did not exist when the checkpoint was written counts as off
             saved = {**dict.fromkeys(value, False), **(saved or {})}
         if saved == value:
             continue
@@ -165,14 +167,15 @@ def check_compatible(checkpoint: Path, manifest: Mapping[str, Any], expected: Ma
             key, saved, value = f"{key}.{name}", saved.get(name), value.get(name)
         written = f"{key}={_as_yaml(saved)}"
         raise ValueError(
-            f"{key}={_as_yaml(value)} is invalid: {checkpoint} was written with {written}. Set {written}, or give the run another name."
+            f"{key}={_as_yaml(value)} is invalid: {checkpoint} was written with {written}, which must not change when the run "
+            f"resumes. Set {written}, or give the run another name."
         )
 
 
 class SavedTensors(Mapping[str, Any]):
     """Tensors in safetensors files by name. A file is opened when one of its tensors is accessed.
 
-    A value is a slice of safetensors: `value[:]` reads the whole tensor, `value[begin:end]` reads only these rows.
+    A value is a slice of safetensors: `value[:]` reads the whole tensor, and `value[begin:end]` reads a part of its first dimension.
 
     Args:
         path_by_name: the file of each tensor.
@@ -210,32 +213,33 @@ def saved_weights(checkpoint: Path) -> SavedTensors:
 
 def saved_moments(checkpoint: Path, manifest: Mapping[str, Any]) -> SavedTensors:
     """Return the optimizer moments of a checkpoint by name (`PARAMETER/exp_avg`), to be read one by one."""
-    if "moments" not in manifest:  # an earlier version did not name the files
+    if "moments" not in manifest:  # written by an earlier version, which did not record the file of each moment
         return SavedTensors.in_files(sorted(checkpoint.glob("moments_*.safetensors")))
     return SavedTensors({name: checkpoint / file for name, file in manifest["moments"].items()})
 
 
 def has_memory(manifest: Mapping[str, Any]) -> bool:
-    """Return True if the checkpoint of a manifest includes recurrent memory."""
+    """Return True if the checkpoint with this manifest includes recurrent memory."""
     return any(name.startswith(LANES_PREFIX) for name in manifest["files"])
 
 
 def read_lane_memory(
     checkpoint: Path, manifest: Mapping[str, Any], groups: Sequence[Sequence[int]]
 ) -> list[tuple[Tensor, Tensor]]:
-    """Read the recurrent memory of groups of lanes, whichever processes wrote it.
+    """Read the recurrent memory of groups of lanes. Other processes may have written it, with other groups.
 
     Args:
         checkpoint: its folder.
-        manifest: its manifest, which names the lanes in each file. Files without any of these lanes are not opened.
+        manifest: its manifest, which names the lanes in each file. Files without a requested lane are not opened.
         groups: the lanes of each micro-step.
 
     Returns:
-        For each group: hidden, (L, B, M, D) on the CPU, B in the order of the lanes; and valid, (B,) on the CPU.
+        For each group, with its B lanes in the given order: hidden states (L, B, M, D), and the number of valid positions of each lane
+        (B,). The tensors are on the CPU.
     """
     wanted = {lane for lanes in groups for lane in lanes}
     rows: dict[int, tuple[Tensor, Tensor]] = {}
-    # an earlier version did not name the lanes: any of them may be in each file
+    # an earlier version did not record the lanes of each file, so each file may hold any lane
     all_files = [name for name in manifest["files"] if name.startswith(LANES_PREFIX)]
     for name, lanes_in_file in manifest.get("lanes", dict.fromkeys(all_files, wanted)).items():
         if wanted.isdisjoint(lanes_in_file):
@@ -263,7 +267,7 @@ def _compute_checksum(manifest: Mapping[str, Any]) -> int:
 
 
 def _count_damaged_files(checkpoint: Path, share: int, n_shares: int) -> int:
-    """Count the files that are missing or have a wrong checksum in one of `n_shares` equal shares of a checkpoint."""
+    """Divide the files of a checkpoint into `n_shares` shares, and count the missing or damaged files in one of them."""
     files = read_manifest(checkpoint)["files"]
     return sum(not _has_checksum(checkpoint / name, files[name]["crc32c"]) for name in sorted(files)[share::n_shares])
 
@@ -290,6 +294,6 @@ def _is_complete(path: Path) -> bool:
 
 
 def _raise_if_transient(error: OSError) -> None:
-    """Raise a temporary error, which says nothing about the checkpoint. EIO is not raised: it may be an unreadable disk block."""
+    """Raise `error` if it is temporary and does not show that the checkpoint is damaged. EIO may show it: a disk block is unreadable."""
     if is_transient(error) and error.errno != errno.EIO:
         raise error

@@ -32,20 +32,20 @@ KNOWN_KEYS = frozenset(
         "zero_force_ds_cpu_optimizer zero_optimization"
     ).split()
 )
-OFFLOAD_GROUPS = ("offload_optimizer", "offload_param")  # of zero_optimization
-# groups that have no effect, or a different one, without ZeRO
+OFFLOAD_GROUPS = ("offload_optimizer", "offload_param")  # keys of zero_optimization
+# groups that have no effect, or another effect, without ZeRO
 ZERO_GROUPS = {"zero_optimization", "data_types", "torch_autocast", "compile"}
 
 
 def check_overrides(overrides: Mapping[str, Any]) -> None:
-    """Check the keys of the `deepspeed` settings, and the values of those that this project reads.
+    """Check the keys of the `deepspeed` settings, and the values of the keys that xlpre reads.
 
     Raises:
-        ValueError: DeepSpeed does not have a key, another setting decides it, or its value is invalid.
+        ValueError: a key does not exist in DeepSpeed, is decided by another setting, or has an invalid value.
     """
     for key in overrides:
         if key in OWNED_KEYS:
-            raise ValueError(f"deepspeed.{key} is decided by {OWNED_KEYS[key]}. Set that instead.")
+            raise ValueError(f"deepspeed.{key} is decided by {OWNED_KEYS[key]}. Set {OWNED_KEYS[key]} instead.")
         if key not in KNOWN_KEYS:
             suggestion = suggest_key(key, sorted(KNOWN_KEYS)) or f"the settings are {', '.join(sorted(KNOWN_KEYS))}"
             raise ValueError(f"deepspeed.{key} is invalid: DeepSpeed has no such setting; {suggestion}")
@@ -62,7 +62,12 @@ def check_overrides(overrides: Mapping[str, Any]) -> None:
 
 
 def check_muon_overrides(overrides: Mapping[str, Any]) -> None:
-    """Raise ValueError for settings with which Muon cannot assemble matrices from the shares of the processes."""
+    """Raise ValueError for ZeRO settings that Muon does not support.
+
+    Muon needs the partition of each process to be an unbroken part of the concatenated matrices, on the device of the process. Stage 3
+    partitions each parameter by itself, `round_robin_gradients` reorders the parameters, `parameter_alignment` pads them, and
+    `offload_optimizer` moves the partition to the CPU.
+    """
     zero = overrides.get("zero_optimization", {})
     unsupported = {
         "stage=3": zero.get("stage") == 3,
@@ -71,8 +76,9 @@ def check_muon_overrides(overrides: Mapping[str, Any]) -> None:
     }
     for name in (name for name, is_set in unsupported.items() if is_set):
         raise ValueError(
-            f"deepspeed.zero_optimization.{name} is invalid with optim.name=muon: Muon assembles matrices from the shares of the "
-            "processes. Leave it out, or set optim.name=adamw."
+            f"deepspeed.zero_optimization.{name} is invalid with optim.name=muon: Muon joins ZeRO partitions to whole matrices, so the "
+            "partitions must be on the training device, and not be split per parameter, reordered or padded. "
+            f"Leave {name.partition('=')[0]} out, or set optim.name=adamw."
         )
 
 
@@ -85,7 +91,7 @@ def zero_stage(overrides: Mapping[str, Any], precision: str, world_size: int) ->
         world_size: number of processes.
 
     Returns:
-        The configured stage. By default 1; 0 for a single process in fp32 without ZeRO settings, which has nothing to divide.
+        The configured stage. The default is 1, or 0 for a single process in fp32 without ZeRO settings, which has nothing to partition.
     """
     is_plain = world_size == 1 and precision == "fp32" and not ZERO_GROUPS & overrides.keys()
     stage: int = overrides.get("zero_optimization", {}).get("stage", 0 if is_plain else 1)
@@ -95,15 +101,15 @@ def zero_stage(overrides: Mapping[str, Any], precision: str, world_size: int) ->
 def communication_dtype(overrides: Mapping[str, Any], precision: str, stage: int) -> str:
     """Return the data type in which processes sum their gradients: `fp32`, `bf16` or `fp16`.
 
-    By default it is fp32 for bf16 in stage 1, where gradients are accumulated in fp32 and summed once per step. Stages 2 and 3 sum
-    them after each micro-step, in the precision of the model.
+    The default for bf16 in stage 1 is fp32, because gradients are accumulated in fp32 there and summed once per step. In all other cases
+    it is the precision of the model: stages 2 and 3 sum the gradients after each micro-step.
     """
     default = "fp32" if precision == "bf16" and stage == 1 else precision
     return str(overrides.get("communication_data_type") or default)
 
 
 def enabled_offloads(overrides: Mapping[str, Any]) -> dict[str, bool]:
-    """Return a bool each for `offload_optimizer` and `offload_param`, by name: True if it is enabled."""
+    """Return a mapping from `offload_optimizer` and `offload_param` to True if the setting is enabled, else to False."""
     zero = overrides.get("zero_optimization", {})
     return {name: zero.get(name, {}).get("device", "none") != "none" for name in OFFLOAD_GROUPS}
 

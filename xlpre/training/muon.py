@@ -1,7 +1,10 @@
 """Muon: orthogonalized updates for the matrices of layers, AdamW for all other parameters.
 
-The momentum of a matrix is replaced by the nearest matrix whose singular values are equal. Directions with small gradients are then
-learned as fast as those with large ones.
+The update of a matrix is the matrix nearest to its momentum whose singular values are all about 1. Directions with small gradients are
+then learned as fast as directions with large gradients.
+
+The functions here see the matrices as one flat concatenation. The share of a process is its ZeRO partition: a contiguous part of the
+concatenation, of the same size on every process.
 
 Source: K. Jordan, 2024, "Muon: an optimizer for hidden layers in neural networks" (momentum, iteration); Liu et al., 2025,
 arXiv:2502.16982 (scale of an update).
@@ -21,13 +24,13 @@ from torch import distributed as dist
 
 from xlpre.training.distributed import rank, world_size
 
-QUINTIC = (3.4445, -4.7750, 2.0315)  # a, b, c of ax + bx^3 + cx^5; five iterations map 0.01..1 to 0.7..1.2
+QUINTIC = (3.4445, -4.7750, 2.0315)  # a, b, c of ax + bx^3 + cx^5; five iterations map 0.01..1 into 0.7..1.2
 ITERATIONS = 5
-UPDATE_RMS = 0.2  # root mean square of an update at a learning rate of 1: about that of AdamW
+UPDATE_RMS = 0.2  # root mean square of an update at a learning rate of 1, about as in AdamW
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """Return the nearest matrices whose singular values are all about 1, by the Newton-Schulz iteration. Zeros stay zeros.
+    """Replace the singular values of each matrix by values of about 1, with the Newton-Schulz iteration. A zero matrix stays zero.
 
     Args:
         matrices: (N, rows, columns). On a GPU the products are computed in bf16.
@@ -43,15 +46,15 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 
 
 def range_limits(sizes: Sequence[int], share: int, n_processes: int) -> list[int]:
-    """Return which process computes the updates of which matrices: that whose share has the middle of a matrix.
+    """Assign each matrix to the process whose share contains the middle of the matrix.
 
     Args:
         sizes: numbers of elements of the matrices, in the order of their concatenation.
-        share: elements of a process's share of the concatenation.
+        share: number of elements in the share of a process.
         n_processes: number of processes, N.
 
     Returns:
-        N + 1 positions in the concatenation. Process p computes the updates of the matrices from position p to position p + 1.
+        N + 1 offsets `limits` into the concatenation; process p updates the matrices in [limits[p], limits[p + 1]).
     """
     middles = [end - (size + 1) // 2 for size, end in zip(sizes, accumulate(sizes), strict=True)]
     return [
@@ -61,13 +64,13 @@ def range_limits(sizes: Sequence[int], share: int, n_processes: int) -> list[int
 
 
 def working_bytes(shapes: Sequence[tuple[int, ...]], n_processes: int, is_flat: bool, on_gpu: bool) -> int:
-    """Return the peak memory of an update, without parameters, gradients and moments, on the process that needs most.
+    """Return the peak memory in bytes that an update needs besides parameters, gradients and moments, on the process that needs most.
 
     Args:
         shapes: shapes of all matrices.
-        n_processes: number of processes that share the work.
-        is_flat: True under ZeRO, where a process has a flat share of the matrices; False if it has all of them.
-        on_gpu: True if products are computed in bf16.
+        n_processes: number of processes that divide the work.
+        is_flat: True under ZeRO, where each process holds its share only; False if each process holds all matrices.
+        on_gpu: True on a GPU, where products are computed in bf16.
     """
     sizes, width = [math.prod(shape) for shape in shapes], 2 if on_gpu else 4
     share = -(-sum(sizes) // n_processes)
@@ -85,15 +88,15 @@ def working_bytes(shapes: Sequence[tuple[int, ...]], n_processes: int, is_flat: 
 
 
 def sent_bytes(shapes: Sequence[tuple[int, ...]], n_processes: int, is_flat: bool) -> float:
-    """Return the bytes that an update sends: those of the process that sends most.
+    """Return the number of bytes that a process sends in an update: the maximum over all processes.
 
-    Under ZeRO only matrices that are split between processes are sent: their parts to the process that computes the update, and the
-    update back. Without ZeRO all updates are broadcast, of which a process passes on (N-1)/N in a ring.
+    Under ZeRO, only matrices that are split between shares are sent. Their parts go to the process that computes the update, which sends
+    the parts of the update back. Without ZeRO, all updates are broadcast in a ring, where each process passes on (N-1)/N of them.
 
     Args:
         shapes: shapes of all matrices.
         n_processes: number of processes, N.
-        is_flat: True under ZeRO, where a process has a flat share of the matrices; False if it has all of them.
+        is_flat: True under ZeRO, where each process holds its share only; False if each process holds all matrices.
     """
     sizes = [math.prod(shape) for shape in shapes]
     total = sum(sizes)
@@ -110,16 +113,16 @@ def sent_bytes(shapes: Sequence[tuple[int, ...]], n_processes: int, is_flat: boo
 
 
 class Muon(torch.optim.AdamW):
-    """AdamW, with orthogonalized updates for groups that have `matrices`: a mapping from names to shapes.
+    """AdamW, with orthogonalized updates for parameter groups that have the key `matrices`, a mapping from names to shapes.
 
-    The parameters of such a group are the matrices, or under ZeRO a flat share of their concatenation. All shares have the same size.
-    Their momentum is stored as `exp_avg`, as in AdamW; they have no second moment. The processes share the work. Under ZeRO they
-    exchange only the matrices that are split between shares.
+    The parameters of such a group are the matrices; under ZeRO, they are this process's share of the concatenated matrices. Their momentum
+    is stored as `exp_avg`, as in AdamW; they have no second moment. The processes divide the work. Under ZeRO, they exchange only the
+    matrices that are split between shares.
 
     Args:
         groups: parameter groups.
         momentum: Nesterov momentum of the matrices.
-        settings: settings of AdamW.
+        settings: settings of AdamW, for the other parameters.
     """
 
     def __init__(self, groups: Any, momentum: float, **settings: Any) -> None:
@@ -157,12 +160,12 @@ class Muon(torch.optim.AdamW):
 
 
 def _replace_by_updates(own: Tensor, shapes: Sequence[tuple[int, ...]], is_flat: bool) -> None:
-    """Replace the gradients of a process by updates, in place.
+    """Replace the gradients of the matrices by their updates, in place.
 
     Args:
-        own: concatenation of all matrices, or this process's share of it; ZeRO pads the last one.
+        own: concatenated gradients of all matrices, or this process's share of them; ZeRO pads the share of the last process.
         shapes: shapes of all matrices.
-        is_flat: True for a share.
+        is_flat: True if `own` is a share.
     """
     sizes, n_processes = [math.prod(shape) for shape in shapes], world_size()
     share = own.numel() if is_flat else -(-sum(sizes) // n_processes)
@@ -197,11 +200,11 @@ def _replace_same_shape(matrices: list[Tensor]) -> None:
 
 
 def _shapes_between(first: int, last: int, shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Return the shapes of the matrices that are between two positions of the concatenation."""
+    """Return the shapes of the matrices between the offsets `first` and `last` of the concatenation."""
     ends = accumulate(math.prod(shape) for shape in shapes)
     return [shape for shape, end in zip(shapes, ends, strict=True) if first < end <= last]
 
 
 def _overlap(share: int, limits: Sequence[int], holder: int, computer: int) -> int:
-    """Return the number of elements that are in the share of one process and whose updates another, or the same, computes."""
+    """Return the number of elements in the share of process `holder` whose update process `computer` computes."""
     return max(0, min((holder + 1) * share, limits[computer + 1]) - max(holder * share, limits[computer]))

@@ -27,7 +27,7 @@ def test_accumulation_follows_from_batch_sizes_and_processes(global_batch_size, 
 @pytest.mark.parametrize(
     ("global_batch_size", "micro_batch_size", "world_size", "message"),
     [
-        (8, None, 3, r"train.global_batch_size=8 is invalid: .* 3 processes. Set train.global_batch_size=6 or 9,"),
+        (8, None, 3, r"train.global_batch_size=8 is invalid: .* processes. Set train.global_batch_size=6 or 9,"),
         (8, 2, 3, r"train.global_batch_size=8 is invalid: .* Set train.global_batch_size=6 or 12,"),
         (1, None, 2, r"train.global_batch_size=1 is invalid: .* Set train.global_batch_size=2,"),
         (
