@@ -32,9 +32,10 @@ from xlpre.training.checkpoint import (
 from xlpre.training.distributed import Comm, is_rank_zero, rank, world_size
 from xlpre.training.optimizer_state import gather_moments, gather_weights, list_moments, read_counters
 
-MAX_MOMENT_FILES = 16  # in ZeRO stage 3, every process opens all of them to resume
-LaneMemory = tuple[Sequence[int], Tensor, Tensor]  # lanes, hidden (L, B, M, D), valid (B,)
-# writes a model folder, given step, path and weights; returns the sizes and checksums of its files
+MAX_MOMENT_FILES = 16  # few, because in ZeRO stage 3 every process opens all of them to resume
+# B lanes (rows of the global batch), their hidden states (L, B, M, D), and the number of valid positions of each lane (B,)
+LaneMemory = tuple[Sequence[int], Tensor, Tensor]
+# function of step, path and weights that writes a model folder, and returns the sizes and checksums of its files
 ModelWriter = Callable[[int, Path, dict[str, Tensor]], FileEntries]
 
 
@@ -73,15 +74,15 @@ class CheckpointWriter:
     it still fails, the checkpoint is removed and a warning is printed; training continues, and the latest valid checkpoint stays.
 
     The best weights so far are part of each checkpoint. A run that is killed resumes with the best weights and the best score of
-    the same step. New best weights stay in the memory of rank 0 until the next checkpoint; later checkpoints hard-link them.
+    the same step. New best weights stay in the memory of rank 0 until the next checkpoint; later checkpoints hard-link their files.
 
     Args:
         folder: folder of all checkpoints of the run.
         comm: collectives for small values.
         keep_last: number of recent checkpoints that are kept; older ones are removed.
         keep_every: checkpoints whose step is a multiple of this number are never removed; None: only recent ones are kept.
-        publish: called with each complete checkpoint, on rank 0, in the background.
-        resumed: the checkpoint that the run resumes from; None: the folder has none.
+        publish: called with the folder of each complete checkpoint, on rank 0, in the background.
+        resumed: the checkpoint that the run resumes from; None for a new run.
         max_failed: the run ends after this number of failed checkpoints in a row.
         keep_old_memory: keep the recurrent memory of older checkpoints; False: remove it once a newer checkpoint is complete.
     """
@@ -130,14 +131,14 @@ class CheckpointWriter:
         manifest: Mapping[str, Any],
         write_model: ModelWriter,
     ) -> None:
-        """Copy the state and start to write a checkpoint, after finishing the previous one. Every process must call it.
+        """Finish the previous checkpoint, copy the state, and start to write a checkpoint. Every process must call it.
 
         Args:
             step: number of steps done.
             engine: the DeepSpeed engine.
-            memories: recurrent memory of this process, one entry per micro-step; empty: none is saved.
-            manifest: entries of the manifest: settings that a resumed run must share, and counters such as the clock.
-            write_model: called on rank 0, in the background.
+            memories: recurrent memory of this process, one entry per micro-step. If it is empty, no memory is saved.
+            manifest: further entries of the manifest: settings that must not change when the run resumes, and counters such as the clock.
+            write_model: writes the model folder; called on rank 0, in the background.
 
         Raises:
             ValueError: a weight is not finite. Nothing is written.
@@ -212,10 +213,12 @@ class CheckpointWriter:
         return weights
 
     def advance(self) -> None:
-        """Start the next stage of the checkpoint in progress. Every process must call it, when `is_writing` is False on all.
+        """End a stage of the checkpoint in progress, and start the next stage if there is one.
+
+        Every process must call it, when `is_writing` is False on all processes.
 
         Raises:
-            SaveError: a file could not be written, for the `max_failed`th checkpoint in a row.
+            SaveError: `max_failed` checkpoints in a row could not be written.
         """
         assert self._work is not None
         results = self._comm.all_gather(self._work.result())
@@ -251,7 +254,7 @@ class CheckpointWriter:
 
     def _create_target(self) -> FileEntries:
         if self._target.exists():
-            shutil.rmtree(self._target)  # an incomplete one of the same step
+            shutil.rmtree(self._target)  # an incomplete checkpoint of the same step
         self._target.mkdir(parents=True)
         return {}
 
@@ -262,7 +265,7 @@ class CheckpointWriter:
         lane_tensors: dict[str, Tensor],
         write_model: ModelWriter,
     ) -> FileEntries:
-        """First stage: write the files of this process, and return the sizes and checksums of what was written."""
+        """First stage: write the files of this process. Return their sizes and checksums."""
         target = self._target
         files = {_moments_file(rank()): moments, _lanes_file(rank()): lane_tensors}
         entries = {name: write_tensors(target / name, tensors) for name, tensors in files.items() if tensors}
@@ -276,7 +279,7 @@ class CheckpointWriter:
         return entries
 
     def _write_best_of_checkpoint(self, model: FileEntries, write_model: ModelWriter) -> FileEntries:
-        """Write the best weights into the checkpoint in progress. Link files of its model or of the previous checkpoint if possible."""
+        """Write the best weights into the checkpoint in progress; hard-link them if its model or the previous checkpoint has them."""
         best, target, previous = self._saved_best, self._target / BEST_DIR, self._latest
         if best is not None and best.step != self._manifest["step"]:
             return write_model(best.step, target, best.weights)
@@ -329,7 +332,7 @@ class CheckpointWriter:
             )
 
     def _remove_damaged(self) -> None:
-        """Remove the checkpoints newer than the one that the run resumed from: they are damaged, and their steps were repeated."""
+        """Remove the damaged checkpoints of later steps that the run found when it resumed. The run repeats these steps."""
         latest = min(self._latest or self._target, self._target)
         for path in list_all(self._folder):
             if path > latest and path != self._target:
@@ -352,7 +355,7 @@ class CheckpointWriter:
 
 
 def _remove_memory(checkpoint: Path) -> None:
-    """Remove the recurrent memory of a checkpoint. The manifest is first, so that an interrupted removal leaves a valid checkpoint."""
+    """Rewrite the manifest of a checkpoint without recurrent memory, then remove the memory: a kill leaves a valid checkpoint."""
     manifest = read_manifest(checkpoint)
     files = {name: entry for name, entry in manifest["files"].items() if not name.startswith(LANES_PREFIX)}
     if len(files) < len(manifest["files"]):
@@ -362,7 +365,7 @@ def _remove_memory(checkpoint: Path) -> None:
 
 
 def _moments_rank(index: int) -> int:
-    """Return the process that writes the moments of parameter `index`: one of a few, spread over all processes."""
+    """Return the rank that writes the moments of parameter `index`: one of at most `MAX_MOMENT_FILES` evenly spaced ranks."""
     n_files = min(world_size(), MAX_MOMENT_FILES)
     return index % n_files * (world_size() // n_files)
 

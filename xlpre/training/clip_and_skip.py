@@ -1,6 +1,6 @@
-"""Gradient clipping, and skipped steps where gradients are not finite, in runs without ZeRO. With ZeRO, DeepSpeed does both.
+"""Gradient clipping, and skipping of updates whose gradients are not finite, for runs without ZeRO. With ZeRO, DeepSpeed does both.
 
-`Progress` in progress.py counts the skipped steps and ends a run with too many in a row.
+`Progress` in progress.py counts the skipped steps, and ends a run that skips too many steps in a row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from xlpre.training.muon import Muon
 class ClipAndSkipMixin(torch.optim.Optimizer):
     """Clips the gradients, and skips an update whose gradients are not finite, as ZeRO optimizers do.
 
-    DeepSpeed does neither without ZeRO. It reads `overflow` and `_global_grad_norm` from the optimizer.
+    Without ZeRO, DeepSpeed does neither. It only reads the attributes `overflow` and `_global_grad_norm` of the optimizer.
     """
 
     max_grad_norm: float | None = None
@@ -25,10 +25,10 @@ class ClipAndSkipMixin(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Make an update, or skip it."""
+        """Clip the gradients and make an update, or skip the update if a gradient is not finite."""
         parameters = [p for group in self.param_groups for p in group["params"]]
         for parameter in parameters:
-            if parameter.grad is None:  # not part of the loss; it is decayed, as under ZeRO
+            if parameter.grad is None:  # the loss does not depend on it; weight decay applies, as under ZeRO
                 parameter.grad = torch.zeros_like(parameter)
         norm = nn.utils.get_total_norm([p.grad for p in parameters])
         self._global_grad_norm = norm.item()

@@ -15,23 +15,26 @@ class TrainConfig:
 
     Attributes:
         steps: number of optimizer steps.
-        hours: time budget in hours. The learning rate follows elapsed time or steps, whichever is ahead. null: no budget.
-        global_batch_size: rows (lanes) of a step, over all processes and micro-steps.
+        hours: time budget in hours; null: no budget. The run ends after `steps` or `hours`, whichever comes first. The learning rate
+            decays with the steps or the elapsed time, whichever is further ahead.
+        global_batch_size: rows of a step, summed over all processes and micro-steps. In pretraining, each row is a lane, which reads
+            consecutive windows of the text.
         micro_batch_size: rows of one process in one forward and backward pass; null: all rows of the process. The number of micro-steps
             (accumulation) is global_batch_size / (number of processes * micro_batch_size).
-        batch_warmup_steps: number of steps during which the micro-steps of a step rise from 1 to the accumulation. The accumulation is
-            then at least 2; the micro-batch is smaller if necessary. The lanes of the missing micro-steps are not read.
+        batch_warmup_steps: number of steps at the start, during which the number of micro-steps rises from 1 to the accumulation. If the
+            accumulation would be 1, smaller micro-batches make it at least 2. The rows of omitted micro-steps are not read.
         precision: `auto` is bf16 on a GPU that supports it, else fp32.
-        activation_checkpointing: recompute the activations of layers in the backward pass: less memory, a third more operations.
+        activation_checkpointing: recompute the activations of layers in the backward pass, which saves memory and adds a third more
+            operations.
         compile: compile the model with torch.compile, which takes a minute or more at the start.
         log_every: steps between lines of metrics.
         save_every: steps between checkpoints.
         keep_last_checkpoints: number of recent checkpoints that are kept.
-        keep_checkpoints_every: also keep checkpoints whose step is a multiple of this number; null: only recent ones.
+        keep_checkpoints_every: also keep checkpoints whose step is a multiple of this number; null: keep only recent checkpoints.
         max_failed_saves: the run stops after this number of checkpoints in a row that could not be written, for example because the
             disk is full.
         max_skipped_steps: the run stops after this number of steps in a row that were skipped because a gradient was not finite.
-        timeout_minutes: time after which a process that waits for another one stops the job.
+        timeout_minutes: a process that waits for another process for longer than this stops the job.
         wandb: Weights & Biases project for metrics; null: do not use it.
     """
 
@@ -76,8 +79,8 @@ class TrainConfig:
             )
         if self.batch_warmup_steps and self.micro_batch_size is None:
             raise ValueError(
-                f"train.batch_warmup_steps={self.batch_warmup_steps} is invalid: it adds micro-steps, and train.micro_batch_size=null "
-                "makes one. Set train.micro_batch_size, or train.batch_warmup_steps=0."
+                f"train.batch_warmup_steps={self.batch_warmup_steps} is invalid: the warm-up adds micro-steps to a step, but with "
+                "train.micro_batch_size=null every step has one. Set train.micro_batch_size, or train.batch_warmup_steps=0."
             )
         if self.timeout_minutes <= 0:
             raise ValueError(
@@ -99,9 +102,9 @@ class TrainConfig:
             rows = micro_batch_size
             if rows == 1:
                 raise ValueError(
-                    f"train.batch_warmup_steps={self.batch_warmup_steps} is invalid: it adds micro-steps, and train.global_batch_size="
-                    f"{self.global_batch_size} with {counted(world_size, 'process')} leaves one row for each. Start fewer processes, or "
-                    "set train.batch_warmup_steps=0, which changes nothing after the warm-up."
+                    f"train.batch_warmup_steps={self.batch_warmup_steps} is invalid: the warm-up needs two rows per process, but "
+                    f"train.global_batch_size={self.global_batch_size} with {counted(world_size, 'process')} leaves one row for each. "
+                    "Start fewer processes, or set train.batch_warmup_steps=0, which changes nothing after the warm-up."
                 )
             micro_batch_size = max(size for size in range(1, rows) if rows % size == 0)
             accumulation = rows // micro_batch_size
@@ -110,15 +113,15 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """AdamW.
+    """Settings of AdamW.
 
     Attributes:
         lr: peak learning rate.
         beta1: decay rate of Adam's first moment.
         beta2: decay rate of Adam's second moment.
-        eps: constant added to the root of the second moment.
+        eps: constant added to the square root of the second moment.
         weight_decay: decoupled weight decay, multiplied by the learning rate.
-        max_grad_norm: gradients are scaled down to this global norm; null: no clipping.
+        max_grad_norm: gradients with a larger global norm are scaled down to this norm; null: no clipping.
     """
 
     lr: float = 1e-4
@@ -130,7 +133,7 @@ class OptimConfig:
 
     def __post_init__(self) -> None:
         rules = {
-            "lr": (self.lr is None or self.lr > 0, "positive", 1e-4),  # fine-tuning may derive it
+            "lr": (self.lr is None or self.lr > 0, "positive", 1e-4),  # None in fine-tuning: lr is derived later
             "eps": (self.eps > 0, "positive", 1e-6),
             "weight_decay": (self.weight_decay >= 0, "at least 0", 0),
             "max_grad_norm": (self.max_grad_norm is None or self.max_grad_norm > 0, "positive", "null (no clipping)"),
@@ -151,7 +154,7 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class PretrainOptimConfig(OptimConfig):
-    """AdamW, or Muon for the matrices of layers and AdamW for the other parameters.
+    """Settings of AdamW, or of Muon for the matrices of layers and AdamW for the other parameters.
 
     Attributes:
         name: `adamw`, as published; or `muon`: orthogonalized updates for the matrices of layers (Jordan, 2024), AdamW for the rest.
@@ -167,7 +170,7 @@ class PretrainOptimConfig(OptimConfig):
         super().__post_init__()
         if self.matrix_lr is not None and self.matrix_lr <= 0:
             raise ValueError(
-                f"optim.matrix_lr={self.matrix_lr} is invalid: it must be positive. Set optim.matrix_lr=null for optim.lr."
+                f"optim.matrix_lr={self.matrix_lr} is invalid: it must be positive. Set optim.matrix_lr=null to use optim.lr."
             )
         if not 0 <= self.momentum < 1:
             raise ValueError(
@@ -182,12 +185,12 @@ class PretrainOptimConfig(OptimConfig):
 
 @dataclass(frozen=True)
 class LayerwiseOptimConfig(OptimConfig):
-    """AdamW with smaller updates for lower layers.
+    """Settings of AdamW with smaller updates for lower layers.
 
     Attributes:
-        layer_decay: layer m of L is scaled by layer_decay^(L - m); 1.0 scales no layer. Embeddings and heads are not scaled.
+        layer_decay: scales layer m of 1 to L by layer_decay^(L - m); 1.0 scales no layer. Embeddings and heads are not scaled.
         layer_decay_mode: what `layer_decay` scales. `lr`: the learning rate, as in the paper (XLNet, Table 8). `grad_scale`: the
-            clipped gradient, as in the published code, which Adam mostly undoes. The published code keeps attention biases and
+            clipped gradient, as in the published code; Adam mostly undoes this scaling. The published code keeps attention biases and
             segment embeddings outside of layers, so `grad_scale` does not scale them.
     """
 
@@ -204,7 +207,7 @@ class LayerwiseOptimConfig(OptimConfig):
         if self.layer_decay == 1 and self.layer_decay_mode != "lr":
             raise ValueError(
                 f"optim.layer_decay_mode={self.layer_decay_mode} is invalid: it has no effect with optim.layer_decay=1. "
-                "Set optim.layer_decay, or leave it out."
+                "Set optim.layer_decay below 1, or leave optim.layer_decay_mode out."
             )
 
 

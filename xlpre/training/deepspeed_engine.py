@@ -1,4 +1,4 @@
-"""Configuration of DeepSpeed, and its engine, which is neither wrapped nor patched. No other module imports deepspeed for training."""
+"""Configuration of DeepSpeed, and construction of its engine, which is neither wrapped nor patched."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 
 
 def init_process_group(device: torch.device) -> None:
-    """Join the other processes of the job, with the timeout that `set_timeout` has set. DeepSpeed's own is ten minutes."""
+    """Join the other processes of the job, with the timeout that `set_timeout` has set. DeepSpeed's own timeout is ten minutes."""
     _import_deepspeed(device).init_distributed(verbose=False, timeout=dist.distributed_c10d.default_pg_timeout)
 
 
@@ -39,8 +39,8 @@ def build_deepspeed_config(
     """Build and check the configuration of DeepSpeed. Call it after the processes have joined.
 
     Args:
-        train: batch size and precision.
-        optim: gradient clipping.
+        train: settings of batch size and precision.
+        optim: settings of gradient clipping and of the optimizer's name.
         device: device of this process.
         n_processes: number of processes.
         overrides: the `deepspeed` settings, checked by `check_overrides`. They override all other entries.
@@ -55,7 +55,7 @@ def build_deepspeed_config(
     if stage == 0 and precision != "fp32":
         raise ValueError(
             f"deepspeed.zero_optimization.stage=0 is invalid with train.precision={train.precision}: DeepSpeed computes wrong numbers "
-            f"in {precision} without ZeRO. Leave it out, set stage 1, 2 or 3, or set train.precision=fp32."
+            f"in {precision} without ZeRO. Leave the stage out, set stage 1, 2 or 3, or set train.precision=fp32."
         )
     defaults = {
         "train_micro_batch_size_per_gpu": batch.micro_batch_size,
@@ -66,7 +66,7 @@ def build_deepspeed_config(
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": communication_dtype(overrides, precision, stage),
         "zero_optimization": {"stage": stage},
-        "zero_force_ds_cpu_optimizer": False,  # torch's AdamW also with offloading: it needs no compiler
+        "zero_force_ds_cpu_optimizer": False,  # use torch's AdamW with offloading, too: it needs no compiler
         "zero_allow_untested_optimizer": optim.muon,
         "steps_per_print": 2**31,
         "timers": {"throughput": {"enabled": False}},  # it synchronizes the device twice in every micro-step
@@ -80,7 +80,12 @@ def build_deepspeed_config(
         deepspeed.DeepSpeedConfig(dict(config))
     except ValidationError as error:
         raise ValueError(_format_validation_error(error, overrides)) from None
-    except (DeepSpeedConfigError, ValueError, TypeError, AssertionError) as error:  # it has no common error class
+    except (
+        DeepSpeedConfigError,
+        ValueError,
+        TypeError,
+        AssertionError,
+    ) as error:  # DeepSpeed has no common error class
         raise ValueError(
             f"deepspeed: DeepSpeed refuses the settings: {str(error).rstrip('.')}. Correct them."
         ) from None
@@ -95,7 +100,7 @@ def build_engine(
     Args:
         model: the model, on any device.
         config: configuration from `build_deepspeed_config`.
-        train: `compile`.
+        train: settings, of which `compile` is read.
         optim: settings of the optimizer.
         device: device of this process.
 
@@ -107,12 +112,14 @@ def build_engine(
     bucket = {"reduce_bucket_size": reduce_bucket_size(zero, sum(p.numel() for p in model.parameters()))}
     config = _merge(config, {"zero_optimization": bucket})
     optimizer = build_optimizer(model, optim, clip_and_skip=without_zero)
-    deepspeed = _import_deepspeed(device)  # before the redirection: its logger keeps the stdout of its first import
-    with redirect_stdout(io.StringIO()):  # in bf16 it prints many lines about memory
+    deepspeed = _import_deepspeed(
+        device
+    )  # before the redirection, because its logger keeps the stdout of the first import
+    with redirect_stdout(io.StringIO()):  # in bf16, DeepSpeed prints many lines about memory
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     is_bf16_stage_1 = hasattr(engine.optimizer, "get_grads_for_reduction")
     if (without_zero or is_bf16_stage_1) and world_size() == 1:
-        # with one process it would only copy all gradients twice and, in bf16, round sums that were accumulated in fp32
+        # with one process, this reduction would only copy all gradients twice and, in bf16, round the sums, which are in fp32
         engine.enable_backward_allreduce = False
     init_moments(engine)
     if train.compile:
@@ -123,10 +130,10 @@ def build_engine(
 
 
 def reduce_bucket_size(zero: dict[str, Any], n_parameters: int) -> int:
-    """Return the number of elements of the buffer in which gradients are reduced: DeepSpeed's default, at most the model size.
+    """Return the number of elements of the buffer in which gradients are reduced: DeepSpeed's default, but at most the model size.
 
     Args:
-        zero: the settings `zero_optimization`; its `reduce_bucket_size` takes precedence.
+        zero: the settings `zero_optimization`. If they have `reduce_bucket_size`, its value is returned.
         n_parameters: number of parameters of the model.
     """
     return int(zero.get("reduce_bucket_size", min(n_parameters, 500_000_000)))
@@ -144,7 +151,7 @@ def resolve_precision(device: torch.device, precision: str) -> str:
     if precision == "bf16" and not _supports_bf16(device):
         reason = "this processor has no bf16 instructions (AVX512-BF16, AMX)"
         if on_gpu:
-            reason = f"{torch.cuda.get_device_name(device)} emulates it (compute capability below 8)"
+            reason = f"{torch.cuda.get_device_name(device)} emulates bf16 (compute capability below 8)"
         raise ValueError(
             f"train.precision=bf16 is invalid: {reason} and would be many times slower than in fp32. Set train.precision=auto."
         )
@@ -193,7 +200,7 @@ def _format_validation_error(error: ValidationError, overrides: Mapping[str, Any
 
     first = error.errors()[0]
     path = tuple(map(str, first["loc"]))
-    # the error names the class of the group, and not the group
+    # the error names the class of the group, but not the group
     keys = [".".join(("deepspeed", name, *path)) for name, value in overrides.items() if _contains(value, path)]
     key = " or ".join(keys) or ".".join(("deepspeed", *path))
     if first["type"] != "extra_forbidden":

@@ -10,12 +10,12 @@ class DeviceSpec:
     """Specification of a device and its links.
 
     Attributes:
-        flops: peak operations per second of dense products, in the precision of training.
-        memory: bytes.
-        bandwidth: memory bandwidth, bytes per second.
-        link: bandwidth to other devices of the node, bytes per second in one direction.
-        network: bandwidth to other nodes, bytes per second in one direction, per device.
-        per_node: devices per node.
+        flops: peak floating-point operations per second of dense matrix products, in the precision of training.
+        memory: size of the memory in bytes.
+        bandwidth: memory bandwidth in bytes per second.
+        link: bandwidth to other devices of the node, in bytes per second in one direction.
+        network: bandwidth of each device to other nodes, in bytes per second in one direction.
+        per_node: number of devices per node.
         bf16: True if training uses bf16.
     """
 
@@ -36,7 +36,7 @@ DEVICES = {
     "h100": DeviceSpec(989.5e12, 80e9, 3.35e12, 450e9, 50e9),
     # NVIDIA H200 SXM datasheet: as H100, with 141 GB at 4.8 TB/s
     "h200": DeviceSpec(989.5e12, 141e9, 4.8e12, 450e9, 50e9),
-    # NVIDIA DGX B200 datasheet, an eighth of: 36 PFLOP/s of bf16 with sparsity, 1440 GB, 64 TB/s, NVLink 14.4 TB/s; 400 Gb/s
+    # NVIDIA DGX B200 datasheet, divided by 8 GPUs: 36 PFLOP/s of bf16 with sparsity, 1440 GB, 64 TB/s, NVLink 14.4 TB/s; 400 Gb/s
     "b200": DeviceSpec(2250e12, 180e9, 8e12, 900e9, 50e9),
     # NVIDIA Ada white paper: 165.2 TFLOP/s with fp32 accumulation, 24 GB at 1008 GB/s, no NVLink: PCIe 4.0 x16; network assumed
     "rtx4090": DeviceSpec(165.2e12, 24e9, 1.008e12, 32e9, 12.5e9),

@@ -42,7 +42,7 @@ def is_rank_zero() -> bool:
 def init_env() -> None:
     """Set the environment variables that a launcher sets, so that `python run.py` is a job of one process.
 
-    Prints a hint if the machine has more GPUs.
+    Prints a hint if the machine has more than one GPU.
 
     Raises:
         ValueError: see `read_launcher`.
@@ -80,7 +80,7 @@ def free_port() -> int:
 
 
 def deepspeed_launcher(n_processes: int) -> list[str]:
-    """Return the `deepspeed` command of this Python that starts `n_processes` on this machine; append the script and its arguments."""
+    """Return a `deepspeed` command that starts `n_processes` processes on this machine. Append the script and its arguments to it."""
     executable = Path(sys.executable).with_name("deepspeed")
     program = [str(executable)] if executable.exists() else [sys.executable, "-m", "deepspeed.launcher.runner"]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if torch.cuda.is_available() else []
@@ -108,12 +108,12 @@ def use_device() -> torch.device:
         local_rank, n_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
         if local_rank >= n_gpus:
             raise OSError(
-                f"LOCAL_RANK={local_rank} is invalid: process {rank()} sees {counted(n_gpus, 'GPU')}. Start one process per GPU, or set "
-                "LOCAL_RANK=0 if each process sees one GPU only."
+                f"LOCAL_RANK={local_rank} is invalid: it must be less than the number of GPUs, and process {rank()} sees "
+                f"{counted(n_gpus, 'GPU')}. Start one process per GPU, or set LOCAL_RANK=0 if each process sees one GPU only."
             )
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-        # the attention of cuDNN refuses masks that need a gradient, so it would run in evaluation only; its masks had bugs
+        # cuDNN's attention refuses masks that need a gradient, so only evaluation would use it; its masks have had bugs
         torch.backends.cuda.enable_cudnn_sdp(False)
         return device
     n_local = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or world_size())
@@ -142,7 +142,7 @@ def check_shared_filesystem(folder: Path, comm: Comm, timeout_seconds: float = 6
     # a new name: a network file system caches the absence of a name that was looked up before
     marker = folder / f".seen_{comm.broadcast(secrets.token_hex(8))}"
     if is_rank_zero():
-        for stale in folder.glob(".seen_*"):  # of a run that was killed here
+        for stale in folder.glob(".seen_*"):  # left by a run that was killed here
             stale.unlink()
         marker.touch()
     comm.barrier()
@@ -176,7 +176,7 @@ class Comm:
         self._group = dist.new_group(backend="gloo") if world_size() > 1 else None
 
     def all_reduce_max(self, *values: float) -> list[float]:
-        """Return the maximum over all processes of each value."""
+        """Return the maximum of each value over all processes."""
         return self._reduce(values, dist.ReduceOp.MAX)
 
     def start_all_reduce_max(self, *values: float) -> Callable[[], list[float]]:
@@ -193,11 +193,11 @@ class Comm:
         return wait
 
     def all_reduce_sum(self, *values: float) -> list[float]:
-        """Return the sum over all processes of each value."""
+        """Return the sum of each value over all processes."""
         return self._reduce(values, dist.ReduceOp.SUM)
 
     def broadcast(self, value: T) -> T:
-        """Return the value of rank 0."""
+        """Return the `value` of rank 0 on every process."""
         values = [value]
         if self._group is not None:
             dist.broadcast_object_list(values, src=0, group=self._group)

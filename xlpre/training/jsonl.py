@@ -13,7 +13,7 @@ Record = dict[str, Any]
 
 
 def read_records(path: Path) -> list[Record]:
-    """Read all lines; an empty list if there is no file. A last line without a line break, cut by a kill, is ignored.
+    """Read all lines. Return an empty list if there is no file. A last line without a line break, which a kill left, is ignored.
 
     Raises:
         ValueError: a line is damaged.
@@ -53,7 +53,7 @@ def _parse(line: bytes, location: str) -> Record:
     try:
         record = parse_object(line.decode(), location)
     except UnicodeDecodeError as error:
-        raise ValueError(f"{location}: not UTF-8 (byte {error.start})") from None
+        raise ValueError(f"{location}: it is not UTF-8 (byte {error.start})") from None
     if type(record.get("step")) is not int:
-        raise ValueError(f"{location}: no integer `step`")
+        raise ValueError(f"{location}: it has no integer `step`")
     return record

@@ -15,11 +15,11 @@ class ScheduleConfig:
     """Learning-rate schedule.
 
     Attributes:
-        warmup_steps: steps of linear increase from 0 to `optim.lr`.
-        decay: decay after the warm-up: `linear`, `cosine`, `polynomial` (linear to the power `power`), `constant`, or
-            `warmup_stable_decay` (constant, then linear over the last `decay_ratio` of the run).
+        warmup_steps: number of steps at the start, in which the learning rate rises linearly from 0 to `optim.lr`.
+        decay: decay after the warm-up: `linear`, `cosine`, `polynomial` (the factor of `linear`, raised to the power of
+            `power`), `constant`, or `warmup_stable_decay` (constant, then linear over the last `decay_ratio`).
         power: exponent of `polynomial`.
-        decay_ratio: fraction of the run in which `warmup_stable_decay` decays.
+        decay_ratio: fraction of the steps after the warm-up, at the end of the run, in which `warmup_stable_decay` decays.
         min_lr_ratio: learning rate at the end, as a fraction of `optim.lr`.
     """
 
@@ -56,10 +56,10 @@ def learning_rate(
 
     Args:
         config: the schedule.
-        peak_lr: learning rate after the warm-up.
+        peak_lr: learning rate at the end of the warm-up.
         step: index of the step, from 0.
         total_steps: number of steps of the run.
-        time_fraction: fraction of the time budget that has passed. The decay follows the steps or the time, whichever is ahead.
+        time_fraction: fraction of the time budget that has passed. The decay follows the steps or the time, whichever is further ahead.
     """
     if step < config.warmup_steps:
         return peak_lr * step / config.warmup_steps
@@ -75,6 +75,6 @@ def learning_rate(
 
 
 def format_lr(lr: float) -> str:
-    """Return a learning rate as in settings, such as 2e-5, with up to three digits."""
+    """Format a learning rate as in settings, such as 2e-5, with up to three significant digits."""
     mantissa, _, exponent = f"{lr:.2e}".partition("e")
     return f"{float(mantissa):g}e{int(exponent)}" if lr else "0"

@@ -24,7 +24,7 @@ class MetricsWriter:
 
     Args:
         run_dir: folder of the run.
-        step: step at which the run resumes. Lines of later steps are removed; at step 0, all lines.
+        step: step at which the run resumes. Lines of later steps are removed; at step 0, all lines are removed.
         project: Weights & Biases project, checked by `check_wandb_installed`; None: do not use it.
         run_name: name of the run in Weights & Biases.
         settings: settings of the run, for Weights & Biases.
@@ -71,7 +71,7 @@ class MetricsWriter:
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """Read the metrics.jsonl of a run. A number that was not finite is None. A last line cut by a kill is ignored.
+    """Read the metrics.jsonl of a run. A number that was not finite is None. An incomplete last line, which a kill left, is ignored.
 
     Raises:
         ValueError: a line is damaged.
@@ -103,7 +103,7 @@ def check_wandb_installed(project: str | None) -> None:
     if not project:
         return
     try:
-        from wandb import init  # noqa: F401 - the name: a folder called wandb can be imported, too
+        from wandb import init  # noqa: F401 - `import wandb` would also accept a folder called wandb
     except ImportError:
         raise ValueError(
             f"train.wandb={project} is invalid: the library of Weights & Biases is not installed. Run `pip install wandb`, or set "
@@ -112,7 +112,7 @@ def check_wandb_installed(project: str | None) -> None:
 
 
 def _init_wandb(run_dir: Path, step: int, project: str, run_name: str, settings: Mapping[str, Any] | None) -> Any:
-    """Start a Weights & Biases run. Its id is stored in the run folder: a resumed run continues the same charts."""
+    """Start a Weights & Biases run. Its id is stored in the run folder, so that a resumed run continues the same charts."""
     import wandb
 
     id_file = run_dir / "wandb_id"

@@ -1,4 +1,4 @@
-"""AdamW and Muon with XLNet's choice of decayed parameters, and learning rates that decrease from layer to layer."""
+"""Construction of AdamW and Muon, with weight decay for the parameters that XLNet decays, and smaller updates for lower layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from xlpre.training.muon import Muon
 
 
 def is_decayed(name: str) -> bool:
-    """Return True if weight decay applies to a parameter: all but norms and the biases of linear layers; attention biases are decayed.
+    """Return True if weight decay applies to a parameter. Norms and the biases of linear layers are not decayed; attention biases are.
 
     Source: zihangdai/xlnet model_utils.py `_do_use_weight_decay`, whose pattern excludes `bias` but not `r_w_bias`.
     """
@@ -34,7 +34,7 @@ def build_optimizer(model: nn.Module, config: OptimConfig, clip_and_skip: bool =
     Args:
         model: the model.
         config: settings of the optimizer.
-        clip_and_skip: True if the optimizer itself must clip gradients and skip updates that are not finite.
+        clip_and_skip: True if the optimizer itself must clip gradients, and skip updates whose gradients are not finite.
     """
     settings: dict[str, Any] = {
         "lr": config.lr,
@@ -51,7 +51,7 @@ def build_optimizer(model: nn.Module, config: OptimConfig, clip_and_skip: bool =
     if isinstance(optimizer, ClipAndSkipMixin):
         optimizer.max_grad_norm = config.max_grad_norm
     elif any(group["grad_scale"] != 1 for group in groups):
-        # the hook runs after DeepSpeed has clipped; DeepSpeed does not accept a subclass
+        # a hook, because DeepSpeed does not accept a subclass of AdamW; it runs after DeepSpeed has clipped
         optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: scale_gradients(optimizer))
     return optimizer
 
@@ -96,5 +96,5 @@ def _layer_index(name: str) -> int:
 
 
 def _is_shared_in_published_code(name: str) -> bool:
-    """Return True if the published code stores a parameter of all layers in one variable, which belongs to no layer."""
+    """Return True if the published code stores this parameter of all layers in one variable outside of the layers."""
     return re.search(r"\.terms\.\w+\.(r_bias|seg_embed)$", name) is not None

@@ -21,15 +21,15 @@ LOSS_SCALER_FIELDS = (
     "last_overflow_iter",
     "cur_hysteresis",
 )  # attributes of DeepSpeed's DynamicLossScaler
-# torch's names of the first and second moment; matrices that Muon updates have the first only
+# torch's names of the first and second moment; matrices that Muon updates have only the first
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def init_moments(engine: Any) -> None:
     """Set all moments of a new engine to zero, as the first update would, and check that DeepSpeed gives access to its state.
 
-    Checkpoints read and write the state through functions of DeepSpeed that are partly private. One weight and its moments are written
-    and read back, which takes milliseconds, and restored. Every process must call it.
+    Checkpoints read and write the state through functions of DeepSpeed that are partly private. To check these functions, one weight and
+    its moments are written, read back and restored, which takes milliseconds. Every process must call it.
 
     Raises:
         ValueError: this version of DeepSpeed lacks these functions, or they behave differently.
@@ -47,12 +47,12 @@ def init_moments(engine: Any) -> None:
         differing = _write_and_read_back(engine)
     except (AttributeError, TypeError, KeyError, IndexError, ValueError, AssertionError, ImportError) as error:
         raise ValueError(f"{refusal} ({type(error).__name__}: {error}). {remedy}") from error
-    except RuntimeError as error:  # perhaps a lost connection, as its message then shows
+    except RuntimeError as error:  # for example a lost connection, which the message then names
         raise RuntimeError(
-            f"{error}\nThis happened in the check of access to the state of deepspeed {deepspeed.__version__}."
+            f"{error}\nThis happened in a check that the optimizer state of deepspeed {deepspeed.__version__} can be read and written."
         ) from error
     if differing is not None:
-        raise ValueError(f"{refusal} ({differing}). {remedy}")
+        raise ValueError(f"{refusal} ({differing} differs). {remedy}")
 
 
 def gather_weights(engine: Any, keep: bool) -> dict[str, Tensor]:
@@ -65,7 +65,7 @@ def gather_moments(engine: Any, keep: Callable[[int], bool]) -> dict[str, Tensor
 
     Args:
         engine: the DeepSpeed engine.
-        keep: selects, by the index of the parameter, the moments that this process gets.
+        keep: function of the index of a parameter, which returns True if this process keeps the moments of that parameter.
 
     Returns:
         The moments; empty before the first update.
@@ -77,7 +77,7 @@ def gather_moments(engine: Any, keep: Callable[[int], bool]) -> dict[str, Tensor
 
 
 def list_moments(engine: Any) -> dict[str, int]:
-    """Return the names of the moments that all processes gather together, each with the index of its parameter."""
+    """Return the names of all moments, each with the index of its parameter; an empty mapping before the first update."""
     if not count_updates(engine):
         return {}
     matrices = _muon_matrices(engine)
@@ -106,8 +106,8 @@ def load_state(
 ) -> None:
     """Set the fp32 master weights, the moments and the counters. Every process must call it.
 
-    A process reads what it holds: everything without ZeRO; in stages 1 and 2, the parameters in its part of the flat buffers; in
-    stage 3, its share of every parameter.
+    Each process reads what it holds: without ZeRO, everything; in stages 1 and 2, the parameters in its ZeRO partition; in stage 3,
+    its part of every parameter.
 
     The weights that the forward pass uses are not set: build the engine around a model that has `weights` on rank 0, and call
     `init_moments`.
@@ -121,7 +121,7 @@ def load_state(
     engine.skipped_steps, n_updates = counters["skipped_steps"], counters["updates"]
     for state in _torch_optimizer(engine).state.values():
         state["step"].fill_(float(n_updates))
-    scaler = getattr(engine.optimizer, "loss_scaler", None)  # ZeRO has one in fp32, too, without effect
+    scaler = getattr(engine.optimizer, "loss_scaler", None)  # in fp32, ZeRO has a loss scaler without effect
     for name, value in counters["loss_scale"].items() if scaler else ():
         setattr(scaler, name, value)
     matrices = _muon_matrices(engine)
@@ -135,9 +135,9 @@ def load_state(
 
 @torch.no_grad()
 def _write_and_read_back(engine: Any) -> str | None:
-    """Write a weight and its moments, read them back and restore them. Returns the first name that differs, None if none does."""
+    """Write a weight and its moments, read them back and restore them. Return the name of the first tensor that differs, or None."""
     parameters = dict(engine.module.named_parameters())
-    # the smallest parameter with all moments, the last one of equal size: in stages 1 and 2 it is not in the first group
+    # the smallest parameter with both moments, and the last of equal size, which in stages 1 and 2 is not in the first group
     candidates = [name for name in parameters if name not in _muon_matrices(engine)]
     name = min(reversed(candidates), key=lambda name: getattr(parameters[name], "ds_numel", parameters[name].numel()))
     for key in (None, *MOMENTS):
@@ -154,7 +154,7 @@ def _write_and_read_back(engine: Any) -> str | None:
 def _gather(
     engine: Any, key: str | None, keep: Callable[[int], bool], names: Container[str] | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the full tensors that this process keeps: weights if `key` is None, else moments. None in `names` selects all parameters."""
+    """Yield the full tensors that this process keeps: weights if `key` is None, else moments. `names=None` selects all."""
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
     stage, matrices = engine.zero_optimization_stage(), _muon_matrices(engine)
@@ -170,7 +170,7 @@ def _gather(
         else:
             full = safe_get_full_optimizer_state(parameter, key)
         if keep(index):
-            shape = getattr(parameter, "ds_shape", parameter.shape)  # stage 3 stores a flat share of the parameter
+            shape = getattr(parameter, "ds_shape", parameter.shape)  # stage 3 stores a flat part of the parameter
             # above stage 0, DeepSpeed returns a copy
             yield name, full.detach().view(shape).to("cpu", torch.float32, copy=stage == 0)
 
@@ -201,7 +201,7 @@ def _set(engine: Any, parameter: Any, saved: Any, key: str | None) -> None:
 
 
 def _read_elements(saved: Any, shape: Sequence[int], begin: int, size: int) -> Tensor:
-    """Read `size` elements from `begin` of a flattened tensor, with zeros after its end. Only the rows that hold them are read."""
+    """Read `size` elements of a flattened tensor from offset `begin`, with zeros after its end. Only the rows with them are read."""
     row_size = math.prod(shape[1:])
     end = min(begin + size, shape[0] * row_size)
     if end <= begin:
@@ -218,7 +218,7 @@ def _torch_optimizer(engine: Any) -> torch.optim.Optimizer:
 
 
 def _link_moments(engine: Any) -> None:
-    """Make the moments accessible by parameter in stages 1 and 2. DeepSpeed itself links the first group only."""
+    """Make the moments accessible by parameter in stages 1 and 2. DeepSpeed itself links the moments of the first group only."""
     if engine.zero_optimization_stage() in (1, 2):
         engine.optimizer._hp_optimizer_states_linked = False
         engine.optimizer._lazy_init_hp_params_optimizer_state()
@@ -234,7 +234,7 @@ def _moment_names(is_muon_matrix: bool) -> tuple[str, ...]:
 
 
 def _updated_tensors(engine: Any) -> list[tuple[Tensor, tuple[str, ...]]]:
-    """Return the tensors that the optimizer updates (parameters, or flat shares of them) with the names of their moments."""
+    """Return the tensors that the optimizer updates (parameters, or their ZeRO partition) with the names of their moments."""
     flat = getattr(engine.optimizer, "fp32_partitioned_groups_flat", None)  # stage 3 removes them from the groups
     if flat is not None:
         return [(tensor, MOMENTS) for tensor in flat]

@@ -29,7 +29,7 @@ class Progress:
         step: number of steps done, skipped steps included.
         train_seconds: training time, over all starts of the run.
         skipped_steps: number of steps without an update, because a gradient was not finite.
-        consecutive_skips: number of skipped steps in a row, up to the last step.
+        consecutive_skips: number of skipped steps in a row at the end; 0 if the last step was not skipped.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Progress:
             self.step, self.train_seconds = manifest["step"], manifest["train_seconds"]
             self.skipped_steps = manifest["counters"]["skipped_steps"]
         self._start_time = time.monotonic() - self.train_seconds
-        self._agreement: Callable[[], list[float]]  # of all processes; set by `begin_step`
+        self._agreement: Callable[[], list[float]]  # waits for the values exchanged since `begin_step`
 
     @property
     def time_fraction(self) -> float:
@@ -73,7 +73,7 @@ class Progress:
         """Set the learning rate, seed dropout and start to exchange clocks and stop signals. Every process must call it."""
         set_lr(self.engine.optimizer, learning_rate(schedule, peak_lr, self.step, self.train.steps, self.time_fraction))
         seed_step(seed, self.step, rank())
-        # `end_step` reads the result, so that no process waits for the network
+        # `end_step` reads the result, so the exchange runs during the step and no process waits for the network
         self._agreement = self.comm.start_all_reduce_max(
             float(self.shutdown.is_requested), time.monotonic() - self._start_time, float(self._writer.is_writing)
         )
@@ -81,7 +81,7 @@ class Progress:
     def end_step(self, on_too_many_skips: Callable[[], str] = lambda: "") -> bool:
         """Count a step and advance the checkpoint in progress. Every process must call it.
 
-        All processes use the clock, the signals and the checkpoint state from the start of the step.
+        All processes use the values of clock, stop signals and checkpoint state that they exchanged at the start of the step.
 
         Args:
             on_too_many_skips: called before the error for too many skipped steps; returns a hint for its message.

@@ -16,7 +16,7 @@ def check_run_identity(name: str, run_dir: str, seed: int, num_seeds: int = 1) -
     """
     if name in ("", ".", "..") or "/" in name:
         raise ValueError(
-            f"name={name!r} is invalid: it names the folders of the run and must not be empty, `.` or `..`, or contain a slash. "
+            f"name={name!r} is invalid: it is used as the name of folders, so it must not be empty, be `.` or `..`, or contain a slash. "
             "Set run_dir to choose another folder."
         )
     if not run_dir:
@@ -26,7 +26,9 @@ def check_run_identity(name: str, run_dir: str, seed: int, num_seeds: int = 1) -
     if num_seeds < 1:
         raise ValueError(f"num_seeds={num_seeds} is invalid: it must be at least 1. Set num_seeds=1.")
     if (last := seed + num_seeds - 1) > MAX_SEED:
-        raise ValueError(f"seed={last} is invalid: it must be at most {MAX_SEED}. Set seed=1.")
+        raise ValueError(
+            f"seed={last} is invalid: it must be at most {MAX_SEED}, also for the last of num_seeds={num_seeds} seeds. Set seed=1."
+        )
 
 
 def check_run_dir_writable(run_dir: str, subfolder: str = "") -> None:

@@ -18,7 +18,7 @@ from xlpre.training.progress import Progress
 
 
 class RunLogger(ABC):
-    """Base of the loggers of pretraining and fine-tuning. Metrics are means over the steps since the last call of `write_metrics`.
+    """Base of the loggers of pretraining and fine-tuning. Losses and speeds are means over the steps since the last `write_metrics`.
 
     Args:
         progress: steps and clock of the run.
@@ -46,17 +46,17 @@ class RunLogger(ABC):
             initial=progress.step,
             unit="step",
             dynamic_ncols=True,
-            disable=None if is_rank_zero() else True,  # None: on a terminal only
+            disable=None if is_rank_zero() else True,  # None: show the bar on a terminal only
         )
         self._begin_interval()
 
     @abstractmethod
     def throughput(self, seconds: float, n_steps: int) -> dict[str, Any]:
-        """Return the metrics of speed over the last `n_steps` steps. Every process calls it once per metrics line."""
+        """Return the metrics of speed over the last `n_steps` steps, which took `seconds`. Every process calls it once per metrics line."""
 
     @abstractmethod
     def format_metrics(self, metrics: Mapping[str, Any]) -> str:
-        """Return the console line of a metrics line."""
+        """Return the text of the console line for `metrics`, without the prefix and the step."""
 
     def record_losses(self, *losses: torch.Tensor) -> None:
         """Store the losses of a micro-step, without waiting for the device."""

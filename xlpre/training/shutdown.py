@@ -28,7 +28,7 @@ class ShutdownHandler:
     """Flag that is set by SIGTERM, SIGINT, and SIGHUP (a closed terminal). A second SIGINT ends the process with status 130.
 
     SIGHUP is not handled if it is ignored, as under nohup. If the environment variable XLPRE_PARENT_PID names a process, the end of
-    that process sets the flag, too: a launcher between the two processes would outlive it.
+    that process sets the flag, too. A launcher between the two processes keeps running then, so it does not report the end.
 
     Attributes:
         is_requested: True after a signal.

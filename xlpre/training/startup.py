@@ -89,7 +89,7 @@ class TrainingContext:
 
 
 def join_processes(train: TrainConfig) -> Comm:
-    """Join the other processes of the job, unless this process has joined them.
+    """Join the other processes of the job. If this process has already joined them, keep that group.
 
     Raises:
         OSError: this process has no GPU.
