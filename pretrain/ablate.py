@@ -1,8 +1,8 @@
 """Run the rows of an ablation and compare them.
 
-Each row of an ablation file is a pretraining run with a few changed settings. --run skips finished runs and resumes stopped ones. Then it
-writes a comparison to table.md, table.csv and losses.png in runs/FILE (with --rows: subset_table.md and so on). Settings on the command
-line apply to every row.
+Each row of an ablation file is a pretraining run with a few changed settings. --run skips finished runs and resumes stopped runs. Then it
+writes a comparison to table.md, table.csv and losses.png in runs/NAME, where NAME is the name of the file without its suffix. With --rows,
+the names of these files start with subset_. Settings on the command line apply to every row.
 
 Examples:
   python pretrain/ablate.py configs/ablations/objectives.yaml --print
@@ -39,15 +39,23 @@ def build_parser() -> SettingsParser[PretrainConfig]:
     parser.add_argument("ablation", metavar="FILE", type=Path, help="an ablation, see configs/ablations/")
     parser.add_argument("--print", action="store_true", help="print the commands of the runs, one per line")
     parser.add_argument("--run", action="store_true", help="run the rows, several in parallel, and compare them")
-    parser.add_argument("--table", action="store_true", help="compare the runs that were evaluated")
     parser.add_argument(
-        "--rows", metavar="A,B,...", type=lambda rows: rows.split(","), default=[], help="only these rows"
+        "--table", action="store_true", help="compare the runs that have been evaluated so far, and start none"
     )
-    text = "runs of each row (default: num_seeds of the file)"
+    parser.add_argument(
+        "--rows",
+        metavar="A,B,...",
+        type=lambda rows: rows.split(","),
+        default=[],
+        help="names of the rows to include (default: all)",
+    )
+    text = "number of runs of each row, with the seeds 1 to N (default: num_seeds of the file)"
     parser.add_argument("--seeds", metavar="N", type=int, help=text)
-    text = "runs in parallel (default: number of GPUs, or of cores, divided by --processes)"
+    text = "number of runs in parallel (default: number of GPUs, or of CPU cores, divided by --processes)"
     parser.add_argument("--jobs", metavar="N", type=int, help=text)
-    parser.add_argument("--processes", metavar="N", type=int, default=1, help="processes of each run (default: 1)")
+    parser.add_argument(
+        "--processes", metavar="N", type=int, default=1, help="number of processes of each run (default: 1)"
+    )
     return parser
 
 
@@ -61,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     args = build_parser().parse(argv)
     if not (args.print or args.run or args.table):
-        raise ValueError("--print, --run and --table are missing: one of them must be set. See --help.")
+        raise ValueError("the command needs --print, --run or --table, and none of them is set. Add one; see --help.")
     for flag in ("jobs", "processes"):
         if (number := getattr(args, flag)) is not None and number < 1:
             raise ValueError(f"--{flag} {number} is invalid: it must be at least 1. Leave it out for the default.")
@@ -79,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             run.check_inputs()
         try:
             run_all(commands, args.jobs, args.processes)
-        finally:  # also compare the other runs if one failed
+        finally:  # if one run failed, the others are still compared
             if read_results(ablation):
                 write_comparison(ablation, bool(args.rows))
     elif args.table:

@@ -19,7 +19,7 @@ from xlpre.training.deepspeed_overrides import check_muon_overrides, check_overr
 from xlpre.training.lr_schedule import ScheduleConfig
 from xlpre.training.run_dir import check_run_identity
 
-# groups of settings that determine the result of a run, and exceptions, which do not or are compared elsewhere
+# groups of settings that determine the result of a run, and the settings in these groups that do not or are compared elsewhere
 RESULT_GROUPS = ("data", "objective", "model", "memory", "optim", "schedule", "train", "eval")
 IGNORED_SETTINGS = {
     "data": {"store_dir", "num_threads"},
@@ -49,11 +49,12 @@ class EvalConfig:
 
     Attributes:
         every: steps between evaluations.
-        batch_size: rows of validation text; fewer if it is so short that rows would read the same text.
-        num_windows: windows of each row; fewer if the validation text is short.
-        mem_len: columns of memory in evaluation; null: as in training.
+        batch_size: rows of the validation batch; fewer if the text is too short for every row to read a different part of it.
+        num_windows: windows that each row reads, one after another; fewer if the validation text is short.
+        mem_len: number of memory columns in evaluation; null: as in training.
         partial_k: 1/K of the tokens are targets in evaluation; null: as in training.
-        sentences: sentences with ____ to fill in at each evaluation; empty: sentences of the validation text.
+        sentences: sentences with ____, which the model fills in at each evaluation; empty: sentences of the validation text with one word
+            hidden.
     """
 
     every: int = 1000
@@ -69,7 +70,7 @@ class EvalConfig:
                 raise ValueError(f"eval.{name}={value} is invalid: it must be at least 1. Set eval.{name}=1.")
         if self.mem_len is not None and self.mem_len < 0:
             raise ValueError(
-                f"eval.mem_len={self.mem_len} is invalid: it must be at least 0. Set eval.mem_len=null for the memory of training."
+                f"eval.mem_len={self.mem_len} is invalid: it must be at least 0. Set eval.mem_len=null to use model.mem_len."
             )
         if self.partial_k is not None and self.partial_k < 1:
             raise ValueError(
@@ -87,9 +88,10 @@ class PretrainTrainConfig(TrainConfig):
     """Length, batch size, precision and checkpoints of a pretraining run.
 
     Attributes:
-        save_memory: checkpoints with recurrent memory, most of the bytes of large batches. `newest`: the newest one. `all`: all. `none`:
-            none. A run that resumes from a checkpoint with memory continues bit for bit. From one without, it reads the last windows of
-            each lane again to fill the memory with the present weights, and losses differ slightly.
+        save_memory: checkpoints that contain the recurrent memory, which takes most of their bytes if the batch is large. `newest`: only
+            the newest checkpoint. `all`: all checkpoints. `none`: no checkpoint. A run that resumes from a checkpoint with memory continues
+            bit for bit. A run that resumes from a checkpoint without memory first reads the last windows of each batch row again to fill
+            the memory. It does so with the present weights, and losses differ slightly.
     """
 
     save_memory: Literal["newest", "all", "none"] = "newest"
@@ -100,11 +102,11 @@ class PretrainConfig:
     """Settings of pretraining.
 
     Attributes:
-        name: name of the run, and of its folders unless they are set.
+        name: name of the run. Folders that are not set are named after it.
         run_dir: folder for metrics, checkpoints, the model folder and the report.
         init_from: folder with initial weights: a run folder, a model folder of xlpre or of Hugging Face's XLNet, or the original
             TensorFlow release. The model takes the shape of these weights. null: new weights, see `model.init_scheme`.
-        seed: seed of new weights, of the order of the text, of targets and of dropout.
+        seed: random seed of new weights, the order of the text, targets and dropout.
         deepspeed: settings passed to DeepSpeed unchanged.
     """
 
@@ -128,7 +130,7 @@ class PretrainConfig:
         check_run_identity(self.name, self.run_dir, self.seed)
         if not self.data.store_dir:
             raise ValueError(
-                "data.store_dir='' is invalid: it must name the folder of a token store. Leave it out for stores/NAME."
+                "data.store_dir='' is invalid: it must name the folder of a token store. Leave it out to use stores/NAME."
             )
         check_compile(self.train, self.model.attention_backend)
         check_overrides(self.deepspeed)
@@ -145,12 +147,15 @@ def load_run_config(run_dir: Path) -> PretrainConfig:
     path = run_dir / "config.yaml"
     if not path.exists() or not path.read_bytes().strip():
         state = "is empty" if path.exists() else "does not exist"
-        raise ValueError(f"{path} {state}: it holds the settings of the run. Restore it.")
+        raise ValueError(
+            f"{path} {state}, but the settings of the run are read from it. Copy it from a backup. An unfinished run also writes it again "
+            "when it resumes."
+        )
     return load_config(PretrainConfig, path)
 
 
 def changed_settings(config: PretrainConfig) -> dict[str, tuple[Any, Any]]:
-    """Compare the settings that determine the result with the settings of the existing run in `config.run_dir`.
+    """Compare `config` with the existing run in `config.run_dir`, in the settings that determine the result of a run.
 
     Returns:
         For each setting that differs, by key, its value in the run and its value in `config`. Empty if there is no run.

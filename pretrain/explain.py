@@ -36,7 +36,11 @@ def build_parser() -> SettingsParser[PretrainConfig]:
     parser = SettingsParser(PretrainConfig, __doc__, COMMON)
     parser.add_argument("text", help="text in quotes; each line is a paragraph")
     parser.add_argument(
-        "--step", metavar="N", type=int, default=0, help="training step, which selects targets and order (default: 0)"
+        "--step",
+        metavar="N",
+        type=int,
+        default=0,
+        help="training step; each step draws other targets and another order (default: 0)",
     )
     parser.add_argument("--backward", action="store_true", help="read from right to left")
     parser.add_argument("--picture", metavar="FILE", type=Path, help="draw the masks into a .png, .svg or .pdf file")
@@ -55,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(to_text(explanation))
     if args.picture:
         save_picture(explanation, args.picture)
-        print(f"\n{args.picture}: picture of the masks")
+        print(f"\n{args.picture}: picture of the masks written")
 
 
 if __name__ == "__main__":

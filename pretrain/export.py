@@ -2,7 +2,7 @@
 
 The source is a run folder (finished or not: the latest checkpoint is exported), or a model folder of xlpre, of Hugging Face's XLNet, or of
 the original TensorFlow release. With --hf, `XLNetLMHeadModel.from_pretrained` and `AutoTokenizer.from_pretrained` open the result. With
---tf, the original TensorFlow code can train it further. The model card, README.md, contains what the run records.
+--tf, the original TensorFlow code can train it further. The model card, README.md, describes the training as the run recorded it.
 
 Examples:
   python pretrain/export.py runs/quickstart exported/quickstart
@@ -36,9 +36,9 @@ def build_parser() -> CommandParser:
     formats = parser.add_mutually_exclusive_group()
     formats.set_defaults(format="native")
     for name in ("hf", "tf"):
-        text = f"write it{DESCRIPTIONS[name]}"
+        text = f"write the model{DESCRIPTIONS[name]}"
         formats.add_argument(f"--{name}", dest="format", action="store_const", const=name, help=text)
-    text = "preprocessing of the training text, for a source without provenance.json (default: cased, as published)"
+    text = "preprocessing of the training text, if the source has no provenance.json (default: cased, as published)"
     parser.add_argument("--preprocess", choices=get_args(Preprocess), help=text)
     add_push_option(parser)
     return parser

@@ -21,9 +21,9 @@ def build_parser() -> CommandParser:
     """Return the parser of the command line."""
     parser = CommandParser(__doc__)
     parser.add_argument("store", metavar="STORE", help="folder of a token store, such as stores/quickstart")
-    text = "number of random documents to show the beginning of (default: 3)"
+    text = "number of random documents whose beginning is shown (default: 3)"
     parser.add_argument("--samples", metavar="N", type=int, default=3, help=text)
-    text = "draw the lengths of documents and spans into a .png file"
+    text = "draw histograms of the lengths of documents and spans into a .png file"
     parser.add_argument("--picture", metavar="FILE", type=Path, help=text)
     parser.add_argument("--verify", action="store_true", help="read every byte and verify the checksums")
     return parser

@@ -43,11 +43,11 @@ def build_parser() -> SettingsParser[PretrainConfig]:
     parser.add_argument("--gpus", metavar="N", type=int, default=1, help="total number of devices (default: 1)")
     text = "number of machines (default: the fewest that hold all devices)"
     parser.add_argument("--nodes", metavar="N", type=int, help=text)
-    text = f"{', '.join(DEVICES)} (default: h200)"
+    text = f"type of device: {', '.join(DEVICES)} (default: h200)"
     parser.add_argument("--device", metavar="NAME", choices=DEVICES, default="h200", help=text)
-    text = "expected model FLOPs utilization, a fraction of the peak (default: 0.4)"
+    text = "expected model FLOPs utilization, as a fraction of the peak (default: 0.4)"
     parser.add_argument("--mfu", metavar="X", type=float, default=0.4, help=text)
-    text = "window tokens to train on (default: from train.steps)"
+    text = "number of window tokens to train on (default: those of train.steps)"
     parser.add_argument("--tokens", metavar="N", type=int, help=text)
     text = "peak TFLOP/s of the device (default: from its data sheet)"
     parser.add_argument("--peak", metavar="X", type=float, help=text)

@@ -65,7 +65,7 @@ def train(config: PretrainConfig, explicit_keys: ExplicitKeys, args: Sequence[st
         config: settings of the run.
         explicit_keys: keys that the user set.
         args: arguments for `pretrain/run.py`.
-        n_processes: number of processes; None: as many GPUs as can share the batch, or one.
+        n_processes: number of processes. None: the largest number of GPUs that divides the batch evenly, or one process without a GPU.
     """
     import torch
 
@@ -108,7 +108,8 @@ def show_samples(config: PretrainConfig) -> None:
     record = read_samples(Path(config.run_dir))[-1]
     if not record["results"]:
         print(
-            "The validation text has no sentence with a word that is one token. Set eval.sentences to sentences with ____."
+            "No blanks were predicted: the objective is causal, or no sentence of the validation text has a word that is a single "
+            "token. In the second case, set eval.sentences to sentences with ____."
         )
         return
     print(f"\npredictions for blanks in validation text at step {record['step']:,}:\n")
@@ -141,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _divides_batch(config: PretrainConfig, n_processes: int) -> bool:
-    """Return True if the global batch can be divided among `n_processes`. True for one process, so that training prints the error."""
+    """Return True if the global batch can be divided among `n_processes`. Always True for one process: training then prints the error."""
     try:
         config.train.batch_schedule(n_processes)
     except ValueError:
@@ -150,7 +151,7 @@ def _divides_batch(config: PretrainConfig, n_processes: int) -> bool:
 
 
 def _terminate_training(launcher: int, terminated: set[int]) -> None:
-    """Send SIGTERM once to each training process. A signal to the launcher would kill them, or leave them running."""
+    """Send SIGTERM once to each training process. The launcher gets no signal: it would kill these processes, or leave them running."""
     with suppress(psutil.NoSuchProcess):
         for process in psutil.Process(launcher).children(recursive=True):
             is_training = any(argument.startswith("--local_rank") for argument in process.cmdline())

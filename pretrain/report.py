@@ -1,7 +1,7 @@
 """Write the HTML report of a pretraining run: loss, learning rate, speed, and predictions for blanks.
 
-The report is one file, report.html in the folder of the run. The run may still be training. For a fine-tuning run or an ablation, the page
-has its table and its plots.
+The report is one file, report.html in the folder of the run. The run may still be training. For a fine-tuning run or an ablation, the
+report contains its table and its plots.
 
 Examples:
   python pretrain/report.py runs/quickstart

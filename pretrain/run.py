@@ -47,7 +47,7 @@ COMMON = (
 def build_parser() -> SettingsParser[PretrainConfig]:
     """Return the parser of the command line."""
     parser = SettingsParser(PretrainConfig, __doc__, COMMON)
-    text = "print the settings, the size and the start of the run, and write nothing"
+    text = "print the settings, the size of the run and where it starts or resumes; train nothing and write nothing"
     parser.add_argument("--dry-run", action="store_true", help=text)
     return parser
 
@@ -89,11 +89,12 @@ def _check_has_preset(explicit_keys: ExplicitKeys) -> None:
 
 
 def _warn_about_restarts() -> None:
-    """Print a warning if torchrun shares its store with the training run: restarted processes read stale addresses (torch 2.13)."""
+    """Print a warning if torchrun shares its store with the training: restarted processes then read stale addresses (torch 2.13)."""
     variable = os.environ.get
     if variable("TORCHELASTIC_USE_AGENT_STORE") == "True" and variable("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
         print(
-            "warning: torchrun's --max-restarts will not work. Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the environment of "
+            "warning: torchrun's --max-restarts will not work, because restarted processes read the addresses of the "
+            "stopped ones. Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the environment of "
             "torchrun (docs/distributed.md).",
             flush=True,
         )

@@ -13,16 +13,16 @@
 #SBATCH --gpus-per-node=8
 #SBATCH --cpus-per-task=4
 #SBATCH --time=24:00:00
-# SIGUSR1 to this script only, this many seconds before the time limit; it must be larger than XLPRE_SAVE_SECONDS
+# send SIGUSR1 to this script only, 300 s before the time limit; this number must be larger than XLPRE_SAVE_SECONDS
 #SBATCH --signal=B:USR1@300
 # SLURM itself requeues the job after the failure of a node
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=slurm-%x-%j.out
 
-save_seconds=${XLPRE_SAVE_SECONDS:-240} # time to save after a stop request; then the job is requeued in any case
+save_seconds=${XLPRE_SAVE_SECONDS:-240} # seconds to save after a stop request; then the training is killed
 tries=${XLPRE_TRIES:-3}                 # number of starts in this allocation if the training crashes
-requeues=${XLPRE_REQUEUES:-10}          # after this number of requeues, for any reason, a crash does not requeue the job
+requeues=${XLPRE_REQUEUES:-10}          # after this number of requeues for any reason, a crash no longer requeues the job
 
 export PATH="$PWD/.venv/bin:$PATH"
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
@@ -30,8 +30,8 @@ export MASTER_ADDR
 request="" step="" deadline=0
 
 # SIGUSR1 (time limit): save and requeue. SIGTERM, SIGINT (scancel): save and exit; requeueing would make the job impossible to cancel.
-# srun forwards SIGTERM to its tasks, which are the training processes themselves. torchrun in between would kill them after 30 seconds
-# of saving (not configurable before torch 2.12), exit with status 1 although they saved, and restart them after a user error.
+# srun forwards SIGTERM to its tasks, which are the training processes themselves. torchrun is not used: it would kill them after 30
+# seconds of saving (not configurable before torch 2.12), exit with status 1 although they saved, and restart them after a user error.
 request_stop() {
     request=${request:-$1}
     deadline=$((SECONDS + save_seconds))
@@ -47,13 +47,13 @@ requeue() {
 }
 
 train() {
-    # a port of this job and try: the default 29500 may be in use on a shared node
+    # a port that depends on the job and the try, because the default, 29500, may be in use on a shared node
     export MASTER_PORT=$((20000 + (SLURM_JOB_ID * 7 + $1) % 10000))
     shift
     # --wait: the other processes are killed 60 s after the first exit. --kill-on-bad-exit would kill them at once and hide status 2.
     srun --wait=60 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" python -u pretrain/run.py "$@" &
     step=$!
-    # no `wait` here: a trapped signal interrupts it, with a status like that of a finished training
+    # not `wait`: a trapped signal interrupts it, and its status then looks like the exit status of the training
     while kill -0 "$step" 2>/dev/null; do
         [ -z "$request" ] || [ "$SECONDS" -lt "$deadline" ] || kill -KILL "$step"
         sleep 0.5

@@ -28,8 +28,8 @@ class ActivationMemory:
 
     Attributes:
         saved: tensors that autograd saves for backward, from the embedding to the last layer.
-        logits: tensors that it saves in the softmax over the vocabulary.
-        workspace: other tensors at the peak of forward and backward.
+        logits: tensors that autograd saves in the softmax over the vocabulary.
+        workspace: all other tensors that are allocated at the peak of forward and backward.
     """
 
     saved: int
@@ -84,7 +84,8 @@ class TensorTracker(TorchDispatchMode):
 
     Args:
         excluded: tensors that are not counted.
-        kernel_bodies: functions by the names of custom operators. They run in place of the operators, which counts temporary tensors.
+        kernel_bodies: Python functions by the names of the custom operators that they implement. They run instead of the operators, so
+            that temporary tensors are counted, too.
 
     Attributes:
         live: bytes of the tensors alive now.
@@ -123,14 +124,14 @@ def storage_keys(values: list[Any]) -> set[int]:
 
 
 class _NonzeroStub(TorchFunctionMode):
-    """Replace `nonzero`, which has no result on the meta device. Each call returns the next one of `fractions` of the elements."""
+    """Replace `nonzero`, which has no result on the meta device. Each call selects the next value of `fractions` of the elements."""
 
     def __init__(self, fractions: Iterable[float]) -> None:
         super().__init__()
         self._fractions, self._sum = iter(fractions), 0.0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call `func`, or return the result in place of `nonzero`."""
+        """Call `func`. For `nonzero`, return zeros of the expected shape instead."""
         if func is Tensor.nonzero:
             before, self._sum = self._sum, self._sum + next(self._fractions)
             n = args[0].numel()

@@ -1,7 +1,7 @@
 """Parameters and FLOPs of a training step.
 
 Parameters are counted on a model without data (torch's meta device). FLOPs of the matrix products come from formulas, which
-are fast enough for a training loop; a test compares them with what the model executes.
+are fast enough for a training loop; a test compares them with the operations that the model executes.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class BatchShape:
     Attributes:
         rows: number of rows, B.
         seq_len: number of window tokens, T.
-        mem_len: memory length, M.
+        mem_len: number of memory columns, M.
         n_targets: number of targets per row, P.
-        reuse_len: leading tokens of the window that enter memory.
-        two_streams: True if predictions are made by the query stream.
+        reuse_len: number of leading tokens of the window that enter memory.
+        two_streams: True if the model has a query stream, which makes the predictions.
         next_sentence: True if next-sentence prediction reads <cls>.
-        visible_fraction: fraction of the attention scores that an exact implementation must compute.
-        cluster_fractions: fraction of the tokens in each cluster of `model.cutoffs`. Empty: Zipf's law, in which the piece of rank r has a
-            frequency proportional to 1/r.
+        visible_fraction: fraction of the attention scores that are not masked, which an exact implementation must compute.
+        cluster_fractions: fraction of the tokens in each vocabulary cluster of `model.cutoffs`. Empty: the fractions follow Zipf's law, in
+            which the r-th most frequent piece has a frequency proportional to 1/r.
     """
 
     rows: int
@@ -112,7 +112,8 @@ def flops_per_step(model: ModelConfig, shape: BatchShape) -> float:
 def inference_flops(model: ModelConfig, shape: BatchShape, counting: Counting = "needed") -> float:
     """Return the FLOPs of a forward pass at evaluation.
 
-    Keys and values of the memory and keys of distances are cached (xlpre/model/memory.py). Only for models with positions by distance.
+    The keys and values of the memory and the position keys are cached (xlpre/model/memory.py), so they cost nothing. This holds only for
+    models that encode positions by distance.
     """
     parts = flops_by_part(model, shape, counting)
     parts["keys and values"] = flops_by_part(model, dataclasses.replace(shape, mem_len=0), counting)["keys and values"]
@@ -132,18 +133,18 @@ def flops_by_part(
         model: model config.
         shape: sizes of the micro-batch.
         counting: `executed` counts what this model computes. `needed` counts what an exact implementation must compute: no masked
-            scores, no position scores of distances that a row does not have, and position keys once for both directions (dropout
-            makes them differ).
-        activation_checkpointing: True if layers compute their forward pass twice. The second time is not needed.
+            scores, no position scores of distances that do not occur for a query, and position keys once for both reading directions
+            (this model computes them twice, because their dropout differs).
+        activation_checkpointing: True if layers compute their forward pass twice. `needed` counts it once.
     """
     B, T, M, P, L = shape.rows, shape.seq_len, shape.mem_len, shape.n_targets, model.n_layer
     D, A, K, R = model.d_model, model.n_head * model.head_width, M + T, M + 2 * T
     executed = counting == "executed"
     extra_passes = int(executed and activation_checkpointing)
     visible = 1.0 if executed else shape.visible_fraction
-    # the last layer computes only the rows that are read
+    # query rows of all layers; the last layer computes only the rows whose output is used
     rows = B * ((L - 1) * (T + P * shape.two_streams) + P + shape.next_sentence)
-    # memory has no gradient, but parameters applied to it before its keys and values do
+    # memory needs no gradient, but parameters that are applied to it before the keys and values (norm, position embedding) do
     memory_passes = (3 if model.norm != "post" or model.positions == "learned" else 2) + extra_passes
     by_distance = model.positions in ("relative", "shaw")
     # without dropout, sines and cosines of the distances 0 to K give the keys of all distances
@@ -151,7 +152,7 @@ def flops_by_part(
     F_, matrices = (gated_width(model), 3) if model.feed_forward in GATED else (model.d_inner, 2)
 
     def products(n_rows: float, inner: int, outer: float, passes: int = 3) -> float:
-        """Return the FLOPs of a product in three passes: forward, and backward for weight and input."""
+        """Return the FLOPs of a matrix product. The three passes are forward, and backward for the weight and for the input."""
         return 2 * n_rows * inner * outer * passes
 
     def layer_products(n_rows: float, inner: int, outer: float) -> float:

@@ -28,9 +28,11 @@ from xlpre.training.device_specs import DeviceSpec
 from xlpre.training.metrics_writer import format_duration
 from xlpre.training.muon import sent_bytes, working_bytes
 
-USABLE_FRACTION = 0.92  # of the device memory; driver, libraries and fragmentation take the rest (an assumption)
+USABLE_FRACTION = (
+    0.92  # of the device memory is available to training; driver, libraries and fragmentation take the rest (assumed)
+)
 SECONDS_PER_DAY = 86_400
-GPU_COUNTS = (1, 8, 64, 512, 1024, 4096, 8192)  # rows of the scaling table
+GPU_COUNTS = (1, 8, 64, 512, 1024, 4096, 8192)  # numbers of GPUs in the scaling table
 STAGES = range(4)  # of ZeRO
 
 
@@ -59,12 +61,12 @@ class Plan:
         rows = self.config.train.global_batch_size
         if self.gpus % self.nodes:
             raise ValueError(
-                f"--gpus={self.gpus} is invalid: it is the total and must be a multiple of --nodes={self.nodes}. "
+                f"--gpus={self.gpus} is invalid: it is the total number of GPUs and must be a multiple of --nodes={self.nodes}. "
                 f"Set --gpus={math.ceil(self.gpus / self.nodes) * self.nodes}, or another --nodes."
             )
         if rows < self.gpus:
             raise ValueError(
-                f"--gpus={self.gpus} is invalid: it must be at most train.global_batch_size={rows}, because each GPU needs a row. "
+                f"--gpus={self.gpus} is invalid: it must be at most train.global_batch_size={rows}, because each GPU needs a batch row. "
                 "Lower --gpus, or raise train.global_batch_size."
             )
         if rows % self.gpus:
@@ -75,13 +77,14 @@ class Plan:
         if warmup_steps := self.config.train.batch_warmup_steps:
             if self.rows_per_gpu < 2:
                 raise ValueError(
-                    f"train.batch_warmup_steps={warmup_steps} is invalid: the batch grows by micro-steps, and --gpus={self.gpus} leaves "
-                    f"{self.rows_per_gpu} row per GPU. Lower --gpus, raise train.global_batch_size, or set train.batch_warmup_steps=0."
+                    f"train.batch_warmup_steps={warmup_steps} is invalid: the number of micro-steps grows in the warm-up, so each GPU "
+                    f"needs at least 2 rows, but --gpus={self.gpus} leaves {self.rows_per_gpu}. Lower --gpus, "
+                    "raise train.global_batch_size, or set train.batch_warmup_steps=0."
                 )
             self.config.train.batch_schedule(self.gpus)
         if not 0 < self.mfu <= 1:
             raise ValueError(
-                f"--mfu={self.mfu} is invalid: it is a fraction of the peak, above 0 and at most 1. Leave it out for 0.4."
+                f"--mfu={self.mfu} is invalid: it is a fraction of the peak and must be above 0 and at most 1. Leave it out for 0.4."
             )
 
     @property
@@ -103,11 +106,11 @@ class Plan:
 
     @property
     def rows_per_gpu(self) -> int:
-        """Rows of a device in a step."""
+        """Number of batch rows that a device reads in a step."""
         return self.config.train.global_batch_size // self.gpus
 
     def total_rows(self, n_steps: int) -> int:
-        """Return the rows that all devices read in the first `n_steps` steps."""
+        """Return the number of batch rows that all devices read in the first `n_steps` steps."""
         train = self.config.train
         if not train.batch_warmup_steps:
             return n_steps * train.global_batch_size
@@ -115,11 +118,11 @@ class Plan:
 
     @property
     def tokens_per_step(self) -> int:
-        """Window tokens of a step after the batch warm-up."""
+        """Number of window tokens of a step after the batch warm-up."""
         return self.config.train.global_batch_size * self.config.data.seq_len
 
     def total_tokens(self, n_steps: int) -> int:
-        """Return the window tokens of the first `n_steps` steps."""
+        """Return the number of window tokens of the first `n_steps` steps."""
         return self.total_rows(n_steps) * self.config.data.seq_len
 
     def steps_for(self, n_tokens: float) -> int:
@@ -159,7 +162,7 @@ class Plan:
 
     @property
     def offloads(self) -> dict[str, bool]:
-        """Parts that are offloaded to host memory."""
+        """For each part that can be offloaded to host memory, True if it is."""
         return enabled_offloads(self.config.deepspeed)
 
     def zero_memory(self, stage: int) -> ZeroMemory:
@@ -178,7 +181,7 @@ class Plan:
 
     @property
     def checkpoint_parts(self) -> dict[str, int]:
-        """Bytes of a checkpoint by part. Recurrent memory: 0 if it is not saved."""
+        """Bytes of a checkpoint by part. Recurrent memory counts as 0 if it is not saved."""
         n_single_moment = sum(map(math.prod, self._muon_shapes))
         return {
             "weights": 4 * self.n_parameters,
@@ -189,7 +192,7 @@ class Plan:
 
     @property
     def checkpoints_on_disk(self) -> int:
-        """Largest number of bytes of all checkpoints, reached while one is written. Without `train.keep_checkpoints_every`."""
+        """Largest size in bytes of all checkpoints together, reached while one is written. `train.keep_checkpoints_every` is ignored."""
         *others, memory = self.checkpoint_parts.values()
         n_checkpoints = self.config.train.keep_last_checkpoints + 1
         return n_checkpoints * sum(others) + (n_checkpoints if self.config.train.save_memory == "all" else 2) * memory
@@ -233,7 +236,7 @@ class Plan:
         return 0.0 if stage == 3 else sent_bytes(self._muon_shapes, self.gpus, is_flat=stage > 0)
 
     def peak_memory(self, stage: int, micro_batch_size: int) -> float:
-        """Return the peak memory of a device: in a micro-batch, or in Muon's update, when activations are freed."""
+        """Return the larger of two peaks of the memory of a device: in a micro-batch, and in Muon's update, without activations."""
         activations = self.activation_memory(micro_batch_size).peak
         return self.static_memory(stage) + max(activations, self.muon_workspace(stage))
 
@@ -260,9 +263,9 @@ class Plan:
 
     @functools.cached_property
     def recommendation(self) -> tuple[int, int]:
-        """Lowest ZeRO stage that fits, from the configured one on, and its largest micro-batch size.
+        """Recommended ZeRO stage, the lowest one that fits and is not below the configured stage, and its largest micro-batch size.
 
-        If nothing fits: the last stage and one row.
+        If no stage fits: the highest supported stage and a micro-batch size of 1.
         """
         stages = range(max(self.configured_stage, int(self.is_half)), 3 if self.config.optim.muon else 4)
         return next(((stage, size) for stage in stages if (size := self.largest_micro_batch(stage))), (stages[-1], 1))
@@ -284,7 +287,7 @@ class Plan:
 
     @property
     def link_bandwidth(self) -> float:
-        """Bytes per second that a device sends in a ring; one network link per device serves a ring across nodes."""
+        """Bytes per second that a device sends in a ring. Across nodes, the network links of all devices of a node serve the ring."""
         device = self.device
         return device.link if self.nodes == 1 else min(device.link, device.network * self.gpus / self.nodes)
 
@@ -410,7 +413,7 @@ def _describe_time(plan: Plan, stage: int, micro_batch_size: int, n_tokens: int 
     optimizer = memory.optimizer + (0 if stage else memory.weights)  # stage 0 in fp32 updates the weights themselves
     n_steps = plan.steps_for(n_tokens) if n_tokens else train.steps
     total_tokens = plan.total_tokens(n_steps)
-    # the update reads and writes its share, and reads gradients of the same number
+    # the update reads and writes three fp32 numbers per parameter (weight and moments), and reads one gradient
     update_seconds = (2 + 1 / 3) * optimizer / plan.device.bandwidth
     lines = [
         f"TIME at {plan.mfu:.0%} MFU of {plan.device.flops / 1e12:,g} TFLOP/s (prediction; the MFU is your assumption)",
@@ -450,7 +453,7 @@ def _describe_communication(plan: Plan, micro_batch_size: int) -> list[str]:
 
 
 def _describe_scaling(plan: Plan, stage: int, micro_batch_size: int) -> list[str]:
-    """Describe the same pretraining on other numbers of GPUs, with all communication overlapped and with none."""
+    """Describe the same pretraining on other numbers of GPUs, once with all communication overlapped by computation and once with none."""
     lines = [
         f"SCALING with the same train.global_batch_size (prediction; {plan.mfu:.0%} MFU, communication overlapped or not)",
         f"  {'GPUs':>8}{'stage':>8}{'rows each':>12}{'micro-batch':>12}{'k window tokens/s':>24}{'not overlapped':>16}"

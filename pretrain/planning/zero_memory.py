@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ZeroMemory:
-    """Bytes of a process that do not depend on the batch.
+    """Memory of a process that does not depend on the batch, in bytes.
 
     Attributes:
         weights: weights that the model computes with, including those that stage 3 has fetched from other processes.
-        gradients: gradients of a micro-step and accumulated gradients.
+        gradients: gradients of the current micro-step, and accumulated gradients.
         optimizer: master weights and moments in fp32.
         buffers: buffers in which gradients are reduced.
-        host: host memory for offloading. All other attributes are device memory.
+        host: host memory that offloading uses. All other attributes are device memory.
     """
 
     weights: float
@@ -50,11 +50,11 @@ def zero_memory(
         stage: ZeRO stage.
         world_size: number of processes.
         precision: precision of the model: fp32, bf16 or fp16.
-        bucket_size: elements that are reduced at once.
+        bucket_size: number of gradient elements that are reduced at once.
         persistence_threshold: parameters with fewer elements are not partitioned in stage 3.
         offload_optimizer: stages 1 to 3 store the optimizer and the gradients that it reads in host memory, and update there.
         offload_param: stage 3 stores weights that are not in use in host memory.
-        n_single_moment: number of elements with a single moment (the matrices that Muon updates).
+        n_single_moment: number of elements whose optimizer state is a single moment (the matrices that Muon updates).
     """
     n, share, half = sum(sizes), 1 / world_size, precision != "fp32"
     width = 2 if half else 4  # bytes of an element
@@ -70,7 +70,7 @@ def zero_memory(
                 gradients, buffers = 6.0 * n, 0
             return ZeroMemory(width * n, gradients, optimizer, buffers)
         in_transfer = width * max(sizes)
-        # optimizer, its gradients, and the weights to copy back; stage 2 also accumulates in fp32 there
+        # optimizer, its gradients, and the weights to copy back; in fp32, stage 2 also accumulates gradients in host memory
         host = optimizer + (4 + width) * n * share + in_transfer
         if stage == 2 and not half:
             gradients, host = 0, host + gradients
@@ -81,7 +81,7 @@ def zero_memory(
     host = 0.0
     if offload_param:
         host, stored, fetched = width * n * share, width * small, width * min(n - small, 1e9)
-    if offload_optimizer:  # gradients twice: accumulated, and as the update reads them
+    if offload_optimizer:  # the host holds gradients twice: accumulated, and as the update reads them
         return ZeroMemory(stored + fetched, 0, 0, width * bucket_size, host + optimizer + 8 * n * share)
     return ZeroMemory(stored + fetched, 4 * n * share, optimizer, width * bucket_size, host)
 
@@ -89,9 +89,9 @@ def zero_memory(
 def communication_volume(
     n_parameters: int, stage: int, world_size: int, precision: str, gradient_dtype: str, micro_steps: int
 ) -> float:
-    """Return the bytes that a process sends in a step, without those that Muon adds; see `xlpre.training.muon.sent_bytes`.
+    """Return the bytes that a process sends in a step. `xlpre.training.muon.sent_bytes` returns the bytes that Muon adds.
 
-    A ring sends (N-1)/N of a tensor to reduce-scatter or all-gather it, and twice that to all-reduce it.
+    In a ring, each process sends (N-1)/N of a tensor for a reduce-scatter or an all-gather, and twice that for an all-reduce.
 
     Args:
         n_parameters: number of parameters of the model.

@@ -39,10 +39,10 @@ class AblationConfig:
     """Comparison of pretraining runs.
 
     Attributes:
-        base: settings file, relative to the folder of this file.
+        base: path of the settings file of all runs, relative to the folder of the ablation file.
         common: overrides of every row.
-        num_seeds: runs of each row, with the seeds 1, 2, ...
-        rows: overrides of each row by its name. The other rows are compared with the first.
+        num_seeds: number of runs of each row, with the seeds 1, 2, ...
+        rows: overrides of each row by its name. All other rows are compared with the first one.
     """
 
     base: str = ""
@@ -59,7 +59,8 @@ class AblationConfig:
         for row in self.rows:
             if row in ("", ".", "..") or "/" in row:
                 raise ValueError(
-                    f"row {row!r} is invalid: its name becomes a folder and must not be empty, '.' or '..', or contain a slash. Rename it."
+                    f"row {row!r} is invalid: the name of a row becomes the name of a folder, so it must not be empty, '.' or '..', or "
+                    "contain a slash. Rename it."
                 )
         for origin, overrides in {"common": self.common, **{f"row {row}": self.rows[row] for row in self.rows}}.items():
             for override in overrides:
@@ -71,7 +72,7 @@ class AblationConfig:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a row.
+    """One pretraining run of an ablation: the settings of a row with one seed.
 
     Attributes:
         row: name of the row.
@@ -147,7 +148,7 @@ class Ablation:
         path: the file.
         overrides: more overrides, for every row.
         rows: names of the rows to include; empty: all.
-        num_seeds: runs of each row; None: as in the file.
+        num_seeds: number of runs of each row; None: as in the file.
 
     Attributes:
         path: the file.
@@ -174,7 +175,7 @@ class Ablation:
         self.num_seeds = config.num_seeds if num_seeds is None else num_seeds
         if self.num_seeds < 1:
             raise ValueError(
-                f"--seeds {self.num_seeds} is invalid: it must be at least 1. Leave it out for the file's."
+                f"--seeds {self.num_seeds} is invalid: it must be at least 1. Leave it out to use num_seeds of the file."
             )
         self.runs = [self._run(row, seed) for seed in range(1, self.num_seeds + 1) for row in self.rows]
 
@@ -190,7 +191,7 @@ class Ablation:
         except ValueError as error:
             raise ValueError(f"{self._blame(row, str(error))}: {error}") from None
         name, folder = f"{self.name}_{row}_{seed}", self.folder / row / f"seed_{seed}"
-        # both default to a path with the name of the run
+        # the defaults of both settings contain the name of the run, but all runs share these folders
         inputs = [f"data.store_dir={config.data.store_dir}", f"tokenizer.path={config.tokenizer.path}"]
         args = ["--config", str(self.base), *inputs, *overrides]
         args += [f"name={name}", f"run_dir={folder}", f"seed={seed}"]
@@ -278,7 +279,9 @@ def build_table(ablation: Ablation) -> list[dict[str, str]]:
     results = read_results(ablation)
     if not results:
         raise ValueError(f"{ablation.folder} is invalid: it contains no evaluated run. Start the runs with --run.")
-    (base_row, base), *_ = results.items()  # until the first row is evaluated, another one is the base
+    (base_row, base), *_ = (
+        results.items()
+    )  # if no run of the first row is evaluated yet, the next evaluated row takes its place
     table = []
     for row, row_results in results.items():
         losses, lasts = sorted(result.loss for result in row_results), [result.last for result in row_results]
@@ -384,7 +387,7 @@ def _median_loss(results: Sequence[RunResult]) -> float:
 
 
 def _format_difference(difference: float) -> str:
-    """Return a difference with its sign, which is left out if it is zero after rounding."""
+    """Return a difference with its sign, or without a sign if it is zero after rounding."""
     text = f"{difference:+.3f}"
     return text if float(text) else text[1:]
 

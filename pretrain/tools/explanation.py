@@ -27,11 +27,11 @@ SEGMENT_NAMES = {SEGMENT_A: "A", SEGMENT_B: "B", SEGMENT_CLS: "cls"}
 SELF_ONLY, VISIBLE = (
     0.5,
     1.0,
-)  # mask values: a token that a row sees only because it is its own, and any other visible token
+)  # mask values: a token that is visible only to the query at its own position, and any other visible token
 
 # as text
 TERMINAL_WIDTH = 100  # columns
-MAX_MASK_CELLS = 40  # per side of a mask
+MAX_MASK_CELLS = 40  # largest number of characters per side of a mask
 
 # as picture
 FORMATS = (".png", ".svg", ".pdf")
@@ -51,14 +51,14 @@ class Explanation:
         pieces: T pieces of the text, in the order of the row.
         input_pieces: T pieces that the model reads; they differ where a target is hidden.
         segments: T segment names.
-        query_rank: (T,) ranks, as in ModelInputs.
-        key_rank: (T,) ranks, as in ModelInputs.
+        query_rank: (T,) rank of each token as a query. A query sees the keys of lower rank.
+        key_rank: (T,) rank of each token as a key.
         target_positions: (P,) positions in the window.
-        target_pieces: P pieces to predict there.
+        target_pieces: P pieces to predict at `target_positions`.
         special_mask: (T,) bool, True at <sep> and <cls>.
-        reuse_len: length of the reused part.
+        reuse_len: number of tokens in the reused part, which enters memory.
         backward: True if the row runs from right to left.
-        two_streams: True if a query stream predicts, which does not see the token at its own position.
+        two_streams: True if a query stream makes the predictions. It does not see the token at its own position.
     """
 
     title: str
@@ -77,9 +77,9 @@ class Explanation:
 
     @property
     def masks(self) -> dict[str, np.ndarray]:
-        """(T, T) attention mask of each stream, rows attend to columns: VISIBLE, SELF_ONLY or 0.
+        """Attention mask (T, T) of each stream by its title: row i tells which tokens position i sees, as VISIBLE, SELF_ONLY or 0.
 
-        Rows of the query stream without a target are nan.
+        In the mask of the query stream, rows of positions without a target are nan.
         """
         visible = self.query_rank[:, None] > self.key_rank[None, :]
         content = np.where(visible, VISIBLE, np.eye(len(visible)) * SELF_ONLY)
@@ -95,7 +95,7 @@ class Explanation:
 
     @property
     def order(self) -> list[int | None]:
-        """Index of each token in the factorization order of its part of the window; None for context."""
+        """Index of each token in the factorization order of its part of the window; None for a token that only serves as context."""
         if not self.two_streams:
             return [None] * len(self.pieces)
         is_new = np.arange(len(self.pieces)) >= self.reuse_len
@@ -125,7 +125,9 @@ def explain(
     ids, sentence_ends = tokenizer.encode_document(document, config.text.line_type)
     if backward:  # the window ends at the start of the text, where the previous document's <eod> would follow
         ids, sentence_ends = np.roll(ids, 1), np.append(sentence_ends[:-1] + 1, len(ids))
-    build_objective(config.objective, config.data, tokenizer.starts_word)  # errors then name the configured values
+    build_objective(
+        config.objective, config.data, tokenizer.starts_word
+    )  # called for its checks: here, their messages name the configured values
     data = fit_window(config.data, len(ids) - 1)
     objective = build_objective(config.objective, data, tokenizer.starts_word)
     directed_text = DirectedText(SplitData(ids, sentence_ends, np.array([len(ids)])), backward)
@@ -157,7 +159,7 @@ def fit_window(data: DataConfig, n_tokens: int) -> DataConfig:
     minimum = 2 if plain else 3
     if n_tokens < minimum:
         raise ValueError(
-            f"the text has {n_tokens} tokens with its <eop>, and a window needs {minimum}. Give a longer text."
+            f"the text has {n_tokens} tokens, including <eop>, but a window needs at least {minimum}. Give a longer text."
         )
     seq_len = n_tokens + data.n_symbols
     if seq_len >= data.seq_len:
@@ -169,7 +171,7 @@ def fit_window(data: DataConfig, n_tokens: int) -> DataConfig:
 def _notes(windows: Windows, data: DataConfig, n_tokens: int) -> list[str]:
     """Return remarks on a window: the origin of segment B, and tokens of the text that it leaves out."""
     notes, n_read = [], min(data.seq_len - data.n_symbols, n_tokens)
-    reason = f"a window holds {n_read:,}. Give a shorter text or raise data.seq_len."
+    reason = f"a window holds {n_read:,} tokens of text. Give a shorter text or raise data.seq_len."
     if data.has_pairs and windows.pair_label[0]:
         notes.append("Segment B follows A in the text.")
     elif data.has_pairs:
@@ -377,7 +379,7 @@ def _draw_mask(axes: Any, mask: np.ndarray, targets: np.ndarray, reuse_len: int)
 
 
 def _draw_labels(axes: Any, explanation: Explanation, rows: np.ndarray, targets: np.ndarray, size: float) -> None:
-    """Label the columns, and the rows in the mask `rows`: on the left if these are all rows, else on the right."""
+    """Label all columns, and the rows where `rows` is True. Row labels are on the left if all rows have one, else on the right."""
     if size < MIN_FONT_SIZE:
         axes.set(xticks=[], yticks=[])
         return
@@ -398,7 +400,7 @@ def save_picture(explanation: Explanation, path: Path) -> None:
     """Draw the masks into a file; its suffix decides the format.
 
     Raises:
-        ValueError: an unknown suffix.
+        ValueError: the suffix is unknown.
     """
     if path.suffix not in FORMATS:
         raise ValueError(f"--picture {path} is invalid: the name must end with {' or '.join(FORMATS)}. Rename it.")

@@ -18,7 +18,7 @@ from xlpre.batch import Batch
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import Memory
 
-# modules whose first dimension is the direction, not the row
+# modules whose outputs have the reading direction as first dimension, not the batch row
 DIRECTION_FIRST = ("pos_encoding", "pos_encoding.dropout", "terms.position.key")
 
 
@@ -28,9 +28,11 @@ class NonFiniteSite:
 
     Attributes:
         description: description of the operation.
-        max_input: largest absolute value of the inputs (in backward: of the incoming gradients). None if there are no numbers.
-        max_weight: largest absolute value of the module's own weights. None if there are none, or they are not involved.
-        rows: batch rows with non-finite outputs. None if unknown.
+        max_input: largest absolute value of the inputs (in backward: of the incoming gradients). None if the inputs contain no
+            floating-point numbers.
+        max_weight: largest absolute value of the module's own weights. None if it has no weights, or if they are
+            not involved.
+        rows: indices of the batch rows with non-finite outputs. None if unknown.
     """
 
     description: str
@@ -154,10 +156,11 @@ class ReplayResult:
 
     Attributes:
         memory_rows: rows whose memory was not finite before the forward pass.
-        forward: see NonFiniteDetector.
+        forward: first module with a non-finite output, see NonFiniteDetector.
         loss: sum of all losses, not divided by the number of micro-batches.
-        backward: see NonFiniteDetector. Also None if the loss is not finite, because there is no backward pass then.
-        grad_norm: norm of the gradients of all parameters; None without a backward pass.
+        backward: first non-finite gradient, see NonFiniteDetector. Also None if the loss is not finite, because then there is no
+            backward pass.
+        grad_norm: global norm of the gradients of all parameters; None without a backward pass.
         nonfinite_parameters: names of the parameters whose gradient is not finite.
         max_gradient: largest absolute value of the finite gradients, and the name of its parameter.
     """
@@ -183,7 +186,7 @@ class ReplayResult:
 
     @property
     def rows(self) -> list[int] | None:
-        """Batch rows that are involved; None if unknown."""
+        """Batch rows with non-finite values at the first place where any occur; None if unknown, empty if there are none."""
         if self.memory_rows:
             return self.memory_rows
         site = self.forward or self.backward

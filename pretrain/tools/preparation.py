@@ -101,7 +101,7 @@ def _warn_of_unknown_characters(config: PretrainConfig, tokenizer: Tokenizer) ->
     if (unknown := tokenizer.unknown_fraction(sample)) > MAX_UNKNOWN:
         print(
             f"warning: {unknown:.0%} of the characters in a sample of this text have no piece in tokenizer.path="
-            f"{config.tokenizer.path} and will be <unk>; train a vocabulary on it with pretrain/train_tokenizer.py and another "
+            f"{config.tokenizer.path} and will be <unk>; train a vocabulary on this text with pretrain/train_tokenizer.py and another "
             "tokenizer.path",
             flush=True,
         )

@@ -15,7 +15,7 @@ from xlpre.text.tokenizer import Tokenizer
 from xlpre.training.deepspeed_engine import PRECISIONS
 from xlpre.training.distributed import seed_step
 
-MAX_ROWS, MAX_CHARS, MAX_NAMES = 4, 200, 3  # maximum numbers that are printed
+MAX_ROWS, MAX_CHARS, MAX_NAMES = 4, 200, 3  # limits of the output: batch rows, characters of a row, names of parameters
 
 
 def print_replay(folder: Path, precision: str | None, device: str | None) -> None:
@@ -121,5 +121,5 @@ def _summarize(first_values: list[str], results: list[ReplayResult]) -> str:
     size, name = max(result.max_gradient for result in results if result.max_gradient)
     return (
         f"all values are finite here: {len(results)} micro-batches, largest |gradient| {size:.3g}, of {name}. In the run they were not: "
-        "check the precision (--precision), the device, and the reduction between processes"
+        "the cause may be another precision (--precision), another device, or the reduction between processes"
     )

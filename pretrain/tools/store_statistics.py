@@ -17,9 +17,9 @@ from xlpre.objectives.registry import build_objective
 from xlpre.text import special_tokens
 from xlpre.text.tokenizer import Tokenizer
 
-MAX_TOKENS = 2_000_000  # tokens from which rates are computed
-N_WINDOWS = 400  # windows from which span lengths are counted
-N_LONGEST = 5  # documents to list
+MAX_TOKENS = 2_000_000  # number of tokens of a split from which rates are computed
+N_WINDOWS = 400  # number of windows in which span lengths are counted
+N_LONGEST = 5  # number of longest documents to list
 SEED = 1
 
 
@@ -34,7 +34,7 @@ class SplitStatistics:
         pieces_per_word: mean number of pieces per word.
         tokens_per_sentence: mean number of tokens per sentence.
         unknown_fraction: fraction of <unk> among the tokens.
-        longest: (number of tokens, index) of the longest documents.
+        longest: (number of tokens, index) of each of the `N_LONGEST` longest documents.
         document_lengths: (documents,) number of tokens of each document.
     """
 
@@ -74,10 +74,10 @@ def split_statistics(split: SplitData, starts_word: np.ndarray) -> SplitStatisti
 def count_span_lengths(
     store: TokenStore, tokenizer: Tokenizer, data: DataConfig, objective: ObjectiveConfig
 ) -> np.ndarray:
-    """Count the target spans of n words in `N_WINDOWS` windows.
+    """Count the target spans in `N_WINDOWS` windows by their length in words.
 
     Returns:
-        (4 * max_span + 1,) int64; entry n counts spans of n words. Adjacent spans count as one.
+        (4 * max_span + 1,) int64; entry n counts spans of n words, and the last entry also longer spans. Adjacent spans count as one.
     """
     lanes = Lanes(
         store.train,
@@ -101,7 +101,7 @@ def count_span_lengths(
 
 
 def span_probabilities(max_span: int) -> np.ndarray:
-    """Return (max_span + 1,) probabilities of spans of n words, proportional to 1/n; entry 0 is 0."""
+    """Return (max_span + 1,) probabilities: entry n is that of a span of n words, proportional to 1/n; entry 0 is 0."""
     weights = 1 / np.arange(1, max_span + 1)
     return np.concatenate([[0.0], weights / weights.sum()])
 
@@ -162,7 +162,10 @@ def describe(statistics: StoreStatistics, store: TokenStore, tokenizer: Tokenize
         lines.append(f"{length:>12,}  {tokenizer.decode(store.train.tokens[begin : begin + 24])} ...")
     if (counts := statistics.span_counts) is not None:
         max_span = ObjectiveConfig().max_span
-        lines += ["", f"spans of n words in {N_WINDOWS} windows, and their probability (adjacent spans count as one)"]
+        lines += [
+            "",
+            f"spans of n words: fraction in {N_WINDOWS} windows, and probability of being drawn (adjacent spans count as one)",
+        ]
         expected = np.pad(span_probabilities(max_span), (0, len(counts)))
         for n in range(1, max_span + 3):
             lines.append(f"{n:>12}{counts[n] / counts.sum():>10.1%}{expected[n]:>10.1%}")

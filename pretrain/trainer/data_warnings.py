@@ -21,10 +21,10 @@ def warn_of_small_validation_text(config: PretrainConfig, store: TokenStore) -> 
     n_needed = evaluation.batch_size * evaluation.num_windows * config.data.reuse_len + config.data.lookahead
     problems = []
     if n_documents < MIN_VAL_DOCUMENTS:
-        problems.append(counted(n_documents, "document"))
+        problems.append(f"{counted(n_documents, 'document')} (at least {MIN_VAL_DOCUMENTS} are recommended)")
     if n_tokens < n_needed:
         windows = f"eval.batch_size={evaluation.batch_size} and eval.num_windows={evaluation.num_windows}"
-        problems.append(f"{n_tokens:,} of the {n_needed:,} tokens for {windows}")
+        problems.append(f"{n_tokens:,} tokens ({windows} need {n_needed:,})")
     if not problems:
         return ""
     return (
@@ -39,7 +39,7 @@ def ignored_vocab_size(config: PretrainConfig, n_pieces: int, explicit_keys: Exp
     Args:
         config: settings of the run.
         n_pieces: size of the existing vocabulary.
-        explicit_keys: keys that the user set. The value of a config file is a default, and may differ.
+        explicit_keys: keys that the user set. If only the config file sets another size, there is no note.
     """
     size = config.tokenizer.vocab_size
     if "tokenizer.vocab_size" not in explicit_keys.args or size == n_pieces:

@@ -1,4 +1,4 @@
-"""Dry run: print the resolved settings, the size and the start of a run, without training or writing."""
+"""Dry run: print the resolved settings, the size of a run and where it starts or resumes, without training or writing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def dry_run(config: PretrainConfig, explicit_keys: ExplicitKeys) -> None:
     """Print the settings as YAML, with all other information in comments.
 
     Raises:
-        ValueError: the run could not start, as far as one process can check. The settings of DeepSpeed are not checked.
+        ValueError: the run could not start. Only what a single process can check is checked, without the settings of DeepSpeed.
     """
     check_wandb_installed(config.train.wandb)
     inputs = RunInputs(config, explicit_keys)

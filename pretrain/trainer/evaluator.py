@@ -1,4 +1,7 @@
-"""Evaluation on validation text: the same windows and targets for all runs with the same store and `data` settings, with memory."""
+"""Evaluation on validation text, with memory. Windows and targets do not depend on the seed of the run, so that runs are comparable.
+
+A lane is a row of the batch that reads consecutive windows.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from xlpre.objectives.registry import OBJECTIVES, build_objective
 from xlpre.text.tokenizer import Tokenizer
 from xlpre.training.distributed import Comm, rank, world_size
 
-EVAL_SEED = 20190619  # of validation windows and targets: equal for all runs, so that they are comparable
+EVAL_SEED = 20190619  # seed of validation windows and targets, the same for all runs
 
 
 @dataclass(frozen=True)
@@ -33,11 +36,11 @@ class EvalResult:
 
     Attributes:
         loss: cross-entropy in nats per target.
-        unigram_loss: cross-entropy of the token frequencies of the training text, in nats per target.
-        accuracy: fraction of targets that the model predicts.
-        bits_per_byte: loss in bits per byte of the targets, comparable between vocabularies.
+        unigram_loss: loss of predicting each target by its frequency in the training text, in nats per target.
+        accuracy: fraction of targets to which the model gives the highest probability.
+        bits_per_byte: loss in bits, summed over the targets and divided by their bytes. It is comparable between vocabularies.
         n_targets: number of targets.
-        auxiliary_accuracy: for each auxiliary head by name, the fraction of rows that it classifies correctly.
+        auxiliary_accuracy: fraction of rows that each auxiliary head classifies correctly, by the name of the head.
     """
 
     loss: float
@@ -54,8 +57,8 @@ class Evaluator:
     Args:
         config: settings of the run.
         store: the token store.
-        tokenizer: its vocabulary.
-        comm: collectives for small values.
+        tokenizer: the vocabulary of the store.
+        comm: collective operations on small values.
 
     Raises:
         ValueError: the validation text is shorter than a window.
@@ -72,7 +75,7 @@ class Evaluator:
         lanes, self._n_windows = val_lanes(config, store)
         self._loader = Loader(lanes, config.data, objective, EVAL_SEED)
         local_lanes = range(rank(), lanes.n_lanes, world_size())
-        # all processes gather weights together in ZeRO-3: a process without a lane evaluates lane 0, and its sums are ignored
+        # ZeRO-3 needs all processes to gather weights: a process without a lane evaluates lane 0, and its sums are ignored
         self._lanes, self._is_counted = local_lanes or range(1), bool(local_lanes)
         counts = np.asarray(store.unigram) + 1.0  # add-one smoothing
         self._bytes_per_piece = torch.from_numpy(tokenizer.bytes_per_piece)
@@ -96,7 +99,7 @@ class Evaluator:
         )
 
     def _sum_over_windows(self, model: LanguageModel) -> np.ndarray:
-        """Return sums over the lanes of this process.
+        """Evaluate the lanes of this process, and return sums over their targets and rows.
 
         Returns:
             (6 + number of auxiliary heads,): loss, unigram loss, correct predictions, bytes, targets, rows, and the rows that each
@@ -129,7 +132,7 @@ def eval_protocol(config: PretrainConfig) -> dict[str, Any]:
 
 
 def compare_targets(config: PretrainConfig) -> str:
-    """Return a note on why validation and training losses differ, if the fractions of predicted tokens differ; else ""."""
+    """Return a note if validation and training predict different fractions of the tokens, which makes their losses differ; else ""."""
     val_k, train_k = config.eval.partial_k or config.objective.partial_k, config.objective.partial_k
     if val_k == train_k or not OBJECTIVES[config.objective.name].sees_ahead:  # a causal model predicts all tokens
         return ""
@@ -142,9 +145,10 @@ def compare_targets(config: PretrainConfig) -> str:
 
 
 def val_lanes(config: PretrainConfig, store: TokenStore) -> tuple[Lanes, int]:
-    """Return lanes over the validation text, and the number of windows of each.
+    """Return the lanes that read the validation text, and the number of windows of each lane.
 
-    Each lane reads one run, so that all read different text. A short text has fewer lanes or windows than configured.
+    Each lane reads one passage (a sequence of consecutive windows), and no two lanes read the same passage. If the text is short, there
+    are fewer lanes or windows than configured.
 
     Raises:
         ValueError: the validation text is shorter than a window.
@@ -165,5 +169,5 @@ def val_lanes(config: PretrainConfig, store: TokenStore) -> tuple[Lanes, int]:
 
 
 def _count_correct(logits: Tensor, labels: Tensor) -> int:
-    """Count, on the CPU, the labels (...) whose logit is the largest of (..., n)."""
+    """Count the labels (...) that have the largest of the n logits (..., n). The comparison runs on the CPU."""
     return int((logits.argmax(-1).cpu() == labels).sum())

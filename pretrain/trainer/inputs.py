@@ -22,7 +22,7 @@ from xlpre.training import checkpoint
 from xlpre.training.distributed import Comm
 from xlpre.training.run_dir import check_run_dir_writable
 
-FORMAT = 4  # of checkpoints: names of parameters and manifest entries, rows of a step
+FORMAT = 4  # version of checkpoints; raised when parameters, manifest entries or the rows of a step change
 
 
 class RunInputs:
@@ -34,12 +34,12 @@ class RunInputs:
 
     Attributes:
         store: the token store.
-        tokenizer: its vocabulary.
+        tokenizer: the vocabulary of the store.
         weight_init: initial weights, and the shape of the model.
-        vocabulary_note: see `ignored_vocab_size`.
+        vocabulary_note: result of `ignored_vocab_size`.
         objective: the pretraining objective.
         loader: loader of training batches.
-        manifest: settings that a resumed run must share. The learning rate and its schedule, the length of the run, the number of
+        manifest: settings that must be equal when the run resumes. The learning rate and its schedule, the length of the run, the number of
             processes, the micro-batch size and the settings of DeepSpeed may change.
 
     Raises:
@@ -92,7 +92,7 @@ def model_dir(config: PretrainConfig) -> Path:
 
 
 def model_step(config: PretrainConfig) -> int:
-    """Return the step of the model folder of a run; -1 if there is none or it is damaged; its checkpoint can restore it."""
+    """Return the training step of the weights in the model folder of a run; -1 if the folder does not exist or is damaged."""
     try:
         entries = read_provenance(model_dir(config)) or {}
     except ValueError:
@@ -102,10 +102,10 @@ def model_step(config: PretrainConfig) -> int:
 
 
 def check_not_overwritten(config: PretrainConfig) -> None:
-    """Raise ValueError if the run has a model and no checkpoints: it would start at step 0 and overwrite the model."""
+    """Raise ValueError if the run has a model but no checkpoints: it would start at step 0 and overwrite the model."""
     if model_step(config) > 0 and not checkpoint.list_all(checkpoints_dir(config)):
         raise ValueError(
-            f"run_dir={config.run_dir} is invalid: it holds the model of step {model_step(config):,} and no checkpoint to resume from, "
+            f"run_dir={config.run_dir} is invalid: it holds the model of step {model_step(config):,} but no checkpoint to resume from, "
             "so a new run would overwrite the model. Restore its checkpoints/, give the run another name, or remove the folder."
         )
 
@@ -115,26 +115,26 @@ def is_finished(
     explicit_keys: ExplicitKeys = NO_EXPLICIT_KEYS,
     join: Callable[[], Comm] | None = None,
 ) -> bool:
-    """Return True if the last checkpoint of the run is valid and the model folder is of the same step.
+    """Return True if the run has reached its last step or its time limit, and its last checkpoint and its model folder are complete.
 
-    An unfinished run is recognized by two small files. For a finished run, the checksums of the checkpoint are computed, which takes as
-    long as loading it.
+    To recognize an unfinished run, two small files are read. For a finished run, the checksums of the checkpoint are computed, which
+    takes as long as loading it.
 
     Args:
         config: settings of the run.
         explicit_keys: keys that the user set, see WeightInit.
-        join: joins the processes of the job, which then compute the checksums together. Called only if the run seems to be finished.
-            None: this process computes all of them.
+        join: function that joins the processes of the job, which then compute the checksums together. It is called only if the run
+            seems to be finished. None: this process computes all checksums.
 
     Raises:
-        ValueError: the run is finished, and was made with other settings than `config`.
+        ValueError: the run is finished, but was made with other settings than `config`.
     """
     newest = checkpoint.read_newest_manifest(checkpoints_dir(config))
     if newest is None:
         return False
     (path, manifest), hours = newest, config.train.hours
     if model_step(config) != manifest["step"]:
-        return False  # killed between checkpoint and model folder
+        return False  # the run was killed before it wrote the model folder of its last checkpoint
     if manifest["step"] < config.train.steps and (hours is None or manifest["train_seconds"] < hours * 3600):
         return False
     RunInputs(config, explicit_keys).read_manifest(path)
@@ -151,17 +151,17 @@ def describe_finished(config: PretrainConfig) -> str:
 
 
 def _check_format(config: PretrainConfig) -> None:
-    """Raise ValueError if the run has checkpoints of another version."""
+    """Raise ValueError if the checkpoints of the run have another `FORMAT`."""
     if newest := checkpoint.read_newest_manifest(checkpoints_dir(config)):
         checkpoint.check_compatible(*newest, {"format": FORMAT})
 
 
 def _manifest(config: PretrainConfig, store: TokenStore, shape: ModelConfig) -> dict[str, Any]:
-    """Return the settings that a resumed run must share."""
+    """Return the settings that must be equal when a run resumes."""
     data, optim, model = (dataclasses.asdict(group) for group in (config.data, config.optim, shape))
     del data["store_dir"], data["num_threads"], optim["lr"], optim["matrix_lr"], model["attention_backend"]
     if not config.optim.muon:
-        del optim["momentum"]  # of Muon only
+        del optim["momentum"]  # only Muon uses it
     return {
         "format": FORMAT,
         "init_from": config.init_from,

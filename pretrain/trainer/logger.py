@@ -51,7 +51,7 @@ class TrainLogger(RunLogger):
         )
 
     def throughput(self, seconds: float, n_steps: int) -> dict[str, Any]:
-        """Return tokens, targets and operations per second, and the time spent waiting for batches."""
+        """Return tokens, targets and FLOPs per second, and the seconds spent waiting for batches."""
         previous_tokens, previous_wait = self._tokens, self._wait_seconds
         self._tokens, self._wait_seconds = self._read_totals()
         tokens_per_second = (self._tokens - previous_tokens) / seconds
@@ -66,7 +66,7 @@ class TrainLogger(RunLogger):
         }
 
     def format_metrics(self, metrics: Mapping[str, Any]) -> str:
-        """Return the console line of a metrics line."""
+        """Format a line of metrics.jsonl for the console."""
         return format_metrics(metrics, self._progress.engine.device.type)
 
     def write_evaluation(self, result: EvalResult) -> None:
@@ -89,11 +89,11 @@ class TrainLogger(RunLogger):
 
 
 def format_metrics(metrics: Mapping[str, Any], device_type: str) -> str:
-    """Return the console line of a line of metrics.jsonl.
+    """Format a line of metrics.jsonl for the console.
 
     Args:
-        metrics: the line.
-        device_type: `cpu` or `cuda`, whose memory was measured.
+        metrics: values of the line by name.
+        device_type: device whose memory was measured, `cpu` or `cuda`.
     """
     memory = "RAM" if device_type == "cpu" else "VRAM"
     compute = f"{metrics['flops_per_second'] / 1e9:,.1f} GFLOP/s"
@@ -112,7 +112,7 @@ def format_metrics(metrics: Mapping[str, Any], device_type: str) -> str:
 
 
 def _peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """Return the peak operations per second of the device in 16 bits; None if unknown, as for fp32."""
+    """Return the peak FLOPs per second of the device in 16 bits; None if the peak is unknown or `dtype` is fp32."""
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return None
     spec = find_device_spec(torch.cuda.get_device_name(device))

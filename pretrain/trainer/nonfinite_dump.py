@@ -1,8 +1,8 @@
 """Dump of the last step of a run that stops because of non-finite gradients: micro-batches, memories and weights.
 
     model/                    model folder with the weights of the step, which was not applied
-    rank_000.safetensors      of micro-step i: `i.batch.NAME`, each field of Batch, and `i.memory.hidden` and
-    ...                       `i.memory.valid`, the memory that it read; the other values in `METADATA` as metadata
+    rank_000.safetensors      for each micro-step i: `i.batch.NAME` for each field of Batch, and the memory that the
+    ...                       micro-batch read, `i.memory.hidden` and `i.memory.valid`; values of `METADATA` as metadata
 
 It contains no pickled data. `pretrain/replay.py` repeats the step.
 """
@@ -38,10 +38,10 @@ class RankDump:
     Attributes:
         path: file of the process.
         seed: seed of the run.
-        step: number of steps before this one, applied or skipped.
+        step: index of the step: the number of applied and skipped steps before it.
         rank: rank of the process.
         world_size: number of processes.
-        precision: type that the run computed in.
+        precision: data type in which the run computed.
         reuse_len: `reuse_len` of the batches.
         n_micro_steps: number of micro-batches.
     """
@@ -56,7 +56,7 @@ class RankDump:
     n_micro_steps: int
 
     def micro_steps(self) -> Iterator[tuple[Batch, Memory]]:
-        """Yield each micro-batch with the memory that it read; they are loaded one by one."""
+        """Yield each micro-batch with the memory that it read. Only one micro-batch is loaded at a time."""
         with safetensors.safe_open(self.path, framework="pt") as file:
             for i in range(self.n_micro_steps):
                 batch = {name: file.get_tensor(f"{i}.batch.{name}") for name in BATCH_FIELDS}
@@ -76,14 +76,14 @@ def write_rank_dump(
     model: ModelFolder | None,
     metadata: Mapping[str, object],
 ) -> None:
-    """Write the dump of one process. Each process writes its own, and one of them also the model.
+    """Write the dump of one process. Every process writes its own file, and one process also writes the model.
 
     Args:
         folder: folder of the dump, the same for all processes.
         rank: rank of the process.
         micro_steps: each micro-batch with the memory that it read.
-        model: weights of the step; None on all processes but one.
-        metadata: values of `METADATA`, with precision as str(dtype).
+        model: weights of the step on the process that writes them; None on the others.
+        metadata: value of each name in `METADATA`; the precision is str(dtype).
     """
     assert metadata.keys() == METADATA, metadata
     if model is not None:

@@ -15,13 +15,13 @@ from xlpre.objectives.registry import OBJECTIVES
 from xlpre.text.tokenizer import Tokenizer
 from xlpre.training.jsonl import read_records, rewrite_records
 
-N_EXAMPLES = 6  # sentences of the validation text, if the user sets none
+N_EXAMPLES = 6  # number of sentences from the validation text, if the user sets none
 
 
 class Samples:
     """Sentences with blanks: `eval.sentences`, or sentences of the validation text with one word hidden.
 
-    There are none if the model does not see the text after a blank.
+    A causal model gets no sentences, because it does not see the text after a blank.
 
     Raises:
         ValueError: a sentence is too long.

@@ -1,4 +1,8 @@
-"""Pretraining: the training loop, and the Trainer, which holds the components and the state of a run."""
+"""Pretraining: the training loop, and the Trainer, which holds the components and the state of a run.
+
+A lane is a row of the batch that reads consecutive windows; the memory of a window is that of the previous window of its lane. Window
+tokens are the tokens of all windows, in which the overlap of consecutive windows counts twice.
+"""
 
 from __future__ import annotations
 
@@ -59,9 +63,9 @@ class Trainer:
         context: device, precision and communication of this process.
         shape: settings of the model.
         store: the token store.
-        tokenizer: its vocabulary.
+        tokenizer: the vocabulary of the store.
         engine: the DeepSpeed engine.
-        memories: recurrent memory, one for each micro-step.
+        memories: recurrent memory of the rows of each micro-step.
         progress: steps and clock of the run.
         writer: checkpoint writer.
         logger: console and metrics files.
@@ -136,7 +140,7 @@ class Trainer:
         self.tokens: int = manifest.get("tokens", 0)
         self._has_new_eval_protocol = bool(manifest) and manifest["eval"] != self._manifest["eval"]
         self._best_loss: float | None = None if self._has_new_eval_protocol else manifest.get("best_val_loss")
-        # a run that is asked to stop saves at once; it evaluates when it resumes
+        # a run that a signal stops saves at once; an evaluation that was due then takes place when the run resumes
         self._evaluation_due = manifest.get("evaluation_due", False)
         self.memories: list[Memory] = []
         self._debug_inputs: list[tuple[Batch, Memory]] = []
@@ -169,13 +173,13 @@ class Trainer:
 
     def store_memory(self, micro_step: int, batch: Batch, memory: Memory) -> None:
         """Keep the memory after a batch for the next window of its lanes."""
-        # if this step is skipped, too, the run ends and dumps its inputs
+        # if the gradients of this step are not finite either, the run ends and dumps these inputs
         if self.progress.consecutive_skips + 1 == self.config.train.max_skipped_steps:
             self._debug_inputs.append((batch, self.memories[micro_step]))
         self.memories[micro_step] = memory
 
     def end_step(self) -> bool:
-        """Count a step. Returns True if a signal requests a stop; see Progress."""
+        """Count a completed step. Return True if a signal requests a stop; see Progress."""
         self.tokens += self.context.batch.rows(self.progress.step) * self.config.data.seq_len
         stopped = self.progress.end_step(self._dump_debug_state)
         if self.progress.consecutive_skips:
@@ -186,7 +190,7 @@ class Trainer:
         """Evaluate on validation text, predict blanks and keep the best weights. Every process must call it.
 
         Raises:
-            ValueError: the run is finished, and the loss is not finite.
+            ValueError: the loss is not finite after the last step of the run.
         """
         with self.logger.paused():
             model, step = self.engine.module, self.progress.step
@@ -269,12 +273,13 @@ class Trainer:
         else:
             self._rewarm_memory(manifest["step"])
         if is_rank_zero() and model_step(config) != manifest["step"]:
-            self._publish(saved)  # killed between the checkpoint and its publication
+            self._publish(saved)  # the run was killed before it published this checkpoint
 
     def _load_memory(self, saved: Path, manifest: dict[str, Any]) -> None:
         """Load the memory of the checkpoint `saved`."""
-        # Lanes that the batch warm-up leaves out keep their initial memory. If the number of micro-steps has changed, they may have been
-        # read before the checkpoint, and its memory would be too old when they are read again.
+        # In the batch warm-up, a step reads only some of the lanes, and only their memory is loaded. The other lanes keep the initial
+        # memory: if the number of micro-steps has changed, they may have been read long before the checkpoint, so that the saved memory
+        # would not belong to the window before the next one.
         n_micro_steps = self.context.batch.micro_steps(manifest["step"])
         for micro_step, (hidden, valid) in enumerate(
             checkpoint.read_lane_memory(saved, manifest, self._lanes[:n_micro_steps])
@@ -299,7 +304,7 @@ class Trainer:
         return math.ceil(self.shape.mem_len / self.config.data.reuse_len)
 
     def _publish(self, saved: Path) -> None:
-        """Publish the model and the best model of a checkpoint in the run folder. The model is last: `model_step` reads its step."""
+        """Link the best model and the model of a checkpoint into the run folder. The model comes last: `model_step` relies on its step."""
         if (saved / checkpoint.BEST_DIR).is_dir():
             hardlink_copy(saved / checkpoint.BEST_DIR, self.run_dir / checkpoint.BEST_DIR)
         hardlink_copy(saved / checkpoint.MODEL_DIR, model_dir(self.config))
@@ -312,7 +317,7 @@ class Trainer:
         return ModelFolder(self.shape, weights, self.tokenizer, self.config.objective.name, provenance, "xlpre")
 
     def _dump_debug_state(self) -> str:
-        """Dump the inputs of the last step and the weights, and return a hint how to replay it. Every process must call it."""
+        """Dump the inputs of the last step and the weights, and return a message on how to replay it. Every process must call it."""
         step = self.progress.step - 1
         folder = nonfinite_dump.dump_dir(self.run_dir, step)
         weights = gather_weights(self.engine, keep=is_rank_zero())
@@ -327,7 +332,7 @@ class Trainer:
         self.context.comm.barrier()
         return (
             f"Run `python pretrain/replay.py {folder}` to repeat the last of these steps and to find the first value that is not "
-            "finite. The weights in the checkpoints are finite, and usable if the last validation losses were. "
+            "finite. The weights in the checkpoints are finite. They are usable if the last validation losses look normal. "
         )
 
     def _describe(self, saved: Path | None, manifest: dict[str, Any]) -> str:
@@ -341,8 +346,8 @@ class Trainer:
             start = f"resumes from {saved} at step {self.progress.step:,}"
             if shape.mem_len and not checkpoint.has_memory(manifest):
                 start += (
-                    f", which has no recurrent memory (train.save_memory): the last {counted(self._n_rewarmed, 'window')} of each lane "
-                    "filled it again, and losses differ slightly from those of a run without the interruption"
+                    f", which has no recurrent memory (train.save_memory): to fill it, the last {counted(self._n_rewarmed, 'window')} "
+                    "of each batch row were read again, and losses differ slightly from those of a run without the interruption"
                 )
         if incomplete := checkpoint.list_incomplete(checkpoints_dir(config), saved):
             names = ", ".join(path.name for path in incomplete)

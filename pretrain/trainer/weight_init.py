@@ -39,8 +39,8 @@ class WeightInit:
         config: settings of the run.
         store: the token store.
         tokenizer: the vocabulary of the store.
-        explicit_keys: keys that the user set. A model setting on the command line must agree with `init_from`; one in the config file
-            is replaced by the setting of `init_from`.
+        explicit_keys: keys that the user set. A model setting on the command line must agree with `init_from`. A model
+            setting in the config file is replaced by the setting of `init_from`.
 
     Attributes:
         store: the token store.
@@ -57,8 +57,8 @@ class WeightInit:
         model = config.model
         if model.vocab_size not in (None, store.vocab_size):
             raise ValueError(
-                f"model.vocab_size={model.vocab_size} is invalid: data.store_dir={store.path} has {store.vocab_size} pieces. "
-                "Leave it out; it is taken from the store."
+                f"model.vocab_size={model.vocab_size} is invalid: the vocabulary of data.store_dir={store.path} has {store.vocab_size} "
+                "pieces. Leave it out; it is taken from the store."
             )
         self.store, self._config, self._tokenizer = store, config, tokenizer
         self._folder: ModelFolder | None = None
@@ -106,7 +106,7 @@ class WeightInit:
                     f"its text preprocessing is unknown; the store was prepared with {self._tokenizer.preprocess}"
                 )
             if self._config.objective.next_sentence and not self._folder.next_sentence:
-                parts.append("it has no head of next-sentence prediction, which gets new weights")
+                parts.append("it has no head of next-sentence prediction, so that head gets new weights")
         if replaced:
             parts.append(f"model settings of that folder instead of the configured ones: {', '.join(replaced)}")
         return "; ".join(parts)
@@ -147,13 +147,13 @@ def _load_folder(init_from: str, store_dir: str, tokenizer: Tokenizer) -> ModelF
     remedy = f"Build a store with tokenizer.path={resolve_model_dir(init_from)}/spiece.model"
     if initial.sha256 != tokenizer.sha256:
         raise ValueError(
-            f"init_from={init_from} is invalid: its vocabulary (sha256 {initial.sha256[:12]}) is not that of "
+            f"init_from={init_from} is invalid: its vocabulary (sha256 {initial.sha256[:12]}) differs from the vocabulary of "
             f"data.store_dir={store_dir} ({tokenizer.sha256[:12]}). {remedy}."
         )
     is_known = "preprocess" in folder.provenance or folder.kind == "tensorflow"
     if is_known and initial.preprocess != tokenizer.preprocess:
         raise ValueError(
-            f"init_from={init_from} is invalid: it was trained with tokenizer.preprocess={initial.preprocess}, and "
+            f"init_from={init_from} is invalid: it was trained with tokenizer.preprocess={initial.preprocess}, but "
             f"data.store_dir={store_dir} was built with tokenizer.preprocess={tokenizer.preprocess}. "
             f"{remedy} tokenizer.preprocess={initial.preprocess}."
         )

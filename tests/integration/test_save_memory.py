@@ -9,7 +9,9 @@ from tests.integration.test_stages import DROPOUT, STAGE, largest_difference, re
 from xlpre.training import checkpoint
 
 SETTINGS = {**DROPOUT, "eval__every": 1000, "schedule__decay": "constant", "data__windows_per_run": 4}
-REFILLED = "has no recurrent memory (train.save_memory): the last 1 window of each lane filled it again"
+REFILLED = (
+    "has no recurrent memory (train.save_memory): to fill it, the last 1 window of each batch row were read again"
+)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 3])

@@ -128,7 +128,7 @@ def test_a_small_validation_text_is_reported(store, documents, tokenizer, tmp_pa
     )
     n_windows = (len(store.validation) - config.data.lookahead) // config.data.reuse_len // 2
     assert not warn_of_small_validation_text(config, store)
-    for windows, expected in ((n_windows, ""), (n_windows + 1, f"{len(store.validation):,} of the ")):
+    for windows, expected in ((n_windows, ""), (n_windows + 1, f"{len(store.validation):,} tokens (")):
         changed = dataclasses.replace(config, eval=EvalConfig(batch_size=2, num_windows=windows))
         assert expected in warn_of_small_validation_text(changed, store)
         assert evaluator.val_lanes(changed, store)[1] == n_windows
