@@ -26,7 +26,7 @@ def build_parser() -> CommandParser:
     parser = CommandParser(__doc__)
     parser.add_argument("runs", metavar="RUN", type=Path, nargs="+", help="folder of a finished fine-tuning run")
     parser.add_argument("--csv", action="store_true", help="print CSV instead of Markdown")
-    text = "also write a zip file for gluebenchmark.com"
+    text = "also write the predictions of GLUE test files to this zip file, for gluebenchmark.com"
     parser.add_argument("--submission", metavar="FILE", type=Path, help=text)
     return parser
 
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _finished_runs(paths: Sequence[Path]) -> list[Path]:
     """Return the folders with a result, and print the folders that are skipped, such as pretraining runs in `runs/*`.
 
-    A path that does not exist is also returned, so that reading it fails.
+    A path that does not exist is also returned, so that reading it raises. If no folder has a result, all paths are returned.
     """
     from finetune.trainer.results import is_finished
 

@@ -12,11 +12,11 @@ from xlpre.training.deepspeed_overrides import check_overrides
 from xlpre.training.lr_schedule import ScheduleConfig
 from xlpre.training.run_dir import check_run_identity
 
-# Learning rate of models that are narrower than the published ones; docs/finetuning.md has the measurements.
+# Constants of `derive_lr`, for models narrower than the published ones; docs/finetuning.md has the measurements.
 BASE_WIDTH = 768  # d_model of the narrowest published model
 WIDTH_EXPONENT = 2.0
 MAX_DERIVED_LR = 3e-4
-# Settings that replace another one: a ratio or a number of epochs, and the number of steps that it decides.
+# `epochs` is converted to train.steps, and `warmup_ratio` to schedule.warmup_steps.
 REPLACES = {"epochs": "train.steps", "warmup_ratio": "schedule.warmup_steps"}
 
 
@@ -25,17 +25,19 @@ class TaskDataConfig:
     """Examples of the task. docs/finetuning.md describes the file layout of each task.
 
     Attributes:
-        dir: folder of the task as it is distributed, or its parent folder; or hf:NAME, a Hub dataset with the same content.
+        dir: folder with the files of the task as distributed, or the parent of that folder; or hf:NAME, a Hub dataset with the
+            same content.
         train: files of training examples, or hf:NAME[/CONFIG]:SPLIT. null: the files that the task is distributed with.
-        dev: files of validation examples. null: the files that the task is distributed with; where it has none, a fraction
-            `val_fraction` of the training examples.
+        dev: files of validation examples. null: the files that the task is distributed with. If it has no dev files,
+            the fraction `val_fraction` of the training examples is held out.
         test: files to predict. null: the files that the task is distributed with, if they are present.
         text: for `classify` and `regress`, the column with the text, or the two columns of a text pair.
         label: column with the label: a class name, or a number for `regress`.
         labels: names of the classes. null: the labels of the training files, sorted.
-        label_scale: for `regress`, mean and standard deviation by which numbers are normalized. null: those of the training
+        label_scale: for `regress`, mean and standard deviation that normalize the labels. null: computed from the training
             examples.
-        queries: for `rank`, files with the texts of the queries. `train`, `dev` and `test` are TREC run files there.
+        queries: for `rank`, files with the texts of the queries. For `rank`, `train`, `dev` and `test` are TREC run files, which
+            list the candidate documents of each query.
         documents: for `rank`, files with the texts of the documents.
         qrels: for `rank`, files with relevance judgements.
         val_fraction: fraction of the training examples to hold out for validation, if there are no dev files.
@@ -47,14 +49,16 @@ class TaskDataConfig:
         mem_len: for `long_text=memory`, number of hidden states in memory. null: the memory length of the model.
         window_stride: for `long_text=windows`, number of tokens from the start of one window to the next. null: half a window.
         window_pooling: for `long_text=windows`, pool the logits (or numbers) of the windows by `mean` or `max`.
-        max_option_len: for tasks with options, maximum number of tokens in question and option. The first tokens are cut off.
-        max_question_len: for span tasks, maximum number of tokens in a question. The last tokens are cut off.
-        doc_stride: for span tasks, number of tokens from the start of one window of a long text to the next.
-        max_answer_len: for span tasks, maximum number of tokens in a predicted span.
-        null_score_threshold: for span tasks, predict "no answer" if its log-odds exceed this value. null: the best threshold on
-            the dev examples, or 0 if there are none.
-        forward_overhead_tokens: fixed cost of a forward pass, in tokens. Batches are split into parts of similar length where
-            that saves more padding than it costs. null: 128 on a CPU, 8192 on a GPU.
+        max_option_len: for RACE, maximum number of tokens of a question together with one option. Excess tokens are cut off at
+            the start.
+        max_question_len: for SQuAD, maximum number of tokens in a question. Excess tokens are cut off at the end.
+        doc_stride: for SQuAD, number of tokens from the start of one window of a long text to the next.
+        max_answer_len: for SQuAD, maximum number of tokens in a predicted span.
+        null_score_threshold: for SQuAD 2.0, predict "no answer" if its log-odds exceed this value. null: the threshold with the
+            best F1 on the dev examples.
+        forward_overhead_tokens: fixed cost of one more forward pass, expressed as a number of tokens. A batch is split into
+            smaller ones of similar row length if this saves more padding than the extra passes cost. null: 128 on a CPU, 8192 on
+            a GPU.
     """
 
     dir: str | None = None
@@ -90,8 +94,8 @@ class TaskDataConfig:
     def __post_init__(self) -> None:
         if not 0 < self.val_fraction < 1:
             raise ValueError(
-                f"data.val_fraction={self.val_fraction} is invalid: it is a fraction of the training examples. "
-                "Set a number between 0 and 1, such as 0.1."
+                f"data.val_fraction={self.val_fraction} is invalid: the held-out fraction must be above 0 and below 1. "
+                "Set a fraction such as 0.1."
             )
         for name in ("max_seq_len", "max_option_len"):
             self._check_minimum(name, 8)
@@ -106,7 +110,7 @@ class TaskDataConfig:
         self._check_long_text()
 
     def _check_minimum(self, name: str, minimum: int) -> None:
-        """Raise ValueError if a setting is below its minimum. null is accepted where it is the default."""
+        """Raise ValueError if a setting is below its minimum. A setting of null is accepted."""
         value = getattr(self, name)
         if value is not None and value < minimum:
             default = type(self).__dataclass_fields__[name].default
@@ -145,8 +149,8 @@ class TaskModelConfig:
 
     Attributes:
         pooling: pooling of a row into one vector. `last`: hidden state of <cls>, the last token. `first`: hidden state of the first
-            token. `text_mean`: mean over the text tokens (the published mean includes padding, whose amount depends on the
-            batch). `attn`: learned attention.
+            token. `text_mean`: mean over all tokens except padding (the published code includes padding, so its result depends
+            on the length of the other rows). `attn`: mean weighted by learned attention.
         dropout: dropout probability. null: as in the model folder.
         dropatt: dropout probability of attention weights. null: as in the model folder.
         attention_backend: implementation of attention, as in pretraining.
@@ -173,8 +177,9 @@ class TaskEvalConfig:
     Attributes:
         every: optimizer steps between evaluations.
         batch_size: examples per forward pass of a process.
-        keep_weights: weights to keep as the result: the `best` of all evaluations, or the `last`.
-        early_stopping_patience: stop after this number of evaluations in a row without a better score. null: never.
+        keep_weights: weights that become the result. `best`: those of the evaluation with the best main metric on the first dev
+            split. `last`: those of the last step.
+        early_stopping_patience: stop after this number of evaluations in a row without a new best score. null: never stop early.
     """
 
     every: int = 500
@@ -198,7 +203,7 @@ class TaskTrainConfig(TrainConfig):
         global_batch_size: examples per optimizer step, over all processes and micro-steps.
         micro_batch_size: examples of one process per forward and backward pass. null: all examples of the process. The number of
             micro-steps (gradient accumulation) is global_batch_size / (number of processes * micro_batch_size).
-        batch_warmup_steps: for pretraining only. Batches have a fixed size in fine-tuning.
+        batch_warmup_steps: for pretraining only. In fine-tuning, all batches have the same size.
     """
 
     steps: int = 1000
@@ -207,7 +212,7 @@ class TaskTrainConfig(TrainConfig):
         super().__post_init__()
         if self.batch_warmup_steps:
             raise ValueError(
-                f"train.batch_warmup_steps={self.batch_warmup_steps} is invalid: batches have a fixed size in fine-tuning. Leave it out."
+                f"train.batch_warmup_steps={self.batch_warmup_steps} is invalid: in fine-tuning, batches have a fixed size. Leave it out."
             )
 
 
@@ -216,9 +221,9 @@ class TaskOptimConfig(LayerwiseOptimConfig):
     """AdamW with smaller updates for lower layers, and a learning rate that fits the width of the model.
 
     Attributes:
-        lr: peak learning rate. null: `base_lr`, raised for models narrower than 768.
+        lr: peak learning rate. null: derived from `base_lr` and the width of the model.
         base_lr: for lr=null, the learning rate of models with a d_model of 768 or more, such as the published ones. Narrower models
-            get base_lr * (768 / d_model)^2, at most 3e-4. The start-up lines and result.json contain the value.
+            get base_lr * (768 / d_model)^2, at most 3e-4. The start-up lines and result.json contain the derived value.
     """
 
     lr: float | None = None  # type: ignore[assignment]
@@ -231,12 +236,12 @@ class TaskOptimConfig(LayerwiseOptimConfig):
 
     @property
     def peak_lr(self) -> float:
-        """`lr` of resolved settings."""
+        """Peak learning rate. Only for settings in which RunInputs has replaced lr=null by a number."""
         assert self.lr is not None, "RunInputs derives it"
         return self.lr
 
     def derive_lr(self, d_model: int) -> float:
-        """Return the learning rate for a model of width `d_model`, rounded to one digit unless it is `base_lr`."""
+        """Return the learning rate for a model of width `d_model`: `base_lr`, or a higher value rounded to one digit."""
         if d_model >= BASE_WIDTH or self.base_lr >= MAX_DERIVED_LR:
             return self.base_lr
         return min(float(f"{self.base_lr * (BASE_WIDTH / d_model) ** WIDTH_EXPONENT:.0e}"), MAX_DERIVED_LR)
@@ -257,10 +262,11 @@ class FinetuneConfig:
         from_scratch: take only the shape and the vocabulary from `init_from` and initialize new weights, as a baseline without
             pretraining.
         seed: random seed of the initial head, the order of the examples, and dropout.
-        num_seeds: number of runs. They use this seed and the following ones.
+        num_seeds: number of runs, with the seeds `seed`, `seed` + 1, and so on.
         epochs: passes over the training examples. Replaces train.steps.
         warmup_ratio: fraction of the steps that are warm-up steps. Replaces schedule.warmup_steps.
-        task_overrides: for each task, `key=value` settings that a config file adds. Settings on the command line override them.
+        task_overrides: `key=value` settings for each task name, applied if that task is selected. They override the config file,
+            and the command line overrides them.
         deepspeed: settings that are passed to DeepSpeed unchanged.
     """
 
@@ -300,20 +306,20 @@ def task_overrides(config: FinetuneConfig) -> Sequence[str]:
 
 
 def apply_cli_precedence(config: FinetuneConfig, cli_keys: Collection[str]) -> FinetuneConfig:
-    """Drop `epochs` or `warmup_ratio` of a config file if the command line sets the steps or warm-up steps.
+    """Let train.steps and schedule.warmup_steps on the command line override `epochs` and `warmup_ratio` of a config file.
 
     Args:
         config: the settings.
         cli_keys: keys that are set on the command line.
 
     Raises:
-        ValueError: the command line sets both.
+        ValueError: the command line sets both `epochs` and train.steps, or `warmup_ratio` and schedule.warmup_steps.
     """
     for ratio, number in REPLACES.items():
         if number in cli_keys and getattr(config, ratio) is not None:
             if ratio in cli_keys:
                 raise ValueError(
-                    f"{ratio}={getattr(config, ratio)} is invalid: {number} is set, too, and {ratio} replaces it. Set one of them."
+                    f"{ratio}={getattr(config, ratio)} is invalid: it decides {number}, which is set, too. Set only one of them."
                 )
             unset: dict[str, Any] = {ratio: None}
             config = dataclasses.replace(config, **unset)

@@ -1,7 +1,7 @@
 """Export a fine-tuned model with its head for Hugging Face transformers.
 
-`AutoModelForSequenceClassification` and `AutoTokenizer` open the result; for RACE `AutoModelForMultipleChoice`, for SQuAD
-`XLNetForQuestionAnswering`. The model card, README.md, contains what the run records.
+Load the result with `AutoTokenizer` and `AutoModelForSequenceClassification` (RACE: `AutoModelForMultipleChoice`, SQuAD:
+`XLNetForQuestionAnswering`). The model card, README.md, contains the settings and scores of the run.
 
 Examples:
   python finetune/export.py runs/mrpc exported/mrpc

@@ -1,8 +1,8 @@
 """Predict with a fine-tuned model: one example per line in, one JSON object per line out.
 
-A line is a JSON object with the fields of the training files (RACE: article, question, options; SQuAD: context, question). For tasks with
-one text it may be the text itself; for tasks with two texts, both separated by a tab, or a JSON list. Tables (.csv, .parquet, and .tsv with
-a header) are read by their columns. A SQuAD model also reads SQuAD's .json files.
+A line is a JSON object with the fields of the training files (RACE: article, question, options; SQuAD: context, question). For a task
+with one text, a line may also be the text itself; for a task with two texts, both texts separated by a tab, or a JSON list of them. In
+tables (.csv, .parquet, and .tsv with a header), each row is an example. A SQuAD model also reads SQuAD's .json files.
 
 Examples:
   python finetune/predict.py runs/mrpc < pairs.tsv

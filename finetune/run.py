@@ -1,7 +1,8 @@
 """Fine-tune a pretrained model on a task: classification, regression, ranking, multiple choice or question answering.
 
-`init_from` is the model, `task` a public task or `classify`, `regress` or `rank` for your own files. The result is in runs/NAME: the
-scores of each seed, the predictions, and the model. The same command resumes a stopped run from its last checkpoint.
+`init_from` is the folder of the pretrained model. `task` is a public task, or `classify`, `regress` or `rank` for your own files. The
+scores of each seed, the predictions and the model are written to runs/NAME. The same command resumes a stopped run from its last
+checkpoint.
 
 Examples:
   python finetune/run.py --config configs/finetune/classify.yaml init_from=runs/quickstart/model data.train=[train.csv] data.text=[review]

@@ -1,7 +1,8 @@
-"""Batches of features of similar length, for processes and micro-steps. A batch depends on seed and step only.
+"""Split the features of each optimizer step into batches of similar length, for each process and micro-step.
 
-The features of a step are sorted by length and split into batches, each padded to its own longest row. The loss is the mean over
-all features of the step, however they are split into batches, processes and micro-steps.
+The features of a step (a `Features` is one token row, or several rows that are read together) depend only on the seed and the step.
+They are sorted by length and split into batches, each padded to its longest row. The loss is the mean over all features of the step
+and does not depend on this split.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from torch import Tensor
 from finetune.data.features import Chunking, Features, PaddingSide, pad
 from xlpre.batch import HIDDEN_RANK, Batch, make_batch
 
-FILLER = -1  # index of a feature that gives every process the same number of rows; its outputs are dropped
+FILLER = -1  # index of an added feature, so that every process has the same number of rows; its outputs are dropped
 
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """n features of similar length. Their B = n C rows, C for each feature, are padded to one length T.
+    """A batch of n features with C rows each: B = n C rows, padded to one length T.
 
     Attributes:
         input_ids: (B, T) int64; the rows of a feature are adjacent.
         segment_ids: (B, T) int64.
         padding_mask: (B, T) bool, True at padding.
-        labels: arrays that the loss needs, by name, each (n, ...); empty if a feature has no labels.
-        indices: (n,) int64, indices of the features in their split, on the CPU; FILLER for a filler.
-        chunking: how the rows are read, whole or window by window.
+        labels: tensors that the loss needs, by name, each (n, ...); empty if any feature has no labels.
+        indices: (n,) int64, indices of the features in their split, on the CPU; FILLER for an added feature.
+        chunking: whether the rows are read whole or window by window.
     """
 
     input_ids: Tensor
@@ -51,9 +52,9 @@ class PaddedBatch:
         )
 
     def windows(self) -> list[PaddedBatch]:
-        """Split the rows into windows, in reading order.
+        """Split the rows into windows of `chunking.window_len` tokens, in reading order.
 
-        Windows are counted from the right: the first may be shorter, and contains all left padding that fits.
+        Windows are cut from the right end, so only the first one may be shorter. Padding is on the left.
         """
         length = self.input_ids.size(1)
         window_len = self.chunking.window_len or length
@@ -69,12 +70,12 @@ class PaddedBatch:
         ]
 
     def model_batch(self, target_positions: Tensor, visible_mem_len: Tensor | None = None, reuse_len: int = 0) -> Batch:
-        """Return the input of the backbone: every token sees all tokens but padding.
+        """Return the input of the backbone, in which every token attends to all tokens except padding.
 
         Args:
-            target_positions: (B, P) int64, positions to return hidden states of.
-            visible_mem_len: (B,) int64, number of previous tokens that the row may see in memory. None: no tokens.
-            reuse_len: number of first tokens of the window that enter memory.
+            target_positions: (B, P) int64, positions whose hidden states the backbone returns.
+            visible_mem_len: (B,) int64, number of positions in memory that each row may attend to. None: 0.
+            reuse_len: number of tokens, from the start of the window, that enter memory.
         """
         return make_batch(
             input_ids=self.input_ids,
@@ -92,8 +93,8 @@ class MicroStep:
     """Batches that one process reads in one micro-step.
 
     Attributes:
-        batches: batches of different lengths.
-        loss_scale: factor for the sum of the losses of all features.
+        batches: batches of different row lengths.
+        loss_scale: factor by which the sum of the losses of all features is multiplied.
     """
 
     batches: list[PaddedBatch]
@@ -122,7 +123,8 @@ class LengthBucketSampler:
         padding_side: side to pad on.
         process_index: rank of this process.
         world_size: number of processes.
-        forward_overhead_tokens: fixed cost of a forward pass, in tokens. It decides into how many batches features are split.
+        forward_overhead_tokens: fixed cost of a forward pass, expressed as a number of tokens. The higher it is, the fewer and
+            larger are the batches.
     """
 
     def __init__(
@@ -143,23 +145,23 @@ class LengthBucketSampler:
         """Return the micro-steps of this process in an optimizer step.
 
         Args:
-            seed: seed of the order of features, which differs in every epoch.
-            step: number of the optimizer step.
+            seed: seed of the order of features. Every epoch has another order.
+            step: number of the optimizer step, from 0.
             batch_size: number of features per step, over all processes and micro-steps.
             accumulation_steps: number of micro-steps per step.
         """
         indices = np.array([self._index_at(seed, n) for n in range(step * batch_size, (step + 1) * batch_size)])
         indices = indices[np.argsort(self._lengths[indices], kind="stable")]
-        # DeepSpeed divides by the accumulation and takes the mean over processes
+        # DeepSpeed divides the loss by the accumulation steps and averages the gradients over processes
         loss_scale = accumulation_steps * self._world_size / batch_size
         shares = indices.reshape(accumulation_steps, -1, self._world_size)
         return [MicroStep(self._batches(share), loss_scale) for share in shares]
 
     def eval_batches(self, batch_size: int) -> Iterator[PaddedBatch]:
-        """Iterate over all features, each on one process. Every process gets the same number of batches.
+        """Yield the batches of this process. Each feature is in the batches of one process; all processes have equally many batches.
 
         Args:
-            batch_size: maximum number of features per batch and process.
+            batch_size: maximum number of features in a batch.
         """
         indices = np.argsort(self._lengths, kind="stable")
         filled = np.append(indices, np.full(-len(indices) % self._world_size, FILLER))
@@ -168,7 +170,7 @@ class LengthBucketSampler:
             yield from self._batches(shares[start : start + batch_size])
 
     def _index_at(self, seed: int, n: int) -> int:
-        """Return the index of the n-th feature to train on, counted from the first epoch."""
+        """Return the index of the n-th feature to train on, counted over all epochs."""
         epoch, offset = divmod(n, len(self._features))
         if self._epoch != epoch:
             self._epoch = epoch
@@ -179,8 +181,8 @@ class LengthBucketSampler:
         """Return the batches of this process.
 
         Args:
-            shares: (n, processes) indices in order of rising length, one column per process. All processes split them at the
-                same rows.
+            shares: (n, processes) indices of features, sorted by length, one column per process. All processes split their
+                columns at the same places.
         """
         max_lengths = self._lengths[shares].max(1)
         n_rows = len(self._features[0].rows)
@@ -205,14 +207,14 @@ class LengthBucketSampler:
 
 
 def bucket_ends(lengths: np.ndarray, overhead: int) -> list[int]:
-    """Split sorted lengths into buckets of minimum cost. Each bucket costs its size times its longest length, plus `overhead`.
+    """Split sorted lengths into buckets of minimum total cost. Each bucket costs its size times its longest length, plus `overhead`.
 
     Args:
-        lengths: (n,) rising lengths.
+        lengths: (n,) lengths in ascending order.
         overhead: fixed cost of a bucket.
 
     Returns:
-        The end of each bucket; the last is n.
+        The index after the last element of each bucket; the last index is n.
     """
     n = len(lengths)
     cost, best_start = np.zeros(n + 1), np.zeros(n + 1, np.int64)

@@ -19,11 +19,11 @@ class Example:
     """One example of a task.
 
     Attributes:
-        id: id in its file.
-        texts: texts to read.
+        id: id of the example in its file.
+        texts: texts that the model reads.
         label: index of the true class or option, or the true number or spans; None if unknown.
         location: file and line, for error messages.
-        group: name of a subset of the split with its own metric, such as a level or a query; may be empty.
+        group: name of a subset of the split with its own metric, such as a RACE level or a query; empty if there are no subsets.
     """
 
     id: str
@@ -35,7 +35,13 @@ class Example:
 
 @dataclass(frozen=True)
 class Split:
-    """Examples of one split and their features, in the same order."""
+    """Examples of one split and their features, in the same order.
+
+    Attributes:
+        name: name of the split.
+        examples: the examples.
+        features: model inputs; an example has one or several, which are adjacent.
+    """
 
     name: str
     examples: Sequence[Example]

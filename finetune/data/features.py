@@ -34,12 +34,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Chunking:
-    """Settings to read rows that may be longer than one window.
+    """Settings for reading rows that are longer than one window.
 
     Attributes:
-        window_len: number of tokens per forward pass, counted from the end of the row. Earlier tokens are read first, window by
-            window, into memory. None: the whole row in one pass.
-        mem_len: number of hidden states to keep in memory. None: the memory length of the model.
+        window_len: number of tokens in a window. The head reads the last window of a row; the model reads the earlier windows into
+            memory first. None: the whole row is one window.
+        mem_len: number of positions in memory. None: the memory length of the model.
     """
 
     window_len: int | None = None
@@ -54,7 +54,7 @@ class Features:
         example_index: index of the example in its split.
         rows: model inputs. All features of a task have the same number of rows.
         labels: arrays that the loss needs, by name; empty if the example has no label.
-        chunking: how the rows are read; the same for all features of a task.
+        chunking: whether the rows are read whole or window by window; the same for all features of a task.
     """
 
     example_index: int
@@ -144,5 +144,6 @@ def _truncated_lengths(a_len: int, b_len: int, max_len: int) -> tuple[int, int]:
         a_len = max(b_len, max_len - b_len)
     else:
         b_len = max(a_len, max_len - a_len)
-    excess = max(0, a_len + b_len - max_len)  # both texts are equally long by now and lose tokens in turn, B first
+    # if there is an excess, both texts are equally long by now: they lose tokens in turn, B first
+    excess = max(0, a_len + b_len - max_len)
     return a_len - excess // 2, b_len - (excess + 1) // 2

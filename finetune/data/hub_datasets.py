@@ -1,4 +1,4 @@
-"""Official tasks as Hugging Face datasets: the same examples as in the distributed files, with other column and label names."""
+"""Hugging Face datasets of the public tasks: the examples of the distributed files, with other column and label names."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class HubColumns:
     """Columns of the Hub dataset of a task.
 
     Attributes:
-        names: columns with another name than in the files, and their name in the files.
-        label_names: names of the labels in the order of their indices; empty if labels are not indices.
+        names: maps names of columns on the Hub to their names in the distributed files, where they differ.
+        label_names: names of the labels in the order of their indices; empty if the dataset does not store labels as indices.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
     label_names: Sequence[str] = ()
 
     def to_file_fields(self, fields: Fields, label_column: str, location: str) -> Fields:
-        """Rename the columns of a row as in the files, and replace the label index by its name. -1 (hidden) is kept.
+        """Rename the columns of a row as in the files, and replace the label index by its name. The index -1 (hidden label) is kept.
 
         Args:
             fields: columns of the row.
@@ -36,7 +36,7 @@ class HubColumns:
             location: dataset and row, for error messages.
 
         Raises:
-            ValueError: a label index without a name.
+            ValueError: the label index has no name.
         """
         renamed = {self.names.get(name, name): value for name, value in fields.items()}
         index, n = renamed.get(label_column), len(self.label_names)
@@ -44,7 +44,7 @@ class HubColumns:
             return renamed
         if not 0 <= index < n:
             raise ValueError(
-                f"{location}: label {index} is invalid: labels are 0 to {n - 1}, for {', '.join(self.label_names)}. "
+                f"{location}: label {index} is invalid: labels must be 0 to {n - 1}, which stand for {', '.join(self.label_names)}. "
                 "Choose a dataset with these label indices."
             )
         return {**renamed, label_column: self.label_names[index]}

@@ -1,4 +1,4 @@
-"""Strategies for texts longer than a row: truncation, recurrent memory, or sliding windows whose predictions are pooled.
+"""Strategies for texts longer than `data.max_seq_len`: truncation, recurrent memory, or sliding windows whose predictions are pooled.
 
 The backbone has no maximum text length: positions are relative distances, and memory carries hidden states from window to window
 (XLNet section 2.4, Transformer-XL section 3.2). A text that fits into one window becomes the same row under every strategy.
@@ -32,7 +32,7 @@ class LongTextStrategy(Protocol):
             location: file and line, for error messages.
 
         Raises:
-            ValueError: two texts, where the strategy reads one.
+            ValueError: the example has two texts, but the strategy reads only one.
         """
 
 
@@ -51,8 +51,8 @@ class Truncate:
 class RecurrentMemory:
     """Keep the whole text in one row, which the model reads window by window.
 
-    Windows are counted from the end of the text, so that the last one, which the head reads, is always full. The first window
-    contains the remainder.
+    Windows are cut from the end of the text. So the last window, which the head reads, is full, and the first one contains the
+    remainder.
     """
 
     def __init__(self, data: TaskDataConfig) -> None:
@@ -112,7 +112,7 @@ def require_truncation(data: TaskDataConfig, task: str) -> None:
     """
     if data.long_text != "truncate":
         raise ValueError(
-            f"data.long_text={data.long_text} is invalid: it is for tasks with a single text, and task={task} reads several together. "
+            f"data.long_text={data.long_text} is invalid: it works for a single text, but task={task} reads several together. "
             "Set data.long_text=truncate."
         )
 
@@ -125,14 +125,15 @@ def check_memory(data: TaskDataConfig, config: ModelConfig) -> None:
     """
     if data.long_text == "memory" and not (data.mem_len or config.mem_len):
         raise ValueError(
-            "data.long_text=memory is invalid: the model in init_from has model.mem_len=0. Set a memory length, such as data.mem_len=384."
+            "data.long_text=memory is invalid: it needs a memory, but the model in init_from has model.mem_len=0. "
+            "Set a memory length, such as data.mem_len=384."
         )
 
 
 def _single_text(texts: Sequence[Sequence[int]], location: str, long_text: str) -> Sequence[int]:
     if len(texts) != 1:
         raise ValueError(
-            f"{location}: data.long_text={long_text} is invalid: it reads a single text, and this example has {len(texts)}. "
+            f"{location}: data.long_text={long_text} is invalid: it reads a single text, but this example has {len(texts)}. "
             "Set data.long_text=truncate."
         )
     return texts[0]

@@ -1,4 +1,4 @@
-"""Overlapping windows of a long context, and which window has the most context around a token.
+"""Split a long context into overlapping windows, and find the window with the most context around each token.
 
 Source: zihangdai/xlnet run_squad.py (`convert_examples_to_features`, `_check_is_max_context`).
 """
@@ -32,7 +32,7 @@ class ContextWindow(Features):
 
 @dataclass(frozen=True)
 class SpanLabel:
-    """True span of a question, or its absence.
+    """True answer of a question: a span of context tokens, or no answer.
 
     Attributes:
         has_answer: False if the question has no answer.
@@ -51,8 +51,8 @@ def window_bounds(n_tokens: int, max_len: int, stride: int) -> list[tuple[int, i
     Args:
         n_tokens: number of tokens of the context.
         max_len: maximum number of tokens in a window.
-        stride: number of tokens from the start of one window to the next. A stride above `max_len` leaves no gap: the next window
-            starts where this one ends.
+        stride: number of tokens from the start of one window to the next. If it is above `max_len`, the next window
+            starts where this one ends, so that no token is skipped.
 
     Returns:
         First token and length of each window.
@@ -67,10 +67,10 @@ def window_bounds(n_tokens: int, max_len: int, stride: int) -> list[tuple[int, i
 
 
 def max_context_masks(bounds: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-    """Return for each window which of its tokens have more context in it than in any other window.
+    """For each window, return a mask of the tokens that have more context in this window than in any other.
 
-    The context of a token is the smaller number of tokens to its left or right, plus 0.01 times the length of the window, as in
-    the published code. Ties go to the first window.
+    The context of a token is the smaller of the numbers of tokens to its left and to its right in the window, plus 0.01 times the
+    length of the window, as in the published code. If windows are tied, the first one wins.
 
     Args:
         bounds: first token and length of each window.
@@ -78,7 +78,7 @@ def max_context_masks(bounds: Sequence[tuple[int, int]]) -> list[np.ndarray]:
     Returns:
         (n,) bool for each window of n tokens.
     """
-    # one array over all tokens: a row for each window would grow with the square of the context
+    # one array over all tokens: an array (windows, tokens) would grow with the square of the context length
     max_context = np.full(bounds[-1][0] + bounds[-1][1], -1.0)
     owner = np.zeros(len(max_context), np.int64)
     for index, (first, length) in enumerate(bounds):
@@ -121,7 +121,10 @@ def build_windows(
 
 
 def _row_labels(label: SpanLabel, first: int, length: int, cls_position: int) -> dict[str, np.generic]:
-    """Return the positions of the span in the row. A span that is not completely inside the window counts as no answer, marked at <cls>."""
+    """Return start and end of the span in the row, and 1 if the window does not contain the whole span (or there is no answer).
+
+    In that case, start and end are the position of <cls>.
+    """
     inside = label.has_answer and first <= label.first_token and label.last_token < first + length
     start, end = (label.first_token - first, label.last_token - first) if inside else (cls_position, cls_position)
     return {"start": np.int64(start), "end": np.int64(end), "impossible": np.float32(not inside)}

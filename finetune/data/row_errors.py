@@ -16,7 +16,7 @@ class MissingColumnError(ValueError):
 
 
 class InvalidRowsError(ValueError):
-    """One or more rows are invalid. The message lists the first of them.
+    """One or more rows are invalid. The message lists the first MAX_LISTED of them.
 
     Attributes:
         errors: location and problem of each row.
@@ -30,6 +30,8 @@ class InvalidRowsError(ValueError):
 class RowErrors:
     """Collector of errors, so that one message reports all of them.
 
+    Usage:
+
     errors = RowErrors()
     for location, fields in rows:
         with errors.collect(location):
@@ -41,14 +43,14 @@ class RowErrors:
         self._errors: list[RowError] = []
 
     def add(self, location: str, problem: str) -> None:
-        """Add an error."""
+        """Add the error of one row."""
         self._errors.append((location, problem))
 
     @contextmanager
     def collect(self, location: str, is_first: bool = False) -> Iterator[None]:
         """Catch a ValueError of the `with` block and add it.
 
-        If the first row lacks a column, the error is not caught: the settings contain a wrong column name.
+        A MissingColumnError of the first row is not caught, because then the settings contain a wrong column name and all rows would fail.
 
         Args:
             location: file and line of the row.

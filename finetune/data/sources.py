@@ -31,7 +31,7 @@ SUFFIXES = (*COMPRESSED_SUFFIXES, *KINDS, ".json", ".run")  # endings that are n
 
 
 class Source(Protocol):
-    """Source of the examples of a task. Attributes and methods are those of Task."""
+    """Source of the examples of a task. Its attributes and methods are those of the same name in Task (tasks/base.py)."""
 
     dev_splits: tuple[str, ...]
     test_splits: tuple[str, ...]
@@ -55,13 +55,13 @@ class Columns:
     """Columns of a table.
 
     Attributes:
-        texts: columns with the text, or the two texts.
-        label: column with the label.
+        texts: names of the one or two columns with texts.
+        label: name of the column with the label.
         label_names: names of the classes; empty if the label is a number.
-        names: names of all columns, for training and dev files without a header line.
-        aliases: other names of columns in some of the files, and their usual name.
-        is_damaged: some official rows are incomplete. Labelled rows with missing columns are skipped, and one of two texts may be
-            empty.
+        names: names of all columns, if training and dev files have no header line; otherwise empty.
+        aliases: maps column names that only some of the files use to the usual names.
+        is_damaged: True if the official files have incomplete rows. Labelled rows with missing columns are skipped, and one of two
+            texts may be empty.
         hub: columns of the Hub dataset.
     """
 
@@ -75,12 +75,12 @@ class Columns:
 
 
 class TableSource:
-    """Examples in rows of tables.
+    """Source that reads one example from each row of a table.
 
     Args:
         columns: columns of the tables.
         train: training files.
-        dev: dev files by split name. Without any, a fraction of the training examples is held out.
+        dev: dev files by split name. If it is empty, a fraction of the training examples is held out.
         test: test files by split name.
         data: settings.
 
@@ -111,12 +111,12 @@ class TableSource:
         """Read the examples of a split.
 
         Raises:
-            ValueError: an invalid file.
-            InvalidRowsError: invalid rows, with file and line.
+            ValueError: a file is missing or invalid.
+            InvalidRowsError: rows are invalid. The message names file and line.
         """
         if split in (TRAIN, HELD_OUT):
             if not self._train:
-                raise ValueError("data.train=null is invalid: there are no training files. Set data.train=[FILE].")
+                raise ValueError("data.train=null is invalid: fine-tuning needs training files. Set data.train=[FILE].")
             errors = RowErrors()
             examples = [example for path in self._train for example in self._read_file(path, True, errors)]
             errors.raise_if_any()
@@ -141,8 +141,8 @@ class TableSource:
         Args:
             fields: columns of the row.
             location: file and line, for error messages.
-            default_id: id of an example whose row has no column `index` or `id`.
-            labelled: require a label. A row without label may have an empty text.
+            default_id: id of the example if the row has no column `index` or `id`.
+            labelled: True to require a label. Only rows without a label may have an empty text.
 
         Raises:
             ValueError: a column is missing, empty or invalid.
@@ -213,8 +213,8 @@ def select_split(examples: Sequence[Example], val_fraction: float, split: str, f
     if not selected:
         part, change = ("none", "Raise") if split == HELD_OUT else ("all", "Lower")
         raise ValueError(
-            f"data.val_fraction={val_fraction} is invalid: it holds out {part} of the {len(examples)} examples in {file}. "
-            f"{change} it, or set data.dev."
+            f"data.val_fraction={val_fraction} is invalid: it holds out {part} of the {len(examples)} examples in {file}, "
+            f"but training and validation need at least one each. {change} it, or set data.dev."
         )
     return selected
 
@@ -231,14 +231,14 @@ def check_data_dir(data: TaskDataConfig, task: str, contents: str) -> None:
     Args:
         data: settings.
         task: name of the task, for error messages.
-        contents: file that the folder contains, for error messages.
+        contents: file that the folder must contain, for error messages.
 
     Raises:
         ValueError: `data.dir` is not set, or is not a folder.
     """
     if not data.dir:
         raise ValueError(
-            f"data.dir=null is invalid: task={task} needs a folder. Set data.dir to the folder that contains {contents}."
+            f"data.dir=null is invalid: task={task} needs the folder of its files. Set data.dir to the folder that contains {contents}."
         )
     if not (is_hf_dataset(data.dir) or Path(data.dir).is_dir()):
         raise ValueError(
@@ -247,7 +247,7 @@ def check_data_dir(data: TaskDataConfig, task: str, contents: str) -> None:
 
 
 def split_name(file: str) -> str:
-    """Return the name of the split in a file: the file name without known suffixes, or all of hf:NAME:SPLIT."""
+    """Return the split name for a file: the file name without known suffixes. For hf:NAME:SPLIT, it is NAME-SPLIT."""
     if is_hub_split(file):
         return re.sub("[/:]+", "-", file.removeprefix(HF_PREFIX)).strip("-.")
     path = Path(file)
@@ -267,20 +267,22 @@ def files_by_split(folder: Path, files: Sequence[str], others: Mapping[str, Path
     Args:
         folder: folder of the files.
         files: file names, or hf:NAME:SPLIT.
-        others: files of other splits, whose names are taken.
+        others: files by split name whose names must not be used again.
 
     Raises:
-        ValueError: two splits with the same name, or a reserved name.
+        ValueError: two splits have the same name, or a name is reserved.
     """
     taken, paths = dict(others or {}), dict[str, Path]()
     for file in files:
         path, name = resolve_file(folder, file), split_name(file)
         if name in RESERVED_NAMES:
-            raise ValueError(f"{path} is invalid: the split name {name} is reserved. Rename the file.")
+            raise ValueError(
+                f"{path} is invalid: the split name {name} is reserved for files in the run folder. Rename the file."
+            )
         if name in taken:
             raise ValueError(
-                f"{path} is invalid: {taken[name]} has the same split name {name}, under which predictions and metrics are written. "
-                "Rename one of the files."
+                f"{path} is invalid: {taken[name]} has the same split name {name}, so both would write predictions "
+                "to the same file. Rename one of the files."
             )
         taken[name] = paths[name] = path
     return paths

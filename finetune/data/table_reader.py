@@ -41,7 +41,7 @@ def read_rows(
             each also as .gz; a .parquet file; or hf:NAME[/CONFIG]:SPLIT for a dataset that `datasets` loads.
         names: column names, for a file without a header line.
         skip_short_rows: skip rows with too few columns, which some official files have, instead of raising.
-        errors: collects the errors of rows, which are then left out. None: the first one is raised.
+        errors: collects the errors of invalid rows, which are not yielded. None: the first error is raised.
 
     Yields:
         Location and columns of each row.
@@ -76,7 +76,7 @@ def read_rows(
         header = f"{path}, line {line}"
         if kind == ".csv" and len(names) == 1 and ";" in names[0]:
             raise ValueError(
-                f"{path}, line {line}: columns are separated by ';', as some spreadsheets do. Save the file with commas."
+                f"{path}, line {line}: columns are separated by ';' instead of ','. Save the file with commas."
             )
         if duplicates := [name for name, count in Counter(names).items() if count > 1]:
             raise ValueError(f"{path}, line {line}: two columns have the name {duplicates[0]!r}. Rename one.")
@@ -143,7 +143,7 @@ def get_class_index(fields: Fields, column: str, label_names: Sequence[str], loc
         ValueError: the column is missing, or its label is not in `label_names`.
     """
     label = get_label_name(fields, column, location)
-    if label not in label_names and (as_written := str(fields[column])) in label_names:  # 1.0 in data.labels
+    if label not in label_names and (as_written := str(fields[column])) in label_names:  # data.labels may contain 1.0
         label = as_written
     if label not in label_names:
         known = ", ".join(label_names[:20]) + (", ..." if len(label_names) > 20 else "")
@@ -155,7 +155,7 @@ def get_class_index(fields: Fields, column: str, label_names: Sequence[str], loc
 
 
 def get_label_name(fields: Fields, column: str, location: str) -> str:
-    """Return the label in a column: a text without surrounding spaces, or a number, where 1.0 is the same as 1.
+    """Return the label in a column as text, without surrounding spaces. The number 1.0 gives the same label as 1.
 
     Raises:
         ValueError: the column is missing, empty, or not a text or number.

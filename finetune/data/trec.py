@@ -1,4 +1,4 @@
-"""TREC's file formats: relevance judgements (qrels), runs (candidates and rankings), and the texts of queries and documents."""
+"""Read and write TREC's file formats: relevance judgements (qrels), runs (lists of scored documents for each query), and texts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from finetune.data.table_reader import get_number, get_text, get_value, read_row
 from xlpre.common.files import write_text
 from xlpre.text.readers import ByteCounter, read_lines
 
-Grades = dict[str, dict[str, int]]  # relevance grades by query and document
+Grades = dict[str, dict[str, int]]  # relevance grades by query id and document id
 RUN_TAG = "xlpre"
 
 
@@ -19,7 +19,7 @@ def read_qrels(files: Sequence[Path]) -> Grades:
     """Read relevance grades from lines `QUERY 0 DOCUMENT GRADE`. A grade below 0 (junk, in some collections) counts as 0.
 
     Raises:
-        ValueError: an invalid line, or a document that is judged twice.
+        ValueError: a line is invalid, or a document is judged twice for a query.
     """
     grades, errors = Grades(), RowErrors()
     for location, (query, _, document, grade) in _read_columns(files, ("QUERY", "0", "DOCUMENT", "GRADE"), errors):
@@ -36,13 +36,13 @@ def read_qrels(files: Sequence[Path]) -> Grades:
 
 
 def read_candidates(file: Path) -> list[tuple[str, str, str]]:
-    """Read a run, with lines `QUERY Q0 DOCUMENT RANK SCORE TAG`.
+    """Read the candidates of a run file, whose lines are `QUERY Q0 DOCUMENT RANK SCORE TAG`.
 
     Returns:
-        Query, document and location of each line.
+        Query id, document id and location of each line.
 
     Raises:
-        ValueError: an invalid line, a duplicate document, or an empty file.
+        ValueError: a line is invalid, a document occurs twice for a query, or the file is empty.
     """
     columns = ("QUERY", "Q0", "DOCUMENT", "RANK", "SCORE", "TAG")
     locations, errors = dict[tuple[str, str], str](), RowErrors()
@@ -67,7 +67,7 @@ def read_texts(files: Sequence[Path], ids: Collection[str]) -> dict[str, str]:
         ids: ids of the texts to return.
 
     Raises:
-        ValueError: an invalid line, or a duplicate id.
+        ValueError: a line is invalid, or an id occurs twice.
     """
     texts, errors = dict[str, str](), RowErrors()
     for file in files:
@@ -88,7 +88,7 @@ def sort_documents(scores: Iterable[tuple[str, float]]) -> list[tuple[str, float
 
 
 def write_run(path: Path, scores: Iterable[tuple[str, str, float]]) -> None:
-    """Write queries, documents and scores as a run: query by query, best first."""
+    """Write query ids, document ids and scores as a run file: query by query, best document first."""
     by_query: dict[str, list[tuple[str, float]]] = {}
     for query, document, score in scores:
         by_query.setdefault(query, []).append((document, score))
@@ -111,5 +111,6 @@ def _read_columns(files: Sequence[Path], columns: Sequence[str], errors: RowErro
                     yield location, values
                 else:
                     errors.add(
-                        location, f"the line has {len(values)} columns instead of {' '.join(columns)}. Correct it."
+                        location,
+                        f"the line has {len(values)} columns instead of {len(columns)} ({' '.join(columns)}). Correct it.",
                     )

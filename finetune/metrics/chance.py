@@ -1,4 +1,4 @@
-"""Chance levels: what a metric must exceed to show that a model has learned anything."""
+"""Chance thresholds: values that a metric must exceed to show that a model has learned anything."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from finetune.metrics.ranking import dcg
 
 
 def chance_threshold(metric: str, labels: np.ndarray) -> float:
-    """Return the metric of the best constant prediction plus two standard errors, which about 1 of 40 random predictors exceeds.
+    """Return the metric of the best constant prediction plus two standard errors. About 1 of 40 random predictors exceeds it.
 
-    For correlations, the threshold is 2 / sqrt(N).
+    For correlations, return 2 / sqrt(N). For accuracy and F1, the standard error is that of a fraction of N examples.
 
     Args:
-        metric: key of METRICS. F1 and accuracy are treated as fractions.
+        metric: key of METRICS.
         labels: (N,) labels.
     """
     if metric in ("matthews", "pearson", "spearman"):
@@ -28,12 +28,12 @@ def chance_threshold(metric: str, labels: np.ndarray) -> float:
 def expected_random_ndcg(grades: Sequence[int], judged_grades: Sequence[int], k: int) -> tuple[float, float]:
     """Return mean and variance of `ndcg` over all orders of the documents of a query.
 
-    The gain is a sum of products of grades and rank weights; its mean and variance over all pairings are known in closed form.
+    DCG is a sum over ranks of grade times rank weight. Its mean and variance over all orders are known in closed form.
 
     Args:
         grades: grades of the documents, in any order.
         judged_grades: grades of all documents that were judged for the query.
-        k: number of documents that count.
+        k: number of top documents that count.
 
     Source: Hoeffding 1951.
     """

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 Metric = Callable[[np.ndarray, np.ndarray], float]
-N_BINS = 10  # bins of confidence
+N_BINS = 10  # intervals of confidence, equally wide
 
 
 def accuracy(labels: np.ndarray, predictions: np.ndarray) -> float:
@@ -39,7 +39,7 @@ def matthews(labels: np.ndarray, predictions: np.ndarray) -> float:
 
 def pearson(labels: np.ndarray, predictions: np.ndarray) -> float:
     """Return Pearson's correlation, computed in float64."""
-    if not (np.ptp(labels) and np.ptp(predictions)):  # equal values: the rounding error of their mean would correlate
+    if not (np.ptp(labels) and np.ptp(predictions)):  # for equal values, rounding errors would be correlated
         return 0.0
     x, y = (values - values.mean() for values in (labels.astype(float), predictions.astype(float)))
     return _ratio(float(x @ y), float(np.sqrt((x @ x) * (y @ y))))
@@ -68,7 +68,7 @@ def confusion_matrix(labels: np.ndarray, predictions: np.ndarray, n_classes: int
         n_classes: number of classes C. None: the largest index plus one.
 
     Returns:
-        (C, C) int64, entry (i, j) is the number of examples of class i that were predicted as j.
+        (C, C) int64; entry (i, j) is the number of examples of class i that were predicted as class j.
     """
     C = n_classes or int(max(labels.max(), predictions.max())) + 1
     return np.bincount(labels * C + predictions, minlength=C * C).reshape(C, C)
@@ -82,8 +82,8 @@ def calibration(is_correct: np.ndarray, confidence: np.ndarray) -> tuple[np.ndar
         confidence: (N,) probability of each prediction.
 
     Returns:
-        Mean confidence of each bin and its accuracy (nan if the bin is empty), number of predictions in it, and the expected
-        calibration error: the mean distance between confidence and accuracy.
+        For each bin: the mean confidence (nan if the bin is empty), the accuracy (likewise), and the number of predictions. Then
+        the expected calibration error: the mean over all predictions of the difference between confidence and accuracy in their bin.
 
     Source: Guo et al. 2017.
     """

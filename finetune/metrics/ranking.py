@@ -16,7 +16,7 @@ def ndcg(ranked_grades: Sequence[int], judged_grades: Sequence[int], k: int) -> 
     Args:
         ranked_grades: grades of the ranked documents.
         judged_grades: grades of all documents that were judged for the query, which give the ideal order.
-        k: number of documents that count.
+        k: number of top documents that count.
 
     Source: Jarvelin and Kekalainen 2002.
     """
@@ -30,9 +30,9 @@ def dcg(ranked_grades: Sequence[int], k: int) -> float:
 
 
 def expected_reciprocal_rank(ranked_grades: Sequence[int], k: int) -> float:
-    """Return the expected reciprocal rank at which a reader stops, over the first k documents.
+    """Return the expectation of 1 / (rank of the document at which a reader stops), over the first k documents.
 
-    A document of grade g satisfies the reader with probability (2^g - 1) / 2^4, where grades above 4 count as 4, as in TREC's
+    The reader stops at a document of grade g with probability (2^g - 1) / 2^4, where grades above 4 count as 4, as in TREC's
     gdeval.
 
     Source: Chapelle et al. 2009.

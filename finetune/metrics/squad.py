@@ -32,7 +32,7 @@ def f1(prediction: str, label: str, empty_matches: bool) -> float:
     Args:
         prediction: predicted text.
         label: true text.
-        empty_matches: two texts without words match, as in SQuAD 2.0. In SQuAD 1.1 they do not.
+        empty_matches: True if two texts without words match, as in SQuAD 2.0. In SQuAD 1.1 they do not.
     """
     predicted, expected = normalize_words(prediction), normalize_words(label)
     if empty_matches and not (predicted and expected):
@@ -47,7 +47,7 @@ def score_prediction(prediction: str, labels: Sequence[str], always_answerable: 
     Args:
         prediction: predicted text; empty for "no answer".
         labels: all true texts; empty if the question has no answer.
-        always_answerable: every question has an answer (SQuAD 1.1). Otherwise labels without words are ignored.
+        always_answerable: True if every question has an answer (SQuAD 1.1). Otherwise labels without words are ignored.
     """
     if not always_answerable:
         labels = [label for label in labels if normalize_words(label)] or [""]
@@ -60,7 +60,7 @@ def score_prediction(prediction: str, labels: Sequence[str], always_answerable: 
 def best_null_threshold(
     scores: np.ndarray, is_predicted: np.ndarray, has_answer: np.ndarray, null_log_odds: np.ndarray
 ) -> tuple[float, float]:
-    """Find the threshold of the no-answer log-odds with the best mean score. Above it, "no answer" is predicted.
+    """Find the threshold with the best mean score, if "no answer" is predicted where `null_log_odds` exceed the threshold.
 
     Args:
         scores: (N,) score of each predicted text.
@@ -69,9 +69,10 @@ def best_null_threshold(
         null_log_odds: (N,) log-odds that there is no answer.
 
     Returns:
-        The best mean score of the official script, which may also separate questions of equal log-odds; and the best threshold
-        between different log-odds. The threshold is the midpoint between the highest log-odds that are answered and the next
-        ones, so that rounding does not matter. The official script returns the lower of the two, or 0 if it answers no question.
+        The best mean score, computed as in the official script, which may separate questions of equal log-odds.
+        The best threshold that does not separate them. It is the midpoint between the highest log-odds of an answered question and
+        the next higher log-odds, so that rounding does not matter. The official script returns the highest log-odds of an answered
+        question instead, or 0 if no question is answered.
     """
     order = np.argsort(null_log_odds, kind="stable")
     gains = np.where(has_answer, scores, -is_predicted.astype(float))[order]

@@ -32,7 +32,7 @@ class Task(Protocol):
         main_metric: name of the metric that selects the best weights; higher is better.
         head_kind: kind of the head, a key of `HEADS` in xlpre/conversion/hf_heads.py.
         label_names: names of the classes or options; empty for other tasks.
-        text_columns: names of the texts of an example, if one line of text can contain them; otherwise empty.
+        text_columns: names of the texts of an example, if a line can contain just these texts, separated by tabs; otherwise empty.
     """
 
     name: str
@@ -54,8 +54,8 @@ class Task(Protocol):
             split: `train`, or a split in `dev_splits` or `test_splits`.
 
         Raises:
-            ValueError: an invalid file.
-            InvalidRowsError: invalid rows, with file and line.
+            ValueError: a file is missing or invalid.
+            InvalidRowsError: rows are invalid. The message names file and line.
         """
 
     def parse_example(self, fields: Mapping[str, Any], location: str, default_id: str = "") -> Example:
@@ -64,7 +64,7 @@ class Task(Protocol):
         Args:
             fields: values by column.
             location: file and line, for error messages.
-            default_id: id of an example without one.
+            default_id: id of the example if the fields contain none.
 
         Raises:
             ValueError: a field is missing, empty or invalid.
@@ -74,14 +74,14 @@ class Task(Protocol):
         """Tokenize examples. Features are in the order of the examples.
 
         Raises:
-            InvalidRowsError: examples without tokens.
+            InvalidRowsError: examples have no tokens.
         """
 
     def build_head(self, config: ModelConfig) -> nn.Module:
         """Return a new head for a backbone of this shape."""
 
     def head_positions(self, head: nn.Module, batch: PaddedBatch) -> Tensor:
-        """Return the positions (B, P) that the head reads, so that the last layer computes no others."""
+        """Return the positions (B, P) that the head reads. The last layer computes only these."""
 
     def compute_losses(self, head: nn.Module, hidden: Tensor, batch: PaddedBatch) -> Tensor:
         """Return the loss of each feature.
@@ -96,7 +96,7 @@ class Task(Protocol):
         """
 
     def compute_outputs(self, head: nn.Module, hidden: Tensor, batch: PaddedBatch) -> dict[str, Tensor]:
-        """Return the outputs of each feature, (n, ...) each. See compute_losses for the arguments."""
+        """Return model outputs by name, each (n, ...) with one entry per feature. See compute_losses for the arguments."""
 
     def compute_metrics(self, split: Split, outputs: Outputs) -> dict[str, float]:
         """Return metrics by name, `main_metric` first."""

@@ -1,4 +1,4 @@
-"""Custom files: classification or regression of any .tsv, .csv, .jsonl or .parquet file with columns of text and a label."""
+"""Classification and regression on your own files: .tsv, .csv, .jsonl or .parquet, with one or two text columns and a label column."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def build_classification(name: str, data: TaskDataConfig, pooling: Pooling) -> T
     )
     if data.labels and len({*label_names}) < max(len(label_names), 2):
         raise ValueError(
-            f"data.labels=[{', '.join(label_names)}] is invalid: it needs two or more labels, each once. Correct it, or leave it out."
+            f"data.labels=[{', '.join(label_names)}] is invalid: it must contain two or more labels, each once. "
+            "Correct it, or leave it out."
         )
     source = _build_source(name, data, label_names)
     return ClassificationTask(name, source, data, pooling, ("accuracy", "matthews"), label_names=label_names)
@@ -51,7 +52,7 @@ def build_regression(name: str, data: TaskDataConfig, pooling: Pooling) -> Task:
 
 
 def compute_label_scale(examples: Sequence[Example]) -> tuple[float, float]:
-    """Return mean and standard deviation of the labels. The latter is 1 if all labels are equal."""
+    """Return mean and standard deviation of the labels. The standard deviation is replaced by 1 if all labels are equal."""
     labels = np.array([example.label for example in examples])
     return float(labels.mean()), float(labels.std()) or 1.0
 
@@ -68,12 +69,13 @@ def read_label_names(files: Sequence[Path], column: str) -> list[str]:
             with errors.collect(location, is_first=row == 0):
                 names.add(get_label_name(fields, column, location))
     if len(names) < 2:
-        errors.raise_if_any()  # otherwise `read_split` reports them, with all others
+        errors.raise_if_any()  # if there are two labels, `read_split` reports these errors, with all others
     if files and not names:
         raise ValueError(f"{files[0]} contains no example. Choose another file.")
     if files and len(names) < 2:
         raise ValueError(
-            f"{files[0]}: column {column!r} has only the label {', '.join(names)!r}: two are needed. Add examples of another label."
+            f"{files[0]}: column {column!r} has only the label {', '.join(names)!r}, but two are needed. "
+            "Add examples of another label."
         )
     if all(re.fullmatch("-?[0-9]+", name) for name in names):
         return sorted(names, key=lambda name: (int(name), name))  # 1 and 01 are different labels
@@ -85,7 +87,7 @@ def _build_source(name: str, data: TaskDataConfig, label_names: Sequence[str]) -
     if not 1 <= len(texts) <= 2 or len({*texts}) < len(texts):
         shown = "null" if data.text is None else f"[{', '.join(data.text)}]"
         raise ValueError(
-            f"data.text={shown} is invalid: task={name} needs one column with the text, or two different ones. Set data.text=[COLUMN]."
+            f"data.text={shown} is invalid: task={name} needs the names of one or two different text columns. Set data.text=[COLUMN]."
         )
     folder = Path(data.root)
     train = [resolve_file(folder, file) for file in data.train or ()]

@@ -43,15 +43,15 @@ STS_B_BOUNDS = (0.0, 5.0)  # smallest and largest similarity
 
 @dataclass(frozen=True)
 class GlueLayout:
-    """Distribution of a GLUE task.
+    """Files of a GLUE task as distributed, and its Hub dataset.
 
     Attributes:
-        folder: name of its folder.
-        columns: columns of its files.
+        folder: name of the folder with the files.
+        columns: columns of the files.
         metrics: official metrics; the first one selects the best weights.
         dev: files to evaluate on.
-        test: files to predict, and their names in a submission.
-        hub_config: its name in the Hub dataset nyu-mll/glue. Splits have the names of the files, with `validation` for `dev`.
+        test: maps files to predict to their names in a submission.
+        hub_config: configuration of the Hub dataset nyu-mll/glue. Its splits are named like the files, with `validation` for `dev`.
     """
 
     folder: str
@@ -90,7 +90,7 @@ def _layout(
     )
 
 
-# the script that downloads GLUE names the folder of AX `diagnostic`
+# AX may be in one of two folders: the script that downloads GLUE names it `diagnostic`
 DIAGNOSTIC = {"../AX/diagnostic.tsv": "AX.tsv", "../diagnostic/diagnostic.tsv": "AX.tsv"}
 NLI_HUB = HubColumns(
     {"premise": "sentence1", "hypothesis": "sentence2", "label": "gold_label", "idx": "index"},
@@ -116,7 +116,7 @@ GLUE_LAYOUTS = {
     "glue/qnli": _layout("QNLI", ("question", "sentence"), "label", ENTAILMENT),
     "glue/rte": _layout("RTE", PAIR, "label", ENTAILMENT),
     "glue/wnli": _layout("WNLI", PAIR, "label", BINARY),
-    "glue/ax": dataclasses.replace(  # trained on MNLI
+    "glue/ax": dataclasses.replace(  # the training examples are those of MNLI
         MNLI,
         columns=dataclasses.replace(MNLI.columns, aliases=FULL_DIAGNOSTIC),
         metrics=("matthews", "accuracy"),
@@ -124,7 +124,7 @@ GLUE_LAYOUTS = {
         test=DIAGNOSTIC,
     ),
 }
-SUBMISSION_ROWS = {  # number of rows of each file in a submission
+SUBMISSION_ROWS = {  # number of predictions in each file of a submission
     "AX.tsv": 1104,
     "CoLA.tsv": 1063,
     "MNLI-m.tsv": 9796,
@@ -140,18 +140,18 @@ SUBMISSION_ROWS = {  # number of rows of each file in a submission
 
 
 class GlueSource(TableSource):
-    """Files of a GLUE task; if `data.dir` is hf:NAME, splits of the Hub dataset nyu-mll/glue or of a copy of it.
+    """Examples from the files of a GLUE task, or from the Hub dataset nyu-mll/glue (or a copy of it) if `data.dir` is hf:NAME.
 
     Args:
         name: key of GLUE_LAYOUTS.
-        data: settings. Files that they name replace the files of the layout.
+        data: settings. `train`, `dev` and `test` replace the files of the layout.
     """
 
     def __init__(self, name: str, data: TaskDataConfig) -> None:
         layout = GLUE_LAYOUTS[name]
         self._name, is_hub = name, is_hf_dataset(data.root)
         folder = Path() if is_hub else find_folder(data, layout.folder)
-        test_files: dict[str, str] = {}  # by their name in a submission, as AX may be in one of two folders
+        test_files: dict[str, str] = {}  # maps names in a submission to files; AX has two possible files
         for file, submitted in layout.test.items():
             if is_hub or (folder / file).exists():
                 test_files.setdefault(submitted, file)
@@ -173,7 +173,7 @@ class GlueSource(TableSource):
             index, count = Counter(example.id for example in examples).most_common(1)[0]
             if count > 1:
                 raise ValueError(
-                    f"{self._files[split]}: {count} rows have the index {index}: a submission needs each once. Remove the others."
+                    f"{self._files[split]}: {count} rows have the index {index}, but a submission needs it once. Remove the other rows."
                 )
         if not self.columns.label_names:
             low, high = STS_B_BOUNDS
@@ -188,7 +188,7 @@ class GlueSource(TableSource):
         return examples
 
     def write_submission(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
-        """Write a file of `index` and `prediction` for each test file, and submission.zip with all of them."""
+        """Write a table with the columns `index` and `prediction` for each test file, and submission.zip with all tables."""
         paths = []
         for split in self.test_splits:
             path = folder / self._submission_names.get(split, f"{split}.tsv")

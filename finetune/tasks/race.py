@@ -29,7 +29,7 @@ RACE_LEVELS = {"race": ("middle", "high"), "race/middle": ("middle",), "race/hig
 
 
 class RaceSource:
-    """Questions from the folder; if `data.dir` is hf:NAME, from the Hub dataset ehovy/race or a copy of it.
+    """Questions from the files of RACE, or from the Hub dataset ehovy/race (or a copy of it) if `data.dir` is hf:NAME.
 
     Args:
         name: key of RACE_LEVELS.
@@ -83,7 +83,7 @@ class RaceSource:
         return []
 
     def _read_hub_split(self, split: str, level: str) -> Iterator[Example]:
-        """Read a split of the dataset, which has one row per question. Ids have the same form as in the files."""
+        """Read a split of the Hub dataset, which has one row per question. Example ids have the same form as for files."""
         n_questions: Counter[str] = Counter()
         for location, fields in read_rows(split_path(self._data.root, split, level)):
             file = Path(str(get_value(fields, "example_id", location))).stem.removeprefix(level)
@@ -126,17 +126,17 @@ def build_race(name: str, data: TaskDataConfig, pooling: Pooling) -> Task:
 
 
 def insert_option(question: str, option: str) -> str:
-    """Return the question with an option in its blanks, or after it."""
+    """Return the question with its blanks (_) replaced by the option, or followed by the option if it has no blank."""
     return question.replace("_", option) if "_" in question else f"{question} {option}"
 
 
 def _build_example(
     example_id: str, article: Any, question: Any, options: Any, answer: Any, location: str, group: str = ""
 ) -> Example:
-    """Return an example, after checking its fields.
+    """Check the fields of a question and build its example.
 
     Raises:
-        ValueError: an invalid field.
+        ValueError: a field is invalid.
     """
     if not isinstance(options, list) or len(options) != len(OPTIONS):
         raise ValueError(

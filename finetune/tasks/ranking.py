@@ -31,14 +31,16 @@ from xlpre.model.config import ModelConfig
 from xlpre.model.pooling import Pooling
 from xlpre.model.task_heads import RegressionHead
 
-CUTOFF = 20  # number of documents that count in NDCG and ERR
+CUTOFF = 20  # number of top documents that count in NDCG and ERR (expected reciprocal rank)
 
 
 class RankingSource:
-    """Candidates of runs. An example is a query and a document; its label is the grade, its group the query, its id the document.
+    """Candidate documents of queries, from TREC run files.
+
+    An example is a query and one document. Its label is the relevance grade, its `group` the query id, and its `id` the document id.
 
     Args:
-        data: settings; `train`, `dev` and `test` are runs.
+        data: settings; `train`, `dev` and `test` are run files.
     """
 
     text_columns: tuple[str, ...] = ("query", "document")
@@ -56,17 +58,18 @@ class RankingSource:
 
     @cached_property
     def grades(self) -> Grades:
-        """All relevance grades."""
+        """Relevance grades of all files in `data.qrels`."""
         return read_qrels(self._paths("qrels"))
 
     def read_split(self, split: str) -> list[Example]:
-        """Read the candidates of a split. An unjudged document of a judged query is not relevant.
+        """Read the candidates of a split. If some documents of a query have been judged, its other documents have grade 0.
 
         Raises:
-            ValueError: an invalid file, with file and line, or missing judgements.
+            ValueError: a file or a setting is missing, or no training or dev candidate is relevant.
+            InvalidRowsError: lines are invalid. The message names file and line.
         """
         if split == TRAIN:
-            self._paths("dev")  # no dev split is distributed
+            self._paths("dev")  # raises if it is not set: no dev split is distributed
         files = self._paths("train") if split == TRAIN else [self._files[split]]
         candidates = [candidate for file in files for candidate in read_candidates(file)]
         queries = read_texts(self._paths("queries"), {query for query, _, _ in candidates})
@@ -98,7 +101,7 @@ class RankingSource:
         return Example(str(fields.get("id", default_id)), texts, None, location)
 
     def write_submission(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
-        """Write a run for each split."""
+        """Write a run file for each split."""
         paths = []
         for split, scores in predictions.items():
             paths.append(folder / f"{split}.run")
@@ -125,7 +128,7 @@ class RankingTask(SequenceTask):
         require_truncation(self.data, self.name)
 
     def build_head(self, config: ModelConfig) -> nn.Module:
-        """Return a head with one score."""
+        """Return a head that predicts one score."""
         return RegressionHead(config, self.pooling)
 
     def compute_losses(self, head: nn.Module, hidden: Tensor, batch: PaddedBatch) -> Tensor:
@@ -152,7 +155,7 @@ class RankingTask(SequenceTask):
         return dict(zip(self.metric_names, np.mean(metrics, 0).tolist(), strict=True))
 
     def chance_threshold(self, split: Split) -> float:
-        """Return the mean NDCG of random orders plus two standard deviations."""
+        """Return the expected NDCG of random orders plus two standard deviations of its mean over queries."""
         grades: dict[str, list[int]] = {}
         for example in split.examples:
             grades.setdefault(example.group, []).append(example.label)

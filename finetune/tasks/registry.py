@@ -72,7 +72,7 @@ def build_task(name: str, data: TaskDataConfig, pooling: Pooling) -> Task:
 
 
 def _closest_name(name: str) -> str | None:
-    """Return the task name most similar to a misspelt one, with or without the benchmark before the slash."""
+    """Return the task name most similar to `name`, which may lack the benchmark before the slash. None: no name is similar."""
     matches = difflib.get_close_matches(name.lower(), TASK_NAMES, n=1, cutoff=0.6)
     by_short_name = {task.rpartition("/")[2]: task for task in TASK_NAMES}
     short_matches = difflib.get_close_matches(name.lower().rpartition("/")[2], by_short_name, n=1)

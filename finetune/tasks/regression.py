@@ -37,15 +37,15 @@ class RegressionTask(SequenceTask):
         self._mean, self._std = label_scale or (0.0, 1.0)
 
     def data_settings(self) -> dict[str, Any]:
-        """Return the settings, with the scale of the labels."""
+        """Return the settings of SequenceTask, and the scale of the labels."""
         return {**super().data_settings(), **({"label_scale": list(self.label_scale)} if self.label_scale else {})}
 
     def build_head(self, config: ModelConfig) -> nn.Module:
-        """Return a head with one number."""
+        """Return a head that predicts one number."""
         return RegressionHead(config, self.pooling)
 
     def denormalize_head(self, head: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the weights of a head that predicts numbers without normalization."""
+        """Return head weights that predict numbers in the original scale: the last layer includes standard deviation and mean."""
         weight, bias = (head[f"logits_proj.{part}"].double() * self._std for part in ("weight", "bias"))
         return {**head, "logits_proj.weight": weight.float(), "logits_proj.bias": (bias + self._mean).float()}
 
@@ -68,6 +68,6 @@ class RegressionTask(SequenceTask):
         return {"label": np.float32((example.label - self._mean) / self._std)}
 
     def _round(self, number: float) -> float:
-        """Round to six digits of the number, or of the standard deviation if that is smaller."""
+        """Round to six significant digits, plus one for each factor of 10 by which the number exceeds the standard deviation."""
         extra_digits = math.log10(max(abs(number) / self._std, 1))
         return float(f"{number:.{6 + int(extra_digits)}g}")

@@ -37,7 +37,7 @@ class SequenceTask:
         source: source of the examples.
         data: settings of row length and long texts.
         pooling: pooling of a row into one vector.
-        metric_names: metrics to compute, keys of METRICS; the first one selects the best weights.
+        metric_names: names of the metrics to compute; the first one selects the best weights.
     """
 
     padding_side: PaddingSide
@@ -57,7 +57,8 @@ class SequenceTask:
         self.padding_side = "right" if pooling == "first" else "left"  # the pooled token must not be padding
         if data.long_text == "memory" and self.padding_side == "right":
             raise ValueError(
-                "model.pooling=first is invalid: with data.long_text=memory, the head reads the end of the text. Set model.pooling=last."
+                "model.pooling=first is invalid: with data.long_text=memory, the head reads the end of the text, not its first token. "
+                "Set model.pooling=last."
             )
         self.dev_splits, self.test_splits = source.dev_splits, source.test_splits
         self.text_columns = source.text_columns
@@ -92,7 +93,7 @@ class SequenceTask:
         return cast(ClassificationHead, head).summary.positions(n_rows, length, batch.input_ids.device)
 
     def compute_losses(self, head: nn.Module, hidden: Tensor, batch: PaddedBatch) -> Tensor:
-        """Return the losses of the head."""
+        """Return the loss of each feature (n,), from the head."""
         return cast(ClassificationHead, head).losses(head(hidden, batch.padding_mask), batch.labels["label"])
 
     def compute_outputs(self, head: nn.Module, hidden: Tensor, batch: PaddedBatch) -> dict[str, Tensor]:
@@ -109,11 +110,11 @@ class SequenceTask:
         return chance.chance_threshold(self.main_metric, stack_labels(split))
 
     def tuned_settings(self, metrics: Mapping[str, float]) -> dict[str, Any]:
-        """Return no settings."""
+        """Return no settings: these tasks tune nothing on the dev examples."""
         return {}
 
     def write_submission(self, folder: Path, predictions: Mapping[str, list[Prediction]]) -> list[Path]:
-        """Write the official format of the source."""
+        """Write the official prediction files of the source, if it has any."""
         return self.source.write_submission(folder, predictions)
 
     def predict_values(self, outputs: Outputs) -> np.ndarray:
@@ -128,7 +129,7 @@ class SequenceTask:
         return outputs["logits"].argmax(1)
 
     def pool_outputs(self, split: Split, outputs: Outputs) -> Outputs:
-        """Return outputs of examples, pooled over their windows."""
+        """Return one entry per example: with data.long_text=windows, the windows of each example are pooled."""
         return pool_windows(split, outputs, self.data.window_pooling) if self.data.long_text == "windows" else outputs
 
     def _labels(self, example: Example) -> dict[str, Any]:
@@ -177,12 +178,12 @@ class ClassificationTask(SequenceTask):
 class ChoiceTask(SequenceTask):
     """Multiple choice: C options, each in a row with the text that the question is about.
 
-    The texts of an example are this text, and the question with each of the options.
+    The first text of an example is the text that the question is about. Each other text is the question with one option.
 
     Args:
         arguments: see SequenceTask.
         label_names: names of the C options.
-        max_option_len: maximum number of tokens of question and option; the last ones are kept.
+        max_option_len: maximum number of tokens of a question with its option. The last tokens are kept.
     """
 
     head_kind = "multiple_choice"
@@ -208,7 +209,7 @@ class ChoiceTask(SequenceTask):
         return ChoiceHead(config, len(self.label_names), self.pooling)
 
     def compute_metrics(self, split: Split, outputs: Outputs) -> dict[str, float]:
-        """Return the metrics of the task, and the main metric of each group of examples."""
+        """Return the metrics of the task, and the main metric for each group of examples, such as a level of RACE."""
         metrics, labels, predicted = (
             super().compute_metrics(split, outputs),
             stack_labels(split),
@@ -235,7 +236,7 @@ class ChoiceTask(SequenceTask):
         passage, *options = texts
         for option in options:
             truncated = option[-self.max_option_len :]
-            passage_len = self.data.max_seq_len - 3 - len(truncated)  # only the passage is truncated further
+            passage_len = self.data.max_seq_len - 3 - len(truncated)  # all further truncation is in the passage
             yield pair_to_row(passage[: max(passage_len, 0)], truncated, self.data.max_seq_len)
 
 
@@ -245,7 +246,7 @@ def stack_labels(split: Split) -> np.ndarray:
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Return probabilities (N, C) of logits (N, C)."""
+    """Return the probabilities (N, C) that belong to logits (N, C)."""
     return torch.from_numpy(logits).softmax(1).numpy()
 
 

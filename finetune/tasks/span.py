@@ -53,11 +53,11 @@ class SpanCandidate(NamedTuple):
 
 @dataclass(frozen=True)
 class SpanPrediction:
-    """Best spans for a question.
+    """The best spans for a question, and the log-odds that it has no answer.
 
     Attributes:
         candidates: up to N_BEST spans, best first; may be empty.
-        null_log_odds: log-odds that there is no answer, the minimum over all windows.
+        null_log_odds: log-odds that there is no answer: the minimum over all windows of the context.
     """
 
     candidates: list[SpanCandidate]
@@ -73,7 +73,7 @@ class SpanTask:
     Args:
         name: value of the setting `task`.
         data: settings.
-        always_answerable: every question has an answer.
+        always_answerable: True if every question has an answer.
 
     Raises:
         ValueError: `data.max_seq_len` has no room for a question and a context.
@@ -140,8 +140,8 @@ class SpanTask:
     def compute_metrics(self, split: Split, outputs: Outputs) -> dict[str, float]:
         """Return the official metrics.
 
-        For SQuAD 2.0 they are computed at the threshold of the no-answer log-odds. Without one, they are computed at 0, and
-        the metrics at the best threshold are added.
+        For SQuAD 2.0, "no answer" is predicted if the no-answer log-odds exceed `data.null_score_threshold`. If this setting is
+        null, the threshold is 0, and the metrics at the best threshold are added.
         """
         predictions = self._predict_spans(split, outputs)
         labels = [[text for _, text in example.label] for example in split.examples]
@@ -161,7 +161,7 @@ class SpanTask:
             for column, name in ((1, "f1"), (0, "exact")):
                 best, threshold = best_null_threshold(scores[:, column], is_predicted, has_answer, null_log_odds)
                 metrics |= {f"best_{name}": best, f"best_{name}_threshold": threshold}
-        # above the threshold, "no answer" is predicted, which is correct where there is none
+        # above the threshold, "no answer" is predicted: this scores 1 if the question has no answer, otherwise 0
         scores_at_threshold = np.where((null_log_odds <= self._threshold)[:, None], scores, ~has_answer[:, None])
         for column, name in ((1, "f1"), (0, "exact")):
             metrics[name] = float(scores_at_threshold[:, column].mean())
@@ -171,12 +171,12 @@ class SpanTask:
         return metrics
 
     def chance_threshold(self, split: Split) -> float:
-        """Return the metric if "no answer" is always predicted, plus two standard errors."""
+        """Return the score of always predicting "no answer", plus two standard errors."""
         p = float(np.mean([not example.label for example in split.examples]))
         return min(p + 2 * math.sqrt(p * (1 - p) / len(split.examples)), 1.0)
 
     def tuned_settings(self, metrics: Mapping[str, float]) -> dict[str, Any]:
-        """Return the best threshold, unless one is set."""
+        """Return the no-answer threshold with the best F1, unless `data.null_score_threshold` is set."""
         if self.always_answerable or self._data.null_score_threshold is not None:
             return {}
         return {"null_score_threshold": metrics["best_f1_threshold"]}
@@ -184,7 +184,7 @@ class SpanTask:
     def to_predictions(self, split: Split, outputs: Outputs) -> list[Prediction]:
         """Return the predicted text (empty for "no answer"), the best spans, and the log-odds that there is no answer.
 
-        `probability` of a span is relative to the other spans in `nbest`.
+        The values of `probability` in `nbest` are normalized: they sum to 1 for each question.
         """
         predictions = self._predict_spans(split, outputs)
         return [self._to_json(*pair) for pair in zip(split.examples, predictions, strict=True)]
@@ -213,7 +213,7 @@ class SpanTask:
         }
 
     def _predict_spans(self, split: Split, outputs: Outputs) -> list[SpanPrediction]:
-        """Combine the windows of each example."""
+        """Return the prediction for each example, from the outputs for all its windows."""
         candidates: list[list[SpanCandidate]] = [[] for _ in split.examples]
         null_log_odds = [math.inf] * len(split.examples)
         for row, feature in enumerate(split.features):
@@ -224,17 +224,17 @@ class SpanTask:
 
 
 def span_masks(batch: PaddedBatch) -> tuple[Tensor, Tensor]:
-    """Return which tokens cannot be part of a span, and where <cls> is.
+    """Return a mask of the tokens that cannot be part of a span, and the positions of <cls>.
 
     Returns:
-        (B, T) bool, False for context tokens and <cls>; and (B,) int64, the position of <cls>.
+        (B, T) bool, False for context tokens and <cls>, otherwise True; and (B,) int64, the position of <cls> in each row.
     """
     is_context = (batch.segment_ids == SEGMENT_A) & (batch.input_ids != special_tokens.SEP)
     return ~(is_context | (batch.segment_ids == SEGMENT_CLS)), (~batch.padding_mask).sum(1) - 1
 
 
 def _span_label(example: Example, context: TokenOffsets) -> SpanLabel | None:
-    """Return the tokens of the first true span, which is the one to train on."""
+    """Return the first true span as tokens. Training uses only this one of the true spans. None: the example has no label."""
     if not example.label:
         return None if example.label is None else SpanLabel(False)
     start, text = example.label[0]
@@ -249,7 +249,7 @@ def _span_label(example: Example, context: TokenOffsets) -> SpanLabel | None:
 def _window_candidates(
     window: ContextWindow, outputs: Outputs, row: int, max_answer_len: int
 ) -> Iterator[SpanCandidate]:
-    """Return the valid spans in the beams of a window.
+    """Yield the valid spans in the beams of a window: inside the context, not too long, and in the window with the most context.
 
     Args:
         window: features of the window.
@@ -270,7 +270,7 @@ def _window_candidates(
 
 
 def _best(candidates: list[SpanCandidate]) -> list[SpanCandidate]:
-    """Return the N_BEST candidates, each text once."""
+    """Return the N_BEST candidates with the highest probability and different texts."""
     by_text: dict[str, SpanCandidate] = {}
     for candidate in sorted(candidates, key=lambda candidate: -candidate.log_prob):
         by_text.setdefault(candidate.text, candidate)

@@ -1,15 +1,15 @@
-"""SQuAD 1.1 and 2.0: questions about a paragraph, whose answer is a span of it, or, in 2.0, missing (Rajpurkar et al. 2016, 2018).
+"""SQuAD 1.1 and 2.0: questions about a paragraph (Rajpurkar et al. 2016, 2018). The answer is a span; in 2.0, it may be missing.
 
-Input, as distributed: {train,dev}-v1.1.json or {train,dev}-v2.0.json, also as .gz, or the rows of a dataset:
+Input: {train,dev}-v1.1.json or {train,dev}-v2.0.json as distributed, also as .gz, or the rows of a Hub dataset. Form of the files:
 
     {"data": [{"title", "paragraphs": [{"context", "qas": [{"id", "question", "answers": [{"text", "answer_start"}], "is_impossible"}]}]}]}
 
 Output for the official evaluation scripts:
 
     SPLIT.predictions.json   {id: text}, the submission; the text is empty for "no answer"
-    SPLIT.spans.json         {id: text}, 2.0 only: never empty, for evaluate-v2.0.py with --na-prob-file
+    SPLIT.spans.json         {id: text}, 2.0 only: the best span even for "no answer", for evaluate-v2.0.py with --na-prob-file
     SPLIT.null_odds.json     {id: log-odds that there is no answer}, 2.0 only
-    SPLIT.nbest.json         {id: the best spans with their probabilities}
+    SPLIT.nbest.json         {id: list of the best spans with their probabilities}
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TextSpan = tuple[int, str]  # first character in the context, and text
 
 
 class SquadTask(SpanTask):
-    """A version of SQuAD. See SpanTask.
+    """The task of one version of SQuAD: reads its files and writes its submission. See SpanTask.
 
     Args:
         name: key of SQUAD_VERSIONS.
@@ -108,12 +108,13 @@ def read_squad(path: Path, always_answerable: bool, labelled: bool) -> list[Exam
     Args:
         path: a .json file as distributed, also as .gz; or one question per row, in .jsonl, .parquet, or hf:NAME[/CONFIG]:SPLIT for
             a dataset that `datasets` loads.
-        always_answerable: every question has an answer (SQuAD 1.1).
-        labelled: the file contains the true answers. Otherwise an empty list of answers means "no answer" only if another question
-            in the file has one; else the answers are hidden.
+        always_answerable: True if every question has an answer (SQuAD 1.1).
+        labelled: True if the file contains the true answers. False if they may be hidden: then an empty list of answers means "no
+            answer" only if another question in the file has an answer.
 
     Raises:
-        ValueError: an invalid file, with file and question.
+        ValueError: the file is missing or invalid.
+        InvalidRowsError: questions are invalid. The message names file and question.
     """
     has_rows = is_hub_split(path) or {".jsonl", ".parquet"} & {*path.suffixes}
     errors = RowErrors()
@@ -146,9 +147,9 @@ def parse_question(
     Args:
         fields: values by name.
         location: file and question, for error messages.
-        always_answerable: every question has an answer (SQuAD 1.1).
-        labelled: the fields contain the true answers.
-        default_id: id of a question without one.
+        always_answerable: True if every question has an answer (SQuAD 1.1).
+        labelled: True if the fields must contain the true answers.
+        default_id: id of the question if the fields contain none.
 
     Raises:
         ValueError: a field is missing or invalid, or an answer is not at its position.
@@ -159,14 +160,16 @@ def parse_question(
         spans = _parse_answers(get_value(fields, "answers", location), context, location)
         impossible = fields.get("is_impossible", False)
         if not isinstance(impossible, bool):
-            raise ValueError(f"{location}: is_impossible={impossible!r} is invalid: it must be true or false.")
+            raise ValueError(
+                f"{location}: is_impossible={impossible!r} is invalid: it must be true or false. Correct it."
+            )
         if spans and impossible:
             raise ValueError(
                 f"{location}: is_impossible=true is invalid: the question has answers. Set it to false, or remove the answers."
             )
         if always_answerable and not spans and labelled:
             raise ValueError(
-                f"{location}: the question has no answer: in squad/1.1 every question has one. Set task=squad/2.0."
+                f"{location}: the question has no answer, but in squad/1.1 every question must have one. Set task=squad/2.0."
             )
         if not (spans or labelled or (impossible and not always_answerable)):
             spans = None  # an empty list means hidden answers
@@ -241,7 +244,7 @@ def _parse_answer(answer: Fields, context: str, location: str) -> TextSpan:
     if start < 0 or context[start : start + len(text)] != text:
         actual = context[start : start + len(text)] if start >= 0 else ""
         first = context.find(text)
-        remedy = f"It first appears at {first}" if first >= 0 else "It is not in the context: remove the question"
+        remedy = f"The answer is at {first}" if first >= 0 else "It is not in the context: remove the question"
         raise ValueError(
             f"{location}: answer_start={start!r} is invalid: the context has {actual!r} there instead of the answer {text!r}. {remedy}."
         )

@@ -1,7 +1,7 @@
-"""Text classification corpora: the folders of IMDB, and the CSV files of Zhang, Zhao and LeCun (2015), or Hub datasets of them.
+"""Text classification corpora: IMDB, and the CSV corpora of Zhang, Zhao and LeCun (2015), from their files or from Hub datasets.
 
-No dev split is distributed. A fraction `data.val_fraction` of the training examples is held out, and the test examples, which have
-labels, are measured once, at the end.
+No dev split is distributed, so the fraction `data.val_fraction` of the training examples is held out. The test examples have labels;
+the selected weights are evaluated on them once, at the end.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from xlpre.text.hub import is_hf_dataset
 
 @dataclass(frozen=True)
 class CsvCorpus:
-    """Distribution of a corpus in CSV files without a header line. The first column is the class, counted from 1.
+    """Files of a corpus as distributed: CSV without a header line. The first column is the class, counted from 1.
 
     Attributes:
-        folder: name of its folder.
+        folder: name of the folder with the files.
         n_classes: number of classes.
         texts: names of the text columns.
-        label_names: names of the classes; empty if they are numbers.
+        label_names: names of the classes; empty if the classes are numbers.
         escapes: escape sequences in the texts and their replacements, applied in order.
     """
 
@@ -64,7 +64,7 @@ SENTIMENTS = ("neg", "pos")
 
 
 class CsvCorpusSource(TableSource):
-    """train.csv and test.csv of a corpus. Its text columns are concatenated.
+    """Examples from train.csv and test.csv of a corpus. The text columns of a row are concatenated.
 
     Args:
         name: key of CSV_CORPORA.
@@ -88,9 +88,12 @@ class CsvCorpusSource(TableSource):
         return super().read_split(split)
 
     def _texts(self, fields: Fields, location: str, allow_empty: bool) -> tuple[str, ...]:
-        """Concatenate the text columns. Some may be empty, but not all unless `allow_empty` is set."""
+        """Concatenate the text columns. At least one must contain text, unless `allow_empty` is set."""
         *titles, text = self._corpus.texts
-        fields = {**dict.fromkeys(titles, ""), **fields}  # some datasets have the title in the text
+        fields = {
+            **dict.fromkeys(titles, ""),
+            **fields,
+        }  # some Hub datasets have no column for the title: it is in the text
         texts = [get_text(fields, column, location, allow_empty=True) for column in (*titles, text)]
         if not (any(texts) or allow_empty):
             raise ValueError(f"{location}: the columns {', '.join(self._corpus.texts)} are empty. Remove the row.")
@@ -141,7 +144,7 @@ def build_corpus(name: str, data: TaskDataConfig, pooling: Pooling) -> Task:
 
 
 def _split_paths(data: TaskDataConfig, train: Path, test: Path) -> tuple[list[Path], dict[str, Path], dict[str, Path]]:
-    """Return the training, dev and test files, or the splits of a dataset."""
+    """Return the training, dev and test files, or the paths of these splits in a Hub dataset."""
     if is_hf_dataset(data.root):
         return [split_path(data.root, TRAIN)], {}, {"test": split_path(data.root, "test")}
     return [train], {}, {"test": test} if test.exists() else {}

@@ -13,7 +13,7 @@ from xlpre.training.distributed import Comm, rank, world_size
 
 
 def predict_split(model: TaskModel, split: Split, batch_size: int, overhead_tokens: int, comm: Comm) -> Outputs:
-    """Run the model on all features of a split. Every process must call it, and receives all outputs, in the order of the features.
+    """Run the model on all features of a split. Every process must call this function; each receives all outputs, in feature order.
 
     Args:
         model: the model, on the device of this process.
@@ -32,7 +32,7 @@ def predict_split(model: TaskModel, split: Split, batch_size: int, overhead_toke
         for batch in sampler.eval_batches(batch_size):
             of_batch = {name: _to_numpy(x) for name, x in model.predict(batch.to(model.device)).items()}
             if not split.is_labelled:
-                of_batch.pop("loss", None)  # some batches may lack labels
+                of_batch.pop("loss", None)  # other batches may lack labels, and so the loss
             is_feature = batch.indices != FILLER
             indices.append(batch.indices[is_feature])
             outputs.append({name: x[is_feature] for name, x in of_batch.items()})
@@ -62,8 +62,8 @@ def _gather(indices: list[np.ndarray], outputs: list[Outputs], n_features: int, 
 def resolve_overhead_tokens(overhead_tokens: int | None, device: torch.device) -> int:
     """Return `data.forward_overhead_tokens`, or the default of the device if it is null.
 
-    On a CPU, 64 to 256 were equally good for models of 2 x 128, 4 x 256 and 3 x 768 (2026-11-21, SST-2). On a GPU, where a pass of
-    few tokens costs as much as one of many, 8192 is a guess.
+    On a CPU, values from 64 to 256 were equally fast for models with n_layer x d_model of 2 x 128, 4 x 256 and 3 x 768 (2026-11-21,
+    SST-2). On a GPU, a pass over few tokens takes as long as one over many; the value of 8192 is a guess.
     """
     if overhead_tokens is not None:
         return overhead_tokens

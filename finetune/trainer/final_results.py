@@ -1,8 +1,10 @@
-"""Results after training, of each seed and of all seeds: metrics of the selected weights, predictions, submission files, table and plots.
+"""Results after training: metrics of the selected weights, predictions, submission files, table and plots.
 
-RUN/seed_1/{metrics.jsonl, result.json, best/, dev.jsonl}      of each run; best/ is a model folder with the task's head
-RUN/{table.md, table.csv, curves.png, confusion.png, ...}      of all runs
-RUN/model/, RUN/predictions/                                   of the run with the best score on the first dev split
+RUN is the setting `run_dir`. It contains one run for each seed. Files written:
+
+RUN/seed_1/{metrics.jsonl, result.json, best/, dev.jsonl}      for each seed; best/ is a model folder with the head of the task
+RUN/{table.md, table.csv, curves.png, confusion.png, ...}      for all seeds together
+RUN/model/, RUN/predictions/                                   from the seed with the best score on the first dev split
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ def finished_seeds(inputs: RunInputs) -> set[int]:
     """Return the seeds whose runs have a result in the run folder.
 
     Raises:
-        ValueError: a result cannot be read, or was made with other settings.
+        ValueError: a result cannot be read, or was computed with other settings.
     """
     seeds = set()
     for path in sorted(Path(inputs.config.run_dir).glob(f"seed_*/{RESULT}")):
@@ -49,7 +51,9 @@ def finished_seeds(inputs: RunInputs) -> set[int]:
 
 
 def finalize_run(inputs: RunInputs, seed: int, steps: int, train_seconds: float, context: TrainingContext) -> Outputs:
-    """Evaluate the selected weights of a run, write its result, and remove its checkpoints. Every process must call it.
+    """Evaluate the weights that `eval.keep_weights` selects, write the result, and remove the checkpoints of a run.
+
+    Every process must call this function.
 
     Args:
         inputs: inputs that the runs of all seeds share.
@@ -96,12 +100,12 @@ def finalize_run(inputs: RunInputs, seed: int, steps: int, train_seconds: float,
 
 
 def finalize(inputs: RunInputs, seeds: Sequence[int], outputs: Mapping[int, Outputs], context: TrainingContext) -> None:
-    """Summarize the runs, and predict the test splits with the best of them. Every process must call it.
+    """Summarize the runs, and predict the test splits with the best run. Every process must call this function.
 
     Args:
         inputs: inputs that the runs of all seeds share.
         seeds: seeds of the runs.
-        outputs: outputs for the first dev split, by seed. Missing ones are computed again.
+        outputs: outputs for the first dev split, by seed. If those of the best seed are missing, they are computed again.
         context: device and communication of this process.
     """
     config = inputs.config
@@ -133,7 +137,7 @@ def finalize(inputs: RunInputs, seeds: Sequence[int], outputs: Mapping[int, Outp
 def _write_test_predictions(
     task: Task, folder: Path, splits: Sequence[Split], outputs: Sequence[Outputs]
 ) -> tuple[dict[str, list[Prediction]], dict[str, float]]:
-    """Write the predictions of the test splits. Returns them by split, and the metrics of splits whose labels are known."""
+    """Write the predictions for the test splits. Return the predictions by split, and the metrics of the labelled splits."""
     metrics: dict[str, float] = {}
     predictions: dict[str, list[Prediction]] = {}
     shutil.rmtree(folder, ignore_errors=True)  # it may contain predictions for other test examples
@@ -170,7 +174,7 @@ def _load_best(inputs: RunInputs, folder: Path, context: TrainingContext) -> tup
 
 
 def _build_tuned_task(inputs: RunInputs, saved: TaskModelFolder) -> Task:
-    """Return the task with the settings that were tuned for these weights."""
+    """Return the task with the settings saved with these weights, including tuned ones such as the threshold of SQuAD 2.0."""
     config = inputs.config
     return build_task(inputs.task.name, dataclasses.replace(config.data, **saved.task["data"]), config.model.pooling)
 

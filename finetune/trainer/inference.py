@@ -37,13 +37,13 @@ def predict_lines(
 
     Args:
         model: content of a fine-tuned model folder.
-        task: its task.
-        lines: the lines, for example from `read_input`. An example without an id gets the number of its line, from 0.
+        task: task of the model.
+        lines: the lines, for example from `read_input`. An example without an id gets the number of its line, from 0, as id.
         batch_size: features per forward pass.
-        chunk_size: number of lines that are read before the first of them is predicted.
+        chunk_size: number of lines that are read and then predicted together.
 
     Raises:
-        ValueError: a line is invalid. The lines before it are predicted first.
+        ValueError: a line is invalid. The predictions for the lines before it are yielded first.
     """
     network = build_with_weights(model.weights, partial(TaskModel, model.folder.config, task)).to(use_device())
     tokenizer = model.folder.require_tokenizer("the folder")
@@ -60,11 +60,11 @@ def predict_lines(
 
 
 def read_input(file: Path | None, text_columns: Sequence[str], is_squad: bool = False) -> Iterator[Line]:
-    """Read the lines of a file, without empty ones.
+    """Yield the non-empty lines of a file, or the rows of a table.
 
     Args:
-        file: the file; None for standard input. A .csv or .parquet file, and a .tsv file whose first line names the text
-            columns, yield fields instead of lines.
+        file: the file; None for standard input. A .csv or .parquet file is read as a table, and so is a .tsv file whose first line
+            names the text columns.
         text_columns: names of the columns with texts.
         is_squad: read a .json file as a SQuAD file.
 
@@ -87,7 +87,7 @@ def read_input(file: Path | None, text_columns: Sequence[str], is_squad: bool = 
 
 
 def _read_chunk(task: Task, lines: Iterable[tuple[int, Line]], tokenizer: Tokenizer) -> tuple[Split, ValueError | None]:
-    """Encode lines up to the first invalid one. Also return its error."""
+    """Encode the lines before the first invalid line. Return them with the error of the invalid line, or None if all are valid."""
     examples: list[Example] = []
     features: list[Features] = []
     try:
@@ -116,21 +116,23 @@ def _parse_line(task: Task, line: str | Fields, location: str, row: int) -> Exam
         columns, texts = task.text_columns, _split_texts(line)
         if len(columns) != len(texts):
             if not columns:
-                raise ValueError(f"{location} is invalid: {task.name} reads a JSON object. Write one.")
-            rule = f"this model reads {counted(len(columns), 'text')} ({' and '.join(columns)}), and the line has {len(texts)}"
+                raise ValueError(
+                    f"{location} is invalid: for task={task.name}, each line must be a JSON object. Write it as one."
+                )
+            rule = f"this model reads {counted(len(columns), 'text')} ({' and '.join(columns)}), but the line has {len(texts)}"
             if len(columns) > 1:
                 remedy = "Separate the texts with one tab, or write a JSON list."
             elif "\t" in line:
                 remedy = "Remove the tab." if line.count("\t") == 1 else "Remove the tabs."
             else:
-                remedy = "Remove the others."
+                remedy = "Remove the other texts."
             raise ValueError(f"{location} is invalid: {rule}. {remedy}")
         fields = dict(zip(columns, texts, strict=True))
     return task.parse_example(fields, location, str(row))
 
 
 def _split_texts(line: str) -> list[str]:
-    """Return the texts of a JSON list, or those separated by tabs."""
+    """Return the texts of a line, which is a JSON list or contains texts separated by tabs."""
     if line.lstrip().startswith("["):
         with suppress(ValueError, RecursionError):
             texts = json.loads(line)

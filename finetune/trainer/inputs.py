@@ -27,11 +27,11 @@ from xlpre.training import checkpoint
 from xlpre.training.distributed import world_size
 from xlpre.training.run_dir import check_run_dir_writable
 
-FROM_SCRATCH = "from_scratch"  # instead of the fingerprint of the weights
+FROM_SCRATCH = "from_scratch"  # value of `weights` in a manifest without pretrained weights; also an added entry
 
 
 class RunInputs:
-    """Inputs that the runs of all seeds share. Nothing is written.
+    """Inputs that the runs of all seeds share. Reading and checking them writes no file.
 
     Args:
         config: the settings.
@@ -41,8 +41,8 @@ class RunInputs:
             (learning rate).
         task: the task.
         pretrained: the model folder of `init_from`.
-        tokenizer: its tokenizer.
-        shape: configuration of the model.
+        tokenizer: tokenizer of the pretrained model.
+        shape: configuration of the model, with the dropout and attention backend of the settings.
         train: encoded training examples.
         dev: encoded splits to evaluate on. The first selects the best weights.
         test: encoded splits to predict.
@@ -54,7 +54,7 @@ class RunInputs:
     def __init__(self, config: FinetuneConfig) -> None:
         if not config.task:
             raise ValueError(
-                f"task={config.task or 'null'} is invalid: a task must be named. Set task=NAME, such as task=glue/mrpc."
+                f"task={config.task or 'null'} is invalid: fine-tuning needs the name of a task. Set task=NAME, such as task=glue/mrpc."
             )
         if not config.init_from:
             raise ValueError(
@@ -68,7 +68,7 @@ class RunInputs:
         for split in splits:
             try:
                 examples[split] = self.task.read_split(split)
-            except InvalidRowsError as error:  # the other splits may have some, too
+            except InvalidRowsError as error:  # the other splits may have invalid rows, too
                 invalid_rows += error.errors
         if invalid_rows:
             raise InvalidRowsError(invalid_rows)
@@ -100,9 +100,9 @@ class RunInputs:
         return TaskModelFolder.from_finetuned(self.pretrained, self.shape, weights, task, provenance)
 
     def manifest(self, seed: int) -> dict[str, Any]:
-        """Return the settings and fingerprints that must be equal for a run to resume.
+        """Return the settings and fingerprints that a stopped run must have in common with the command that resumes it.
 
-        Settings that only affect speed or memory are not included.
+        Settings that only affect speed or memory use are not included.
         """
         config = self.config
         model, optim = dataclasses.asdict(self.shape), dataclasses.asdict(config.optim)
@@ -129,8 +129,8 @@ class RunInputs:
 
         Args:
             path: the result or checkpoint, for the error message.
-            saved: its manifest.
-            expected: the manifest of the run now, with entries of the trainer.
+            saved: manifest of the result or checkpoint.
+            expected: manifest of the current settings, with the entries that the trainer adds.
 
         Raises:
             ValueError: an entry differs.
@@ -141,15 +141,15 @@ class RunInputs:
         if saved.get("weights") != now["weights"]:
             raise ValueError(
                 f"init_from={self.config.init_from} is invalid: its weights are not those that {run_dir} was fine-tuned from. They have "
-                f"changed since, or it is another model. Give the run another name, or remove {run_dir}."
+                f"changed since then, or this is another model. Give the run another name, or remove {run_dir}."
             )
         examples = {"train_examples": "training", "dev_examples": "dev"}
-        derived = (*examples, "labels", "chunking")  # from the settings in `data` and the files
+        derived = (*examples, "labels", "chunking")  # compared last, as they follow from `data` and the files
         checkpoint.check_compatible(path, saved, {key: value for key, value in now.items() if key not in derived})
         for key, kind in examples.items():
             if saved.get(key) != now[key]:
                 raise ValueError(
-                    f"run_dir={run_dir} is invalid: it was fine-tuned with other {kind} examples. Restore them, give the run another "
+                    f"run_dir={run_dir} is invalid: it was fine-tuned with other {kind} examples. Restore those, give the run another "
                     f"name, or remove {run_dir}."
                 )
         checkpoint.check_compatible(path, saved, now)
@@ -173,12 +173,12 @@ class RunInputs:
 
 
 def _add_from_scratch(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a manifest with the setting `from_scratch`, which `weights` contains."""
+    """Return a manifest with an added entry `from_scratch`, which follows from its entry `weights`."""
     return {**manifest, FROM_SCRATCH: manifest.get("weights") == FROM_SCRATCH}
 
 
 def _fingerprint(split: Split) -> str:
-    """Return a hash of the tokens and labels of a split."""
+    """Return a hash of the tokens, labels, ids and groups of a split."""
     content = hashlib.sha256()
     for features in split.features:
         for row in features.rows:
@@ -191,7 +191,7 @@ def _fingerprint(split: Split) -> str:
 
 
 def _sample(examples: Sequence[Example], n_examples: int | None, seed: int) -> Sequence[Example]:
-    """Return `n_examples` random examples in their original order; None: all."""
+    """Return `n_examples` random examples in their original order, or all examples if it is None."""
     if n_examples is None or n_examples >= len(examples):
         return examples
     chosen = np.sort(np.random.default_rng(seed).permutation(len(examples))[:n_examples])
@@ -199,7 +199,7 @@ def _sample(examples: Sequence[Example], n_examples: int | None, seed: int) -> S
 
 
 def _resolve(config: FinetuneConfig, n_train: int, data_settings: dict[str, Any], d_model: int) -> FinetuneConfig:
-    """Replace epochs, warm-up ratio, task overrides and a learning rate of null by the settings that follow from them.
+    """Replace epochs, warm-up ratio and a learning rate of null by numbers, and add the settings that the task read from its files.
 
     Args:
         config: the settings.

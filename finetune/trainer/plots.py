@@ -16,7 +16,7 @@ from finetune.tasks.sequence import ClassificationTask, softmax, stack_labels
 from xlpre.common.plots import COLOURS, legend_label, new_axes, save_figure
 from xlpre.training.metrics_writer import read_metrics
 
-MAX_CLASSES = 20  # size of the largest confusion matrix that is drawn
+MAX_CLASSES = 20  # with more classes, no confusion matrix is drawn
 
 
 def plot_all(folder: Path, run_folders: Sequence[Path], task: Task, split: Split, outputs: Outputs) -> None:
@@ -61,7 +61,7 @@ def plot_learning_curves(path: Path, run_folders: Sequence[Path], metric: str) -
 
 
 def plot_confusion(path: Path, labels: np.ndarray, predictions: np.ndarray, label_names: Sequence[str]) -> None:
-    """Plot the confusion matrix, with labels as rows and predictions as columns. The colour is the fraction of the row."""
+    """Plot the confusion matrix, with labels as rows and predictions as columns. The colour shows the fraction of the row's examples."""
     counts = confusion_matrix(labels, predictions, len(label_names))
     fractions = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     side = 2.2 + 0.55 * len(label_names)

@@ -16,10 +16,10 @@ from xlpre.common.files import write_text
 from xlpre.training.lr_schedule import format_lr
 from xlpre.training.metrics_writer import format_duration
 
-FORMAT = 4  # version of checkpoints and results: parameter names, manifest fields, content of the batches
+FORMAT = 4  # version of checkpoints and results, which changes with parameter names, manifest fields and content of the batches
 RESULT = "result.json"  # in the folder of a run
 BEST = "best"  # model folder with the weights that are the result, in the folder of a run
-# description of a model at chance level, by the name of the metric
+# the trivial predictor that the chance threshold stands for, by the name of the metric
 CHANCE_BASELINES = {
     "accuracy": "always predicting one class",
     "matthews": "random guessing",
@@ -105,10 +105,10 @@ class Summary:
         name: the setting `name`.
         task: name of the task.
         main_metric: name of the metric that selects the best weights.
-        medians: median of each metric.
-        scores: main metric of each run.
+        medians: median of each metric over the runs, by SPLIT/METRIC.
+        scores: value of the main metric of each run.
         chance_threshold: value that the main metric must exceed to show that the model learned anything.
-        n_at_chance: number of runs whose score does not exceed it.
+        n_at_chance: number of runs whose score does not exceed the chance threshold.
         lr: peak learning rate of the runs.
         steps: median number of optimizer steps.
         train_seconds: median training time of a run.
@@ -195,7 +195,7 @@ def summarize(results: Sequence[Result]) -> Summary:
 
 
 def seed_folder(run_dir: str | Path, seed: int) -> Path:
-    """Return the folder of the run with one seed."""
+    """Return the folder of the run with this seed."""
     return Path(run_dir) / f"seed_{seed}"
 
 
@@ -207,7 +207,9 @@ def read_run(run_dir: Path) -> Summary:
     """
     paths = sorted(run_dir.glob(f"seed_*/{RESULT}"), key=lambda path: int(path.parent.name.partition("_")[2]))
     if not paths:
-        raise ValueError(f"{run_dir} is invalid: it has no seed_*/{RESULT}. Give the folder of a finished fine-tuning.")
+        raise ValueError(
+            f"{run_dir} is invalid: it has no seed_*/{RESULT}. Give the folder of a finished fine-tuning run."
+        )
     return summarize([Result.read(path) for path in paths])
 
 
@@ -224,10 +226,10 @@ def merge_glue_submissions(run_dirs: Sequence[Path], target: Path) -> list[str]:
         target: the zip file.
 
     Returns:
-        Names of the files that are missing from a complete submission.
+        Names of the files that a complete submission has, but these runs do not.
 
     Raises:
-        ValueError: two runs have predictions for the same task, a file is incomplete, or there are no predictions at all.
+        ValueError: two runs have predictions for the same task, a file is incomplete or not of GLUE, or there are no predictions.
     """
     files: dict[str, Path] = {}
     for path in (path for run_dir in run_dirs for path in sorted((run_dir / "predictions").glob("*.tsv"))):
@@ -242,7 +244,7 @@ def merge_glue_submissions(run_dirs: Sequence[Path], target: Path) -> list[str]:
             )
         if n_rows != SUBMISSION_ROWS[path.name]:
             raise ValueError(
-                f"{path} has {n_rows:,} predictions: a submission needs {SUBMISSION_ROWS[path.name]:,}. Predict the whole test file."
+                f"{path} has {n_rows:,} predictions, but a submission needs {SUBMISSION_ROWS[path.name]:,}. Predict the whole test file."
             )
         files[path.name] = path
     if not files:

@@ -40,10 +40,10 @@ HUB_METRICS = {
 
 
 def read_record(source: Path, task: Task, provenance: Mapping[str, Any]) -> TrainingRecord:
-    """Read what a run records about its weights. If a file of the run is damaged, print a warning and use the provenance only.
+    """Read the settings and scores of a run. If a file of the run is damaged, print a warning and use only the provenance.
 
     Args:
-        source: folder of the run, or of a model in it. For other folders, only the provenance is known.
+        source: folder of the run, or of a model in it. For a model outside a run folder, only the provenance is known.
         task: task of the model.
         provenance: provenance of the model.
     """
@@ -76,7 +76,7 @@ def _read_record(run_dir: Path | None, task: Task, provenance: Mapping[str, Any]
 
 
 def _read_result(run_dir: Path, provenance: Mapping[str, Any]) -> Result | None:
-    """Return the result of the run with the seed of the weights, if it was computed with these weights."""
+    """Return the result of the run that the weights are from, if it was computed with these weights; otherwise None."""
     path = seed_folder(run_dir, provenance["seed"]) / RESULT
     result = Result.read(path) if path.exists() else None
     return result if result and result.model_step == provenance["step"] else None
@@ -164,9 +164,7 @@ def _benchmarks(config: FinetuneConfig, task: Task, scores: Mapping[str, float])
     """Return the scores on the published dev files of a benchmark, for the Hub's metadata. Custom files are not a benchmark."""
     family, _, subset = task.name.partition("/")
     dataset = SQUAD.get(task.name) or BENCHMARKS.get(family)
-    if (
-        dataset is None or config.data.dev or task.name == "glue/ax"
-    ):  # which is evaluated on the dev file of another task
+    if dataset is None or config.data.dev or task.name == "glue/ax":  # glue/ax is evaluated on the dev file of MNLI
         return []
     return [
         EvalResult(

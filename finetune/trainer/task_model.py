@@ -1,4 +1,4 @@
-"""Model of a task: the pretrained backbone with the content stream only, and the head of the task."""
+"""Model of a task: the pretrained backbone, without the query stream, and the head of the task."""
 
 from __future__ import annotations
 
@@ -74,9 +74,10 @@ class TaskModel(nn.Module):
 
     @torch.no_grad()
     def _read_memory(self, earlier: Sequence[PaddedBatch], last: PaddedBatch) -> tuple[Memory, Tensor]:
-        """Return the memory after the `earlier` windows, and the number of tokens that each row (B,) has in them.
+        """Read the `earlier` windows. Return the memory after them, and the number of tokens of each row in them, (B,), without padding.
 
-        Memory has no gradient, as in pretraining. So an optimizer step stores the graph of one window only, for texts of any length.
+        Memory has no gradient, as in pretraining. So an optimizer step stores the graph of the last window only, for texts of any
+        length.
         """
         requested, parameter = last.chunking.mem_len, self.backbone.mask_embedding
         n_positions = sum(window.input_ids.size(1) for window in earlier)
@@ -85,7 +86,7 @@ class TaskModel(nn.Module):
             self.shape, len(last.input_ids), mem_len=mem_len, device=parameter.device, dtype=parameter.dtype
         )
         n_seen = last.input_ids.new_zeros(len(last.input_ids))
-        for window in earlier:  # padding is on the left, so the tokens seen are the last columns of memory
+        for window in earlier:  # padding is on the left, so the tokens are at the last positions of memory
             inputs = window.model_batch(
                 window.input_ids.new_zeros(len(n_seen), 1), n_seen, reuse_len=window.input_ids.size(1)
             )
@@ -136,13 +137,13 @@ def check_head(path: Path, head: Mapping[str, Tensor], task: Task, shape: ModelC
 def resolve_shared_backend(
     shape: ModelConfig, dtype: torch.dtype, context: TrainingContext, saved: str | None = None
 ) -> ModelConfig:
-    """Return the shape with the attention backend that rank 0 resolves for its device, on every process.
+    """Return the shape with a concrete attention backend. Rank 0 chooses it for its device, and all processes use it.
 
     Args:
         shape: configuration of the backbone.
         dtype: data type of activations.
         context: device and communication of this process.
-        saved: backend that computed the checkpoint to resume from.
+        saved: backend that computed the checkpoint to resume from. None: a new run.
     """
     backend: Any = context.comm.call_on_rank_zero(
         lambda: resolve_backend(shape.attention_backend, context.device, dtype, shape.head_width, saved)

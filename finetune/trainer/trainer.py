@@ -76,7 +76,7 @@ def finetune(config: FinetuneConfig) -> None:
 
 
 class Trainer:
-    """A run with one seed. Resumes from its latest checkpoint, if there is one.
+    """Trains the model of one seed. Resumes from the latest checkpoint of this run, if there is one.
 
     Args:
         inputs: inputs that the runs of all seeds share.
@@ -102,7 +102,7 @@ class Trainer:
             ValueError: gradients or weights are not finite, or a checkpoint cannot be written.
         """
         config, progress, logger = self.config, self.progress, self.logger
-        # a resumed run may have used up its time budget
+        # a resumed run may be finished already, because its time is used up
         if progress.step == 0 or self._evaluation_due or self.is_finished:
             self.evaluate()
         stopped = False
@@ -151,7 +151,7 @@ class Trainer:
         )
         self.best: tuple[float, int] | None = manifest.get("best") and tuple(manifest["best"])
         self._n_without_improvement: int = manifest.get("evaluations_without_improvement", 0)
-        # a run that is asked to stop saves at once; it evaluates when it resumes
+        # a run that is asked to stop saves at once; a due evaluation takes place when it resumes
         self._evaluation_due = manifest.get("evaluation_due", False)
         self._build(saved, manifest)
         self.progress = Progress(train, self.engine, self.context.comm, shutdown, self._writer, manifest)
@@ -172,10 +172,10 @@ class Trainer:
         return self._sampler.micro_steps(self._seed, self.progress.step, batch_size, accumulation)
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluate on all dev splits, keep the best weights, and log. Every process must call it.
+        """Evaluate on all dev splits, keep the best weights, and log. Every process must call this method.
 
         Returns:
-            The metrics as SPLIT/METRIC.
+            The metrics, by SPLIT/METRIC.
         """
         with self.logger.paused():
             task, metrics = self._inputs.task, dict[str, float]()
@@ -192,7 +192,7 @@ class Trainer:
         return metrics
 
     def save(self) -> None:
-        """Start writing a checkpoint while training continues. Every process must call it."""
+        """Start writing a checkpoint while training continues. Every process must call this method."""
         manifest = {
             **self._manifest,
             "train_seconds": self.progress.train_seconds,
@@ -224,7 +224,7 @@ class Trainer:
             self._n_without_improvement += 1
 
     def _publish(self, saved: Path) -> None:
-        """Publish the best weights of a checkpoint in the run folder."""
+        """Hard-link the best weights of a written checkpoint into the folder of the run."""
         if (saved / checkpoint.BEST_DIR).is_dir():
             hardlink_copy(saved / checkpoint.BEST_DIR, self.folder / BEST)
 

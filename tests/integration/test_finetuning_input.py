@@ -222,8 +222,8 @@ def test_a_pair_may_be_a_list_and_an_interactive_line_is_predicted_before_the_ne
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("ba\tbe", r"reads 1 text \(one\), and the line has 2\. Remove the tab\.$"),
-        ('["ba", "be"]', r"has 2\. Remove the others\.$"),
+        ("ba\tbe", r"reads 1 text \(one\), but the line has 2\. Remove the tab\.$"),
+        ('["ba", "be"]', r"has 2\. Remove the other texts\.$"),
     ],
 )
 def test_a_line_with_two_texts_for_a_model_of_one_is_refused_with_what_to_remove(tokenizer, line, message):
