@@ -1,4 +1,7 @@
-"""Agreement of contenders: only those with the same loss and gradients may be compared in speed."""
+"""Checks that contenders compute the same loss and gradients, before their speed is compared.
+
+A contender is one of the models that a benchmark compares; see contenders.py.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,19 @@ from benchmarks.common.contenders import Contender, config_of_contender, make_co
 from xlpre.training.deepspeed_engine import PRECISIONS
 
 LOSS_TOLERANCE = 1e-4  # nats
-GRADIENT_TOLERANCE = 1e-3  # relative error of the gradient of a parameter; rounding in fp32 causes a hundredth of this
-NEGLIGIBLE = 1e-8  # relative to the norm of all gradients; smaller gradients of a parameter are rounding errors
+GRADIENT_TOLERANCE = 1e-3  # relative error of a parameter's gradient; rounding in fp32 causes errors of about 1e-5
+NEGLIGIBLE = 1e-8  # relative to the norm of all gradients; differences below this are rounding errors
 
 
 def agreeing_contenders(names: list[str], config: dict[str, Any]) -> tuple[dict[str, Contender], dict[str, str]]:
-    """Build contenders and compare their losses and gradients with the last contender.
+    """Build contenders, and compare their losses and gradients with those of the last contender.
 
     Args:
-        names: contenders. The last one runs first.
-        config: shape of the model and the batch.
+        names: names of the contenders. The last contender runs first and gives the expected loss and gradients.
+        config: benchmark configuration: shape of the model and the batch, device, precision.
 
     Returns:
-        The contenders that agree, compiled and ready to train, and the reasons why the others do not.
+        The contenders that agree, by name, compiled and ready to train; and a reason for each contender that fails or does not agree.
     """
     agreeing, failed = make_contenders(names, config), {}  # type: dict[str, Contender], dict[str, str]
     expected: tuple[float, dict[str, Tensor]] | None = None
@@ -49,10 +52,10 @@ def agreeing_contenders(names: list[str], config: dict[str, Any]) -> tuple[dict[
 
 
 def describe_difference(result: tuple[float, dict[str, Tensor]], expected: tuple[float, dict[str, Tensor]]) -> str:
-    """Describe the first difference between two losses with gradients by parameter. Empty if they agree."""
+    """Describe the first difference between two results, each a loss and gradients by parameter name. Empty if the results agree."""
     (loss, gradients), (expected_loss, expected_gradients) = result, expected
     if not abs(loss - expected_loss) <= LOSS_TOLERANCE:  # nan does not agree
-        return f"losses do not agree: {loss} and {expected_loss}"
+        return f"losses do not agree: {loss}, expected {expected_loss}"
     negligible = NEGLIGIBLE * torch.nn.utils.get_total_norm(expected_gradients.values()).item()
     for name in gradients.keys() | expected_gradients.keys():
         if name not in gradients or name not in expected_gradients:
@@ -60,10 +63,10 @@ def describe_difference(result: tuple[float, dict[str, Tensor]], expected: tuple
         norm = expected_gradients[name].norm().item()
         error = (gradients[name] - expected_gradients[name]).norm().item()
         if not error <= GRADIENT_TOLERANCE * norm + negligible:
-            return f"gradients do not agree: those of {name} differ by {error:.3g}, with a norm of {norm:.3g}"
+            return f"gradients do not agree: those of {name} differ by {error:.3g} (norm of the difference), their norm is {norm:.3g}"
     return ""
 
 
 def format_exception() -> str:
-    """Return the end of the current traceback."""
+    """Return the last frames of the traceback of the exception that is being handled, as text."""
     return traceback.format_exc(limit=-4)[-3000:]

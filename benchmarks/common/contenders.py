@@ -1,6 +1,7 @@
-"""Models to compare in a training step, with equal weights and an equal batch: xlpre's and Hugging Face's, eager or compiled.
+"""Contenders: models of xlpre and of Hugging Face whose training steps are compared, with equal weights and an equal batch.
 
-A contender is named `hf`, `hf-compile`, or `xlpre[:attention[:compile]]`.
+The name of a contender is `hf`, `hf-compile`, or `xlpre[:attention[:compile]]`, where `attention` is an attention backend and `compile`
+is a scope of `Contender.compile`. Functions take the benchmark configuration as `c`, a dictionary with the keys of DEFAULT.
 """
 
 from __future__ import annotations
@@ -98,24 +99,24 @@ def causal_batch(tokens: Tensor, n_targets: int) -> Batch:
 
 
 def shape_of(c: dict[str, Any]) -> ModelConfig:
-    """Return the model configuration for a benchmark configuration."""
+    """Return the configuration of xlpre's model with the sizes of a benchmark configuration."""
     sizes = {name: c[name] for name in SIZES}
     return ModelConfig(**sizes, dropatt=c["dropout"], mem_len=c["mem_len"], attention_backend=c["attention"])
 
 
 def needed_flops(c: dict[str, Any]) -> float:
-    """Return the FLOP of a step that MFU counts; see pretrain/planning/flops.py."""
+    """Return the FLOPs that a step needs, as MFU counts them; see pretrain/planning/flops.py."""
     data = DataConfig(seq_len=c["window"], reuse_len=c["reuse_len"])
     config = PretrainConfig(data=data, objective=ObjectiveConfig(partial_k=c["partial_k"]), model=shape_of(c))
     return flops_per_step(config.model, batch_shape(config, c["rows"]))
 
 
 class Contender:
-    """A model to train.
+    """A model whose training step can be timed.
 
     Args:
-        model: the model.
-        c: benchmark configuration, with device and optimizer.
+        model: the model; it is moved to the device of the configuration.
+        c: benchmark configuration.
     """
 
     def __init__(self, model: nn.Module, c: dict[str, Any]) -> None:
@@ -133,14 +134,15 @@ class Contender:
         raise NotImplementedError
 
     def gradients(self) -> dict[str, Tensor]:
-        """Return the gradients that are not None, by xlpre's parameter names."""
+        """Return the gradients by xlpre's parameter names, without parameters that have none."""
         return {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
 
     def compile(self, scope: str) -> None:
         """Compile the model.
 
         Args:
-            scope: `whole` (one graph), `layers` (one graph for all layers, the rest eager), a mode of torch.compile, or empty.
+            scope: `whole` (one graph for the model), `layers` (one graph that all layers share; the rest stays eager), a mode of
+                torch.compile, or an empty string (no compilation).
         """
         if scope == "layers":
             for layer in self.model.backbone.layers:
@@ -149,13 +151,13 @@ class Contender:
             self._run = torch.compile(self.model, dynamic=False, mode=None if scope == "whole" else scope)
 
     def train(self, dtype: torch.dtype) -> None:
-        """Prepare training with weights, gradients and moments in `dtype`."""
+        """Switch to training mode with weights and gradients in `dtype`. Create AdamW if the configuration has an optimizer."""
         self.model.to(dtype).train()
         if self._has_optimizer:
             self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
 
     def step(self) -> Tensor:
-        """Run forward, backward and, with an optimizer, the update. Returns the loss."""
+        """Run a forward and a backward pass, and the update if there is an optimizer. Returns the loss."""
         torch.compiler.cudagraph_mark_step_begin()
         loss = self.loss()
         loss.backward()
@@ -182,7 +184,7 @@ class HuggingFace(Contender):
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if name.endswith(("r_w_bias", "r_r_bias", "r_s_bias", "seg_embed")):
-                    parameter.normal_(0, 0.2)  # so that every term counts
+                    parameter.normal_(0, 0.2)  # not zero, so that each term of the attention score has an effect
         super().__init__(model, c)
         self._shape = shape_of(c)
 
@@ -200,7 +202,7 @@ class HuggingFace(Contender):
         }
 
     def train(self, dtype: torch.dtype) -> None:
-        """Prepare training, and cast position encodings, which are always fp32, to `dtype`."""
+        """Switch to training mode. Cast the position encodings, which Hugging Face computes in fp32, to `dtype`."""
         super().train(dtype)
         transformer = self.model.transformer
         encode = transformer.relative_positional_encoding
@@ -216,7 +218,12 @@ class HuggingFace(Contender):
 
 
 class Xlpre(Contender):
-    """xlpre's language model, with `weights` by parameter name; empty for random ones."""
+    """xlpre's language model.
+
+    Args:
+        c: benchmark configuration.
+        weights: weights by parameter name; if empty, the weights are initialized at random.
+    """
 
     def __init__(self, c: dict[str, Any], weights: dict[str, Tensor]) -> None:
         torch.manual_seed(c["seed"])
@@ -238,7 +245,7 @@ class Xlpre(Contender):
 
 
 def config_of_contender(name: str, c: dict[str, Any]) -> dict[str, Any]:
-    """Return the benchmark configuration with the attention backend and the compilation that the name of a contender sets."""
+    """Return the benchmark configuration, with `attention` and `compile` replaced by those that the name of a contender contains."""
     impl, *more = name.split(":")
     if impl not in ("xlpre", "hf", "hf-compile") or (more and impl != "xlpre") or len(more) > 2:
         raise SystemExit(f"{name!r} is not a contender. Use hf, hf-compile, or xlpre[:attention[:compile]].")
@@ -264,7 +271,7 @@ def native_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def make_contenders(names: list[str], c: dict[str, Any]) -> dict[str, Contender]:
-    """Return contenders by name: eager, in fp32 and evaluation mode, with equal weights and inputs."""
+    """Build contenders, all with equal weights and inputs. They are not compiled yet, and are in fp32 and evaluation mode."""
     torch.set_num_threads(c["threads"])
     hf_contenders = [HuggingFace(c) for name in names if name.startswith("hf")]
     weights = native_weights(hf_contenders[0].model) if hf_contenders else {}

@@ -1,4 +1,4 @@
-"""One of the fine-tuning runs that a benchmark compares: its command and its result."""
+"""The command and the result of a fine-tuning run. Benchmarks start several and compare their results."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class FinetuningRun:
     """A fine-tuning run with one seed, in its own folder.
 
     Attributes:
-        seed: the seed.
-        folder: the run folder.
+        seed: seed of the run.
+        folder: run folder, which contains a folder for the seed.
     """
 
     seed: int
@@ -33,19 +33,19 @@ class FinetuningRun:
 
     @property
     def seed_folder(self) -> Path:
-        """Folder with the output of the seed."""
+        """Folder inside the run folder with the output of the seed."""
         return seed_folder(self.folder, self.seed)
 
     @property
     def is_finished(self) -> bool:
-        """True if there is a result, with any settings."""
+        """True if the folder has a result, whatever its settings."""
         return (self.seed_folder / RESULT).exists()
 
     def is_finished_with(self, config: str, settings: Sequence[str]) -> bool:
-        """True if there is a result with these settings, examples and weights.
+        """True if the folder has a result of this config file and these settings, with the current examples and weights.
 
         Raises:
-            ValueError: there is a result with other settings, examples or weights.
+            ValueError: the folder has a result with other settings, examples or weights.
         """
         if not self.is_finished:
             return False
@@ -63,7 +63,7 @@ class FinetuningRun:
         return Result.read(self.seed_folder / RESULT)
 
     def command(self, config: str, settings: Sequence[str]) -> Command:
-        """Return the command of the run: finetune/run.py with a config file and more settings."""
+        """Return the command that starts or resumes the run: finetune/run.py with a config file and settings that override it."""
         settings = [f"seed={self.seed}", f"name={self.folder.name}", f"run_dir={self.folder}", *settings]
         script = os.path.relpath(REPOSITORY / "finetune/run.py")
         args = ["python", script, "--config", config, *settings]

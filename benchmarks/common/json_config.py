@@ -9,7 +9,7 @@ from typing import Any
 
 
 def read_json_config(text: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `defaults`, updated by a JSON object or by a file that contains one. Invalid input ends the command."""
+    """Return `defaults`, updated by a JSON object. `text` is the object or the path of its file. Invalid input ends the command."""
     try:
         config = json.loads(text if text.lstrip().startswith("{") else Path(text).read_text("utf-8"))
         if not isinstance(config, dict):
@@ -18,6 +18,6 @@ def read_json_config(text: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
         raise SystemExit(f"--config={text} is invalid: {error}. Pass a JSON object, or a file with one.") from None
     if unknown := config.keys() - defaults.keys():
         raise SystemExit(
-            f"--config is invalid: unknown key {', '.join(sorted(unknown))}. Known keys: {', '.join(defaults)}."
+            f"--config is invalid: it has the unknown keys {', '.join(sorted(unknown))}. Known keys: {', '.join(defaults)}."
         )
     return {**defaults, **config}

@@ -1,4 +1,4 @@
-"""Command-line arguments for the shape of one layer's attention, and the exact result with a known dropout mask."""
+"""Command-line arguments for the shape of one layer's attention; and its results in higher precision, with a given dropout mask."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LARGE = {"rows": 16, "heads": 16, "width": 64, "window": 512, "memory": 384, "ta
 
 
 def add_shape_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments. The default is the shape of XLNet-Large; on a CPU, one row of it."""
+    """Add the arguments. The defaults are those of XLNet-Large: a batch of 16 rows on a GPU, one row on a CPU."""
     on_gpu = torch.cuda.is_available()
     for name, default in LARGE.items():
         parser.add_argument(f"--{name}", type=int, default=default if on_gpu or name != "rows" else 1)
@@ -27,13 +27,14 @@ def add_shape_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def keep_mask(case: AttentionCase, dropout: float) -> Tensor:
-    """Return which weights the dropout of a backend keeps, (B, H, N, K) bool, True where a key is not visible.
+    """Return a mask (B, H, N, K) bool of the attention weights that a backend's dropout keeps. Keys that are not visible count as kept.
 
-    The mask is read from outputs: all scores are equal, and the value of each key identifies the key.
+    The mask is read from outputs. All scores are zero, so all visible keys have the same weight, and the values of the keys are one-hot,
+    so an output element is not zero if its key was kept. One pass covers as many keys as the head is wide.
     """
     value = case.tensors["value"].detach()
     B, K, H, E = value.shape
-    # with gradients, because torch may use another kernel without them
+    # inputs require gradients, because torch may choose another kernel for inputs that do not
     zeros = {name: torch.zeros_like(x).requires_grad_() for name, x in case.tensors.items()}
     parts = []
     for start in range(0, K, E):
@@ -49,7 +50,7 @@ def keep_mask(case: AttentionCase, dropout: float) -> Tensor:
 def exact_results(
     case: AttentionCase, d_output: Tensor, keep: Tensor | None = None, dropout: float = 0.0
 ) -> dict[str, Tensor]:
-    """Compute a case by the reference backend in twice the precision. Dropout keeps the weights in `keep`."""
+    """Compute output and gradients with the reference backend in the next higher precision. Dropout keeps the weights in `keep`."""
     dtype = higher_precision(case.tensors["key"].dtype)
     exact = attention_case(ReferenceBackend, case.backend.attn_meta, case.tensors, dtype)
     apply_mask = F.dropout if keep is None else lambda probability, rate: probability * keep / (1 - rate)

@@ -1,4 +1,4 @@
-"""Processes that benchmarks start with the code of this repository, and kill with all their children."""
+"""Helpers to start processes that import this repository, and to kill them with all their children."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make_environment(**variables: str) -> dict[str, str]:
 
 
 def kill_tree(process: subprocess.Popen[Any]) -> None:
-    """Kill a process and all its descendants, some of which may end at the same time."""
+    """Kill a process and all its descendants. Descendants that end meanwhile are no error."""
     with suppress(psutil.NoSuchProcess):
         for child in psutil.Process(process.pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):

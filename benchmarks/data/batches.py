@@ -5,11 +5,13 @@ python benchmarks/data/batches.py
 Writes a store of random text in a temporary folder, reads it by memory map, and prints one JSON line with
 
 - window tokens per CPU second for each objective (median of several turns),
-- the same for permutation with dense masks (T, T) and one-hot targets, as other loaders build them,
-- the time of each stage per permutation row.
+- the same for permutation if masks (T, T) and one-hot targets are also built, as in other loaders,
+- microseconds per permutation row of each stage of the loader.
 
-The defaults are those of XLNet: rows of 512 tokens of which half are reused, one target in six tokens, spans of up to five words, sentence
-pairs, bidirectional data.
+A turn measures every kind of batch once. Text is read in lanes: a lane is a row of the batch that reads consecutive windows.
+
+The defaults are those of XLNet: rows of 512 tokens, half of them reused; one target in six tokens; spans of up to five words; sentence
+pairs; bidirectional data.
 """
 
 from __future__ import annotations
@@ -39,11 +41,11 @@ from xlpre.objectives.registry import build_objective
 from xlpre.objectives.target_sampling import SpanSampler
 from xlpre.text import special_tokens
 
-VOCABULARY, WORD_START_FRACTION, SENTENCE_LEN, DOCUMENT_LEN = 32_000, 0.65, 28, 700  # mean lengths in tokens
+VOCABULARY, WORD_START_FRACTION, SENTENCE_LEN, DOCUMENT_LEN = 32_000, 0.65, 28, 700  # lengths: means, in tokens
 
 
 def random_split(folder: Path, n_tokens: int) -> tuple[SplitData, np.ndarray]:
-    """Return memory-mapped random text with Zipf frequencies, and a mask of the tokens that start a word."""
+    """Return memory-mapped random tokens with Zipf frequencies, and a mask over the vocabulary of the tokens that start a word."""
     rng = np.random.default_rng(0)
     vocabulary = np.arange(len(special_tokens.SPECIAL_TOKENS), VOCABULARY)
     tokens = rng.choice(vocabulary, n_tokens, p=(1 / vocabulary) / (1 / vocabulary).sum()).astype(np.uint16)
@@ -57,7 +59,7 @@ def random_split(folder: Path, n_tokens: int) -> tuple[SplitData, np.ndarray]:
 
 
 def make_loader(split: SplitData, starts_word: np.ndarray, objective: str, window: int, rows: int) -> Loader:
-    """Return the loader of an objective."""
+    """Return a loader of batches for an objective, with XLNet's defaults for the given window."""
     data = DataConfig(seq_len=window, reuse_len=window if objective == "causal" else window // 2)
     lanes = Lanes(
         split,
@@ -78,12 +80,14 @@ def dense_masks(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def time_stages(split: SplitData, starts_word: np.ndarray, window: int, rows: int, step: int) -> dict[str, float]:
-    """Return the CPU seconds of each stage of a batch of permutation rows."""
+    """Build one batch of permutation rows, and return the CPU seconds of each stage."""
     loader, config, lanes = make_loader(split, starts_word, "permutation", window, rows), ObjectiveConfig(), range(rows)
     data, sampler = DataConfig(seq_len=window, reuse_len=window // 2), SpanSampler(config, starts_word)
     objective = build_objective(config, data, starts_word)
     for lane in lanes:
-        loader.lanes.location(lane, step)  # warm-up: a lane starts a new run at one step in 128 only
+        loader.lanes.location(
+            lane, step
+        )  # not timed: finds the next passage of a lane, which training does at one step in 128 only
     seconds = {}
 
     def timed(stage: str, function: Callable):  # noqa: ANN202
@@ -94,7 +98,7 @@ def time_stages(split: SplitData, starts_word: np.ndarray, window: int, rows: in
 
     def make_rng() -> RowRng:
         rng = RowRng(1, lanes, step)
-        rng.uniform(1)  # draws a block of numbers
+        rng.uniform(1)  # the first call draws a whole block of numbers
         return rng
 
     locations = timed("lanes", lambda: [loader.lanes.location(lane, step) for lane in lanes])
@@ -109,12 +113,12 @@ def time_stages(split: SplitData, starts_word: np.ndarray, window: int, rows: in
 
 
 def measure_throughput(make_batch: dict[str, Callable], n_tokens: int, n_batches: int, turns: int) -> dict[str, float]:
-    """Return window tokens per CPU second of each contender, in turns.
+    """Return window tokens per CPU second of each kind of batch: the median over turns.
 
     Args:
-        make_batch: functions from a step to a batch, by name.
+        make_batch: functions that build the batch of a step, by the name of the kind of batch.
         n_tokens: window tokens of a batch.
-        n_batches: batches per turn.
+        n_batches: batches of each kind per turn.
         turns: number of turns.
     """
     rates: dict[str, list[float]] = {name: [] for name in make_batch}
@@ -134,7 +138,7 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=512, help="tokens per row")
     parser.add_argument("--rows", type=int, default=32, help="rows per batch")
     parser.add_argument("--tokens", type=int, default=4_000_000, help="tokens of the store")
-    parser.add_argument("--batches", type=int, default=10, help="batches per turn")
+    parser.add_argument("--batches", type=int, default=10, help="batches of each kind per turn")
     parser.add_argument("--turns", type=int, default=7)
     args = parser.parse_args()
     torch.set_num_threads(1)

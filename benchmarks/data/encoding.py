@@ -1,9 +1,10 @@
-"""Speed of encoding compared with SentencePiece alone, and memory of store preparation by size of the text.
+"""Speed of encoding compared with SentencePiece alone, and the memory that preparing a store needs for texts of several sizes.
 
 python benchmarks/data/encoding.py --vocabulary stores/wiki/vocabulary.model --text wiki_en.txt.gz books_en.txt.gz --times 1 10
 
-One JSON line for the speed on one core (CPU time, equal lines, in turns), and one for each size. For a size, a separate process prepares
-a store of the text repeated `--times` times. The line contains the peak resident memory of that process and of its largest worker.
+Prints one JSON line with the speed on one core: megabytes of text per CPU second, where xlpre and SentencePiece take turns with the same
+lines. Then prints one JSON line for each number N of `--times`: a separate process prepares a store of N copies of the text, and the line
+contains the peak resident memory of that process and of its largest worker.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ build_store(target, TextConfig(source=source, num_processes=int(workers)), Token
 
 
 def measure_speed(tokenizer: Tokenizer, source: str, megabytes: float, repeats: int) -> dict:
-    """Return MB of text per CPU second of SentencePiece alone, and of encoding into ids, sentence ends and document ends."""
+    """Return MB of text per CPU second for SentencePiece alone, and for xlpre, which also computes sentence ends and document ends."""
     documents = list(read_documents(TextConfig(source=source, max_chars=round(megabytes * 1e6))))
     lines = [line for document in documents for line in document]
     size = sum(len(line.encode()) for line in lines) / 1e6
@@ -62,7 +63,7 @@ def measure_speed(tokenizer: Tokenizer, source: str, megabytes: float, repeats: 
 
 
 def measure_memory(vocabulary: str, sources: list[Path], times: int, workers: int) -> dict:
-    """Return peak resident memory and MB per second of preparing the text, repeated `times` times."""
+    """Prepare a store of `times` copies of the text. Return the peak resident memory and the MB of text per second."""
     with tempfile.TemporaryDirectory() as folder:
         for number in range(times):
             for source in sources:
@@ -99,7 +100,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vocabulary", required=True, help="SentencePiece model with XLNet's special tokens")
     parser.add_argument("--text", nargs="+", required=True, type=Path, help=".txt or .txt.gz files")
-    parser.add_argument("--times", nargs="+", type=int, default=[1, 10], help="repetitions of the text, for memory")
+    parser.add_argument(
+        "--times",
+        nargs="+",
+        type=int,
+        default=[1, 10],
+        help="numbers of copies of the text for which memory is measured",
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--mb", type=float, default=10, help="MB of text for the speed on one core")
     parser.add_argument("--repeats", type=int, default=5)

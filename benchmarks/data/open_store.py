@@ -1,10 +1,10 @@
-"""Time to open a store and memory to read batches from it, by size of the store.
+"""Time to open a store, and memory to read batches from it, for stores of several sizes.
 
 python benchmarks/data/open_store.py --tokens 1000000 1000000000
 
-The tokens are zeros in sparse files, with a sentence every 20 tokens and a document every 1,000. One JSON line per size, from a separate
-process: seconds to open (a small store is verified, too), and anonymous memory (RssAnon, without cached pages of files) of opening and of
-reading batches.
+The tokens are zeros in sparse files. A sentence ends every 20 tokens, a document every 1,000. Prints one JSON line per size, measured
+in a separate process: seconds to open the store (for a small store this includes its verification), and MB of anonymous memory (RssAnon,
+which excludes cached pages of files) to open the store and to read batches.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def anonymous_mb() -> float:
 
 
 def measure(path: Path, n_batches: int) -> dict:
-    """Open a store and read batches of 32 rows of 512 tokens."""
+    """Open a store and read batches of 32 rows of 512 tokens. Return the seconds and MB to print."""
     before = anonymous_mb()
     start = time.perf_counter()
     store = TokenStore(path)
@@ -95,7 +95,7 @@ def measure(path: Path, n_batches: int) -> dict:
         loader.batch(step * 1000, range(32))
     after_warmup = anonymous_mb()
     for step in range(n_batches):
-        loader.batch(step * 1000, range(32))  # far apart, so that runs differ
+        loader.batch(step * 1000, range(32))  # far apart, so that each batch reads other parts of the text
     return {
         "tokens": len(store.train),
         "seconds_to_open": round(seconds, 4),

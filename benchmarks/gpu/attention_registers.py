@@ -1,17 +1,18 @@
-"""Registers and shared memory of the attention kernels, compiled and assembled for sm_90. This needs no GPU.
+"""Compile and assemble the attention kernels for sm_90, and print their registers and shared memory. This needs no GPU.
 
 python benchmarks/gpu/attention_registers.py [--width 64 128] [--dtype bf16] [--kernel attention_forward] [--tile 128,64,8,2 ...]
     [--no-dropout] [--same-length]
 
-Prints one line for each kernel and tile:
+Prints one line for each kernel and tile (a tile has the rows and keys that a program computes at a time, its warps and its pipeline
+stages):
 
-    registers, budget   registers of a thread, and their limit
-    spilled, shared     spilled bytes of a thread, and bytes of shared memory of a program
+    registers, budget   registers per thread, and the most that the kernel may use
+    spilled, shared     spilled bytes per thread, and bytes of shared memory per program
     wgmma               number of warp-group matrix products in the code
-    maxima              number of maximum instructions that ignore nan
-    instructions        instructions of all threads in the longest loop, per pair of row and key (or distance)
+    maxima              number of maximum instructions that return the other operand if one is nan
+    instructions        instructions of all threads in an iteration of the longest loop, per pair of row and key (or distance)
 
-The exit status is 1 if a kernel spills or exceeds its budget. The benchmark needs the package triton, which includes the assembler. It
+The exit status is 1 if a kernel spills or exceeds its budget. The command needs the package triton, which includes the assembler, and
 does not run under TRITON_INTERPRET=1.
 """
 
@@ -38,11 +39,11 @@ from xlpre.model.kernels.triton.tiles import TILES, Tile, tile_for, tile_index
 
 INT32_TENSORS = ("row_info", "key_info", "direction", "drop_mask")
 FLOAT32_TENSORS = ("lse", "delta", "d_pos_key", "d_pos_offset")  # float32 in every precision
-ALIGNED = ("n_pitch", "k_pitch", "n")  # compiled as multiples of 16; Triton assumes nothing about other sizes
+ALIGNED = ("n_pitch", "k_pitch", "n")  # Triton compiles these as multiples of 16, and assumes nothing about other sizes
 INT32_SCALARS = (*ALIGNED, *SIZES, "max_distance", "first_row", "drop_level")
-# Registers of a thread for head widths 64 and 128 in 16 bits: the largest number that triton 3.6 and 3.7 need, rounded up to a multiple
-# of 8, plus 8 if the same number of programs still shares the 65,536 registers of a multiprocessor. Kernels at the hardware limit fail
-# if they spill.
+# Budgets: registers per thread for head widths 64 and 128 in 16 bits. A budget is what triton 3.6 or 3.7 needs (the larger), rounded up
+# to a multiple of 8. Another 8 are added where this does not reduce the programs that fit into the 65,536 registers of a multiprocessor.
+# A kernel whose budget is the hardware limit (255) fails only if it spills.
 REGISTERS = {
     "draw_dropout_mask": (32, 32),
     "position_scores": (240, 224),
@@ -52,18 +53,18 @@ REGISTERS = {
     "backward_position_query": (128, 255),
     "backward_position_key": (128, 168),
 }
-MAX_REGISTERS = 255  # of a thread; a kernel that needs more spills
+MAX_REGISTERS = 255  # hardware limit per thread; a kernel that needs more spills
 
 
 class Assembly(NamedTuple):
     """A compiled and assembled kernel.
 
     Attributes:
-        registers: registers of a thread.
-        spilled: bytes of a thread that did not fit into registers.
-        shared: bytes of shared memory of a program.
-        ptx: output of Triton.
-        sass: output of the assembler.
+        registers: number of registers per thread.
+        spilled: bytes per thread that do not fit into registers.
+        shared: bytes of shared memory per program.
+        ptx: PTX code, which Triton compiles.
+        sass: disassembled machine code, as text.
     """
 
     registers: int
@@ -77,11 +78,11 @@ class Cost(NamedTuple):
     """Resources of an attention kernel.
 
     Attributes:
-        registers: see Assembly.
-        spilled: see Assembly.
-        shared: see Assembly.
-        wgmma: number of warp-group products in the code.
-        maxima: number of floating-point maxima in the code whose result is the number if one operand is nan.
+        registers: number of registers per thread.
+        spilled: bytes per thread that do not fit into registers.
+        shared: bytes of shared memory per program.
+        wgmma: number of warp-group matrix products in the code.
+        maxima: number of floating-point maximum instructions in the code that return the other operand if one is nan.
         instructions: instructions of all threads in one iteration of the longest loop, per pair of row and key of a tile.
     """
 
@@ -96,7 +97,7 @@ class Cost(NamedTuple):
 def kernel_cost(
     name: str, width: int, dtype: str, tile: Tile, has_dropout: bool, has_max_distance: bool, capability: int
 ) -> Cost:
-    """Compile an attention kernel.
+    """Compile an attention kernel and return the resources that it uses.
 
     Args:
         name: one of KERNELS.
@@ -127,7 +128,7 @@ def assemble_kernel(
     """Compile and assemble a kernel.
 
     Args:
-        kernel: function of Triton.
+        kernel: a `triton.jit` function.
         types: Triton types of all arguments by name.
         constants: values of the arguments that are compile-time constants.
         warps: warps of a program.
@@ -150,14 +151,17 @@ def assemble_kernel(
 
 
 def register_budget(name: str, width: int, dtype: str, tile: Tile) -> int:
-    """Return the registers that a kernel may use. The budget covers the tiles in TILES for head widths up to 128 in 16 bits."""
+    """Return the registers per thread that a kernel may use: its budget in REGISTERS, or the hardware limit if it has none.
+
+    Only the tiles in TILES for head widths up to 128 in 16 bits have a budget.
+    """
     index = tile_index(width, DTYPES[dtype])
     has_budget = index < 2 and tile == TILES[name][index]
     return REGISTERS[name][index] if has_budget else MAX_REGISTERS
 
 
 def argument_type(name: str, dtype: str) -> str:
-    """Return the Triton type of an argument."""
+    """Return the Triton type of the kernel argument `name`, such as `*bf16` for a bf16 tensor."""
     if name in INT32_TENSORS:
         return "*i32"
     if name == "seed":
@@ -170,7 +174,7 @@ def argument_type(name: str, dtype: str) -> str:
 
 
 def run_assembler(ptx: str) -> tuple[str, str]:
-    """Return the log of the assembler, and the machine code as text."""
+    """Assemble PTX code. Return the log of the assembler and the disassembled machine code."""
     tools = Path(triton.__file__).parent / "backends/nvidia/bin"
     target = re.search(r"\.target (\w+)", ptx)
     assert target is not None
@@ -187,7 +191,7 @@ def run_assembler(ptx: str) -> tuple[str, str]:
 
 
 def instructions(sass: str) -> list[tuple[str, str]]:
-    """Return the address, in hexadecimal digits, and the text of each instruction."""
+    """Return the instructions of disassembled machine code, each as its hexadecimal address and its text."""
     return re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?);", sass, re.MULTILINE)
 
 

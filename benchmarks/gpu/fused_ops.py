@@ -1,16 +1,17 @@
-"""Fused add-norm and GELU-dropout: agreement with torch's operators, and time against them.
+"""Compare the fused add-norm and GELU-dropout kernels with torch's operators: errors and time.
 
 python benchmarks/gpu/fused_ops.py [--rows 19104] [--width 1024] [--dropout 0.1]
 
-The input is random. By default it has the rows of 32 sequences of XLNet-Large. Each operation prints JSON lines:
+The input is random. Its default shape is that of 32 sequences of XLNet-Large, both streams. There are three contenders: `eager` runs
+torch's operators one by one, `compiled` uses torch.compile, and `kernel` is the fused kernel. Prints JSON lines for each operation:
 
-- For `kernel`: relative errors of the output and each gradient, without dropout, against torch's operators in twice the precision, and
-  whether two runs with dropout give the same bits.
-- For each contender: median milliseconds of a forward and a backward pass, gigabytes per second if each number is read or written once,
-  and time relative to `eager`. The contenders take turns. `eager` runs torch operator by operator, `compiled` uses torch.compile.
+- For `kernel`: relative errors of the output and of each gradient, without dropout, compared with torch's operators in the next higher
+  precision; and whether two runs with dropout give the same bits.
+- For each contender: median milliseconds of a forward and a backward pass, the gigabytes per second that result if each number is read
+  or written only once, and the time relative to `eager`. The contenders take turns.
 
-The exit status is 1 if an error exceeds the tolerance of the self-check, or a contender fails. It needs a GPU, or TRITON_INTERPRET=1 for
-tiny sizes.
+The exit status is 1 if an error exceeds the tolerance of the self-check, if two runs differ, or if a contender fails. The command needs
+a GPU; tiny sizes also run under TRITON_INTERPRET=1.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ from xlpre.model.kernels.selfcheck.selfcheck import TOLERANCE
 N_TENSORS = {
     "add_norm": (4, 4),
     "gelu_dropout": (2, 3),
-}  # tensors of the input's size that are read or written, forward and backward
+}  # numbers of tensors of the input's size that the forward and the backward pass read or write
 
 
 def check_numbers(kernel: FusedCase, op: str, d_output: torch.Tensor, dropout: float) -> dict[str, Any]:
-    """Compare a kernel with torch's operators; see the module docstring."""
+    """Return the errors of a kernel compared with torch's operators, and whether two runs with dropout give the same bits."""
     errors = relative_error(kernel.run(d_output), exact_fused_case(op, kernel.tensors).run(d_output))
     first, second = (kernel.run(d_output, dropout) for _ in range(2))
     reproducible = all(torch.equal(first[name], second[name]) for name in first)
@@ -60,7 +61,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--repeats", type=int, default=20, help="timed turns; 0 skips timing")
-    parser.add_argument("--no-compiled", action="store_true", help="without torch.compile")
+    parser.add_argument("--no-compiled", action="store_true", help="do not run the contender `compiled`")
     args = parser.parse_args()
     torch.manual_seed(0)
     passed = True

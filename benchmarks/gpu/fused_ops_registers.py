@@ -1,15 +1,15 @@
-"""Registers and shared memory of the fused kernels, compiled and assembled for sm_90. This needs no GPU.
+"""Compile and assemble the fused kernels for sm_90, and print their registers and shared memory. This needs no GPU.
 
 python benchmarks/gpu/fused_ops_registers.py [--width 768 1024] [--dtype bf16] [--no-dropout]
 
 Prints one line for each kernel and row width:
 
-    registers, budget   registers of a thread, and their limit
-    spilled, shared     spilled bytes of a thread, and bytes of shared memory of a program
-    vectors             16-byte vectors that a thread reads and writes, and the number needed for all elements
-    instructions        instructions per element
+    registers, budget   registers per thread, and the most that the kernel may use
+    spilled, shared     spilled bytes per thread, and bytes of shared memory per program
+    vectors             A of B: a thread reads or writes A vectors of 16 bytes; B vectors are needed for its elements
+    instructions        instructions of all threads, per element
 
-The exit status is 1 if a kernel spills, exceeds its budget, or accesses rows in smaller vectors.
+The exit status is 1 if a kernel spills, exceeds its budget, or accesses some elements in smaller vectors than 16 bytes.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from xlpre.model.kernels.triton import fused_ops_kernels
 from xlpre.model.kernels.triton.fused_ops import BLOCK, PHILOX_OUTPUTS, add_norm_config
 
 KERNELS = ("add_norm_forward", "add_norm_backward", "gelu_dropout_forward", "gelu_dropout_backward")
-# Registers of a thread for rows up to 1,024 in 16 bits: the largest number that triton 3.6 and 3.7 need, rounded up to a multiple of 8,
-# plus 8.
+# Budgets: registers per thread for rows of up to 1,024 elements in 16 bits. A budget is what triton 3.6 or 3.7 needs (the larger),
+# rounded up to a multiple of 8, plus 8.
 REGISTERS = {
     "add_norm_forward": 136,
     "add_norm_backward": 160,
@@ -42,11 +42,11 @@ TYPES |= dict.fromkeys(("mean", "rstd", "d_weight", "d_bias"), "*fp32")
 
 
 def check_kernel(name: str, width: int, dtype: str, has_dropout: bool, capability: int) -> tuple[str, bool]:
-    """Return the line of a kernel, and True if it passes.
+    """Compile a kernel. Return the line to print, and True if the kernel meets the conditions of the module docstring.
 
     Args:
         name: one of KERNELS.
-        width: width of the rows.
+        width: number of elements in a row.
         dtype: one of DTYPES.
         has_dropout: compile with dropout.
         capability: compute capability, 90 for sm_90.

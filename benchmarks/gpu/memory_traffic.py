@@ -1,15 +1,15 @@
-"""Memory traffic of add-norm and GELU-dropout: torch operator by operator, compiled by torch, and as fused kernels.
+"""Count the bytes that add-norm and GELU-dropout read and write: as single torch operators, compiled, and as fused kernels.
 
 python benchmarks/gpu/memory_traffic.py [--rows 597] [--width 1024]
 
-This counts bytes and measures no time: the bytes that operators read and write, forward and backward, in bf16, per element of the input
-(rows x width). Between its products a layer computes add-norm twice, and GELU-dropout on rows four times as wide.
+No time is measured. Bytes are counted for a forward and a backward pass in bf16, and divided by rows x width. A layer computes add-norm
+twice, and GELU-dropout once, on rows four times as wide. Three implementations are counted:
 
-- `eager`: torch's operators.
-- `compiled`: torch's own count for the kernels that torch.compile generates for a CPU. On a GPU, sums over rows are divided differently.
-- `kernel`: the operators of kernels/triton/fused_ops.py. Partial sums of programs are not included; they are at most two (512, D) tensors.
+- `eager`: torch's operators, one by one.
+- `compiled`: kernels that torch.compile generates for a CPU, as torch counts them. On a GPU, sums over rows are split differently.
+- `kernel`: the operators of kernels/triton/fused_ops.py. Partial sums of programs (at most two (512, D) tensors) are not included.
 
-One JSON line for each operation.
+Prints one JSON line for each operation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DROPOUT = 0.1
 
 
 def add_norm(x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Compute norm(x + dropout(branch)). Dropout is one operator, as on GPUs."""
+    """Compute norm(x + dropout(branch)), with dropout as a single operator, as torch runs it on a GPU."""
     dropped = torch.native_dropout(branch, DROPOUT, True)[0]
     return F.layer_norm(x + dropped, weight.shape, weight, bias, 1e-12)
 
@@ -52,7 +52,7 @@ def call_kernel(kernel: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
 
 
 class ByteCounter(TorchDispatchMode):
-    """Counts the bytes that operators read and write. Views read nothing."""
+    """Counts the bytes that operators read and write. Operators that return a view count as no bytes."""
 
     n_bytes = 0
 
@@ -72,7 +72,14 @@ def run_forward_and_backward(function: Callable[..., Tensor], tensors: list[Tens
 def bytes_per_element(
     function: Callable[..., Tensor], kernel: Callable[..., Tensor], tensors: list[Tensor], n_elements: int
 ) -> dict[str, float]:
-    """Count the bytes of each implementation."""
+    """Return the bytes of each implementation, divided by `n_elements`.
+
+    Args:
+        function: the operation with torch's operators.
+        kernel: the operation as a fused kernel.
+        tensors: inputs.
+        n_elements: rows x width.
+    """
     with ByteCounter() as eager:
         run_forward_and_backward(function, tensors)
     metrics.reset()
@@ -86,10 +93,10 @@ def bytes_per_element(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=597, help="default: both streams of XLNet-Large, one sequence")
+    parser.add_argument("--rows", type=int, default=597, help="default: both streams of one sequence of XLNet-Large")
     parser.add_argument("--width", type=int, default=1024)
     args = parser.parse_args()
-    torch._logging.set_logs(inductor_metrics=True)  # without it, torch does not count
+    torch._logging.set_logs(inductor_metrics=True)  # torch counts bytes only if this log is on
     logging.getLogger("torch._inductor.metrics").propagate = False
     N, D = args.rows, args.width
 

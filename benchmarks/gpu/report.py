@@ -1,14 +1,15 @@
-r"""Report of a GPU in one JSON file, in minutes: correctness, speed and memory of kernels, steps and a pretraining run.
+r"""Measure a GPU in a few minutes, and write one JSON file: correctness, speed and memory of kernels, training steps and a pretraining.
 
 python benchmarks/gpu/report.py --out report.json [--minutes 8] [--only "attention bf16" "step large"] [--skip tiles]
 
 Each part runs in its own process with a time limit, so that a part that fails, hangs or breaks the CUDA context does not affect the
 others. Its JSON lines and the end of its output are written to the file as soon as they are printed. A part is skipped if too
-little of --minutes is left; run it later with --only. All data is random, and no file is read. A summary is printed at the end.
+little of --minutes is left; run it later with --only. The text is random or comes from docstrings of installed packages, so that no
+data set is needed. A summary is printed at the end.
 
-A part is also skipped if packages are missing. attention, fused ops and tiles need torch, triton and psutil; steps also need transformers
-and omegaconf; the pretraining needs everything that this project needs. For a machine without a network, download the missing packages
-as wheels on another machine, for the Python version of the GPU machine:
+A part is also skipped if packages are missing. The parts `attention`, `fused ops` and `tiles` need torch, triton and psutil; the parts
+`step` also need transformers, omegaconf, safetensors and sentencepiece; `pretraining` needs all packages of this project. If the GPU
+machine has no network, download the missing packages as wheels on another machine, for the Python version of the GPU machine:
 
     python -m pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux2014_x86_64 -d wheels \
         annotated-types google-crc32c hjson omegaconf pydantic==2.14.3 pydantic-core==2.50.4 typing-inspection
@@ -18,7 +19,7 @@ Add all other packages of pyproject.toml that `pip list` does not show on the GP
 
     python -m pip install --no-index --no-deps --target site wheels/*.whl && export PYTHONPATH=$PWD/site
 
-With --tiny, the same parts run on a CPU with tiny shapes, in one to five minutes. Parts that need a GPU are skipped.
+With --tiny, similar parts run on a CPU with tiny shapes, in one to five minutes. Parts that need a GPU are skipped.
 """
 
 from __future__ import annotations
@@ -42,17 +43,17 @@ from benchmarks.common.processes import REPOSITORY, kill_tree, make_environment
 from benchmarks.gpu.report_parts import Part, parts, tiny_parts
 from benchmarks.gpu.report_summary import summarize
 
-PATIENCE = 40.0  # seconds until an interrupted part must have ended; it may be compiling
+PATIENCE = 40.0  # seconds that a part has to end after an interrupt before it is killed; it may be compiling
 
 
 class Report:
     """The results of all parts, in a JSON file that is replaced atomically.
 
     Args:
-        path: the file.
+        path: path of the JSON file.
 
     Attributes:
-        parts: results by the name of the part.
+        parts: results of each part (status, seconds, JSON lines, output) by the name of the part.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,7 +61,7 @@ class Report:
         self.parts: dict[str, dict[str, Any]] = {}
 
     def update(self, name: str, **values: Any) -> None:
-        """Set values of a part, and write the file."""
+        """Add these values to the results of a part, and write the file."""
         self.parts.setdefault(name, {}).update(values)
         partial = self._path.with_suffix(".partial")
         partial.write_text(json.dumps({"made_by": " ".join(sys.argv), "parts": self.parts}, indent=1), encoding="utf-8")
@@ -68,7 +69,7 @@ class Report:
 
 
 def start(args: list[str], stdout: int = subprocess.PIPE) -> subprocess.Popen[str]:
-    """Start `python *args` in the repository. A script is relative to benchmarks/."""
+    """Start `python *args` in the repository. If `args` begins with a script, its path is relative to benchmarks/."""
     command = args if args[0].startswith("-") else [str(REPOSITORY / "benchmarks" / args[0]), *args[1:]]
     return subprocess.Popen(
         [sys.executable, *command],
@@ -110,7 +111,9 @@ def run(part: Part, seconds: float, report: Report) -> None:
         except queue.Empty:
             process.send_signal(signal.SIGINT) if not n_signals else kill_tree(process)
             n_signals += 1
-            line = "" if n_signals < 3 else None  # a process that the part left behind keeps its output open
+            line = (
+                "" if n_signals < 3 else None
+            )  # after the kill: a process that the part left behind may keep the output open
         if line:
             result = _parse_json_line(line)
             (lines if result else output).append(result or line.rstrip())
@@ -128,7 +131,7 @@ def _parse_json_line(line: str) -> dict[str, Any] | None:
 
 
 def measure_ceilings() -> None:
-    """Print one line: the device, its speed of matrix products and copies, and versions of packages."""
+    """Print a JSON line: the name of the device, its TFLOP/s of matrix products, its GB/s of copies, and versions of packages."""
     import torch
 
     has_gpu = torch.cuda.is_available()
@@ -186,7 +189,9 @@ def main() -> None:
         all_parts = (tiny_parts if args.tiny else parts)(Path(name))
         names = [part.name for part in all_parts]
         if unknown := {*args.only, *args.skip} - {*names}:
-            raise SystemExit(f"unknown part: {', '.join(unknown)}. The parts are {', '.join(names)}.")
+            raise SystemExit(
+                f"--only or --skip is invalid: there is no part {', '.join(unknown)}. The parts are {', '.join(names)}."
+            )
         selected = [
             part for part in all_parts if part.name not in args.skip and (not args.only or part.name in args.only)
         ]

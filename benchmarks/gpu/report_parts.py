@@ -1,4 +1,4 @@
-"""Parts of benchmarks/gpu/report.py, in their order."""
+"""The parts that benchmarks/gpu/report.py runs, in the order in which it runs them."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class Part(NamedTuple):
     """A part of the report.
 
     Attributes:
-        name: name of the part.
-        seconds: time limit.
-        args: arguments of `python`; a script is relative to benchmarks/.
-        skip_reason: reason to skip the part; empty if there is none.
+        name: name of the part, as in --only.
+        seconds: time limit in seconds.
+        args: arguments of `python`; the path of a script is relative to benchmarks/.
+        skip_reason: reason to skip the part, other than missing packages; empty if the part runs.
         packages: packages that the part imports besides torch.
     """
 
@@ -57,20 +57,20 @@ class Part(NamedTuple):
 
     @property
     def skipped(self) -> str:
-        """Reason to skip the part, such as missing packages; empty if there is none."""
+        """Reason to skip the part, which may be missing packages; empty if the part runs."""
         missing = [name for name in self.packages if find_spec(name) is None]
         return self.skip_reason or (f"not installed: {', '.join(missing)}; see `report.py --help`" if missing else "")
 
 
 def step(shape: dict[str, Any], rows: list[int], impl: str, *vs: str, rounds: int = 5, steps: int = 3) -> list[str]:
-    """Return arguments of benchmarks/speed/step.py."""
+    """Return the arguments of `python` that run benchmarks/speed/step.py: time a contender, and the contenders `vs`, with one shape."""
     contenders = ["--impl", impl, *(["--vs", *vs] if vs else [])]
     sizes = ["--rows", *map(str, rows), "--rounds", str(rounds), "--steps", str(steps)]
     return ["speed/step.py", "--config", json.dumps(shape), *contenders, *sizes]
 
 
 def parts(folder: Path) -> list[Part]:
-    """Return the parts on a GPU, the most important first. `folder` is for the pretraining run."""
+    """Return the parts that run on a GPU, the most important first. The pretraining part writes into `folder`."""
     small = {**BASE, "n_layer": 2, "dropout": 0.0}
     train = [PRETRAINING, "--folder", str(folder), "--minutes", "0.6", "model.attention_backend=triton"]
     layers, whole = "xlpre:triton:layers", "xlpre:triton:whole"
@@ -101,13 +101,13 @@ def parts(folder: Path) -> list[Part]:
 
 
 def tiny_parts(folder: Path) -> list[Part]:
-    """Return tiny parts for a CPU."""
+    """Return the parts that --tiny runs on a CPU. The pretraining part writes into `folder`."""
     shape = [argument for name, value in TINY_ATTENTION.items() for argument in (f"--{name}", str(value))]
     shape += ["--device", "cpu", "--dtype", "fp32", "--repeats", "2"]
     if not find_spec("triton"):
         no_triton = "the package triton is not installed"
     elif os.environ.get("TRITON_INTERPRET") != "1":
-        no_triton = "triton's kernels need a GPU or TRITON_INTERPRET=1"
+        no_triton = "Triton's kernels need a GPU, or TRITON_INTERPRET=1 on a CPU"
     else:
         no_triton = ""
     debug = str(REPOSITORY / "configs" / "pretrain" / "debug.yaml")

@@ -1,4 +1,7 @@
-"""Print a report of benchmarks/gpu/report.py, one line per result: python benchmarks/gpu/report_summary.py report.json."""
+"""Print a summary of a report that benchmarks/gpu/report.py wrote, one line per result.
+
+python benchmarks/gpu/report_summary.py report.json
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 
 
 def summarize(parts: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """Yield the lines of a summary of all parts."""
+    """Yield the lines of the summary: for each part its status, its results, and its last output if it failed."""
     lines = (line for part in parts.values() for line in part.get("lines", []))
     peak_tflops = next((line["product_tflops"] for line in lines if "product_tflops" in line), None)
     for name, part in parts.items():
@@ -25,11 +28,11 @@ def summarize(parts: dict[str, dict[str, Any]]) -> Iterator[str]:
 
 
 def format_line(line: dict[str, Any], peak_tflops: float | None) -> str:
-    """Return the summary of one result.
+    """Return one line of text that summarizes a result.
 
     Args:
-        line: JSON line of a part.
-        peak_tflops: measured speed of matrix products, or None if it was not measured.
+        line: the result: a JSON line that a part printed.
+        peak_tflops: measured TFLOP/s of matrix products, or None if not measured.
     """
     if "failed" in line and isinstance(line["failed"], str):
         return f"{line.get('impl') or line.get('backend')}: FAILED, {line['failed'].strip().splitlines()[-1][:160]}"

@@ -1,13 +1,16 @@
 """Search for the fastest tile of each attention kernel on this GPU.
 
+A tile has the rows and keys that a program of a kernel computes at a time, its warps and its pipeline stages.
+
 python benchmarks/gpu/tiles.py [--kernels attention_forward backward_query] [--dropout 0.1] [--seconds 90]
 
-The shape is that of benchmarks/speed/attention.py. Each kernel runs alone with each tile of `candidate_tiles`, and must write the same
-output as with its current tile. Worker processes compile first, because this takes longest. Tiles that are not compiled after --seconds
-are skipped. Under TRITON_INTERPRET=1 with --device cpu, times are meaningless.
+The shape is that of benchmarks/speed/attention.py. First, worker processes compile each kernel in parallel with each tile of
+`candidate_tiles`, which takes longer than the timing. Tiles that are not compiled after --seconds are skipped. Then this process times
+each kernel alone with each compiled tile. A tile fails if its output differs from that of the current tile, which is the tile in
+xlpre/model/kernels/triton/tiles.py. Under TRITON_INTERPRET=1 with --device cpu, times are meaningless.
 
-Prints one JSON line for each kernel: the median milliseconds of the current tile (xlpre/model/kernels/triton/tiles.py), of the fastest
-tile and of all tiles that ran; the errors of the tiles that failed; and the line to write into that file.
+Prints one JSON line for each kernel: the median milliseconds of the current tile, of the fastest tile and of all tiles that ran; the
+errors of the tiles that failed; and the line to write into tiles.py to use the fastest tile.
 """
 
 from __future__ import annotations
@@ -45,8 +48,8 @@ OUTPUTS = {
     "backward_position_query": ("d_query",),
     "backward_position_key": ("d_pos_key",),
 }
-TOLERANCE = 1e-2  # relative error; other tiles add in another order
-recorded: dict[str, RecordedCall] = {}  # of this process
+TOLERANCE = 1e-2  # relative error of an output; tiles differ in the order of their sums
+recorded: dict[str, RecordedCall] = {}  # launches of this process by kernel
 
 
 class RecordedCall:
@@ -55,13 +58,13 @@ class RecordedCall:
     Args:
         launcher: launcher of the kernel.
         kernel: name of the kernel.
-        tiled: see KernelLauncher.launch.
+        tiled: the dimension that tiles divide; see KernelLauncher.launch.
         args: arguments of the launch.
     """
 
     def __init__(self, launcher: KernelLauncher, kernel: str, tiled: str, args: dict[str, Any]) -> None:
         self._launcher, self._kernel, self._tiled, self.args = launcher, kernel, tiled, args
-        self.initial_bias: Tensor | None = None  # of a kernel that overwrites the bias
+        self.initial_bias: Tensor | None = None  # set for a kernel that overwrites its argument `bias`
 
     def run(self, tile: Tile) -> None:
         """Launch the kernel with a tile."""
@@ -69,7 +72,7 @@ class RecordedCall:
             self._launcher.launch(self._kernel, self._tiled, **self.args)
 
     def outputs(self, tile: Tile) -> list[Tensor]:
-        """Return the output tensors. Elements that are not written are nan, or 0 in integer tensors."""
+        """Launch the kernel with a tile and return its output tensors. Elements that it does not write are nan, or 0 in integer tensors."""
         tensors = [self.args[name] for name in OUTPUTS[self._kernel] if self.args[name] is not None]
         for tensor in tensors:
             tensor.fill_(torch.nan if tensor.is_floating_point() else 0)
@@ -78,7 +81,7 @@ class RecordedCall:
         return [tensor.clone() for tensor in tensors]
 
     def median_ms(self, tile: Tile, repeats: int) -> float:
-        """Return the median of the milliseconds, after three launches to warm up."""
+        """Return the median milliseconds of `repeats` launches, after three launches to warm up."""
         on_gpu = any(x.is_cuda for x in self.args.values() if isinstance(x, Tensor))
         samples = []
         for _ in range(repeats + 3):
@@ -92,13 +95,15 @@ class RecordedCall:
 
 
 def milliseconds(function: Callable[[], None], on_gpu: bool) -> float:
-    """Time one call."""
+    """Call a function, and return the milliseconds that it takes on the GPU, or on the CPU without one."""
     if not on_gpu:
         start = time.perf_counter()
         function()
         return 1e3 * (time.perf_counter() - start)
     start_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(1_000_000)  # cycles, during which the kernel is queued, so that its launch is not timed
+    torch.cuda._sleep(
+        1_000_000
+    )  # cycles; the kernel is queued meanwhile, so that the time of its launch is not included
     start_event.record()
     function()
     end_event.record()
@@ -107,7 +112,7 @@ def milliseconds(function: Callable[[], None], on_gpu: bool) -> float:
 
 
 def record_calls(args: argparse.Namespace) -> None:
-    """Run one forward and one backward pass, and record the launches."""
+    """Run a forward and a backward pass of attention, and keep the launch of each kernel in `recorded`."""
     torch.manual_seed(0)
     attn_meta = random_attention_meta(args.rows, args.window, args.memory, args.targets, args.device)
     tensors = random_attention_tensors(attn_meta, args.heads, args.width, DTYPES[args.dtype])
@@ -124,15 +129,15 @@ def record_calls(args: argparse.Namespace) -> None:
 
 
 def candidate_tiles(kernel: str) -> list[Tile]:
-    """Return the tiles to try. Larger ones spill registers (attention_registers.py)."""
+    """Return the tiles to try. Larger tiles would spill registers, as attention_registers.py shows."""
     sizes = [(64, 64, 4), (64, 32, 4), (128, 32, 4), (128, 64, 8), (128, 32, 8), (64, 64, 8)]
-    if kernel in ("backward_key_value", "backward_position_key"):  # whose loop is over rows
+    if kernel in ("backward_key_value", "backward_position_key"):  # these kernels loop over rows instead of keys
         sizes = [(rows, keys, warps) for keys, rows, warps in sizes]
     return [Tile(*size, stages) for size, stages in itertools.product(sizes, (2, 3, 4))]
 
 
 def compile_tile(kernel: str, tile: Tile) -> str:
-    """Compile a kernel with a tile and run it once. Return the error, if there is one."""
+    """Compile a kernel with a tile and run it once. Return the error, or an empty string if there is none."""
     try:
         recorded[kernel].outputs(tile)
     except Exception as error:
@@ -141,7 +146,11 @@ def compile_tile(kernel: str, tile: Tile) -> str:
 
 
 def compile_tiles(kernels: list[str], args: argparse.Namespace) -> dict[str, dict[Tile, str]]:
-    """Compile all candidates within the time limit. Return errors by kernel and tile; an empty string if there is none."""
+    """Compile the candidate tiles of each kernel until the time limit.
+
+    Returns:
+        For each kernel, the error of each tile that was tried; an empty string if it compiled.
+    """
     candidates = {kernel: candidate_tiles(kernel)[: args.max_tiles] for kernel in kernels}
     if not args.workers:
         return {kernel: {tile: compile_tile(kernel, tile) for tile in tiles} for kernel, tiles in candidates.items()}
@@ -161,7 +170,7 @@ def compile_tiles(kernels: list[str], args: argparse.Namespace) -> dict[str, dic
 
 
 def compare_tiles(kernel: str, errors: dict[Tile, str], args: argparse.Namespace) -> dict[str, Any]:
-    """Time the tiles that compiled, and build the line to print."""
+    """Check and time the tiles of a kernel that compiled, and return the JSON line to print."""
     call, index = recorded[kernel], tile_index(args.width, DTYPES[args.dtype])
     current = TILES[kernel][index]
     expected, times = call.outputs(current), {current: call.median_ms(current, args.repeats)}

@@ -1,10 +1,10 @@
-"""Memory and time of one layer's attention as the window grows, forward and backward, by each backend.
+"""Time and memory of one layer's attention, forward and backward, by window length and backend.
 
 python benchmarks/gpu/window_length.py [--windows 512 1024 2048 4096 8192] [--rows 4] [--dropout 0.1]
 
-The shape is that of XLNet-Large with two streams. Memory and targets grow with the window. One JSON line for each window and backend:
-milliseconds of the last of three runs, and the peak memory of a run in MiB (on a GPU only), or `out_of_memory`. Results are not checked;
-benchmarks/speed/attention.py does that.
+The shape is that of XLNet-Large with two streams. XLNet's recurrent memory and the number of targets grow with the window. Prints one
+JSON line for each window and backend: milliseconds of the last of three runs and, on a GPU, its peak memory in MiB; or `out_of_memory`.
+Results are not checked here; benchmarks/speed/attention.py checks them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from xlpre.model.kernels.selfcheck.fixtures import attention_case, random_attent
 
 
 def measure(backend: str, window: int, args: argparse.Namespace) -> dict[str, object]:
-    """Time a backend with a window."""
+    """Run a backend three times with a window. Return time and peak memory of the last run."""
     torch.manual_seed(0)
     attn_meta = random_attention_meta(args.rows, window, window * 3 // 4, window // 6, args.device)
     tensors = random_attention_tensors(attn_meta, args.heads, args.width, DTYPES[args.dtype])

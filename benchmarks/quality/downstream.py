@@ -5,9 +5,9 @@ python benchmarks/quality/downstream.py --models pretrained=runs/wiki_small/mode
 python benchmarks/quality/downstream.py --models permutation=A/model,denoising=B/model --glue glue_data --tasks glue/sst-2 \
     --examples 200,1000,5000 --out reports/objectives
 
-The arms are the models and `random`, which has new weights with the shape of the first model. Each arm tries all learning rates with
-seed 1, then runs the other seeds with its best rate. --out receives results.jsonl with one line per run, table.md, table.csv and
-scores.png. Everything else is in runs/downstream/OUT/. Finished runs are not repeated.
+Compares several arms on each task: the models of --models, and `random`, a model of the same shape as the first one with random weights.
+Each arm is fine-tuned with each learning rate and seed 1, then with its best rate and the other seeds. --out receives results.jsonl
+(one line per run), table.md, table.csv and scores.png. The run folders are in runs/downstream/OUT/. Finished runs are not repeated.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ALL = "all"
 RANDOM = "random"
 COLOURS = ("#1f4e9c", "#2e8b57", "#7d4fa3", "#c79a1b", "#3a9fb5")
 RANDOM_COLOUR = "#b0542c"
-# baselines without a model: the most frequent label on dev; for SQuAD and RACE, the sliding window of the papers of the data sets
+# scores without a model: of the most frequent label on dev; for SQuAD and RACE, of the sliding-window baseline in the paper of the data set
 BASELINES = {
     "glue/sst-2": ("most frequent", 0.509),
     "glue/cola": ("most frequent", 0.0),
@@ -47,7 +47,7 @@ BASELINES = {
 
 @dataclass(frozen=True)
 class ArmRun(FinetuningRun):
-    """A fine-tuning run of an arm.
+    """A fine-tuning run of an arm (a pretrained model or random weights).
 
     Attributes:
         task: name of the task.
@@ -62,7 +62,7 @@ class ArmRun(FinetuningRun):
     lr: str
 
     def settings(self, args: argparse.Namespace) -> list[str]:
-        """Return the settings of the run."""
+        """Return the settings of the run, which override its config file."""
         settings = [
             f"task={self.task}",
             f"data.dir={getattr(args, self.task.partition('/')[0])}",
@@ -76,7 +76,7 @@ class ArmRun(FinetuningRun):
 
 
 def finetune_all(args: argparse.Namespace) -> list[ArmRun]:
-    """Run everything that is not finished. Return all runs: the search over learning rates, then the other seeds."""
+    """Start all runs that are not finished, and wait for them. Return the runs with seed 1 and all learning rates, then the other seeds."""
 
     def make_run(task: str, examples: str, arm: str, lr: str, seed: int) -> ArmRun:
         name = "_".join([task.replace("/", "_"), *([] if examples == ALL else [examples]), arm, lr, str(seed)])
@@ -98,7 +98,7 @@ def finetune_all(args: argparse.Namespace) -> list[ArmRun]:
 
 
 def result_lines(runs: Sequence[ArmRun]) -> list[dict[str, Any]]:
-    """Return the lines of results.jsonl."""
+    """Return the lines of results.jsonl, one for each run."""
     lines = []
     for run in runs:
         result = run.result
@@ -121,7 +121,7 @@ def result_lines(runs: Sequence[ArmRun]) -> list[dict[str, Any]]:
 
 
 def summarize_arms(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the best learning rate by seed 1 and the scores of all seeds, for each task, number of examples and arm."""
+    """Return a summary for each task, number of examples and arm: the learning rate that is best for seed 1, and its scores with all seeds."""
     summaries = []
     for key in dict.fromkeys(map(_arm_key, lines)):
         of_arm = [line for line in lines if _arm_key(line) == key]
@@ -135,7 +135,7 @@ def summarize_arms(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def table_rows(summaries: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
-    """Return a table row for each task and number of examples, with all arms."""
+    """Return a table row for each task and number of examples, with columns for each arm: scores, learning rate, and gain over `random`."""
     rows = []
     for task, examples in dict.fromkeys((summary["task"], summary["examples"]) for summary in summaries):
         arms = [summary for summary in summaries if (summary["task"], summary["examples"]) == (task, examples)]
@@ -154,7 +154,7 @@ def table_rows(summaries: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
 
 
 def plot(summaries: Sequence[dict[str, Any]], path: Path) -> None:
-    """Plot a point for each seed, a bar for the median, and a line for the baseline without a model."""
+    """Plot the scores of each arm: a point per seed and a bar for their median. A dashed line is the score without a model."""
     arms = list(dict.fromkeys(summary["arm"] for summary in summaries))
     groups = list(dict.fromkeys((summary["task"], summary["examples"]) for summary in summaries))
     colours = {arm: RANDOM_COLOUR if arm == RANDOM else COLOURS[k % len(COLOURS)] for k, arm in enumerate(arms)}
@@ -191,7 +191,7 @@ def _parse_models(text: str) -> dict[str, str]:
     models = dict(entry.partition("=")[::2] for entry in text.split(","))
     if RANDOM in models or not all(name and folder for name, folder in models.items()):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is invalid: write NAME=FOLDER,NAME=FOLDER with names other than {RANDOM}"
+            f"{text!r} is invalid: it must be NAME=FOLDER,NAME=FOLDER, and no name may be {RANDOM}"
         )
     return models
 
@@ -202,7 +202,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--models", type=_parse_models, required=True, help="model folders: NAME=FOLDER,NAME=FOLDER")
     for name, data_set in (("glue", "GLUE"), ("squad", "SQuAD 1.1"), ("race", "RACE")):
         parser.add_argument(f"--{name}", type=Path, help=f"folder of {data_set}")
-    parser.add_argument("--tasks", type=_parse_list, default=list(TASKS), help=f"some of {','.join(TASKS)}")
+    parser.add_argument(
+        "--tasks",
+        type=_parse_list,
+        default=list(TASKS),
+        help=f"tasks, separated by commas (default: {','.join(TASKS)})",
+    )
     parser.add_argument("--rates", type=_parse_list, default=["1e-4", "3e-4", "1e-3"], help="learning rates: A,B,C")
     parser.add_argument(
         "--examples", type=_parse_list, default=[ALL], help="numbers of training examples: 200,1000,all"
@@ -218,7 +223,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise ValueError(f"--tasks={task} is invalid: it must be one of {', '.join(TASKS)}.")
         family = task.partition("/")[0]
         if getattr(args, family) is None:
-            raise ValueError(f"--tasks={task} needs the files of the task. Set --{family}=FOLDER.")
+            raise ValueError(
+                f"--tasks={task} is invalid: the folder of its data set is not given. Set --{family}=FOLDER."
+            )
     args.runs = Path("runs/downstream") / args.out.name
     lines = result_lines(finetune_all(args))
     write_text(args.out / "results.jsonl", to_jsonl(lines))

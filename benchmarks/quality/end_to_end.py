@@ -2,9 +2,9 @@
 
 python benchmarks/quality/end_to_end.py --config configs/pretrain/small_1gpu.yaml --text 'texts/*.txt.gz' --glue GLUE --race RACE --out OUT
 
-Runs the commands of the project one after another. --out receives settings, metrics, report and samples of the pretraining run, the model
-folder (with --keep-model), and the results of benchmarks/quality/downstream.py for the tasks whose folders are given. If it is
-stopped, the same command resumes.
+Runs the commands of the project one after another. --out receives the settings, metrics, report and samples of the pretraining run, the
+model folder (with --keep-model), and the results of benchmarks/quality/downstream.py for the data sets whose folders are given. If the
+command is stopped, start it again with the same arguments to resume.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TASKS = {"glue": ["glue/sst-2", "glue/qnli", "glue/cola", "glue/mrpc"], "race": 
 
 
 def run_command(*command: str) -> None:
-    """Print and run a command of the project. Raises ValueError if it fails."""
+    """Print a command and run it. Raises ValueError if its exit status is not 0."""
     print("+", *command, flush=True)
     status = subprocess.run(command, check=False).returncode
     if status:
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", required=True, help="config file of the pretraining run")
-    parser.add_argument("--text", required=True, help="text.source of the pretraining run: files to train on")
+    parser.add_argument("--text", required=True, help="files to pretrain on: text.source of the pretraining run")
     for name in TASKS:
         parser.add_argument(f"--{name}", type=Path, help=f"folder of {name}")
     parser.add_argument("--rates", default="1e-4,3e-4,1e-3", help="learning rates of fine-tuning, A,B,C")

@@ -6,11 +6,11 @@ python benchmarks/quality/gradients.py --config configs/pretrain/unigram_plateau
 Trains in one process, and writes one JSON line for each of the `--steps`:
 
     loss                loss of the batch
-    gradient            root mean square of the gradient before clipping, by kind and layer
-    update              root mean square of the change of a parameter, relative to that of the parameter. Adam divides a gradient by
-                        its size, so a small gradient may give a large update.
-    position_scores     standard deviation over distances (-63 to 64) of the position score of a query without content, in nats, by
-                        layer and head. 0 is a head that attends to all distances equally.
+    gradient            root mean square of the gradient before clipping, by kind of parameter and layer
+    update              root mean square of the change of a parameter, divided by the root mean square of the parameter. Adam divides
+                        gradients by their size, so a parameter with a small gradient may have a large update.
+    position_scores     by layer and head: how much the position score of a query without content varies with the distance (standard
+                        deviation over distances from -63 to 64, in nats). 0: the head attends to all distances equally.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ KINDS = {
 
 
 def train_and_measure(config: PretrainConfig, steps: Sequence[int]) -> list[dict[str, Any]]:
-    """Train up to the last of `steps`. Returns a line for each of them."""
+    """Train up to the largest of `steps`. Return the JSON line of each step in `steps`."""
     inputs = RunInputs(config)
     seed_everything(config.seed)
     shape, two_streams = inputs.weight_init.shape, inputs.objective.two_streams
@@ -86,7 +86,7 @@ def train_and_measure(config: PretrainConfig, steps: Sequence[int]) -> list[dict
 
 
 def _watched_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Return the parameters of KINDS, named by kind and layer."""
+    """Return the parameters whose kind is in KINDS, each with a name such as `query, layer 0`."""
     watched = []
     for name, parameter in model.named_parameters():
         kind = next((kind for part, kind in KINDS.items() if part in name), None)
@@ -101,7 +101,7 @@ def _rms(value: Tensor | None) -> float:
 
 @torch.no_grad()
 def _position_scores(model: nn.Module) -> list[list[float]]:
-    """Return the standard deviation of the position scores over distances, by layer and head."""
+    """Return, by layer and head, the standard deviation over distances of the position score of a query without content."""
     deviations = []
     for term in (module for module in model.modules() if isinstance(module, PositionTerm)):
         width = term.key.weight.size(1)

@@ -1,12 +1,14 @@
-"""Write model folders with initial weights that no setting creates, for a pretraining run with init_from=FOLDER.
+"""Write model folders with initial weights that no setting creates. Pretraining with init_from=FOLDER starts from them.
 
 python benchmarks/quality/initial_weights.py --config configs/pretrain/unigram_plateau.yaml --out runs/starts
 
+Writes one folder for each variant:
+
     output_bias      output bias set to the log unigram frequencies, so that training starts at the unigram loss
-    position_x8      position key projection multiplied by 8: position scores vary, without a preferred distance
+    position_x8      position key projection multiplied by 8, so that position scores vary but prefer no distance
     bias_std_1       position bias with standard deviation 1 instead of 0.02, as in some implementations
-    one_local        one head in four as with model.init_scheme=local, the others as published
-    mask_x8          mask embedding, the initial query stream, multiplied by 8
+    one_local        the first head of each layer as with model.init_scheme=local, the other heads as published
+    mask_x8          mask embedding (the initial query stream) multiplied by 8
     mask_0.02        mask embedding with the standard deviation of all other weights
 """
 
@@ -35,7 +37,7 @@ Weights = dict[str, Tensor]
 
 
 def make_changes(frequencies: Tensor, local: Weights, n_head: int) -> dict[str, Callable[[str, Tensor], Tensor]]:
-    """Return a function for each variant, by name. It maps the name and the published value of a parameter to its changed value.
+    """Return, for each variant, the function that changes its weights. Its arguments are a parameter's name and published value.
 
     Args:
         frequencies: (V,) relative token frequencies.
@@ -46,7 +48,9 @@ def make_changes(frequencies: Tensor, local: Weights, n_head: int) -> dict[str, 
     def one_local(name: str, value: Tensor) -> Tensor:
         if ".terms.position." not in name:
             return value
-        n_rows = value.size(0) // n_head if value.size(0) > n_head else 1  # of one head, in the matrix or in the bias
+        n_rows = (
+            value.size(0) // n_head if value.size(0) > n_head else 1
+        )  # rows of one head, in the matrix or in the bias
         return torch.cat([local[name][:n_rows], value[n_rows:]])
 
     return {

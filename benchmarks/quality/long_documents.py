@@ -3,8 +3,8 @@
 python benchmarks/quality/long_documents.py runs/wiki_small/model --race RACE --out reports/long_texts
 
 The task is to tell RACE articles of middle schools from those of high schools. Both classes have equally many articles of each length
-(in steps of 50 words), so that length does not reveal the class. All ways use the same seeds, articles, number of steps, and windows of
---max-len tokens. --out receives results.jsonl with one line per run, table.md and table.csv. Everything else is in runs/long/OUT.
+(in bins of 50 words), so that length does not reveal the class. All ways use the same seeds, articles and number of steps, and windows
+of --max-len tokens. --out receives results.jsonl (one line per run), table.md and table.csv. The run folders are in runs/long/OUT/.
 Finished runs are not repeated.
 """
 
@@ -40,17 +40,17 @@ WORDS_PER_BIN = 50
 
 
 def read_articles(race: Path, split: str, n_pairs: int) -> list[dict[str, str]]:
-    """Return at most `n_pairs` articles of each level, with equally many of each length, in an order seeded by the split.
+    """Return at most `n_pairs` pairs of articles of similar length, one of each level. The split is the seed of their order.
 
     Raises:
-        ValueError: there are no articles.
+        ValueError: a level has no articles.
     """
     by_length: dict[str, dict[int, list[str]]] = {level: {} for level in LEVELS}
     for level in LEVELS:
         paths = sorted((race / split / level).glob("*.txt"))
         if not paths:
             raise ValueError(
-                f"--race={race} is invalid: it has no {split}/{level}/*.txt. Name the folder with train, dev and test of RACE."
+                f"--race={race} is invalid: the folder has no {split}/{level}/*.txt. Name the folder with train, dev and test of RACE."
             )
         for path in paths:
             text = json.loads(path.read_text("utf-8"))["article"]
@@ -68,25 +68,35 @@ def read_articles(race: Path, split: str, n_pairs: int) -> list[dict[str, str]]:
 
 
 def write_articles(args: argparse.Namespace) -> None:
-    """Write train.jsonl and dev.jsonl into the folder of the runs."""
+    """Write the articles to fine-tune and to evaluate on as train.jsonl and dev.jsonl, into the folder of the runs."""
     for split, n_articles in (("train", args.train), ("dev", args.dev)):
         write_text(args.runs / f"{split}.jsonl", to_jsonl(read_articles(args.race, split, n_articles // 2)))
 
 
 @dataclass(frozen=True)
 class WayRun(FinetuningRun):
-    """A fine-tuning run with one way to read long texts."""
+    """A fine-tuning run with one way to read long texts.
+
+    Attributes:
+        way: the way, a key of WAYS.
+    """
 
     way: str
 
     def settings(self, args: argparse.Namespace) -> list[str]:
-        """Return the settings of the run."""
+        """Return the settings of the run, which override its config file."""
         settings = ["task=classify", f"init_from={args.model}", f"data.dir={args.runs}"]
         settings += ["data.train=[train.jsonl]", "data.dev=[dev.jsonl]", "data.text=[text]"]
         return [*settings, *WAYS[self.way], *args.settings]
 
     def result_line(self, labels: Sequence[str], lengths: Sequence[int], max_len: int) -> dict[str, Any]:
-        """Return the line of results.jsonl: accuracy of all articles, of those that fit into a window, and of longer ones."""
+        """Return the line of results.jsonl: accuracy on all articles, on articles that fit into a window, and on longer articles.
+
+        Args:
+            labels: correct label of each article to evaluate on.
+            lengths: number of tokens of each article.
+            max_len: tokens per window.
+        """
         result = self.result
         predictions = map(json.loads, (self.seed_folder / "dev.jsonl").read_text("utf-8").split("\n")[:-1])
         is_correct = [line["prediction"] == label for line, label in zip(predictions, labels, strict=True)]
@@ -102,7 +112,7 @@ class WayRun(FinetuningRun):
 
 
 def table_rows(lines: Sequence[dict[str, Any]]) -> Iterator[dict[str, str]]:
-    """Yield table rows with the medians of the seeds."""
+    """Yield a table row for each way to read long texts, with medians over seeds."""
     for way in dict.fromkeys(line["way"] for line in lines):
         of_way = [line for line in lines if line["way"] == way]
         values = ", ".join(f"{100 * line['accuracy']:.1f}" for line in of_way)
@@ -147,7 +157,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     write_text(args.out / "results.jsonl", to_jsonl(lines))
     rows = list(table_rows(lines))
     write_table(rows, args.out)
-    print(f"{len(dev)} articles evaluated, {sum(n > args.max_len for n in lengths)} of them longer than a window")
+    print(
+        f"evaluated on {len(dev)} articles; {sum(n > args.max_len for n in lengths)} of them are longer than a window"
+    )
     print(to_markdown(rows), end="")
 
 

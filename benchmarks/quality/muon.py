@@ -1,18 +1,19 @@
-"""Compare Muon of this project with Muon of DeepSpeed: exactness, clipping, skipped steps, access to the momentum, bytes sent.
+"""Compare xlpre's Muon with DeepSpeed's Muon: exactness, clipping, skipped steps, access to the momentum, bytes sent.
 
 python benchmarks/quality/muon.py --out reports/muon/results.jsonl
 
-Trains nine small matrices in one and in two processes on a CPU, with gradients that every precision represents exactly. The reference
-is Muon in float64 in one process, with the scale of updates of each optimizer. DeepSpeed's functions are not compiled, so that no
-compiler is needed. Writes one JSON line per case:
+Each case makes four updates of nine small matrices, in one or two processes on a CPU, with gradients that every precision represents
+exactly. The result is compared with a reference: Muon in float64 in one process. The two optimizers scale their updates differently, so
+each has its own reference. DeepSpeed's functions are not compiled, so that no compiler is needed. Writes one JSON line per case. An
+error is the largest of all matrices, and relative to the change of the matrix in the reference:
 
-    update_error        largest error of the change of a matrix after four updates, relative to the change
-    skip_error          the same if a step between two others has an infinite gradient, which must change nothing
-    clip_error          the same if gradients are clipped
-    clip_size           size of the change if gradients are clipped, relative to the reference
-    momentum_error      largest error of the momentum, read by parameter as a checkpoint needs it; null: it cannot be read
-    sent_bytes          bytes that an update sends, beyond those of AdamW; of the process that sends most, in a ring
-    predicted_bytes     the same by the formula of the planner
+    update_error        error after the four updates
+    skip_error          error if a further step between the second and the third has an infinite gradient; it must be skipped
+    clip_error          error if gradients are clipped
+    clip_size           largest change of a matrix if gradients are clipped, relative to its change in the reference
+    momentum_error      relative error of the momentum, read by parameter as for a checkpoint; null: it cannot be read
+    sent_bytes          bytes that the busiest process sends in an update if collectives are rings, minus those that AdamW sends
+    predicted_bytes     `sent_bytes` as the formula of the planner predicts it
     failure             exception, if the case fails
 """
 
@@ -35,7 +36,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository
 
 from benchmarks.common.processes import CPU_ENVIRONMENT
 
-os.environ.update({**CPU_ENVIRONMENT, "TORCHDYNAMO_DISABLE": "1"})  # read at import
+os.environ.update(
+    {**CPU_ENVIRONMENT, "TORCHDYNAMO_DISABLE": "1"}
+)  # torch and DeepSpeed read these variables when they are imported
 
 import torch
 from torch import Tensor, nn
@@ -61,15 +64,18 @@ CASES = [
 
 
 class GivenGradients(nn.Linear):
-    """A matrix and a bias whose gradients are given."""
+    """A matrix and a bias whose gradients the caller chooses."""
 
     def forward(self, weight: Tensor, bias: Tensor) -> Tensor:
-        """Return a loss with these gradients."""
+        """Return a loss whose gradients are `weight` and `bias`."""
         return (self.weight * weight.to(self.weight.dtype)).sum() + (self.bias * bias.to(self.bias.dtype)).sum()
 
 
 class Matrices(nn.Module):
-    """Parameters whose gradients are given by name. They are named like those of a language model; bf16 represents them exactly."""
+    """A model of nine matrices with biases, whose gradients are set in `gradients` by parameter name.
+
+    The parameters are named like those of a language model, and bf16 represents their values exactly.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,14 +89,14 @@ class Matrices(nn.Module):
                 parameter.data = parameter.data.bfloat16().float()
 
     def forward(self) -> Tensor:
-        """Return a loss with the given gradients."""
+        """Return a loss whose gradients are those in `gradients`."""
         matrices = [(name, module) for name, module in self.named_modules() if isinstance(module, GivenGradients)]
         losses = [module(self.gradients[f"{n}.weight"], self.gradients[f"{n}.bias"]) for n, module in matrices]
         return torch.stack(losses).sum()
 
 
 def make_gradients(update: int, process: int | None, n_processes: int) -> dict[str, Tensor]:
-    """Return the gradients of a process, or their mean over processes if `process` is None. bf16 represents both exactly."""
+    """Return the gradients of a process, or their mean over processes if `process` is None. bf16 represents them and the mean exactly."""
     generator = torch.Generator().manual_seed(100 + update)
     gradients = {}
     for name, parameter in Matrices().named_parameters():
@@ -100,7 +106,7 @@ def make_gradients(update: int, process: int | None, n_processes: int) -> dict[s
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:
-    """Return five Newton-Schulz iterations of a matrix. Source: K. Jordan, 2024."""
+    """Orthogonalize a matrix approximately by five Newton-Schulz iterations. Source: K. Jordan, 2024."""
     x = matrix / matrix.norm()
     for _ in range(5):
         square = x @ x.T
@@ -109,7 +115,12 @@ def orthogonalize(matrix: Tensor) -> Tensor:
 
 
 def reference(optimizer: str, clip: float | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the matrices and their momentum after all updates, in float64. The optimizers scale updates differently."""
+    """Compute all updates in float64. Return the matrices and their momentum.
+
+    Args:
+        optimizer: `xlpre` or `deepspeed`; they scale their updates differently.
+        clip: norm to which gradients are clipped, or None.
+    """
     matrices = {name: p.detach().double() for name, p in Matrices().named_parameters() if p.ndim == 2}
     moments = {name: torch.zeros_like(matrix) for name, matrix in matrices.items()}
     for update in range(UPDATES):
@@ -126,12 +137,12 @@ def reference(optimizer: str, clip: float | None) -> tuple[dict[str, Tensor], di
 
 
 class SentBytes(TorchDispatchMode):
-    """Counts the bytes that this process sends in collectives, each a ring."""
+    """Counts the bytes that this process sends in collectives, if each collective is a ring."""
 
     total = 0.0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Count an operation, and execute it."""
+        """Execute an operation; if it is a collective, count its bytes."""
         namespace, name = func._schema.name.split("::")
         if namespace == "c10d" and name not in ("barrier", "monitored_barrier_"):
             others = (dist.get_world_size() - 1) / dist.get_world_size()
@@ -139,12 +150,17 @@ class SentBytes(TorchDispatchMode):
                 sent = args[1].nbytes - args[4][dist.get_rank()] * args[1].element_size()
             elif name == "allreduce_":
                 sent = 2 * others * _bytes(args[0])
-            elif name in ("broadcast_", "reduce_", "_allgather_base_", "allgather_"):  # of all that is gathered
+            elif name in (
+                "broadcast_",
+                "reduce_",
+                "_allgather_base_",
+                "allgather_",
+            ):  # args[0]: in a gather, the whole result
                 sent = others * _bytes(args[0])
             elif name in ("_reduce_scatter_base_", "reduce_scatter_"):
                 sent = others * _bytes(args[1])
             else:
-                raise NotImplementedError(f"{name} is not counted yet.")
+                raise NotImplementedError(f"SentBytes cannot count the collective {name}. Add its formula.")
             self.total += sent
         return func(*args, **(kwargs or {}))
 
@@ -154,7 +170,15 @@ def _bytes(tensors: Any) -> float:
 
 
 def make_engine(optimizer: str, stage: int, precision: str, offload: bool, clip: float | None) -> Any:
-    """Build an engine with the settings of this project, whose optimizer is `xlpre`, `deepspeed` (both Muon) or `adamw`."""
+    """Build a DeepSpeed engine with the settings of this project.
+
+    Args:
+        optimizer: `xlpre` (its Muon), `deepspeed` (its Muon) or `adamw`.
+        stage: ZeRO stage.
+        precision: `fp32` or `bf16`.
+        offload: True to keep the optimizer state in the memory of the host.
+        clip: norm to which gradients are clipped, or None.
+    """
     device = torch.device("cpu")
     name = "adamw" if optimizer == "adamw" else "muon"
     optim = PretrainOptimConfig(name=name, lr=LR, weight_decay=DECAY, momentum=MOMENTUM, max_grad_norm=clip)
@@ -164,7 +188,7 @@ def make_engine(optimizer: str, stage: int, precision: str, offload: bool, clip:
         zero |= {
             "reduce_scatter": False,
             "stage3_param_persistence_threshold": 0,
-        }  # DeepSpeed's Muon requires the first
+        }  # DeepSpeed's Muon requires reduce_scatter=False
     if offload:
         zero["offload_optimizer"] = {"device": "cpu"}
     config = build_deepspeed_config(train, optim, device, dist.get_world_size(), {"zero_optimization": zero})
@@ -185,16 +209,16 @@ def make_engine(optimizer: str, stage: int, precision: str, offload: bool, clip:
     ]
     muon = MuonWithAuxAdam(both, adam_optimizer=torch.optim.AdamW)
     config["gradient_clipping"] = clip or 0.0
-    with redirect_stdout(io.StringIO()):  # it prints many lines about memory
+    with redirect_stdout(io.StringIO()):  # DeepSpeed prints many lines about memory
         return deepspeed.initialize(model=model, optimizer=muon, config=config)[0]
 
 
 def train(engine: Any, with_infinity: bool = False) -> float:
-    """Make all updates. Returns the bytes that the last one sends.
+    """Train for all updates. Returns the bytes that this process sends in the last update.
 
     Args:
-        engine: the engine.
-        with_infinity: True to insert a step with an infinite gradient.
+        engine: engine of a `Matrices` model.
+        with_infinity: True to add a step with an infinite gradient, after the second update.
     """
     steps = [0, 1, None, 2, 3] if with_infinity else range(UPDATES)
     for update in steps:
@@ -209,7 +233,7 @@ def train(engine: Any, with_infinity: bool = False) -> float:
 
 
 def read_momentum(engine: Any, optimizer: str) -> dict[str, Tensor] | None:
-    """Return the momentum by parameter, or None if DeepSpeed gives no access to it."""
+    """Return the momentum of each matrix by parameter name, or None if DeepSpeed gives no access to it."""
     if optimizer == "xlpre":
         moments = gather_moments(engine, lambda index: True)
         return {name.removesuffix("/exp_avg"): value for name, value in moments.items() if name.endswith("/exp_avg")}
@@ -223,14 +247,16 @@ def read_momentum(engine: Any, optimizer: str) -> dict[str, Tensor] | None:
         engine.optimizer._lazy_init_hp_params_optimizer_state()
         mappings = [p._hp_mapping for p in matrices.values() if p._hp_mapping is not None]
         accessible = torch.tensor(float(all("momentum_buffer" in m.optim_fragment for m in mappings)))
-        dist.all_reduce(accessible, dist.ReduceOp.MIN)  # all processes, before a function that they must all call
+        dist.all_reduce(
+            accessible, dist.ReduceOp.MIN
+        )  # all processes must agree, because the function below is collective
         if not accessible:
             return None
     return {name: safe_get_full_optimizer_state(p, "momentum_buffer") for name, p in matrices.items()}
 
 
 def largest_error(values: dict[str, Tensor], expected: dict[str, Tensor], initial: dict[str, Tensor]) -> float:
-    """Return the largest error of a matrix, relative to its change."""
+    """Return the largest relative error of a matrix: the norm of its error, divided by the norm of its expected change from `initial`."""
     errors = {
         name: (values[name].double().view_as(e) - e).norm() / (e - initial[name]).norm() for name, e in expected.items()
     }
@@ -238,7 +264,7 @@ def largest_error(values: dict[str, Tensor], expected: dict[str, Tensor], initia
 
 
 def measure(optimizer: str, stage: int, precision: str, offload: bool) -> dict[str, Any]:
-    """Return the line of a case."""
+    """Run a case. Return the values of its JSON line, which the module docstring explains."""
     initial = {name: p.detach().double() for name, p in Matrices().named_parameters()}
     zeros = {name: torch.zeros_like(value) for name, value in initial.items()}
     expected, moments = reference(optimizer, None)
@@ -279,7 +305,7 @@ def _rounded(value: float) -> float | str:
 
 
 def work(process: int, n_processes: int, folder: str) -> None:
-    """Measure all cases in one of several processes; the first writes the lines to a file of `folder`."""
+    """Run all cases as one of `n_processes` processes. Process 0 writes the JSON lines to a file in `folder`."""
     os.environ.update({"RANK": str(process), "LOCAL_RANK": str(process), "WORLD_SIZE": str(n_processes)})
     timeout = timedelta(seconds=120)
     dist.init_process_group("gloo", f"file://{folder}/join{n_processes}", timeout, n_processes, process)

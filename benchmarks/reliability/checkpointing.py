@@ -1,14 +1,14 @@
-"""Measure the cost of checkpoints: time that training waits, time until they are written, and the slowdown of steps until then.
+"""Measure the cost of checkpoints: how long training waits for one, how long its writing takes, and how much that slows steps down.
 
 python benchmarks/reliability/checkpointing.py --out reports/reliability/saving.jsonl
 
-One process on a CPU. One JSON line per model:
+Trains in one process on a CPU, and prints one JSON line per model:
 
-    waits_s             time that training waits for a checkpoint
-    lasts_s             time until the checkpoint is written
-    step_s              median time of a step
-    step_while_writing_s    median time of a step while a checkpoint is written
-    fraction            fraction of training time that checkpoints cost (waiting and slower steps), with one every `--minutes`
+    waits_s                 median seconds that training waits for a checkpoint
+    lasts_s                 median seconds from the start of a checkpoint until it is written
+    step_s                  median seconds of a step while no checkpoint is written
+    step_while_writing_s    median seconds of a step while a checkpoint is written
+    fraction                share of the training time that is lost to waiting and slower steps, with a checkpoint every `--minutes`
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Timings:
 
     Attributes:
         n_parameters: number of parameters of the model.
-        n_bytes: size of a checkpoint.
-        steps: steps without a checkpoint in progress.
-        steps_while_writing: steps with a checkpoint in progress.
-        waits: times that training waited for each checkpoint.
-        lasts: times until each checkpoint was written.
+        n_bytes: size of a checkpoint in bytes.
+        steps: time of each step during which no checkpoint was written.
+        steps_while_writing: time of each step during which a checkpoint was written.
+        waits: time that training waited for each checkpoint.
+        lasts: time from the start of each checkpoint until it was written.
     """
 
     n_parameters: int = 0
@@ -76,7 +76,7 @@ def time_step(trainer: Trainer, batches: Iterator[Batch]) -> float:
 
 
 def measure(settings: Sequence[str], n_checkpoints: int, steps_between: int) -> Timings:
-    """Train with `n_checkpoints` checkpoints, and `steps_between` steps before each."""
+    """Train a model and write `n_checkpoints` checkpoints, with `steps_between` steps before each. Return the times."""
     trainer, timings = Trainer(load_config(PretrainConfig, None, settings)), Timings()
     batches = trainer.batches()
     for _ in range(3):  # warm-up
@@ -98,7 +98,7 @@ def measure(settings: Sequence[str], n_checkpoints: int, steps_between: int) -> 
 
 
 def result_line(model: str, timings: Timings, minutes: float) -> dict[str, Any]:
-    """Return the JSON line of a model."""
+    """Return the JSON line of a model, with `fraction` for a checkpoint every `minutes`."""
     step = statistics.median(timings.steps)
     slowdown = sum(timings.steps_while_writing) - len(timings.steps_while_writing) * step
     cost = statistics.mean(timings.waits) + slowdown / len(timings.waits)
@@ -120,7 +120,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10, help="minutes between checkpoints, for `fraction`")
     parser.add_argument("--checkpoints", type=int, default=5, help="number of checkpoints to write")
-    parser.add_argument("--tiny", action="store_true", help="test that the benchmark works")
+    parser.add_argument("--tiny", action="store_true", help="use a tiny model, to test this script")
     parser.add_argument("--out", type=Path, help="file for the JSON lines")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,11 +1,12 @@
-"""Kill a pretraining once and resume it, with the project's own commands. Checks that the loss falls, and measures throughput.
+"""Kill a pretraining run once and resume it, with the project's commands. Checks that the loss falls, and measures throughput.
 
 python benchmarks/reliability/killed_pretraining.py --minutes 1 --config configs/pretrain/xlnet_base.yaml model.attention_backend=triton
 
-In a temporary folder, or in --folder: trains a tokenizer and writes a store of the docstrings of installed packages (--prepare stops
-there). Starts `deepspeed pretrain/run.py` and kills all its processes with SIGKILL as soon as a checkpoint is complete. Then runs the
-same command to its end, after --minutes of training or train.steps. One JSON line per start and one for the whole run, from its
-metrics.jsonl. The exit status is 1 unless the loss fell and the second start resumed from the checkpoint.
+Works in a temporary folder or in --folder. Trains a tokenizer and writes a store of the docstrings of installed packages (with
+--prepare, the command stops here). Starts `deepspeed pretrain/run.py`, and kills all its processes with SIGKILL as soon as a checkpoint
+is complete. Then starts the same command again, until --minutes of training or train.steps are reached. Prints one JSON line per start
+and one for the whole run, computed from metrics.jsonl. The exit status is 1 unless the loss fell, the second start resumed from the
+checkpoint, and no step is missing.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ SETTINGS = {
     "train.global_batch_size": 32,
     "train.log_every": 10,
     "train.save_every": 100,
-    "eval.every": 100_000,  # at the start and at the end only
+    "eval.every": 100_000,  # never, so that only the start and the end are evaluated
 }
 
 
@@ -59,16 +60,24 @@ def start(args: list[str]) -> subprocess.Popen[bytes]:
 
 
 def wait_for_checkpoint(process: subprocess.Popen[bytes], run_dir: Path) -> int:
-    """Wait for a complete checkpoint. Returns its step."""
+    """Wait until the training has written a complete checkpoint. Returns the step of the checkpoint."""
     while not (saved := checkpoint.list_complete(run_dir / checkpoint.CHECKPOINTS_DIR)):
         if process.poll() is not None:
-            raise SystemExit(f"the training ended with status {process.returncode} before its first checkpoint")
+            raise SystemExit(
+                f"The training ended with status {process.returncode} before it had written a checkpoint. Its output is above."
+            )
         time.sleep(0.05)
     return int(checkpoint.read_manifest(saved[-1])["step"])
 
 
 def summarize(phase: str, lines: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
-    """Return losses and medians of speed. The first metrics line, which includes the warm-up, is left out of the medians."""
+    """Return the JSON line of a phase: first and last loss, and median speed. The speed of the first line is left out, as a warm-up.
+
+    Args:
+        phase: name of the phase.
+        lines: lines of metrics.jsonl.
+        seconds: wall time of the phase.
+    """
     lines = [line for line in lines if "loss" in line]
     warm = lines[1:] or lines
     tokens_per_second, flops_per_second = (
@@ -94,7 +103,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default=str(REPOSITORY / "configs" / "pretrain" / "xlnet_base.yaml"))
     parser.add_argument("--minutes", type=float, default=1.0, help="minutes of training")
-    parser.add_argument("--folder", type=Path, help="a new folder, which is kept, or one that --prepare has written")
+    parser.add_argument(
+        "--folder", type=Path, help="folder to work in, which is kept: a new one, or one that --prepare has written"
+    )
     parser.add_argument("--prepare", action="store_true", help="only train the tokenizer and write the store")
     parser.add_argument("settings", nargs="*", metavar="key=value", help="settings of the training run")
     args = parser.parse_intermixed_args()
@@ -126,7 +137,9 @@ def main() -> None:
         lines = read_metrics(folder / "run")
         resumed = [line for line in lines if line["step"] > saved_step]
         if status or not resumed:
-            raise SystemExit(f"the second start ended with status {status} after {len(resumed)} metrics lines")
+            raise SystemExit(
+                f"The second start ended with status {status} and wrote {len(resumed)} lines of metrics. Its output is above."
+            )
     print(json.dumps(summarize("resumed", resumed, time.monotonic() - second_start)), flush=True)
     val_losses = [line["val_loss"] for line in lines if "val_loss" in line]
     total = {
@@ -134,7 +147,7 @@ def main() -> None:
         "val_loss": [round(loss, 4) for loss in val_losses],
     }
     steps = [line["step"] for line in lines if "loss" in line]
-    # the last line may cover fewer steps
+    # all lines of metrics are equally many steps apart, except the last line
     is_complete = all(
         later - earlier == steps[1] - steps[0] for earlier, later in zip(steps, steps[1:-1], strict=False)
     )

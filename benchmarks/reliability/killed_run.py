@@ -1,4 +1,4 @@
-"""One start of a training run with two processes and an injected fault, and the content of its run folder."""
+"""Start a training run with two processes and an injected fault; read what the run folder contains afterwards."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ COMPARED_METRICS = ("loss", "grad_norm", "lr", "skipped_steps", "tokens", "val_l
 
 @dataclass(frozen=True)
 class StartResult:
-    """Outcome of a start.
+    """How a start of a training run ended.
 
     Attributes:
         statuses: exit statuses of the processes.
-        resumed_from: step of the checkpoint, 0 without one, or None if the training did not get that far.
-        killed_at: step of the kill, or None if nothing was killed.
-        seconds_to_first_step: time from the start to the end of the first step; None if there was none.
-        hung: True if a process did not end within PATIENCE_SECONDS of process 0.
-        output: standard output and error of all processes.
+        resumed_from: step of the checkpoint that was loaded; 0 if there was no checkpoint; None if the start ended before loading.
+        killed_at: step at which the fault killed a process, or None if it killed none.
+        seconds_to_first_step: seconds from the start until the first step was finished, or None if no step was finished.
+        hung: True if process 1 was still running PATIENCE_SECONDS after process 0 had ended.
+        output: standard output of process 0, then standard error of both processes.
     """
 
     statuses: tuple[int, ...]
@@ -51,12 +51,12 @@ class StartResult:
 
 
 def start(args: Sequence[str], fault: dict, folder: Path) -> StartResult:
-    """Start both processes as SLURM does, and wait until they have ended.
+    """Start two training processes as SLURM does, and wait until they have ended.
 
     Args:
         args: settings of the training run.
-        fault: fault for tests/integration/faulty.py; empty for none.
-        folder: folder for standard error.
+        fault: fault that tests/integration/faulty.py injects; an empty dictionary injects none.
+        folder: folder for the file that collects standard error.
     """
     job = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     variables = make_environment(**CPU_ENVIRONMENT, **job, FAULT=json.dumps(fault))
@@ -106,10 +106,10 @@ def start(args: Sequence[str], fault: dict, folder: Path) -> StartResult:
 
 
 def read_compared_metrics(run_dir: Path) -> dict[tuple[int, bool], list]:
-    """Return the metrics that must be equal, by (step, True for training or False for an evaluation)."""
+    """Return the metrics that a kill must not change. The key is (step, True for a training line or False for an evaluation)."""
     lines = read_metrics(run_dir)
     metrics = {(line["step"], "loss" in line): [line.get(name) for name in COMPARED_METRICS] for line in lines}
-    assert len(metrics) == len(lines), f"{run_dir}/metrics.jsonl has a step twice"
+    assert len(metrics) == len(lines), f"{run_dir}/metrics.jsonl contains a step twice"
     return metrics
 
 
@@ -120,13 +120,13 @@ def newest_checkpoint_step(run_dir: Path) -> int:
 
 
 def list_files(run_dir: Path) -> set[str]:
-    """Return all paths in the folder, without the TensorBoard files, of which every start writes one."""
+    """Return all paths in the run folder except TensorBoard's, because each start adds a file there."""
     paths = (path.relative_to(run_dir) for path in run_dir.rglob("*"))
     return {str(path) for path in paths if path.parts[0] != "tensorboard"}
 
 
 def differing_tensors(run_dir: Path, other_run_dir: Path) -> list[str]:
-    """Return the tensor files that are not bitwise equal in the last checkpoints of two runs."""
+    """Return the tensor files that differ between the last checkpoints of two runs, or are in one of them only."""
     folders = [checkpoint.list_complete(run / checkpoint.CHECKPOINTS_DIR)[-1] for run in (run_dir, other_run_dir)]
     names = [{str(path.relative_to(folder)) for path in folder.rglob("*.safetensors")} for folder in folders]
     shared = names[0] & names[1]

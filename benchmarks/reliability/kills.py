@@ -1,17 +1,18 @@
-"""Kill a training repeatedly with SIGKILL, in every phase, and compare it with one that is not killed.
+"""Kill a training run repeatedly with SIGKILL, in every phase, and compare it with an uninterrupted run.
 
 python benchmarks/reliability/kills.py --out reports/reliability/kills.jsonl
 
 Writes a small store in a temporary folder. For each ZeRO stage, trains a tiny model with two CPU processes, dropout, memory and two
-micro-steps. tests/integration/faulty.py kills process 0, process 1 or both, in each of its phases; the process alternates between phases
-and stages (with --every-process, each phase kills each process). The same command restarts the training run until it is finished.
+micro-steps. tests/integration/faulty.py kills a process in each phase of training, such as `backward` or `half_written`. The killed
+process alternates between phases and stages; with --every-process, each phase is tried with both. A few kills hit both processes at
+once. After each kill the same command restarts the training run, until it is finished.
 
-One JSON line per kill and per stage, then a table. The exit status is 1 if one of these promises is broken:
+Prints one JSON line per kill and per stage, then a table. The exit status is 1 if one of these promises is broken:
 
-- A start ends within a minute of the kill, and the other process ends with status 3.
-- It resumes from the newest checkpoint on disk, never from an older one than before, and loses at most two save intervals.
+- After a kill, the process that was not killed ends within a minute, with status 3.
+- The next start resumes from the newest checkpoint on disk, which is never older than before the kill. At most two save intervals are lost.
 - Loss, gradient norm, learning rate and validation loss of every step are bitwise equal to those of the uninterrupted run.
-- Weights, moments and memory of the last checkpoint are bitwise equal.
+- Weights, moments and memory of the last checkpoint are bitwise equal to those of the uninterrupted run.
 - The run folder has the same files as that of the uninterrupted run.
 """
 
@@ -80,18 +81,18 @@ KILL_BOTH = ("update", "half_written", "manifest", "half_removed", "publishing",
 
 @dataclass(frozen=True)
 class Kill:
-    """A kill in a phase.
+    """A kill of one process or of both, in a phase of training.
 
     Attributes:
-        phase: phase of faulty.py.
-        process: rank of the process to kill, or `both`, at once when process 0 reaches the phase.
+        phase: phase of tests/integration/faulty.py.
+        process: rank of the process to kill, or `both`: both are killed when process 0 reaches the phase.
     """
 
     phase: str
     process: int | str
 
     def fault(self, first_step: int) -> dict:
-        """Return the fault for faulty.py, at `first_step` or later."""
+        """Return the fault for faulty.py, which kills at `first_step` or later."""
         steps = {} if self.phase in NO_STEP else {"steps": [first_step, 10**9]}
         if self.process == "both":
             return {"phase": self.phase, "process": 0, "do": "kill_all", **steps}
@@ -99,13 +100,13 @@ class Kill:
 
 
 def plan_kills(stage: int, phases: Sequence[str], every_process: bool, rng: np.random.Generator) -> list[Kill]:
-    """Return a kill for every phase, in random order. Two phases also kill both processes at once."""
+    """Return the kills of a stage in random order: one for each phase (or two), and two kills of both processes at once."""
     kills = []
     for number, phase in enumerate(phases):
         processes = (0,) if phase in RANK_ZERO_ONLY else (0, 1) if every_process else ((number + stage) % 2,)
         kills += [Kill(phase, process) for process in processes]
     both = [Kill(phase, "both") for phase in KILL_BOTH[2 * stage :][:2] if phase in phases]
-    last = [kill for kill in kills if kill.phase == "closing"]  # ends the run
+    last = [kill for kill in kills if kill.phase == "closing"]  # last, because the run is finished then
     others = [kill for kill in kills + both if kill not in last]
     rng.shuffle(others)
     first = [kill for kill in others if kill.phase not in NO_STEP][
@@ -115,14 +116,14 @@ def plan_kills(stage: int, phases: Sequence[str], every_process: bool, rng: np.r
 
 
 class Stage:
-    """The kills of one ZeRO stage.
+    """A training run with one ZeRO stage that is killed repeatedly, and its uninterrupted counterpart.
 
     Args:
         stage: the ZeRO stage.
-        kills: kills, in order.
-        store: the token store.
-        folder: folder for the runs.
-        rng: random steps of the kills.
+        kills: the kills in their order.
+        store: path of the token store.
+        folder: folder for the run folders.
+        rng: generator that draws the steps of the kills.
 
     Attributes:
         broken: descriptions of broken promises.
@@ -137,7 +138,7 @@ class Stage:
         self._args = [f"{key}={value}" for key, value in {**SETTINGS, **more}.items()]
 
     def run(self) -> Iterator[dict]:
-        """Run all kills. Yields a line per kill and one for the stage."""
+        """Train without a kill, then with all kills. Yields a JSON line for each kill, and one for the stage."""
         reference = self._start(self._reference, {})
         assert reference.statuses == (0, 0), reference.output
         expected = read_compared_metrics(self._reference)
@@ -175,22 +176,28 @@ class Stage:
         return start([*self._args, f"run_dir={run_dir}"], fault, self._folder)
 
     def _kill_line(self, kill: Kill, result: StartResult, previous_step_on_disk: int) -> dict:
-        """Return the line of a kill, without the fields that need the next start."""
+        """Check the promises about a start that was killed. Return the JSON line of the kill, which _complete_line completes."""
         location = f"{kill.phase} of process {kill.process}"
         if result.killed_at is None:
             self.broken.append(f"{location}: not killed, but ended with {result.statuses}: {result.last_lines}")
         self._check(not result.hung, f"{location}: the other process was still running after {PATIENCE_SECONDS} s")
         victims = (0, 1) if kill.process == "both" else (kill.process,)
         expected = tuple(-signal.SIGKILL if process in victims else 3 for process in (0, 1))
-        self._check(result.statuses == expected, f"{location}: exit statuses {result.statuses}: {result.last_lines}")
+        self._check(
+            result.statuses == expected,
+            f"{location}: exit statuses are {result.statuses}, expected {expected}: {result.last_lines}",
+        )
         step_on_disk = newest_checkpoint_step(self._run)
         self._check(
             step_on_disk >= previous_step_on_disk,
-            f"{location}: the newest checkpoint was of step {previous_step_on_disk}, and is of step {step_on_disk} now",
+            f"{location}: the newest checkpoint was of step {previous_step_on_disk} before the start, but is of step {step_on_disk} now",
         )
         step = previous_step_on_disk if kill.phase in NO_STEP else (result.killed_at or 0)
         lost_steps = step + (kill.phase == "after_update") - step_on_disk
-        self._check(lost_steps <= 2 * SAVE_EVERY, f"{location}: {lost_steps} steps were lost")
+        self._check(
+            lost_steps <= 2 * SAVE_EVERY,
+            f"{location}: {lost_steps} steps were lost, more than {2 * SAVE_EVERY} (two save intervals)",
+        )
         return {
             "stage": self.stage,
             "phase": kill.phase,
@@ -202,16 +209,19 @@ class Stage:
         }
 
     def _complete_line(self, line: dict, restart: StartResult, expected: dict) -> dict:
-        """Return the line of a kill, completed by the next start."""
+        """Check the promises about the start after a kill. Return the JSON line of the kill with the results of that start."""
         location = f"{line['phase']} of process {line['process']}"
         resumed_from = restart.resumed_from
         self._check(
             resumed_from in (None, line["resumes_from"]),
-            f"{location}: resumed from step {resumed_from}, not {line['resumes_from']}",
+            f"{location}: resumed from step {resumed_from}, but the newest checkpoint is of step {line['resumes_from']}",
         )
         actual = read_compared_metrics(self._run)
         differing = sorted(step for step, values in actual.items() if values != expected.get(step))
-        self._check(not differing, f"{location}: metrics differ from the uninterrupted run at {differing[:5]}")
+        self._check(
+            not differing,
+            f"{location}: metrics differ from the uninterrupted run at the (step, is training) {differing[:5]}",
+        )
         seconds = restart.seconds_to_first_step
         return {**line, "seconds_to_first_step": seconds and round(seconds, 2), "equal": not differing}
 
@@ -221,7 +231,7 @@ class Stage:
 
 
 def make_table(lines: Sequence[dict]) -> str:
-    """Return a Markdown table of the kills by phase."""
+    """Return a Markdown table with a row for each phase: its kills, the largest number of repeated steps, and whether metrics are equal."""
     by_phase = defaultdict(list)
     for line in lines:
         by_phase[line["phase"]].append(line)
@@ -240,7 +250,7 @@ def main() -> None:
     parser.add_argument("--stages", nargs="+", type=int, default=[0, 1, 2, 3], help="ZeRO stages")
     parser.add_argument("--phases", nargs="+", default=PHASES, choices=PHASES)
     parser.add_argument(
-        "--every-process", action="store_true", help="kill both processes, one at a time, in each phase"
+        "--every-process", action="store_true", help="try each phase with a kill of process 0 and a kill of process 1"
     )
     parser.add_argument("--seed", type=int, default=1, help="seed of the order of the kills and their steps")
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""A training run under torchrun that restarts automatically. Its rank 0 prints the time of events."""
+"""Run a training under torchrun, which restarts it after a kill. Rank 0 prints the time of events, such as the end of a step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import psutil
 from benchmarks.common.processes import CPU_ENVIRONMENT, kill_tree, make_environment
 
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
-# pretrain/run.py, whose rank 0 prints a line after each event: its name, the time, and a step or a duration
+# runs pretrain/run.py; rank 0 prints a line after each event: the name of the event, the time, and a step or a duration
 TRAIN = """
 import os, time
 def mark(event, value=""):
@@ -52,8 +52,8 @@ class Training:
         restarts: maximum number of restarts.
 
     Attributes:
-        marks: events as (name, time, duration in seconds).
-        steps: finished steps as (step, time).
+        marks: events other than steps, as (name, time, duration in seconds).
+        steps: finished steps, as (step, time).
         other_lines: lines of the output that are not events.
     """
 
@@ -105,7 +105,7 @@ class Training:
 
 
 def kill_worker(training: Training, rng: random.Random) -> tuple[float, float]:
-    """Kill one worker. Returns the time of the kill, and the time when the other worker had ended."""
+    """Kill a random worker. Returns the time of the kill, and the time at which the other worker had ended, too."""
     victim, other = rng.sample(training.workers(), 2)
     kill_time = time.time()
     victim.kill()
@@ -115,7 +115,7 @@ def kill_worker(training: Training, rng: random.Random) -> tuple[float, float]:
 
 
 def wait_for_first_step(training: Training, since: float) -> tuple[int, float]:
-    """Wait for the first step of a start after the time `since`. Returns the step and its time."""
+    """Wait until the training has started after the time `since` and finished a step. Returns that step and its time."""
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline and not training.has_ended:
         built = [when for event, when, _ in training.marks if event == "built" and when > since]
@@ -123,4 +123,6 @@ def wait_for_first_step(training: Training, since: float) -> tuple[int, float]:
             if built and when > built[-1]:
                 return step, when
         time.sleep(0.05)
-    raise RuntimeError("the training did not restart:\n" + "".join(training.other_lines[-60:]))
+    raise RuntimeError(
+        "The training ended, or finished no step within 300 s. Its last output:\n" + "".join(training.other_lines[-60:])
+    )

@@ -3,10 +3,10 @@
 python benchmarks/reliability/restarts.py --minutes 20 --every 120 --out reports/reliability/restarts.jsonl
 
 Writes a store of docstrings in a temporary folder and trains on it with two CPU processes under `torchrun --max-restarts`, as described
-in docs/distributed.md. A random process receives SIGKILL. One JSON line per kill, and one for the whole run.
+in docs/distributed.md. Every --every seconds a random process receives SIGKILL. Prints one JSON line per kill, and one for the whole run.
 
-The fraction counts steps whose result is in the final model. A step that a kill undid does not count, but the repeated one does. Saving,
-evaluation and starting do not count. The total is the wall time from the first start to the end of the last process.
+The fraction is the time of the steps that the final model contains, divided by the wall time from the first start to the end of the last
+process. If a kill undoes a step, only its repetition counts. Saving, evaluation and starting do not count as training.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ MODEL = {  # a step takes about 0.1 s on two cores
     "model.d_inner": 512,
     "model.mem_len": 64,
 }
-# phases from a kill to the first step after it
+# phases between a kill and the end of the first step after it
 PHASES = ("noticing", "starting", "importing", "joining", "building", "first_step")
 
 
 def measure_restart(training: Training, kill_time: float, end_time: float) -> dict:
-    """Return the duration of each phase from a kill to the first step after it, and the lost steps.
+    """Return the seconds of each phase between a kill and the end of the first step after it, and the steps that the kill undid.
 
     Args:
         training: the training run.
         kill_time: time of the kill.
-        end_time: time when the other process had ended.
+        end_time: time at which the other process had ended.
     """
     first_step, first_step_time = wait_for_first_step(training, kill_time)
     at = {event: when for event, when, _ in training.marks if when > kill_time}
@@ -67,7 +67,7 @@ def measure_restart(training: Training, kill_time: float, end_time: float) -> di
 
 
 def kill_repeatedly(training: Training, minutes: float, every: float, rng: random.Random) -> list[dict]:
-    """Kill a process every `every` seconds. Returns a line per kill."""
+    """Kill a process every `every` seconds, for `minutes` minutes. Returns the JSON line of each kill."""
     start, lines, number = time.time(), [], 1
     while number * every < minutes * 60:
         time.sleep(max(start + number * every - time.time(), 0))
@@ -82,11 +82,21 @@ def kill_repeatedly(training: Training, minutes: float, every: float, rng: rando
 
 
 def summarize(training: Training, lines: Sequence[dict], wall_seconds: float, run_dir: Path, save_every: int) -> dict:
-    """Return the line for the whole run."""
+    """Return the JSON line of the whole run.
+
+    Args:
+        training: the training run, which has ended.
+        lines: JSON lines of the kills.
+        wall_seconds: wall time of the run.
+        run_dir: run folder.
+        save_every: steps between checkpoints.
+    """
     metrics = [line for line in read_metrics(run_dir) if "loss" in line]
     steps = [line["step"] for line in metrics]
-    expected = range(LOG_EVERY, steps[-1] + 1, LOG_EVERY)  # the last line may cover fewer steps
-    assert steps in ([*expected], [*expected, steps[-1]]), "a step is missing or recorded twice"
+    expected = range(
+        LOG_EVERY, steps[-1] + 1, LOG_EVERY
+    )  # followed by a last line if the run ended between two of these steps
+    assert steps in ([*expected], [*expected, steps[-1]]), f"metrics.jsonl lacks a step or contains it twice: {steps}"
     previous_tokens = [0, *(line["tokens"] for line in metrics)]
     seconds = [
         (line["tokens"] - n) / line["tokens_per_second"] for n, line in zip(previous_tokens, metrics, strict=False)
@@ -121,12 +131,18 @@ def summarize(training: Training, lines: Sequence[dict], wall_seconds: float, ru
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=20, help="training time")
+    parser.add_argument(
+        "--minutes", type=float, default=20, help="minutes of training with kills, after which the run is stopped"
+    )
     parser.add_argument("--every", type=float, default=120, help="seconds between kills")
     parser.add_argument("--config", default=CONFIG, help="config file of the training run")
-    parser.add_argument("--save-every", type=int, default=50, help="steps; for the best value see docs/reliability.md")
+    parser.add_argument(
+        "--save-every", type=int, default=50, help="steps between checkpoints; docs/reliability.md gives the best value"
+    )
     parser.add_argument("--out", type=Path, help="file for the JSON lines")
-    parser.add_argument("--goal", type=float, default=0.9, help="exit with status 1 if the fraction is below it")
+    parser.add_argument(
+        "--goal", type=float, default=0.9, help="the exit status is 1 if the fraction is below this value"
+    )
     parser.add_argument("settings", nargs="*", metavar="key=value", help="settings of the training run")
     args = parser.parse_intermixed_args()
     with tempfile.TemporaryDirectory() as name:
@@ -152,7 +168,7 @@ def main() -> None:
     if args.out:
         args.out.write_text(to_jsonl([*lines, total]), encoding="utf-8")
     print(
-        f"\n{total['training_fraction']:.1%} of {total['wall_seconds']:,.0f} s spent on training, with {total['kills']} kills"
+        f"\n{total['training_fraction']:.1%} of {total['wall_seconds']:,.0f} s were spent on training, with {total['kills']} kills"
     )
     sys.exit(total["training_fraction"] < args.goal)
 
