@@ -53,8 +53,9 @@ def refused(
     Args:
         outcome: result of a command, or an exception.
         key: name of the setting.
-        value: its value as text of the message.
-        remedy: regular expression of the text after "is invalid". Default: a sentence after the rule, or the rule "it must".
+        value: value of the setting, as the message shows it.
+        remedy: regular expression that the text after "is invalid" must match. By default, this text needs a second sentence (the
+            remedy) or the words "it must".
 
     Returns:
         The message.

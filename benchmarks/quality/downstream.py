@@ -121,7 +121,7 @@ def result_lines(runs: Sequence[ArmRun]) -> list[dict[str, Any]]:
 
 
 def summarize_arms(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a summary for each task, number of examples and arm: the learning rate that is best for seed 1, and its scores with all seeds."""
+    """Return a summary for each task, number of examples and arm: the best learning rate for seed 1, and its scores with all seeds."""
     summaries = []
     for key in dict.fromkeys(map(_arm_key, lines)):
         of_arm = [line for line in lines if _arm_key(line) == key]

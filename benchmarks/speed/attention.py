@@ -1,22 +1,21 @@
-"""Relative attention by each backend: agreement with the reference, time and memory, forward and backward.
+"""Compare the backends of relative attention: errors against the reference, time and memory of a forward and a backward pass.
 
 python benchmarks/speed/attention.py --dropout 0.1
 python benchmarks/speed/attention.py --device cpu --rows 2 --dropout 0.1 --repeats 5
 
-The input is one layer of XLNet-Large with two streams, half of the window reused, on random data. Each backend prints two JSON lines.
+The input is random, in the shape of one layer of XLNet-Large with two streams, where half of the window is reused. Prints two JSON lines
+for each backend. The first line compares results:
 
-The first line compares results:
+- `errors`: relative error of the output and of each gradient, without dropout, compared with `reference` in the next higher precision
+- `errors_with_dropout`: the same errors with dropout, if the reference drops the same attention weights as the backend
+- `keep_fraction`: fraction of the attention weights that dropout kept
+- `keep_deviations`: difference between `keep_fraction` and the expected fraction, in standard deviations
+- `reproducible`: true if two runs give the same bits
 
-- `errors`: relative error of the output and each gradient, without dropout, against `reference` in twice the precision
-- `errors_with_dropout`: the same with dropout, where the reference drops the weights that the backend dropped
-- `keep_fraction`: fraction of the weights that dropout kept
-- `keep_deviations`: its difference from the expected fraction, in standard deviations
-- `reproducible`: two runs give the same bits
+The second line contains the speed: median milliseconds of a forward and a backward pass (on a CPU, process time) and, on a GPU, the peak
+memory of the two passes. The backends take turns. `bare` is torch's attention of the same size without bias and mask, for comparison.
 
-The second line contains the speed: milliseconds of a forward and a backward pass (on a CPU, process time), and the peak memory of both.
-The backends take turns, and medians are printed. `bare` is torch's attention of the same size without bias and mask, for comparison.
-
-The exit status is 1 if an error exceeds the tolerance of the self-check, dropout has another rate, or a backend fails.
+The exit status is 1 if an error exceeds the tolerance of the self-check, if dropout keeps an unlikely fraction, or if a backend fails.
 """
 
 from __future__ import annotations
@@ -49,21 +48,23 @@ from xlpre.model.kernels.selfcheck.fixtures import (
 )
 from xlpre.model.kernels.selfcheck.selfcheck import TOLERANCE
 
-MAX_DEVIATIONS = 6.0  # of a binomial count; exceeded by chance in 2e-9 of all cases
+MAX_DEVIATIONS = 6.0  # standard deviations of a binomial count; chance exceeds them in 2e-9 of all cases
 BACKENDS = {"cpu": ["reference", "sdpa", "cpu"], "cuda": ["reference", "sdpa", "triton"]}
 
-Run = Callable[[], tuple[Tensor, Callable[[], object]]]  # a forward pass; returns its output and the backward pass
+Run = Callable[
+    [], tuple[Tensor, Callable[[], object]]
+]  # runs a forward pass; returns its output and a function that runs the backward pass
 
 
 def check_numbers(case: AttentionCase, d_output: Tensor, dropout: float) -> dict[str, Any]:
-    """Compare a backend with the reference; see the module docstring."""
+    """Compare a backend with the reference. Return the first JSON line of the module docstring."""
     expected = exact_results(case, d_output)
     line: dict[str, Any] = {"errors": relative_error(case.run(d_output), expected)}
     del expected
     if dropout:
         keep, visible = keep_mask(case, dropout), case.backend.attn_meta.visible()[:, None]
         n, n_kept = int(visible.sum()) * keep.size(1), int((keep & visible).sum())
-        keep_prob = 1 - round(dropout * 2**16) / 2**16  # the GPU kernels round it to 16 bits
+        keep_prob = 1 - round(dropout * 2**16) / 2**16  # the GPU kernels round the dropout rate to 16 bits
         line["keep_fraction"] = round(n_kept / n, 6)
         line["keep_deviations"] = round((n_kept / n - keep_prob) / (keep_prob * (1 - keep_prob) / n) ** 0.5, 2)
         result = case.run(d_output, dropout)
@@ -74,13 +75,13 @@ def check_numbers(case: AttentionCase, d_output: Tensor, dropout: float) -> dict
 
 
 def agrees(line: dict[str, Any], dtype: str) -> bool:
-    """Return True if all errors are within the tolerance. nan never is."""
+    """Return True if all errors are within the tolerance of the self-check (nan is not), and the dropout rate is plausible."""
     errors = [*line["errors"].values(), *line.get("errors_with_dropout", {}).values()]
     return all(x <= TOLERANCE[DTYPES[dtype]] for x in errors) and abs(line.get("keep_deviations", 0)) <= MAX_DEVIATIONS
 
 
 def bare_attention(tensors: dict[str, Tensor], dropout: float) -> Run:
-    """Return a run of torch's attention without a bias."""
+    """Return a function that runs torch's attention without a bias and a mask."""
     inputs = [tensors[name].detach().requires_grad_() for name in ("query", "key", "value")]
     d_output = torch.randn_like(inputs[0]).transpose(1, 2)
 
@@ -92,7 +93,7 @@ def bare_attention(tensors: dict[str, Tensor], dropout: float) -> Run:
 
 
 def run_of_case(case: Case, d_output: Tensor, dropout: float) -> Run:
-    """Return a run of a case."""
+    """Return a function that runs the forward pass of a case; see Run."""
 
     def forward() -> tuple[Tensor, Callable[[], object]]:
         out = case.output(dropout)
@@ -106,7 +107,9 @@ def time_on_gpu(forward: Run) -> tuple[float, float, float]:
     torch.cuda.reset_peak_memory_stats()
     allocated = torch.cuda.memory_allocated()
     events = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
-    torch.cuda._sleep(10_000_000)  # cycles, during which the kernels are queued, so that launches are not timed
+    torch.cuda._sleep(
+        10_000_000
+    )  # cycles; the kernels are queued meanwhile, so that the time of their launches is not included
     events[0].record()
     _, backward = forward()
     events[1].record()
@@ -127,13 +130,13 @@ def time_on_cpu(forward: Run) -> tuple[float, float, None]:
 
 
 def time_in_turns(runs: dict[str, Run], device: str, repeats: int, baseline: str) -> dict[str, dict[str, Any]]:
-    """Time runs in turns.
+    """Time the contenders in turns. Return the second JSON line of the module docstring for each.
 
     Args:
-        runs: runs by name.
+        runs: functions that run a forward pass, by the name of the contender.
         device: device of the tensors.
         repeats: number of timed turns, after three to warm up.
-        baseline: name of the run that the others are compared with.
+        baseline: name of the contender to which `time_vs_...` relates the times.
     """
     samples: dict[str, list[Any]] = {name: [] for name in runs}
     for repeat in range(repeats + 3):
@@ -175,7 +178,9 @@ def main() -> None:
             runs[name] = run_of_case(case, d_output, args.dropout)
         except Exception:
             line = failure()
-        passed &= line["agrees"] or name == "reference"  # the rounding of the reference has no limit
+        passed &= (
+            line["agrees"] or name == "reference"
+        )  # the errors of the reference are its own rounding, which has no tolerance
         print_line(name, line, args)
     try:
         for name, line in (time_in_turns(runs, args.device, args.repeats, "bare") if args.repeats else {}).items():

@@ -1,19 +1,21 @@
-r"""Time of a fine-tuning step of xlpre compared with Hugging Face, in tokens of text per second.
+r"""Compare the time of a fine-tuning step of xlpre and of Hugging Face, in tokens of text per second.
 
 python benchmarks/speed/finetuning.py --config '{"n_layer": 4, "d_model": 256, "n_head": 4, "d_inner": 1024}'
 python benchmarks/speed/finetuning.py --data glue_data --vocabulary spiece.model --rounds 5
 python benchmarks/speed/finetuning.py --task squad/1.1 --data squad --vocabulary spiece.model --rows 8 --max-len 384
 
+The contenders are:
+
     xlpre           a step of finetune/run.py: sampling, padding, forward, backward, DeepSpeed, clipping, AdamW
-    xlpre-stage-N   the same with ZeRO stage N (--stage)
-    hf              the loop of Hugging Face's examples with their model, each batch padded to its longest row
-    hf-max          the same, padded to --max-len, as run_glue.py and run_qa_beam_search.py do by default
+    xlpre-stage-N   a step of finetune/run.py with ZeRO stage N (--stage)
+    hf              a step of the loop in Hugging Face's examples, with their model and each batch padded to its longest row
+    hf-max          a step of `hf` with batches padded to --max-len, the default of run_glue.py and run_qa_beam_search.py
 
-All read the same random batches and start from the same weights. Before timing, loss and gradients of the first batch must agree with
-`hf`, for each parameter, without dropout. The contenders take turns in one process. The command prints one JSON line per contender. Its
-speed ratios are medians of processor time over pairs of turns; other programs affect processor time least.
+The contenders read the same random batches, and start from the same weights. Before timing, the loss and the gradient of each
+parameter for the first batch, without dropout, must agree with those of `hf`. The contenders take turns in one process. Prints one JSON
+line per contender. A speed ratio is the median, over pairs of turns, of the ratio of processor times, which other programs affect least.
 
-Without --data, rows are random tokens. Their lengths have a normal distribution with mean and deviation of MRPC or SQuAD.
+Without --data, rows are random tokens. Their lengths have a normal distribution with the mean and the deviation of MRPC or SQuAD.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ LENGTHS = {"glue/mrpc": (53.1, 12.2), "squad/1.1": (189.1, 75.5)}
 
 
 def random_features(task: str, c: dict[str, Any], n_features: int, max_len: int) -> list[Features]:
-    """Return pairs of random tokens with random labels."""
+    """Return the features of pairs of random texts, with labels for the task."""
     rng = np.random.default_rng(0)
     features = []
     for number in range(n_features):
@@ -67,7 +69,7 @@ def random_features(task: str, c: dict[str, Any], n_features: int, max_len: int)
 
 
 def race(contenders: dict[str, FinetuningContender], n_tokens: list[int]) -> list[dict[str, Any]]:
-    """Time contenders in turns, in alternating order. Return a line for each.
+    """Time the contenders in turns, in alternating order. Return the JSON line of each.
 
     Args:
         contenders: contenders by name.
@@ -100,7 +102,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", default="{}", help=f"JSON, or a file with it; defaults: {json.dumps(DEFAULT)}")
     parser.add_argument("--task", choices=LENGTHS, default="glue/mrpc")
-    parser.add_argument("--data", help="folder of the task, whose training examples are read")
+    parser.add_argument("--data", help="folder of the task's data set; its training examples are read")
     parser.add_argument("--vocabulary", type=Path, help="SentencePiece model for --data")
     parser.add_argument("--rows", type=int, default=32, help="examples per step")
     parser.add_argument("--max-len", type=int, default=128, help="maximum number of tokens of a row")
@@ -109,7 +111,7 @@ def main() -> None:
     parser.add_argument("--stage", type=int, choices=range(4), help="also time xlpre with this ZeRO stage")
     args = parser.parse_args()
     if bool(args.data) != bool(args.vocabulary):
-        parser.error("--data and --vocabulary must be set together")
+        parser.error("--data needs --vocabulary, and --vocabulary needs --data: set both or neither")
     init_env()
     c = read_json_config(args.config, DEFAULT)
     task = build_task(args.task, TaskDataConfig(dir=args.data, max_seq_len=args.max_len), "last")
@@ -137,7 +139,7 @@ def main() -> None:
         losses[name] = result[0]
         if reason := describe_difference(result, expected):
             sys.exit(f"{name} and hf: {reason}")
-    del expected, result  # they take as much memory as two models
+    del expected, result  # these gradients take as much memory as two models
     lengths = np.array([feature.length for feature in features])
     n_tokens = [int(lengths[feature_indices(sampler, step, args.rows)].sum()) for step in range(args.rounds + 1)]
     settings = {

@@ -25,12 +25,12 @@ from xlpre.training.distributed import use_device
 
 OPTIM = OptimConfig(lr=2e-5)
 LossAndGradients = tuple[float, dict[str, Tensor]]  # gradients by xlpre's parameter names
-# not compared: in training, Hugging Face computes its input from the true start, the published code from the expected one
+# not compared, because its input differs: Hugging Face takes the state at the true start, the published code the mean over predicted starts
 EXCLUDED = "head.no_answer_outer.weight"
 
 
 class FinetuningContender(Protocol):
-    """A model in a fine-tuning loop."""
+    """A model whose fine-tuning step can be timed."""
 
     def loss_and_gradients(self) -> LossAndGradients:
         """Return loss and gradients of the first batch, without dropout."""
@@ -45,8 +45,8 @@ class Xlpre:
     Args:
         model: the model.
         sampler: sampler of the batches.
-        batch_size: features per step.
-        stage: ZeRO stage; None for the default.
+        batch_size: number of features in a step.
+        stage: ZeRO stage, or None for the stage that finetune/run.py chooses.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class HuggingFace:
 
     Args:
         model: the model.
-        shape: its configuration.
+        shape: configuration of xlpre's model, which has the same weights.
         task: the task.
-        features: all features.
+        features: features of the training examples.
         sampler: sampler of the batches.
-        batch_size: features per step.
-        length: length to pad batches to; None for their longest row.
+        batch_size: number of features in a step.
+        length: tokens to which rows are padded, or None to pad to the longest row of a batch.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class HuggingFace:
 
 
 def compute_gradients(model: torch.nn.Module, loss: Tensor) -> LossAndGradients:
-    """Return a loss and the gradients of all parameters that it depends on, without EXCLUDED."""
+    """Return the loss as a number, and the gradients of the parameters that affect it, except EXCLUDED."""
     parameters = {name: p for name, p in model.named_parameters() if name != EXCLUDED}
     gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
     return loss.item(), {name: g for name, g in zip(parameters, gradients, strict=True) if g is not None}
@@ -143,7 +143,7 @@ def _class_labels(features: list[Features], rows: PaddedRows) -> dict[str, Tenso
 
 
 def _span_labels(features: list[Features], rows: PaddedRows) -> dict[str, Tensor]:
-    """Return the labels as Hugging Face's question answering example does."""
+    """Return the labels that Hugging Face's question answering example computes."""
     labels = {
         name: torch.tensor([float(feature.labels[name]) for feature in features])
         for name in ("start", "end", "impossible")
@@ -162,7 +162,7 @@ LABELS = {"classification": _class_labels, "span": _span_labels}
 
 
 def make_models(c: dict[str, Any], task: Task) -> tuple[TaskModel, list[torch.nn.Module]]:
-    """Return xlpre's model and two of Hugging Face with equal weights. Biases and heads are large enough to affect the loss."""
+    """Return a model of xlpre and two of Hugging Face, with equal weights. Biases and heads are large enough to affect the loss."""
     import transformers
 
     torch.manual_seed(0)
@@ -192,5 +192,5 @@ def make_models(c: dict[str, Any], task: Task) -> tuple[TaskModel, list[torch.nn
 
 
 def feature_indices(sampler: LengthBucketSampler, step: int, batch_size: int) -> np.ndarray:
-    """Return the indices of the features in a step."""
+    """Return the indices of the features that the sampler draws for a step."""
     return np.concatenate([batch.indices for batch in sampler.micro_steps(1, step, batch_size, 1)[0].batches])

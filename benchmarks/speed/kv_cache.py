@@ -1,18 +1,20 @@
-"""Time per token of reading text at evaluation: with a KV cache, with cached hidden states, and with a sliding window.
+"""Compare the time per token at evaluation with a KV cache, with cached hidden states, and with a sliding window.
 
 python benchmarks/speed/kv_cache.py [--lengths 64 128 256 400 800] [--window 128] [--layers 4] [--width 128] [--attention sdpa]
 
-In a causal model, every token attends to a fixed number of keys, the attention span. The benchmark compares three ways to read a text:
+The model is causal. Each token attends to the same number of keys, its own included: the attention span. Three ways to read a text are
+compared:
 
     cached   window by window, with cached keys and values of previous tokens (xlpre/model/memory.py)
     hidden   window by window, with cached hidden states, as in training
-    sliding  a separate window for every token, which moves by one token
+    sliding  token by token, each from a window of its own without a cache, as long as the attention span
 
-Before timing, the losses of `cached` and `sliding` must agree where both attend to the same tokens: for texts up to the attention span,
-and with one layer everywhere. Beyond the span, the layers of `cached` see farther back.
+Before timing, the losses of `cached` and `sliding` must agree where both depend on the same tokens: in texts up to the attention span,
+and in any text if the model has one layer. In longer texts with more layers, `cached` depends on earlier tokens, too.
 
-Prints one JSON line per attention span: the median processor time per token in milliseconds, the speed relative to `sliding` (median over
-pairs of turns), and the ratios of needed FLOPs and of FLOPs with all scores. The three ways take turns in one process.
+Prints one JSON line per attention span: the median processor time per token of each way in milliseconds; the speed of `cached` and
+`hidden` relative to `sliding` (median over pairs of turns); and the FLOPs of `sliding` divided by the FLOPs of `cached`, for needed
+FLOPs and for FLOPs with all scores (pretrain/planning/flops.py). The three ways take turns in one process.
 """
 
 from __future__ import annotations
@@ -40,19 +42,19 @@ from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import BaseMemory, initial_memory
 
-TOLERANCE = 1e-4  # of losses, in nats
+TOLERANCE = 1e-4  # largest difference between two losses, in nats
 N_CHECKED_TOKENS = 8
-READS_PER_TURN = 4  # windows, or tokens of `sliding`, in a row
+READS_PER_TURN = 4  # windows that `cached` and `hidden` read in a turn, and tokens that `sliding` reads
 
 
 class WindowReader:
-    """Reads rows of text window by window.
+    """Reads rows of text window by window, and keeps a cache between windows.
 
     Args:
         model: the model.
         text: (B, T) tokens.
         window: tokens per window.
-        use_cache: cache keys and values instead of hidden states.
+        use_cache: True to cache keys and values, False to cache hidden states.
     """
 
     def __init__(self, model: LanguageModel, text: Tensor, window: int, use_cache: bool) -> None:
@@ -61,7 +63,7 @@ class WindowReader:
         self._memory: BaseMemory = model.backbone.to_kv_cache(memory) if use_cache else memory
 
     def read(self) -> Tensor:
-        """Read the next window. Returns the losses (B, T) of the tokens after each of its tokens."""
+        """Read the next window. Returns losses (B, window): for each token of the window, the loss of predicting the next token."""
         tokens = self._text[:, self._position : self._position + self._window + 1]
         batch = causal_batch(tokens, tokens.size(1) - 1)
         hidden, self._memory = self._model.backbone(batch, self._memory)
@@ -70,7 +72,7 @@ class WindowReader:
 
 
 class SlidingReader:
-    """Predicts one token per row from a separate window.
+    """Predicts single tokens, each from a window of its own that is computed without a cache.
 
     Args:
         model: the model.
@@ -83,7 +85,7 @@ class SlidingReader:
         self._no_memory = model.backbone.to_kv_cache(initial_memory(model.config, len(text), mem_len=0))
 
     def read(self, position: int) -> Tensor:
-        """Return the losses (B,) of the token after `position`, given the tokens up to it."""
+        """Return the losses (B,) of predicting the token after `position` from the `span` tokens that end at `position`."""
         batch = causal_batch(self._text[:, max(0, position + 1 - self._span) : position + 2], 1)
         hidden, _ = self._model.backbone(batch, self._no_memory)
         return self._model.lm_head(hidden, batch.targets)[:, 0]
@@ -108,7 +110,7 @@ def make_model(args: argparse.Namespace, span: int, n_layer: int) -> LanguageMod
 
 
 def largest_difference(args: argparse.Namespace, span: int, n_layer: int, start: int, end: int) -> float:
-    """Return the largest difference between the losses of `cached` and `sliding` at the positions `start` to `end` of a text."""
+    """Return the largest difference between losses of `cached` and `sliding`, at some positions of a text from `start` to `end`."""
     model, window = make_model(args, span, n_layer), min(args.window, span)
     text = torch.randint(args.vocabulary, (args.rows, end + window + 1))
     cached = WindowReader(model, text, window, use_cache=True)
@@ -122,7 +124,7 @@ def flops_per_token(model: ModelConfig, rows: int, span: int, window: int, count
     """Return the FLOPs per token of `cached` and of `sliding`."""
     mem_len, n_layer = span - 1, model.n_layer
     cached = BatchShape(rows, window, mem_len, window, window, False, visible_fraction=span / (mem_len + window))
-    n_content_rows = (n_layer - 1) * span  # the last layer computes one row only
+    n_content_rows = (n_layer - 1) * span  # the last layer computes the query of one token only
     n_visible = (n_layer - 1) * span * (span + 1) / 2 + span
     sliding = BatchShape(rows, span, 0, 1, span, False, visible_fraction=n_visible / (span * (n_content_rows + 1)))
     return (
@@ -132,13 +134,15 @@ def flops_per_token(model: ModelConfig, rows: int, span: int, window: int, count
 
 
 def measure(args: argparse.Namespace, span: int) -> dict[str, object]:
-    """Return the line of an attention span."""
+    """Check the losses and time the three ways for an attention span. Return the JSON line."""
     differences = {
         "up to the span": largest_difference(args, span, args.layers, 0, span),
         "one layer": largest_difference(args, span, 1, span, span + 2 * min(args.window, span)),
     }
     if max(differences.values()) > TOLERANCE:
-        raise SystemExit(f"losses do not agree, and nothing is timed: {differences}")
+        raise SystemExit(
+            f"The losses of `cached` and `sliding` differ by more than {TOLERANCE} nats, so nothing is timed: {differences}"
+        )
     window = min(args.window, span)
     model, n_filling = make_model(args, span, args.layers), -(-span // window)
     n_windows = n_filling + (args.rounds + 1) * READS_PER_TURN
@@ -148,7 +152,7 @@ def measure(args: argparse.Namespace, span: int) -> dict[str, object]:
         "hidden": WindowReader(model, text, window, use_cache=False),
     }
     for reader in readers.values():
-        for _ in range(n_filling):  # until memory is full
+        for _ in range(n_filling):  # fill the cache before timing
             reader.read()
     sliding = SlidingReader(model, text, span)
     turns: dict[str, Callable[[int], object]] = {name: lambda _, r=r: r.read() for name, r in readers.items()}

@@ -2,8 +2,8 @@
 
 python benchmarks/speed/model_loading.py [--config '{"init_scheme": "local"}'] [--rounds 5]
 
-The shape is XLNet-Base with a vocabulary of 32,000, changed by `--config`. One JSON line: processor time and wall time of each round in
-seconds, for the language model (`model`) and for the backbone with the content stream only (`encoder`).
+The shape is that of XLNet-Base with a vocabulary of 32,000; `--config` changes it. Prints one JSON line with the processor time and the
+wall time of each round in seconds, for the language model (`model`) and for the backbone without the query stream (`encoder`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from xlpre.model.language_model import meta_model
 
 
 def time_calls(function: Callable[[], Any], rounds: int) -> dict[str, list[float]]:
-    """Return processor time and wall time of each call, after a warm-up."""
+    """Call a function `rounds` times after a warm-up. Return the processor time and the wall time of each call, in seconds."""
     times: dict[str, list[float]] = {"cpu_s": [], "wall_s": []}
     function()
     for _ in range(rounds):

@@ -1,15 +1,17 @@
-"""Time and memory of a training step (forward and backward, fp32, CPU) as one size grows.
+"""Measure how time and memory of a training step (forward and backward, fp32, CPU) grow with one size of the model or batch.
 
-python benchmarks/speed/scaling.py > lines.jsonl                     window, memory, rows, layers and width, from a base
-python benchmarks/speed/scaling.py --sweep window --attention cpu    windows of 512 to 8192 tokens: one layer, head and row, causal
+python benchmarks/speed/scaling.py > lines.jsonl                     change one of window, memory, rows, layers and width
+python benchmarks/speed/scaling.py --sweep window --attention cpu    512 to 8192 tokens; one layer, head and row; causal
 python benchmarks/speed/scaling.py --plot scale.png < lines.jsonl    plot the lines
 
-One JSON line per size, measured in separate processes (Linux only):
+A sweep starts from a base (a set of sizes) and changes one size at a time. Prints one JSON line per value of a size, measured in separate
+processes (Linux only):
 
-    cpu_ms, times_base      median processor time, and its ratio to that of the base (median over pairs, in turns)
-    step_mb                 peak memory of a step above weights, gradients, batch and memory
-    gflop, needed_gflop     FLOPs with all scores, and needed ones (pretrain/planning/flops.py); *_of_base: relative to the base
-    planned_mb              planned memory of a step with sdpa (pretrain/planning/activation_memory.py) and of the next memory
+    cpu_ms, times_base      median processor time of a step, and its ratio to that of the base (median over pairs of turns)
+    step_mb                 peak memory of a step, minus that of weights, gradients, batch and recurrent memory
+    gflop, needed_gflop     FLOPs with all scores, and needed FLOPs (pretrain/planning/flops.py); *_of_base: relative to the base
+    planned_mb              memory of a step with sdpa that the planner predicts (pretrain/planning/activation_memory.py), and of the
+                            recurrent memory that the step returns
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ from xlpre.model.memory import Memory
 from xlpre.objectives.objective import ObjectiveConfig
 
 Point = dict[str, Any]
-SWEEPS: dict[str, tuple[Point, dict[str, list[int]]]] = {  # a base, and the values of each size
+SWEEPS: dict[str, tuple[Point, dict[str, list[int]]]] = {  # for each sweep, the base and the values of each size
     "step": (
         {"window": 256, "mem_len": 192, "rows": 2, "n_layer": 4, "d_model": 256, "vocab_size": 4000, "causal": False},
         {
@@ -61,11 +63,14 @@ SWEEPS: dict[str, tuple[Point, dict[str, list[int]]]] = {  # a base, and the val
     ),
 }
 D_HEAD = 64
-M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
+M_MMAP_THRESHOLD = -3  # constant of glibc's malloc.h
 
 
 def make_config(point: Point) -> PretrainConfig:
-    """Return the settings of a point: permutation with half of the window reused and one target in six tokens, or causal."""
+    """Return the settings of a point, which is a set of sizes.
+
+    The objective is causal, or permutation with half of the window reused and one target in six tokens.
+    """
     width, window = point["d_model"], point["window"]
     model = ModelConfig(
         **{name: point[name] for name in ("vocab_size", "n_layer", "d_model", "mem_len")},
@@ -82,7 +87,7 @@ def make_config(point: Point) -> PretrainConfig:
 
 
 class Step:
-    """A training step at a point."""
+    """A training step of a model and a batch with the sizes of a point. Call it to run forward and backward."""
 
     def __init__(self, point: Point) -> None:
         torch.manual_seed(0)
@@ -94,7 +99,9 @@ class Step:
         hidden = torch.randn(point["n_layer"], rows, point["mem_len"], point["d_model"])
         self._memory = Memory(hidden, torch.full((rows,), point["mem_len"]))
         for parameter in self._model.parameters():
-            parameter.grad = torch.full_like(parameter, 0.0)  # written to, so that its pages are resident
+            parameter.grad = torch.full_like(
+                parameter, 0.0
+            )  # full_like writes to the memory, so that its pages are resident
 
     def __call__(self) -> None:
         loss, _ = self._model(self._batch, self._memory)
@@ -102,7 +109,7 @@ class Step:
 
 
 def measure_time(point: Point, base: Point, rounds: int) -> dict[str, float]:
-    """Return the processor time of a step in milliseconds, and relative to the base."""
+    """Run steps of the point and of the base in turns. Return the processor time in milliseconds, and relative to the base."""
     steps = {"point": Step(point), "base": Step(base)}
     times: dict[str, list[float]] = {"point": [], "base": []}
     for number in range(rounds + 1):
@@ -121,18 +128,20 @@ def measure_memory(point: Point) -> dict[str, float]:
     def resident_kb(field: str) -> int:
         return int(re.findall(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text("utf-8"))[0])
 
-    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 65536)  # memory of larger tensors is returned when they are freed
+    ctypes.CDLL(None).mallopt(
+        M_MMAP_THRESHOLD, 65536
+    )  # larger tensors return their memory to the system when they are freed
     step = Step(point)
     step()
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets the peak
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets VmHWM
     before = resident_kb("VmRSS")
     step()
     return {"step_mb": round((resident_kb("VmHWM") - before) / 1024, 2)}
 
 
 def predict(point: Point, base: Point) -> dict[str, float]:
-    """Return FLOPs and memory by the formulas of pretrain/planning."""
+    """Return FLOPs and memory of a step as pretrain/planning predicts them."""
     counts: dict[str, list[float]] = {"gflop": [], "needed_gflop": []}
     for sizes in (point, base):
         config = make_config(sizes)
@@ -173,7 +182,7 @@ def plot(lines: list[dict[str, Any]], path: Path) -> None:
         memory_axis.plot(values, [line["step_mb"] for line in points], "o-", label="measured")
         memory_axis.plot(values, [line["planned_mb"] for line in points], "--", label="planned (sdpa)")
         for axis, unit in ((time_axis, "processor ms per step"), (memory_axis, "MiB per step")):
-            if min(values):  # 0 cannot be shown on a logarithmic axis
+            if min(values):  # no value is 0, which a logarithmic axis cannot show
                 axis.set_xscale("log", base=2)
                 axis.set_yscale("log", base=2)
             axis.set_xticks(values, [str(value) for value in values], rotation=45)
@@ -188,10 +197,12 @@ def plot(lines: list[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sweep", choices=SWEEPS, default="step", help="base and sizes")
+    parser.add_argument("--sweep", choices=SWEEPS, default="step", help="which base and sizes to measure")
     parser.add_argument("--attention", default="auto", help="model.attention_backend")
-    parser.add_argument("--base", type=json.loads, default={}, help="JSON: changed sizes of the base")
-    parser.add_argument("--values", type=json.loads, help="JSON: values of each size, instead of those of the sweep")
+    parser.add_argument("--base", type=json.loads, default={}, help="JSON: sizes of the base to change")
+    parser.add_argument(
+        "--values", type=json.loads, help="JSON: lists of values by size, instead of those of the sweep"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="steps to time")
     parser.add_argument("--plot", type=Path, help="only plot the lines of standard input to this file")
     args = parser.parse_args()

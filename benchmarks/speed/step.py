@@ -1,4 +1,4 @@
-r"""Time, memory and loss of a training step of xlpre, compared with Hugging Face or with other settings.
+r"""Compare time, memory and loss of a training step of xlpre with Hugging Face or with other settings.
 
 python benchmarks/speed/step.py --config '{"n_layer": 4, "window": 512, "mem_len": 384, "reuse_len": 256, "rows": 2}' --vs hf
 python benchmarks/speed/step.py --impl xlpre --config config.json --rss
@@ -6,22 +6,23 @@ python benchmarks/speed/step.py --impl xlpre:triton:layers --vs xlpre:triton xlp
     '{"device": "cuda", "dtype": "bf16", "optimizer": true, "n_layer": 12, "d_model": 768, "n_head": 12, "d_inner": 3072,
       "vocab_size": 32000, "window": 512, "mem_len": 384, "reuse_len": 256, "dropout": 0.1}'
 
-A contender is `hf`, `hf-compile`, or `xlpre[:attention[:compile]]`, where compile is `whole`, `layers` or a mode of torch.compile. The
-contenders of one command take turns in one process, with equal weights and batches.
+A contender is `hf`, `hf-compile`, or `xlpre[:attention[:compile]]`, where `attention` is an attention backend and `compile` is
+`whole`, `layers` or a mode of torch.compile. The contenders of one command take turns in one process, with equal weights and batches.
 
-Before timing, contenders must agree with the last one: loss and gradient of every parameter, in fp32, eager, without dropout. On a GPU
-without dropout, the norm of all gradients in `dtype`, compiled, must also agree with the first contender.
+Before timing, each contender must agree with the last contender: the loss and the gradient of every parameter are compared in fp32,
+eager and without dropout. On a GPU, if `dropout` is 0, each contender must also agree with the first: the norm of all gradients is
+compared in `dtype` and compiled.
 
-One JSON line per contender and number of rows. A contender that fails has the reason in its line, and the exit status is 1.
+Prints one JSON line per contender and number of rows. If a contender fails, its line has the reason, and the exit status is 1.
 
     cpu_ms, wall_ms     median time of a step
-    times_as_fast_as    speed of the first contender relative to each other one: median over pairs of turns, of processor time (which
-                        other programs affect least) on a CPU and of wall time on a GPU
-    mfu                 fraction of the peak that the manufacturer publishes; see pretrain/planning/flops.py
-    step_mb             peak memory of a step above the memory before it: tensors on a GPU; with --rss, a separate process on a CPU
-    activation_mb       memory per row that the forward pass keeps for the backward pass
+    times_as_fast_as    speed of the first contender relative to each other contender: median ratio over pairs of turns, of wall time on
+                        a GPU, and on a CPU of processor time, which other programs affect least
+    mfu                 needed FLOPs per second as a fraction of the device's published peak; see pretrain/planning/flops.py
+    step_mb             peak memory of a step minus the memory before it: of tensors on a GPU; of a separate process on a CPU (--rss)
+    activation_mb       memory per row that the forward pass keeps for the backward pass (GPU only)
 
-With `optimizer`, a step includes fused AdamW, and weights, gradients and moments all have type `dtype`.
+If `optimizer` is true, a step includes fused AdamW. Weights, gradients and moments have the type `dtype`.
 """
 
 from __future__ import annotations
@@ -54,22 +55,22 @@ from xlpre.data.window_layout import DataConfig
 from xlpre.training.deepspeed_engine import PRECISIONS
 from xlpre.training.device_specs import find_device_spec
 
-GRADIENT_NORM_TOLERANCE = 1e-2  # relative, of the norm of all gradients, in the precision that is timed
+GRADIENT_NORM_TOLERANCE = 1e-2  # relative difference of the norm of all gradients, in the precision that is timed
 
 
 class Clock:
-    """Timer of training steps that waits for the device."""
+    """Measures the time of training steps. On a GPU it waits until all kernels have finished."""
 
     def __init__(self, c: dict[str, Any]) -> None:
         self._on_gpu = c["device"] != "cpu"
 
     def synchronize(self) -> None:
-        """Wait until the device has finished."""
+        """Wait until the GPU has finished all kernels. Does nothing on a CPU."""
         if self._on_gpu:
             torch.cuda.synchronize()
 
     def time(self, contender: Contender, steps: int) -> tuple[float, float]:
-        """Run steps. Returns the mean wall time and processor time of a step, in milliseconds."""
+        """Run `steps` training steps. Returns the mean wall time and the mean processor time of a step, in milliseconds."""
         self.synchronize()
         wall, cpu = time.perf_counter(), time.process_time()
         for _ in range(steps):
@@ -79,7 +80,7 @@ class Clock:
 
 
 def gradient_norm(contender: Contender) -> float:
-    """Return the norm of all gradients of a backward pass."""
+    """Run a forward and a backward pass, and return the norm of all gradients."""
     contender.loss().backward()
     gradients = [p.grad for p in contender.model.parameters() if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients).item()
@@ -88,7 +89,7 @@ def gradient_norm(contender: Contender) -> float:
 
 
 def first_steps(contender: Contender, c: dict[str, Any]) -> dict[str, Any]:
-    """Run the first steps. Returns loss and duration (with compilation) of the first one and, on a GPU, memory and gradient norm."""
+    """Run the first steps. Returns the loss and seconds of the first step (with compilation) and, on a GPU, memory and gradient norm."""
     contender.set_inputs(c, *make_inputs(c, PRECISIONS[c["dtype"]]))
     start = time.perf_counter()
     line: dict[str, Any] = {"loss": round(contender.step().item(), 6)}
@@ -109,7 +110,7 @@ def first_steps(contender: Contender, c: dict[str, Any]) -> dict[str, Any]:
 
 
 def race(contenders: dict[str, Contender], c: dict[str, Any], rounds: int, steps: int) -> list[dict[str, Any]]:
-    """Time contenders in turns. Returns a line for each."""
+    """Time contenders in turns, `rounds` times `steps` steps each. Returns the JSON line of each contender."""
     clock, running = Clock(c), dict(contenders)
     lines: dict[str, dict[str, Any]] = {}
     times: dict[str, list[tuple[float, float]]] = {}
@@ -118,12 +119,12 @@ def race(contenders: dict[str, Contender], c: dict[str, Any], rounds: int, steps
             lines[name] = {"impl": name, **first_steps(contender, c)}
             check_gradient_norm(lines, name, c)
             times[name] = [clock.time(contender, steps)]
-        except (Exception, KeyboardInterrupt):  # on an interrupt, the results so far are printed
+        except (Exception, KeyboardInterrupt):  # after an interrupt, the other contenders are still timed and printed
             lines[name] = {"impl": name, "failed": format_exception()}
             contender.model.zero_grad(set_to_none=True)
             del running[name]
         else:
-            if c["device"] != "cpu":  # compiling the next contender may exceed the time limit
+            if c["device"] != "cpu":  # print now, because compiling the next contender may exceed the time limit
                 print(json.dumps({**lines[name], **speed(times[name], c), "first": True, "config": c}), flush=True)
     with contextlib.suppress(KeyboardInterrupt):
         for _ in range(rounds - 1):
@@ -142,14 +143,16 @@ def race(contenders: dict[str, Contender], c: dict[str, Any], rounds: int, steps
 
 
 def check_gradient_norm(lines: dict[str, dict[str, Any]], name: str, c: dict[str, Any]) -> None:
-    """Raise ValueError if the gradient norm differs from the first contender's. Nothing is checked with dropout or on a CPU."""
+    """Raise ValueError if the gradient norms of this and the first contender differ. Checks nothing with dropout or on a CPU."""
     norms = [line["gradient_norm"] for line in (*lines.values(), lines[name]) if "gradient_norm" in line]
     if norms and not c["dropout"] and not abs(norms[-1] - norms[0]) <= GRADIENT_NORM_TOLERANCE * norms[0]:
-        raise ValueError(f"the norm of all gradients is {norms[-1]}, but {norms[0]} for the first contender")
+        raise ValueError(
+            f"gradients do not agree: their norm is {norms[-1]}, but that of the first contender is {norms[0]}"
+        )
 
 
 def speed(times: list[tuple[float, float]], c: dict[str, Any]) -> dict[str, Any]:
-    """Return the metrics of speed for (wall, processor) times of steps in milliseconds."""
+    """Return the metrics of speed, given the wall time and processor time of a step in each turn, in milliseconds."""
     wall, cpu = (statistics.median(values) for values in zip(*times, strict=True))
     flops = needed_flops(c) / wall * 1e3
     device = find_device_spec(torch.cuda.get_device_name()) if c["device"] != "cpu" else None
@@ -163,7 +166,7 @@ def speed(times: list[tuple[float, float]], c: dict[str, Any]) -> dict[str, Any]
 
 
 def step_memory(name: str, c: dict[str, Any]) -> float:
-    """Return the peak resident memory of a step above the memory before it, in MiB, in this process."""
+    """Run a step in this process. Return its peak resident memory minus the memory before it, in MiB."""
     contender = agreeing_contenders([name], c)[0][name]
     first_steps(contender, c)
     gc.collect()
@@ -184,7 +187,7 @@ def step_memory(name: str, c: dict[str, Any]) -> float:
 
 
 def step_memory_in_subprocess(name: str, c: dict[str, Any]) -> float:
-    """Return `step_memory` of a separate process."""
+    """Start a separate process that runs `step_memory`, and return its result."""
     command = [sys.executable, __file__, "--config", json.dumps(c), "--impl", name, "--alone"]
     variables = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
     result = subprocess.run(command, capture_output=True, text=True, check=True, env=variables)
@@ -197,7 +200,7 @@ def read_config(text: str) -> dict[str, Any]:
     try:
         DataConfig(seq_len=c["window"], reuse_len=c["reuse_len"])
     except ValueError as error:
-        raise SystemExit(f"--config: {error}") from None
+        raise SystemExit(f"--config has an invalid size: {error}") from None
     return c
 
 
@@ -205,11 +208,15 @@ def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--config", default="{}", help="JSON, or a file with it; defaults are in benchmarks/common/contenders.py"
+        "--config",
+        default="{}",
+        help="JSON object, or a file with one; benchmarks/common/contenders.py has the defaults",
     )
     parser.add_argument("--impl", default="xlpre", help="first contender")
     parser.add_argument("--vs", nargs="+", default=[], help="other contenders")
-    parser.add_argument("--rows", nargs="+", type=int, help="numbers of rows to measure (default: that of --config)")
+    parser.add_argument(
+        "--rows", nargs="+", type=int, help="numbers of rows of the batch to measure (default: `rows` of --config)"
+    )
     parser.add_argument("--rounds", type=int, default=9, help="turns of each contender")
     parser.add_argument("--steps", type=int, default=1, help="steps per turn")
     parser.add_argument("--rss", action="store_true", help="measure the memory of a step in a separate process")

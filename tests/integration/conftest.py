@@ -41,7 +41,7 @@ LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER
 
 
 def environment() -> dict[str, str]:
-    """Return environment variables for a process: one thread, CPU only, without those of a surrounding launcher."""
+    """Return environment variables for a process with one thread on the CPU. Variables of a launcher that runs the tests are removed."""
     inherited = {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
     binaries = str(Path(sys.executable).parent)
     return {
@@ -57,7 +57,7 @@ def environment() -> dict[str, str]:
 def run(
     *args: object, cwd: Path = REPOSITORY, timeout: int = 300, fault: dict | None = None, stdin: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script of the repository to its end in one process. `fault` is for tests/integration/faulty.py."""
+    """Run a script of the repository to its end in one process. faulty.py injects the `fault`."""
     script, *rest = map(str, args)
     variables = environment() | {"FAULT": json.dumps(fault or {})}
     return ForkedCommand([str(REPOSITORY / script), *rest], cwd, [variables], stdin).wait(timeout)
@@ -150,14 +150,14 @@ def tiny_args(store, folder: Path, name: str = "tiny", **changes: object) -> lis
 
 @pytest.fixture
 def make_args(store, tmp_path):
-    """`tiny_args` of a run in `tmp_path`."""
+    """A function that returns the arguments of a tiny run in `tmp_path`; see `tiny_args`."""
     return partial(tiny_args, store, tmp_path)
 
 
 @pytest.fixture(scope="session")
 def uninterrupted_losses(store, tmp_path_factory) -> dict[int, float]:
-    """Losses by step of a run with the settings clusters.LONGER that is never interrupted."""
-    from tests.integration.clusters import LONGER, SCRIPT, losses  # which imports this file
+    """Losses by step of an uninterrupted run with the settings LONGER of clusters.py."""
+    from tests.integration.clusters import LONGER, SCRIPT, losses  # not at the top, because that file imports this one
 
     folder = tmp_path_factory.mktemp("uninterrupted")
     result = run_together(2, SCRIPT, *tiny_args(store, folder, "uninterrupted", **LONGER))

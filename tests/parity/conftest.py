@@ -1,4 +1,4 @@
-"""Fixture: the numbers of the original implementations, with each attention backend."""
+"""A fixture that repeats a test with each attention backend."""
 
 import os
 from importlib.util import find_spec
@@ -14,5 +14,5 @@ if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
 
 @pytest.fixture(params=NAMES)
 def by_each_backend(request, monkeypatch):
-    """Models with `model.attention_backend=auto` use this backend. Under TRITON_INTERPRET=1 it is Triton in its interpreter."""
+    """Run a test once per backend: models with `model.attention_backend=auto` use it. Under TRITON_INTERPRET=1, only `triton` is tested."""
     monkeypatch.setattr(backend, "fastest_backend", lambda device, dtype, head_width: request.param)

@@ -15,7 +15,7 @@ VOCAB = 40
 
 
 def make_model(two_streams=True, seed=0, next_sentence=False, **settings) -> LanguageModel:
-    """Build a tiny model with large random weights, so that no term is negligible."""
+    """Build a tiny model with random weights that are large, so that each term of the attention score affects the outputs."""
     torch.manual_seed(seed)
     shape = {
         "vocab_size": VOCAB,
@@ -37,7 +37,7 @@ UNLIMITED = 10**6  # visible_mem_len: all columns of memory
 
 
 def random_batch(length=13, reuse=6, rows=2, seed=0, backward=None, visible_mem_len=UNLIMITED, **settings) -> Batch:
-    """Build a permutation batch of random tokens that end with special tokens."""
+    """Build a permutation batch of random tokens. By default, each row ends with two special tokens."""
     objective = Permutation(
         ObjectiveConfig(**{"partial_k": 3.0, **settings}), np.random.default_rng(seed).random(VOCAB) < 0.7
     )
@@ -60,7 +60,7 @@ def random_batch(length=13, reuse=6, rows=2, seed=0, backward=None, visible_mem_
 
 
 def random_memory(config: ModelConfig, rows: int, length: int, valid: int | None = None, seed: int = 0) -> Memory:
-    """Build memory with `length` random columns, the last `valid` of them valid (default: all)."""
+    """Build recurrent memory with `length` random positions, of which the last `valid` are valid (default: all)."""
     torch.manual_seed(seed)
     hidden = torch.randn(config.n_layer, rows, length, config.d_model)
     return Memory(hidden, torch.full((rows,), length if valid is None else valid))

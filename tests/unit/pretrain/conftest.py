@@ -1,4 +1,4 @@
-"""Fixtures: real batches, and the dump of a step of a tiny model."""
+"""Fixtures: batches of the test store, and the dump (a folder with the inputs and states) of a step of a tiny model."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ METADATA = {"seed": 5, "step": 122, "world_size": 1, "precision": "torch.float32
 
 @pytest.fixture
 def batch_at(store, tokenizer):
-    """Return a function that builds the batch of a step: windows of four lanes, two of them backward."""
+    """Return a function that builds the batch of a step: four rows (lanes, which read consecutive windows), two of them backward."""
     objective = build_objective(ObjectiveConfig(), DATA, tokenizer.starts_word)
     lanes = Lanes(store.train, 4, stride=16, lookahead=DATA.lookahead, windows_per_run=4, bidirectional=True, seed=0)
 
@@ -39,7 +39,7 @@ def batch_at(store, tokenizer):
 
 @pytest.fixture
 def dump(tokenizer, batch_at, tmp_path):
-    """Return a function that applies `change` to model and micro-steps, writes the dump, and returns its folder."""
+    """Return a function that applies `change` to the model and the micro-steps, dumps a step, and returns the folder of the dump."""
 
     def make(change=lambda model, micro_steps: None, **metadata: object) -> Path:
         torch.manual_seed(0)

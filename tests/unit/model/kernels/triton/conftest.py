@@ -1,4 +1,4 @@
-"""Without a GPU and outside the interpreter, the tests of the kernels are not collected: test_interpreter.py runs them."""
+"""Pytest collects the tests of the kernels only on a GPU or under TRITON_INTERPRET=1. Elsewhere test_interpreter.py runs them."""
 
 from tests.unit.model.kernels.cases import INTERPRETED, ON_GPU, TRITON_FILES
 
