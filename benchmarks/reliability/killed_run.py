@@ -26,7 +26,7 @@ COMPARED_METRICS = ("loss", "grad_norm", "lr", "skipped_steps", "tokens", "val_l
 
 @dataclass(frozen=True)
 class StartResult:
-    """How a start of a training run ended.
+    """The outcome of a start of a training run.
 
     Attributes:
         statuses: exit statuses of the processes.
