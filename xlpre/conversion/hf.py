@@ -48,7 +48,7 @@ OBJECTIVE_BY_ATTN_TYPE = {"bi": "permutation", "uni": "causal"}
 
 
 def weight_map(config: ModelConfig) -> WeightMap:
-    """Return the weight map to XLNetLMHeadModel, in which each layer has its own attention biases."""
+    """Return the weight map between a native model and XLNetLMHeadModel, in which each layer has its own attention biases."""
     table = [
         WeightEntry("backbone.word_embedding.weight", "transformer.word_embedding.weight"),
         WeightEntry("backbone.mask_embedding", "transformer.mask_emb", SINGLE_ROW),
@@ -93,7 +93,7 @@ def write_model(
         config: model config that `check_expressible` accepts.
         weights: native weights.
         objective: name of the pretraining objective.
-        extra_settings: more settings for config.json.
+        extra_settings: more settings for config.json, which override the usual settings.
         head: weights of a task head by their names in transformers. They replace the LM head.
     """
     arrays = to_external(weight_map(config), weights, config)
@@ -186,7 +186,7 @@ def _config_from(path: Path, content: Mapping[str, Any]) -> ModelConfig:
         raise ValueError(f"{path}: attn_type={settings['attn_type']!r} is invalid: it must be bi or uni.")
     if settings.get("same_length") and settings.get("attn_type") == "uni":
         raise ValueError(
-            f"{path}: same_length=true is not supported. Set it to false, and set model.attention_span in xlpre instead."
+            f"{path}: same_length=true is invalid: xlpre does not read it. Set it to false, and set model.attention_span in xlpre."
         )
     if activation == "gelu":
         warnings.warn(
@@ -215,7 +215,7 @@ def _config_from(path: Path, content: Mapping[str, Any]) -> ModelConfig:
 
 
 def _read_arrays(path: Path) -> tuple[dict[str, Tensor], Path]:
-    """Return all tensors of a folder by name, and the file that holds them. Nothing but plain tensors is unpickled."""
+    """Return the tensors of a folder by name, and the file that holds or lists them. Only plain tensors are unpickled."""
     single, index, pickled = (
         path / name for name in ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
     )
@@ -233,7 +233,7 @@ def _read_arrays(path: Path) -> tuple[dict[str, Tensor], Path]:
         if pickled.exists():
             arrays = torch.load(pickled, map_location="cpu", weights_only=True)
             if not all(isinstance(name, str) and isinstance(array, Tensor) for name, array in arrays.items()):
-                raise ValueError("it holds more than tensors by name")
+                raise ValueError("it must hold only tensors by name")
             return arrays, pickled
     except pickle.UnpicklingError:
         raise ValueError(

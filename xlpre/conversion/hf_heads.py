@@ -22,8 +22,8 @@ class HFHead:
     """A head of Hugging Face's XLNet.
 
     Attributes:
-        architecture: class in transformers.
-        weights: weight map of the head.
+        architecture: name of the class in transformers.
+        weights: weight map between the native head and this class.
         pools: True if the head reads one vector per row.
     """
 
@@ -68,7 +68,7 @@ def head_to_huggingface(
         head: native weights of the head.
         kind: a key of `HEADS`.
         labels: class names; empty for regression and multiple choice.
-        pooling: pooling of a row into one vector.
+        pooling: method that reduces a row to one vector; `POOLINGS` lists the methods that transformers has.
 
     Returns:
         Settings for config.json, and weights by their names in transformers.

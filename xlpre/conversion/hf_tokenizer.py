@@ -10,7 +10,7 @@ Known differences:
 - Two segmentations may have equal scores, such as "ii i" and "i ii". The choice of SentencePiece depends on rounding in
   single precision; `tokenizers` computes in double precision and takes the first.
 - `tokenizers` implements Unicode 12. Newer characters may differ: composed marks (scripts Todhri and Tulu) and, with
-  `uncased`, lower-cased capitals. So may the noncharacters U+FDD0 and U+FDD1, which mark positions in the normalizer.
+  `uncased`, lower-cased capitals. The noncharacters U+FDD0 and U+FDD1, which mark positions in the normalizer, may differ, too.
 - With `cased` and `uncased`, xlpre first matches a piece such as "20," and then splits it. `tokenizers` never matches such
   a piece, so another segmentation of the number may win.
 
@@ -42,8 +42,10 @@ Json = dict[str, Any]
 
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # piece types in sentencepiece_model.proto
 UNIGRAM = 1
-EXCLUDED_SCORE = -1000.0  # added to a score: below any other segmentation of a word
-# noncharacters that separate a mark from its base until the map, or until NFC, has been applied
+EXCLUDED_SCORE = (
+    -1000.0
+)  # added to the score of a piece that must not be used: every other segmentation of a word scores higher
+# noncharacters that separate a mark from its base character until the map (SPLIT_MARK) or NFC (HOLD_MARK) has been applied
 SPLIT_MARK, HOLD_MARK = "\ufdd0", "\ufdd1"
 
 
@@ -77,7 +79,7 @@ def read_vocabulary(folder: Path) -> bytes:
     except OSError as error:
         if (folder / "tokenizer.json").exists():
             raise ValueError(
-                f"{folder} is invalid: it has a tokenizer.json, which does not contain a SentencePiece model, and no spiece.model. "
+                f"{folder} is invalid: it has no spiece.model, and its tokenizer.json does not contain a SentencePiece model. "
                 "Put the spiece.model of the original model there."
             ) from None
         raise ValueError(
@@ -86,7 +88,7 @@ def read_vocabulary(folder: Path) -> bytes:
 
 
 def read_preprocess(folder: Path) -> Preprocess:
-    """Return the preprocessing of a Hugging Face folder without provenance, from tokenizer_config.json. The default is `cased`.
+    """Return the preprocessing that tokenizer_config.json describes, for a folder without provenance. The default is `cased`.
 
     Raises:
         ValueError: tokenizer_config.json cannot be read.
@@ -113,7 +115,7 @@ def _tokenizer_config(preprocess: Preprocess, padding_side: str) -> Json:
         "additional_special_tokens": [eod],
         "padding_side": padding_side,
         "do_lower_case": preprocess == "uncased",
-        "keep_accents": preprocess == "none",  # with do_lower_case, all that read_preprocess needs
+        "keep_accents": preprocess == "none",  # read_preprocess reads this and do_lower_case
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
     }
@@ -190,7 +192,7 @@ def _template() -> Json:
 
 
 def _split_special_tokens(pieces: Iterable[str]) -> Json:
-    """Return a step that splits the text of special tokens, because SentencePiece does not match them in a text."""
+    """Return a step that splits the text of a special token after its `<`: SentencePiece does not match special tokens in a text."""
     rest = "|".join(re.escape(piece[1:]) for piece in pieces)
     return {
         "type": "Split",
@@ -229,7 +231,8 @@ def _sequence(*steps: Json) -> Json:
 def _character_map_steps(charsmap: bytes, user_defined: Sequence[str]) -> list[Json]:
     """Return SentencePiece's character map as normalizer steps.
 
-    No character is inserted at the start of a text, nor left there for Precompiled to remove: `tokenizers` 0.23 panics on both.
+    The steps do not insert a character at the start of a text, and leave none there that Precompiled removes. In both cases,
+    `tokenizers` 0.23 would panic.
     """
     if not charsmap:
         return []
@@ -257,7 +260,9 @@ def _character_map_steps(charsmap: bytes, user_defined: Sequence[str]) -> list[J
         _replace(
             rf"(?!\A)(?=[{marks}\u0e33\u0eb3\u200c\u200d])", SPLIT_MARK
         ),  # all characters that continue a grapheme
-        *([_replace(f"[{deleted}]", HOLD_MARK)] if deleted else []),  # Precompiled fails on a deleted first character
+        *(
+            [_replace(f"[{deleted}]", HOLD_MARK)] if deleted else []
+        ),  # Precompiled fails if it deletes the first character
         {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()},
         _replace(SPLIT_MARK, ""),
         {"type": "NFC"},
@@ -290,7 +295,7 @@ def read_charsmap(charsmap: bytes) -> dict[str, str]:
 
 
 def _ranges(characters: Iterable[str]) -> str:
-    """Return the inside of a regular expression's [...] for these characters."""
+    """Return a regular expression for these characters, to be put into [...]."""
     runs: list[list[int]] = []
     for code in sorted(map(ord, characters)):
         if runs and code == runs[-1][1] + 1:

@@ -28,7 +28,7 @@ def finish_export(source: Path, target: Path, repository: str | None) -> None:
 
 
 def check_repository(name: str) -> None:
-    """Raise ValueError unless `name` can be a repository of the Hub, as OWNER/NAME. The Hub is not contacted."""
+    """Raise ValueError unless `name` has the form OWNER/NAME of a repository of the Hub. The Hub is not contacted."""
     try:
         validate_repo_id(name)
         is_valid = name.count("/") == 1
@@ -67,7 +67,7 @@ def upload(folder: Path, repository: str) -> str:
         exclude = f" --exclude {CARD_FILE}" if has_card else ""
         advice = NEW_REPOSITORY_ADVICE if has_card is None else ""
         raise ValueError(
-            f"--push {repository} failed: {_explain(error)} The export in {folder} is complete: upload it with "
+            f"--push {repository} failed: {_explain(error)} The export in {folder} is complete. Upload it with "
             f"`hf upload {repository} {folder} . --private{exclude}`{advice}."
         ) from None
     kept = (
@@ -79,7 +79,7 @@ def upload(folder: Path, repository: str) -> str:
 
 
 def _explain(error: Exception) -> str:
-    """Return reason and remedy of a failed request, as sentences."""
+    """Return the reason of a failed request and a remedy, as sentences."""
     if isinstance(error, OfflineModeIsEnabled):
         return "the environment variable HF_HUB_OFFLINE is set. Unset it."
     status = error.response.status_code if isinstance(error, HfHubHTTPError) and error.response is not None else None

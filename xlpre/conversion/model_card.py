@@ -42,7 +42,7 @@ class TrainingRecord:
     """Facts about the training of a model. Unknown facts are left out.
 
     Attributes:
-        data: rows of the table of training data.
+        data: rows (name and value) of the table of training data.
         procedure: rows of the table of the training procedure.
         evaluation: rows of the table of results.
         evaluation_note: paragraph under the results.
@@ -69,8 +69,8 @@ class ModelCard:
         library: library that opens the folder.
         pipeline_tag: pipeline tag of the Hub; None if none fits.
         tags: further tags of the Hub.
-        summary: first paragraph.
-        intended_use: paragraph.
+        summary: first paragraph of the card.
+        intended_use: paragraph on the intended use.
         usage: Python code that opens the model and uses it.
         record: facts about the training.
     """
@@ -217,7 +217,7 @@ def task_tag(task: str, head: str) -> str:
 
 
 def short_name(path: str) -> str:
-    """Return the last part of a path, or the name of the run for the model folder of a run. It shows no folders of this machine."""
+    """Return the last part of a path; for the model folder of a run, the name of the run. The other folders of the path stay private."""
     parts = [part for part in Path(path).parts if part not in ("/", ".", "..", "~")]
     while len(parts) > 1 and parts[-1] in ("model", "best"):
         parts.pop()
@@ -225,7 +225,7 @@ def short_name(path: str) -> str:
 
 
 def hub_model(path: str) -> str | None:
-    """Return the Hub name of a model folder in the cache of huggingface_hub; None for other folders."""
+    """Return the Hub name of a model folder in the cache of huggingface_hub; None if the folder is elsewhere."""
     match = re.search(r"(?:^|/)models--((?:(?!--)[^/])+)--([^/]+)/snapshots/", f"{path}/")
     return f"{match[1]}/{match[2]}" if match else None
 
@@ -258,7 +258,7 @@ def describe_start(init_from: str | None) -> str:
 
 
 def describe_software(provenance: Mapping[str, Any]) -> dict[str, str]:
-    """Return a table row with the versions that wrote the weights; no row if they are not recorded."""
+    """Return a table row with the versions of the software that wrote the weights; no row if they are not recorded."""
     versions = {name: version for name, version in provenance.get("versions", {}).items() if version}
     revision = provenance.get("revision")
     names = [f"{name} {version}" for name, version in versions.items()] + (
@@ -268,7 +268,7 @@ def describe_software(provenance: Mapping[str, Any]) -> dict[str, str]:
 
 
 def find_run(source: Path) -> Path | None:
-    """Return the run folder that `source` is or belongs to; None if there is no config.yaml."""
+    """Return the folder of the run that `source` belongs to (or is); None if no parent folder has a config.yaml."""
     path = source.absolute()
     candidates = [path, *list(path.parents)[:3]]  # RUN, RUN/model, RUN/seed_1/best, RUN/checkpoints/step_00000020/model
     return next((folder for folder in candidates if (folder / "config.yaml").is_file()), None)
@@ -289,7 +289,7 @@ def _describe_vocabulary(folder: ModelFolder) -> dict[str, str]:
 
 
 def _table(rows: Mapping[str, str]) -> str:
-    """Return a Markdown table of two columns; empty without rows."""
+    """Return a Markdown table of two columns, or an empty string if there are no rows."""
     if not rows:
         return ""
     lines = [f"| {name} | {_escape(value)} |" for name, value in rows.items()]

@@ -49,8 +49,8 @@ class ModelFolder:
     Attributes:
         config: model config.
         weights: fp32 weights by their parameter names in xlpre/model.
-        tokenizer: vocabulary, or None if the folder has none. Its preprocessing is read from the provenance; without provenance, it is
-            that of the published models.
+        tokenizer: vocabulary, or None if the folder has none. Without provenance, its preprocessing is read from tokenizer_config.json;
+            without that file, it is `cased`, as in the published models.
         objective: name of the pretraining objective.
         provenance: fields of provenance.json; empty if there is no such file.
         kind: `xlpre`, `huggingface` or `tensorflow`.
@@ -82,12 +82,13 @@ class ModelFolder:
         if objective not in names:
             streams = "two streams" if two_streams else "one stream"
             raise ValueError(
-                f"objective={objective!r} is invalid: the model has {streams}. Set objective to {' or '.join(names)}."
+                f"objective={objective!r} is invalid: the model has {streams}. "
+                f"Set objective to {' or '.join(names)}, which fits such a model."
             )
         if len(tokenizer) != model.config.vocab_size:
             raise ValueError(
-                f"tokenizer is invalid: it has {len(tokenizer)} pieces, and the model {model.config.vocab_size}. Give the vocabulary "
-                "that the model was trained with."
+                f"tokenizer is invalid: it has {len(tokenizer)} pieces, but the model has vocab_size {model.config.vocab_size}. "
+                "Give the vocabulary that the model was trained with."
             )
         weights = {name: p.detach().to("cpu", torch.float32, copy=True) for name, p in model.named_parameters()}
         return cls(model.config, weights, tokenizer, objective, provenance, "xlpre")
@@ -182,7 +183,7 @@ def export_folder(
 
 
 def write_card(path: Path, card: str | None) -> None:
-    """Write the text of a model card into the folder `path`; None: no card."""
+    """Write the text of a model card into the folder `path`, unless it is None."""
     if card is not None:
         (path / CARD_FILE).write_text(card, encoding="utf-8")
 
@@ -286,7 +287,7 @@ def _read_tensorflow(path: Path) -> ModelFolder:
 def _with_unmapped(
     provenance: Mapping[str, Any], config: ModelConfig, objective: str, unmapped: Sequence[str]
 ) -> tuple[ModelConfig, str]:
-    """Return config and objective. The settings `unmapped`, which the other format does not store, are read from the provenance."""
+    """Return config and objective. Settings that the other format does not store (`unmapped`) are read from the provenance."""
     if not (model := provenance.get("model")):
         return config, objective
     return dataclasses.replace(config, **{key: model[key] for key in unmapped}), provenance["objective"]
@@ -310,18 +311,18 @@ def _check_consistent(path: Path, folder: ModelFolder) -> None:
     expected = dict(meta_model(folder.config, two_streams=True, next_sentence=folder.next_sentence).named_parameters())
     if differing := expected.keys() ^ folder.weights.keys():
         name = min(differing)
-        problem = "is missing from the weights" if name in expected else "is not in the model of the config"
+        problem = "is missing from the weights" if name in expected else "is not in the model that the config describes"
         raise ValueError(f"{path} is invalid: {name} {problem}. Copy the whole folder again.")
     for name, parameter in expected.items():
         if parameter.shape != folder.weights[name].shape:
             raise ValueError(
-                f"{path} is invalid: {name} has the shape {tuple(folder.weights[name].shape)}, and {tuple(parameter.shape)} in the "
-                "model of the config. Copy the whole folder again."
+                f"{path} is invalid: {name} has the shape {tuple(folder.weights[name].shape)}, but the config requires "
+                f"{tuple(parameter.shape)}. Copy the whole folder again."
             )
     if folder.tokenizer and len(folder.tokenizer) != folder.config.vocab_size:
         n_pieces, n_rows = len(folder.tokenizer), folder.config.clusters[-1][1]
         resize = f"; or, if tokens were added to the model, remove them with resize_token_embeddings({n_pieces})"
         raise ValueError(
-            f"{path} is invalid: spiece.model has {n_pieces} pieces, and the model {n_rows}. Put the spiece.model of this model there"
+            f"{path} is invalid: spiece.model has {n_pieces} pieces, but the model was built for {n_rows}. Put its spiece.model there"
             f"{resize if n_rows > n_pieces else ''}."
         )

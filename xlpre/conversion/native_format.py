@@ -44,7 +44,7 @@ def read_settings(path: Path, readable: str) -> dict[str, Any]:
 
     Args:
         path: folder of a model.
-        readable: kinds of folder that can be read, for the message.
+        readable: names the kinds of folder that can be read, for the error message.
 
     Raises:
         ValueError: the folder or the file is missing, or the file is not a JSON object.
@@ -104,9 +104,9 @@ def read_model(path: Path, settings: Mapping[str, Any]) -> tuple[ModelConfig, di
 
 
 def check_checksum(file: Path, expected: int | None, config_file: Path, key: str) -> None:
-    """Raise ValueError if the checksum of `file` differs from the value of `key` in `config_file`; None is not checked."""
+    """Raise ValueError if the checksum of `file` is not `expected`, the value of `key` in `config_file`; None: skip it."""
     if expected is not None and compute_crc32c(file) != expected:
         raise ValueError(
-            f"{file} is damaged: its checksum is not {key} in {config_file}. Copy the file again from the original folder; or, if you "
-            f"changed the weights on purpose, remove {key} from {config_file.name}."
+            f"{file} is damaged: its checksum differs from {key} in {config_file}. Copy the file again from the original folder; or, if "
+            f"you changed the weights on purpose, remove {key} from {config_file.name}."
         )

@@ -1,4 +1,4 @@
-"""Provenance of a saved folder: vocabulary hash, special ids, git revision and versions. It detects a wrong vocabulary."""
+"""Provenance of a saved folder: vocabulary hash, special ids, git revision and versions. Readers use it to detect a wrong vocabulary."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from xlpre.text.preprocess import Preprocess
 from xlpre.text.tokenizer import Tokenizer
 
 PROVENANCE_FILE = "provenance.json"
-FORMER_FILE = "passport.json"  # its name in format 1
+FORMER_FILE = "passport.json"  # name of the provenance in format 1
 PACKAGES = ("xlpre", "torch", "deepspeed", "sentencepiece", "numpy")
 
 
@@ -83,7 +83,7 @@ def check_vocabulary(path: Path, provenance: Mapping[str, Any], tokenizer: Token
 
 @cache
 def revision() -> str | None:
-    """Return the git revision of this code at the first call, marked if it was modified; None outside a checkout."""
+    """Return the git revision of this code at the first call, with -dirty if files were modified; None outside a checkout."""
     folder = Path(__file__).parents[2]
     if not (folder / ".git").exists():
         return None

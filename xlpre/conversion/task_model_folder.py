@@ -41,7 +41,7 @@ class TaskModelFolder:
     """Content of the folder of a fine-tuned model.
 
     Attributes:
-        folder: the language model. Weights that fine-tuning does not use (LM head, mask embedding) are pretrained.
+        folder: the language model. Weights that fine-tuning does not use (LM head, mask embedding) keep their pretrained values.
         head: native weights of the head.
         task: content of task.json.
     """
@@ -90,7 +90,7 @@ class TaskModelFolder:
 
 
 def save_task_model(path: str | Path, model: TaskModelFolder) -> FileEntries:
-    """Write the folder atomically; an existing one is replaced. Return the sizes and checksums of its files."""
+    """Write the folder atomically; an existing folder is replaced. Return the sizes and checksums of its files."""
     with atomic_dir(path) as partial:
         entries = write_native_files(partial, model.folder)
         entries[HEAD] = _, crc = write_tensors(partial / HEAD, model.head)
@@ -143,7 +143,7 @@ def save_huggingface_task_model(
         model: fine-tuned model.
         kind: kind of the head, a key of `hf_heads.HEADS`.
         labels: class names; empty for regression and multiple choice.
-        pooling: pooling of a row into one vector, for heads that pool.
+        pooling: method that reduces a row to one vector, for heads that pool.
         padding_side: side on which the tokenizer pads rows.
         card: text of the model card.
 

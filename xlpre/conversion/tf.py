@@ -1,7 +1,8 @@
 """The original TensorFlow release: xlnet_config.json, xlnet_model.ckpt.*, spiece.model; read and written without TensorFlow.
 
-Source of names and shapes: zihangdai/xlnet modeling.py; of the settings: its xlnet.py, XLNetConfig; of the files: its README, "Released
-Models". The graph of the release, xlnet_model.ckpt.meta, is not written: tf.train.load_checkpoint and init_from_checkpoint do not open it.
+Source: zihangdai/xlnet modeling.py (names and shapes), xlnet.py `XLNetConfig` (settings), and README, "Released Models" (files).
+
+The graph of the release, xlnet_model.ckpt.meta, is not written: tf.train.load_checkpoint and init_from_checkpoint do not open it.
 """
 
 from __future__ import annotations
@@ -43,14 +44,14 @@ CONFIG_KEYS = {
     "untie_r": "untie_r",
     "ff_activation": "feed_forward",
 }
-# settings that xlnet_config.json does not store: flags of the original's commands, and initialization
+# settings that xlnet_config.json does not store; in the original, they are flags of the commands, or concern initialization
 UNMAPPED = ("mem_len", "clamp_len", "dropout", "dropatt", "init_scheme", "init_std")
 NORM_EPS = 1e-12  # of tf.contrib.layers.layer_norm
 SEGMENT_VARIABLES = ("model/transformer/seg_embed", "model/transformer/r_s_bias")
 
 
 def weight_map(config: ModelConfig) -> WeightMap:
-    """Return the weight map to the variables of the TensorFlow release."""
+    """Return the weight map between a native model and the variables of the TensorFlow release."""
     root = "model/transformer"
     table = [
         WeightEntry("backbone.word_embedding.weight", f"{root}/word_embedding/lookup_table"),
@@ -132,7 +133,7 @@ def read_model(path: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     for entry in table:
         if entry.row is not None and (n_rows := len(arrays[entry.external])) != config.n_layer:
             raise ValueError(
-                f"{index} is invalid: {entry.external} has {n_rows} rows, and {CONFIG_FILE} {config.n_layer} layers. "
+                f"{index} is invalid: {entry.external} has {n_rows} rows, one per layer, but {CONFIG_FILE} has n_layer={config.n_layer}. "
                 "Put the config of this checkpoint there."
             )
     return config, from_arrays(config, arrays)

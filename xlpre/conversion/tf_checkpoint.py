@@ -23,7 +23,7 @@ FOOTER_BYTES = 48
 ENTRIES_PER_BLOCK = 64
 DTYPE, SHAPE, SHARD, OFFSET, SIZE, CRC, SLICES = range(1, 8)  # fields of a BundleEntryProto
 CHUNK_BYTES = 1 << 20  # small enough to be copied and checksummed in the CPU cache
-# TensorFlow's data type numbers; numpy has no bfloat16, which is read as 16 bits first
+# numpy types by TensorFlow's number of a data type; bfloat16, which numpy lacks, is read as 16-bit integers first
 DTYPES = {1: "<f4", 2: "<f8", 3: "<i4", 4: "u1", 5: "<i2", 6: "i1", 9: "<i8", 10: "?", 14: "<u2", 17: "<u2", 19: "<f2"}
 BFLOAT16 = 14
 DTYPE_NUMBERS = {np.dtype(dtype): number for number, dtype in DTYPES.items() if number != BFLOAT16}
@@ -74,7 +74,9 @@ def write_checkpoint(prefix: str | Path, tensors: Mapping[str, np.ndarray]) -> N
         ValueError: a tensor of another type, or an invalid name.
     """
     for name, tensor in tensors.items():
-        if not name or name[0] == "\0":  # the empty key is the header's; keys of parts of variables begin with NUL
+        if (
+            not name or name[0] == "\0"
+        ):  # the empty key is that of the header; keys of parts of variables begin with NUL
             raise ValueError(
                 f"{prefix}: the tensor name {name!r} is invalid: it must begin with a character other than NUL. Rename the tensor."
             )
@@ -84,7 +86,7 @@ def write_checkpoint(prefix: str | Path, tensors: Mapping[str, np.ndarray]) -> N
             )
     entries = [(b"", _encode_field(1, 1) + _encode_field(3, _encode_field(1, 1)))]  # num_shards, version.producer
     with atomic_write(f"{prefix}.index") as new_index, atomic_write(f"{prefix}.data-00000-of-00001") as new_shard:
-        with open(new_shard, "wb") as file:  # rename the data file before the index
+        with open(new_shard, "wb") as file:  # the data file is renamed before the index
             for name in sorted(tensors, key=str.encode):
                 dtype = tensors[name].dtype.newbyteorder("<")
                 content = np.asarray(tensors[name], dtype).tobytes()
@@ -115,7 +117,8 @@ def _parse_entry(message: bytes, n_shards: int) -> tuple[dict[int, int], tuple[i
         raise ValueError(f"has TensorFlow's data type {entry[DTYPE]}, which is not supported. Save it as float32.")
     if math.prod(shape) * np.dtype(DTYPES[entry[DTYPE]]).itemsize != entry[SIZE] or entry[SHARD] >= n_shards:
         raise ValueError(
-            f"of shape {shape} cannot have {entry[SIZE]} bytes in data file {entry[SHARD]}. Download the file again."
+            f"of shape {shape} has a damaged entry: {entry[SIZE]} bytes in data file {entry[SHARD]} (from 0) of {n_shards}. "
+            "Download the file again."
         )
     return entry, shape
 
@@ -124,7 +127,7 @@ def _read_tensor(data: mmap.mmap | bytes, entry: dict[int, int]) -> np.ndarray:
     """Return the values of a tensor from its data file, flat."""
     begin, end = entry[OFFSET], entry[OFFSET] + entry[SIZE]
     if end > len(data):
-        raise ValueError(f"it ends at byte {end}, and the file at byte {len(data)}")
+        raise ValueError(f"it should end at byte {end}, but the file ends at byte {len(data)}")
     raw, crc = np.empty(entry[SIZE], np.uint8), 0
     for start in range(begin, end, CHUNK_BYTES):
         chunk = data[start : min(start + CHUNK_BYTES, end)]  # bytes: google_crc32c does not accept a memoryview
@@ -148,7 +151,9 @@ def _read_index(path: Path) -> tuple[int, dict[str, bytes]]:
         for handle in _parse_block(_read_block(table, footer)).values():
             messages |= _parse_block(_read_block(table, _Cursor(handle)))
         header, _ = _parse_fields(messages.pop(b"", b""))
-        names = {key.decode(): message for key, message in messages.items() if key[0]}  # 0: a part of a variable
+        names = {
+            key.decode(): message for key, message in messages.items() if key[0]
+        }  # a key that begins with 0 names a part of a variable
     except ValueError as error:
         raise ValueError(
             f"{path} is damaged: {error}. Download the file again, or save it again with TensorFlow."
@@ -174,7 +179,7 @@ def _read_block(table: mmap.mmap | bytes, handle: _Cursor) -> bytes:
 
 
 def _parse_block(block: bytes) -> dict[bytes, bytes]:
-    """Return the values of a block by key. A stored key omits the prefix that it shares with the previous one."""
+    """Return the values of a block by key. A stored key omits the prefix that it shares with the previous key."""
     n_restarts = int.from_bytes(block[-4:], "little")  # restart points, for binary search
     cursor, key, entries = _Cursor(block[: max(0, len(block) - 4 * n_restarts - 4)]), b"", {}
     while cursor.offset < len(cursor.data):
@@ -211,11 +216,11 @@ class _Cursor:
         """Return the next `size` bytes."""
         self.offset += size
         if self.offset > len(self.data):
-            raise ValueError(f"its parts extend to byte {self.offset} of {len(self.data)}")
+            raise ValueError(f"its parts extend to byte {self.offset}, but it has {len(self.data)} bytes")
         return self.data[self.offset - size : self.offset]
 
     def varint(self) -> int:
-        """Return the next varint: seven bits per byte, lowest first, and the eighth set in all but the last byte."""
+        """Return the next varint: each byte holds seven bits, lowest first; its eighth bit is set in all bytes but the last."""
         value = 0
         for i in range(10):
             byte = self.take(1)[0]

@@ -1,4 +1,4 @@
-"""Weight maps: names and shapes of the weights here (native) and in another format (external).
+"""Weight maps: names and shapes of the weights in xlpre (native) and in another format (external).
 
 A weight map is a list with one entry per weight. `check_expressible` refuses models that another format cannot represent.
 """
@@ -62,7 +62,7 @@ WeightMap = list[WeightEntry]
 
 
 def to_native(weight_map: WeightMap, external: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Convert external arrays to native weights; entries without an array are skipped."""
+    """Convert external arrays to native weights. Entries of the map that have no array are skipped."""
     weights = {}
     for entry in weight_map:
         if entry.external in external:
@@ -99,7 +99,8 @@ def check_expressible(config: ModelConfig, target: str, allowed: Mapping[str, Se
     Args:
         config: model config.
         target: name of the other format, for the message.
-        allowed: values that the format has for a key, where they differ from the default of `ModelConfig`.
+        allowed: for some keys, the values that the other format can represent. For all other keys, it can represent only the default of
+            `ModelConfig`, except for the keys in `UNRESTRICTED`.
 
     Raises:
         ValueError: a setting that the format cannot represent.
