@@ -21,13 +21,14 @@ def load_cpu() -> type[AttentionBackend]:
     """Return the CPU backend, compiled if necessary.
 
     Raises:
-        ValueError: it cannot be compiled.
+        ValueError: the C++ kernels cannot be compiled or loaded.
     """
     try:
         load_library()
     except MissingLibraryError as reason:
         raise ValueError(
-            f"model.attention_backend=cpu is invalid: it needs its compiled code, but {reason}. Set model.attention_backend=auto."
+            f"model.attention_backend=cpu is invalid: its C++ kernels must be compiled and loaded, but {reason}. "
+            "Set model.attention_backend=auto."
         ) from None
     return CpuBackend
 
@@ -69,15 +70,15 @@ def load_backend(name: str) -> type[AttentionBackend]:
 
 
 def check_backend(name: str) -> None:
-    """Raise ValueError unless `model.attention_backend=name` is available on this machine. `auto` always is."""
+    """Raise ValueError unless `model.attention_backend=name` is available on this machine. `auto` is always available."""
     if name != "auto":
         load_backend(name)
 
 
 def fastest_backend(device: torch.device, dtype: torch.dtype, head_width: int) -> str:
-    """Return the backend that `auto` stands for.
+    """Return the name of the backend that `auto` selects.
 
-    It is `cpu` on a CPU where it compiles, `triton` on a GPU where its kernels pass the self-check, and otherwise `sdpa`.
+    This is `cpu` on a CPU where it compiles, `triton` on a GPU where its kernels pass the self-check, and otherwise `sdpa`.
 
     Args:
         device: device of the model.
@@ -92,17 +93,18 @@ def fastest_backend(device: torch.device, dtype: torch.dtype, head_width: int) -
 def resolve_backend(
     name: str, device: torch.device, dtype: torch.dtype, head_width: int, saved: str | None = None
 ) -> str:
-    """Replace `auto` by the fastest backend of a GPU, before the model is built. Then all processes can use the same one.
+    """Replace `auto` by the fastest backend of a GPU, before the model is built.
 
-    On a CPU `auto` is kept, because the choice depends on torch.compile, which does not support the backend `cpu`.
+    All processes can then use the same backend. On a CPU `auto` is kept, because the choice depends on torch.compile, which does not
+    support the backend `cpu`.
 
     Args:
         name: `model.attention_backend`.
         device: device of the model.
         dtype: dtype of queries, keys and values.
         head_width: E.
-        saved: backend that computed the checkpoint to resume from, see `concrete_backend`. `auto` keeps it if it is available here,
-            because backends differ in rounding. Otherwise a warning is logged.
+        saved: backend that computed the checkpoint from which training resumes, see `concrete_backend`. `auto` keeps this backend if it is
+            available here, because backends differ in rounding. If it is not available, a warning is logged.
     """
     if name != "auto":
         return name
@@ -120,7 +122,7 @@ def resolve_backend(
 
 
 def concrete_backend(name: str, device: torch.device, dtype: torch.dtype, head_width: int) -> str:
-    """Return the backend that computes a model: `name`, or what `auto` stands for. For the arguments, see `resolve_backend`."""
+    """Return `name`, or the name of the backend that `auto` selects. For the arguments, see `resolve_backend`."""
     return fastest_backend(device, dtype, head_width) if name == "auto" else name
 
 
@@ -128,8 +130,8 @@ def prepare_backend(name: str, attn_meta: AttentionMeta, dtype: torch.dtype, hea
     """Prepare a backend for the rows of a forward pass.
 
     Args:
-        name: `model.attention_backend`. `auto` stands for the fastest backend for the device of `attn_meta` and `dtype`, so that a
-            model may be moved or cast between two forward passes.
+        name: `model.attention_backend`. `auto` selects the fastest backend for the device of `attn_meta` and `dtype` in every
+            forward pass, so that a model may be moved or cast between them.
         attn_meta: metadata of the rows.
         dtype: dtype of queries, keys and values.
         head_width: E.

@@ -15,13 +15,13 @@ from xlpre.model.score_terms import ScoreTerms
 
 @dataclass(frozen=True, eq=False)
 class AttentionBackend(ABC):
-    """Relative attention of the rows of one forward pass.
+    """Relative attention of the query rows of one forward pass.
 
-    `prepare` converts the metadata of the rows once per forward pass. All layers share the result.
+    `prepare` converts the metadata of the query rows once per forward pass. All layers share the result.
 
     Attributes:
-        attn_meta: metadata of the rows.
-        has_fused_ops: True if add-norm and GELU-dropout run as fused kernels, too (kernels/triton/fused_ops.py).
+        attn_meta: metadata of the query rows.
+        has_fused_ops: True if add-norm and GELU-dropout also run as fused kernels (kernels/triton/fused_ops.py).
     """
 
     attn_meta: AttentionMeta
@@ -30,7 +30,7 @@ class AttentionBackend(ABC):
     @classmethod
     @abstractmethod
     def prepare(cls, attn_meta: AttentionMeta, dtype: torch.dtype) -> AttentionBackend:
-        """Build the backend for the rows of a forward pass.
+        """Build the backend for the query rows of a forward pass.
 
         Args:
             attn_meta: metadata of the rows.
@@ -51,5 +51,5 @@ class AttentionBackend(ABC):
             dropout: probability of zeroing an attention weight. The other weights are scaled by 1 / (1 - dropout).
 
         Returns:
-            (B, N, H, E). A row that sees no key gets zeros.
+            (B, N, H, E). A query row that sees no key gets zeros.
         """

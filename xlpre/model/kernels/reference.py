@@ -1,6 +1,6 @@
 """Reference attention, as the paper defines it: all scores, their softmax, the weighted mean of the values.
 
-It is slow and simple. All other backends must match it.
+It is slow and simple. All other backends must give the same results.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class ReferenceBackend(AttentionBackend):
 
     Attributes:
         visible: (B, 1, N, K) bool attention mask.
-        segments_differ: (B, 1, N, K) bool, True where row and key belong to different segments.
+        segments_differ: (B, 1, N, K) bool, True where query row and key belong to different segments.
     """
 
     visible: Tensor

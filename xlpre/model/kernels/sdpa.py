@@ -1,4 +1,4 @@
-"""Attention by torch's scaled_dot_product_attention, with position, segment and mask as its additive bias."""
+"""Attention by torch's scaled_dot_product_attention. Position scores, segment scores and mask are its additive bias."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from xlpre.model.score_terms import ScoreTerms
 class SdpaBackend(AttentionBackend):
     """Attention by torch's operator, on any device.
 
-    The bias (B, H, N, K) is stored in memory. The probabilities are not, where torch has a fused kernel.
+    The bias (B, H, N, K) is stored in memory. The probabilities are stored, too, unless torch has a fused kernel.
 
     Attributes:
         visible: (B, 1, N, K) bool attention mask.
-        segments_differ: (B, 1, N, K) bool, True where row and key belong to different segments.
-        sees_any: (B, N, 1, 1) bool, True for rows that see at least one key.
+        segments_differ: (B, 1, N, K) bool, True where query row and key belong to different segments.
+        sees_any: (B, N, 1, 1) bool, True for query rows that see at least one key.
     """
 
     visible: Tensor
@@ -45,7 +45,7 @@ class SdpaBackend(AttentionBackend):
             bias = self.attn_meta.rel_shift(position_scores(terms, self.attn_meta))
         if terms.segment_diff is not None:
             bias = bias + segment_scores(terms)[..., None] * self.segments_differ
-        # half of the minimum, because GPU kernels multiply the bias by log2(e)
+        # half of the minimum, because GPU kernels multiply the bias by log2(e), and the minimum would overflow
         bias = bias.masked_fill(~self.visible, torch.finfo(bias.dtype).min / 2)
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))
         out = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout, scale=1.0)

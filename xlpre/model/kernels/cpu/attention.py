@@ -1,26 +1,29 @@
-"""Attention on CPUs in fp32 and fp64: one block of rows of one head at a time, with a hand-written backward pass (kernels.cpp).
+"""Attention on CPUs in fp32 and fp64, with a hand-written backward pass (kernels.cpp).
 
-    s = c.key + p.pos_key + pos_offset + differ * t.segment_diff        c, p, t: scaled queries with the bias of the term
+The kernels compute one block of query rows of one head at a time. Let c, p and t be the query plus the bias of the content, position and
+segment term, scaled, and let u be the score that is added for keys of other segments:
+
+    s = c.key + p.pos_key + pos_offset + differ * u        u = t.segment_diff        differ: 1 for keys of other segments, else 0
     P = softmax(s)        P' = dropout(P)        o = P' value
 
-Backward, from do:
+The backward pass starts from do, the gradient of o:
 
     d value = P'^T do        dP' = do value^T        ds = P' * dP' - P * do.o
 
-This holds because the sum of P' * dP' over the keys of a row is do.o. Then:
+The last term holds because the sum of P' * dP' over the keys of a row is do.o. Then:
 
     dc = ds key              d key = ds^T c
     dp = ds' pos_key         d pos_key = ds'^T p                  ds': ds reordered from keys to distances
-    dt = d differ * segment_diff        d segment_diff = d differ * t        d differ: sum of ds over keys of other segments
+    dt = du segment_diff     d segment_diff = du t                du: sum of ds over keys of other segments
 
-Row t and key j have distance column T - t + j (Transformer-XL, appendix B). So the scores of a row by key are a slice of its scores
-by distance, and no gather is needed.
+The distance of row t and key j has index T - t + j (Transformer-XL, appendix B). So the scores of a row for all keys are a contiguous slice
+of its scores for all distances, and no gather is needed.
 
-A block covers only the keys between the first and the last that any of its rows sees, and their distances. The reused part of a
-window never sees the rest of it. No row sees empty memory.
+To save work, a block covers only the keys from the first to the last that any of its rows sees, and their distances. For example, the
+reused part of a window never sees the rest of the window, and no row sees empty memory.
 
-Probabilities are saved for the backward pass. A layer with more than MAX_SAVED_PROBS of them recomputes them instead, so that memory
-grows linearly with the window. Dropout uses counter-based random numbers, which the backward pass generates again.
+Probabilities are saved for the backward pass. A layer with more than MAX_SAVED_PROBS probabilities recomputes them instead, so that
+memory grows linearly with the window. Dropout uses counter-based random numbers, which the backward pass generates again.
 """
 
 from __future__ import annotations
@@ -39,11 +42,12 @@ from xlpre.model.kernels.base import AttentionBackend
 from xlpre.model.kernels.cpu.build import DTYPES, load_library
 from xlpre.model.score_terms import ScoreTerms
 
-# Minimum and maximum number of rows in a block; in between, a block has 1/14 as many rows as keys. Few rows make products slow; many
-# rows read more distances than keys. Rows in arbitrary order read more distances, so their blocks have half as many rows.
+# Minimum and maximum number of query rows in a block. Between these limits, a block has K / 14 rows. With few rows, matrix products are
+# slow. With many rows, a block computes scores for many distances that it does not use. Rows in arbitrary order span more distances, so
+# their blocks have half as many rows.
 BLOCK_ROWS = 32, 128
 MAX_BLOCK_SCORES = 1 << 20  # 4 MB in fp32
-MAX_SAVED_PROBS = 1 << 24  # of all heads of a layer; 64 MB in fp32
+MAX_SAVED_PROBS = 1 << 24  # limit for all heads and batch rows of a layer; 64 MB in fp32
 
 # Fields of the C++ struct AttentionArgs, in order.
 SIZES = ("B", "N", "K", "H", "E", "R", "n_tokens", "n_self_visible", "max_distance", "n_blocks", "block_rows")
@@ -57,7 +61,7 @@ GRADIENTS = ("d_out", *(f"d_{name}" for name in TERMS))
 
 
 class AttentionArgs(ctypes.Structure):
-    """The struct of the same name in kernels.cpp."""
+    """Arguments of the kernels: the struct of the same name in kernels.cpp."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in INTEGERS),
@@ -67,13 +71,14 @@ class AttentionArgs(ctypes.Structure):
 
 
 class BlockSchedule(NamedTuple):
-    """Blocks of rows, and the attention metadata in int32.
+    """Division of the query rows of a forward pass into blocks, with the attention metadata that the kernels read.
 
     Attributes:
-        sizes: by name, see SIZES. `block_rows` is the largest number of rows in a block. `max_distance` is -1 without a limit.
-        tensors: int32 tensors by name, see META and BLOCKS. `block_start` holds the first row of each block, then N. `first_key` and
-            `n_keys` are the range of keys that the rows of a block see, `first_distance` and `n_distances` the range of
-            distances, (B, n_blocks) each.
+        sizes: integer arguments of the kernels, by the names in SIZES. `block_rows` is the number of rows in the largest block.
+            `max_distance` is -1 if there is no limit.
+        tensors: int32 arguments of the kernels, by the names in META and BLOCKS. META are the fields of AttentionMeta. `block_start`,
+            (n_blocks + 1,), holds the first row of each block and then N. `first_key` and `n_keys`, (B, n_blocks) each, give the range of
+            keys that a block covers. `first_distance` and `n_distances`, (B, n_blocks) each, give its range of distances.
     """
 
     sizes: dict[str, int]
@@ -85,14 +90,14 @@ class CpuBackend(AttentionBackend):
     """Attention by the compiled CPU kernels.
 
     Attributes:
-        schedule: blocks of rows.
+        schedule: blocks of query rows.
     """
 
     schedule: BlockSchedule
 
     @classmethod
     def prepare(cls, attn_meta: AttentionMeta, dtype: torch.dtype) -> CpuBackend:
-        """Divide the rows into blocks, see AttentionBackend."""
+        """Divide the query rows into blocks, see AttentionBackend."""
         device = attn_meta.query_rank.device.type
         if dtype not in DTYPES or device != "cpu":
             raise ValueError(
@@ -108,7 +113,7 @@ class CpuBackend(AttentionBackend):
 
 
 def schedule_blocks(attn_meta: AttentionMeta, dtype: torch.dtype) -> BlockSchedule:
-    """Divide the rows of a forward pass into blocks."""
+    """Divide the query rows of a forward pass into blocks."""
     (B, N), K, T = attn_meta.query_rank.shape, attn_meta.n_keys, attn_meta.n_tokens
     rows, fewer_rows = (
         max(1, min(max(BLOCK_ROWS[0], n), BLOCK_ROWS[1], MAX_BLOCK_SCORES // K)) for n in (K // 14, K // 28)
@@ -129,7 +134,7 @@ def schedule_blocks(attn_meta: AttentionMeta, dtype: torch.dtype) -> BlockSchedu
 
 
 class _Attention(torch.autograd.Function):
-    """Attention of all score terms."""
+    """Attention of all score terms, computed by kernels.cpp."""
 
     @staticmethod
     def forward(ctx: Any, schedule: BlockSchedule, scale: float, dropout: float, *terms: Tensor | None) -> Tensor:
@@ -159,7 +164,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         tensors = {**dict(zip(ctx.names, ctx.saved_tensors, strict=True)), "d_out": d_out.contiguous()}
         (B, _, H, E), R = d_out.shape, ctx.schedule.sizes["R"]
-        # gradients that the kernels compute per batch row, to be summed here in a fixed order
+        # the kernels compute these gradients per batch row; they are summed below, in a fixed order
         per_row: dict[str, tuple[int, ...]] = {"pos_key": (B, R, H, E), "pos_offset": (B, H, R)}
         per_row |= dict.fromkeys(("r_w_bias", "r_r_bias", "r_s_bias", "segment_diff"), (B, H, E))
         inputs = [name for name in TERMS if name in tensors]

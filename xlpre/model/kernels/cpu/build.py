@@ -1,4 +1,4 @@
-"""Compiled CPU kernels: kernels.cpp is built on first use, once for each version of it and each type of processor."""
+"""Compiled CPU kernels: kernels.cpp is compiled on first use, once for each version of the file and each type of processor."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class Library:
         """Call the function `name` for `dtype`. Do nothing if a tensor is on the meta device.
 
         Args:
-            name: function without its dtype suffix.
+            name: name of the function, without its dtype suffix.
             dtype: torch.float32 or torch.float64.
-            *args: arguments. Tensors must be contiguous.
+            *args: arguments of the function. Tensors must be contiguous.
         """
         if any(isinstance(x, Tensor) and x.is_meta for x in args):
             return
@@ -64,7 +64,7 @@ class Library:
 
 
 def is_supported(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return True if the library can compute on a device and in a dtype. The meta device counts as a CPU."""
+    """Return True if the library can compute on `device` in `dtype`. The meta device counts as a CPU."""
     return device.type in ("cpu", "meta") and dtype in DTYPES and not torch.compiler.is_compiling() and is_available()
 
 
@@ -86,7 +86,7 @@ def load_library() -> Library:
     """Load the library. Compile it first if necessary.
 
     Raises:
-        MissingLibraryError: it cannot be built or loaded.
+        MissingLibraryError: the library cannot be built or loaded.
     """
     flags = [*FLAGS, *VECTOR_FLAGS.get(torch.backends.cpu.get_cpu_capability(), [])]
     version = hashlib.sha256(SOURCE.read_bytes() + repr((flags, platform.machine())).encode()).hexdigest()[:16]

@@ -18,7 +18,7 @@ from xlpre.model.attention_mask import AttentionMeta
 from xlpre.model.kernels.base import AttentionBackend
 from xlpre.model.score_terms import ScoreTerms
 
-NORM_EPS = 1e-12  # of the published models
+NORM_EPS = 1e-12  # value of the published models
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class AttentionCase(Case):
     """Attention of one layer: score terms, `key` and `value`.
 
     Attributes:
-        backend: backend, prepared for the rows.
+        backend: backend, prepared for the query rows.
     """
 
     backend: AttentionBackend
@@ -94,7 +94,7 @@ def random_attention_meta(
 ) -> AttentionMeta:
     """Draw the metadata of both streams of a window.
 
-    Each half of the window has a random factorization order. The first half is the reused one.
+    Each half of the window has a random factorization order. The first half is the part that enters memory.
 
     Args:
         rows: B.
@@ -141,7 +141,7 @@ def unusual_attention_inputs(
     """Draw small inputs for features of attention that the published models do not use in pretraining.
 
     Args:
-        tile: number of rows of a group in the kernels. The window is 1.5 times as long.
+        tile: TILE_MULTIPLE of the kernels. The window is 1.5 times as long.
         n_head: H.
         head_width: E.
         dtype: dtype of the tensors.

@@ -6,14 +6,14 @@ On a GPU that the kernels were never tested on, they may be wrong or slow, may h
 a separate process tests them before the first step:
 
 - Output and gradients of attention match those of `reference` in twice the precision, on random data of both streams.
-- The same for small inputs without memory, with padded keys, a limited distance, position offsets or rows that see no key, all of them in
-  several panels.
+- They also match for small inputs without memory, with padded keys, a limited distance, position offsets or rows that see no key. Each of
+  these inputs is computed in several panels (ranges of query rows).
 - The fused operations (kernels/triton/fused_ops.py) match torch's operators.
 - With dropout, two runs give finite results with the same bits.
 - Attention is not slower than `sdpa`.
 
 The result is stored in the cache folder, one file for each GPU model, dtype, head width, and version of kernels, torch and Triton. If the
-check ends without a result, for lack of memory or time, it runs again at the next start.
+check ends without a result, for example for lack of memory or time, it runs again at the next start.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 1e-4}
 DROPOUT = 0.1
 TIMEOUT_SECONDS = 300.0
 TIMED_SECONDS = 1.0
-SHAPE = {"rows": 4, "window": 512, "memory": 384, "targets": 85}  # of the published presets
+SHAPE = {"rows": 4, "window": 512, "memory": 384, "targets": 85}  # sizes of the published presets
 N_HEAD = 8
 FUSED_WIDTHS = (768, 1536)  # one for each value of PREFETCH in add-norm, neither a power of two
 TIMED_ROWS = 32  # batch rows for timing: enough that kernel launches do not dominate the time
@@ -130,7 +130,7 @@ def run_selfcheck(device: str, dtype: torch.dtype, head_width: int, timeout: flo
         timeout: seconds after which the process is killed.
 
     Returns:
-        The result of `check_kernels`. If the process fails or times out, it has `passed` and `reason` only.
+        The result of `check_kernels`. If the process fails or times out, the result has only `passed` and `reason`.
     """
     command = [sys.executable, "-m", __name__, device, str(dtype).removeprefix("torch."), str(head_width)]
     root = str(Path(__file__).parents[4])
@@ -208,7 +208,7 @@ def check_kernels(
     cases = {name: attention_case(backend, attn_meta, tensors) for name, backend in backends.items()}
     result["ms"] = ms = {name: _median_ms(case, d_output) for name, case in cases.items()}
     if ms["triton"] > ms["sdpa"]:
-        return {**result, "reason": f"they are slower (milliseconds: {ms})"}
+        return {**result, "reason": f"they are slower than PyTorch's attention (milliseconds: {ms})"}
     return {**result, "passed": True}
 
 

@@ -4,18 +4,18 @@ The score of row n and key j is
 
     s = c.key[j] + bias[n, j] + segment_score[n] * differ[n, j]        bias[n, j] = p.pos_key[d], d: the distance of n and j
 
-c and p are the query of the row with the bias of each term. They exist only during a pass. The kernel `position_scores` computes the
-bias by distance and stores each number in the column of its key, for rows in any order. So the kernels after it read whole tiles.
-`attention_forward` iterates over tiles of keys. It keeps the maximum m of each row and the sum of 2^(s - m) so far (Dao et al. 2022,
-FlashAttention), so that no probability is stored in memory.
+c and p are the query of the row plus the bias of the content or the position term. They are not saved between the passes. The kernel
+`position_scores` computes the bias for each distance and stores it at the key of that distance. This works for rows in any order, and the
+kernels after it can read whole tiles of the bias. `attention_forward` iterates over tiles of keys. It keeps, for each row, the maximum m
+of the scores and the sum of 2^(s - m) so far (Dao et al. 2022, FlashAttention), so that no probability is stored in memory.
 
-The forward pass saves log2 of that sum, L. The backward pass computes P = 2^(s - L) again, tile by tile (s in units of log 2). Dropout
-scales the weights that it keeps by 1 / keep_prob. For this log2(keep_prob) is added to L, so that P is scaled from the start:
+The forward pass saves L = log2(sum of 2^s), with s in units of log 2. The backward pass computes P = 2^(s - L) again, tile by tile. Dropout
+multiplies the weights that it keeps by 1 / keep_prob. To include this factor in P, log2(keep_prob) is added to L:
 
     o = P' value             P' = P where kept, else 0
     d value = P'^T do        ds = P' * (do value^T) - P * delta         delta = keep_prob * sum(do * o)
     d key = ds^T c           dc = ds key           d segment_score = sum of ds over keys of other segments
-    dp = ds' pos_key         d pos_key = ds'^T p   ds': ds reordered from keys to distances; dp is added to dc
+    dp = ds' pos_key         d pos_key = ds'^T p   ds': ds reordered from keys to distances. The gradient of the query is dc + dp.
 
 Sums over rows and sums over keys are computed by separate kernels, `backward_key_value` and `backward_query`. This computes the scores
 twice, but no program adds into the output of another, so that gradients are reproducible. The bias (B, H, N, K) exists only during the
@@ -47,8 +47,8 @@ from xlpre.model.kernels.triton.panels import concat, merge_gradients, split_pan
 from xlpre.model.kernels.triton.tiles import MAX_HEAD_WIDTH, TILE_MULTIPLE, is_supported
 from xlpre.model.score_terms import ScoreTerms
 
-MAX_GRID_Y = 2**16 - 1  # heads of all batch rows in a grid
-VISIBLE_BYTES = 16  # upper bound of the bytes per row and key that AttentionMeta.visible and its temporaries take
+MAX_GRID_Y = 2**16 - 1  # limit of CUDA; this dimension of the grid counts the heads of all batch rows
+VISIBLE_BYTES = 16  # upper bound of the bytes per query row and key that AttentionMeta.visible needs
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,12 +56,12 @@ class TritonBackend(AttentionBackend):
     """Attention by Triton kernels.
 
     Attributes:
-        row_info: (B, 6, n_pitch) int32, where n_pitch is N padded to a multiple of TILE_MULTIPLE. For each row: rank; index of the
-            key at its own position, or -1 if the row does not see it; the same index in any case; segment; start and end of the
-            range of keys that its group of TILE_MULTIPLE rows sees.
-        key_info: (B, 4, k_pitch) int32, where k_pitch is K padded to a multiple of TILE_MULTIPLE. For each key: rank; segment;
-            start and end of the range of rows that see its group of TILE_MULTIPLE keys.
-        direction: (B,) int32.
+        row_info: (B, 6, n_pitch) int32, where n_pitch is N padded to a multiple of TILE_MULTIPLE. Six numbers for each query row: its
+            rank; the index of the key at its position if the row sees this key, else -1; the index of this key in any case; its segment;
+            start and end of the range of keys that its group of TILE_MULTIPLE rows sees.
+        key_info: (B, 4, k_pitch) int32, where k_pitch is K padded to a multiple of TILE_MULTIPLE. Four numbers for each key: its rank;
+            its segment; start and end of the range of query rows that see its group of TILE_MULTIPLE keys.
+        direction: (B,) int32, see AttentionMeta.
     """
 
     row_info: Tensor
@@ -71,7 +71,7 @@ class TritonBackend(AttentionBackend):
 
     @classmethod
     def prepare(cls, attn_meta: AttentionMeta, dtype: torch.dtype) -> TritonBackend:
-        """Pack ranks, positions and segments as integers, see AttentionBackend. The mask is computed in panels of rows."""
+        """Pack ranks, positions and segments as integers, see AttentionBackend. The mask is computed in panels (ranges of query rows)."""
         check_device(attn_meta.query_rank.device)
         N, K = attn_meta.query_rank.size(1), attn_meta.n_keys
         position_key = attn_meta.self_key
@@ -89,7 +89,7 @@ class TritonBackend(AttentionBackend):
         """Compute attention, see AttentionBackend.
 
         Raises:
-            ValueError: the kernels do not support the head width, the dtype or the number of rows.
+            ValueError: the kernels do not support the head width, the dtype or the size of the batch.
         """
         (B, N, H, E), R, dtype = terms.query.shape, self.attn_meta.n_distances, key.dtype
         if not is_supported(E, dtype):
@@ -99,14 +99,16 @@ class TritonBackend(AttentionBackend):
             )
         if B * H > MAX_GRID_Y:
             raise ValueError(
-                f"model.attention_backend=triton is invalid for {B:,} rows of {H} heads: it supports up to {MAX_GRID_Y:,} heads in one "
-                "batch. Reduce train.micro_batch_size, or set model.attention_backend=sdpa."
+                f"model.attention_backend=triton is invalid for {B:,} batch rows x {H} heads = {B * H:,}: "
+                f"this product can be at most {MAX_GRID_Y:,}. Reduce train.micro_batch_size, or set model.attention_backend=sdpa."
             )
         width = max(16, 1 << (E - 1).bit_length())  # width of a tile
-        if (max(N, R) + TILE_MULTIPLE) * max(H * width, TILE_MULTIPLE, B * H, B * 6) >= 2**31:
+        largest_index = (max(N, R) + TILE_MULTIPLE) * max(H * width, TILE_MULTIPLE, B * H, B * 6)
+        if largest_index >= 2**31:
             raise ValueError(
-                f"model.attention_backend=triton is invalid for {B:,} x {N:,} rows at {R:,} distances and {H} heads of {width}: it counts "
-                "elements in 32 bits. Set model.attention_backend=sdpa, or reduce data.seq_len or model.mem_len."
+                f"model.attention_backend=triton is invalid for {B:,} batch rows of {N:,} query rows and {R:,} distances, with {H} "
+                f"heads of {width}: its indices have 32 bits and must be below {2**31:,}, but would reach {largest_index:,}. "
+                "Set model.attention_backend=sdpa, or reduce data.seq_len or model.mem_len."
             )
         query, r_r_bias, pos_key, pos_offset, segment_score = terms.with_bias(None), None, None, None, None
         if terms.pos_key is not None:
@@ -143,7 +145,7 @@ def check_device(device: torch.device) -> None:
     """Check that the kernels run on a device.
 
     Raises:
-        ValueError: it is a CPU, and Triton's interpreter is not used.
+        ValueError: the device is a CPU, and Triton's interpreter is not used.
     """
     if device.type == "cpu" and not IS_INTERPRETED:
         raise ValueError(
@@ -157,13 +159,13 @@ _ARGS_SCHEMA = ", ".join(f"{_SCHEMA_TYPES[hint]} {name}" for name, hint in get_t
 
 
 def attention_forward(*args: Any) -> tuple[Tensor, Tensor]:
-    """Compute attention in panels.
+    """Compute attention in panels (ranges of query rows).
 
     Args:
         *args: fields of KernelArgs.
 
     Returns:
-        The output (B, N, H, E), and log2 of keep_prob times the sum of exponentials, (B, H, N) float32.
+        The output (B, N, H, E), and log2(keep_prob * sum of exp(score)) of each query row, (B, H, N) float32.
     """
     outputs = (KernelLauncher(*panel).forward() for panel in split_panels(KernelArgs(*args)))
     outs, lses = zip(*outputs, strict=True)
@@ -235,10 +237,10 @@ relative_attention.register_autograd(_backward, setup_context=_setup_context)
 
 
 def visible_ranges(attn_meta: AttentionMeta) -> tuple[list[Tensor], list[Tensor]]:
-    """Return which keys and rows the kernels must visit, for each group of TILE_MULTIPLE rows or keys.
+    """Return the ranges of keys and of query rows that the kernels must visit for each group of TILE_MULTIPLE rows or keys.
 
     Returns:
-        For each row, start and end of the range of keys that its group sees, (B, N) each. For each key, start and end of the range of
+        For each query row, start and end of the range of keys that its group sees, (B, N) each. For each key, start and end of the range of
         rows that see its group, (B, K) each. An empty range is 0 to 0.
     """
     (B, N), K = attn_meta.query_rank.shape, attn_meta.n_keys

@@ -24,7 +24,7 @@ def backward_key_value(
 ):  # fmt: skip
     """Compute the gradients of a tile of keys and values.
 
-    Scores are transposed here, (KEYS, ROWS), because they are the left factor of both products.
+    Scores are transposed here, (KEYS, ROWS), because they are the left factor of the products for d key and d value.
     """
     batch, head = tl.program_id(1) // H, tl.program_id(1) % H
     index = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
@@ -87,7 +87,7 @@ def backward_query(
 ):  # fmt: skip
     """Compute the gradients of a tile of queries and segment scores.
 
-    Replace the bias by its gradient, between the first and the last key that the rows see.
+    Also overwrite the bias with its gradient, for the keys from the first to the last that these rows see.
     """
     batch, head = tl.program_id(1) // H, tl.program_id(1) % H
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -192,7 +192,7 @@ def backward_position_key(
         info = row_info + batch * 6 * n_pitch
         first, last = tl.load(info + 4 * n_pitch + start), tl.load(info + 5 * n_pitch + start)
         shift = K - tl.load(info + 2 * n_pitch + row)  # distance index - key
-        n_distances = tl.where(row < N, last - first, 0).to(tl.uint32)  # that `d_bias` holds for a row
+        n_distances = tl.where(row < N, last - first, 0).to(tl.uint32)  # distances that `d_bias` holds for a row
         mask = (distance[:, None] - (shift + first)[None, :]).to(tl.uint32) < n_distances[None, :]
         d_score = tl.load(source + (row * k_pitch - shift)[None, :] + distance[:, None], mask=mask, other=0.0)
         queries = tl.load(tile_pointers(query, batch, head, row, N, H, E), mask=row[:, None] < N, other=0.0)

@@ -18,7 +18,7 @@ from xlpre.model.kernels.triton.primitives import (
 
 @triton.jit
 def thin_bits(bits, random, level_bit):
-    """Keep half of the set bits. If `level_bit` is odd, set half of the other bits, too."""
+    """If `level_bit` is even, clear a random half of the set bits. If it is odd, set a random half of the other bits."""
     return (bits & random) | ((bits | random) & (0 - (level_bit & 1)).to(tl.uint32))
 
 
@@ -26,11 +26,11 @@ def thin_bits(bits, random, level_bit):
 def draw_dropout_mask(
     seed, row_info, drop_mask, first_row, drop_level, H, n_pitch, k_pitch, ROWS: tl.constexpr, KEYS: tl.constexpr
 ):
-    """Draw which probabilities of a tile of rows are dropped: one bit per key, 1 with probability drop_level / 2^16.
+    """Draw the dropout mask of a tile of rows: one bit per key, 1 (dropped) with probability drop_level / 2^16.
 
     A bit depends on seed, head, row and key only. Rows are counted from `first_row`.
 
-    The 32 bits of a word are drawn at once: `thin_bits` is applied 16 times, for each bit of `drop_level` from the lowest.
+    The 32 bits of a word are drawn together, by 16 calls of `thin_bits`: one for each bit of `drop_level`, lowest bit first.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     _, _, _, _, first, last = load_row_info(row_info, tl.program_id(1) // H, row, n_pitch)
@@ -55,7 +55,7 @@ def position_scores(
     N, K, R, H, n_pitch, k_pitch,
     HAS_OFFSET: tl.constexpr, E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Compute position scores by distance, and store each in the column of its key."""
+    """Compute the position score of each distance, and store it at the key of this distance."""
     batch, head = tl.program_id(1) // H, tl.program_id(1) % H
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     _, _, position_key, _, first, last = load_row_info(row_info, batch, row, n_pitch)
@@ -81,7 +81,7 @@ def attention_forward(
     HAS_POSITIONS: tl.constexpr, HAS_SEGMENTS: tl.constexpr, HAS_MAX_DISTANCE: tl.constexpr, HAS_DROPOUT: tl.constexpr,
     E: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Compute the output of a tile of rows, and log2(keep_prob * sum of exponentials)."""
+    """Compute the output of a tile of query rows, and log2(keep_prob * sum of exp(score)) of each row."""
     batch, head = tl.program_id(1) // H, tl.program_id(1) % H
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     in_range = row < N

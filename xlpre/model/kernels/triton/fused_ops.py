@@ -1,6 +1,6 @@
 """Fused add-norm and GELU-dropout on GPUs, forward and backward, each in one pass over its elements.
 
-norm(x + dropout(branch)), with s the sum, m the mean of a row of s, r the inverse of its standard deviation, k the dropout mask and scale:
+norm(x + dropout(branch)): let s be the sum, m the mean and 1 / r the standard deviation of a row of s, and k the scaled dropout mask. Then:
 
     n = (s - m) r            out = weight n + bias
     g = weight d_out         d_x = r (g - mean(g) - n mean(g n))        d_branch = k d_x
@@ -25,7 +25,7 @@ from torch import Tensor
 from xlpre.model.kernels.triton import fused_ops_kernels as kernels
 from xlpre.model.kernels.triton.launch import DROPOUT_LEVELS, dropout_level, launch, new_seed
 
-PHILOX_OUTPUTS = 8  # elements that one call of the random number generator serves
+PHILOX_OUTPUTS = 8  # elements for which one call of the random number generator suffices
 MAX_PROGRAMS = 512  # of the backward pass of add_norm: four for each multiprocessor of a large GPU
 BLOCK = 1024  # elements of a block of gelu_dropout
 
@@ -38,7 +38,7 @@ def add_norm(x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, eps: float
         branch: (..., D).
         weight: (D,), of the norm.
         bias: (D,), of the norm.
-        eps: added to the variance of a row.
+        eps: epsilon, added to the variance of a row.
         dropout: probability of zeroing an element of `branch`. The others are scaled by 1 / (1 - dropout).
 
     Returns:
@@ -101,7 +101,7 @@ def _add_norm(
 def _add_norm_backward(
     d_out: Tensor, summed: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, seed: Tensor | None, dropout: float
 ) -> list[Tensor]:
-    """Return the gradients of x, weight and bias, and with dropout of the branch. Without dropout, x and branch have the same gradient."""
+    """Return the gradients of x, weight and bias. With dropout, add the gradient of branch, which otherwise equals that of x."""
     D, N = summed.size(-1), len(mean)
     n_programs = min(_n_groups(N), MAX_PROGRAMS)
     d_x, d_branch = torch.empty_like(summed), None if seed is None else torch.empty_like(summed)
@@ -199,7 +199,9 @@ _gelu_dropout_backward.register_fake(_fake_gelu_dropout)
 
 def _setup_add_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     _, _, weight, _, seed, _, ctx.dropout = inputs
-    ctx.set_materialize_grads(False)  # otherwise each output without a gradient would get zeros
+    ctx.set_materialize_grads(
+        False
+    )  # otherwise autograd would pass a tensor of zeros for each output without a gradient
     ctx.save_for_backward(*output[1:], weight, seed)
 
 

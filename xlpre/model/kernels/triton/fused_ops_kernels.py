@@ -1,8 +1,8 @@
 """Kernels of the fused operations. kernels/triton/fused_ops.py derives and launches them.
 
-Random numbers come from Philox (Salmon et al. 2011). The backward pass generates them again. An element takes 16 bits, so that the four
-words of one call serve PHILOX_OUTPUTS elements of one program: the same column of PHILOX_OUTPUTS rows, or the same offset of
-PHILOX_OUTPUTS blocks.
+Random numbers come from Philox (Salmon et al. 2011). The backward pass generates them again. A call returns four 32-bit words, and
+an element needs 16 bits. So one call suffices for PHILOX_OUTPUTS elements of a program: the same column of PHILOX_OUTPUTS rows, or
+the same offset of PHILOX_OUTPUTS blocks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def random_words(seed, group, column):
 
 @triton.jit
 def dropout(x, words, i: tl.constexpr, drop_level, dropout_scale):
-    """Apply dropout: zero an element if the i-th 16 bits of its words are below `drop_level`, scale it otherwise."""
+    """Apply dropout: zero an element if the i-th 16 bits of its words are below `drop_level`, otherwise scale it."""
     bits = (words[i // 2] >> (16 * (i % 2))) & 0xFFFF
     return tl.where(bits < drop_level.to(tl.uint32), 0.0, x * dropout_scale)
 
@@ -87,9 +87,9 @@ def add_norm_backward(
     N, n_groups, drop_level, dropout_scale,
     HAS_DROPOUT: tl.constexpr, PREFETCH: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr, PHILOX_OUTPUTS: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of both summands, and the contributions of a program to the gradients of weight and bias.
+    """Compute the gradients of both summands, and the contributions of this program to the gradients of weight and bias.
 
-    A program computes every num_programs-th group of PHILOX_OUTPUTS rows.
+    Groups of PHILOX_OUTPUTS rows are distributed over the programs: each program takes every num_programs-th group.
     """
     column = tl.arange(0, PADDED_D)
     in_row = column < D

@@ -1,7 +1,7 @@
-"""Panels of rows: they bound the memory of attention on a GPU.
+"""Panels of query rows, which bound the memory of attention on a GPU.
 
-A panel is a range of rows of every batch row and head, with all keys. Panels are computed one after another, and only the position
-scores and the dropout mask of the current one are in memory. These take at most PANEL_BYTES, or as much as a panel of TILE_MULTIPLE rows
+A panel is a range of query rows, for all batch rows, heads and keys. Panels are computed one after another, and only the position
+scores and the dropout mask of the current panel are in memory. These take at most PANEL_BYTES, or as much as a panel of TILE_MULTIPLE rows
 if that is more. So the memory of attention grows linearly with the window.
 """
 
@@ -17,9 +17,10 @@ from torch import Tensor
 from xlpre.model.kernels.triton.launch import KernelArgs
 from xlpre.model.kernels.triton.tiles import TILE_MULTIPLE
 
-# XLNet-Large in 16 bits with two streams, a window of 512, memory of 384 and dropout needs 1.2e9 bytes for 64 batch rows: one panel
+# XLNet-Large in 16 bits with two streams, a window of 512, memory of 384 and dropout needs 1.2e9 bytes for 64 batch rows,
+# which fit into one panel
 PANEL_BYTES = 5 * 2**28
-# dimension of the rows in tensors that have a gradient for each row; the gradients of all others are sums over rows
+# dimension of the query rows, for inputs that have one; the gradients of the other inputs are sums over query rows
 ROW_DIM = {"query": 1, "segment_score": 2}
 
 
@@ -35,11 +36,11 @@ def smallest_panels() -> Iterator[None]:
 
 
 class Panel(NamedTuple):
-    """A range of rows.
+    """A range of query rows.
 
     Attributes:
-        args: arguments of these rows.
-        first_row: index of the first row among all rows.
+        args: arguments of the attention operator, restricted to these rows.
+        first_row: index of the first row of the panel among all query rows.
         sum_dtype: dtype of the gradients of keys and values.
     """
 
@@ -49,16 +50,16 @@ class Panel(NamedTuple):
 
     @property
     def rows(self) -> slice:
-        """Range of the panel among all rows."""
+        """Range of the panel among all query rows."""
         return slice(self.first_row, self.first_row + self.args.query.size(1))
 
 
 def split_rows(n_rows: int, row_bytes: int) -> list[tuple[int, int]]:
-    """Divide rows into panels of equal length; the last one may be shorter.
+    """Divide query rows into panels of equal length. The last panel may be shorter.
 
     Args:
         n_rows: number of rows.
-        row_bytes: memory of a row.
+        row_bytes: bytes that each row needs in memory.
 
     Returns:
         Start and end of each panel. Starts are multiples of TILE_MULTIPLE.
@@ -87,7 +88,7 @@ def split_panels(args: KernelArgs) -> Iterator[Panel]:
 
 
 def merge_gradients(panel_gradients: Iterable[dict[str, Tensor]], args: KernelArgs) -> list[Tensor]:
-    """Merge the gradients of all panels. Sums over rows are rounded once, at the end.
+    """Merge the gradients of all panels. Gradients that are sums over query rows are added in fp32 and rounded at the end.
 
     Args:
         panel_gradients: gradients of each panel, by name.
@@ -107,12 +108,12 @@ def merge_gradients(panel_gradients: Iterable[dict[str, Tensor]], args: KernelAr
 
 
 def concat(parts: Sequence[Tensor], dim: int) -> Tensor:
-    """Concatenate the parts of all panels. A single one is returned without a copy."""
+    """Concatenate the parts of all panels. A single part is returned without a copy."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
 
 
 def _slice_rows(args: KernelArgs, start: int, end: int) -> KernelArgs:
-    """Return the arguments of rows `start` to `end`. The ranges of rows in `key_info` then count from `start`."""
+    """Return the arguments of rows `start` to `end`. The ranges of rows in its `key_info` count from `start`."""
     key_info, row_range = args.key_info.split(2, 1)
     return args._replace(
         query=args.query[:, start:end],

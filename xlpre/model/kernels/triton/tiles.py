@@ -1,4 +1,4 @@
-"""Tile sizes of the attention kernels, one line for each kernel. `python benchmarks/gpu/tiles.py` prints better lines for a GPU."""
+"""Tile sizes of the attention kernels. `python benchmarks/gpu/tiles.py` searches for faster tiles on your GPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import torch
 
-# Rows and keys are padded to a multiple of this. All tiles divide it, and tiles of keys are multiples of 32, the bits of a mask word.
+# Query rows and keys are padded to a multiple of this number. It is a multiple of the size of every tile. A tile has a multiple of 32 keys,
+# because a word of the dropout mask has 32 bits.
 TILE_MULTIPLE = 128
 MAX_HEAD_WIDTH = 256
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -16,10 +17,10 @@ class Tile(NamedTuple):
     """Launch configuration of a kernel.
 
     Attributes:
-        rows: rows of a tile.
-        keys: keys of a tile, or distances.
-        warps: warps of a program.
-        stages: pipeline stages of the loop.
+        rows: number of query rows in a tile.
+        keys: number of keys in a tile, or number of distances in the kernels of positions.
+        warps: number of warps of a program.
+        stages: number of pipeline stages of the loop over tiles.
     """
 
     rows: int
@@ -28,10 +29,11 @@ class Tile(NamedTuple):
     stages: int
 
 
-# One tile each for head widths up to 64, 128 and 256 in 16 bits, and one for fp32. These are the largest tiles tried that meet two
-# conditions in bf16 on sm_90, with and without dropout: they spill no register, and they fit into 99 KB of shared memory, the smallest
-# of compute capability 8. Head widths above 128, and fp32, whose products do not run on tensor cores, spill some bytes
-# (benchmarks/gpu/attention_registers.py). One program of 8 warps fills the registers of a multiprocessor.
+# Each kernel has four tiles: for head widths up to 64, up to 128 and up to 256 in 16 bits, and for every head width in fp32. Each is the
+# largest tile tried that meets two conditions in bf16 on sm_90, with and without dropout. First, it spills no register. Second, it fits
+# into 99 KB of shared memory, the smallest limit among GPUs of compute capability 8.x. The tiles for head widths above 128 and for fp32
+# (where products do not run on tensor cores) spill some bytes nevertheless (benchmarks/gpu/attention_registers.py). A program of 8
+# warps fills the registers of a multiprocessor.
 TILES: dict[str, tuple[Tile, ...]] = {
     "draw_dropout_mask": (Tile(64, 64, 4, 1),) * 4,
     "position_scores": (Tile(128, 64, 8, 3), Tile(128, 64, 8, 2), Tile(32, 32, 4, 1), Tile(32, 32, 8, 1)),
