@@ -80,7 +80,7 @@ def random_batch(c: dict[str, Any]) -> Batch:
 
 
 def causal_batch(tokens: Tensor, n_targets: int) -> Batch:
-    """Return a causal batch of tokens (B, T + 1). The last `n_targets` of the T tokens after the first are targets."""
+    """Return a causal batch in which the last `n_targets` of the `tokens` (B, T + 1) are predicted, each from the tokens before it."""
     B, T = tokens.size(0), tokens.size(1) - 1
     position, zeros = torch.arange(T).expand(B, -1), torch.zeros(B, dtype=torch.long)
     return Batch(

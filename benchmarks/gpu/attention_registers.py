@@ -125,7 +125,7 @@ def kernel_cost(
 def assemble_kernel(
     kernel: Any, types: dict[str, str], constants: dict[str, Any], warps: int, stages: int, capability: int
 ) -> Assembly:
-    """Compile and assemble a kernel.
+    """Compile a kernel with Triton and assemble it with ptxas.
 
     Args:
         kernel: a `triton.jit` function.

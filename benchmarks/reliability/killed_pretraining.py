@@ -71,7 +71,7 @@ def wait_for_checkpoint(process: subprocess.Popen[bytes], run_dir: Path) -> int:
 
 
 def summarize(phase: str, lines: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
-    """Return the JSON line of a phase: first and last loss, and median speed. The speed of the first line is left out, as a warm-up.
+    """Return the JSON line of a phase: its first and last loss, and its median speed without the first line (the warm-up).
 
     Args:
         phase: name of the phase.

@@ -36,7 +36,7 @@ class FinetuningContender(Protocol):
         """Return loss and gradients of the first batch, without dropout."""
 
     def train_step(self, step: int) -> None:
-        """Train on a batch."""
+        """Train on the batch of a step."""
 
 
 class Xlpre:
@@ -67,7 +67,7 @@ class Xlpre:
         return result
 
     def train_step(self, step: int) -> None:
-        """Train on a batch."""
+        """Train on the batch of a step."""
         self._engine.backward(self._engine(self._read(step)))
         self._engine.step()
 
@@ -113,7 +113,7 @@ class HuggingFace:
         return loss, backbone | {f"head.{name}": g for name, g in head.items() if f"head.{name}" != EXCLUDED}
 
     def train_step(self, step: int) -> None:
-        """Train on a batch."""
+        """Train on the batch of a step."""
         self._model(**self._read(step)).loss.backward()
         torch.nn.utils.clip_grad_norm_(self._model.parameters(), OPTIM.max_grad_norm)
         self._optimizer.step()

@@ -123,7 +123,7 @@ def measure_time(point: Point, base: Point, rounds: int) -> dict[str, float]:
 
 
 def measure_memory(point: Point) -> dict[str, float]:
-    """Return the peak memory of a step above the memory before it, in MiB."""
+    """Run a step in this process. Return its peak memory minus the memory before it, in MiB."""
 
     def resident_kb(field: str) -> int:
         return int(re.findall(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text("utf-8"))[0])
