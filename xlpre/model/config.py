@@ -43,8 +43,8 @@ class ModelConfig:
             every query can see the same number. `exclude_self_slot`: itself and the M - 1 keys before it, as in Transformer-XL's
             PyTorch code.
         positions: `relative` (Transformer-XL, XLNet), `shaw` (learned, relative), `sinusoidal` or `learned` (absolute).
-        n_positions: number of distances in each direction, from 0, that have their own learned vector (`shaw`, `learned`). Larger distances
-            use the vector of the largest of them. null for `relative` and `sinusoidal`.
+        n_positions: n, number of distances in each direction that have a learned vector (`shaw`, `learned`): 0 to n - 1. Larger distances
+            use the vector of n - 1. null for `relative` and `sinusoidal`.
         clamp_len: maximum distance between two tokens; larger distances are clamped to it. null: no maximum.
         relative_segments: use the relative segment encoding. Otherwise the model cannot distinguish segments.
         untie_r: each layer has its own biases of the attention score. Otherwise all layers share them.

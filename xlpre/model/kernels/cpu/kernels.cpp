@@ -1,8 +1,8 @@
 // Kernels that attention.py, feedforward.py and dropout.py run on a CPU, in fp32 and fp64. kernels/cpu/build.py compiles this file.
 // kernels/cpu/attention.py derives the equations of attention. Matrix products use the BLAS of torch.
 //
-// One thread computes one head of one batch row, a block of rows at a time, so that the scores of a block stay in its cache. No two
-// threads add to the same address: results have the same bits with any number of threads.
+// One thread computes one head of one batch row, a block of query rows at a time, so that the scores of a block stay in its cache. No two
+// threads add to the same address, so results have the same bits with any number of threads.
 
 #include <algorithm>
 #include <cmath>
@@ -31,7 +31,7 @@ struct Matrix {
     Matrix t() const { return {data, stride, !transposed}; }
 };
 
-// c (m, n) = a (m, k) b (k, n) + beta c. BLAS is column-major, so that it computes the transposed product.
+// c (m, n) = a (m, k) b (k, n) + beta c. BLAS is column-major, so it is called for the transposed product.
 template <class T>
 void multiply(int m, int n, int k, Matrix<const T> a, Matrix<const T> b, T beta, Matrix<T> c) {
     const T alpha = 1;
@@ -109,7 +109,7 @@ struct AttentionArgs {
     T *d_query, *d_r_w_bias, *d_r_r_bias, *d_pos_key, *d_pos_offset, *d_r_s_bias, *d_segment_diff, *d_key, *d_value;
 };
 
-// Attention of one head of one batch row. Members without comment belong to the current block.
+// Attention of one head of one batch row. Members without a comment hold values of the current block.
 template <class T>
 class HeadKernel {
   public:
@@ -170,7 +170,7 @@ class HeadKernel {
     const int E, stride;  // stride: elements between two rows or keys of a head
     const uint32_t drop_threshold;
     const T dropout_scale;
-    // batch row, head, first row, number of rows n, first key, number of keys k, first distance, number of distances m
+    // batch row b, head h, first query row, number of query rows n, first key, number of keys k, first distance, number of distances m
     int b, h, first_row, n, first_key, k, first_distance, m, direction;
     // pos_score: (n, m); in the backward pass, its gradient. segment_score: (n); in the backward pass, its gradient.
     std::vector<T> content_query, pos_query, d_content_query, d_pos_query, score, d_score, dropped, pos_score, zeros, segment_score, row_max;
@@ -191,14 +191,14 @@ class HeadKernel {
     template <class P>
     P* distances(P* x) const { return x + ((direction * a.R + first_distance) * a.H + h) * E; }
     T* d_distances() const { return a.d_pos_key + ((b * a.R + first_distance) * a.H + h) * E; }
-    // index of the key at the position of a row, from the first key of the block
+    // index of the key at the position of a row, counted from the first key of the block
     int self_key(int r) const { return a.positions[row(r)] + int(a.K - a.n_tokens) - first_key; }
-    // index of the first key of the block among the distances of a row
+    // index of the distance between a row and the first key of the block, counted from the first distance of the block
     int shift(int r) const { return int(a.n_tokens) - a.positions[row(r)] + first_key - first_distance; }
     RandomStream random(int r) const { return RandomStream(a.seed, head_row(r)); }
     const T* of_head(const T* bias) const { return bias ? bias + h * E : nullptr; }
 
-    // Queries with the bias of each term, times `scale`; and the segment scores.
+    // Compute the queries with the bias of each term, times `scale`, and the segment scores.
     void compute_queries() {
         const T *r_w_bias = of_head(a.r_w_bias), *r_r_bias = of_head(a.r_r_bias), *r_s_bias = of_head(a.r_s_bias);
         const T scale = a.scale, *segment_diff = of_head(a.segment_diff);
@@ -212,7 +212,7 @@ class HeadKernel {
         }
     }
 
-    // Scores of all terms, MASKED where a key is not visible; and the maximum of each row.
+    // Compute the sum of all score terms, or MASKED for keys that are not visible, and the maximum of each row.
     void compute_scores() {
         multiply<T>(n, k, E, {content_query.data(), E}, Matrix<const T>{keys(a.key), stride}.t(), 0, {score.data(), k});
         if (a.pos_key)
@@ -262,7 +262,7 @@ class HeadKernel {
         return maximum + std::log(sum);
     }
 
-    // Compute the probabilities again, where they were not saved.
+    // Compute the probabilities again if the forward pass did not save them.
     void recompute_probs() {
         compute_scores();
         for (int r = 0; r < n; r++) {
@@ -273,7 +273,7 @@ class HeadKernel {
         }
     }
 
-    // Replace the gradient of a row's weights by that of its scores, by key and by distance.
+    // Replace the gradient of a row's attention weights by the gradient of its scores, and store this by key and by distance.
     void backward_softmax(int r, const T* weights) {
         const T *p = &score[int64_t(r) * k], *d_out = rows(a.d_out) + int64_t(r) * stride, *out = rows(a.out) + int64_t(r) * stride;
         T *d = &d_score[int64_t(r) * k], delta = 0, d_segment = 0;
@@ -294,7 +294,7 @@ class HeadKernel {
         std::fill(by_distance + start + k, by_distance + m, T(0));
     }
 
-    // Gradient of a row's query, and its contributions to those of the biases and of segment_diff.
+    // Compute the gradient of a row's query, and add the row's contributions to the gradients of the biases and of segment_diff.
     void backward_query(int r, int64_t bias_offset) {
         const T *query = rows(a.query) + int64_t(r) * stride, *c = &d_content_query[r * E], *p = &d_pos_query[r * E];
         const T *segment_diff = of_head(a.segment_diff), *r_s_bias = of_head(a.r_s_bias), scale = a.scale, d_segment = segment_score[r];
@@ -380,7 +380,8 @@ bool is_visible(const AttentionArgs<T>& a, int64_t b, int64_t row, int64_t key) 
     return visible && (a.max_distance < 0 || self - key <= a.max_distance);
 }
 
-// For each block of rows: the range of keys from the first to the last that any row sees, at least one, and their distances.
+// Set, for each block of query rows, the range of keys from the first to the last that any row sees (at least one key), and the range of
+// their distances.
 template <class T>
 void schedule_blocks(const AttentionArgs<T>& a) {
     for (int64_t b = 0; b < a.B; b++)
@@ -398,7 +399,7 @@ void schedule_blocks(const AttentionArgs<T>& a) {
             const int64_t index = b * a.n_blocks + i, needed = max_position - min_position + std::max<int64_t>(end - start, 1);
             a.first_key[index] = start;
             a.n_keys[index] = std::max<int64_t>(end - start, 1);
-            a.n_distances[index] = std::min(a.R, (needed + 7) / 8 * 8);  // products of whole vectors are faster
+            a.n_distances[index] = std::min(a.R, (needed + 7) / 8 * 8);  // a multiple of 8, because products of whole vectors are faster
             a.first_distance[index] = std::min<int64_t>(a.n_tokens - max_position + start, a.R - a.n_distances[index]);
         }
 }

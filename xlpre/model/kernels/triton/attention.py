@@ -107,7 +107,7 @@ class TritonBackend(AttentionBackend):
         if largest_index >= 2**31:
             raise ValueError(
                 f"model.attention_backend=triton is invalid for {B:,} batch rows of {N:,} query rows and {R:,} distances, with {H} "
-                f"heads of {width}: its indices have 32 bits and must be below {2**31:,}, but would reach {largest_index:,}. "
+                f"heads of padded width {width}: its indices have 32 bits and must be below {2**31:,}, but would reach {largest_index:,}. "
                 "Set model.attention_backend=sdpa, or reduce data.seq_len or model.mem_len."
             )
         query, r_r_bias, pos_key, pos_offset, segment_score = terms.with_bias(None), None, None, None, None
