@@ -28,8 +28,8 @@ class TaskDataConfig:
         dir: folder with the files of the task as distributed, or the parent of that folder; or hf:NAME, a Hub dataset with the
             same content.
         train: files of training examples, or hf:NAME[/CONFIG]:SPLIT. null: the files that the task is distributed with.
-        dev: files of validation examples. null: the files that the task is distributed with. If it has no dev files,
-            the fraction `val_fraction` of the training examples is held out.
+        dev: files of validation examples. null: the files that the task is distributed with. If the task has no
+            dev files, the fraction `val_fraction` of the training examples is held out.
         test: files to predict. null: the files that the task is distributed with, if they are present.
         text: for `classify` and `regress`, the column with the text, or the two columns of a text pair.
         label: column with the label: a class name, or a number for `regress`.
@@ -45,8 +45,8 @@ class TaskDataConfig:
         max_seq_len: maximum number of tokens in a row, or in a window of a long text.
         long_text: handling of texts longer than `max_seq_len`. `truncate`: keep the first tokens, as in the paper. `memory`: read
             window by window; the head reads the last window, whose memory holds the previous ones. `windows`: predict overlapping
-            windows one by one and pool the predictions. Only for tasks with a single text.
-        mem_len: for `long_text=memory`, number of hidden states in memory. null: the memory length of the model.
+            windows one by one and pool the predictions. `memory` and `windows` are only for tasks with a single text.
+        mem_len: for `long_text=memory`, number of positions in memory. null: the memory length of the model.
         window_stride: for `long_text=windows`, number of tokens from the start of one window to the next. null: half a window.
         window_pooling: for `long_text=windows`, pool the logits (or numbers) of the windows by `mean` or `max`.
         max_option_len: for RACE, maximum number of tokens of a question together with one option. Excess tokens are cut off at

@@ -158,7 +158,7 @@ class LengthBucketSampler:
         return [MicroStep(self._batches(share), loss_scale) for share in shares]
 
     def eval_batches(self, batch_size: int) -> Iterator[PaddedBatch]:
-        """Yield the batches of this process. Each feature is in the batches of one process; all processes have equally many batches.
+        """Yield the batches of this process. Every feature is on one process, and all processes have the same number of batches.
 
         Args:
             batch_size: maximum number of features in a batch.

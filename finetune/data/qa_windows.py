@@ -121,9 +121,10 @@ def build_windows(
 
 
 def _row_labels(label: SpanLabel, first: int, length: int, cls_position: int) -> dict[str, np.generic]:
-    """Return start and end of the span in the row, and 1 if the window does not contain the whole span (or there is no answer).
+    """Return the labels of a row: `start` and `end` of the span, and `impossible`.
 
-    In that case, start and end are the position of <cls>.
+    `impossible` is 1 if the question has no answer or the window does not contain the whole span. Then `start` and `end` are the
+    position of <cls>.
     """
     inside = label.has_answer and first <= label.first_token and label.last_token < first + length
     start, end = (label.first_token - first, label.last_token - first) if inside else (cls_position, cls_position)

@@ -173,7 +173,7 @@ def get_number(fields: Fields, column: str, location: str) -> float:
     """Return the number in a column.
 
     Raises:
-        ValueError: the column is missing, or is not a finite float32 number.
+        ValueError: the column is missing, or its value is not a finite float32 number.
     """
     value = get_value(fields, column, location)
     try:

@@ -67,8 +67,8 @@ class SpanPrediction:
 class SpanTask:
     """Span extraction. Subclasses read examples from files and write predictions.
 
-    An example has the texts (context, question); its label is a tuple of true spans, each with its first character in the
-    context and its text. The tuple is empty if the question has no answer.
+    An example has the texts (context, question); its label is a tuple of true spans. Each is a pair of the index of its
+    first character in the context, and its text. The tuple is empty if the question has no answer.
 
     Args:
         name: value of the setting `task`.

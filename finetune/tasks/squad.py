@@ -37,7 +37,7 @@ from xlpre.text.json_objects import parse_object
 from xlpre.text.readers import ByteCounter, read_lines
 
 SQUAD_VERSIONS = {"squad/1.1": "v1.1", "squad/2.0": "v2.0"}
-TextSpan = tuple[int, str]  # first character in the context, and text
+TextSpan = tuple[int, str]  # index of its first character in the context, and its text
 
 
 class SquadTask(SpanTask):
@@ -204,7 +204,7 @@ def read_questions(path: Path) -> Iterator[tuple[str, Fields]]:
 
 
 def _official_file(folder: str, part: str, name: str) -> Path:
-    """Return the path of an official file (of its .gz if only that exists), or of a split of a Hub dataset."""
+    """Return the path of an official file, or of its .gz if only the .gz exists. For a Hub dataset, return the path of the split."""
     if is_hf_dataset(folder):
         return split_path(folder, part)
     path = Path(folder) / f"{part}-{SQUAD_VERSIONS[name]}.json"

@@ -149,7 +149,7 @@ class RunInputs:
         for key, kind in examples.items():
             if saved.get(key) != now[key]:
                 raise ValueError(
-                    f"run_dir={run_dir} is invalid: it was fine-tuned with other {kind} examples. Restore those, give the run another "
+                    f"run_dir={run_dir} is invalid: it was fine-tuned with other {kind} examples. Restore them, give the run another "
                     f"name, or remove {run_dir}."
                 )
         checkpoint.check_compatible(path, saved, now)
