@@ -180,7 +180,7 @@ class SettingsParser(CommandParser, Generic[Schema]):
         return ParsedConfig(config, ExplicitKeys.read(args.config, args.overrides), args)
 
     def parse(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
-        """Parse the arguments of a command. `overrides` are the `key=value` strings. For errors see CommandParser."""
+        """Parse the arguments of a command; `overrides` of the result are the `key=value` strings. For errors see CommandParser."""
         text = "settings, which override those of the file" if self._reads_file else "settings"
         self.add_argument("overrides", nargs="*", metavar="key=value", help=text)
         args = super().parse(argv)

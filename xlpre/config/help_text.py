@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from xlpre.config.schema_docs import Setting, group_summaries, list_settings
 
 HELP_COLUMN = 28  # column of the descriptions
-NO_GROUP = "run"  # name in `--help` of the settings that belong to no group
+NO_GROUP = "run"  # the settings that belong to no group have this name in `--help`
 ALL_GROUPS = "all"
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
@@ -25,7 +25,7 @@ def common_settings(schema: type, common: Sequence[str], width: int) -> str:
 
     Args:
         schema: dataclass of the settings.
-        common: keys of these settings. The name of a group stands for all of its settings.
+        common: keys of the most used settings. The name of a group stands for all settings of the group.
         width: characters in a line.
     """
     lines, settings = [], _by_group(schema)

@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Sequence
 
 MIN_KEY_SIMILARITY = 0.85  # difflib's ratio of two dotted keys
-MIN_NAME_SIMILARITY = 0.91  # the same for the last component of a key, in any group
+MIN_NAME_SIMILARITY = 0.91  # the same ratio, of the last components of two keys
 
 # A name has several keys if pretraining and fine-tuning use different ones, or if several settings replace it. A key may include a value.
 ALIASES: dict[str, tuple[str, ...]] = {
@@ -195,8 +195,8 @@ def suggest_key(key: str, known: Sequence[str]) -> str:
 def similar_keys(key: str, known: Sequence[str]) -> list[str]:
     """Return the settings that `key` probably means; empty if none is similar.
 
-    They come in this order: settings that another library calls `key`, settings with the same last component, and the most similar
-    setting, if it is similar enough.
+    The first rule that finds a setting is used: settings that another library calls `key`; settings with the same last component; the most
+    similar setting, if it is similar enough.
 
     Args:
         key: dotted key that does not exist.
@@ -218,7 +218,10 @@ def _from_alias(key: str, known: Sequence[str]) -> list[str]:
 
 
 def _most_similar(key: str, known: Sequence[str]) -> list[str]:
-    """Return the known key most similar to `key`, if it is similar enough; all that share its last component if `key` has no dot."""
+    """Return the known key that is most similar to `key`, or [] if none is similar enough.
+
+    If `key` has no dot, all known keys with the same last component as the most similar one are returned.
+    """
     best, best_score = "", 0.0
     for other in known:
         by_key = difflib.SequenceMatcher(None, key, other).ratio()

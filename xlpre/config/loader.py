@@ -1,7 +1,7 @@
 """Configuration files and `key=value` overrides. The only module that imports OmegaConf.
 
-A schema is a frozen dataclass. A YAML file may start with `extends: other.yaml`, a path relative to the file, and overrides the settings
-of that file.
+A schema is a frozen dataclass. A YAML file may start with `extends: other.yaml`, with a path relative to its own folder. Its settings
+override those of the other file.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def to_yaml(config: Any) -> str:
 
 
 def keys_in_file(path: str | Path) -> set[str]:
-    """Return the keys that a YAML file, or a file that it extends, sets to any value.
+    """Return the keys of the settings in a YAML file and in the files that it extends.
 
     Raises:
         ValueError: see `load_config`.

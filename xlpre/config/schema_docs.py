@@ -34,12 +34,12 @@ class Setting:
 
     @property
     def group(self) -> str:
-        """Name of its group; empty if it belongs to none."""
+        """Name of the group of the setting; empty if it belongs to no group."""
         return self.key.rpartition(".")[0]
 
     @property
     def summary(self) -> str:
-        """First sentence of the description, without its full stop, and the meaning of null if that is the default."""
+        """First sentence of the description, without its full stop, then the meaning of null if null is the default."""
         sentence, *rest = re.split(r"\.(?:\s|$)", self.description)
         meaning = next((part for part in rest if part.startswith("null: ")), "") if self.default == "null" else ""
         return f"{sentence}; {meaning}" if meaning else sentence
@@ -77,7 +77,7 @@ def setting_keys(schema: type, prefix: str = "") -> Iterator[str]:
 
 
 def check_choices(config: Any, prefix: str) -> None:
-    """Raise ValueError if a `Literal` field of `config` has another value.
+    """Raise ValueError if a field of `config` with a `Literal` type has a value that is not one of its choices.
 
     Args:
         config: a group of settings.

@@ -33,7 +33,7 @@ class ClozeExample:
 
     Attributes:
         tokens: (T,) token ids.
-        position: position of the word, which is a single token.
+        position: position of the word to mask, which is a single token.
     """
 
     tokens: np.ndarray
@@ -47,7 +47,7 @@ class ClozeResult:
     Attributes:
         text: the text.
         predictions: for each blank, the most likely tokens with their probabilities, best first.
-        labels: the masked token of each blank. Empty if unknown.
+        labels: the masked token of each blank. The list is empty if they are unknown.
     """
 
     text: str
@@ -66,7 +66,8 @@ def cloze_batch(text: str, tokenizer: Tokenizer) -> Batch:
         Batch with B = 1. `targets` are <mask>, because the masked tokens are unknown.
 
     Raises:
-        ValueError: not a string, no blank, too long, or the text contains the special token that marks a blank internally.
+        ValueError: `text` is not a string, has no blank, is longer than MAX_TOKENS, or contains the special token that marks a blank
+            internally.
     """
     if not isinstance(text, str):
         raise ValueError(
@@ -104,7 +105,8 @@ def masked_batch(tokens: Sequence[int] | np.ndarray, positions: Sequence[int] | 
         positions: (P,) positions to mask and predict.
 
     Raises:
-        ValueError: a position outside the text or repeated; arguments that are not one-dimensional integer sequences.
+        ValueError: a position is outside the text or repeated, a token id is negative, or an argument is not a one-dimensional sequence of
+            integers.
     """
     tokens, positions = _integer_row("tokens", tokens), _integer_row("positions", positions)
     if len(tokens) and tokens.min() < 0:
@@ -222,14 +224,14 @@ def readable_piece(piece: str) -> str:
 
 
 def _is_word(piece: str) -> bool:
-    """Return True for letters and combining marks only, at least three in scripts with spaces between words."""
+    """Return True if a piece has only letters and combining marks. In scripts with spaces between words, it must have at least three."""
     text = piece.removeprefix(special_tokens.WORD_BOUNDARY)
     is_letters = all(unicodedata.category(character)[0] in "LM" for character in text)
     return is_letters and (len(text) >= 3 or (len(text) > 0 and written_without_spaces(text[0])))
 
 
 def _integer_row(name: str, values: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Convert to (N,) int64."""
+    """Return `values` as an (N,) int64 array. `name` is their name in error messages."""
     try:
         row = np.asarray(values)
     except (ValueError, TypeError):  # nested lists of different lengths
@@ -243,7 +245,7 @@ def _integer_row(name: str, values: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 def _masked_row(tokens: np.ndarray, positions: np.ndarray) -> Batch:
-    """Batch of one row (T,) int64 with targets at `positions` (P,) int64."""
+    """Build a batch of one row with the token ids `tokens` (T,) int64 and masked targets at `positions` (P,) int64."""
     input_ids = tokens.copy()
     input_ids[positions] = special_tokens.MASK
     segment_ids = np.full(len(tokens), SEGMENT_A)

@@ -11,12 +11,12 @@ from torch.nn import functional as F
 from xlpre.batch import FIELD_SPECS, HIDDEN_RANK, Batch
 from xlpre.text import special_tokens
 
-# other fields are padded with 0: padding sees only itself, and its targets have weight 0
+# all other fields are padded with 0, so padding sees only itself, and its targets have weight 0
 PADDING = {"input_ids": special_tokens.PAD, "key_rank": HIDDEN_RANK}
 
 
 def collate(batches: Sequence[Batch]) -> Batch:
-    """Join batches of different lengths into one. Tokens and targets of each text are the last ones of its row.
+    """Join batches of different lengths into one. In each row, the padding comes first, then the tokens of its text; likewise for targets.
 
     Args:
         batches: batches without memory, from `unmasked_batch`, `masked_batch` or `cloze_batch` (xlpre/inference/cloze.py).
@@ -26,14 +26,14 @@ def collate(batches: Sequence[Batch]) -> Batch:
         Padding tokens have `key_rank == HIDDEN_RANK`, padding targets have weight 0.
 
     Raises:
-        ValueError: no batches, or a batch that reads or writes memory: padding would separate memory from the tokens.
+        ValueError: there are no batches, or a batch reads or writes memory: padding would come between the memory and the tokens.
     """
     if not batches:
         raise ValueError("batches=[] is invalid: there must be at least one batch.")
     if any(batch.reuse_len or bool(batch.visible_mem_len.any()) for batch in batches):
         raise ValueError(
-            "a batch with reuse_len or visible_mem_len above 0 is invalid here: padding would separate memory from its tokens. "
-            "Run it separately, or with rows of its own length."
+            "a batch with reuse_len or visible_mem_len above 0 is invalid here: padding would come between its memory and its "
+            "tokens. Run it without `collate`."
         )
     P = max(batch.targets.size(1) for batch in batches)
     # padding targets need padding tokens as positions
@@ -43,7 +43,7 @@ def collate(batches: Sequence[Batch]) -> Batch:
 
 
 def _pad(batch: Batch, length: int, n_targets: int) -> dict[str, Tensor]:
-    """Fields of a batch, padded to `length` tokens and `n_targets` targets."""
+    """Return the fields of a batch, padded to `length` tokens and `n_targets` targets."""
     width = {"BT": length, "BP": n_targets}
     fields = {}
     for name, (letters, _) in FIELD_SPECS.items():

@@ -10,7 +10,7 @@ from xlpre.objectives.objective import ModelInputs, ObjectiveConfig
 
 
 class Causal:
-    """Objective where position t sees the keys up to t and predicts token t + 1. P = T."""
+    """Objective where position t sees the tokens up to position t and predicts token t + 1, so P = T."""
 
     two_streams, sees_ahead = False, False
     description = "Each token is predicted from the tokens before it."

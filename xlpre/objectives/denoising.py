@@ -16,7 +16,7 @@ from xlpre.text import special_tokens
 
 
 class Denoising:
-    """Objective where every token sees every token.
+    """Objective where every token sees all tokens of the window, and targets are masked in the input.
 
     Exception: the reused part does not see the rest, because the rest is not available when the reused part becomes memory.
     """
@@ -31,7 +31,7 @@ class Denoising:
         self._vocab_size = len(starts_word)
 
     def n_targets(self, seq_len: int, reuse_len: int) -> int:
-        """Return P."""
+        """Return P, the number of targets of a row."""
         return sum(self._spans.num_targets(seq_len, reuse_len))
 
     def build_inputs(self, windows: Windows, rng: RowRng) -> ModelInputs:

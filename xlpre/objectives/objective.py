@@ -1,4 +1,4 @@
-"""Interface of an objective: from windows to the inputs of the model."""
+"""Interface of an objective, which turns windows of text into the inputs of the model."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class ObjectiveConfig:
         partial_k: K, one token in K is a target.
         perm_size: number of tokens in a chunk, within which the factorization order is drawn. null: half of the window.
         max_span: targets come in spans of 1 to `max_span` words. A span of n words has probability proportional to 1/n.
-        span_ends: where a span ends. `whole_words`: a span ends where its last word ends. `as_released`: a span has as many
-            tokens as words were drawn, as in the published code, so it may end inside a word.
+        span_ends: where a span ends. `whole_words`: a span ends where its last word ends. `as_released`: a span of n words
+            is n tokens long, as in the published code, so it may end inside a word.
         next_sentence: add the loss of next-sentence prediction from `<cls>` (BERT; XLNet's Table 6, row 8).
     """
 
@@ -49,7 +49,7 @@ class ObjectiveConfig:
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """Output of an objective for B windows, as numpy arrays. Fields are those of Batch.
+    """Output of an objective for B windows, as numpy arrays. The fields are explained at Batch, which has the same ones.
 
     Attributes:
         input_ids: (B, T) int64.
@@ -70,10 +70,10 @@ class Objective(Protocol):
     """Objective: turns windows into model inputs.
 
     Attributes:
-        two_streams: True if predictions are read from the query stream, which does not see the token at its own position.
-            Otherwise they are read from the content stream.
-        sees_ahead: True if a token may see later tokens.
-        description: one sentence for the user.
+        two_streams: True if targets are predicted from the query stream, which does not see the token at its own position. False: they
+            are predicted from the content stream.
+        sees_ahead: True if a token may see later tokens of the window.
+        description: one sentence that explains the objective to the user.
     """
 
     two_streams: bool
@@ -89,7 +89,7 @@ class Objective(Protocol):
         """
 
     def n_targets(self, seq_len: int, reuse_len: int) -> int:
-        """Return P for windows of `seq_len` tokens, `reuse_len` of them reused."""
+        """Return P, the number of targets of a row, for windows of `seq_len` tokens whose reused part has `reuse_len` tokens."""
         ...
 
     def build_inputs(self, windows: Windows, rng: RowRng) -> ModelInputs:

@@ -1,7 +1,7 @@
 """Permutation language modeling: a factorization order, expressed as ranks (XLNet, sections 2.2 and 2.3).
 
-A token sees the keys ranked below it. Ranks are assigned separately in the reused part of a window (base 0) and in the rest (base
-`reuse_len + 1`). `order` is the token's index in the factorization order:
+A query sees the keys with a lower rank. Ranks are assigned separately in the reused part of a window (base 0) and in the rest (base
+`reuse_len + 1`). Context tokens are those that are neither targets nor special; `order` is the index of a token in the factorization order:
 
     token           key rank          query rank
     context         base - 1          base
@@ -32,7 +32,7 @@ class Permutation:
         self._spans = SpanSampler(config, starts_word)
 
     def n_targets(self, seq_len: int, reuse_len: int) -> int:
-        """Return P."""
+        """Return P, the number of targets of a row."""
         return sum(self._spans.num_targets(seq_len, reuse_len))
 
     def build_inputs(self, windows: Windows, rng: RowRng) -> ModelInputs:
@@ -62,9 +62,10 @@ def factorization_ranks(
 
     Args:
         is_target: (B, L) bool.
-        special_mask: (B, L) bool, <sep> and <cls>: hidden from the context like targets, but never predicted.
+        special_mask: (B, L) bool, True for <sep> and <cls>. The context does not see them, as it does not see targets, but they are never
+            predicted.
         order: (B, S) permutations of 0 to S - 1, the factorization order within a chunk of S tokens. All chunks of a row use the
-            same permutation. Chunks follow each other from left to right.
+            same permutation. The chunks themselves are predicted from left to right.
         base: rank of the first token in the order.
 
     Returns:

@@ -27,14 +27,14 @@ def build_objective(config: ObjectiveConfig, data: DataConfig, starts_word: np.n
         starts_word: (V,) bool, True for tokens that start a word.
 
     Raises:
-        ValueError: a causal objective on windows with special tokens; next-sentence prediction without pairs; more targets than
-            tokens.
+        ValueError: the objective is causal and windows have special tokens, next-sentence prediction is on and windows have no pairs, or
+            there are more targets than tokens.
     """
     if config.next_sentence and not data.has_pairs:
         raise ValueError(
             f"objective.next_sentence=true is invalid with data.pairs={str(data.pairs).lower()}, data.reuse_len={data.reuse_len} and "
-            f"data.seq_len={data.seq_len}: it needs windows with a segment B. "
-            "Set data.pairs=true and data.reuse_len below data.seq_len, or objective.next_sentence=false."
+            f"data.seq_len={data.seq_len}: next-sentence prediction needs windows with a segment B. "
+            "Either set data.pairs=true with a data.reuse_len below data.seq_len, or set objective.next_sentence=false."
         )
     if config.name == "causal" and data.reuse_len != data.seq_len:
         raise ValueError(
@@ -45,7 +45,7 @@ def build_objective(config: ObjectiveConfig, data: DataConfig, starts_word: np.n
     rest_len = data.seq_len - data.reuse_len - data.n_symbols
     if config.name != "causal" and (in_reused > data.reuse_len or in_rest > rest_len):
         raise ValueError(
-            f"objective.partial_k={config.partial_k} is invalid: it needs {in_rest} targets among the {rest_len} tokens after the reused "
-            f"part of a window. Set objective.partial_k={data.seq_len / rest_len:.1f} or more, or increase data.seq_len."
+            f"objective.partial_k={config.partial_k} is invalid: a window needs {in_rest} targets after its reused part, but has only "
+            f"{rest_len} tokens there. Set objective.partial_k={data.seq_len / rest_len:.1f} or more, or increase data.seq_len."
         )
     return OBJECTIVES[config.name](config, starts_word)

@@ -20,9 +20,9 @@ class SpanRandomNumbers:
     """Uniform random numbers in [0, 1) that determine the targets of B rows of L tokens.
 
     Attributes:
-        lengths: (B, S), number of words of each span, for the largest possible number of spans S.
-        offsets: (B, S), start of each span within its context.
-        fill: (B, L). Where spans mark too few targets, the tokens with the lowest numbers are added.
+        lengths: (B, S), each number determines the number of words of a span. S is the largest possible number of spans.
+        offsets: (B, S), fraction of the context of each span that precedes the span. The context of n words has int(n K) tokens.
+        fill: (B, L), one number per token. If the spans of a row mark too few targets, the tokens with the lowest numbers are added.
     """
 
     lengths: np.ndarray
@@ -31,10 +31,10 @@ class SpanRandomNumbers:
 
 
 class SpanSampler:
-    """Sampler of targets.
+    """Samples the targets of each window: spans of words, then single tokens until there are exactly P targets.
 
     Args:
-        config: `partial_k`, `max_span`, `span_ends`.
+        config: objective settings. `partial_k`, `max_span` and `span_ends` are used.
         starts_word: (V,) bool, True for tokens that start a word.
     """
 
@@ -51,7 +51,7 @@ class SpanSampler:
         return num_targets(seq_len, reuse_len, self._partial_k)
 
     def sample_targets(self, windows: Windows, rng: RowRng) -> np.ndarray:
-        """Return (B, T) bool with exactly P targets in each row, divided between the parts of a window by their lengths."""
+        """Return (B, T) bool with exactly P targets in each row. The parts of a window get targets in proportion to their lengths."""
         counts = self.num_targets(windows.ids.shape[1], windows.reuse_len)
         allowed = ~windows.special_mask
         is_target = []
@@ -75,7 +75,7 @@ class SpanSampler:
         Args:
             ids: (B, L) tokens in the order of the row.
             allowed: (B, L) bool, tokens that may be targets.
-            n_targets: at most the number of allowed tokens in any row.
+            n_targets: number of targets of each row. Each row must have at least this number of allowed tokens.
             backward: (B,) bool, rows from right to left. Spans are sampled in reading order.
             numbers: random numbers of these rows.
 
@@ -113,10 +113,10 @@ class SpanSampler:
     def _place_spans(
         self, words: list[int], allowed: bytes, n_targets: int, n_words: list[int], offsets: list[float]
     ) -> list[tuple[int, int]]:
-        """Place spans in contexts K times their length, left to right, until `n_targets` is reached or the text ends.
+        """Place spans from left to right until `n_targets` is reached or the text ends. Each span has a context of K times its length.
 
         A span is skipped if it exceeds the remaining number of targets or contains a token that is not allowed. This is the only
-        Python loop over tokens in the data path: a span starts where the previous context ended.
+        Python loop over tokens in the data path. It cannot be vectorized, because a context starts where the previous one ended.
         """
         length, last = len(allowed), len(words)
         words = words + [length] * (self._max_span + 1)  # so that words[word + n] exists
@@ -154,19 +154,19 @@ def num_targets(seq_len: int, reuse_len: int, partial_k: float) -> tuple[int, in
 
 
 def window_parts(windows: Windows) -> list[slice]:
-    """Return the reused part and the rest of a window. Plain windows have no rest. The reused part must not see the rest."""
+    """Return the slices of the reused part and of the rest of a window. Plain windows have no rest."""
     parts = [slice(0, windows.reuse_len), slice(windows.reuse_len, windows.ids.shape[1])]
     return [part for part in parts if part.stop > part.start]
 
 
 def positions_of_targets(is_target: np.ndarray) -> np.ndarray:
-    """Return (B, P) int64 positions where `is_target` (B, T) is true, for rows with P targets each."""
+    """Return the (B, P) int64 positions at which `is_target` (B, T) is True. Each row must have P targets."""
     rows, length = is_target.shape
     return np.flatnonzero(is_target).reshape(rows, -1) - np.arange(0, rows * length, length)[:, None]
 
 
 def _fill(is_target: np.ndarray, allowed: np.ndarray, n_targets: int, fill: np.ndarray) -> None:
-    """Mark the tokens with the lowest `fill` in each row, in place, until there are `n_targets`."""
+    """In each row, mark the allowed tokens with the lowest `fill` as targets, in place, until there are `n_targets`."""
     missing = n_targets - is_target.sum(1)
     by_fill = np.where(allowed & ~is_target, fill, np.inf).argsort(axis=1)
     row, rank = (np.arange(fill.shape[1]) < missing[:, None]).nonzero()

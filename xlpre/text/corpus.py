@@ -1,6 +1,6 @@
 """Documents of a corpus: text files, Hugging Face datasets, docstrings, or a mixture of them.
 
-The corpus is divided into units, which processes read in parallel.
+The corpus is divided into units (files, parts of files or parts of datasets), which processes read in parallel.
 """
 
 from __future__ import annotations
@@ -36,19 +36,20 @@ class TextConfig:
 
     Attributes:
         source: `docstrings` for the docstrings of the installed Python packages; a glob of .txt, .jsonl or .parquet files (.txt and
-            .jsonl also .gz or .zst); `hf:NAME[/CONFIG]` for a dataset of the Hugging Face hub; `hf:./FOLDER` for a dataset on disk.
-        mixture: several sources instead of one, with the number of times that training sees each of their documents: 2 is twice, 0.5
-            every second document, as in `{"wiki/*.txt.gz": 2, "hf:owner/data": 0.5}`.
+            .jsonl also .gz or .zst); `hf:[OWNER/]NAME[/CONFIG]` for a dataset of the Hugging Face
+            hub; `hf:./FOLDER` for a dataset on disk.
+        mixture: several sources instead of `source`, each with a weight, as in `{"wiki/*.txt.gz": 2, "hf:owner/data": 0.5}`. The weight
+            is the number of times that training sees each document in an epoch: 2 is twice, and 0.5 is half of the documents.
         column: field of a jsonl, parquet or hub row that holds the text.
         row_type: content of a jsonl, parquet or hub row. `documents`: a whole document. `lines`: one line of text, with an empty line
             at the end of a document, as in a .txt file.
-        line_type: content of a line of text. `paragraphs`: `<eop>` follows each line, and sentence ends are detected inside it.
-            `sentences`: one sentence and no `<eop>`, as in the input files of BERT and the released XLNet.
+        line_type: content of a line of text. `paragraphs`: a line is a paragraph. `<eop>` follows it, and sentence ends are detected in it.
+            `sentences`: a line is one sentence, without `<eop>`, as in the input files of BERT and the released XLNet.
         split: split of a hub dataset.
-        max_chars: maximum number of characters to read from each source. null: all of them.
+        max_chars: maximum number of characters to read from each source. null: no limit.
         deduplicate: drop documents whose text is identical to that of an earlier document.
-        val_fraction: fraction of the documents for validation. A hash of the document selects them.
-        num_processes: processes that encode the text. null: one per core.
+        val_fraction: fraction of the documents for validation. They are selected by a hash of their text.
+        num_processes: number of processes that encode the text. null: one per core.
     """
 
     source: str = "docstrings"
@@ -83,7 +84,7 @@ class TextConfig:
 
     @property
     def sources(self) -> dict[str, float]:
-        """All sources and their weights: the number of times that training sees each document."""
+        """The weight of each source: the number of times that training sees each of its documents."""
         return self.mixture or {self.source: 1.0}
 
 
@@ -95,8 +96,8 @@ class ReadUnit:
         source: `docstrings`, `hf:...`, or a file.
         weight: number of times that training sees each document.
         begin: first byte of a plain file, first row group of a parquet file, or index of the shard of a dataset.
-        end: byte or row group after the last one, or number of shards. None: the end of the file.
-        n_bytes: size, 0 if unknown.
+        end: byte or row group after the last one of the unit, or number of shards of the dataset. None: the end of the file.
+        n_bytes: size of the unit in bytes; 0 if unknown.
         modified_ns: time of the last change of the file, in nanoseconds.
     """
 
@@ -163,7 +164,7 @@ def read_units(units: Sequence[ReadUnit], config: TextConfig, counter: ByteCount
 
 
 def sample_lines(config: TextConfig, n_chars: int) -> list[str]:
-    """Return lines with about `n_chars` characters in all, from the beginnings of up to 100 groups of units."""
+    """Return lines with about `n_chars` characters in total, from the beginnings of up to 100 groups of units."""
     groups = list_units(config)
     groups = groups[:: -(-len(groups) // MAX_SAMPLED_GROUPS)]
     lines: list[str] = []
@@ -191,7 +192,9 @@ def _group_small_units(units: list[ReadUnit]) -> Iterator[list[ReadUnit]]:
     """
     group: list[ReadUnit] = []
     for unit in units:
-        is_small = unit.n_bytes < SMALL_UNIT_BYTES and not is_hf_dataset(unit.source)  # its size may be unknown
+        is_small = unit.n_bytes < SMALL_UNIT_BYTES and not is_hf_dataset(
+            unit.source
+        )  # a dataset may be of unknown size
         if group and (not is_small or len(group) == MAX_GROUP_UNITS):
             yield group
             group = []
@@ -236,7 +239,7 @@ def _matching_files(pattern: str) -> list[Path]:
     paths = [Path(pattern)] if Path(pattern).is_file() else sorted(map(Path, glob.glob(pattern, recursive=True)))
     if not paths:
         raise ValueError(
-            f"text.source={pattern} is invalid: no file matches it. Set a glob such as 'wiki/*.txt.gz', docstrings, or hf:NAME/CONFIG."
+            f"text.source={pattern} is invalid: no file matches it. Set a glob such as 'wiki/*.txt.gz', docstrings, or hf:OWNER/NAME."
         )
     for path in paths:
         file_kind(path)

@@ -17,8 +17,8 @@ _DOCSTRING = re.compile(r'''(?:\A(?:\s|#[^\n]*\n)*|:[ \t]*\n\s*)[rRuU]?("""|\'\'
 def read_docstrings() -> Iterator[list[str]]:
     """Yield one document per Python module: the paragraphs of its docstrings that are prose.
 
-    Packages alternate, so that the first documents come from many of them. A paragraph that occurs in several modules is kept in the
-    first one.
+    Packages alternate, so that the first documents come from many of them. A paragraph that occurs in several modules is kept only in
+    the first of these modules.
     """
     roots = {Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")}
     packages = {entry for root in roots for entry in root.iterdir() if entry.is_dir() or entry.suffix == ".py"}

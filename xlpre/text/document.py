@@ -1,4 +1,4 @@
-"""Documents from the lines of text files and the rows of tables. A document is a list of lines with single spaces."""
+"""Documents from the lines of text files and the rows of tables. A document is a list of lines without repeated spaces."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def documents_from_lines(lines: Iterable[tuple[int, str]], begin: int, end: int 
     Args:
         lines: lines with the offset of their first byte, from the first line that starts at or after `begin`.
         begin: first byte of the part.
-        end: byte after the last one of the part. None: the end of the file.
+        end: byte after the last byte of the part. None: the end of the file.
     """
     in_document = begin == 0
     last = float("inf") if end is None else end
@@ -51,7 +51,7 @@ def documents_from_rows(
     Args:
         rows: (location for error messages, row) for each row.
         column: name of the field that holds the text.
-        row_type: a row is a document, or a line of text.
+        row_type: whether a row is a document or a line of text.
 
     Raises:
         ValueError: a row has no text.

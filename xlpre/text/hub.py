@@ -1,4 +1,7 @@
-"""Hugging Face datasets: `hf:NAME[/CONFIG]` on the hub, `hf:./FOLDER` on disk. The only module that imports `datasets`."""
+"""Hugging Face datasets: `hf:[OWNER/]NAME[/CONFIG]` on the hub, `hf:./FOLDER` on disk. The only module that imports `datasets`.
+
+`hf:a/b` is the dataset `b` of the owner `a`. If there is no such dataset, it is the configuration `b` of the dataset `a`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ SAVED_DATASET_FILES = ("dataset_dict.json", "state.json")  # written by `save_to
 
 
 def is_hf_dataset(source: str) -> bool:
-    """Return True if a source names a dataset, not a file."""
+    """Return True if `source` names a dataset: it starts with `hf:`."""
     return source.startswith(HF_PREFIX)
 
 
@@ -21,7 +24,7 @@ def dataset_files(source: str) -> list[Path]:
 
 
 def read_hf_rows(source: str, split: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a split of the dataset `hf:NAME[/CONFIG]` in order.
+    """Yield the rows of a split of the dataset `source` in order.
 
     Raises:
         ValueError: the dataset cannot be loaded or read.
@@ -47,7 +50,7 @@ def open_stream(source: str, split: str, key: str = "text.source=") -> Any:
         except datasets.exceptions.DatasetNotFoundError:
             if not head or name.startswith((".", "/")):
                 raise
-            return datasets.load_dataset(head, tail, split=split, streaming=True)  # "owner/data", "data/config"
+            return datasets.load_dataset(head, tail, split=split, streaming=True)  # NAME/CONFIG or OWNER/NAME/CONFIG
     except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
         message = " ".join(str(error).split()).rstrip(".")
         raise ValueError(f"{key}{source!r} could not be loaded: {message}. Check its name and the network.") from None
@@ -58,7 +61,7 @@ def iterate_rows(stream: Any, origin: str) -> Iterator[dict[str, Any]]:
 
     Args:
         stream: dataset from `open_stream`.
-        origin: start of the error message.
+        origin: name of the dataset in error messages.
 
     Raises:
         ValueError: a row cannot be read.

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")  # of a pair, or unpaired
+SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")  # escape of half of a character outside 16 bits
 
 
 def parse_object(text: str, location: str) -> dict[str, Any]:
@@ -21,7 +21,11 @@ def parse_object(text: str, location: str) -> dict[str, Any]:
             json.dumps(value, ensure_ascii=False).encode()  # fails for unpaired surrogates
     except json.JSONDecodeError as error:
         is_truncated = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated")
-        remedy = (_jsonl_remedy(text) or " It is truncated. Complete it, or download it again.") if is_truncated else ""
+        remedy = (
+            (_jsonl_remedy(text) or " The JSON text is truncated. Complete it, or download it again.")
+            if is_truncated
+            else ""
+        )
         raise ValueError(f"{location}: not JSON ({error.msg} at character {error.pos}).{remedy}") from None
     except UnicodeEncodeError as error:
         half = f"\\u{ord(error.object[error.start]):04x}"
@@ -38,9 +42,11 @@ def parse_object(text: str, location: str) -> dict[str, Any]:
 
 
 def _jsonl_remedy(line: str) -> str:
-    """Return how to convert a JSON document to JSON lines, if `line` looks like the start of one."""
+    """Return how to convert a file to JSON lines if `line` looks like the start of a JSON document, else an empty string."""
     start = line.strip()
     if not start.startswith("[") and start != "{":
         return ""
     jq_filter = "'.[]'" if start.startswith("[") else "."
-    return f" The file is one JSON document and must have one object per line. Convert it: jq -c {jq_filter} FILE > NEW"
+    return (
+        f" The file is one JSON document, but must have one object per line. Convert it: jq -c {jq_filter} FILE > NEW"
+    )

@@ -1,7 +1,7 @@
 """Character offsets of the tokens of a text.
 
-Cleaning, SentencePiece's normalization and the split of commas change, add and drop characters. The start of each character in the
-original text is tracked through all of them. A character ends where the next one starts, so characters that leave no trace, such as a
+Cleaning, SentencePiece's normalization and the split of commas change, add and drop characters. The position of each character in the
+original text is tracked through these steps. A character ends where the next one starts, so characters that leave no trace, such as a
 removed accent, belong to the character before them.
 """
 
@@ -27,8 +27,8 @@ class TokenOffsets:
     Attributes:
         text: the original text.
         ids: (N,) token ids.
-        starts: (N,) first character of each token, non-decreasing. A token that is a space starts where the next token starts.
-        ends: (N,) character after the last one of each token, without trailing spaces, non-decreasing. A token that is a space ends
+        starts: (N,) index of the first character of each token, non-decreasing. A token that is a space starts where the next token starts.
+        ends: (N,) index after the last character of each token, without trailing spaces, non-decreasing. A token that is a space ends
             where the previous token ends.
     """
 
@@ -51,7 +51,7 @@ class TokenOffsets:
 
 
 def clean_text_with_offsets(text: str, preprocess: Preprocess) -> tuple[str, np.ndarray]:
-    """Clean a text as `preprocess.clean_text` does, and return the position of each of its characters.
+    """Clean a text as `preprocess.clean_text` does, and return where each character of the result was in the original text.
 
     Returns:
         The cleaned text of n characters, and (n + 1,) int64 positions in the original text. The last one is the end of the text.
@@ -73,7 +73,7 @@ def build_offsets(text: str, ids: list[int], extents: Sequence[tuple[int, int]],
         text: the original text.
         ids: (N,) token ids.
         extents: first and last character of each token in the normalized text; both are NO_POSITION for a space.
-        positions: (n + 1,) position in `text` of each of the n characters of the normalized text, and the end. Non-decreasing.
+        positions: (n + 1,) position in `text` of each of the n characters of the normalized text, then the end of `text`. Non-decreasing.
     """
     first, last = np.array(extents, np.int64).reshape(-1, 2).T
     has_text = first != NO_POSITION
@@ -95,7 +95,7 @@ def piece_extents(pieces: Iterable[Sequence[str]]) -> list[tuple[int, int]]:
     """Return the positions of the first and last character of each part of each piece in the normalized text. See `build_offsets`.
 
     Args:
-        pieces: consecutive pieces of the normalized text, each followed by the parts into which it was split.
+        pieces: one sequence for each piece of the normalized text, in order: the piece, then the parts into which it was split.
     """
     extents: list[tuple[int, int]] = []
     begin = 0

@@ -15,18 +15,18 @@ Preprocess = Literal["none", "cased", "uncased"]
 
 
 def clean_text(text: str, preprocess: Preprocess) -> str:
-    """Return `text` cleaned as expected by a vocabulary trained with this `preprocess`."""
+    """Return `text` cleaned as for a vocabulary that was trained with this `preprocess`."""
     return text if preprocess == "none" else preprocess_text(text, lower=preprocess == "uncased")
 
 
 def preprocess_text(text: str, lower: bool = False, remove_space: bool = True, keep_accents: bool = False) -> str:
-    """Return `text` with double backticks and double apostrophes as quotation marks.
+    """Clean `text` as for the released XLNet models. Double backticks and double apostrophes become quotation marks.
 
     Args:
         text: any text.
         lower: convert to lower case.
         remove_space: collapse white space to single spaces and strip the ends.
-        keep_accents: keep accents. Otherwise they are removed after NFKD, which also splits ligatures and other compatibility forms.
+        keep_accents: keep accents. False: they are removed after NFKD, which also splits ligatures and other compatibility forms.
     """
     if remove_space:
         text = " ".join(text.split())
@@ -49,11 +49,11 @@ def split_commas_after_digits(pieces: Iterable[str], encode: Callable[[str], lis
 
 
 def split_comma_after_digit(piece: str, encode: Callable[[str], list[str]]) -> list[str]:
-    """Split a piece that ends with a digit and a comma before the comma: "20," becomes "20" and ",".
+    """Split off a comma after a digit at the end of a piece: "20," becomes "20" and ",".
 
     Args:
         piece: a piece of a text.
-        encode: encodes text as pieces. It encodes the number again.
+        encode: encodes a text as pieces. It is called for the number without its comma.
     """
     if piece[-1:] != "," or not piece[-2:-1].isdigit():
         return [piece]

@@ -35,7 +35,7 @@ def file_kind(path: Path) -> str:
     """Return `.txt`, `.jsonl` or `.parquet`.
 
     Raises:
-        ValueError: `path` is a folder, a broken link, a pipe or a device, or a file of another kind.
+        ValueError: `path` is a folder, a broken link, a pipe, a device, or a file of another kind.
     """
     if path.is_dir():
         raise ValueError(f"text.source: {path} is a folder. Name its files, for example '{path}/*.txt'.")
@@ -171,11 +171,11 @@ def _check_line(raw: bytes, is_first: bool) -> None:
     if is_first and b"\n" not in raw and b"\r" in raw:
         raise ValueError("lines end with \\r, as in files of old Macs. Convert the file: tr '\\r' '\\n' < FILE > NEW")
     if len(raw) > MAX_LINE_BYTES:
-        raise ValueError(f"longer than {MAX_LINE_BYTES >> 20} MB. Write one paragraph per line.")
+        raise ValueError(f"the line is longer than {MAX_LINE_BYTES >> 20} MB. Write one paragraph per line.")
     if is_first and raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise ValueError("UTF-16, not UTF-8. Convert the file: iconv -f UTF-16 -t UTF-8 FILE > NEW")
+        raise ValueError("the file is UTF-16, not UTF-8. Convert the file: iconv -f UTF-16 -t UTF-8 FILE > NEW")
     if b"\0" in raw:
-        raise ValueError(f"a zero byte at byte {raw.index(0)} of the line. Check that the file is text.")
+        raise ValueError(f"there is a zero byte at byte {raw.index(0)} of the line. Check that the file is text.")
 
 
 def _decompressed(file: IO[bytes], path: Path) -> IO[bytes]:
@@ -202,5 +202,5 @@ def _seek_line_start(file: IO[bytes], begin: int) -> int:
 
 
 def _location(path: Path, number: int, offset: int, begin: int) -> str:
-    """Return file and line, or file and byte where the lines before `begin` were not counted."""
+    """Return the file and the line of an error, or the file and the byte if reading began inside the file, so lines were not counted."""
     return f"{path}, line {number}" if not begin else f"{path}, byte {offset}"

@@ -29,7 +29,8 @@ TERMINALS = ".!?…։؟۔।॥፧።။៕᠃。！？｡"  # full stops of man
 def starts_word(piece: str) -> bool:
     """Return True if a piece starts a word, so that a span may start with it.
 
-    Source: zihangdai/xlnet data_utils.py: a space, '<' or ASCII punctuation. Every piece of a script without spaces also starts a word.
+    As in zihangdai/xlnet data_utils.py, these pieces start with a space or '<', or are one ASCII punctuation mark. In addition, every piece
+    of a script without spaces starts a word.
     """
     if piece.startswith((WORD_BOUNDARY, "<")) or (len(piece) == 1 and piece in '!"#$%&()*+,-./:;?@[\\]^_`{|}~'):
         return True
@@ -44,12 +45,12 @@ def written_without_spaces(character: str) -> bool:
 
 
 def boundary_flags(pieces: Iterable[str], preprocess: Preprocess) -> np.ndarray:
-    """Return (V,) uint8, the flags of each piece: `sentence_ends` then needs one look-up per token instead of eight."""
+    """Return (V,) uint8, the flags of each piece. With them, `sentence_ends` needs one look-up per token instead of eight."""
     return np.array([_flags(piece, preprocess) for piece in pieces], np.uint8)
 
 
 def sentence_ends(ids: np.ndarray, flags: np.ndarray) -> np.ndarray:
-    """Return the offset after each sentence of encoded documents of paragraphs. The last one is N.
+    """Return the offset after each sentence of encoded documents whose lines are paragraphs. The last offset is N.
 
     A sentence ends at the end of a paragraph or document. It also ends after punctuation that contains a full stop or a similar mark
     (`.`, `?!`, `.")`) if one of these follows:
@@ -61,7 +62,7 @@ def sentence_ends(ids: np.ndarray, flags: np.ndarray) -> np.ndarray:
 
     Args:
         ids: (N,) token ids.
-        flags: (V,) from `boundary_flags`.
+        flags: (V,) flags from `boundary_flags`.
     """
     flag = np.append(flags[ids], [0, 0])
     marks = np.flatnonzero(flag & (TERMINAL | CLOSING | QUOTE))  # few: all following arrays are short
@@ -82,7 +83,7 @@ def sentence_ends(ids: np.ndarray, flags: np.ndarray) -> np.ndarray:
 def concatenate_documents(
     documents: Iterable[Iterable[list[int]]], line_type: LineType, flags: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Concatenate encoded documents, with <eop> and <eod>.
+    """Concatenate encoded documents. <eod> follows each document, and <eop> follows each line that is a paragraph.
 
     Args:
         documents: token ids of each line of each document.
@@ -90,8 +91,8 @@ def concatenate_documents(
         flags: (V,) from `boundary_flags`.
 
     Returns:
-        (N,) int64 token ids; (S,) int64 increasing offsets after each sentence; (documents,) int64 increasing offsets after each
-        document. The last offsets are N.
+        (N,) int64 token ids; (S,) int64 offset after each sentence; (documents,) int64 offset after each document. Offsets increase, and
+        the last ones are N.
     """
     id_buffer, line_ends, document_ends = array("q"), [], []
     for document in documents:

@@ -40,10 +40,10 @@ class TokenizerConfig:
     Attributes:
         path: SentencePiece model file, written by `pretrain/train_tokenizer.py`.
         vocab_size: number of pieces, including special tokens.
-        character_coverage: fraction of the characters that get a piece. The others become `<unk>`.
+        character_coverage: fraction of the characters of the training text that pieces cover. The rarest characters become `<unk>`.
         train_chars: approximate number of characters to train on, sampled evenly from the text.
-        preprocess: cleaning of text in addition to SentencePiece's NFKC. `none`. `cased`: as for the released XLNet (single spaces,
-            plain quotation marks, no accents, a comma after a digit is a piece of its own). `uncased`: the same in lower case.
+        preprocess: cleaning of text in addition to SentencePiece's NFKC. `none`: no cleaning. `cased`: as for the released XLNet (single
+            spaces, plain quotation marks, no accents, a comma after a digit is a piece of its own). `uncased`: the same in lower case.
     """
 
     path: str = "tokenizers/${name}.model"
@@ -104,7 +104,7 @@ class Tokenizer:
 
         Args:
             path: SentencePiece model file.
-            preprocess: cleaning of text, which is not stored in the file.
+            preprocess: cleaning of text. The file does not store it.
             origin: name of the file in error messages. Default: `path`.
 
         Raises:
@@ -222,12 +222,12 @@ class Tokenizer:
 
         Args:
             documents: lists of lines.
-            line_type: content of a line. <eop> follows each line if it is a paragraph.
+            line_type: whether a line is a paragraph, which <eop> follows, or a sentence.
             threads: number of threads.
 
         Returns:
-            (N,) int64 token ids; (S,) int64 increasing offsets after each sentence; (documents,) int64 increasing offsets after each
-            document. The last offsets are N.
+            (N,) int64 token ids; (S,) int64 offset after each sentence; (documents,) int64 offset after each document. Offsets increase,
+            and the last ones are N.
         """
         encoded = iter(self._encode([line for document in documents for line in document], threads))
         lines_of_documents = (islice(encoded, len(document)) for document in documents)
@@ -242,7 +242,7 @@ class Tokenizer:
         text_ids = [int(i) for i in ids if i > special_tokens.EOP or i == special_tokens.UNK]
         if text_ids and max(text_ids) >= len(self):
             raise ValueError(
-                f"token id {max(text_ids)} is invalid: ids are 0 to {len(self) - 1}. Decode with the vocabulary that encoded it."
+                f"token id {max(text_ids)} is invalid: ids are 0 to {len(self) - 1}. Use the vocabulary that encoded the text."
             )
         return self._processor.decode(text_ids)
 

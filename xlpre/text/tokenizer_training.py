@@ -1,7 +1,7 @@
 """Training of a vocabulary, and the record of the text on which it was trained.
 
-The record of NAME.model is NAME.model.json. It holds file names and sizes, so that folders can be moved, the settings on which
-a vocabulary depends, and the version of SentencePiece. A vocabulary without a record is accepted for any text.
+The record of NAME.model is NAME.model.json. It holds the settings on which a vocabulary depends, the version of SentencePiece, and
+the names and sizes of the text files, without their folders, which can be moved. A vocabulary without a record is accepted for any text.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def train_tokenizer(documents: Iterable[Document], config: TokenizerConfig) -> T
 
 
 def training_lines(documents: Iterable[Document], n_chars: int, preprocess: Preprocess) -> Iterator[str]:
-    """Return cleaned lines with about `n_chars` characters in all; long lines are split.
+    """Return cleaned lines with about `n_chars` characters in total; long lines are split.
 
     Raises:
         ValueError: the text has no visible characters.
@@ -48,7 +48,7 @@ def training_lines(documents: Iterable[Document], n_chars: int, preprocess: Prep
 
 
 def split_long_line(line: str) -> Iterator[str]:
-    """Split a line that is too long for SentencePiece, before spaces where possible."""
+    """Yield the parts of a line that is too long for SentencePiece, split before spaces where possible; else the line."""
     if len(line.encode()) <= MAX_SENTENCE_BYTES:
         yield line
         return
@@ -106,7 +106,7 @@ def check_training_record(path: Path, tokenizer: Tokenizer, text: TextConfig, co
 
 
 def upgrade_note(path: Path, tokenizer: Tokenizer) -> str:
-    """Return a sentence if `tokenizer`, saved as `path`, was trained by another version of SentencePiece, else an empty string."""
+    """Return a warning if another version of SentencePiece trained `tokenizer`, saved as `path`; else an empty string."""
     record = _read_record(path)
     version = record.get("sentencepiece", SENTENCEPIECE_VERSION)
     if version == SENTENCEPIECE_VERSION or record.get("sha256") != tokenizer.sha256:
@@ -118,7 +118,7 @@ def upgrade_note(path: Path, tokenizer: Tokenizer) -> str:
 
 
 def _sample_evenly(documents: Iterable[Document], n_chars: int) -> list[str]:
-    """Return the lines of every n-th document. n is the smallest power of two for which they have fewer than `n_chars` characters."""
+    """Return the lines of every n-th document, where n is the smallest power of two that gives at most `n_chars` characters."""
     sampled: list[tuple[int, Document]] = []
     size, stride = 0, 1
     for number, document in enumerate(documents):

@@ -77,7 +77,7 @@ def test_docstrings_are_prose():
 INVALID_FILES = {
     "nothing.txt": (None, "text.source=.*nothing.txt is invalid: no file"),
     "bytes.txt": (b"fine\n\xff\xfe broken\n", "bytes.txt, line 2: not UTF-8"),
-    "wide.txt": ("fine\n".encode("utf-16"), "wide.txt, line 1: UTF-16, .* iconv"),
+    "wide.txt": ("fine\n".encode("utf-16"), "wide.txt, line 1: the file is UTF-16, .* iconv"),
     "cut.txt.gz": (gzip.compress(b"some text\n" * 9999)[:60], "cut.txt.gz, after line"),
     "flipped.txt.gz": (gzip.compress(b"some text %d\n" * 99)[:12] + b"\xff" * 40, "flipped.txt.gz, after line"),
     "noise.txt.gz": (b"no gzip at all", "noise.txt.gz, after line 0: cannot be read: .* download it again"),
@@ -100,12 +100,12 @@ INVALID_FILES = {
         b'{"id": 1, "text": null}\n',
         "line 1: 'text' must be text, not null. .* set text.column to one of id",
     ),
-    "array.jsonl": (b'[\n  {"text": "one"}\n]\n', r"line 1: not JSON .* one JSON document .*: jq -c '\.\[\]' FILE"),
-    "rows.jsonl": (b'[{"text": "one"},\n{"text": "two"}]\n', r"line 1: not JSON .* one JSON document .*: jq -c"),
-    "indented.jsonl": (b'{\n  "text": "one"\n}\n', r"line 1: not JSON .* one JSON document .*: jq -c \. FILE"),
+    "array.jsonl": (b'[\n  {"text": "one"}\n]\n', r"line 1: not JSON .* one JSON document, .*: jq -c '\.\[\]' FILE"),
+    "rows.jsonl": (b'[{"text": "one"},\n{"text": "two"}]\n', r"line 1: not JSON .* one JSON document, .*: jq -c"),
+    "indented.jsonl": (b'{\n  "text": "one"\n}\n', r"line 1: not JSON .* one JSON document, .*: jq -c \. FILE"),
     "whole.jsonl": (
         b'[{"text": "one"}, {"text": "two"}]\n',
-        r"line 1: must be a JSON object.* one JSON document .*: jq -c",
+        r"line 1: must be a JSON object.* one JSON document, .*: jq -c",
     ),
     "mac.txt": (b"one\rtwo\r\rthree\r", r"mac.txt, line 1: lines end with \\r, .* tr"),
     "noise.parquet": (b"no parquet", "noise.parquet: cannot be read as parquet"),
@@ -205,10 +205,10 @@ def test_too_long_lines_and_binary_files_are_refused(tmp_path, monkeypatch):
     path = tmp_path / "a.txt"
     with open(path, "wb") as file:
         file.write(b"Ba be.\n\n" + b"bi " * 500_000)
-    with pytest.raises(ValueError, match="a.txt, line 3: longer than 1 MB. Write one paragraph per line"):
+    with pytest.raises(ValueError, match="a.txt, line 3: the line is longer than 1 MB. Write one paragraph per line"):
         list(read_documents(TextConfig(source=str(path))))
     path.write_bytes(b"Ba\n\x00\x01\x02")
-    with pytest.raises(ValueError, match="a.txt, line 2: a zero byte at byte 0 of the line"):
+    with pytest.raises(ValueError, match="a.txt, line 2: there is a zero byte at byte 0 of the line"):
         list(read_documents(TextConfig(source=str(path))))
 
 
