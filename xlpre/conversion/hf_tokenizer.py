@@ -42,9 +42,8 @@ Json = dict[str, Any]
 
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # piece types in sentencepiece_model.proto
 UNIGRAM = 1
-EXCLUDED_SCORE = (
-    -1000.0
-)  # added to the score of a piece that must not be used: every other segmentation of a word scores higher
+# added to the score of a piece that must not be used: every other segmentation of a word scores higher
+EXCLUDED_SCORE = -1000.0
 # noncharacters that separate a mark from its base character until the map (SPLIT_MARK) or NFC (HOLD_MARK) has been applied
 SPLIT_MARK, HOLD_MARK = "\ufdd0", "\ufdd1"
 
@@ -260,9 +259,8 @@ def _character_map_steps(charsmap: bytes, user_defined: Sequence[str]) -> list[J
         _replace(
             rf"(?!\A)(?=[{marks}\u0e33\u0eb3\u200c\u200d])", SPLIT_MARK
         ),  # all characters that continue a grapheme
-        *(
-            [_replace(f"[{deleted}]", HOLD_MARK)] if deleted else []
-        ),  # Precompiled fails if it deletes the first character
+        # Precompiled fails if it deletes the first character
+        *([_replace(f"[{deleted}]", HOLD_MARK)] if deleted else []),
         {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()},
         _replace(SPLIT_MARK, ""),
         {"type": "NFC"},

@@ -104,7 +104,7 @@ def read_model(path: Path, settings: Mapping[str, Any]) -> tuple[ModelConfig, di
 
 
 def check_checksum(file: Path, expected: int | None, config_file: Path, key: str) -> None:
-    """Raise ValueError if the checksum of `file` is not `expected`, the value of `key` in `config_file`; None: skip it."""
+    """Raise ValueError if `file` does not have the checksum `expected`, read from `key` of `config_file`. None is not checked."""
     if expected is not None and compute_crc32c(file) != expected:
         raise ValueError(
             f"{file} is damaged: its checksum differs from {key} in {config_file}. Copy the file again from the original folder; or, if "

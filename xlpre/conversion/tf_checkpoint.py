@@ -74,9 +74,8 @@ def write_checkpoint(prefix: str | Path, tensors: Mapping[str, np.ndarray]) -> N
         ValueError: a tensor of another type, or an invalid name.
     """
     for name, tensor in tensors.items():
-        if (
-            not name or name[0] == "\0"
-        ):  # the empty key is that of the header; keys of parts of variables begin with NUL
+        # the empty key is that of the header; keys of parts of variables begin with NUL
+        if not name or name[0] == "\0":
             raise ValueError(
                 f"{prefix}: the tensor name {name!r} is invalid: it must begin with a character other than NUL. Rename the tensor."
             )
@@ -117,7 +116,7 @@ def _parse_entry(message: bytes, n_shards: int) -> tuple[dict[int, int], tuple[i
         raise ValueError(f"has TensorFlow's data type {entry[DTYPE]}, which is not supported. Save it as float32.")
     if math.prod(shape) * np.dtype(DTYPES[entry[DTYPE]]).itemsize != entry[SIZE] or entry[SHARD] >= n_shards:
         raise ValueError(
-            f"of shape {shape} has a damaged entry: {entry[SIZE]} bytes in data file {entry[SHARD]} (from 0) of {n_shards}. "
+            f"of shape {shape} has a damaged entry: {entry[SIZE]} bytes in data file {entry[SHARD]} (counted from 0) of {n_shards}. "
             "Download the file again."
         )
     return entry, shape
@@ -151,9 +150,8 @@ def _read_index(path: Path) -> tuple[int, dict[str, bytes]]:
         for handle in _parse_block(_read_block(table, footer)).values():
             messages |= _parse_block(_read_block(table, _Cursor(handle)))
         header, _ = _parse_fields(messages.pop(b"", b""))
-        names = {
-            key.decode(): message for key, message in messages.items() if key[0]
-        }  # a key that begins with 0 names a part of a variable
+        # a key that begins with NUL names a part of a variable
+        names = {key.decode(): message for key, message in messages.items() if key[0]}
     except ValueError as error:
         raise ValueError(
             f"{path} is damaged: {error}. Download the file again, or save it again with TensorFlow."

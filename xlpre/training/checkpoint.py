@@ -11,7 +11,7 @@ A lane is a row of the global batch that reads consecutive windows of the text, 
 
 A folder is a valid checkpoint only if it has a manifest, and all files in the manifest have the recorded checksums. Nothing is unpickled.
 
-Only rank 0 looks for all files. The manifest names the file of each moment and of each lane, so that every other process opens only
+Only rank 0 checks that all files exist. The manifest names the file of each moment and of each lane, so that every other process opens only
 the files that it reads tensors from.
 """
 
@@ -167,8 +167,8 @@ def check_compatible(checkpoint: Path, manifest: Mapping[str, Any], expected: Ma
             key, saved, value = f"{key}.{name}", saved.get(name), value.get(name)
         written = f"{key}={_as_yaml(saved)}"
         raise ValueError(
-            f"{key}={_as_yaml(value)} is invalid: {checkpoint} was written with {written}, which must not change when the run "
-            f"resumes. Set {written}, or give the run another name."
+            f"{key}={_as_yaml(value)} is invalid: {checkpoint} was written with {written}, and this setting must not change when the "
+            f"run resumes. Set {written}, or give the run another name."
         )
 
 
@@ -267,7 +267,7 @@ def _compute_checksum(manifest: Mapping[str, Any]) -> int:
 
 
 def _count_damaged_files(checkpoint: Path, share: int, n_shares: int) -> int:
-    """Divide the files of a checkpoint into `n_shares` shares, and count the missing or damaged files in one of them."""
+    """Divide the files of a checkpoint into `n_shares` shares, and count the missing or damaged files in number `share`."""
     files = read_manifest(checkpoint)["files"]
     return sum(not _has_checksum(checkpoint / name, files[name]["crc32c"]) for name in sorted(files)[share::n_shares])
 
@@ -294,6 +294,6 @@ def _is_complete(path: Path) -> bool:
 
 
 def _raise_if_transient(error: OSError) -> None:
-    """Raise `error` if it is temporary and does not show that the checkpoint is damaged. EIO may show it: a disk block is unreadable."""
+    """Raise `error` if it is temporary, so the checkpoint may be intact. EIO is not raised, because a disk block may be unreadable."""
     if is_transient(error) and error.errno != errno.EIO:
         raise error

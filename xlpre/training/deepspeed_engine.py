@@ -80,12 +80,8 @@ def build_deepspeed_config(
         deepspeed.DeepSpeedConfig(dict(config))
     except ValidationError as error:
         raise ValueError(_format_validation_error(error, overrides)) from None
-    except (
-        DeepSpeedConfigError,
-        ValueError,
-        TypeError,
-        AssertionError,
-    ) as error:  # DeepSpeed has no common error class
+    # DeepSpeed has no common error class
+    except (DeepSpeedConfigError, ValueError, TypeError, AssertionError) as error:
         raise ValueError(
             f"deepspeed: DeepSpeed refuses the settings: {str(error).rstrip('.')}. Correct them."
         ) from None
@@ -112,9 +108,8 @@ def build_engine(
     bucket = {"reduce_bucket_size": reduce_bucket_size(zero, sum(p.numel() for p in model.parameters()))}
     config = _merge(config, {"zero_optimization": bucket})
     optimizer = build_optimizer(model, optim, clip_and_skip=without_zero)
-    deepspeed = _import_deepspeed(
-        device
-    )  # before the redirection, because its logger keeps the stdout of the first import
+    # before the redirection, because DeepSpeed's logger keeps the stdout of the first import
+    deepspeed = _import_deepspeed(device)
     with redirect_stdout(io.StringIO()):  # in bf16, DeepSpeed prints many lines about memory
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     is_bf16_stage_1 = hasattr(engine.optimizer, "get_grads_for_reduction")

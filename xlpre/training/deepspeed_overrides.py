@@ -76,8 +76,8 @@ def check_muon_overrides(overrides: Mapping[str, Any]) -> None:
     }
     for name in (name for name, is_set in unsupported.items() if is_set):
         raise ValueError(
-            f"deepspeed.zero_optimization.{name} is invalid with optim.name=muon: Muon joins ZeRO partitions to whole matrices, so the "
-            "partitions must be on the training device, and not be split per parameter, reordered or padded. "
+            f"deepspeed.zero_optimization.{name} is invalid with optim.name=muon: Muon assembles whole matrices from ZeRO partitions, "
+            "which must be on the training device, and must not be split per parameter, reordered or padded. "
             f"Leave {name.partition('=')[0]} out, or set optim.name=adamw."
         )
 

@@ -17,7 +17,7 @@ class ScheduleConfig:
     Attributes:
         warmup_steps: number of steps at the start, in which the learning rate rises linearly from 0 to `optim.lr`.
         decay: decay after the warm-up: `linear`, `cosine`, `polynomial` (the factor of `linear`, raised to the power of
-            `power`), `constant`, or `warmup_stable_decay` (constant, then linear over the last `decay_ratio`).
+            `power`), `constant`, or `warmup_stable_decay` (constant, then linear in the last part; see `decay_ratio`).
         power: exponent of `polynomial`.
         decay_ratio: fraction of the steps after the warm-up, at the end of the run, in which `warmup_stable_decay` decays.
         min_lr_ratio: learning rate at the end, as a fraction of `optim.lr`.

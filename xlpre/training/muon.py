@@ -1,7 +1,7 @@
 """Muon: orthogonalized updates for the matrices of layers, AdamW for all other parameters.
 
-The update of a matrix is the matrix nearest to its momentum whose singular values are all about 1. Directions with small gradients are
-then learned as fast as directions with large gradients.
+Muon sets all singular values of the momentum of a matrix to about 1, and uses the result as the update. Directions with small gradients
+are then learned as fast as directions with large gradients.
 
 The functions here see the matrices as one flat concatenation. The share of a process is its ZeRO partition: a contiguous part of the
 concatenation, of the same size on every process.
@@ -90,8 +90,8 @@ def working_bytes(shapes: Sequence[tuple[int, ...]], n_processes: int, is_flat: 
 def sent_bytes(shapes: Sequence[tuple[int, ...]], n_processes: int, is_flat: bool) -> float:
     """Return the number of bytes that a process sends in an update: the maximum over all processes.
 
-    Under ZeRO, only matrices that are split between shares are sent. Their parts go to the process that computes the update, which sends
-    the parts of the update back. Without ZeRO, all updates are broadcast in a ring, where each process passes on (N-1)/N of them.
+    Under ZeRO, only matrices that are split between shares are sent. Each part goes to the process that computes the update, and the
+    updated part comes back. Without ZeRO, all updates are broadcast in a ring, where each process passes on (N-1)/N of them.
 
     Args:
         shapes: shapes of all matrices.

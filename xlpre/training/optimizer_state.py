@@ -154,7 +154,7 @@ def _write_and_read_back(engine: Any) -> str | None:
 def _gather(
     engine: Any, key: str | None, keep: Callable[[int], bool], names: Container[str] | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the full tensors that this process keeps: weights if `key` is None, else moments. `names=None` selects all."""
+    """Yield the full tensors that this process keeps: weights if `key` is None, else moments. `names=None`: of all parameters."""
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
     stage, matrices = engine.zero_optimization_stage(), _muon_matrices(engine)
