@@ -19,7 +19,8 @@ from xlpre.training.deepspeed_overrides import check_muon_overrides, check_overr
 from xlpre.training.lr_schedule import ScheduleConfig
 from xlpre.training.run_dir import check_run_identity
 
-# groups of settings that determine the result of a run, and the settings in these groups that do not or are compared elsewhere
+# RESULT_GROUPS are the groups of settings that determine the result of a run. IGNORED_SETTINGS are settings in these groups that do not
+# influence the result, or that are compared elsewhere.
 RESULT_GROUPS = ("data", "objective", "model", "memory", "optim", "schedule", "train", "eval")
 IGNORED_SETTINGS = {
     "data": {"store_dir", "num_threads"},

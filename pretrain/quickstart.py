@@ -151,7 +151,7 @@ def _divides_batch(config: PretrainConfig, n_processes: int) -> bool:
 
 
 def _terminate_training(launcher: int, terminated: set[int]) -> None:
-    """Send SIGTERM once to each training process. The launcher gets no signal: it would kill these processes, or leave them running."""
+    """Send SIGTERM once to each training process. The launcher gets none: it would kill the processes, or leave them running."""
     with suppress(psutil.NoSuchProcess):
         for process in psutil.Process(launcher).children(recursive=True):
             is_training = any(argument.startswith("--local_rank") for argument in process.cmdline())

@@ -1,7 +1,7 @@
 """Replay the last step of a run that stopped because of non-finite gradients, and report the first non-finite value.
 
 FOLDER is the folder that the run printed when it stopped. Each micro-batch is run forward and backward separately. The dropout masks
-are those of the run if device and precision are the same.
+are the same as in the run if device and precision are the same.
 
 Examples:
   python pretrain/replay.py runs/xlnet_base/nonfinite/step_00012345

@@ -278,8 +278,8 @@ class Trainer:
     def _load_memory(self, saved: Path, manifest: dict[str, Any]) -> None:
         """Load the memory of the checkpoint `saved`."""
         # In the batch warm-up, a step reads only some of the lanes, and only their memory is loaded. The other lanes keep the initial
-        # memory: if the number of micro-steps has changed, they may have been read long before the checkpoint, so that the saved memory
-        # would not belong to the window before the next one.
+        # memory: if the number of micro-steps has changed, they may have been read long before the checkpoint, so that their saved
+        # memory would be that of an earlier window than the one before their next window.
         n_micro_steps = self.context.batch.micro_steps(manifest["step"])
         for micro_step, (hidden, valid) in enumerate(
             checkpoint.read_lane_memory(saved, manifest, self._lanes[:n_micro_steps])
