@@ -97,7 +97,7 @@ class _LookUpWithTable(torch.autograd.Function):
 
 
 class ClusterEmbedding(nn.Module):
-    """Embeddings of a range of token ids. They are projected to the model width D if clusters or the embedding have another width.
+    """Embeddings of a range of token ids, projected to the model width D if `config.has_embedding_projection`.
 
     Args:
         low: first token id.

@@ -47,9 +47,8 @@ def initialize(backbone: nn.Module, config: ModelConfig) -> None:
         terms = [module for module in backbone.modules() if isinstance(module, PositionTerm)]
         if terms:
             _prefer_neighbors(terms, config)
-        for bias in {
-            id(term.r_bias): term.r_bias for term in terms
-        }.values():  # if all layers share a bias, change it once
+        # a bias that all layers share is changed once
+        for bias in {id(term.r_bias): term.r_bias for term in terms}.values():
             bias.data += bias.size(1) ** -0.5
 
 
