@@ -150,7 +150,7 @@ class TaskModelConfig:
     Attributes:
         pooling: pooling of a row into one vector. `last`: hidden state of <cls>, the last token. `first`: hidden state of the first
             token. `text_mean`: mean over all tokens except padding (the published code includes padding, so its result depends
-            on the length of the other rows). `attn`: mean weighted by learned attention.
+            on the length of the other rows). `attn`: attention of a learned query to these tokens.
         dropout: dropout probability. null: as in the model folder.
         dropatt: dropout probability of attention weights. null: as in the model folder.
         attention_backend: implementation of attention, as in pretraining.

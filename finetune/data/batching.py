@@ -54,7 +54,8 @@ class PaddedBatch:
     def windows(self) -> list[PaddedBatch]:
         """Split the rows into windows of `chunking.window_len` tokens, in reading order.
 
-        Windows are cut from the right end, so only the first one may be shorter. Padding is on the left.
+        Windows are cut from the right end, so only the first one may be shorter. Rows with several windows
+        are padded on the left.
         """
         length = self.input_ids.size(1)
         window_len = self.chunking.window_len or length

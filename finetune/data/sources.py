@@ -277,7 +277,7 @@ def files_by_split(folder: Path, files: Sequence[str], others: Mapping[str, Path
         path, name = resolve_file(folder, file), split_name(file)
         if name in RESERVED_NAMES:
             raise ValueError(
-                f"{path} is invalid: the split name {name} is reserved for files in the run folder. Rename the file."
+                f"{path} is invalid: the split name {name} is reserved. Give the file another name than {', '.join(RESERVED_NAMES)}."
             )
         if name in taken:
             raise ValueError(

@@ -39,7 +39,7 @@ def matthews(labels: np.ndarray, predictions: np.ndarray) -> float:
 
 def pearson(labels: np.ndarray, predictions: np.ndarray) -> float:
     """Return Pearson's correlation, computed in float64."""
-    if not (np.ptp(labels) and np.ptp(predictions)):  # for equal values, rounding errors would be correlated
+    if not (np.ptp(labels) and np.ptp(predictions)):  # for equal values, rounding errors would look correlated
         return 0.0
     x, y = (values - values.mean() for values in (labels.astype(float), predictions.astype(float)))
     return _ratio(float(x @ y), float(np.sqrt((x @ x) * (y @ y))))
