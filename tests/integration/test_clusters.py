@@ -1,6 +1,7 @@
 """Launchers for several machines and automatic restarts, tested on one machine."""
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,9 @@ def test_torchrun_resumes_by_itself_after_a_process_was_killed(make_args, tmp_pa
     job = start(command, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
     try:
         output = read_until(job, "step 6:")
+        deadline = time.monotonic() + 30
+        while not checkpoint.list_complete(tmp_path / "killed" / "checkpoints") and time.monotonic() < deadline:
+            time.sleep(0.02)  # written in the background
         training_processes(job)[1].kill()
         output += job.communicate(timeout=90)[0]
     finally:
