@@ -241,7 +241,11 @@ class TaskOptimConfig(LayerwiseOptimConfig):
         return self.lr
 
     def derive_lr(self, d_model: int) -> float:
-        """Return the learning rate for a model of width `d_model`: `base_lr`, or a higher value rounded to one digit."""
+        """Return the learning rate for a model of width `d_model`.
+
+        It is `base_lr` for a width of at least 768. A narrower model has base_lr * (768 / d_model)^2, rounded to one significant digit
+        and at most 3e-4.
+        """
         if d_model >= BASE_WIDTH or self.base_lr >= MAX_DERIVED_LR:
             return self.base_lr
         return min(float(f"{self.base_lr * (BASE_WIDTH / d_model) ** WIDTH_EXPONENT:.0e}"), MAX_DERIVED_LR)

@@ -83,8 +83,8 @@ def _check_has_preset(explicit_keys: ExplicitKeys) -> None:
     """Raise ValueError if neither a config file nor the length of the run is set: the defaults are not a tested preset."""
     if not explicit_keys.file and "train.steps" not in explicit_keys.args:
         raise ValueError(
-            "--config is missing: the default settings are not a tested preset. Pass a preset, such as "
-            "`--config configs/pretrain/quickstart.yaml` or `--config configs/pretrain/xlnet_base.yaml`, or set train.steps."
+            "--config is missing. Pass a preset, such as `--config configs/pretrain/quickstart.yaml` or "
+            "`--config configs/pretrain/xlnet_base.yaml`. To train with the untested default settings, set train.steps."
         )
 
 

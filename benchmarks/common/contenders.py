@@ -245,7 +245,7 @@ class Xlpre(Contender):
 
 
 def config_of_contender(name: str, c: dict[str, Any]) -> dict[str, Any]:
-    """Return the benchmark configuration, with `attention` and `compile` replaced by those that the name of a contender contains."""
+    """Return a copy of the configuration `c` with the settings in the name of a contender, such as `xlpre:sdpa:blocks` or `hf-compile`."""
     impl, *more = name.split(":")
     if impl not in ("xlpre", "hf", "hf-compile") or (more and impl != "xlpre") or len(more) > 2:
         raise SystemExit(f"{name!r} is not a contender. Use hf, hf-compile, or xlpre[:attention[:compile]].")

@@ -45,7 +45,10 @@ def build_classification(name: str, data: TaskDataConfig, pooling: Pooling) -> T
 
 
 def build_regression(name: str, data: TaskDataConfig, pooling: Pooling) -> Task:
-    """Build `regress`. Pearson's correlation selects the best weights; Spearman's is reported."""
+    """Build the task `regress`, which predicts a number from text.
+
+    Pearson's correlation selects the best weights; Spearman's is reported, too.
+    """
     source = _build_source(name, data, ())
     label_scale = data.label_scale or (compute_label_scale(source.read_split(TRAIN)) if data.train else ())
     return RegressionTask(name, source, data, pooling, ("pearson", "spearman"), label_scale=label_scale)

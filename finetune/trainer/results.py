@@ -84,7 +84,7 @@ class Result:
                 return cls(**{field.name: content[field.name] for field in dataclasses.fields(cls)})
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(
-                f"{path} is not a valid result: {error!r}. Remove it, and run the command that wrote it again."
+                f"{path} is not a valid result: {error!r}. Remove it, and repeat the command that wrote it."
             ) from None
         raise ValueError(
             f"{path} was written by another version of xlpre. Use that version, or give the fine-tuning another name."

@@ -132,9 +132,9 @@ def flops_by_part(
     Args:
         model: model config.
         shape: sizes of the micro-batch.
-        counting: `executed` counts what this model computes. `needed` counts what an exact implementation must compute: no masked
-            scores, no position scores of distances that do not occur for a query, and position keys once for both reading directions
-            (this model computes them twice, because their dropout differs).
+        counting: `executed` counts what this model computes. `needed` counts what an exact implementation must compute. It
+            leaves out masked scores, and position scores at distances at which a query has no key. It counts position keys once; this
+            model computes them for each reading direction, because each direction has its own dropout.
         activation_checkpointing: True if layers compute their forward pass twice. `needed` counts it once.
     """
     B, T, M, P, L = shape.rows, shape.seq_len, shape.mem_len, shape.n_targets, model.n_layer

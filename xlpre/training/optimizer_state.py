@@ -201,7 +201,10 @@ def _set(engine: Any, parameter: Any, saved: Any, key: str | None) -> None:
 
 
 def _read_elements(saved: Any, shape: Sequence[int], begin: int, size: int) -> Tensor:
-    """Read `size` elements of a flattened tensor from offset `begin`, with zeros after its end. Only the rows with them are read."""
+    """Read the elements `begin` to `begin + size` of a flattened tensor, padded with zeros past its end.
+
+    Only the rows that contain these elements are read from disk.
+    """
     row_size = math.prod(shape[1:])
     end = min(begin + size, shape[0] * row_size)
     if end <= begin:

@@ -74,11 +74,12 @@ class BlockSchedule(NamedTuple):
     """Division of the query rows of a forward pass into blocks, with the attention metadata that the kernels read.
 
     Attributes:
-        sizes: integer arguments of the kernels, by the names in SIZES. `block_rows` is the number of rows in the largest block.
+        sizes: integer arguments of the kernels, keyed by the names in SIZES. `block_rows` is the number of rows in the largest block.
             `max_distance` is -1 if there is no limit.
-        tensors: int32 arguments of the kernels, by the names in META and BLOCKS. META are the fields of AttentionMeta. `block_start`,
-            (n_blocks + 1,), holds the first row of each block and then N. `first_key` and `n_keys`, (B, n_blocks) each, give the range of
-            keys that a block covers. `first_distance` and `n_distances`, (B, n_blocks) each, give its range of distances.
+        tensors: int32 arguments of the kernels, keyed by the names in META and BLOCKS. META are the fields of AttentionMeta.
+            `block_start`, (n_blocks + 1,): first query row of each block; the last element is N, the number of query rows.
+            `first_key` and `n_keys`, (B, n_blocks): range of keys of each block.
+            `first_distance` and `n_distances`, (B, n_blocks): range of distances of each block.
     """
 
     sizes: dict[str, int]
