@@ -72,7 +72,7 @@ def test_a_card_on_the_hub_is_kept_and_the_user_reads_how_to_replace_it(export, 
 )
 def test_a_failed_upload_names_the_remedy_and_the_command_that_repeats_it(error, remedy, export, monkeypatch):
     use(monkeypatch, FakeHub("README.md", error=error))
-    repeat = f"upload it with `hf upload me/mine {export} . --private --exclude README.md`"
+    repeat = f"Upload it with `hf upload me/mine {export} . --private --exclude README.md`"
     with pytest.raises(ValueError, match=rf"^--push me/mine failed: .*{remedy}\. .*{repeat}\.$"):
         upload(export, "me/mine")
 
