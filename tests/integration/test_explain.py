@@ -206,7 +206,7 @@ def test_the_vocabulary_of_the_store_is_the_fallback(make_args, capsys):
     ("args", "changes", "message"),
     [
         ([" "], {}, "the text is empty"),
-        (["A"], {"text__line_type": "sentences"}, "a window needs 3. Give a longer text"),
+        (["A"], {"text__line_type": "sentences"}, "a window needs at least 3. Give a longer text"),
         (["one more", "word"], {}, "'word' is invalid: settings are written as key=value"),
         (["caf\udce9."], {}, r"'caf\udce9.' is not valid UTF-8"),
         (["Some text.", "--step", str(2**63)], {}, "at least 0 and below 2^63"),
