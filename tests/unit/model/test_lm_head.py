@@ -116,7 +116,7 @@ def test_embeddings_are_scaled_by_the_square_root_of_the_width():
         ({"tie_projections": [True, False]}, "model.tie_projections"),
         ({"positions": "shaw"}, "model.n_positions=null .* Set model.n_positions=seq_len"),
         ({"n_positions": 4}, "model.n_positions=4 .* Set model.n_positions=null"),
-        ({"positions": "learned", "n_positions": 4, "clamp_len": 3}, "model.clamp_len=3 .* Set model.n_positions"),
+        ({"positions": "learned", "n_positions": 4, "clamp_len": 3}, "model.clamp_len=3 .* Set model.clamp_len=null"),
         (
             {"positions": "sinusoidal", "init_scheme": "local"},
             "model.init_scheme=local .* Set model.init_scheme=published",

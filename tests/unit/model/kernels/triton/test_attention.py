@@ -162,8 +162,8 @@ def test_heads_that_are_too_wide_are_refused():
 @pytest.mark.parametrize(
     ("shape", "n_distances", "message"),
     [
-        ((1, 2**20, 16, 64), 2**21, r"1 x 1,048,576 rows at 2,097,152 distances .* model.attention_backend=sdpa"),
-        ((2**12, 8, 16, 16), 16, r"4,096 rows of 16 heads.* 65,535 .* model.attention_backend=sdpa"),
+        ((1, 2**20, 16, 64), 2**21, r"1,048,576 query rows and 2,097,152 distances.* model.attention_backend=sdpa"),
+        ((2**12, 8, 16, 16), 16, r"4,096 batch rows x 16 heads.* 65,535.* model.attention_backend=sdpa"),
     ],
     ids=["elements", "heads"],
 )
