@@ -167,14 +167,19 @@ class Contender:
         return loss.detach()
 
 
+def require_transformers() -> None:
+    """Exit with a message if the package transformers is not installed."""
+    if find_spec("transformers") is None:
+        raise SystemExit(
+            "The comparison with Hugging Face needs the package transformers. Run `pip install -c constraints.txt transformers`."
+        )
+
+
 class HuggingFace(Contender):
     """Hugging Face's XLNetLMHeadModel."""
 
     def __init__(self, c: dict[str, Any]) -> None:
-        if find_spec("transformers") is None:
-            raise ValueError(
-                "--vs=hf is invalid: the package transformers is not installed. Run `pip install -c constraints.txt transformers`."
-            )
+        require_transformers()
         from transformers import XLNetConfig, XLNetLMHeadModel
 
         torch.manual_seed(c["seed"])

@@ -137,7 +137,7 @@ def candidate_tiles(kernel: str) -> list[Tile]:
 
 
 def compile_tile(kernel: str, tile: Tile) -> str:
-    """Compile a kernel with a tile and run it once. Return the error, or an empty string if there is none."""
+    """Compile a kernel with a tile and run it once. Return the text of the error, or an empty string on success."""
     try:
         recorded[kernel].outputs(tile)
     except Exception as error:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.common.contenders import SIZES, native_weights
+from benchmarks.common.contenders import SIZES, native_weights, require_transformers
 from finetune.config import TaskTrainConfig
 from finetune.data.batching import LengthBucketSampler, MicroStep
 from finetune.data.features import Features, PaddedRows, pad
@@ -163,6 +163,7 @@ LABELS = {"classification": _class_labels, "span": _span_labels}
 
 def make_models(c: dict[str, Any], task: Task) -> tuple[TaskModel, list[torch.nn.Module]]:
     """Return a model of xlpre and two of Hugging Face, with equal weights. Biases and heads are large enough to affect the loss."""
+    require_transformers()
     import transformers
 
     torch.manual_seed(0)

@@ -186,7 +186,7 @@ class ReplayResult:
 
     @property
     def rows(self) -> list[int] | None:
-        """Batch rows with non-finite values at the first place where any occur; None if unknown, empty if there are none."""
+        """Batch rows with non-finite values where such values first occur; empty if all are finite, None if unknown."""
         if self.memory_rows:
             return self.memory_rows
         site = self.forward or self.backward

@@ -146,7 +146,7 @@ def _read_manifest(run_dir: Path, step: int) -> dict[str, Any]:
 
 
 def _last_evaluation(run_dir: Path, step: int) -> dict[str, Any]:
-    """Return the latest evaluation up to `step`; empty if there is none with a finite loss."""
+    """Return the latest evaluation up to `step` that has a finite loss, or an empty dict."""
     records = [x for x in read_metrics(run_dir) if x.get("val_loss") is not None and x["step"] <= step]
     return records[-1] if records else {}
 

@@ -110,7 +110,7 @@ class ModelFolder:
         return build_with_weights(self.weights, lambda: LanguageModel(self.config, two_streams=False)).eval().backbone
 
     def require_tokenizer(self, origin: object) -> Tokenizer:
-        """Return the vocabulary. If there is none, raise a ValueError that names the folder `origin`."""
+        """Return the vocabulary. Raise a ValueError that names the folder `origin` if the model has no vocabulary."""
         if self.tokenizer is None:
             raise ValueError(
                 f"{origin} is invalid: it has no spiece.model. Put the vocabulary of the model into the folder, or into a copy of it."

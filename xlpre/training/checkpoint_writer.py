@@ -111,7 +111,7 @@ class CheckpointWriter:
         self._saved_best: StepWeights | None = None  # in the checkpoint in progress
         self._latest = resumed
         if is_rank_zero():
-            self._remove_incomplete()
+            self._remove_incomplete(list_complete(folder))
 
     @property
     def is_writing(self) -> bool:
@@ -339,16 +339,22 @@ class CheckpointWriter:
                 _remove(path)
 
     def _remove_old(self) -> None:
-        for path in list_complete(self._folder)[: -self._keep_last]:
+        complete = list_complete(self._folder)  # it inspects every file, so it is called once
+        for path in complete[: -self._keep_last]:
             if not (self._keep_every and read_manifest(path)["step"] % self._keep_every == 0):
                 _remove(path)
-        self._remove_incomplete()
-        for path in [] if self._keep_old_memory else list_complete(self._folder)[:-1]:
-            _remove_memory(path)
+        self._remove_incomplete(complete)
+        for path in [] if self._keep_old_memory else complete[:-1]:
+            if path.exists():
+                _remove_memory(path)
 
-    def _remove_incomplete(self) -> None:
-        """Remove folders without a manifest that are older than the latest checkpoint: a kill interrupted their writing or removal."""
-        for latest in list_complete(self._folder)[-1:]:
+    def _remove_incomplete(self, complete: Sequence[Path]) -> None:
+        """Remove folders without a manifest that are older than the latest checkpoint: a kill interrupted their writing or removal.
+
+        Args:
+            complete: the complete checkpoints, oldest first.
+        """
+        for latest in complete[-1:]:
             for path in list_all(self._folder):
                 if path.name < latest.name and not (path / MANIFEST).exists():
                     shutil.rmtree(path)

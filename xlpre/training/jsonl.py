@@ -13,7 +13,7 @@ Record = dict[str, Any]
 
 
 def read_records(path: Path) -> list[Record]:
-    """Read all lines. Return an empty list if there is no file. A last line without a line break, which a kill left, is ignored.
+    """Read all lines; a missing file has none. A last line without a line break is ignored: the process was killed while writing it.
 
     Raises:
         ValueError: a line is damaged.

@@ -71,7 +71,7 @@ class MetricsWriter:
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """Read the metrics.jsonl of a run. A number that was not finite is None. An incomplete last line, which a kill left, is ignored.
+    """Read the metrics.jsonl of a run. A number that was not finite is None. An incomplete last line is ignored.
 
     Raises:
         ValueError: a line is damaged.
