@@ -26,7 +26,10 @@ from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.objectives.registry import OBJECTIVES, build_objective
 from xlpre.text.tokenizer import Tokenizer
 from xlpre.training.distributed import Comm, rank, world_size
+from xlpre.training.lr_schedule import format_lr
 
+MIN_PLATEAU_TOKENS = 500_000  # number of window tokens before which there is no warning of a plateau
+MIN_PLATEAU_GAIN = 0.1  # nats below the unigram baseline at which a model has left the plateau
 EVAL_SEED = 20190619  # seed of validation windows and targets, the same for all runs
 
 
@@ -142,6 +145,30 @@ def compare_targets(config: PretrainConfig) -> str:
         else "More targets leave less context visible, so the validation loss can be above the training loss."
     )
     return f"Validation predicts 1 in {val_k:g} tokens, training 1 in {train_k:g}. {effect}"
+
+
+def warn_of_plateau(config: PretrainConfig, result: EvalResult, step: int, tokens: int) -> str:
+    """Return a warning if the model predicts no better than word frequencies after the warm-up and MIN_PLATEAU_TOKENS; else "".
+
+    Args:
+        config: settings of the run.
+        result: result of the evaluation.
+        step: number of steps so far.
+        tokens: number of window tokens that the run has read.
+    """
+    is_early = tokens < MIN_PLATEAU_TOKENS or step <= config.schedule.warmup_steps
+    if is_early or result.loss < result.unigram_loss - MIN_PLATEAU_GAIN:
+        return ""
+    remedies = []
+    if not config.init_from and config.model.init_scheme != "local" and config.model.positions == "relative":
+        remedies.append("model.init_scheme=local")
+    if not config.init_from and config.model.norm == "post":
+        remedies.append("model.norm=pre")
+    remedies.append(f"optim.lr={format_lr(config.optim.lr / 2)}")
+    return (
+        f"warning: after {tokens / 1e6:.1f} M window tokens the model predicts no better than word frequencies (the unigram baseline). "
+        f"Under another name, try {', then '.join(remedies)}."
+    )
 
 
 def val_lanes(config: PretrainConfig, store: TokenStore) -> tuple[Lanes, int]:

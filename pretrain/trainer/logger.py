@@ -69,13 +69,14 @@ class TrainLogger(RunLogger):
         """Format a line of metrics.jsonl for the console."""
         return format_metrics(metrics, self._progress.engine.device.type)
 
-    def write_evaluation(self, result: EvalResult) -> None:
-        """Write the result of an evaluation."""
+    def write_evaluation(self, result: EvalResult, warning: str = "") -> None:
+        """Write the result of an evaluation, and a warning for the console."""
         auxiliary = result.auxiliary_accuracy
         self.write_line(
             f"val loss {result.loss:.3f} (unigram baseline {result.unigram_loss:.3f}), "
             f"accuracy {result.accuracy * 100:.1f} % of {result.n_targets:,} targets, {result.bits_per_byte:.3f} bits per byte"
-            + "".join(f", {name.replace('_', ' ')} accuracy {value * 100:.1f} %" for name, value in auxiliary.items()),
+            + "".join(f", {name.replace('_', ' ')} accuracy {value * 100:.1f} %" for name, value in auxiliary.items())
+            + (f"\n{warning}" if warning else ""),
             {
                 "val_loss": result.loss,
                 "val_unigram_loss": result.unigram_loss,

@@ -24,6 +24,7 @@ from pretrain.trainer.evaluator import (
     Evaluator,
     compare_targets,
     eval_protocol,
+    warn_of_plateau,
 )
 from pretrain.trainer.inputs import RunInputs, checkpoints_dir, model_dir, model_step
 from pretrain.trainer.logger import TrainLogger
@@ -200,7 +201,7 @@ class Trainer:
             if step and result.loss < (math.inf if self._best_loss is None else self._best_loss):
                 self._best_loss = result.loss
                 self.writer.keep_best(step, self.engine)
-            self.logger.write_evaluation(result)
+            self.logger.write_evaluation(result, warn_of_plateau(self.config, result, step, self.tokens))
         self._evaluation_due = False
         if self.progress.is_finished and not math.isfinite(result.loss):
             self.writer.finish()

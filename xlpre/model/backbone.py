@@ -20,6 +20,7 @@ from xlpre.model.kernels.backend import check_backend, prepare_backend
 from xlpre.model.kernels.base import AttentionBackend
 from xlpre.model.layer import LAYERS
 from xlpre.model.memory import MAX_WINDOW_SIZES, BaseMemory, KeyValue, KVCache, Memory, Projection, WindowTerms
+from xlpre.model.norm import layer_norm
 from xlpre.model.positions import SCHEMES, NoPositionEmbedding, SharedBiases
 from xlpre.model.two_stream import build_attention_meta, build_rows, select_output_rows
 
@@ -53,6 +54,7 @@ class Backbone(nn.Module):
         biases: SharedBiases = {name: None if config.untie_r else self.shared_biases[name] for name in names}
         layer = LAYERS[config.norm]
         self.layers = nn.ModuleList(layer(config, biases, index) for index in range(config.n_layer))
+        self.final_norm = layer_norm(config) if config.final_norm else nn.Identity()
         self.dropout = Dropout(config.dropout)
         self._run_layer: Callable[..., Tensor] = _call
         initialize(self, config)
@@ -90,7 +92,7 @@ class Backbone(nn.Module):
                 backend = output_backend
             rows = self._run_layer(layer, rows, context, backend, terms.score_terms[index])
             contexts.append(context)
-        return self.dropout(rows), memory.updated(contexts, batch.reuse_len, batch.visible_mem_len)
+        return self.dropout(self.final_norm(rows)), memory.updated(contexts, batch.reuse_len, batch.visible_mem_len)
 
     def check_inputs(self, batch: Batch, memory: BaseMemory, embeddings: Tensor | None = None) -> None:
         """Check shapes and dtypes of the inputs of `forward`.

@@ -37,6 +37,7 @@ class ModelConfig:
         norm: position of the normalization. `post`: after each sum, as published. `pre`: before attention and feed-forward.
             `pre_keys`: like `pre`, but queries are computed from states that are not normalized, as in Transformer-XL's code for absolute
             positions.
+        final_norm: normalize the output of the last layer. Pre-norm layers leave it unnormalized, as in Transformer-XL's code.
         norm_eps: epsilon that the normalization adds to the variance.
         mem_len: M, number of earlier tokens that memory holds. 0 trains without memory.
         attention_span: limit on the keys that a query can see. `all`: no limit. `same_length`: itself and the M keys before it, so that
@@ -75,6 +76,7 @@ class ModelConfig:
     d_inner: int = 3072
     feed_forward: Literal["gelu", "relu", "glu", "reglu", "geglu", "swiglu"] = "gelu"
     norm: Literal["post", "pre", "pre_keys"] = "post"
+    final_norm: bool = False
     norm_eps: float = 1e-12
     mem_len: int = 384
     attention_span: Literal["all", "same_length", "exclude_self_slot"] = "all"
@@ -119,6 +121,11 @@ class ModelConfig:
             raise ValueError(
                 "model.attention_span=exclude_self_slot is invalid with model.mem_len=0: no key would be visible. "
                 "Set model.attention_span=same_length."
+            )
+        if self.final_norm and self.norm == "post":
+            raise ValueError(
+                "model.final_norm=true is invalid with model.norm=post: its layers normalize their output. "
+                "Set model.norm=pre, or model.final_norm=false."
             )
         self._check_positions()
         self._check_clusters()

@@ -78,7 +78,7 @@ class PostNormLayer(nn.Module):
 
 
 class PreNormLayer(PostNormLayer):
-    """Layer with normalization before attention and feed-forward, and none after the last layer (Transformer-XL's `pre_lnorm`)."""
+    """Layer with normalization before attention and feed-forward (Transformer-XL's `pre_lnorm`). Its output is not normalized."""
 
     _norm = staticmethod(layer_norm)
 

@@ -1,5 +1,6 @@
 import dataclasses
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -45,6 +46,20 @@ def test_the_model_equals_the_double_loop_of_the_paper(
     for row in range(2):
         # float32 and another order of summation
         torch.testing.assert_close(hidden[row], two_streams(model, batch, memory, row), atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("norm", ["pre", "pre_keys"])
+def test_a_final_norm_normalizes_the_outputs_and_leaves_memory_as_it_is(norm):
+    plain, normalized = make_model(norm=norm), make_model(norm=norm, final_norm=True)
+    normalized.load_state_dict(plain.state_dict(), strict=False)
+    batch, memory = random_batch(), random_memory(plain.config, 2, 4)
+    (expected, memory_after), (hidden, normalized_memory) = (
+        plain.backbone(batch, memory),
+        normalized.backbone(batch, memory),
+    )
+    weight, bias = normalized.backbone.final_norm.weight, normalized.backbone.final_norm.bias
+    torch.testing.assert_close(hidden, torch.nn.functional.layer_norm(expected, (16,), weight, bias, 1e-12))
+    assert torch.equal(memory_after.hidden, normalized_memory.hidden)
 
 
 def test_query_rows_at_targets_equal_those_of_the_full_query_stream():

@@ -28,6 +28,7 @@ def models(draw) -> ModelConfig:
     """Draw a small model of any kind."""
     positions = draw(st.sampled_from(list(SCHEMES)))
     cutoffs = draw(st.sampled_from([[], [20], [13, 40]]))
+    norm = draw(st.sampled_from(list(LAYERS)))
     return ModelConfig(
         vocab_size=60,
         n_layer=draw(st.integers(1, 3)),
@@ -36,7 +37,8 @@ def models(draw) -> ModelConfig:
         d_head=draw(st.sampled_from([None, 6])),
         d_inner=draw(st.integers(3, 30)),
         feed_forward=draw(st.sampled_from(["gelu", "relu", "glu", "swiglu"])),
-        norm=draw(st.sampled_from(list(LAYERS))),
+        norm=norm,
+        final_norm=norm != "post" and draw(st.booleans()),
         mem_len=draw(st.sampled_from([0, 5, 12])),
         positions=positions,
         n_positions=draw(st.integers(1, 9)) if positions in ("shaw", "learned") else None,

@@ -14,11 +14,13 @@ from xlpre.data.store import SplitData
 from xlpre.data.store_builder import write_store
 from xlpre.data.window_layout import DataConfig
 from xlpre.model.backbone import Backbone
-from xlpre.model.config import MemoryConfig
+from xlpre.model.config import MemoryConfig, ModelConfig
 from xlpre.model.memory import KVCache
 from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.objectives.registry import OBJECTIVES
+from xlpre.training.config import PretrainOptimConfig
 from xlpre.training.distributed import Comm
+from xlpre.training.lr_schedule import ScheduleConfig
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -120,6 +122,28 @@ def test_the_note_on_targets_names_both_fractions_if_they_differ(name, train_k, 
     objective = ObjectiveConfig(name=name, partial_k=train_k)
     note = evaluator.compare_targets(PretrainConfig(objective=objective, eval=EvalConfig(partial_k=val_k)))
     assert re.search(expected, note)
+
+
+@pytest.mark.parametrize(
+    ("loss", "tokens", "step", "expected"),
+    [
+        (
+            6.85,
+            600_000,
+            500,
+            r"after 0\.6 M .* try model\.init_scheme=local, then model\.norm=pre, then optim\.lr=1e-3\.",
+        ),
+        (6.75, 600_000, 500, "^$"),  # has left the baseline
+        (6.85, 400_000, 500, "^$"),  # has hardly read anything
+        (6.85, 600_000, 40, "^$"),  # in the warm-up
+    ],
+)
+def test_a_model_that_stays_at_word_frequencies_is_reported_with_a_remedy(loss, tokens, step, expected):
+    config = PretrainConfig(
+        optim=PretrainOptimConfig(lr=2e-3), schedule=ScheduleConfig(warmup_steps=40), model=ModelConfig()
+    )
+    result = evaluator.EvalResult(loss, 6.87, 0.0, 2.0, 100, {})
+    assert re.search(expected, evaluator.warn_of_plateau(config, result, step, tokens))
 
 
 def test_a_small_validation_text_is_reported(store, documents, tokenizer, tmp_path):
