@@ -23,6 +23,9 @@ class ObjectiveConfig:
         max_span: targets come in spans of 1 to `max_span` words. A span of n words has probability proportional to 1/n.
         span_ends: where a span ends. `whole_words`: a span ends where its last word ends. `as_released`: a span of n words
             is n tokens long, as in the published code, so it may end inside a word.
+        loss_on: positions of a causal window whose loss is minimized. `all`: every position. `second_half`: positions after the
+            middle of the window, which have at least half a window of context ("half" in Transformer-XL's Table 6). Evaluation
+            uses every position.
         next_sentence: add the loss of next-sentence prediction from `<cls>` (BERT; XLNet's Table 6, row 8).
     """
 
@@ -31,6 +34,7 @@ class ObjectiveConfig:
     perm_size: int | None = None
     max_span: int = 5
     span_ends: Literal["whole_words", "as_released"] = "whole_words"
+    loss_on: Literal["all", "second_half"] = "all"
     next_sentence: bool = False
 
     def __post_init__(self) -> None:
@@ -40,6 +44,11 @@ class ObjectiveConfig:
             if value is not None and value < 1:
                 hint = " Set objective.max_span=1 to predict single words." if name == "max_span" else ""
                 raise ValueError(f"objective.{name}={value} is invalid: it must be at least 1.{hint}")
+        if self.loss_on != "all" and self.name != "causal":
+            raise ValueError(
+                f"objective.loss_on={self.loss_on} is invalid with objective.name={self.name}: it selects positions of causal windows. "
+                "Set objective.loss_on=all, or objective.name=causal."
+            )
         if self.next_sentence and self.name == "causal":
             raise ValueError(
                 "objective.next_sentence=true is invalid with objective.name=causal: plain text has no segment B. "

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from tests.conftest import refused
 from tests.unit.data.test_lanes import lanes_over
 from xlpre.data.rng import RowRng
 from xlpre.data.window_layout import DataConfig, build_windows
@@ -99,6 +100,19 @@ def test_causal_predicts_every_next_token(store, window_of, tokenizer):
     row = build_row("causal", window, tokenizer)
     assert (row.targets == np.append(window.ids[0, 1:], window.following)).all()
     assert (visible(row) == np.tril(np.ones((32, 32), bool))).all()
+
+
+@pytest.mark.parametrize("seq_len", [32, 33])
+def test_the_half_loss_predicts_the_tokens_after_the_middle_and_changes_nothing_else(window_of, tokenizer, seq_len):
+    window = window_of(DataConfig(seq_len=seq_len, reuse_len=seq_len))
+    half, full = (build_row("causal", window, tokenizer, loss_on=value) for value in ("second_half", "all"))
+    assert half.target_positions.tolist() == list(range(seq_len // 2, seq_len))
+    assert (half.targets == full.targets[seq_len // 2 :]).all()
+    assert (visible(half) == visible(full)).all() and (half.input_ids == full.input_ids).all()
+
+
+def test_the_half_loss_needs_the_causal_objective():
+    refused(pytest.raises(ValueError, ObjectiveConfig, loss_on="second_half"), "objective.loss_on", "second_half")
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
