@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from finetune.config import FinetuneConfig
@@ -25,7 +26,7 @@ from xlpre.common.plural import counted
 from xlpre.config.loader import save_config
 from xlpre.conversion.task_model_folder import load_task_model, save_task_model
 from xlpre.model.initialization import build_with_weights
-from xlpre.model.kernels.backend import concrete_backend
+from xlpre.model.kernels.backend import check_kernels, concrete_backend
 from xlpre.training import checkpoint
 from xlpre.training.checkpoint_writer import CheckpointWriter
 from xlpre.training.deepspeed_engine import build_engine
@@ -53,7 +54,13 @@ def finetune(config: FinetuneConfig) -> None:
     seeds = range(config.seed, config.seed + config.num_seeds)
     finished = finished_seeds(inputs)
     remaining = [seed for seed in seeds if seed not in finished]
-    context = start_training(config.train, inputs.config.optim, config.deepspeed)
+
+    def check(device: torch.device, dtype: torch.dtype, timeout_seconds: float) -> None:
+        dtypes = {dtype, torch.float32}  # predictions are computed in fp32
+        shape = inputs.shape
+        check_kernels(shape.attention_backend, shape.head_width, device, dtypes, timeout_seconds)
+
+    context = start_training(config.train, inputs.config.optim, config.deepspeed, check)
     shutdown = ShutdownHandler()
     lock = context.lock_run_dir(Path(config.run_dir), "fine-tuning")
     if is_rank_zero():

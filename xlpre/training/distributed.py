@@ -96,22 +96,33 @@ def device_type() -> str:
     return "cuda" if torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu" else "cpu"
 
 
+def local_device() -> torch.device:
+    """Return the device of this process, without using it: no CUDA context is created.
+
+    Raises:
+        OSError: LOCAL_RANK is not below the number of visible GPUs.
+    """
+    if device_type() == "cpu":
+        return torch.device("cpu")
+    local_rank, n_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local_rank >= n_gpus:
+        raise OSError(
+            f"LOCAL_RANK={local_rank} is invalid: it must be less than the number of GPUs, and process {rank()} sees "
+            f"{counted(n_gpus, 'GPU')}. Start one process per GPU, or set LOCAL_RANK=0 if each process sees one GPU only."
+        )
+    return torch.device("cuda", local_rank)
+
+
 def use_device() -> torch.device:
     """Select and return the device of this process.
 
     On a CPU, the cores are divided among the processes of this machine. OMP_NUM_THREADS is the upper limit of threads per process.
 
     Raises:
-        OSError: LOCAL_RANK is not below the number of visible GPUs.
+        OSError: see `local_device`.
     """
-    if device_type() == "cuda":
-        local_rank, n_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-        if local_rank >= n_gpus:
-            raise OSError(
-                f"LOCAL_RANK={local_rank} is invalid: it must be less than the number of GPUs, and process {rank()} sees "
-                f"{counted(n_gpus, 'GPU')}. Start one process per GPU, or set LOCAL_RANK=0 if each process sees one GPU only."
-            )
-        device = torch.device("cuda", local_rank)
+    device = local_device()
+    if device.type == "cuda":
         torch.cuda.set_device(device)
         # cuDNN's attention refuses masks that need a gradient, so only evaluation would use it; its masks have had bugs
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -119,7 +130,7 @@ def use_device() -> torch.device:
     n_local = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or world_size())
     cores, limit = len(os.sched_getaffinity(0)) // n_local, os.environ.get("OMP_NUM_THREADS", "")
     torch.set_num_threads(max(1, min(cores, int(limit)) if limit.isdecimal() else cores))
-    return torch.device("cpu")
+    return device
 
 
 def seed_everything(seed: int) -> None:

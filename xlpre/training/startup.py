@@ -4,7 +4,7 @@ A trainer starts in this order::
 
     check_wandb_installed(config.train.wandb)
     inputs = RunInputs(config)                               # reads and checks the inputs; writes nothing
-    context = start_training(config.train, config.optim, config.deepspeed)
+    context = start_training(config.train, config.optim, config.deepspeed, partial(check_kernels, ...))
     lock = context.lock_run_dir(run_dir, "pretraining")      # the first write
     backend = context.comm.call_on_rank_zero(lambda: resolve_backend(...))   # all processes compute with the same kernels
     engine = build_engine(model, context.deepspeed_config, config.train, config.optim, context.device)
@@ -15,7 +15,7 @@ A trainer starts in this order::
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,10 +32,14 @@ from xlpre.training.distributed import (
     check_shared_filesystem,
     init_env,
     is_rank_zero,
+    local_device,
     set_timeout,
     use_device,
     world_size,
 )
+
+# function of the device, the dtype of activations and a time limit in seconds, which checks the kernels of that device
+KernelCheck = Callable[[torch.device, torch.dtype, float], None]
 
 
 @dataclass(frozen=True)
@@ -99,13 +103,19 @@ def join_processes(train: TrainConfig) -> Comm:
     return Comm()
 
 
-def start_training(train: TrainConfig, optim: OptimConfig, overrides: Mapping[str, Any]) -> TrainingContext:
-    """Join the other processes of the job and check the settings that depend on their number and device. Writes nothing.
+def start_training(
+    train: TrainConfig, optim: OptimConfig, overrides: Mapping[str, Any], check_kernels: KernelCheck
+) -> TrainingContext:
+    """Join the other processes of the job and check the settings that depend on their number and device.
+
+    Writes nothing to the run folder.
 
     Args:
         train: batch size, precision and timeout.
         optim: optimizer settings that DeepSpeed reads.
         overrides: the `deepspeed` settings of the user.
+        check_kernels: called on rank 0 before this process uses its GPU, because the GPU may admit only one process at a time. The other
+            processes wait for rank 0 for up to `train.timeout_minutes`, so the time limit is half of it.
 
     Raises:
         ValueError: the global batch cannot be divided among the processes, the device does not have the precision, or DeepSpeed
@@ -113,7 +123,10 @@ def start_training(train: TrainConfig, optim: OptimConfig, overrides: Mapping[st
         OSError: this process has no GPU.
     """
     init_env()
-    batch = train.batch_schedule(world_size())
-    comm, device = join_processes(train), use_device()
+    batch, device = train.batch_schedule(world_size()), local_device()
+    precision = resolve_precision(device, train.precision)
+    if is_rank_zero():
+        check_kernels(device, PRECISIONS[precision], train.timeout_minutes * 60 / 2)
+    comm = join_processes(train)
     deepspeed_config = build_deepspeed_config(train, optim, device, world_size(), dict(overrides))
-    return TrainingContext(device, resolve_precision(device, train.precision), batch, comm, deepspeed_config)
+    return TrainingContext(device, precision, batch, comm, deepspeed_config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib.util import find_spec
 
 import torch
@@ -88,6 +88,23 @@ def fastest_backend(device: torch.device, dtype: torch.dtype, head_width: int) -
     if device.type == "cpu":
         return "cpu" if is_supported(device, dtype) else "sdpa"
     return "triton" if passes_selfcheck(device, dtype, head_width) else "sdpa"
+
+
+def check_kernels(
+    name: str, head_width: int, device: torch.device, dtypes: Collection[torch.dtype], timeout_seconds: float
+) -> None:
+    """Run the self-check of the GPU kernels where `resolve_backend` will need its result, which this process remembers.
+
+    Args:
+        name: `model.attention_backend`.
+        head_width: E.
+        device: device of the model.
+        dtypes: dtypes of queries, keys and values.
+        timeout_seconds: time limit of all checks together.
+    """
+    if name == "auto" and device.type != "cpu":
+        for dtype in dtypes:
+            passes_selfcheck(device, dtype, head_width, timeout_seconds / len(dtypes))
 
 
 def resolve_backend(
