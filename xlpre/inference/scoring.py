@@ -43,7 +43,7 @@ MODES = {"any-order": ("permutation",), "pll": ("permutation", "denoising"), "ca
 DEFAULT_MODE = {"permutation": "pll", "denoising": "pll", "causal": "causal"}
 N_ORDERS = 4
 WINDOW = 512  # tokens; attention memory grows with its square
-BATCH_TOKENS = 8192  # content and query rows of a forward pass
+BATCH_TOKENS = 4096  # content and query rows of a forward pass
 MAX_LOGITS = 1 << 22  # logits computed at a time, 16 MB
 N_SYMBOLS = 2  # <sep> and <cls> after a text
 
@@ -148,13 +148,13 @@ def score(
     for name, value in (("n_orders", n_orders), ("window", window), ("batch_tokens", batch_tokens)):
         if value < 1:
             raise ValueError(f"{name}={value} is invalid: it must be at least 1.")
-    ids = encode_texts(tokenizer, texts, "texts[{}]")
+    ids = encode_texts(tokenizer, texts)
     if len(tokenizer) != model.config.vocab_size:
         raise ValueError(
             f"tokenizer is invalid: it has {len(tokenizer)} pieces, but the model has vocab_size {model.config.vocab_size}. "
             "Give the vocabulary that the model was trained with."
         )
-    slots: dict[bytes, int] = {}  # equal texts are scored once
+    slots: dict[bytes, int] = {}  # equal texts are scored once, so that they tie exactly
     slot_of_text = [slots.setdefault(tokens.tobytes(), len(slots)) for tokens in ids]
     unique = [np.frombuffer(key, np.int64) for key in slots]
     scorer = _Scorer(model, window, mem_len, batch_tokens, report_progress or _ignore_progress)
@@ -260,13 +260,17 @@ def resolve_mode(mode: str | None, objective: str) -> str:
     return mode
 
 
-def encode_texts(tokenizer: Tokenizer, texts: Sequence[str] | Sequence[np.ndarray], origin: str) -> list[np.ndarray]:
+def encode_texts(
+    tokenizer: Tokenizer,
+    texts: Sequence[str] | Sequence[np.ndarray],
+    name_of_text: Callable[[int], str] = "texts[{}]".format,
+) -> list[np.ndarray]:
     """Return the (T,) int64 token ids of each text.
 
     Args:
         tokenizer: vocabulary.
         texts: texts, or their token ids.
-        origin: name of a text in error messages; {} is its index.
+        name_of_text: returns the name of a text in error messages from its index.
 
     Raises:
         ValueError: a text has no tokens, or cannot be encoded.
@@ -278,7 +282,7 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str] | Sequence[np.ndarra
         ids = np.asarray(tokenizer.encode(text) if isinstance(text, str) else text)
         if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
             problem = "a text needs at least one token" if not ids.size else "it must be a text or its token ids"
-            raise ValueError(f"{origin.format(index)}={text!r:.60} is invalid: {problem}. Correct or remove it.")
+            raise ValueError(f"{name_of_text(index)}={text!r:.60} is invalid: {problem}. Correct or remove it.")
         encoded.append(ids.astype(np.int64))
     return encoded
 

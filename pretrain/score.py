@@ -1,0 +1,143 @@
+"""Compute the log-likelihood of sentences, or the accuracy on minimal pairs.
+
+Each line of FILE is a text. The output has one JSON object per line with the log-likelihood in nats (`log_likelihood`), the number of
+tokens, and the number of <unk> among them. Modes:
+
+  any-order  chain rule in several factorization orders, the first from left to right; mean and standard deviation over the orders
+  pll        pseudo-log-likelihood: each token, given all others
+  causal     chain rule from left to right, of causal models
+
+Permutation models have the modes pll (the default) and any-order, denoising models pll, and causal models causal.
+
+With --pairs, the files hold minimal pairs in the form of BLiMP: JSON lines with `sentence_good`, `sentence_bad`, `UID` (the paradigm) and
+`linguistics_term` (the phenomenon). A pair is right if the good sentence has the higher log-likelihood.
+
+Examples:
+  python pretrain/score.py runs/mine sentences.txt > scores.jsonl
+  python pretrain/score.py runs/mine sentences.txt --mode any-order --orders 1 --tokens
+  python pretrain/score.py runs/mine --pairs blimp --out blimp.json --picture blimp.png
+
+See docs/evaluation.md for the modes, and docs/python.md for the same from Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from xlpre.common.cli_main import run_main
+from xlpre.config.cli import CommandParser
+
+COUNTS = ("orders", "window", "batch_tokens", "limit")  # options that are at least 1
+
+
+def build_parser() -> CommandParser:
+    """Return the parser of the command line."""
+    parser = CommandParser(__doc__)
+    parser.add_argument("model", metavar="MODEL", help="run folder, such as runs/quickstart, or model folder")
+    text = "text file, perhaps compressed, with one text per line (default: standard input)"
+    parser.add_argument("file", metavar="FILE", type=Path, nargs="?", help=text)
+    text = ".jsonl files of minimal pairs, or folders of them"
+    parser.add_argument("--pairs", metavar="FILE", type=Path, nargs="+", help=text)
+    text = "any-order, pll or causal (default: the first that fits: pll, causal)"
+    parser.add_argument("--mode", choices=("any-order", "pll", "causal"), help=text)
+    text = "number of orders of any-order (default: 4); 1 is from left to right only"
+    parser.add_argument("--orders", metavar="N", type=int, default=4, help=text)
+    parser.add_argument("--seed", metavar="N", type=int, default=1, help="seed of the random orders (default: 1)")
+    parser.add_argument("--tokens", action="store_true", help="also print the score of each token")
+    text = "pairs of each paradigm to read, from the start (default: all)"
+    parser.add_argument("--limit", metavar="N", type=int, help=text)
+    text = "write the JSON lines, or the accuracies of --pairs as a JSON object, to this file"
+    parser.add_argument("--out", metavar="FILE", type=Path, help=text)
+    parser.add_argument(
+        "--picture", metavar="FILE", type=Path, help="draw the accuracies of --pairs (.png, .svg, .pdf)"
+    )
+    text = "longest window in tokens; longer texts are read in windows, with memory (default: 512)"
+    parser.add_argument("--window", metavar="N", type=int, default=512, help=text)
+    text = "tokens of memory for texts longer than a window (default: that of the model)"
+    parser.add_argument("--mem-len", metavar="N", type=int, help=text)
+    text = "content and query rows of a forward pass (default: 4096); a GPU is faster with more"
+    parser.add_argument("--batch-tokens", metavar="N", type=int, default=4096, help=text)
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="device (default: a GPU if there is one)")
+    return parser
+
+
+def check_options(args: argparse.Namespace) -> None:
+    """Raise ValueError if options contradict each other or are out of range."""
+    for name in COUNTS:
+        if (value := getattr(args, name)) is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')}={value} is invalid: it must be at least 1.")
+    for name, minimum in (("seed", 0), ("mem_len", 0)):
+        if (value := getattr(args, name)) is not None and value < minimum:
+            raise ValueError(f"--{name.replace('_', '-')}={value} is invalid: it must be at least {minimum}.")
+    if args.pairs and (args.file or args.tokens):
+        option = "--tokens" if args.tokens else f"FILE={args.file}"
+        raise ValueError(f"{option} is invalid with --pairs. Leave one of them out.")
+    for name in ("limit", "picture"):
+        if getattr(args, name) is not None and not args.pairs:
+            raise ValueError(
+                f"--{name}={getattr(args, name)} is invalid without --pairs. Leave it out, or give --pairs FILE."
+            )
+    for path in (args.out, args.picture):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ValueError(f"{path} is invalid: the folder {path.parent} does not exist. Create it, or name another.")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    args = build_parser().parse(argv)
+    check_options(args)
+
+    from functools import partial
+
+    import torch
+
+    from pretrain.tools.text_scores import CHUNK_LINES, score_lines, score_pairs, write_records
+    from xlpre.common.files import write_text
+    from xlpre.common.plural import counted
+    from xlpre.common.tables import to_text
+    from xlpre.conversion.model_folder import load_folder
+    from xlpre.inference.minimal_pairs import draw_accuracies, read_pairs
+    from xlpre.inference.scoring import resolve_mode, score
+
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device=cuda is invalid: PyTorch finds no GPU on this machine. Leave it out.")
+    pairs = read_pairs(args.pairs, args.limit) if args.pairs else []
+    folder = load_folder(args.model)
+    mode, tokenizer = resolve_mode(args.mode, folder.objective), folder.require_tokenizer(args.model)
+    model = folder.model().to(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    score_texts = partial(
+        score,
+        model,
+        tokenizer,
+        mode=mode,
+        objective=folder.objective,
+        n_orders=args.orders,
+        seed=args.seed,
+        window=args.window,
+        mem_len=args.mem_len,
+        batch_tokens=args.batch_tokens,
+    )
+    if not args.pairs:
+        is_interactive = args.file is None and sys.stdin.isatty()
+        chunk_lines = 1 if is_interactive else CHUNK_LINES
+        write_records(score_lines(score_texts, tokenizer, args.file, chunk_lines, args.tokens), args.out)
+        return
+    accuracies = score_pairs(score_texts, tokenizer, pairs)
+    orders = {"n_orders": args.orders, "seed": args.seed} if mode == "any-order" else {}
+    name = f"{mode}, {counted(args.orders, 'order')}" if orders else mode
+    print(to_text(accuracies.paradigm_table()), to_text(accuracies.phenomenon_table()), sep="\n\n")
+    print(
+        f"\n{args.model}, {name}: {accuracies.overall.percent:.2f} % of {accuracies.overall.n_pairs:,} pairs, mean over paradigms"
+    )
+    if args.out:
+        write_text(args.out, json.dumps({"mode": mode, **accuracies.to_json(), **orders}, indent=1) + "\n")
+    if args.picture:
+        draw_accuracies(accuracies, args.picture, f"{args.model}, {name}: {accuracies.overall.percent:.1f} %")
+
+
+if __name__ == "__main__":
+    run_main(main)

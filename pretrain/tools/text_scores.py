@@ -1,0 +1,122 @@
+"""Scores of the lines of a file as JSON lines, and of minimal pairs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tqdm import tqdm
+
+from xlpre.common.files import atomic_write
+from xlpre.inference.minimal_pairs import MinimalPair, PairAccuracies, pair_accuracies
+from xlpre.inference.scoring import TextScore, encode_texts
+from xlpre.text.readers import STDIN, ByteCounter, read_lines
+from xlpre.text.tokenizer import Tokenizer
+
+CHUNK_LINES = 4096  # lines scored together, enough to batch lines of similar length
+PROGRESS_DELAY = 5.0  # seconds before a progress bar appears
+LOG_INTERVAL = 30.0  # seconds between updates of the bar if stderr is not a terminal
+
+ScoreTexts = Callable[..., list[TextScore]]  # `score` with all arguments but texts and report_progress
+
+
+class ProgressBar:
+    """Progress bar on stderr that appears in long calculations only."""
+
+    def __init__(self, total: int | None, unit: str) -> None:
+        interval = 0.1 if sys.stderr.isatty() else LOG_INTERVAL
+        self._bar = tqdm(total=total, unit=unit, unit_scale=True, delay=PROGRESS_DELAY, mininterval=interval)
+
+    def report(self, done: int, total: int) -> None:
+        """Show that `done` of `total` units are done."""
+        self._bar.total = total
+        self._bar.update(done - self._bar.n)
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.close()
+
+
+def score_lines(
+    score_texts: ScoreTexts, tokenizer: Tokenizer, path: Path | None, chunk_lines: int, with_tokens: bool
+) -> Iterator[dict[str, Any]]:
+    """Yield the score of each line of a file, in order, as JSON values.
+
+    Args:
+        score_texts: `score` of a model.
+        tokenizer: vocabulary of the model.
+        path: text file, perhaps compressed. None: standard input.
+        chunk_lines: number of lines read and scored together.
+        with_tokens: add the tokens and their log-probabilities, which are means over the orders.
+
+    Raises:
+        ValueError: the file cannot be read, or a line is empty. The message names the line.
+    """
+    source = STDIN if path is None else path
+    n_bytes = None if path is None or path.suffix in (".gz", ".zst") else path.stat().st_size
+    counter = ByteCounter()
+    lines = (line.rstrip("\r\n") for _, line in read_lines(source, counter))
+    number = 0
+    with ProgressBar(n_bytes, "B") as progress:
+        while chunk := list(islice(lines, chunk_lines)):
+            ids = encode_texts(tokenizer, chunk, partial(_name_of_line, source, number + 1))
+            for line, text in zip(chunk, score_texts(ids), strict=True):
+                yield to_record(line, text, tokenizer, with_tokens)
+            number += len(chunk)
+            progress.report(counter.n_bytes, n_bytes or counter.n_bytes)
+
+
+def to_record(line: str, text: TextScore, tokenizer: Tokenizer, with_tokens: bool) -> dict[str, Any]:
+    """Return the score of a line as JSON values."""
+    record: dict[str, Any] = {
+        "text": line,
+        "log_likelihood": text.log_likelihood,
+        "n_tokens": text.n_tokens,
+        "n_unknown": text.n_unknown,
+    }
+    if text.std is not None:
+        record |= {"std": text.std, "by_order": text.by_order.tolist()}
+    if with_tokens:
+        record["tokens"] = [tokenizer.pieces[token] for token in text.tokens]
+        record["token_log_likelihoods"] = text.token_log_likelihoods.mean(0).tolist()
+    return record
+
+
+def score_pairs(score_texts: ScoreTexts, tokenizer: Tokenizer, pairs: list[MinimalPair]) -> PairAccuracies:
+    """Score minimal pairs, with a progress bar.
+
+    Raises:
+        ValueError: a sentence has no tokens. The message names file and line.
+    """
+    sentences = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
+    ids = encode_texts(tokenizer, sentences, lambda index: f"{pairs[index // 2].location}: sentence")
+    with ProgressBar(None, "row") as progress:
+        scores = score_texts(ids, report_progress=progress.report)
+    return pair_accuracies(pairs, scores)
+
+
+def write_records(records: Iterable[dict[str, Any]], path: Path | None) -> None:
+    """Write JSON lines to a file, or to standard output if `path` is None. A file is complete or not written."""
+    if path is None:
+        ascii_only = not str(sys.stdout.encoding).lower().startswith("utf")
+        for record in records:
+            print(json.dumps(record, ensure_ascii=ascii_only))
+        return
+    with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
+        for record in records:
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def _name_of_line(source: Path, first: int, index: int) -> str:
+    """Return the name of a text in error messages; `first` is the number of the line with index 0."""
+    return f"{source}, line {first + index}: text"
