@@ -47,7 +47,9 @@ def test_predictions_hidden_states_and_scores_are_as_documented(names, tokenizer
     for position in range(len(tokens)):
         logits, _ = names["model"].logits(masked_batch(tokens, [position]), names["no_memory"])
         score += float(logits[0, 0].log_softmax(-1)[tokens[position]])
-    assert names["likely"].log_likelihood == pytest.approx(score, rel=1e-4) and names["pll"] == pytest.approx(score, rel=1e-4)
+    assert names["likely"].log_likelihood == pytest.approx(score, rel=1e-4) and names["pll"] == pytest.approx(
+        score, rel=1e-4
+    )
     assert names["left_to_right"] < 0 < names["spread"] and names["consistency"] > 0
 
 
