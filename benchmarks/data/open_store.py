@@ -23,7 +23,17 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository
 
 from xlpre.data.lanes import Lanes
-from xlpre.data.store import ARRAYS, FORMAT, MAX_BYTES_VERIFIED_ON_OPEN, META, SPLITS, TokenStore, compute_fingerprint
+from xlpre.data.sparse_index import PAGE_ITEMS
+from xlpre.data.store import (
+    ARRAYS,
+    FORMAT,
+    INDEXES,
+    MAX_BYTES_VERIFIED_ON_OPEN,
+    META,
+    SPLITS,
+    TokenStore,
+    compute_fingerprint,
+)
 from xlpre.data.window_layout import DataConfig
 from xlpre.data_loader import Loader
 from xlpre.objectives.objective import ObjectiveConfig
@@ -44,9 +54,11 @@ def make_store(path: Path, n_tokens: int) -> None:
             with open(path / split / f"{name}.bin", "wb") as file:
                 for begin in range(length, n_tokens + 1, length << 20):
                     np.arange(begin, min(begin + (length << 20), n_tokens + 1), length).tofile(file)
+            page = length * PAGE_ITEMS
+            np.arange(page, n_tokens + 1, page).tofile(path / split / f"{name}_index.bin")
     np.ones(VOCABULARY, np.int64).tofile(path / "unigram.bin")
     (path / "vocabulary.model").touch()
-    sizes = {name: (path / name).stat().st_size for name in (*ARRAYS, "unigram.bin", "vocabulary.model")}
+    sizes = {name: (path / name).stat().st_size for name in (*ARRAYS, *INDEXES, "unigram.bin", "vocabulary.model")}
     is_verified = sum(sizes.values()) <= MAX_BYTES_VERIFIED_ON_OPEN
     sha256 = {name: hashlib.sha256((path / name).read_bytes()).hexdigest() if is_verified else "" for name in sizes}
     meta = {

@@ -16,6 +16,7 @@ from typing import Literal
 
 import numpy as np
 
+from xlpre.data.sparse_index import SparseIndex
 from xlpre.data.store import SplitData
 
 
@@ -23,14 +24,12 @@ class BoundaryIndex:
     """Positions of sentence or document boundaries in reading direction. The start and the end of the text are boundaries, too.
 
     Args:
-        ends: (n,) int64, position after the last token of each sentence or document in the forward text. Increasing; the last one is the
-            length of the text.
+        ends: position after the last token of each sentence or document in the forward text. The last one is the length of the text.
         backward: True if the text is read from right to left.
     """
 
-    def __init__(self, ends: np.ndarray, backward: bool) -> None:
-        # a plain array: each access to a np.memmap costs a microsecond
-        self._ends, self._backward, self._length = np.asarray(ends), backward, int(ends[-1])
+    def __init__(self, ends: SparseIndex, backward: bool) -> None:
+        self._ends, self._backward, self._length = ends, backward, ends[-1]
 
     def __getitem__(self, index: int) -> int:
         """Return the position of boundary `index`. Boundary 0 is the start of the text."""
@@ -41,15 +40,15 @@ class BoundaryIndex:
     def first_from(self, position: int) -> int:
         """Return the index of the first boundary at or after `position`."""
         if self._backward:
-            return len(self._ends) - int(self._ends.searchsorted(self._length - position, side="right"))
-        return int(self._ends.searchsorted(position)) + 1 if position > 0 else 0
+            return len(self._ends) - self._ends.searchsorted(self._length - position, side="right")
+        return self._ends.searchsorted(position) + 1 if position > 0 else 0
 
     def last_until(self, position: int) -> int:
         """Return the index of the last boundary at or before `position`, which must be the position of a token."""
         return self.first_from(position + 1) - 1
 
     def _forward(self, index: int) -> int:
-        return int(self._ends[index - 1]) if index else 0
+        return self._ends[index - 1] if index else 0
 
 
 class DirectedText:
@@ -64,7 +63,7 @@ class DirectedText:
     def __init__(self, data: SplitData, backward: bool = False) -> None:
         self.backward = backward
         self.sentences, self.documents = (
-            BoundaryIndex(ends, backward) for ends in (data.sentence_ends, data.document_ends)
+            BoundaryIndex(ends, backward) for ends in (data.sentence_index, data.document_index)
         )
         self._tokens = np.asarray(data.tokens)
 

@@ -6,6 +6,7 @@
     store/train/tokens.bin     uint16, or uint32 for more than 65,536 pieces
     store/train/sentences.bin  int64, position after the last token of each sentence
     store/train/documents.bin  int64, position after the last token of each document
+    store/train/sentences_index.bin, documents_index.bin  every 512th position of these files (sparse_index.py); absent in format 5
     store/val/...              the same for the validation documents
 
 A store does not depend on training settings such as batch size, window, processes or objective. `store_builder` writes it.
@@ -17,20 +18,24 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from xlpre.data.sparse_index import PAGE_ITEMS, SparseIndex
 from xlpre.text.json_objects import parse_object
 from xlpre.text.preprocess import Preprocess
 from xlpre.text.tokenizer import SENTENCEPIECE_VERSION, Tokenizer
 
-FORMAT = 5
+FORMAT = 6
+READABLE_FORMATS = (5, 6)
 SPLITS = ("train", "val")
 MAX_BYTES_VERIFIED_ON_OPEN = 256 << 20  # larger stores are verified by TokenStore.verify only
 META = "meta.json"
 ARRAYS = tuple(f"{split}/{name}.bin" for split in SPLITS for name in ("tokens", "sentences", "documents"))
+INDEXES = tuple(f"{split}/{name}_index.bin" for split in SPLITS for name in ("sentences", "documents"))
 COUNT_KEYS = ("vocab_size", *(f"{split}_n_{name}" for split in SPLITS for name in ("documents", "tokens", "sentences")))
 STRING_KEYS = ("dtype", "vocabulary_sha256", "preprocess", "sentencepiece", "fingerprint")
 MARKERS = (
@@ -48,11 +53,25 @@ class SplitData:
         tokens: (N,) token ids.
         sentence_ends: (S,) int64, position after the last token of each sentence. Increasing; the last one is N.
         document_ends: (documents,) int64, position after the last token of each document. Increasing; the last one is N.
+        sentence_samples: samples of `sentence_ends` for SparseIndex. None: they are computed when `sentence_index` is first used.
+        document_samples: the same for `document_ends`.
     """
 
     tokens: np.ndarray
     sentence_ends: np.ndarray
     document_ends: np.ndarray
+    sentence_samples: np.ndarray | None = None
+    document_samples: np.ndarray | None = None
+
+    @cached_property
+    def sentence_index(self) -> SparseIndex:
+        """Index of `sentence_ends`."""
+        return SparseIndex(self.sentence_ends, self.sentence_samples)
+
+    @cached_property
+    def document_index(self) -> SparseIndex:
+        """Index of `document_ends`."""
+        return SparseIndex(self.document_ends, self.document_samples)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -90,6 +109,8 @@ class TokenStore:
                 self._map_file(f"{split}/tokens.bin", self.meta["dtype"]),
                 self._map_file(f"{split}/sentences.bin", "int64"),
                 self._map_file(f"{split}/documents.bin", "int64"),
+                self._read_samples(f"{split}/sentences_index.bin"),
+                self._read_samples(f"{split}/documents_index.bin"),
             )
             for split in SPLITS
         )
@@ -161,7 +182,7 @@ class TokenStore:
             meta = parse_object(path.read_text("utf-8"), str(path))
         except (ValueError, OSError) as error:
             raise ValueError(f"{path} cannot be read ({error}). {REBUILD}") from None
-        if meta.get("format") != FORMAT:
+        if meta.get("format") not in READABLE_FORMATS:
             raise ValueError(
                 f"data.store_dir={self.path} is invalid: the store has format {meta.get('format')}, but this version of xlpre reads format "
                 f"{FORMAT}. Prepare it again with pretrain/prepare.py, after deleting the folder or under another name."
@@ -172,6 +193,9 @@ class TokenStore:
 
     def _map_file(self, name: str, dtype: str) -> np.ndarray:
         return np.memmap(self.path / name, dtype=dtype, mode="r") if self.meta["bytes"][name] else np.empty(0, dtype)
+
+    def _read_samples(self, name: str) -> np.ndarray | None:
+        return np.fromfile(self.path / name, "int64") if name in self.meta["bytes"] else None
 
     def _check_size(self, name: str, expected: int) -> None:
         path = self.path / name
@@ -220,12 +244,15 @@ def _invalid_key(meta: Mapping[str, Any]) -> str | None:
             return key
     if meta["dtype"] not in ("uint16", "uint32"):
         return "dtype"
-    for key in ("bytes", "sha256"):
-        if {*meta[key]} != {*ARRAYS, "unigram.bin", "vocabulary.model"}:
-            return key
     item_size = {name: np.dtype(meta["dtype"]).itemsize if "tokens" in name else 8 for name in ARRAYS}
     n_items = {name: meta["_n_".join(name.removesuffix(".bin").split("/"))] for name in ARRAYS}
-    if any(meta["bytes"][name] != n_items[name] * item_size[name] for name in ARRAYS):
+    sizes = {name: n_items[name] * item_size[name] for name in ARRAYS}
+    if meta["format"] != 5:
+        sizes |= {name: n_items[name.replace("_index", "")] // PAGE_ITEMS * 8 for name in INDEXES}
+    for key in ("bytes", "sha256"):
+        if {*meta[key]} != {*sizes, "unigram.bin", "vocabulary.model"}:
+            return key
+    if any(meta["bytes"][name] != size for name, size in sizes.items()):
         return "bytes"
     if meta["bytes"]["unigram.bin"] != 8 * meta["vocab_size"]:
         return "vocab_size"

@@ -28,6 +28,7 @@ from xlpre.data.shards import (
     has_shards,
     list_tasks,
 )
+from xlpre.data.sparse_index import sample_pages
 from xlpre.data.store import FORMAT, SPLITS, TokenStore, compute_fingerprint
 from xlpre.text.corpus import ReadUnit, TextConfig, empty_text_message, source_files
 from xlpre.text.document import Document, LineType
@@ -237,9 +238,9 @@ class _FirstOccurrences:
 
 
 class _SplitWriter:
-    """Writes the three files of a split, and computes their checksums and counts."""
+    """Writes the files of a split, and computes their checksums and counts."""
 
-    NAMES = ("tokens", "sentences", "documents")
+    NAMES = ("tokens", "sentences", "documents", "sentences_index", "documents_index")
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -249,7 +250,9 @@ class _SplitWriter:
 
     def add(self, docs: EncodedDocs) -> None:
         offset = self._n_tokens
-        arrays = (docs.tokens, np.cumsum(docs.sentences) + offset, np.cumsum(docs.documents) + offset)
+        sentence_ends, document_ends = np.cumsum(docs.sentences) + offset, np.cumsum(docs.documents) + offset
+        samples = (sample_pages(sentence_ends, self._n_sentences), sample_pages(document_ends, self.n_documents))
+        arrays = (docs.tokens, sentence_ends, document_ends, *samples)
         for name, array in zip(self.NAMES, arrays, strict=True):
             array.tofile(self._files[name])
             self._digests[name].update(np.ascontiguousarray(array).data)

@@ -5,7 +5,8 @@ import shutil
 import numpy as np
 import pytest
 
-from xlpre.data.store import FORMAT, TokenStore
+from xlpre.data.sparse_index import sample_pages
+from xlpre.data.store import FORMAT, INDEXES, TokenStore
 from xlpre.data.store_builder import write_store
 from xlpre.text import special_tokens
 from xlpre.text.tokenizer import SENTENCEPIECE_VERSION, Tokenizer, TokenizerConfig
@@ -75,7 +76,9 @@ def test_a_store_records_the_preprocessing_of_its_text(documents, tokenizer, tmp
         store.check_vocabulary(tokenizer, "same.model")
 
 
-@pytest.mark.parametrize("name", ["unigram.bin", "vocabulary.model", "train/tokens.bin", "val/documents.bin"])
+@pytest.mark.parametrize(
+    "name", ["unigram.bin", "vocabulary.model", "train/tokens.bin", "val/documents.bin", "train/sentences_index.bin"]
+)
 def test_a_file_with_a_changed_byte_is_named(store, tmp_path, name):
     broken = shutil.copytree(store.path, tmp_path / "broken")
     content = bytearray((broken / name).read_bytes())
@@ -83,6 +86,25 @@ def test_a_file_with_a_changed_byte_is_named(store, tmp_path, name):
     (broken / name).write_bytes(content)
     with pytest.raises(ValueError, match=f"{name} does not match its checksum"):
         TokenStore(broken)
+
+
+def test_the_index_files_sample_every_page_and_a_store_of_format_5_gets_along_without_them(store, tmp_path):
+    assert len(store.train.sentence_samples) > 0
+    for split in (store.train, store.validation):
+        assert np.array_equal(split.sentence_samples, sample_pages(split.sentence_ends))
+        assert np.array_equal(split.document_samples, sample_pages(split.document_ends))
+    older = shutil.copytree(store.path, tmp_path / "older")
+    meta = {**store.meta, "format": 5}
+    for name in INDEXES:
+        (older / name).unlink()
+        for key in ("bytes", "sha256"):
+            meta[key] = {file: value for file, value in meta[key].items() if file != name}
+    (older / "meta.json").write_text(json.dumps(meta))
+    older_store = TokenStore(older)
+    assert older_store.fingerprint == store.fingerprint
+    for position in range(0, len(store.train), 7):
+        search = [split.sentence_index.searchsorted(position) for split in (store.train, older_store.train)]
+        assert search[0] == search[1]
 
 
 def test_a_store_of_an_older_format_is_refused(store, tmp_path):
