@@ -1,14 +1,16 @@
 """Export the model of a run, or convert a model folder.
 
-The source is a run folder (finished or not: the latest checkpoint is exported), or a model folder of xlpre, of Hugging Face's XLNet, or of
-the original TensorFlow release. With --hf, `XLNetLMHeadModel.from_pretrained` and `AutoTokenizer.from_pretrained` open the result. With
---tf, the original TensorFlow code can train it further. The model card, README.md, describes the training as the run recorded it.
+The source is a run folder (finished or not: the latest checkpoint is exported), a model folder of xlpre, of Hugging Face's XLNet, or of the
+original TensorFlow release, or the model.pt of a Transformer-XL (nothing in the pickle is executed). With --hf,
+`XLNetLMHeadModel.from_pretrained` and `AutoTokenizer.from_pretrained` open the result. With --tf, the original TensorFlow code can train it
+further. The model card, README.md, describes the training as the run recorded it.
 
 Examples:
   python pretrain/export.py runs/quickstart exported/quickstart
   python pretrain/export.py runs/quickstart exported/quickstart_hf --hf
   python pretrain/export.py runs/quickstart exported/quickstart_hub --hf --push me/my-xlnet
   python pretrain/export.py downloads/xlnet_cased_L-12_H-768_A-12 exported/xlnet_base
+  python pretrain/export.py downloads/LM-TFM-enwik8/model.pt exported/transformer_xl
 
 See docs/python.md for using a model folder, and docs/parity.md for what converts exactly.
 """
@@ -30,7 +32,7 @@ DESCRIPTIONS = {"native": "", "hf": " for Hugging Face's transformers", "tf": " 
 def build_parser() -> CommandParser:
     """Return the parser of the command line."""
     parser = CommandParser(__doc__)
-    text = "run folder, such as runs/quickstart, or model folder"
+    text = "run folder, such as runs/quickstart, model folder, or model.pt"
     parser.add_argument("source", metavar="SOURCE", type=Path, help=text)
     parser.add_argument("target", metavar="TARGET", type=Path, help="folder to write; it must not exist")
     formats = parser.add_mutually_exclusive_group()
@@ -75,6 +77,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if folder.tokenizer and not folder.provenance and not args.preprocess:
         print(
             f"{args.source} has no provenance.json: preprocessing is assumed to be cased; set --preprocess to change it"
+        )
+    if folder.tokenizer is None:
+        print(
+            f"{args.source} has no vocabulary: the folder holds weights for token ids, and commands that read text refuse it"
         )
     print(f"{args.source}{step}: written to {args.target}{DESCRIPTIONS[args.format]}")
     finish_export(args.source, args.target, args.push)

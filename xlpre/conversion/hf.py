@@ -6,7 +6,6 @@ Source of names and shapes: transformers 5.23, models/xlnet/modeling_xlnet.py.
 from __future__ import annotations
 
 import json
-import pickle
 import warnings
 from collections.abc import Mapping
 from fractions import Fraction
@@ -21,6 +20,7 @@ from torch import Tensor
 from xlpre.common.safetensors_io import check_finite, write_tensors
 from xlpre.config.loader import config_from_mapping
 from xlpre.conversion import weight_maps
+from xlpre.conversion.torch_pickle import is_state_dict, read_tensors, read_torch_file
 from xlpre.conversion.weight_maps import (
     COPY,
     FROM_HEADS,
@@ -146,7 +146,7 @@ def read_model(path: Path, settings: Mapping[str, Any]) -> tuple[ModelConfig, di
         ValueError: an unknown setting, weights that are missing or have a wrong shape, or a file that cannot be read.
     """
     config = _config_from(path / "config.json", settings)
-    arrays, origin = _read_arrays(path)
+    arrays, origin = read_arrays(path)
     if not any(name.startswith("transformer.") for name in arrays):
         arrays = {f"transformer.{name}": array for name, array in arrays.items()}  # saved from a bare XLNetModel
     table = weight_map(config)
@@ -214,8 +214,8 @@ def _config_from(path: Path, content: Mapping[str, Any]) -> ModelConfig:
     return config_from_mapping(ModelConfig, values, str(path))
 
 
-def _read_arrays(path: Path) -> tuple[dict[str, Tensor], Path]:
-    """Return the tensors of a folder by name, and the file that holds or lists them. Only plain tensors are unpickled."""
+def read_arrays(path: Path) -> tuple[dict[str, Tensor], Path]:
+    """Return the tensors of a folder by name, and the file that holds or lists them. Pickles are not executed."""
     single, index, pickled = (
         path / name for name in ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
     )
@@ -230,20 +230,18 @@ def _read_arrays(path: Path) -> tuple[dict[str, Tensor], Path]:
             for shard in shards:
                 arrays |= safetensors.torch.load_file(path / shard)
             return arrays, index
-        if pickled.exists():
-            arrays = torch.load(pickled, map_location="cpu", weights_only=True)
-            if not all(isinstance(name, str) and isinstance(array, Tensor) for name, array in arrays.items()):
-                raise ValueError("it must hold only tensors by name")
-            return arrays, pickled
-    except pickle.UnpicklingError:
-        raise ValueError(
-            f"{pickled} is refused: it holds code or objects besides tensors. Save the model as safetensors. Nothing was loaded."
-        ) from None
     except Exception as error:  # noqa: BLE001 - a damaged or hostile file may raise any error inside a library
         raise ValueError(
             f"{path}: the weights cannot be read ({type(error).__name__}: {str(error).splitlines()[0][:200]}). "
             "Copy the folder again. Nothing was loaded."
         ) from None
+    if pickled.exists():
+        content = read_torch_file(pickled)
+        if not is_state_dict(content):
+            raise ValueError(
+                f"{pickled} is refused: it must hold only tensors by name. Save the model as safetensors. Nothing was loaded."
+            )
+        return read_tensors(content), pickled
     if (path / f"{pickled.name}.index.json").exists():
         raise ValueError(
             f"{path} is invalid: sharded {pickled.name} files are not supported. Save the model as safetensors with transformers."

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from huggingface_hub import EvalResult, ModelCardData
 
 from xlpre.conversion.model_folder import ModelFolder
+from xlpre.conversion.provenance import CONVERTED_FROM
 from xlpre.objectives.registry import OBJECTIVES
 from xlpre.text.hub import HF_PREFIX, is_hf_dataset
 
@@ -155,6 +156,8 @@ def language_model_card(folder: ModelFolder, name: str, export_format: str, reco
     else:
         pipeline_tag = "fill-mask" if OBJECTIVES[objective].sees_ahead else None
         usage = NATIVE_USAGE_CLOZE if OBJECTIVES[objective].sees_ahead else NATIVE_USAGE
+        if folder.tokenizer is None:
+            usage = NATIVE_USAGE_WEIGHTS
     uses = (
         "for hidden states, and to predict missing words"
         if OBJECTIVES[objective].sees_ahead
@@ -277,14 +280,16 @@ def find_run(source: Path) -> Path | None:
 def _describe_shape(folder: ModelFolder) -> str:
     config = folder.config
     n_parameters = sum(weight.numel() for weight in folder.weights.values())
+    is_ours = bool(folder.provenance) and CONVERTED_FROM not in folder.provenance
     return (
         f"It is a Transformer-XL with {config.n_layer} layers, width {config.d_model}, {config.n_head} heads and "
-        f"{n_parameters:,} parameters{', trained with xlpre' if folder.provenance else ''}."
+        f"{n_parameters:,} parameters{', trained with xlpre' if is_ours else ''}."
     )
 
 
 def _describe_vocabulary(folder: ModelFolder) -> dict[str, str]:
-    tokenizer = folder.require_tokenizer("the source folder")
+    if (tokenizer := folder.tokenizer) is None:
+        return {"Vocabulary": f"none in this folder; the model has {folder.config.vocab_size:,} tokens"}
     return {"Vocabulary": f"SentencePiece, {len(tokenizer):,} pieces; preprocessing `{tokenizer.preprocess}`"}
 
 
@@ -358,6 +363,11 @@ from xlpre.conversion.model_folder import load_folder
 folder = load_folder("NAME")
 tokenizer = folder.require_tokenizer("NAME")
 model = folder.model()
+"""
+NATIVE_USAGE_WEIGHTS = """\
+from xlpre.conversion.model_folder import load_folder
+
+model = load_folder("NAME").model()  # reads token ids; the folder has no vocabulary
 """
 NATIVE_USAGE_CLOZE = """\
 from xlpre.conversion.model_folder import load_folder

@@ -2,12 +2,12 @@
 
 model.safetensors   fp32 weights by their parameter names in xlpre/model, including a trained next-sentence head
 config.json         `format_version`, `model` (ModelConfig), `objective` (its name), and a checksum of the weights
-spiece.model        SentencePiece vocabulary
+spiece.model        SentencePiece vocabulary; absent if the model was converted from a format without one
 provenance.json     vocabulary hash, special ids, data fingerprint, step, revision, versions
 
-`load_folder` also reads folders of Hugging Face's XLNet and of the original TensorFlow release; it recognizes them by
-their files. It accepts the folder of a run in place of its model folder. `save_huggingface` and `save_tensorflow` write
-the other formats.
+`load_folder` also reads folders of Hugging Face's XLNet and of the original TensorFlow release, and the formats of Transformer-XL
+(transformer_xl.py); it recognizes them by their files. It accepts the folder of a run in place of its model folder. `save_huggingface` and
+`save_tensorflow` write the other formats.
 """
 
 from __future__ import annotations
@@ -24,9 +24,15 @@ from torch import Tensor
 
 from xlpre.common.files import FileEntries, atomic_dir, write_bytes
 from xlpre.common.safetensors_io import check_finite
-from xlpre.conversion import hf, native_format, tf
+from xlpre.conversion import hf, native_format, tf, transformer_xl
 from xlpre.conversion.hf_tokenizer import read_preprocess, read_vocabulary, write_tokenizer
-from xlpre.conversion.provenance import PROVENANCE_FILE, check_vocabulary, read_provenance, write_provenance
+from xlpre.conversion.provenance import (
+    CONVERTED_FROM,
+    PROVENANCE_FILE,
+    check_vocabulary,
+    read_provenance,
+    write_provenance,
+)
 from xlpre.model.backbone import Backbone
 from xlpre.model.config import ModelConfig
 from xlpre.model.initialization import build_with_weights
@@ -38,7 +44,7 @@ from xlpre.text.tokenizer import Tokenizer
 CARD_FILE = "README.md"
 READABLE = (
     "a model folder of xlpre (config.json), a folder of Hugging Face's XLNet (config.json), "
-    f"or a TensorFlow release ({tf.CONFIG_FILE})"
+    f"a TensorFlow release ({tf.CONFIG_FILE}), or the {transformer_xl.MODEL_FILE} of a Transformer-XL"
 )
 
 
@@ -53,7 +59,7 @@ class ModelFolder:
             without that file, it is `cased`, as in the published models.
         objective: name of the pretraining objective.
         provenance: fields of provenance.json; empty if there is no such file.
-        kind: `xlpre`, `huggingface` or `tensorflow`.
+        kind: `xlpre`, `huggingface`, `tensorflow` or `transformer-xl`.
     """
 
     config: ModelConfig
@@ -113,7 +119,8 @@ class ModelFolder:
         """Return the vocabulary. Raise a ValueError that names the folder `origin` if the model has no vocabulary."""
         if self.tokenizer is None:
             raise ValueError(
-                f"{origin} is invalid: it has no spiece.model. Put the vocabulary of the model into the folder, or into a copy of it."
+                f"{origin} is invalid: it has no spiece.model, which text needs. Put the vocabulary of the model into the folder, or "
+                "into a copy of it."
             )
         return self.tokenizer
 
@@ -131,10 +138,11 @@ def save_folder(path: str | Path, folder: ModelFolder, card: str | None = None) 
 
 def write_native_files(path: Path, folder: ModelFolder) -> FileEntries:
     """Write the files of a native model folder into the empty folder `path`. Return their sizes and checksums."""
-    tokenizer = folder.require_tokenizer("the source folder")
+    tokenizer = folder.tokenizer
+    vocabulary = {"spiece.model": write_bytes(path / "spiece.model", tokenizer.model)} if tokenizer else {}
     return {
         **native_format.write_model(path, folder.config, folder.weights, folder.objective),
-        "spiece.model": write_bytes(path / "spiece.model", tokenizer.model),
+        **vocabulary,
         PROVENANCE_FILE: write_provenance(path, tokenizer, folder.provenance),
     }
 
@@ -212,14 +220,14 @@ def resolve_model_dir(path: str | Path) -> Path:
 
 
 def load_folder(path: str | Path, allow_nonfinite: bool = False) -> ModelFolder:
-    """Read a model folder of xlpre, Hugging Face or the TensorFlow release.
+    """Read a model folder of xlpre, Hugging Face or the TensorFlow release, or a Transformer-XL in one of its formats.
 
     Args:
-        path: the model folder, or the folder of a run.
+        path: the model folder, the folder of a run, or the `model.pt` of a Transformer-XL.
         allow_nonfinite: accept NaN and infinity in the weights of a native folder.
 
     Raises:
-        ValueError: the folder has none of the three formats; a file is missing or damaged; weights are not finite or have a wrong
+        ValueError: the folder has none of these formats; a file is missing or damaged; weights are not finite or have a wrong
             shape; or the vocabulary is not the one that the model was saved with.
     """
     path = resolve_model_dir(path)
@@ -247,13 +255,19 @@ def load_init_from(path: str) -> ModelFolder:
 def _read(path: Path) -> ModelFolder:
     if tf.is_release(path):
         return _read_tensorflow(path)
+    if transformer_xl.is_saved_model(path):
+        model = transformer_xl.read_saved_model(path, lambda folder: native_format.read_settings(folder, READABLE))
+        return _transformer_xl_folder(*model)
     settings = native_format.read_settings(path, READABLE)
     if settings.get("format") == native_format.FORMAT:
         return _read_native(path, settings)
     if settings.get("model_type") == "xlnet":
         return _read_huggingface(path, settings)
+    if settings.get("model_type") == transformer_xl.MODEL_TYPE:
+        return _transformer_xl_folder(*transformer_xl.read_folder(path, settings))
     raise ValueError(
-        f"{path}/config.json is invalid: it must hold format {native_format.FORMAT!r} or model_type 'xlnet'. Give {READABLE}."
+        f"{path}/config.json is invalid: it must hold format {native_format.FORMAT!r}, or model_type 'xlnet' or "
+        f"{transformer_xl.MODEL_TYPE!r}. Give {READABLE}."
     )
 
 
@@ -262,7 +276,8 @@ def _read_native(path: Path, settings: dict[str, Any]) -> ModelFolder:
     provenance = read_provenance(path)
     if provenance is None:
         raise ValueError(f"{path} is invalid: {PROVENANCE_FILE} is missing. Copy the whole folder.")
-    tokenizer = _read_tokenizer(path, provenance, provenance["preprocess"])
+    has_vocabulary = provenance["vocabulary_sha256"] is not None
+    tokenizer = _read_tokenizer(path, provenance, provenance["preprocess"]) if has_vocabulary else None
     return ModelFolder(config, weights, tokenizer, objective, provenance, "xlpre")
 
 
@@ -282,6 +297,10 @@ def _read_tensorflow(path: Path) -> ModelFolder:
     has_vocabulary = provenance or (path / "spiece.model").exists()
     tokenizer = _read_tokenizer(path, provenance, provenance.get("preprocess", "cased")) if has_vocabulary else None
     return ModelFolder(config, weights, tokenizer, objective, provenance, "tensorflow")
+
+
+def _transformer_xl_folder(config: ModelConfig, weights: dict[str, Tensor]) -> ModelFolder:
+    return ModelFolder(config, weights, None, "causal", {CONVERTED_FROM: "transformer-xl"}, "transformer-xl")
 
 
 def _with_unmapped(

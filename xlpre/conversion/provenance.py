@@ -17,23 +17,29 @@ from xlpre.text.preprocess import Preprocess
 from xlpre.text.tokenizer import Tokenizer
 
 PROVENANCE_FILE = "provenance.json"
+CONVERTED_FROM = "converted_from"  # field that names the other code base in which the model was trained
 FORMER_FILE = "passport.json"  # name of the provenance in format 1
 PACKAGES = ("xlpre", "torch", "deepspeed", "sentencepiece", "numpy")
 
 
-def write_provenance(path: Path, tokenizer: Tokenizer, fields: Mapping[str, Any]) -> FileEntry:
+def write_provenance(path: Path, tokenizer: Tokenizer | None, fields: Mapping[str, Any]) -> FileEntry:
     """Write provenance.json into the folder `path`. Return its size and checksum.
 
     Args:
         path: folder of a model.
-        tokenizer: vocabulary of the model; its hash, its preprocessing and the special ids are stored.
+        tokenizer: vocabulary of the model; its hash, its preprocessing and the special ids are stored. None stores null as the hash.
         fields: more fields. The git revision of this code and the versions of packages are added.
     """
+    vocabulary: dict[str, Any] = {"vocabulary_sha256": None}
+    if tokenizer:
+        vocabulary = {
+            "vocabulary_sha256": tokenizer.sha256,
+            "preprocess": tokenizer.preprocess,
+            "special_ids": {piece: index for index, piece in enumerate(special_tokens.SPECIAL_TOKENS)},
+        }
     content = {
         **fields,
-        "vocabulary_sha256": tokenizer.sha256,
-        "preprocess": tokenizer.preprocess,
-        "special_ids": {piece: index for index, piece in enumerate(special_tokens.SPECIAL_TOKENS)},
+        **vocabulary,
         "revision": revision(),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
     }
@@ -55,13 +61,20 @@ def read_provenance(path: Path) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError) as error:
         raise ValueError(f"{file} cannot be read: {error}. Copy the file again from the original folder.") from None
-    valid = isinstance(content, dict) and isinstance(content.get("vocabulary_sha256"), str)
-    if not valid or content.get("preprocess") not in get_args(Preprocess):
+    if not _is_valid(content):
         raise ValueError(
             f"{file} is invalid: it must be an object with vocabulary_sha256 and preprocess ({', '.join(get_args(Preprocess))}). "
             "Copy the file again from the original folder."
         )
     return content
+
+
+def _is_valid(content: Any) -> bool:
+    """Return True if `content` names a vocabulary and its preprocessing, or states that there is no vocabulary."""
+    if not isinstance(content, dict):
+        return False
+    sha256 = content.get("vocabulary_sha256", "")
+    return sha256 is None or (isinstance(sha256, str) and content.get("preprocess") in get_args(Preprocess))
 
 
 def older_format(path: Path) -> str:
