@@ -227,7 +227,7 @@ def load_folder(path: str | Path, allow_nonfinite: bool = False) -> ModelFolder:
         allow_nonfinite: accept NaN and infinity in the weights of a native folder.
 
     Raises:
-        ValueError: the folder has none of these formats; a file is missing or damaged; weights are not finite or have a wrong
+        ValueError: the folder is in another format; a file is missing or damaged; weights are not finite or have a wrong
             shape; or the vocabulary is not the one that the model was saved with.
     """
     path = resolve_model_dir(path)
