@@ -75,6 +75,14 @@ def test_building_a_model_from_weights_is_timed():
 
 
 @pytest.mark.long
+def test_scores_are_timed_if_they_agree_with_hugging_face():
+    lines = json_lines(run("benchmarks/speed/scoring.py", "--texts", 4, "--max-len", 9, "--rounds", 1))
+    assert [line["mode"] for line in lines] == ["any-order", "pll", "causal"]
+    for line in lines:
+        assert line["difference_per_token"] < 1e-3 and line["times_as_fast"].keys() >= {"single", "hf"}
+
+
+@pytest.mark.long
 def test_batches_are_timed_for_each_objective():
     (line,) = json_lines(
         run("benchmarks/data/batches.py", "--tokens", 50_000, "--window", 64, "--rows", 2, "--batches", 1, "--turns", 2)

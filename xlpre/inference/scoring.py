@@ -43,7 +43,7 @@ MODES = {"any-order": ("permutation",), "pll": ("permutation", "denoising"), "ca
 DEFAULT_MODE = {"permutation": "pll", "denoising": "pll", "causal": "causal"}
 N_ORDERS = 4
 WINDOW = 512  # tokens; attention memory grows with its square
-BATCH_TOKENS = 4096  # content and query rows of a forward pass
+BATCH_TOKENS = 2048  # content and query rows of a forward pass
 MAX_LOGITS = 1 << 22  # logits computed at a time, 16 MB
 N_SYMBOLS = 2  # <sep> and <cls> after a text
 

@@ -56,6 +56,8 @@ class TiedSoftmax(nn.Module):
         weight = self.weight if table is None else table
         if targets is None:
             return F.linear(hidden, weight, self.bias)
+        if not torch.is_grad_enabled():  # a quarter faster, because no gradient is prepared
+            return target_losses(F.linear(hidden, weight, self.bias), targets)
         return _LinearCrossEntropy.apply(hidden.flatten(0, -2), weight, self.bias, targets.flatten()).view(
             targets.shape
         )
