@@ -1,4 +1,4 @@
-"""Inputs of a fine-tuning run: task, pretrained weights, vocabulary and examples, read and checked before the processes join."""
+"""Inputs of a fine-tuning run: task, pretrained weights, vocabulary and examples."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,20 +21,24 @@ from finetune.data.row_errors import InvalidRowsError, RowError
 from finetune.data.sources import TRAIN
 from finetune.tasks.registry import build_task
 from finetune.trainer.results import FORMAT
+from finetune.trainer.shared_features import FeaturesOfSplits, encode_once_per_machine
 from xlpre.conversion.model_folder import load_init_from
 from xlpre.conversion.task_model_folder import TaskModelFolder
+from xlpre.model.config import ModelConfig
 from xlpre.training import checkpoint
-from xlpre.training.distributed import world_size
+from xlpre.training.distributed import Comm, world_size
 from xlpre.training.run_dir import check_run_dir_writable
 
 FROM_SCRATCH = "from_scratch"  # value of `weights` in a manifest without pretrained weights; also an added entry
 
 
 class RunInputs:
-    """Inputs that the runs of all seeds share. Reading and checking them writes no file.
+    """Inputs that the runs of all seeds share. Reading and checking them writes nothing to the run folder.
 
     Args:
         config: the settings.
+        join: function of the shape of the model that joins the processes of the job. It is called before the examples are encoded, which
+            one process of each machine then does. None: this process encodes all examples.
 
     Attributes:
         config: the settings, completed by values that depend on the examples (number of steps, labels) and on the width of the model
@@ -51,7 +55,7 @@ class RunInputs:
         ValueError: settings contradict each other, or a file, an example or the model folder is invalid.
     """
 
-    def __init__(self, config: FinetuneConfig) -> None:
+    def __init__(self, config: FinetuneConfig, join: Callable[[ModelConfig], Comm] | None = None) -> None:
         if not config.task:
             raise ValueError(
                 f"task={config.task or 'null'} is invalid: fine-tuning needs the name of a task. Set task=NAME, such as task=glue/mrpc."
@@ -75,12 +79,6 @@ class RunInputs:
         self.pretrained = load_init_from(config.init_from)
         self.tokenizer = self.pretrained.require_tokenizer(f"init_from={config.init_from}")
         examples[TRAIN] = _sample(examples[TRAIN], config.data.max_train_examples, config.seed)
-        self.train = self._encode(TRAIN, examples[TRAIN])
-        self.dev = [self._encode(split, examples[split]) for split in self.task.dev_splits]
-        self.test = [self._encode(split, examples[split]) for split in self.task.test_splits]
-        self.config = _resolve(
-            config, len(self.train.features), self.task.data_settings(), self.pretrained.config.d_model
-        )
         config.train.batch_schedule(world_size())
         optional = {"dropout": config.model.dropout, "dropatt": config.model.dropatt}
         overrides: dict[str, Any] = {name: value for name, value in optional.items() if value is not None}
@@ -88,6 +86,17 @@ class RunInputs:
             self.pretrained.config, **overrides, attention_backend=config.model.attention_backend
         )
         check_memory(config.data, self.shape)
+
+        def encode() -> FeaturesOfSplits:
+            return [self.task.encode(examples[split], self.tokenizer) for split in splits]
+
+        features = encode_once_per_machine(encode, join(self.shape)) if join else encode()
+        encoded = [Split(split, examples[split], of_split) for split, of_split in zip(splits, features, strict=True)]
+        self.train, n_dev = encoded[0], len(self.task.dev_splits)
+        self.dev, self.test = encoded[1 : 1 + n_dev], encoded[1 + n_dev :]
+        self.config = _resolve(
+            config, len(self.train.features), self.task.data_settings(), self.pretrained.config.d_model
+        )
 
     def build_model_folder(self, weights: dict[str, Tensor], provenance: dict[str, Any]) -> TaskModelFolder:
         """Return the content of the model folder for fine-tuned weights."""
@@ -153,9 +162,6 @@ class RunInputs:
                     f"name, or remove {run_dir}."
                 )
         checkpoint.check_compatible(path, saved, now)
-
-    def _encode(self, split: str, examples: Sequence[Example]) -> Split:
-        return Split(split, examples, self.task.encode(examples, self.tokenizer))
 
     @cached_property
     def _weights_fingerprint(self) -> str:

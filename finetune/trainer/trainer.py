@@ -25,12 +25,13 @@ from xlpre.common.files import FileEntries, hardlink_copy
 from xlpre.common.plural import counted
 from xlpre.config.loader import save_config
 from xlpre.conversion.task_model_folder import load_task_model, save_task_model
+from xlpre.model.config import ModelConfig
 from xlpre.model.initialization import build_with_weights
 from xlpre.model.kernels.backend import check_kernels, concrete_backend
 from xlpre.training import checkpoint
 from xlpre.training.checkpoint_writer import CheckpointWriter
 from xlpre.training.deepspeed_engine import build_engine
-from xlpre.training.distributed import is_rank_zero, rank, seed_everything, world_size
+from xlpre.training.distributed import Comm, is_rank_zero, rank, seed_everything, world_size
 from xlpre.training.lr_schedule import format_lr
 from xlpre.training.metrics_writer import check_wandb_installed
 from xlpre.training.optimizer_state import load_state
@@ -50,17 +51,18 @@ def finetune(config: FinetuneConfig) -> None:
         ValueError: settings, examples or a folder are invalid, or differ from the run to resume.
     """
     check_wandb_installed(config.train.wandb)
-    inputs = RunInputs(config)
+    context: TrainingContext | None = None
+
+    def join(shape: ModelConfig) -> Comm:
+        nonlocal context
+        context = _start_training(config, shape)
+        return context.comm
+
+    inputs = RunInputs(config, join if world_size() > 1 else None)
     seeds = range(config.seed, config.seed + config.num_seeds)
     finished = finished_seeds(inputs)
     remaining = [seed for seed in seeds if seed not in finished]
-
-    def check(device: torch.device, dtype: torch.dtype, timeout_seconds: float) -> None:
-        dtypes = {dtype, torch.float32}  # predictions are computed in fp32
-        shape = inputs.shape
-        check_kernels(shape.attention_backend, shape.head_width, device, dtypes, timeout_seconds)
-
-    context = start_training(config.train, inputs.config.optim, config.deepspeed, check)
+    context = context or _start_training(config, inputs.shape)
     shutdown = ShutdownHandler()
     lock = context.lock_run_dir(Path(config.run_dir), "fine-tuning")
     if is_rank_zero():
@@ -260,6 +262,16 @@ class Trainer:
         )
         if saved:
             load_state(self.engine, weights, checkpoint.saved_moments(saved, manifest), manifest["counters"])
+
+
+def _start_training(config: FinetuneConfig, shape: ModelConfig) -> TrainingContext:
+    """Join the other processes; see `start_training`."""
+
+    def check(device: torch.device, dtype: torch.dtype, timeout_seconds: float) -> None:
+        dtypes = {dtype, torch.float32}  # predictions are computed in fp32
+        check_kernels(shape.attention_backend, shape.head_width, device, dtypes, timeout_seconds)
+
+    return start_training(config.train, config.optim, config.deepspeed, check)
 
 
 def _describe(inputs: RunInputs, context: TrainingContext, remaining: Sequence[int], is_lr_derived: bool) -> str:

@@ -1,6 +1,7 @@
 """Fine-tuning by its commands: it learns, equally on any number of processes, and resumes."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -231,6 +232,29 @@ def test_two_processes_give_the_same_numbers_and_predict_each_example_once(make_
             assert [(x["id"], x["prediction"]) for x in actual] == [(x["id"], x["prediction"]) for x in expected]
             for ours, theirs in zip(actual, expected, strict=True):
                 assert ours["probabilities"] == pytest.approx(theirs["probabilities"], abs=1e-4)
+
+
+def test_processes_that_share_encoded_examples_compute_the_same_bits_as_processes_that_encode_all(make_args):
+    dropout = {"model__dropout": 0.1, "model__dropatt": 0.1}
+    alone, shared = make_args("encode_alone", **dropout), make_args("encode_shared", **dropout)
+    output = finetune({"args": alone, "encode_alone": True}, shared, processes=2)
+    encodes = [re.findall(r"process (\d) encodes (\d+) examples", part) for part in output.split("encode_shared", 1)]
+    assert sorted(encodes[0]) == sorted((rank, n) for rank in "01" for n in ("160", "33", "7"))
+    assert encodes[1] == [("0", n) for n in ("160", "33", "7")]
+    folders = [make_args.folder / name for name in ("encode_alone", "encode_shared")]
+    for read in (losses, dev_losses, lambda folder: read_jsonl(folder / "predictions" / "test.jsonl")):
+        assert read(folders[0]) == read(folders[1])
+    weights = [load_task_model(folder / "model").weights for folder in folders]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_invalid_examples_end_all_processes_with_one_message(make_args):
+    rows = make_args.folder / "no_tokens.tsv"
+    rows.write_text("text\tkind\n\u200b\twith\nba\twithout\n")
+    result = run_together(2, "finetune/run.py", *make_args("invalid", data__train="[no_tokens.tsv]"))
+    assert result.returncode == 2 and result.stderr.count("error: ") == 1, result.stderr
+    assert "line 2: '\\u200b' has no tokens" in result.stderr
+    assert not (make_args.folder / "invalid").exists()
 
 
 def test_the_result_is_a_model_folder_that_predicts(make_args, one_process):

@@ -102,7 +102,7 @@ def atomic_dir(path: str | Path) -> Iterator[Path]:
             yield partial
             for file in [*partial.rglob("*"), partial]:
                 fsync(file)
-            replaced = path.with_name(f".{path.name}.replaced-{_machine()}-{os.getpid()}")
+            replaced = path.with_name(f".{path.name}.replaced-{machine_id()}-{os.getpid()}")
             if path.exists():
                 os.replace(path, replaced)
             os.replace(partial, path)
@@ -220,7 +220,7 @@ def _acquire_lease(folder: Path, refusal: str) -> Any:
 
 
 @cache
-def _machine() -> str:
+def machine_id() -> str:
     """Return the name and the boot id of this machine. A process id is unique only until the machine restarts."""
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text("ascii")
@@ -239,7 +239,7 @@ def _temporary_path(path: Path) -> Path:
             os.replace(leftover, path)  # the process was killed between the two renames of atomic_dir
     for leftover in _leftovers(path, "partial"):
         _remove(leftover)
-    return path.with_name(f".{path.name}.partial-{_machine()}-{os.getpid()}")
+    return path.with_name(f".{path.name}.partial-{machine_id()}-{os.getpid()}")
 
 
 def _leftovers(path: Path, kind: str) -> list[Path]:
@@ -252,7 +252,7 @@ def _leftovers(path: Path, kind: str) -> list[Path]:
 def _is_abandoned(leftover: Path, owner: str) -> bool:
     """Return True if the process `owner` (HOST-BOOTID-PID) no longer uses the temporary file or folder `leftover`."""
     machine, _, pid = owner.rpartition("-")
-    if machine == _machine():
+    if machine == machine_id():
         return int(pid) == os.getpid() or not psutil.pid_exists(int(pid))
     if machine.rpartition("-")[0] == socket.gethostname():
         return True  # this machine has been restarted

@@ -75,7 +75,7 @@ def test_one_process_locks_a_folder_until_it_exits(tmp_path):
     ],
 )
 def test_a_temporary_folder_is_removed_only_if_its_process_has_ended(tmp_path, owner, hours, is_removed):
-    host, _, start = files._machine().rpartition("-")
+    host, _, start = files.machine_id().rpartition("-")
     leftover = tmp_path / f".store.partial-{owner.format(host=host, start=start)}"
     leftover.mkdir()
     (leftover / "shard").write_text("half")
@@ -134,7 +134,7 @@ def test_a_read_only_folder_is_refused():
 
 
 def test_a_folder_is_restored_if_its_writer_died_between_the_two_renames(tmp_path):
-    replaced = tmp_path / f".store.replaced-{files._machine()}-999999999"
+    replaced = tmp_path / f".store.replaced-{files.machine_id()}-999999999"
     replaced.mkdir()
     (replaced / "a").write_text("old")
     with pytest.raises(RuntimeError), atomic_dir(tmp_path / "store"):
