@@ -372,11 +372,13 @@ class _Scorer:
         losses, memory = [], self._memory(1, self._mem_len)
         for start in range(0, len(text), self._window):
             tokens = text[start : start + self._window]
-            for positions in self._split_rows(np.full(len(tokens), len(tokens)), 1):
+            for positions in self._split_rows(
+                np.full(len(tokens), len(tokens)), 1
+            ):  # in order: the rows are equally long
                 B = len(positions)
                 batch = self._pll_batch(np.tile(tokens, (B, 1)), np.ones((B, len(tokens)), bool), positions)
                 shared = Memory(memory.hidden.expand(-1, B, -1, -1), memory.valid.expand(B))
-                losses.append(self._losses(_after(batch, start, 0), shared)[0][:, 0][np.argsort(positions)])
+                losses.append(self._losses(_after(batch, start, 0), shared)[0][:, 0])
             content = _after(unmasked_batch(tokens), start, len(tokens)).to(memory.hidden.device)
             memory = self._model.backbone(content, memory)[1]
         return np.concatenate(losses)
