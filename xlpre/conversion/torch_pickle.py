@@ -34,7 +34,8 @@ MAX_PICKLE_BYTES = 64 << 20  # includes the source text of classes, which torch 
 MAX_STORAGES = 100_000
 CHUNK_BYTES = 1 << 20
 MAX_DIMENSIONS = 8
-MAX_NAME_BYTES = 1000  # of a class, or of a weight
+MAX_NAME_BYTES = 300  # of a class, or of a weight
+MAX_TENSORS = 100_000
 MAX_DEPTH = 32  # of modules within modules
 MAGIC = b"l\xfc\x9cF\xf9 j\xa8P\x19"  # integer in the first pickle of a legacy file
 MAX_MAGIC_END = 32  # in bytes
@@ -123,6 +124,13 @@ class StoredTensor:
         """Value that is equal for tensors that share all their elements, such as tied weights."""
         return self.storage.key, self.offset, self.shape, self.stride
 
+    @property
+    def reach(self) -> int:
+        """Number of elements of the storage from the first to the last element."""
+        return (
+            0 if 0 in self.shape else 1 + sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True))
+        )
+
     def read(self) -> Tensor:
         """Read the tensor from the file: contiguous, with its own memory.
 
@@ -130,10 +138,9 @@ class StoredTensor:
             ValueError: the file has changed since it was opened.
         """
         itemsize = self.storage.dtype.itemsize
-        reach = 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.stride, strict=True))
         if 0 in self.shape:
             return torch.empty(self.shape, dtype=self.storage.dtype)
-        content = bytearray(reach * itemsize)
+        content = bytearray(self.reach * itemsize)
         with open(self.storage.file, "rb") as file:
             file.seek(self.storage.offset + self.offset * itemsize)
             if file.readinto(content) != len(content):
@@ -192,11 +199,20 @@ def is_state_dict(content: Any) -> TypeGuard[dict[str, StoredTensor]]:
     """Return True if the content of a file is a dict of tensors by name."""
     if not isinstance(content, dict):
         return False
-    return all(isinstance(name, str) and isinstance(value, StoredTensor) for name, value in content.items())
+    return all(_is_name(name) and isinstance(value, StoredTensor) for name, value in content.items())
 
 
-def named_tensors(module: Instance) -> dict[str, StoredTensor]:
+def _is_name(value: Any) -> TypeGuard[str]:
+    """Return True for a short string of one line."""
+    return isinstance(value, str) and len(value) <= MAX_NAME_BYTES and value.isprintable()
+
+
+def named_tensors(module: Instance, origin: Path) -> dict[str, StoredTensor]:
     """Return the parameters and buffers of a module by the names that its state dict would have.
+
+    Args:
+        module: the module.
+        origin: its file, for error messages.
 
     Raises:
         ValueError: a value is not an instance of a module, or a module occurs twice in it.
@@ -207,13 +223,19 @@ def named_tensors(module: Instance) -> dict[str, StoredTensor]:
     def visit(module: Any, prefix: str, depth: int) -> None:
         attributes = module.attributes if isinstance(module, Instance) else {}
         parts = [attributes.get(name) for name in ("_parameters", "_buffers", "_modules")]
-        if not all(isinstance(part, dict) for part in parts) or depth > MAX_DEPTH or id(module) in seen:
-            raise ValueError(f"{prefix or 'the object'} is invalid: it is not a module with parts of its own.")
-        seen.add(id(module))
+        objects = {id(module), *map(id, parts)}
+        if not all(isinstance(part, dict) for part in parts) or depth > MAX_DEPTH or len(objects) < 4 or objects & seen:
+            part = _shorten(prefix) or "the saved object"
+            raise ValueError(
+                f"{origin} is refused: {part} is not a module, or is part of a module twice. Nothing was loaded."
+            )
+        seen.update(objects)
         parameters, buffers, modules = (cast(dict[Any, Any], part) for part in parts)
         for name, value in (parameters | buffers | modules).items():
-            if not isinstance(name, str) or len(name) > MAX_NAME_BYTES:
-                raise ValueError(f"{prefix or 'the object'} is invalid: the name of a part is not a short string.")
+            if not _is_name(name) or not _is_name(prefix + name) or len(tensors) > MAX_TENSORS:
+                raise ValueError(
+                    f"{origin} is refused: its weights have too many or too long names. Nothing was loaded."
+                )
             if isinstance(value, StoredTensor):
                 tensors[prefix + name] = value
             elif value is not None:
@@ -227,14 +249,16 @@ def read_tensors(tensors: Mapping[str, StoredTensor]) -> dict[str, Tensor]:
     """Read tensors from their file. Names of the same elements get the same tensor.
 
     Raises:
-        ValueError: tensors overlap, so that together they would take more memory than the file.
+        ValueError: tensors overlap or interleave, so that together they would take more memory or time than the file itself.
     """
     distinct = {tensor.place: tensor for tensor in tensors.values()}
     available = {tensor.storage.key: tensor.storage.size for tensor in distinct.values()}
     for tensor in distinct.values():
-        available[tensor.storage.key] -= math.prod(tensor.shape)
+        available[tensor.storage.key] -= tensor.reach
         if available[tensor.storage.key] < 0:
-            raise ValueError(f"{tensor.storage.file} is refused: its tensors overlap. Save copies of them.")
+            raise ValueError(
+                f"{tensor.storage.file} is refused: its tensors overlap or interleave. Save copies of them."
+            )
     read = {place: tensor.read() for place, tensor in distinct.items()}
     return {name: read[tensor.place] for name, tensor in tensors.items()}
 
@@ -397,9 +421,11 @@ def _rebuild_tensor(source: Any, offset: Any, shape: Any, stride: Any, *ignored:
             raise ValueError("a tensor has an invalid shape or stride")
     if not _is_count(offset) or len(shape) != len(stride):
         raise ValueError("a tensor has an invalid shape or stride")
-    reach = 1  # number of elements of the storage between the first and the last element
+    if not _is_count(math.prod(size or 1 for size in shape)):
+        raise ValueError("a tensor is too large")
     if 0 in shape:
         return StoredTensor(storage, 0, shape, stride)
+    reach = 1
     for step, size in sorted(zip(stride, shape, strict=True)):
         if size > 1 and step < reach:
             raise ValueError("a tensor uses an element of its storage twice")
@@ -430,6 +456,13 @@ def _build_set(items: Any = ()) -> set[Any]:
     return {_check_key(item) for item in items}
 
 
+def _build_size(items: Any = ()) -> tuple[Any, ...]:
+    """Replace torch.Size, which old versions of torch store in a LayerNorm."""
+    if not isinstance(items, (list, tuple)):
+        raise ValueError("a size is not made of a tuple")
+    return tuple(items)
+
+
 def _ignore_backend() -> None:
     """Replace the function that old versions of torch store in each module to get its backend."""
 
@@ -442,6 +475,7 @@ CALLS: dict[tuple[str, str], Callable[..., Any]] = {
     ("collections", "OrderedDict"): _build_dict,
     ("__builtin__", "set"): _build_set,
     ("builtins", "set"): _build_set,
+    ("torch", "Size"): _build_size,
     ("torch.nn.backends.thnn", "_get_thnn_function_backend"): _ignore_backend,
 }
 N_ARGUMENTS = {
@@ -449,14 +483,20 @@ N_ARGUMENTS = {
     _rebuild_parameter: range(1, 4),
     _build_dict: range(2),
     _build_set: range(2),
+    _build_size: range(2),
     _ignore_backend: range(1),
 }
 
 
 def _check_key(key: Any) -> Any:
-    """Return a key of a dict or an element of a set. Only scalars are hashed: hashing nested tuples recurses without a limit."""
-    if key is not None and type(key) not in (str, int, float, bool, bytes):
-        raise ValueError("a key is neither a string nor a number")
+    """Return a key of a dict or an element of a set.
+
+    Only strings and small integers are hashed. Hashing nested tuples recurses without a limit, and a file could choose large numbers with
+    equal hashes, with which a dict takes quadratic time.
+    """
+    is_small = type(key) is int and abs(key) < 1 << 31
+    if key is not None and not is_small and type(key) not in (str, bool, bytes):
+        raise ValueError("a key is neither a string nor a small integer")
     return key
 
 

@@ -251,7 +251,7 @@ def read_saved_model(path: Path, read_settings: Callable[[Path], Mapping[str, An
     file = path / MODEL_FILE if path.is_dir() else path
     content = read_torch_file(file)
     if isinstance(content, Instance):
-        arrays = _read(named_tensors(content))
+        arrays = _read(named_tensors(content, file))
         return _convert(file, _read_arguments(file, content), arrays)
     if not is_state_dict(content):
         raise ValueError(

@@ -122,7 +122,7 @@ def test_a_module_becomes_its_names_attributes_and_tensors(new_format, tmp_path)
     content = read_torch_file(save(module, tmp_path / "file", new_format))
     assert isinstance(content, Instance) and str(content.of) == "torch.nn.modules.container.ModuleDict"
     assert content.attributes["note"] == "kept"
-    tensors = named_tensors(content)
+    tensors = named_tensors(content, tmp_path)
     assert equal(read_tensors(tensors), dict(module.state_dict()))
     assert tensors["tied.weight"].place == tensors["inner.0.weight"].place != tensors["inner.0.bias"].place
     assert read_tensors(tensors)["tied.weight"] is not read_tensors(tensors)["inner.0.bias"]
@@ -153,15 +153,16 @@ def test_a_class_is_not_imported(new_format, tmp_path, monkeypatch):
 
 
 def test_files_of_python_2_and_of_old_torch_are_read(tmp_path):
-    """Str as bytes, OrderedDict from pairs, parts of a storage, parameters without their function, and the backend of each module."""
+    """Str as bytes, OrderedDict from pairs, parts of a storage, parameters without their function, backends and sizes."""
     key = b"U\x01w"
     view = text("view") + b"K\x02K\x04\x87"
     parameter = b"ctorch.nn.parameter\nParameter\n" + tensor(storage(tail=view), shape=b"K\x04\x85") + b"\x88\x86R"
     pairs = b"ccollections\nOrderedDict\n]](" + key + parameter + b"ea\x85R"
     backend = b"ctorch.nn.backends.thnn\n_get_thnn_function_backend\n)R"
-    file = legacy_file(tmp_path / "file", b"\x80\x02" + pairs + backend + b"\x86.", SIX)
-    weights, nothing = read_torch_file(file)
-    assert nothing is None and resolve(weights)["w"].tolist() == [2, 3, 4, 5]
+    size = b"ctorch\nSize\n(K\x05t\x85R"
+    file = legacy_file(tmp_path / "file", b"\x80\x02" + pairs + backend + size + b"\x87.", SIX)
+    weights, nothing, shape = read_torch_file(file)
+    assert nothing is None and shape == (5,) and resolve(weights)["w"].tolist() == [2, 3, 4, 5]
 
 
 # hostile files
@@ -246,6 +247,9 @@ HOSTILE = {
     "APPEND to an instance": GLOBAL + b")\x81K\x01a.",
     "a name as a key": b"}" + GLOBAL + b"K\x01s.",
     "a tuple as a key": b"}K\x01\x85K\x01s.",
+    "a large number as a key": b"}\x8a\x05\x00\x00\x00\x00\x01Ns.",
+    "a float as a key": b"}G" + bytes(8) + b"Ns.",
+    "no elements, but a huge shape": tensor(storage(), shape=b"K\x00" + HUGE * 2 + b"\x87", stride=HUGE * 3 + b"\x87") + b".",
     "a list in a set": b"\x8f(]\x90.",
     "persistent id in text": b"P0\n.",
     "persistent id: number": b"K\x01Q.",
@@ -357,10 +361,19 @@ def test_a_module_that_contains_itself_or_another_twice_is_refused(tmp_path):
     nested = module() + b"q\x01"
     for _ in range(40):  # 2^40 paths
         nested = module(nested, b"h\x01") + b"q\x01"
-    for pickled in (inside_itself, nested + b".", module(module(text("not a module"))) + b"."):
+    shared = (
+        b"cm\nM\n)\x81}(" + text("_parameters") + b"}q\x02" + text("_buffers") + b"h\x02" + text("_modules") + b"}ub."
+    )
+    for pickled in (inside_itself, nested + b".", module(module(text("not a module"))) + b".", shared):
         content = read_torch_file(zip_file(tmp_path / "file", pickled))
-        with pytest.raises(ValueError, match="not a module"):
-            named_tensors(content)
+        with pytest.raises(ValueError, match="is not a module, or is part of a module twice"):
+            named_tensors(content, tmp_path)
+
+
+def test_names_that_would_break_a_message_are_refused(tmp_path):
+    for name in ("a\nb", "a" * 2000, 7):
+        save({"w": torch.zeros(1), name: torch.zeros(1)}, tmp_path / "file", ZIP)
+        assert not torch_pickle.is_state_dict(read_torch_file(tmp_path / "file"))
 
 
 def test_tensors_that_share_a_storage_cannot_take_more_memory_than_it(tmp_path):
@@ -368,7 +381,7 @@ def test_tensors_that_share_a_storage_cannot_take_more_memory_than_it(tmp_path):
     file = legacy_file(tmp_path / "file", b"}(" + text("a") + views[0] + text("b") + views[1] + b"u.", SIX)
     content = read_torch_file(file)
     assert content["b"].read().tolist() == [1, 2, 3, 4, 5]
-    with pytest.raises(ValueError, match="tensors overlap"):
+    with pytest.raises(ValueError, match="tensors overlap or interleave"):
         read_tensors(content)
 
 
@@ -429,7 +442,7 @@ def test_truncated_and_changed_files_are_refused_or_read(new_format, tmp_path):
         file.write_bytes(changed)
         try:
             value = read_torch_file(file)
-            read_tensors(named_tensors(value) if isinstance(value, Instance) else {})
+            read_tensors(named_tensors(value, file) if isinstance(value, Instance) else {})
         except ValueError as error:
             assert "\n" not in str(error)
 
