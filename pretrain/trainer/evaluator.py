@@ -148,7 +148,7 @@ def compare_targets(config: PretrainConfig) -> str:
 
 
 def warn_of_plateau(config: PretrainConfig, result: EvalResult, step: int, tokens: int) -> str:
-    """Return a warning if the model predicts no better than word frequencies after the warm-up and MIN_PLATEAU_TOKENS; else "".
+    """Return a warning if the model is no better than the unigram baseline after the warm-up and MIN_PLATEAU_TOKENS; else "".
 
     Args:
         config: settings of the run.
@@ -166,7 +166,7 @@ def warn_of_plateau(config: PretrainConfig, result: EvalResult, step: int, token
         remedies.append("model.norm=pre")
     remedies.append(f"optim.lr={format_lr(config.optim.lr / 2)}")
     return (
-        f"warning: after {tokens / 1e6:.1f} M window tokens the model predicts no better than word frequencies (the unigram baseline). "
+        f"warning: after {tokens / 1e6:.1f} M window tokens the model is no better than the unigram baseline. "
         f"Under another name, try {', then '.join(remedies)}."
     )
 

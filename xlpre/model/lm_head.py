@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from torch.nn import functional as F
 from xlpre.model.config import ModelConfig
 from xlpre.model.embedding import AdaptiveEmbedding, TokenEmbedding
 from xlpre.model.initialization import initialize_linear
+
+MAX_LOGITS = 1 << 27  # logits that are computed at once; 0.5 GB in fp32
 
 
 def build_lm_head(config: ModelConfig, embedding: nn.Module) -> nn.Module:
@@ -64,33 +67,66 @@ class TiedSoftmax(nn.Module):
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Compute target_losses(F.linear(hidden, weight, bias), targets), and store only one number per logit for the backward pass.
+    """Compute target_losses(F.linear(hidden, weight, bias), targets), and store at most one number per logit for the backward pass.
 
     Let p be the softmax probabilities and y the one-hot target. The gradient of a row's loss with respect to its logits is p - y, which
     overwrites the logits. The incoming gradient g (one number per row) scales that row. The backward pass multiplies it into the
     tensors of width D, because they are smaller than the logits of width V:
 
         d hidden = g * ((p - y) weight)        d weight = (p - y)^T (g * hidden)        d bias = (p - y)^T g
+
+    More than MAX_LOGITS logits are computed in chunks of rows. They are not stored, but computed again in the backward pass, so memory does
+    not grow with the number of rows times V.
     """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tensor:
-        logits, index = F.linear(hidden, weight).float().add_(bias), targets[:, None]
-        at_target, largest = logits.gather(1, index), logits.amax(1, keepdim=True)
-        total = logits.sub_(largest).exp_().sum(1, keepdim=True)
-        losses = largest + total.log() - at_target
-        d_logits = logits.div_(total)
-        d_logits.scatter_(1, index, d_logits.gather(1, index) - 1)
-        ctx.save_for_backward(hidden, weight, d_logits.to(hidden.dtype))
-        return losses.squeeze(1)
+        n_rows = max(MAX_LOGITS // len(weight), 1)
+        losses, d_logits = [], None
+        for rows, row_targets in zip(hidden.split(n_rows), targets.split(n_rows), strict=True):
+            chunk_losses, d_logits = _losses_and_gradients(rows, weight, bias, row_targets)
+            losses.append(chunk_losses)
+        if len(losses) > 1:
+            d_logits = None
+        ctx.n_rows, ctx.autocast_dtype = n_rows, _autocast_dtype(hidden.device.type)
+        ctx.save_for_backward(hidden, weight, bias, targets, d_logits)
+        return losses[0] if len(losses) == 1 else torch.cat(losses)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, d_logits = ctx.saved_tensors
+        hidden, weight, bias, targets, d_logits = ctx.saved_tensors
         grad = grad.to(hidden.dtype)
-        by_row = grad[:, None]
-        return d_logits @ weight * by_row, d_logits.T @ (hidden * by_row), d_logits.T.mv(grad), None
+        if d_logits is not None:
+            by_row = grad[:, None]
+            return d_logits @ weight * by_row, d_logits.T @ (hidden * by_row), d_logits.T.mv(grad), None
+        d_hidden, d_weight, d_bias = torch.empty_like(hidden), torch.zeros_like(weight), torch.zeros_like(bias)
+        for start in range(0, len(hidden), ctx.n_rows):
+            rows = slice(start, start + ctx.n_rows)
+            with torch.autocast(hidden.device.type, ctx.autocast_dtype) if ctx.autocast_dtype else nullcontext():
+                d_logits = _losses_and_gradients(hidden[rows], weight, bias, targets[rows])[1]
+            by_row = grad[rows, None]
+            d_hidden[rows] = d_logits @ weight * by_row
+            d_weight.addmm_(d_logits.T, hidden[rows] * by_row)
+            d_bias += d_logits.T.mv(grad[rows])
+        return d_hidden, d_weight, d_bias, None
+
+
+def _losses_and_gradients(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the loss of each row (N,) in fp32, and its gradient with respect to the logits (N, V) in the dtype of `hidden`."""
+    logits, index = F.linear(hidden, weight).float().add_(bias), targets[:, None]
+    at_target, largest = logits.gather(1, index), logits.amax(1, keepdim=True)
+    total = logits.sub_(largest).exp_().sum(1, keepdim=True)
+    losses = largest + total.log() - at_target
+    d_logits = logits.div_(total)
+    d_logits.scatter_(1, index, d_logits.gather(1, index) - 1)
+    return losses.squeeze(1), d_logits.to(hidden.dtype)
+
+
+def _autocast_dtype(device_type: str) -> torch.dtype | None:
+    """Return the dtype of torch.autocast, or None if it is disabled."""
+    is_enabled = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+    return torch.get_autocast_dtype(device_type) if is_enabled else None
 
 
 class ClusterScores(nn.Module):
@@ -121,11 +157,24 @@ class ClusterScores(nn.Module):
         self.bias = nn.Parameter(torch.zeros(high - low))
         self.cluster_logits = cluster_logits
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """(N, D) -> (N, number of tokens and clusters)."""
+    def forward(self, hidden: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Compute scores, or losses if targets are given.
+
+        Args:
+            hidden: (N, D).
+            targets: (N,) int64, indices of the scores.
+
+        Returns:
+            (N, number of tokens and clusters) scores, or (N,) losses in nats.
+        """
         projected = hidden if self.projection is None else hidden @ self.projection
-        scores = F.linear(projected, self.table[self.rows], self.bias)
-        return scores if self.cluster_logits is None else torch.cat([scores, self.cluster_logits(projected)], dim=1)
+        weight, bias = self.table[self.rows], self.bias
+        if self.cluster_logits is not None:
+            weight, bias = torch.cat([weight, self.cluster_logits.weight]), torch.cat([bias, self.cluster_logits.bias])
+        if targets is None:
+            return F.linear(projected, weight, bias)
+        # under torch.autocast, the projection has another dtype than the weights
+        return _LinearCrossEntropy.apply(projected.to(weight.dtype), weight, bias, targets)
 
 
 class AdaptiveSoftmax(nn.Module):
@@ -170,7 +219,7 @@ class AdaptiveSoftmax(nn.Module):
         starts = torch.tensor([low for low, _ in self.bounds[1:]], device=targets.device)
         cluster = torch.bucketize(targets, starts, right=True)  # 0 for the tokens of the head
         head_targets = torch.where(cluster == 0, targets, n_head_tokens + cluster - 1)
-        losses = target_losses(self.clusters[0](hidden), head_targets)
+        losses = self.clusters[0](hidden, head_targets)
         for i, (low, _) in enumerate(self.bounds[1:], 1):
             rows = (cluster == i).nonzero().squeeze(1)  # synchronizes with the device
             tail = target_losses(self.clusters[i](hidden[rows]), targets[rows] - low)

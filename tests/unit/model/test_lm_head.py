@@ -154,7 +154,31 @@ def test_the_softmax_stores_one_number_per_logit():
     model, hidden, saved = make_model(), torch.randn(2, 3, 16, requires_grad=True), []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         model.lm_head(hidden, torch.zeros(2, 3, dtype=torch.long))
-    assert [t.shape for t in saved if VOCAB in t.shape and t is not model.lm_head.weight] == [(6, VOCAB)]
+    assert [t.shape for t in saved if t.ndim == 2 and VOCAB in t.shape and t is not model.lm_head.weight] == [
+        (6, VOCAB)
+    ]
+
+
+@pytest.mark.parametrize("settings", [{}, {"cutoffs": [30], "div_value": 2}], ids=["plain", "adaptive"])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_losses_in_chunks_equal_those_at_once_and_store_no_logits(monkeypatch, settings, autocast):
+    lm_head, saved = make_model(**settings).lm_head, []
+    hidden, targets, grad = torch.randn(2, 5, 16), torch.randint(0, VOCAB, (2, 5)), torch.rand(2, 5)
+
+    def step():
+        rows = hidden.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            losses = lm_head(rows, targets)
+        inputs = [rows, *lm_head.parameters()]
+        return losses, *torch.autograd.grad(losses, inputs, grad, allow_unused=True)
+
+    expected = step()
+    monkeypatch.setattr("xlpre.model.lm_head.MAX_LOGITS", 3 * VOCAB)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        actual = step()
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
+    n_logits = lm_head.bounds[0][1] + 1 if settings else VOCAB
+    assert not [t for t in saved if t.shape in ((10, n_logits), (3, n_logits))]
 
 
 class AllocationRecorder(TorchDispatchMode):
