@@ -168,7 +168,8 @@ class ClusterScores(nn.Module):
             (N, number of tokens and clusters) scores, or (N,) losses in nats.
         """
         projected = hidden if self.projection is None else hidden @ self.projection
-        weight, bias = self.table[self.rows], self.bias
+        weight: Tensor = self.table[self.rows]
+        bias: Tensor = self.bias
         if self.cluster_logits is not None:
             weight, bias = torch.cat([weight, self.cluster_logits.weight]), torch.cat([bias, self.cluster_logits.bias])
         if targets is None:
