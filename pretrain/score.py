@@ -59,8 +59,8 @@ def build_parser() -> CommandParser:
     parser.add_argument("--window", metavar="N", type=int, default=512, help=text)
     text = "tokens of memory for texts longer than a window (default: that of the model)"
     parser.add_argument("--mem-len", metavar="N", type=int, help=text)
-    text = "content and query rows of a forward pass (default: 2048); a GPU is faster with more"
-    parser.add_argument("--batch-tokens", metavar="N", type=int, default=2048, help=text)
+    text = "content and query rows of a forward pass (default: 1024); a GPU is faster with more"
+    parser.add_argument("--batch-tokens", metavar="N", type=int, default=1024, help=text)
     parser.add_argument("--device", choices=("cpu", "cuda"), help="device (default: a GPU if there is one)")
     return parser
 

@@ -43,8 +43,8 @@ MODES = {"any-order": ("permutation",), "pll": ("permutation", "denoising"), "ca
 DEFAULT_MODE = {"permutation": "pll", "denoising": "pll", "causal": "causal"}
 N_ORDERS = 4
 WINDOW = 512  # tokens; attention memory grows with its square
-BATCH_TOKENS = 2048  # content and query rows of a forward pass
-MAX_LOGITS = 1 << 22  # logits computed at a time, 16 MB
+BATCH_TOKENS = 1024  # content and query rows of a forward pass
+MAX_LOGITS = 1 << 21  # logits computed at a time, 8 MB; larger buffers are returned to the system after each use
 N_SYMBOLS = 2  # <sep> and <cls> after a text
 
 ReportProgress = Callable[[int, int], None]
