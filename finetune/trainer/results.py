@@ -16,7 +16,7 @@ from xlpre.common.files import write_text
 from xlpre.training.lr_schedule import format_lr
 from xlpre.training.metrics_writer import format_duration
 
-FORMAT = 4  # version of checkpoints and results, which changes with parameter names, manifest fields and content of the batches
+FORMAT = 5  # version of checkpoints and results, which changes with parameter names, manifest fields and content of the batches
 RESULT = "result.json"  # in the folder of a run
 BEST = "best"  # model folder with the weights that are the result, in the folder of a run
 # the trivial predictor that the chance threshold stands for, by the name of the metric

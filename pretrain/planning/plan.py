@@ -177,6 +177,7 @@ class Plan:
             zero.get("stage3_param_persistence_threshold", 100_000),
             **self.offloads,
             n_single_moment=sum(map(math.prod, self._muon_shapes)),
+            overlap_comm=bool(zero.get("overlap_comm", False)),
         )
 
     @property

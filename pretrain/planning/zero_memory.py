@@ -40,6 +40,7 @@ def zero_memory(
     offload_optimizer: bool = False,
     offload_param: bool = False,
     n_single_moment: int = 0,
+    overlap_comm: bool = False,
 ) -> ZeroMemory:
     """Return the memory of a process under DeepSpeed 0.19.8 with the settings of this project, without padding.
 
@@ -55,6 +56,7 @@ def zero_memory(
         offload_optimizer: stages 1 to 3 store the optimizer and the gradients that it reads in host memory, and update there.
         offload_param: stage 3 stores weights that are not in use in host memory.
         n_single_moment: number of elements whose optimizer state is a single moment (the matrices that Muon updates).
+        overlap_comm: in stages 1 and 2, reduce gradients during the backward pass, with two buffers. Without effect in bf16 in stage 1.
     """
     n, share, half = sum(sizes), 1 / world_size, precision != "fp32"
     width = 2 if half else 4  # bytes of an element
@@ -65,6 +67,8 @@ def zero_memory(
         gradients, buffers = 4 * n * share, width * bucket_size
         if stage == 1:
             gradients, buffers = 4.0 * n, 4 * bucket_size
+        if overlap_comm:
+            buffers *= 2
         if not offload_optimizer:
             if stage == 1 and precision == "bf16":  # BF16_Optimizer, which also stores the gradients in bf16
                 gradients, buffers = 6.0 * n, 0

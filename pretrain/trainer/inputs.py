@@ -22,7 +22,7 @@ from xlpre.training import checkpoint
 from xlpre.training.distributed import Comm
 from xlpre.training.run_dir import check_run_dir_writable
 
-FORMAT = 4  # version of checkpoints; raised when parameters, manifest entries or the rows of a step change
+FORMAT = 5  # version of checkpoints; raised when parameters, manifest entries or the rows of a step change
 
 
 class RunInputs:

@@ -213,8 +213,6 @@ def saved_weights(checkpoint: Path) -> SavedTensors:
 
 def saved_moments(checkpoint: Path, manifest: Mapping[str, Any]) -> SavedTensors:
     """Return the optimizer moments of a checkpoint by name (`PARAMETER/exp_avg`), to be read one by one."""
-    if "moments" not in manifest:  # written by an earlier version, which did not record the file of each moment
-        return SavedTensors.in_files(sorted(checkpoint.glob("moments_*.safetensors")))
     return SavedTensors({name: checkpoint / file for name, file in manifest["moments"].items()})
 
 
@@ -239,9 +237,7 @@ def read_lane_memory(
     """
     wanted = {lane for lanes in groups for lane in lanes}
     rows: dict[int, tuple[Tensor, Tensor]] = {}
-    # an earlier version did not record the lanes of each file, so each file may hold any lane
-    all_files = [name for name in manifest["files"] if name.startswith(LANES_PREFIX)]
-    for name, lanes_in_file in manifest.get("lanes", dict.fromkeys(all_files, wanted)).items():
+    for name, lanes_in_file in manifest["lanes"].items():
         if wanted.isdisjoint(lanes_in_file):
             continue
         with safe_open(checkpoint / name, "pt") as file:

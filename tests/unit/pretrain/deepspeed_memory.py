@@ -1,4 +1,4 @@
-"""Measure the bytes of a DeepSpeed process after updates: `deepspeed_memory.py OUT "PRECISION STAGE OFFLOADED..." ...`."""
+"""Measure the bytes of a DeepSpeed process after updates: `deepspeed_memory.py OUT "PRECISION STAGE OPTION..." ...`."""
 
 import gc
 import json
@@ -42,12 +42,14 @@ def main() -> None:
     gc.freeze()  # objects of libraries need not be scanned again
     result = {}
     for case in cases:
-        precision, stage, *offloaded = case.split()
+        precision, stage, *options = case.split()
         gc.collect()
         before = tensor_bytes()
         model = nn.Sequential(nn.Linear(200, 200), *(nn.Linear(200, 200, bias=False) for _ in range(9)))
         zero = {"stage": int(stage), "stage3_param_persistence_threshold": 1000, "stage3_prefetch_bucket_size": 1000}
-        zero |= {f"offload_{name}": {"device": "cpu"} for name in offloaded}
+        zero |= (
+            {"overlap_comm": True} if options == ["overlap"] else {f"offload_{x}": {"device": "cpu"} for x in options}
+        )
         train, optim = TrainConfig(global_batch_size=4, micro_batch_size=1, precision=precision), OptimConfig()
         engine = build_engine(
             model, build_deepspeed_config(train, optim, device, 2, {"zero_optimization": zero}), train, optim, device
