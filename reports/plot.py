@@ -126,6 +126,25 @@ def draw_cached_evaluation() -> None:
     save(axes, "cached_evaluation/speed.png")
 
 
+def draw_minimal_pairs() -> None:
+    """Draw the mean accuracy over paradigms of each model and mode, and those of published models."""
+    accuracies = defaultdict(list)
+    for row in read("minimal_pairs/results.csv"):
+        orders = f", {row['orders']} orders" if row["mode"] == "any-order" else ""
+        name = f"{row['model']}: {row['mode']}{orders}".replace(", 1 orders", ", left to right")
+        accuracies[name].append(float(row["accuracy"]))
+    published = {"5-gram": 60.7, "LSTM": 67.1, "Transformer-XL, WikiText-103": 66.7, "GPT-2": 80.7}
+    bars = {name: sum(values) / len(values) for name, values in accuracies.items()} | published
+    _, axes = plt.subplots(figsize=(7, 0.34 * len(bars) + 1))
+    colors = ["C0"] * len(accuracies) + ["0.7"] * len(published)
+    axes.barh(range(len(bars)), list(bars.values()), color=colors, height=0.7)
+    axes.axvline(50, color="0.3", linewidth=1)
+    axes.set_yticks(range(len(bars)), list(bars))
+    axes.invert_yaxis()
+    axes.set(xlabel="accuracy on 46 paradigms of BLiMP (%); chance is 50; published models in grey", xlim=(40, 85))
+    save(axes, "minimal_pairs/accuracy.png")
+
+
 def draw_quickstart() -> None:
     """Draw training and validation loss of the quickstart."""
     with open(REPORTS / "quickstart/results.jsonl") as file:
@@ -144,6 +163,7 @@ def draw_quickstart() -> None:
 def main() -> None:
     """Draw all figures that are not written by a benchmark."""
     draw_quickstart()
+    draw_minimal_pairs()
     draw_losses("text_amount", ["6.1 M tokens", "11.3 M tokens", "24.0 M tokens"], top=6)
     rows = ["published", "local", "init_std_0.05", "no_memory", "one_local", "bias_std_1", "output_bias", "lr_3e-4"]
     draw_losses("initialization", rows, top=7)
