@@ -133,6 +133,11 @@ class PretrainConfig:
             raise ValueError(
                 "data.store_dir='' is invalid: it must name the folder of a token store. Leave it out to use stores/NAME."
             )
+        if self.text.line_type == "verbatim" and self.tokenizer.kind == "sentencepiece":
+            raise ValueError(
+                "text.line_type=verbatim is invalid: a SentencePiece vocabulary does not keep text as it is. Set tokenizer.kind to bytes, "
+                "characters or words, or text.line_type=paragraphs."
+            )
         check_compile(self.train, self.model.attention_backend)
         check_overrides(self.deepspeed)
         if self.optim.muon:

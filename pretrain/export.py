@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from xlpre.conversion.hub_upload import check_repository, finish_export
     from xlpre.conversion.model_card import language_model_card, without_paths
     from xlpre.conversion.model_folder import load_folder, save_folder, save_huggingface, save_tensorflow
-    from xlpre.text.tokenizer import Tokenizer
+    from xlpre.text.load_tokenizer import parse_tokenizer
 
     if args.push:
         check_repository(args.push)
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 f"--preprocess {args.preprocess} is invalid: {args.source} was trained with "
                 f"tokenizer.preprocess={folder.tokenizer.preprocess}. Leave --preprocess out."
             )
-        tokenizer = Tokenizer(folder.tokenizer.model, str(args.source), args.preprocess)
+        tokenizer = parse_tokenizer(folder.tokenizer.content, str(args.source), args.preprocess)
         folder = dataclasses.replace(folder, tokenizer=tokenizer)
     record = read_record(args.source, folder)
     card = language_model_card(folder, args.push or args.target.name, args.format, record)

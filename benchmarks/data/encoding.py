@@ -25,6 +25,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository
 
 from xlpre.text.corpus import TextConfig, read_documents
+from xlpre.text.load_tokenizer import load_tokenizer
 from xlpre.text.tokenizer import Tokenizer
 
 PREPARE = """
@@ -33,7 +34,7 @@ from xlpre.data.store_builder import build_store
 from xlpre.text.corpus import TextConfig
 from xlpre.text.tokenizer import Tokenizer
 source, target, vocabulary, workers = sys.argv[1:]
-build_store(target, TextConfig(source=source, num_processes=int(workers)), Tokenizer.load(vocabulary))
+build_store(target, TextConfig(source=source, num_processes=int(workers)), load_tokenizer(vocabulary))
 """
 
 
@@ -117,7 +118,7 @@ def main() -> None:
             plain.append(Path(folder) / path.name.removesuffix(".gz"))
             content = path.read_bytes()
             plain[-1].write_bytes(gzip.decompress(content) if path.suffix == ".gz" else content)
-        tokenizer = Tokenizer.load(args.vocabulary)
+        tokenizer = load_tokenizer(args.vocabulary)
         print(json.dumps(measure_speed(tokenizer, str(plain[0]), args.mb, args.repeats)), flush=True)
         for times in args.times:
             print(json.dumps(measure_memory(args.vocabulary, plain, times, args.workers)), flush=True)

@@ -46,7 +46,7 @@ from finetune.data.batching import LengthBucketSampler
 from finetune.data.features import Features, pair_to_row
 from finetune.tasks.registry import build_task
 from finetune.trainer.evaluator import resolve_overhead_tokens
-from xlpre.text.tokenizer import Tokenizer
+from xlpre.text.load_tokenizer import load_tokenizer
 from xlpre.training.distributed import init_env
 
 DEFAULT = {"vocab_size": 32000, "d_model": 768, "n_layer": 12, "n_head": 12, "d_inner": 3072, "dropout": 0.1}
@@ -116,7 +116,7 @@ def main() -> None:
     c = read_json_config(args.config, DEFAULT)
     task = build_task(args.task, TaskDataConfig(dir=args.data, max_seq_len=args.max_len), "last")
     if args.data:
-        features = task.encode(task.read_split("train"), Tokenizer.load(args.vocabulary))
+        features = task.encode(task.read_split("train"), load_tokenizer(args.vocabulary))
     else:
         features = random_features(args.task, c, max(256, (args.rounds + 1) * args.rows), args.max_len)
     overhead_tokens = resolve_overhead_tokens(None, torch.device("cpu"))

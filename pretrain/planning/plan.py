@@ -91,7 +91,7 @@ class Plan:
     def model(self) -> ModelConfig:
         """Model config, with the vocabulary size of the tokenizer if none is set."""
         model = self.config.model
-        return dataclasses.replace(model, vocab_size=model.vocab_size or self.config.tokenizer.vocab_size)
+        return dataclasses.replace(model, vocab_size=model.vocab_size or self.config.tokenizer.n_pieces)
 
     @property
     def precision(self) -> str:

@@ -21,6 +21,7 @@ from xlpre.data.store import SplitData, TokenStore
 from xlpre.data.window_layout import SEGMENT_A, SEGMENT_B, SEGMENT_CLS, DataConfig, Windows, build_windows
 from xlpre.objectives.registry import build_objective
 from xlpre.text import special_tokens
+from xlpre.text.load_tokenizer import tokenizer_from_config
 from xlpre.text.tokenizer import Tokenizer
 
 SEGMENT_NAMES = {SEGMENT_A: "A", SEGMENT_B: "B", SEGMENT_CLS: "cls"}
@@ -189,7 +190,7 @@ def _notes(windows: Windows, data: DataConfig, n_tokens: int) -> list[str]:
 def load_tokenizer(config: PretrainConfig) -> Tokenizer:
     """Load the vocabulary `tokenizer.path`, or the vocabulary of the token store."""
     if Path(config.tokenizer.path).exists():
-        return Tokenizer.from_config(config.tokenizer)
+        return tokenizer_from_config(config.tokenizer)
     if Path(config.data.store_dir).exists():
         return TokenStore(config.data.store_dir).tokenizer()
     raise ValueError(

@@ -15,6 +15,8 @@ from xlpre.config.loader import config_from_mapping
 from xlpre.data.store import META, TokenStore, is_nothing, is_store
 from xlpre.data.store_builder import build_store
 from xlpre.text.corpus import TextConfig, read_documents, sample_lines, source_files
+from xlpre.text.load_tokenizer import tokenizer_from_config
+from xlpre.text.sentencepiece_tokenizer import SentencePieceTokenizer
 from xlpre.text.tokenizer import Tokenizer
 from xlpre.text.tokenizer_training import check_training_record, train_tokenizer, upgrade_note, write_training_record
 
@@ -28,25 +30,33 @@ def make_tokenizer(config: PretrainConfig) -> Tokenizer:
     Raises:
         ValueError: the existing vocabulary has another size or character coverage, or was trained on another text.
     """
-    path, size = Path(config.tokenizer.path), config.tokenizer.vocab_size
+    path, kind = Path(config.tokenizer.path), config.tokenizer.kind
     if path.exists():
-        tokenizer = Tokenizer.from_config(config.tokenizer)
-        existing = {"vocab_size": len(tokenizer), "character_coverage": tokenizer.character_coverage}
+        tokenizer = tokenizer_from_config(config.tokenizer)
+        existing = {}
+        if isinstance(tokenizer, SentencePieceTokenizer):
+            existing = {"vocab_size": len(tokenizer), "character_coverage": tokenizer.character_coverage}
         for key, value in existing.items():
             if value != (configured := getattr(config.tokenizer, key)):
                 raise ValueError(
                     f"tokenizer.{key}={configured} is invalid: {path} was trained with tokenizer.{key}={value}. "
                     f"Set tokenizer.{key}={value} or another tokenizer.path, or delete the file."
                 )
-        check_training_record(path, tokenizer, config.text, config.tokenizer)
-        print(f"{path}: exists already, {size:,} pieces")
+        if kind != "bytes":
+            check_training_record(path, tokenizer, config.text, config.tokenizer)
+        print(f"{path}: exists already, {len(tokenizer):,} pieces")
         _print_note(upgrade_note(path, tokenizer))
         return tokenizer
     start = time.monotonic()
-    print(f"{path}: training a vocabulary of {size:,} pieces on {' '.join(config.text.sources)} ...", flush=True)
+    if kind != "bytes":
+        sources = " ".join(config.text.sources)
+        pieces = f"{config.tokenizer.vocab_size:,} {'pieces' if kind == 'sentencepiece' else kind}"
+        limit = "up to " if kind != "sentencepiece" else ""
+        print(f"{path}: training a vocabulary of {limit}{pieces} on {sources} ...", flush=True)
     tokenizer = train_tokenizer(read_documents(config.text), config.tokenizer)
     tokenizer.save(path)
-    write_training_record(path, tokenizer, config.text, config.tokenizer)
+    if kind != "bytes":
+        write_training_record(path, tokenizer, config.text, config.tokenizer)
     print(f"{path}: {len(tokenizer):,} pieces in {time.monotonic() - start:.0f} s")
     return tokenizer
 
@@ -66,7 +76,7 @@ def make_store(config: PretrainConfig, explicit_keys: ExplicitKeys = NO_EXPLICIT
         raise ValueError(
             f"data.store_dir={path} is invalid: the folder exists and is not a token store. Set another data.store_dir."
         )
-    tokenizer = Tokenizer.from_config(config.tokenizer)
+    tokenizer = tokenizer_from_config(config.tokenizer)
     if note := ignored_vocab_size(config, len(tokenizer), explicit_keys):
         print(note, flush=True)
     if not is_nothing(path):

@@ -132,7 +132,7 @@ def _page(
         [
             _page_start(config.name),
             f"<h1>{escape(config.name)}</h1><p class=lead>{escape(config.objective.name)} language model, {model.n_layer} layers, ",
-            f"d {model.d_model}, vocabulary {model.vocab_size or config.tokenizer.vocab_size:,}, "
+            f"d {model.d_model}, vocabulary {model.vocab_size or config.tokenizer.n_pieces:,}, "
             f"windows of {config.data.seq_len} tokens, memory {model.mem_len}; ",
             f"text: {escape(' '.join(config.text.sources))}</p><ul class=summary>",
             *(f"<li>{escape(name)}<b>{escape(value)}</b></li>" for name, value in summary.items()),

@@ -20,17 +20,17 @@ def warn_of_small_validation_text(config: PretrainConfig, store: TokenStore) -> 
     n_documents, n_tokens, evaluation = len(store.validation.document_ends), len(store.validation), config.eval
     n_needed = evaluation.batch_size * evaluation.num_windows * config.data.reuse_len + config.data.lookahead
     problems = []
-    if n_documents < MIN_VAL_DOCUMENTS:
+    if n_documents < MIN_VAL_DOCUMENTS and config.text.line_type != "verbatim":  # a text of benchmarks is one document
         problems.append(f"{counted(n_documents, 'document')} (at least {MIN_VAL_DOCUMENTS} are recommended)")
     if n_tokens < n_needed:
         windows = f"eval.batch_size={evaluation.batch_size} and eval.num_windows={evaluation.num_windows}"
         problems.append(f"{n_tokens:,} tokens ({windows} need {n_needed:,})")
     if not problems:
         return ""
-    return (
-        f"warning: the validation text has {' and '.join(problems)}; val loss will be noisy. "
-        f"Raise text.val_fraction, which is {config.text.val_fraction:g}, and set another data.store_dir."
-    )
+    remedy = "Name more text in text.val_source"
+    if config.text.val_source is None:
+        remedy = f"Raise text.val_fraction, which is {config.text.val_fraction:g}"
+    return f"warning: the validation text has {' and '.join(problems)}; val loss will be noisy. {remedy}, and set another data.store_dir."
 
 
 def ignored_vocab_size(config: PretrainConfig, n_pieces: int, explicit_keys: ExplicitKeys) -> str:

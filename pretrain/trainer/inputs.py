@@ -17,6 +17,7 @@ from xlpre.data.store import TokenStore
 from xlpre.data_loader import Loader
 from xlpre.model.config import ModelConfig
 from xlpre.objectives.registry import build_objective
+from xlpre.text.load_tokenizer import tokenizer_from_config
 from xlpre.text.tokenizer import Tokenizer
 from xlpre.training import checkpoint
 from xlpre.training.distributed import Comm
@@ -179,7 +180,7 @@ def _manifest(config: PretrainConfig, store: TokenStore, shape: ModelConfig) -> 
 def _open_store(config: PretrainConfig) -> tuple[TokenStore, Tokenizer]:
     store = TokenStore(config.data.store_dir)
     if Path(config.tokenizer.path).exists():
-        tokenizer = Tokenizer.from_config(config.tokenizer)
+        tokenizer = tokenizer_from_config(config.tokenizer)
         store.check_vocabulary(tokenizer, f"tokenizer.path={config.tokenizer.path}")
     return store, store.tokenizer()
 

@@ -79,6 +79,7 @@ class WeightInit:
         """Return the resolved settings: text, vocabulary and model are taken from the store and `init_from`."""
         vocabulary = dataclasses.replace(
             self._config.tokenizer,
+            kind=self._tokenizer.kind,
             path=str(self.store.path / "vocabulary.model"),
             vocab_size=self.store.vocab_size,
             preprocess=self._tokenizer.preprocess,
@@ -144,7 +145,7 @@ def _load_folder(init_from: str, store_dir: str, tokenizer: Tokenizer) -> ModelF
     """Load the folder `init_from` and check that it has the vocabulary of the store."""
     folder = load_init_from(init_from)
     initial = folder.require_tokenizer(f"init_from={init_from}")
-    remedy = f"Build a store with tokenizer.path={resolve_model_dir(init_from)}/spiece.model"
+    remedy = f"Build a store with tokenizer.path={resolve_model_dir(init_from)}/{initial.file_name}"
     if initial.sha256 != tokenizer.sha256:
         raise ValueError(
             f"init_from={init_from} is invalid: its vocabulary (sha256 {initial.sha256[:12]}) differs from the vocabulary of "

@@ -1,4 +1,4 @@
-"""Tokenizer files of a Hugging Face model folder, with which AutoTokenizer returns the same ids as `Tokenizer`.
+"""Files of a Hugging Face model folder for its tokenizer, with which AutoTokenizer returns the ids of `SentencePieceTokenizer`.
 
 spiece.model            SentencePiece vocabulary, unchanged
 tokenizer.json          the same vocabulary for the `tokenizers` library; AutoTokenizer reads it
@@ -35,8 +35,8 @@ from typing import Any, Literal
 
 from xlpre.text import special_tokens
 from xlpre.text.preprocess import Preprocess
+from xlpre.text.sentencepiece_tokenizer import SentencePieceTokenizer
 from xlpre.text.special_tokens import WORD_BOUNDARY
-from xlpre.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 
@@ -48,7 +48,9 @@ EXCLUDED_SCORE = -1000.0
 SPLIT_MARK, HOLD_MARK = "\ufdd0", "\ufdd1"
 
 
-def write_tokenizer(tokenizer: Tokenizer, folder: Path, padding_side: Literal["left", "right"] = "left") -> None:
+def write_tokenizer(
+    tokenizer: SentencePieceTokenizer, folder: Path, padding_side: Literal["left", "right"] = "left"
+) -> None:
     """Write spiece.model, tokenizer.json and tokenizer_config.json.
 
     Args:
@@ -120,7 +122,7 @@ def _tokenizer_config(preprocess: Preprocess, padding_side: str) -> Json:
     }
 
 
-def _tokenizer_json(tokenizer: Tokenizer) -> Json:
+def _tokenizer_json(tokenizer: SentencePieceTokenizer) -> Json:
     proto = tokenizer.model_proto
     spec, trainer = proto.normalizer_spec, proto.trainer_spec
     usual_spaces = spec.add_dummy_prefix and spec.remove_extra_whitespaces and spec.escape_whitespaces

@@ -290,7 +290,8 @@ def _describe_shape(folder: ModelFolder) -> str:
 def _describe_vocabulary(folder: ModelFolder) -> dict[str, str]:
     if (tokenizer := folder.tokenizer) is None:
         return {"Vocabulary": f"none in this folder; the model has {folder.config.vocab_size:,} tokens"}
-    return {"Vocabulary": f"SentencePiece, {len(tokenizer):,} pieces; preprocessing `{tokenizer.preprocess}`"}
+    kind = "SentencePiece" if tokenizer.kind == "sentencepiece" else f"Table of {tokenizer.kind}"
+    return {"Vocabulary": f"{kind}, {len(tokenizer):,} pieces; preprocessing `{tokenizer.preprocess}`"}
 
 
 def _table(rows: Mapping[str, str]) -> str:

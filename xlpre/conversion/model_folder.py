@@ -3,7 +3,8 @@
 model.safetensors   fp32 weights by their parameter names in xlpre/model, including a trained next-sentence head
 config.json         `format_version`, `model` (ModelConfig), `objective` (its name), and a checksum of the weights
 spiece.model        SentencePiece vocabulary; absent if the model was converted from a format without one
-provenance.json     vocabulary hash, special ids, data fingerprint, step, revision, versions
+vocabulary.json     in place of spiece.model: a table of bytes, characters or words
+provenance.json     kind and hash of the vocabulary, special ids, data fingerprint, step, revision, versions
 
 `load_folder` also reads folders of Hugging Face's XLNet and of the original TensorFlow release, and the formats of Transformer-XL
 (transformer_xl.py); it recognizes them by their files. It accepts the folder of a run in place of its model folder. `save_huggingface` and
@@ -38,7 +39,10 @@ from xlpre.model.config import ModelConfig
 from xlpre.model.initialization import build_with_weights
 from xlpre.model.language_model import LanguageModel, meta_model
 from xlpre.objectives.registry import OBJECTIVES
+from xlpre.text.load_tokenizer import load_tokenizer
 from xlpre.text.preprocess import Preprocess
+from xlpre.text.sentencepiece_tokenizer import SentencePieceTokenizer
+from xlpre.text.table_tokenizer import TableTokenizer
 from xlpre.text.tokenizer import Tokenizer
 
 CARD_FILE = "README.md"
@@ -139,7 +143,7 @@ def save_folder(path: str | Path, folder: ModelFolder, card: str | None = None) 
 def write_native_files(path: Path, folder: ModelFolder) -> FileEntries:
     """Write the files of a native model folder into the empty folder `path`. Return their sizes and checksums."""
     tokenizer = folder.tokenizer
-    vocabulary = {"spiece.model": write_bytes(path / "spiece.model", tokenizer.model)} if tokenizer else {}
+    vocabulary = {tokenizer.file_name: write_bytes(path / tokenizer.file_name, tokenizer.content)} if tokenizer else {}
     return {
         **native_format.write_model(path, folder.config, folder.weights, folder.objective),
         **vocabulary,
@@ -151,7 +155,7 @@ def save_huggingface(path: str | Path, folder: ModelFolder, card: str | None = N
     """Write a folder for transformers (`XLNetLMHeadModel`, `AutoModel`, `AutoTokenizer`) atomically, with a model card.
 
     Raises:
-        ValueError: a setting that Hugging Face's XLNet cannot represent.
+        ValueError: a setting or a vocabulary that Hugging Face's XLNet cannot represent.
     """
     hf.check_expressible(folder.config)
     with export_folder(path, folder, card) as (partial, tokenizer):
@@ -163,7 +167,7 @@ def save_tensorflow(path: str | Path, folder: ModelFolder, card: str | None = No
     """Write a folder in the layout of the original TensorFlow release atomically, with a model card.
 
     Raises:
-        ValueError: a setting that the original cannot represent.
+        ValueError: a setting or a vocabulary that the original cannot represent.
     """
     tf.check_expressible(folder.config)
     with export_folder(path, folder, card) as (partial, tokenizer):
@@ -174,15 +178,23 @@ def save_tensorflow(path: str | Path, folder: ModelFolder, card: str | None = No
 @contextmanager
 def export_folder(
     path: str | Path, folder: ModelFolder, card: str | None = None, **provenance: Any
-) -> Iterator[tuple[Path, Tokenizer]]:
+) -> Iterator[tuple[Path, SentencePieceTokenizer]]:
     """Write a folder in another format atomically, with a provenance.json and the text `card` as its model card.
 
     The provenance holds the fields of `folder`, the fields given here, and the settings that the other format cannot store.
 
     Yields:
         Folder to write the files of the format into, and the vocabulary.
+
+    Raises:
+        ValueError: the vocabulary is a table.
     """
     tokenizer = folder.require_tokenizer("the source folder")
+    if not isinstance(tokenizer, SentencePieceTokenizer):
+        raise ValueError(
+            f"a model with a vocabulary of {tokenizer.kind} is invalid for this format: XLNet has SentencePiece vocabularies only. Export "
+            "it as a model folder of xlpre, without --hf and --tf."
+        )
     with atomic_dir(path) as partial:
         yield partial, tokenizer
         settings = {"model": dataclasses.asdict(folder.config), "objective": folder.objective}
@@ -314,7 +326,13 @@ def _with_unmapped(
 
 def _read_tokenizer(path: Path, provenance: Mapping[str, Any], preprocess: Preprocess) -> Tokenizer:
     """Read the vocabulary of a folder, and check it against the provenance if there is any."""
-    tokenizer = Tokenizer(read_vocabulary(path), str(path / "spiece.model"), preprocess)
+    table = path / TableTokenizer.file_name
+    if table.exists():
+        tokenizer: Tokenizer = load_tokenizer(table, preprocess)
+    else:
+        tokenizer = SentencePieceTokenizer(
+            read_vocabulary(path), str(path / SentencePieceTokenizer.file_name), preprocess
+        )
     if provenance:
         check_vocabulary(path, provenance, tokenizer)
     return tokenizer
@@ -339,9 +357,10 @@ def _check_consistent(path: Path, folder: ModelFolder) -> None:
                 f"{tuple(parameter.shape)}. Copy the whole folder again."
             )
     if folder.tokenizer and len(folder.tokenizer) != folder.config.vocab_size:
+        file_name = folder.tokenizer.file_name
         n_pieces, n_rows = len(folder.tokenizer), folder.config.clusters[-1][1]
         resize = f"; or, if tokens were added to the model, remove them with resize_token_embeddings({n_pieces})"
         raise ValueError(
-            f"{path} is invalid: spiece.model has {n_pieces} pieces, but the model was built for {n_rows}. Put its spiece.model there"
+            f"{path} is invalid: {file_name} has {n_pieces} pieces, but the model was built for {n_rows}. Put its {file_name} there"
             f"{resize if n_rows > n_pieces else ''}."
         )

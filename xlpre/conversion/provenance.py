@@ -1,4 +1,7 @@
-"""Provenance of a saved folder: vocabulary hash, special ids, git revision and versions. Readers use it to detect a wrong vocabulary."""
+"""Provenance of a saved folder: kind and hash of the vocabulary, special ids, git revision and versions.
+
+Readers use it to detect a wrong vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +30,13 @@ def write_provenance(path: Path, tokenizer: Tokenizer | None, fields: Mapping[st
 
     Args:
         path: folder of a model.
-        tokenizer: vocabulary of the model; its hash, its preprocessing and the special ids are stored. None stores null as the hash.
+        tokenizer: vocabulary of the model; its kind, hash and preprocessing and the special ids are stored. None stores null as the hash.
         fields: more fields. The git revision of this code and the versions of packages are added.
     """
     vocabulary: dict[str, Any] = {"vocabulary_sha256": None}
     if tokenizer:
         vocabulary = {
+            "vocabulary_kind": tokenizer.kind,
             "vocabulary_sha256": tokenizer.sha256,
             "preprocess": tokenizer.preprocess,
             "special_ids": {piece: index for index, piece in enumerate(special_tokens.SPECIAL_TOKENS)},
@@ -89,8 +93,8 @@ def check_vocabulary(path: Path, provenance: Mapping[str, Any], tokenizer: Token
     """Raise ValueError unless `tokenizer` is the vocabulary that the folder `path` was saved with."""
     if tokenizer.sha256 != provenance["vocabulary_sha256"]:
         raise ValueError(
-            f"{path}/spiece.model (sha256 {tokenizer.sha256[:12]}) is invalid: the model was saved with another vocabulary "
-            f"(sha256 {provenance['vocabulary_sha256'][:12]}). Put the original spiece.model back."
+            f"{path}/{tokenizer.file_name} (sha256 {tokenizer.sha256[:12]}) is invalid: the model was saved with another vocabulary "
+            f"(sha256 {provenance['vocabulary_sha256'][:12]}). Put the original {tokenizer.file_name} back."
         )
 
 

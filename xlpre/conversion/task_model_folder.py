@@ -148,7 +148,7 @@ def save_huggingface_task_model(
         card: text of the model card.
 
     Raises:
-        ValueError: a setting that Hugging Face's XLNet cannot represent.
+        ValueError: a setting or a vocabulary that Hugging Face's XLNet cannot represent.
     """
     folder = model.folder
     hf.check_expressible(folder.config)

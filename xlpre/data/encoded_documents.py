@@ -61,7 +61,10 @@ def encode(
         threads: number of threads.
     """
     ids, sentence_ends, document_ends = tokenizer.encode_documents(documents, line_type, threads)
-    hashes = [hashlib.blake2b("\n".join(document).encode(), digest_size=8).digest() for document in documents]
+    hashes = [
+        hashlib.blake2b("\n".join(document).encode(errors="surrogateescape"), digest_size=8).digest()
+        for document in documents
+    ]
     return EncodedDocs(
         ids.astype(dtype),
         np.diff(sentence_ends, prepend=0),

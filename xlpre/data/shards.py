@@ -26,10 +26,10 @@ from typing import Any
 from xlpre.common.files import atomic_dir, write_text
 from xlpre.data import encoded_documents
 from xlpre.data.store import FORMAT, SPLITS
-from xlpre.text.corpus import ReadUnit, TextConfig, list_units, read_units
+from xlpre.text.corpus import ReadUnit, TextConfig, list_units, list_val_units, read_units
 from xlpre.text.document import Document
 from xlpre.text.readers import ByteCounter
-from xlpre.text.tokenizer import SENTENCEPIECE_VERSION, Tokenizer
+from xlpre.text.tokenizer import Tokenizer
 
 SHARD_CHARS = 16_000_000
 BATCH_CHARS = 1_000_000  # characters encoded at a time
@@ -45,10 +45,12 @@ class ShardTask:
     Attributes:
         folder: folder of the shards.
         units: units (files, parts of files or parts of datasets) to read, all with the same weight.
+        split: split of all documents. None: a hash of the text decides.
     """
 
     folder: Path
     units: list[ReadUnit]
+    split: str | None = None
 
     @property
     def weight(self) -> float:
@@ -103,6 +105,8 @@ class EncodeJob:
                 while batch and shard_chars < SHARD_CHARS:
                     docs = encoded_documents.encode(batch, self.tokenizer, self.config.line_type, dtype, self.threads)
                     is_val = docs.hash_fractions() < self.config.val_fraction
+                    if task.split:
+                        is_val[:] = task.split == "val"
                     encoded_documents.append(partial / "train", docs.select(~is_val))
                     encoded_documents.append(partial / "val", docs.select(is_val))
                     batch_chars = sum(len(line) for document in batch for line in document)
@@ -119,21 +123,22 @@ def has_shards(work: Path) -> bool:
     return any(work.glob("*/[0-9]*"))
 
 
-def check_encoder(work: Path, path: Path) -> None:
-    """Write the installed version of SentencePiece into `work`, the folder with the shards of the unfinished store `path`.
+def check_encoder(work: Path, path: Path, tokenizer: Tokenizer) -> None:
+    """Write the version of SentencePiece into `work`, the folder with the shards of the unfinished store `path`; "" for a table.
 
     Raises:
         ValueError: another version encoded the shards that exist.
     """
     file = work / ENCODER_FILE
-    version = file.read_text("utf-8") if file.exists() and has_shards(work) else SENTENCEPIECE_VERSION
-    if version != SENTENCEPIECE_VERSION:
+    installed = tokenizer.library_version
+    version = file.read_text("utf-8") if file.exists() and has_shards(work) else installed
+    if version != installed and version and installed:
         raise ValueError(
             f"data.store_dir={path} is invalid: {work} holds text that was encoded with sentencepiece {version}, but the installed "
-            f"{SENTENCEPIECE_VERSION} encodes a few tokens differently. Install sentencepiece=={version} to resume, or delete that folder "
+            f"{installed} encodes a few tokens differently. Install sentencepiece=={version} to resume, or delete that folder "
             "to encode all text again."
         )
-    write_text(file, SENTENCEPIECE_VERSION)
+    write_text(file, installed)
 
 
 def list_tasks(work: Path, config: TextConfig, tokenizer: Tokenizer) -> list[ShardTask]:
@@ -141,13 +146,20 @@ def list_tasks(work: Path, config: TextConfig, tokenizer: Tokenizer) -> list[Sha
     names = ("column", "row_type", "line_type", "split", "max_chars", "val_fraction")
     settings = {name: getattr(config, name) for name in names}
     vocabulary = {"vocabulary": tokenizer.sha256, "preprocess": tokenizer.preprocess}
-    identity = {**settings, **vocabulary, "format": FORMAT, "sentencepiece": SENTENCEPIECE_VERSION}
+    if config.val_source is not None:
+        settings["val_source"] = config.val_source
+    identity = {**settings, **vocabulary, "format": FORMAT, "sentencepiece": tokenizer.library_version}
 
-    def folder_name(units: list[ReadUnit]) -> str:
-        content = [identity, *(dataclasses.asdict(dataclasses.replace(unit, weight=1.0)) for unit in units)]
+    def folder_name(units: list[ReadUnit], split: str | None) -> str:
+        content = [
+            identity if split is None else {**identity, "of": split},
+            *(dataclasses.asdict(dataclasses.replace(unit, weight=1.0)) for unit in units),
+        ]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 
-    return [ShardTask(work / folder_name(units), units) for units in list_units(config)]
+    groups = [("train" if config.val_source is not None else None, units) for units in list_units(config)]
+    groups += [("val", units) for units in list_val_units(config)]
+    return [ShardTask(work / folder_name(units, split), units, split) for split, units in groups]
 
 
 def encode_all(tasks: list[ShardTask], config: TextConfig, tokenizer: Tokenizer, on_progress: ProgressCallback) -> None:

@@ -1,7 +1,7 @@
 """Token store: memory-mapped token ids with sentence and document ends, in a training and a validation split.
 
     store/meta.json            counts, sizes, checksums, vocabulary hash, preprocessing, SentencePiece version, fingerprint
-    store/vocabulary.model     SentencePiece model that encoded the text
+    store/vocabulary.model     vocabulary that encoded the text: a SentencePiece model, or a table in JSON
     store/unigram.bin          (V,) int64, count of each token in the training split
     store/train/tokens.bin     uint16, or uint32 for more than 65,536 pieces
     store/train/sentences.bin  int64, position after the last token of each sentence
@@ -26,8 +26,10 @@ import numpy as np
 
 from xlpre.data.sparse_index import PAGE_ITEMS, SparseIndex
 from xlpre.text.json_objects import parse_object
+from xlpre.text.load_tokenizer import load_tokenizer
 from xlpre.text.preprocess import Preprocess
-from xlpre.text.tokenizer import SENTENCEPIECE_VERSION, Tokenizer
+from xlpre.text.sentencepiece_tokenizer import SENTENCEPIECE_VERSION
+from xlpre.text.tokenizer import Tokenizer
 
 FORMAT = 6
 READABLE_FORMATS = (5, 6)
@@ -133,7 +135,7 @@ class TokenStore:
     @property
     def upgrade_note(self) -> str:
         """Warning if the installed version of SentencePiece differs from the one that encoded the text. Empty: they are equal."""
-        if (version := self.meta["sentencepiece"]) == SENTENCEPIECE_VERSION:
+        if (version := self.meta["sentencepiece"]) in ("", SENTENCEPIECE_VERSION):  # a table depends on none
             return ""
         return (
             f"{self.path} was encoded with sentencepiece {version}; the installed {SENTENCEPIECE_VERSION} may encode a few tokens per "
@@ -148,7 +150,7 @@ class TokenStore:
 
     def tokenizer(self) -> Tokenizer:
         """Load the vocabulary that encoded the text."""
-        tokenizer = Tokenizer.load(self.path / "vocabulary.model", self.preprocess)
+        tokenizer = load_tokenizer(self.path / "vocabulary.model", self.preprocess)
         if tokenizer.sha256 != self.meta["vocabulary_sha256"]:
             raise ValueError(f"{self.path / 'vocabulary.model'} is not the vocabulary of this store. {REBUILD}")
         return tokenizer

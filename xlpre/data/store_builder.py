@@ -30,9 +30,9 @@ from xlpre.data.shards import (
 )
 from xlpre.data.sparse_index import sample_pages
 from xlpre.data.store import FORMAT, SPLITS, TokenStore, compute_fingerprint
-from xlpre.text.corpus import ReadUnit, TextConfig, empty_text_message, source_files
+from xlpre.text.corpus import ReadUnit, TextConfig, empty_text_message, source_files, validation_text
 from xlpre.text.document import Document, LineType
-from xlpre.text.tokenizer import SENTENCEPIECE_VERSION, Tokenizer
+from xlpre.text.tokenizer import Tokenizer
 
 
 def build_store(
@@ -57,7 +57,7 @@ def build_store(
     work = path.with_name(f".{path.name}.unfinished")
     lock = lock_dir(work, "another command is preparing this store. Wait for it, or stop it.")
     try:
-        check_encoder(work, path)
+        check_encoder(work, path, tokenizer)
         tasks = list_tasks(work, config, tokenizer)
         with _mention_finished_shards(work):
             encode_all(tasks, config, tokenizer, on_progress)
@@ -147,6 +147,8 @@ def _assemble(
         if not n_documents:
             raise ValueError(empty_text_message(config))
         for split, writer in writers.items():
+            if not writer.n_documents and config.val_source is not None:
+                raise ValueError(empty_text_message(validation_text(config) if split == "val" else config))
             if not writer.n_documents:
                 raise ValueError(
                     f"text.val_fraction={config.val_fraction} is invalid: it leaves no document of {n_documents:,} for the {split} split. "
@@ -166,7 +168,7 @@ def _assemble(
             "vocab_size": len(tokenizer),
             "vocabulary_sha256": tokenizer.sha256,
             "preprocess": tokenizer.preprocess,
-            "sentencepiece": SENTENCEPIECE_VERSION,
+            "sentencepiece": tokenizer.library_version,
             "fingerprint": compute_fingerprint(tokenizer.sha256, tokenizer.preprocess, checksums),
             **{f"{split}_{name}": value for split, writer in writers.items() for name, value in writer.counts.items()},
             "bytes": {name: (partial / name).stat().st_size for name in checksums},

@@ -7,12 +7,21 @@ from __future__ import annotations
 
 import dataclasses
 import glob
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from xlpre.text.docstring_corpus import read_docstrings
-from xlpre.text.document import Document, LineType, RowType, documents_from_lines, documents_from_rows
+from xlpre.text.document import (
+    MAX_DOCUMENT_CHARS,
+    Document,
+    LineType,
+    RowType,
+    documents_from_lines,
+    documents_from_parts,
+    documents_from_rows,
+)
 from xlpre.text.hub import dataset_files, is_hf_dataset, iterate_rows, open_stream
 from xlpre.text.readers import (
     COMPRESSED_SUFFIXES,
@@ -21,6 +30,7 @@ from xlpre.text.readers import (
     json_rows,
     parquet_rows,
     read_lines,
+    read_parts,
     row_group_sizes,
 )
 
@@ -44,11 +54,15 @@ class TextConfig:
         row_type: content of a jsonl, parquet or hub row. `documents`: a whole document. `lines`: one line of text, with an empty line
             at the end of a document, as in a .txt file.
         line_type: content of a line of text. `paragraphs`: a line is a paragraph. `<eop>` follows it, and sentence ends are detected in it.
-            `sentences`: a line is one sentence, without `<eop>`, as in the input files of BERT and the released XLNet.
+            `sentences`: a line is one sentence, without `<eop>`, as in the input files of BERT and the released XLNet. `verbatim`: files
+            of any name are one continuous text each, in which empty lines, spaces and line ends are kept and no `<eod>` is added, as in
+            language-modelling benchmarks. `FILE[BEGIN:END]` is a range of its bytes, as in `enwik8.gz[0:90000000]`. It needs a
+            vocabulary of bytes, characters or words, and `val_source`.
         split: split of a hub dataset.
         max_chars: maximum number of characters to read from each source. null: no limit.
         deduplicate: drop documents whose text is identical to that of an earlier document.
         val_fraction: fraction of the documents for validation. They are selected by a hash of their text.
+        val_source: source of the validation text, of which nothing is in `source`, in place of a fraction. null: `val_fraction`.
         num_processes: number of processes that encode the text. null: one per core.
     """
 
@@ -61,6 +75,7 @@ class TextConfig:
     max_chars: int | None = None
     deduplicate: bool = False
     val_fraction: float = 0.01
+    val_source: str | None = None
     num_processes: int | None = None
 
     def __post_init__(self) -> None:
@@ -75,6 +90,11 @@ class TextConfig:
         if self.num_processes is not None and self.num_processes < 1:
             raise ValueError(
                 f"text.num_processes={self.num_processes} is invalid: it must be at least 1. Set null for one per core."
+            )
+        if self.line_type == "verbatim" and self.val_source is None:
+            raise ValueError(
+                "text.line_type=verbatim is invalid: a continuous text has no documents to hold out. Set text.val_source to the validation "
+                "text, for example 'enwik8.gz[90000000:95000000]'."
             )
         for source, weight in self.mixture.items():
             if weight <= 0:
@@ -124,10 +144,22 @@ def list_units(config: TextConfig) -> list[list[ReadUnit]]:
     return [group for units in by_source for group in _group_small_units(units)]
 
 
-def source_files(config: TextConfig) -> dict[str, int]:
-    """Return the sizes in bytes of the files of all sources, by path, including datasets on disk."""
-    names = [source for source in config.sources if source != "docstrings"]
-    paths = [dataset_files(source) if is_hf_dataset(source) else _matching_files(source) for source in names]
+def list_val_units(config: TextConfig) -> list[list[ReadUnit]]:
+    """Return groups of units of the validation text, as `list_units` does; none if it is a fraction of the documents."""
+    return list_units(validation_text(config)) if config.val_source is not None else []
+
+
+def validation_text(config: TextConfig) -> TextConfig:
+    """Return settings whose source is the validation source of `config`."""
+    return dataclasses.replace(config, source=config.val_source or "", mixture={})
+
+
+def source_files(config: TextConfig, sources: Iterable[str] | None = None) -> dict[str, int]:
+    """Return the sizes in bytes of the files of `sources`, by path, including datasets on disk. Default: all, with the validation text."""
+    if sources is None:
+        sources = [*config.sources, *([config.val_source] if config.val_source is not None else [])]
+    names = [source for source in sources if source != "docstrings"]
+    paths = [dataset_files(source) if is_hf_dataset(source) else _matching_files(source, config) for source in names]
     return {str(path): path.stat().st_size for files in paths for path in files}
 
 
@@ -207,6 +239,10 @@ def _group_small_units(units: list[ReadUnit]) -> Iterator[list[ReadUnit]]:
 
 
 def _units_of_source(source: str, weight: float, config: TextConfig) -> list[ReadUnit]:
+    if config.line_type == "verbatim" and (source == "docstrings" or is_hf_dataset(source)):
+        raise ValueError(
+            f"text.source={source} is invalid: text.line_type=verbatim reads text files. Name files, or set text.line_type=paragraphs."
+        )
     if source == "docstrings":
         return [ReadUnit(source, weight)]
     if is_hf_dataset(source):
@@ -215,7 +251,27 @@ def _units_of_source(source: str, weight: float, config: TextConfig) -> list[Rea
         modified_ns = max((stat.st_mtime_ns for stat in stats), default=0)
         n_bytes = sum(stat.st_size for stat in stats) // n_shards
         return [ReadUnit(source, weight, i, n_shards, n_bytes, modified_ns) for i in range(n_shards)]
-    return [unit for path in _matching_files(source) for unit in _units_of_file(path, weight, config)]
+    if config.line_type == "verbatim":
+        _, begin, end = _split_range(source)
+        return [_verbatim_unit(path, weight, begin, end) for path in _matching_files(source, config)]
+    return [unit for path in _matching_files(source, config) for unit in _units_of_file(path, weight, config)]
+
+
+def _verbatim_unit(path: Path, weight: float, begin: int, end: int | None) -> ReadUnit:
+    stat = path.stat()
+    n_bytes = stat.st_size if path.suffix in COMPRESSED_SUFFIXES else (end or stat.st_size) - begin
+    return ReadUnit(str(path), weight, begin, end, max(n_bytes, 0), stat.st_mtime_ns)
+
+
+def _split_range(source: str) -> tuple[str, int, int | None]:
+    """Return the glob, the first byte, and the byte after the last one, of a source such as `enwik8[0:90000000]`."""
+    match = re.fullmatch(r"(.+)\[(\d*):(\d*)\]", source)
+    if not match:
+        return source, 0, None
+    begin, end = int(match[2] or 0), int(match[3]) if match[3] else None
+    if end is not None and end <= begin:
+        raise ValueError(f"text.source={source} is invalid: the range has no bytes. Set its end above {begin}.")
+    return match[1], begin, end
 
 
 def _units_of_file(path: Path, weight: float, config: TextConfig) -> Iterator[ReadUnit]:
@@ -235,18 +291,24 @@ def _units_of_file(path: Path, weight: float, config: TextConfig) -> Iterator[Re
             yield dataclasses.replace(file, begin=begin, end=end, n_bytes=end - begin)
 
 
-def _matching_files(pattern: str) -> list[Path]:
+def _matching_files(pattern: str, config: TextConfig) -> list[Path]:
+    is_verbatim = config.line_type == "verbatim"
+    if is_verbatim:
+        pattern, _, _ = _split_range(pattern)
     paths = [Path(pattern)] if Path(pattern).is_file() else sorted(map(Path, glob.glob(pattern, recursive=True)))
     if not paths:
         raise ValueError(
             f"text.source={pattern} is invalid: no file matches it. Set a glob such as 'wiki/*.txt.gz', docstrings, or hf:OWNER/NAME."
         )
     for path in paths:
-        file_kind(path)
+        file_kind(path, any_name=is_verbatim)
     return paths
 
 
 def _read_unit(unit: ReadUnit, config: TextConfig, counter: ByteCounter) -> Iterator[Document]:
+    if config.line_type == "verbatim":
+        limit = MAX_DOCUMENT_CHARS if config.max_chars is None else min(config.max_chars, MAX_DOCUMENT_CHARS)
+        return documents_from_parts(read_parts(Path(unit.source), counter, unit.begin, unit.end), limit)
     if unit.source == "docstrings":
         return read_docstrings()
     if is_hf_dataset(unit.source):

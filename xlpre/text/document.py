@@ -1,4 +1,7 @@
-"""Documents from the lines of text files and the rows of tables. A document is a list of lines without repeated spaces."""
+"""Documents from the lines of text files and the rows of tables.
+
+A document is a list of lines without repeated spaces. The lines of a verbatim document are parts of a text, with all its white space.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 Document = list[str]
-LineType = Literal["paragraphs", "sentences"]
+LineType = Literal["paragraphs", "sentences", "verbatim"]
 RowType = Literal["documents", "lines"]
 MAX_DOCUMENT_CHARS = 16_000_000  # longer documents are split
 
@@ -41,6 +44,20 @@ def documents_from_lines(lines: Iterable[tuple[int, str]], begin: int, end: int 
                 yield line
 
     return _split_at_empty_lines(lines_of_part())
+
+
+def documents_from_parts(parts: Iterable[str], n_chars: int) -> Iterator[Document]:
+    """Yield verbatim documents of about `n_chars` characters from the consecutive parts of a text."""
+    document: Document = []
+    size = 0
+    for part in parts:
+        document.append(part)
+        size += len(part)
+        if size >= n_chars:
+            yield document
+            document, size = [], 0
+    if document:
+        yield document
 
 
 def documents_from_rows(

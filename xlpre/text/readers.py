@@ -19,6 +19,7 @@ from xlpre.text.json_objects import parse_object
 
 COMPRESSED_SUFFIXES = (".gz", ".zst")
 FILE_KINDS = (".txt", ".jsonl", ".parquet")
+PART_BYTES = 1 << 20  # size of the parts of a verbatim text
 MAX_LINE_BYTES = 64 << 20  # a longer line is not a paragraph of text
 STDIN = Path("stdin")  # this object stands for standard input; another Path("stdin") is a file
 READ_ERRORS = (OSError, EOFError, zlib.error)
@@ -31,8 +32,8 @@ class ByteCounter:
     n_bytes: int = 0
 
 
-def file_kind(path: Path) -> str:
-    """Return `.txt`, `.jsonl` or `.parquet`.
+def file_kind(path: Path, any_name: bool = False) -> str:
+    """Return `.txt`, `.jsonl` or `.parquet`; `.txt` for a file of verbatim text, which can have any name (`any_name`).
 
     Raises:
         ValueError: `path` is a folder, a broken link, a pipe, a device, or a file of another kind.
@@ -45,11 +46,13 @@ def file_kind(path: Path) -> str:
         )
     if path.exists() and not path.is_file():
         raise ValueError(f"text.source: {path} is a pipe or a device. Write its content to a file.")
+    if any_name:
+        return ".txt"
     kind = next((suffix for suffix in reversed(path.suffixes) if suffix not in COMPRESSED_SUFFIXES), "")
     if kind not in FILE_KINDS or (kind == ".parquet" and path.suffix != kind):
         raise ValueError(
             f"text.source: {path} has the suffix {''.join(path.suffixes[-2:])!r}. It must be a .txt, .jsonl or .parquet file; .txt and "
-            ".jsonl may end in .gz or .zst."
+            ".jsonl may end in .gz or .zst. With text.line_type=verbatim, text files can have any name."
         )
     return kind
 
@@ -90,6 +93,48 @@ def read_lines(path: Path, counter: ByteCounter, begin: int = 0) -> Iterator[tup
         location = f"after line {number}" if not begin else f"after byte {offset}"
         remedy = "" if getattr(error, "errno", None) else ". The file is damaged; download it again."
         raise ValueError(f"{path}, {location}: cannot be read: {error or type(error).__name__}{remedy}") from None
+
+
+def read_parts(path: Path, counter: ByteCounter, begin: int = 0, end: int | None = None) -> Iterator[str]:
+    """Yield a text unchanged, in parts that end after a line if possible, else after a space.
+
+    Args:
+        path: a text file, perhaps compressed.
+        counter: counts the bytes read.
+        begin: first byte of the text.
+        end: byte after the last one. None: the end of the file.
+
+    Yields:
+        Text in which bytes that are not UTF-8 are surrogate escapes (PEP 383).
+
+    Raises:
+        ValueError: the file cannot be read, or is shorter than `end`.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+    counted_before, position, rest = counter.n_bytes, 0, b""
+    try:
+        with open(path, "rb") as file, _decompressed(file, path) as content:
+            position = _skip(content, begin)
+            while end is None or position < end:
+                block = content.read(PART_BYTES if end is None else min(PART_BYTES, end - position))
+                if not block:
+                    break
+                position += len(block)
+                counter.n_bytes = counted_before + (file.tell() if content is not file else position - begin)
+                block = rest + block
+                cut = max(block.rfind(b"\n"), 0) or max(block.rfind(b" "), 0) or len(block) - 1
+                rest = block[cut + 1 :]
+                if part := decoder.decode(block[: cut + 1]):
+                    yield part
+            if part := decoder.decode(rest, final=True):
+                yield part
+    except READ_ERRORS as error:
+        remedy = "" if getattr(error, "errno", None) else ". The file is damaged; download it again."
+        raise ValueError(
+            f"{path}, after byte {position}: cannot be read: {error or type(error).__name__}{remedy}"
+        ) from None
+    if end is not None and position < end:
+        raise ValueError(f"{path} ends at byte {position}, before byte {end}. Name fewer bytes, or download it again.")
 
 
 def json_rows(path: Path, counter: ByteCounter, begin: int, end: int | None) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -188,6 +233,16 @@ def _decompressed(file: IO[bytes], path: Path) -> IO[bytes]:
 
         return io.BufferedReader(pyarrow.input_stream(file, compression="zstd"), 1 << 20)
     return file
+
+
+def _skip(file: IO[bytes], n_bytes: int) -> int:
+    """Read over the first bytes of a file, which may be unable to seek. Return their number, less than `n_bytes` at the end of the file."""
+    if file.seekable():
+        return file.seek(n_bytes)
+    n_read = 0
+    while n_read < n_bytes and (block := file.read(min(PART_BYTES, n_bytes - n_read))):
+        n_read += len(block)
+    return n_read
 
 
 def _seek_line_start(file: IO[bytes], begin: int) -> int:

@@ -21,7 +21,7 @@ LOWER = 1 << 3  # starts with a lower-case letter
 LONE_SPACE = 1 << 4  # a space
 SPACED = 1 << 5  # starts with a space
 UNSPACED = 1 << 6  # of a script that is written without spaces
-BREAK = 1 << 7  # <eop> or <eod>
+BREAK = 1 << 7  # <eop>, <eod> or a newline
 
 TERMINALS = ".!?…։؟۔।॥፧።။៕᠃。！？｡"  # full stops of many scripts
 
@@ -81,14 +81,21 @@ def sentence_ends(ids: np.ndarray, flags: np.ndarray) -> np.ndarray:
 
 
 def concatenate_documents(
-    documents: Iterable[Iterable[list[int]]], line_type: LineType, flags: np.ndarray
+    documents: Iterable[Iterable[list[int]]],
+    line_type: LineType,
+    flags: np.ndarray,
+    line_end: int = special_tokens.EOP,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Concatenate encoded documents. <eod> follows each document, and <eop> follows each line that is a paragraph.
+    """Concatenate encoded documents.
+
+    <eod> follows each document, and `line_end` each line that is a paragraph. A newline also follows a line that is a sentence. Nothing is
+    added to verbatim documents.
 
     Args:
         documents: token ids of each line of each document.
         line_type: see `Tokenizer.encode_documents`.
         flags: (V,) from `boundary_flags`.
+        line_end: id of <eop>, or of the newline if the vocabulary has one.
 
     Returns:
         (N,) int64 token ids; (S,) int64 offset after each sentence; (documents,) int64 offset after each document. Offsets increase, and
@@ -98,14 +105,17 @@ def concatenate_documents(
     for document in documents:
         for line in document:
             id_buffer.fromlist(line)
-            if line_type == "paragraphs":
-                id_buffer.append(special_tokens.EOP)
+            if line_type == "paragraphs" or (line_type == "sentences" and line_end != special_tokens.EOP):
+                id_buffer.append(line_end)
             line_ends.append(len(id_buffer))
-        id_buffer.append(special_tokens.EOD)
+        if line_type != "verbatim":
+            id_buffer.append(special_tokens.EOD)
         document_ends.append(len(id_buffer))
     ids = np.asarray(id_buffer)
     if line_type == "paragraphs":
         return ids, sentence_ends(ids, flags), np.array(document_ends)
+    if line_type == "verbatim":
+        return ids, np.union1d(sentence_ends(ids, flags), document_ends), np.array(document_ends)
     ends = np.array(line_ends, np.int64)
     ends = ends[(ends > 0) & (ids[ends] != special_tokens.EOD)]  # <eod> belongs to the last sentence
     ends = np.union1d(ends[ids[ends - 1] != special_tokens.EOD], document_ends)  # lines without tokens have no end
@@ -122,8 +132,7 @@ def _flags(piece: str, preprocess: Preprocess) -> int:
         LONE_SPACE: piece == WORD_BOUNDARY,
         SPACED: piece.startswith(WORD_BOUNDARY),
         UNSPACED: written_without_spaces(piece[:1]) or (not piece.isascii() and categories <= {"Ps", "Pi"}),
-        BREAK: piece
-        in (special_tokens.SPECIAL_TOKENS[special_tokens.EOP], special_tokens.SPECIAL_TOKENS[special_tokens.EOD]),
+        BREAK: piece in ("\n", *special_tokens.SPECIAL_TOKENS[special_tokens.EOD :]),
     }
     return sum(flag for flag, is_set in flags.items() if is_set)
 

@@ -1,12 +1,12 @@
-"""Training of a vocabulary, and the record of the text on which it was trained.
+"""Training of a vocabulary of any kind, and the record of the text on which it was trained.
 
 The record of NAME.model is NAME.model.json. It holds the settings on which a vocabulary depends, the version of SentencePiece, and
 the names and sizes of the text files, without their folders, which can be moved. A vocabulary without a record is accepted for any text.
+A vocabulary of bytes depends on no text, and has no record.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -17,20 +17,31 @@ from xlpre.common.files import write_text
 from xlpre.text.corpus import TextConfig, source_files
 from xlpre.text.document import Document
 from xlpre.text.preprocess import Preprocess, clean_text
+from xlpre.text.sentencepiece_tokenizer import MAX_SENTENCE_BYTES, SENTENCEPIECE_VERSION, SentencePieceTokenizer
 from xlpre.text.special_tokens import WORD_BOUNDARY
-from xlpre.text.tokenizer import MAX_SENTENCE_BYTES, SENTENCEPIECE_VERSION, Tokenizer, TokenizerConfig
+from xlpre.text.table_tokenizer import train_table
+from xlpre.text.tokenizer import Tokenizer, TokenizerConfig
 
 RECORD_FORMAT = 2
-RECORDED_SETTINGS = {"text": ("column", "row_type", "split", "max_chars"), "tokenizer": ("train_chars", "preprocess")}
+RECORDED_TEXT_SETTINGS = ("column", "row_type", "split", "max_chars")
+RECORDED_SETTINGS = {
+    "sentencepiece": ("train_chars", "preprocess"),
+    "characters": ("vocab_size", "min_count"),
+    "words": ("vocab_size", "min_count"),
+}
 
 
 def train_tokenizer(documents: Iterable[Document], config: TokenizerConfig) -> Tokenizer:
-    """Train a unigram vocabulary on lines that are sampled evenly from all documents.
+    """Train a vocabulary of the kind `config.kind`.
+
+    A SentencePiece vocabulary is trained on lines that are sampled evenly from all documents; a table counts all of them.
 
     Raises:
-        ValueError: the text has no visible characters, or does not allow a vocabulary of this size.
+        ValueError: the text has no visible characters, or does not allow a vocabulary with these settings.
     """
-    return Tokenizer.train(training_lines(documents, config.train_chars, config.preprocess), config)
+    if config.kind != "sentencepiece":
+        return train_table(documents, config)
+    return SentencePieceTokenizer.train(training_lines(documents, config.train_chars, config.preprocess), config)
 
 
 def training_lines(documents: Iterable[Document], n_chars: int, preprocess: Preprocess) -> Iterator[str]:
@@ -68,7 +79,7 @@ def record_path(path: Path) -> Path:
 
 def write_training_record(path: Path, tokenizer: Tokenizer, text: TextConfig, config: TokenizerConfig) -> None:
     """Write the training record of `tokenizer`, which was trained on `text` and saved as `path`."""
-    identity = {"format": RECORD_FORMAT, "sha256": tokenizer.sha256, "sentencepiece": SENTENCEPIECE_VERSION}
+    identity = {"format": RECORD_FORMAT, "sha256": tokenizer.sha256, "sentencepiece": tokenizer.library_version}
     write_text(record_path(path), json.dumps({**identity, **_training_record(text, config)}, indent=1))
 
 
@@ -109,7 +120,7 @@ def upgrade_note(path: Path, tokenizer: Tokenizer) -> str:
     """Return a warning if another version of SentencePiece trained `tokenizer`, saved as `path`; else an empty string."""
     record = _read_record(path)
     version = record.get("sentencepiece", SENTENCEPIECE_VERSION)
-    if version == SENTENCEPIECE_VERSION or record.get("sha256") != tokenizer.sha256:
+    if version in ("", SENTENCEPIECE_VERSION) or record.get("sha256") != tokenizer.sha256:
         return ""
     return (
         f"{path} was trained with sentencepiece {version}; the installed {SENTENCEPIECE_VERSION} would train another vocabulary, and may "
@@ -141,12 +152,12 @@ def _training_record(text: TextConfig, config: TokenizerConfig) -> dict[str, Any
     """Return the settings and files that a vocabulary depends on, as JSON values. A source without files is recorded by its name."""
     sources: list[list[Any]] = []
     for source in text.sources:
-        files = source_files(dataclasses.replace(text, source=source, mixture={}))
+        files = source_files(text, [source])
         sources += [[Path(name).name, size] for name, size in files.items()] or [[source, None]]
     return {
         "sources": sorted(sources, key=str),
-        **{f"text.{key}": getattr(text, key) for key in RECORDED_SETTINGS["text"]},
-        **{f"tokenizer.{key}": getattr(config, key) for key in RECORDED_SETTINGS["tokenizer"]},
+        **{f"text.{key}": getattr(text, key) for key in RECORDED_TEXT_SETTINGS},
+        **{f"tokenizer.{key}": getattr(config, key) for key in RECORDED_SETTINGS[config.kind]},
     }
 
 

@@ -20,7 +20,8 @@ from xlpre.conversion.hf_tokenizer import (
     write_tokenizer,
 )
 from xlpre.text import special_tokens
-from xlpre.text.tokenizer import Tokenizer, TokenizerConfig
+from xlpre.text.sentencepiece_tokenizer import SentencePieceTokenizer
+from xlpre.text.tokenizer import TokenizerConfig
 from xlpre.text.tokenizer_training import train_tokenizer
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -222,12 +223,12 @@ def test_the_character_map_is_read_like_in_sentencepiece(tokenizer):
 
 def test_the_vocabulary_is_read_back(tokenizer, tmp_path):
     write_tokenizer(tokenizer, tmp_path)
-    assert read_vocabulary(tmp_path) == tokenizer.model
+    assert read_vocabulary(tmp_path) == tokenizer.content
 
 
 @pytest.mark.parametrize("preprocess", PREPROCESS)
 def test_preprocessing_survives_save_pretrained(preprocess, tokenizer, tmp_path):
-    native = Tokenizer(tokenizer.model, preprocess=preprocess)
+    native = SentencePieceTokenizer(tokenizer.content, preprocess=preprocess)
     load(native, tmp_path).save_pretrained(tmp_path / "saved")  # without provenance
     assert read_preprocess(tmp_path / "saved") == preprocess
 
@@ -247,4 +248,4 @@ def test_a_vocabulary_that_keeps_spaces_is_refused(tokenizer, tmp_path):
     changed = type(proto).FromString(proto.SerializeToString())
     changed.normalizer_spec.remove_extra_whitespaces = False
     with pytest.raises(ValueError, match="remove_extra_whitespaces"):
-        write_tokenizer(Tokenizer(changed.SerializeToString()), tmp_path)
+        write_tokenizer(SentencePieceTokenizer(changed.SerializeToString()), tmp_path)

@@ -15,7 +15,8 @@ from xlpre.conversion.model_folder import ModelFolder, load_folder, save_folder,
 from xlpre.conversion.tf_checkpoint import read_checkpoint, write_checkpoint
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import meta_model
-from xlpre.text.tokenizer import Tokenizer, TokenizerConfig
+from xlpre.text.sentencepiece_tokenizer import SentencePieceTokenizer
+from xlpre.text.tokenizer import TokenizerConfig
 from xlpre.text.tokenizer_training import train_tokenizer
 
 # variables of a model with one layer, from the original graph
@@ -37,7 +38,7 @@ SHAPES = {
 }
 
 
-def random_folder(seed: int, tokenizer: Tokenizer) -> ModelFolder:
+def random_folder(seed: int, tokenizer: SentencePieceTokenizer) -> ModelFolder:
     """Return a random model folder that the original can represent."""
     rng, generator = np.random.default_rng(seed), torch.Generator().manual_seed(seed)
     shape = ModelConfig(
@@ -61,7 +62,7 @@ def random_folder(seed: int, tokenizer: Tokenizer) -> ModelFolder:
         name: torch.randn(parameter.shape, generator=generator)
         for name, parameter in meta_model(shape, two_streams=True).named_parameters()
     }
-    vocabulary = Tokenizer(tokenizer.model, "", str(rng.choice(["none", "cased", "uncased"])))
+    vocabulary = SentencePieceTokenizer(tokenizer.content, "", str(rng.choice(["none", "cased", "uncased"])))
     objective = str(rng.choice(["permutation", "causal", "denoising"]))
     return ModelFolder(shape, weights, vocabulary, objective, {"step": seed, "store": "abc"}, "xlpre")
 
@@ -74,7 +75,7 @@ def test_a_model_survives_a_round_trip_through_a_release(seed, tokenizer, tmp_pa
     assert back.kind == "tensorflow" and back.config == folder.config and back.objective == folder.objective
     assert back.weights.keys() == folder.weights.keys()
     assert all(torch.equal(back.weights[name], weight) for name, weight in folder.weights.items())
-    assert back.tokenizer.model == tokenizer.model and back.tokenizer.preprocess == folder.tokenizer.preprocess
+    assert back.tokenizer.content == tokenizer.content and back.tokenizer.preprocess == folder.tokenizer.preprocess
     assert back.provenance.items() >= folder.provenance.items()
 
 

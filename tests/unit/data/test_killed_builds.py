@@ -20,11 +20,11 @@ from xlpre.data import shards
 from xlpre.data.store_builder import build_store
 from xlpre.text import corpus
 from xlpre.text.corpus import TextConfig
-from xlpre.text.tokenizer import Tokenizer
+from xlpre.text.load_tokenizer import load_tokenizer
 corpus.UNIT_BYTES, corpus.SMALL_UNIT_BYTES = 20_000, 0
 shards.SHARD_CHARS, shards.BATCH_CHARS = 4000, 1000
 source, target, vocabulary, num_processes = sys.argv[1:]
-build_store(target, TextConfig(source=source, val_fraction=0.1, num_processes=int(num_processes)), Tokenizer.load(vocabulary))
+build_store(target, TextConfig(source=source, val_fraction=0.1, num_processes=int(num_processes)), load_tokenizer(vocabulary))
 """
 
 

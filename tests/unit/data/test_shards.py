@@ -105,7 +105,7 @@ def test_a_build_is_not_resumed_by_another_version_of_sentencepiece(small, files
     work = tmp_path / ".store.unfinished"
     finished = sorted(work.glob("*/[0-9]*"))
     with monkeypatch.context() as other_version:
-        other_version.setattr(shards, "SENTENCEPIECE_VERSION", "9.9")
+        other_version.setattr(type(tokenizer), "library_version", "9.9")
         with pytest.raises(
             ValueError, match=r"store is invalid: .*unfinished .* the installed 9\.9 .* delete that folder"
         ):

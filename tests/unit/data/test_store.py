@@ -9,7 +9,8 @@ from xlpre.data.sparse_index import sample_pages
 from xlpre.data.store import FORMAT, INDEXES, TokenStore
 from xlpre.data.store_builder import write_store
 from xlpre.text import special_tokens
-from xlpre.text.tokenizer import SENTENCEPIECE_VERSION, Tokenizer, TokenizerConfig
+from xlpre.text.sentencepiece_tokenizer import SENTENCEPIECE_VERSION, SentencePieceTokenizer
+from xlpre.text.tokenizer import TokenizerConfig
 from xlpre.text.tokenizer_training import train_tokenizer
 
 
@@ -68,7 +69,7 @@ def test_another_vocabulary_is_refused_with_both_hashes(store, documents):
 
 
 def test_a_store_records_the_preprocessing_of_its_text(documents, tokenizer, tmp_path):
-    uncased = Tokenizer(tokenizer.model, preprocess="uncased")
+    uncased = SentencePieceTokenizer(tokenizer.content, preprocess="uncased")
     store = write_store(tmp_path / "store", documents[:100], uncased, 0.1, {}, {})
     assert TokenStore(store.path).tokenizer().preprocess == "uncased"
     store.check_vocabulary(uncased, "same.model")

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tests.conftest import examples, make_documents
 from xlpre.data.store_builder import build_store, write_store
 from xlpre.text.corpus import TextConfig
-from xlpre.text.tokenizer import Tokenizer, TokenizerConfig
+from xlpre.text.sentencepiece_tokenizer import SentencePieceTokenizer
+from xlpre.text.tokenizer import TokenizerConfig
 from xlpre.text.tokenizer_training import train_tokenizer
 
 
@@ -75,11 +76,11 @@ def test_unicode_of_every_plane_survives(tmp_path):
 
 
 def test_more_than_65536_pieces_are_32_bit_ids(tmp_path, tokenizer, documents):
-    class LargeTokenizer(Tokenizer):
+    class LargeTokenizer(SentencePieceTokenizer):
         pieces = [*tokenizer.pieces, *(f"▁{i}" for i in range(70_000))]
 
         def __len__(self):
             return len(self.pieces)
 
-    store = write_store(tmp_path / "store", documents[:200], LargeTokenizer(tokenizer.model), 0.1, {}, {})
+    store = write_store(tmp_path / "store", documents[:200], LargeTokenizer(tokenizer.content), 0.1, {}, {})
     assert store.train.tokens.dtype == np.uint32

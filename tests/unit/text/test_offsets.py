@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import REPOSITORY, examples
+from xlpre.text.load_tokenizer import load_tokenizer
 from xlpre.text.offsets import clean_text_with_offsets
 from xlpre.text.preprocess import clean_text
-from xlpre.text.tokenizer import Tokenizer
+from xlpre.text.sentencepiece_tokenizer import SentencePieceTokenizer
 
 DATA = Path(os.environ.get("XLPRE_DATA", REPOSITORY.parent / "shared" / "data"))
 PREPROCESS = ("none", "cased", "uncased")
@@ -23,7 +24,7 @@ TEXTS = st.one_of(st.text(max_size=40), st.text(alphabet=UNUSUAL, max_size=40))
 
 
 def with_preprocess(tokenizer, preprocess):
-    return Tokenizer(tokenizer.model, preprocess=preprocess)
+    return SentencePieceTokenizer(tokenizer.content, preprocess=preprocess)
 
 
 @settings(max_examples=examples(200))
@@ -92,7 +93,7 @@ def test_answers_of_squad_are_recovered_from_their_tokens(name):
     path, vocabulary = DATA / "squad" / f"{name}.json.gz", DATA / "spm_derived" / "xlnet_style_32k.model"
     if not (path.exists() and vocabulary.exists()):
         pytest.skip(f"no {path} or no {vocabulary}; set XLPRE_DATA")
-    tokenizer = Tokenizer.load(vocabulary, "cased")
+    tokenizer = load_tokenizer(vocabulary, "cased")
     n_answers = n_equal = 0
     with gzip.open(path, "rt", encoding="utf-8") as file:
         articles = json.load(file)["data"]

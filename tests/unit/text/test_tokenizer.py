@@ -8,7 +8,9 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from xlpre.text import special_tokens
-from xlpre.text.tokenizer import Tokenizer, TokenizerConfig
+from xlpre.text.load_tokenizer import load_tokenizer
+from xlpre.text.sentencepiece_tokenizer import SentencePieceTokenizer
+from xlpre.text.tokenizer import TokenizerConfig
 from xlpre.text.tokenizer_training import MAX_SENTENCE_BYTES, split_long_line, train_tokenizer
 
 
@@ -61,9 +63,9 @@ def test_a_text_without_visible_characters_is_refused(text):
 def test_a_missing_or_invalid_model_file_is_refused(tmp_path):
     (tmp_path / "bad.model").write_bytes(b"not a model")
     with pytest.raises(ValueError, match=r"bad.model is not a SentencePiece model"):
-        Tokenizer.load(tmp_path / "bad.model")
+        load_tokenizer(tmp_path / "bad.model")
     with pytest.raises(ValueError, match="none.model does not exist. .*train_tokenizer.py"):
-        Tokenizer.load(tmp_path / "none.model")
+        load_tokenizer(tmp_path / "none.model")
 
 
 def test_eop_follows_each_paragraph_and_eod_each_document(tokenizer):
@@ -100,7 +102,7 @@ def test_empty_lines_are_not_sentences(tokenizer):
 
 
 def test_text_is_preprocessed_before_it_is_encoded(tokenizer):
-    uncased = Tokenizer(tokenizer.model, preprocess="uncased")
+    uncased = SentencePieceTokenizer(tokenizer.content, preprocess="uncased")
     assert uncased.encode(" Ba``  BÉ") == tokenizer.encode('ba" be')
     ids, ends = uncased.encode_document(["Ba be. Di do"])
     assert ids[:-2].tolist() == tokenizer.encode("ba be. di do")
