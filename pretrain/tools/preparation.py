@@ -109,10 +109,12 @@ def _warn_of_unknown_characters(config: PretrainConfig, tokenizer: Tokenizer) ->
     except ValueError:
         return  # raised again, with a better message, when the text is encoded
     if (unknown := tokenizer.unknown_fraction(sample)) > MAX_UNKNOWN:
+        remedy = "train a vocabulary on this text with pretrain/train_tokenizer.py and another tokenizer.path"
+        if tokenizer.kind != "sentencepiece":
+            remedy += ", or with a lower tokenizer.min_count or a higher tokenizer.vocab_size"
         print(
             f"warning: {unknown:.0%} of the characters in a sample of this text have no piece in tokenizer.path="
-            f"{config.tokenizer.path} and will be <unk>; train a vocabulary on this text with pretrain/train_tokenizer.py and another "
-            "tokenizer.path",
+            f"{config.tokenizer.path} and will be <unk>; {remedy}",
             flush=True,
         )
 

@@ -159,7 +159,7 @@ def describe(statistics: StoreStatistics, store: TokenStore, tokenizer: Tokenize
     lines += ["", "longest training documents (tokens, beginning)"]
     for length, index in splits["train"].longest:
         begin = int(store.train.document_ends[index]) - length
-        lines.append(f"{length:>12,}  {tokenizer.decode(store.train.tokens[begin : begin + 24])} ...")
+        lines.append(f"{length:>12,}  {_one_line(tokenizer.decode(store.train.tokens[begin : begin + 24]))} ...")
     if (counts := statistics.span_counts) is not None:
         max_span = ObjectiveConfig().max_span
         lines += [
@@ -174,7 +174,9 @@ def describe(statistics: StoreStatistics, store: TokenStore, tokenizer: Tokenize
     for index in rng.integers(len(store.train.document_ends), size=n_samples):
         end = int(store.train.document_ends[index])
         begin = int(store.train.document_ends[index - 1]) if index else 0
-        lines.append(f"  document {index:,}: {tokenizer.decode(store.train.tokens[begin : min(begin + 60, end)])} ...")
+        lines.append(
+            f"  document {index:,}: {_one_line(tokenizer.decode(store.train.tokens[begin : min(begin + 60, end)]))} ..."
+        )
     return "\n".join(lines)
 
 
@@ -197,3 +199,7 @@ def draw(statistics: StoreStatistics, path: Path) -> None:
         right.set(xlabel="length of a span, words", ylabel="fraction of spans", title=f"spans of {N_WINDOWS} windows")
         right.legend(frameon=False)
     save_figure(figure, path, dpi=110)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -327,7 +327,9 @@ def _with_unmapped(
 def _read_tokenizer(path: Path, provenance: Mapping[str, Any], preprocess: Preprocess) -> Tokenizer:
     """Read the vocabulary of a folder, and check it against the provenance if there is any."""
     table = path / TableTokenizer.file_name
-    if table.exists():
+    if provenance.get("vocabulary_kind", SentencePieceTokenizer.kind) != SentencePieceTokenizer.kind:
+        if not table.exists():
+            raise ValueError(f"{table} does not exist. Copy the whole folder again.")
         tokenizer: Tokenizer = load_tokenizer(table, preprocess)
     else:
         tokenizer = SentencePieceTokenizer(

@@ -66,17 +66,23 @@ def cloze_batch(text: str, tokenizer: Tokenizer) -> Batch:
         Batch with B = 1. `targets` are <mask>, because the masked tokens are unknown.
 
     Raises:
-        ValueError: `text` is not a string, has no blank, is longer than MAX_TOKENS, or contains the special token that marks a blank
-            internally.
+        ValueError: the vocabulary has no words; `text` is not a string, has no blank, is longer than MAX_TOKENS, or contains the special
+            token that marks a blank internally.
     """
     if not isinstance(text, str):
         raise ValueError(
             f"text={text!r:.60} is invalid: it must be one str. Build one batch per text and join them with xlpre.inference.collate."
         )
+    if tokenizer.kind in ("bytes", "characters"):
+        raise ValueError(
+            f"text={text!r} is invalid for a vocabulary of {tokenizer.kind}: a blank is one token, not a word. Use a model with a "
+            "vocabulary of words or word pieces."
+        )
     marker = special_tokens.SPECIAL_TOKENS[special_tokens.EOP]
     if marker in text:
         raise ValueError(f"text={text!r} is invalid: {marker} is a special token. Remove it.")
-    ids = tokenizer.encode(re.sub(rf"\s*{BLANK_PATTERN}", marker, text.strip()))
+    blank = f" {marker} " if tokenizer.kind == "words" else marker
+    ids = tokenizer.encode(re.sub(rf"\s*{BLANK_PATTERN}", blank, text.strip()))
     # the space before a blank belongs to the missing word
     space = (
         tokenizer.pieces.index(special_tokens.WORD_BOUNDARY)

@@ -132,7 +132,7 @@ def _flags(piece: str, preprocess: Preprocess) -> int:
         LONE_SPACE: piece == WORD_BOUNDARY,
         SPACED: piece.startswith(WORD_BOUNDARY),
         UNSPACED: written_without_spaces(piece[:1]) or (not piece.isascii() and categories <= {"Ps", "Pi"}),
-        BREAK: piece in ("\n", *special_tokens.SPECIAL_TOKENS[special_tokens.EOD :]),
+        BREAK: piece in (special_tokens.NEWLINE_PIECE, *special_tokens.SPECIAL_TOKENS[special_tokens.EOD :]),
     }
     return sum(flag for flag, is_set in flags.items() if is_set)
 

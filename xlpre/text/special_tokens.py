@@ -6,4 +6,5 @@ SPECIAL_TOKENS = ("<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "
 CONTROL_SYMBOLS = SPECIAL_TOKENS[CLS:EOP]  # text never produces them
 USER_DEFINED_SYMBOLS = (SPECIAL_TOKENS[EOP], ".", "(", ")", '"', "-", "–", "£", "€")  # always pieces of their own
 
+NEWLINE_PIECE = "<0x0A>"  # a newline, in vocabularies that have one
 WORD_BOUNDARY = "▁"  # SentencePiece's mark for a space before a piece

@@ -19,7 +19,7 @@ import numpy as np
 
 from xlpre.text.document import Document
 from xlpre.text.offsets import NO_POSITION, TokenOffsets, build_offsets
-from xlpre.text.special_tokens import EOP, SPECIAL_TOKENS, UNK, WORD_BOUNDARY
+from xlpre.text.special_tokens import EOP, NEWLINE_PIECE, SPECIAL_TOKENS, UNK, WORD_BOUNDARY
 from xlpre.text.tokenizer import N_SPECIAL, Tokenizer, TokenizerConfig
 
 FORMAT, FORMAT_VERSION = "xlpre vocabulary", 1
@@ -123,7 +123,7 @@ class ByteTokenizer(TableTokenizer):
     def _piece(self, entry: str) -> str:
         if entry == " ":
             return WORD_BOUNDARY
-        return entry if entry == NEWLINE or (entry.isascii() and entry.isprintable()) else f"<0x{ord(entry):02X}>"
+        return entry if entry.isascii() and entry.isprintable() else f"<0x{ord(entry):02X}>"
 
     def _n_bytes(self, entry: str) -> int:
         return 1
@@ -173,13 +173,8 @@ class CharacterTokenizer(TableTokenizer):
         ids = self._ids[_code_points("".join(texts))]
         return float((ids == UNK).sum() / max(len(ids), 1))
 
-    @cached_property
-    def starts_word(self) -> np.ndarray:
-        """(V,) bool, True if the piece starts a word; see `Tokenizer`."""
-        return super().starts_word | np.array([piece == NEWLINE for piece in self.pieces])
-
     def _piece(self, entry: str) -> str:
-        return WORD_BOUNDARY if entry == " " else entry
+        return {" ": WORD_BOUNDARY, NEWLINE: NEWLINE_PIECE}.get(entry, entry)
 
     def _n_bytes(self, entry: str) -> int:
         return len(entry.encode())

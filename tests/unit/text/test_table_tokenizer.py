@@ -77,7 +77,7 @@ def test_words_are_counted_and_the_rest_is_unknown():
 def test_the_most_frequent_pieces_are_kept(kind, n_kept):
     text = [" ".join(chr(ord("a") + i) for i in range(20) for _ in range(30 - i))]
     tokenizer = train_tokenizer([text], TokenizerConfig(kind=kind, vocab_size=9 + n_kept))
-    kept = {piece.lstrip("▁") for piece in tokenizer.pieces[9:]} - {"", "\n"}
+    kept = {piece.lstrip("▁") for piece in tokenizer.pieces[9:]} - {"", "<0x0A>"}
     assert len(tokenizer) == 9 + n_kept and kept == set("abcdefghijklmnopqrst"[: len(kept)]) and len(kept) >= 9
 
 
@@ -85,7 +85,7 @@ def test_a_line_end_of_a_verbatim_text_is_one_token_of_each_kind():
     for kind, config in CONFIG.items():
         tokenizer = train_tokenizer([LINES], config)
         ids, _, ends = tokenizer.encode_documents([LINES, [" a dog"]], "verbatim")
-        newline = EOP if kind == "words" else tokenizer.pieces.index("\n")
+        newline = EOP if kind == "words" else tokenizer.pieces.index("<0x0A>")
         assert list(ids).count(newline) == 4 and EOD not in ids and len(ends) == 2
         assert (
             tokenizer.decode(ids).split()
