@@ -122,7 +122,7 @@ def read_parts(path: Path, counter: ByteCounter, begin: int = 0, end: int | None
                 position += len(block)
                 counter.n_bytes = counted_before + (file.tell() if content is not file else position - begin)
                 block = rest + block
-                cut = max(block.rfind(b"\n"), 0) or max(block.rfind(b" "), 0) or len(block) - 1
+                cut = next((i for i in (block.rfind(b"\n"), block.rfind(b" ")) if i >= 0), len(block) - 1)
                 rest = block[cut + 1 :]
                 if part := decoder.decode(block[: cut + 1]):
                     yield part
