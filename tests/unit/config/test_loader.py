@@ -1,3 +1,4 @@
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from finetune.tasks.registry import TASK_NAMES
 from pretrain.config import PretrainConfig
 from tests.conftest import REPOSITORY
 from xlpre.config.loader import config_from_mapping, load_config, save_config
+from xlpre.model.language_model import meta_model
 from xlpre.text.corpus import TextConfig
 
 FINETUNE_PRESETS = sorted((REPOSITORY / "configs" / "finetune").rglob("*.yaml"))
@@ -158,3 +160,23 @@ def test_an_error_of_omegaconf_names_the_file(content, tmp_path):
 def test_invalid_settings_in_a_mapping_are_refused_with_their_origin():
     with pytest.raises(ValueError, match=r"meta.json: text.max_chars=0 is invalid"):
         config_from_mapping(TextConfig, {"max_chars": 0}, "meta.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "n_pieces", "millions"),
+    [
+        ("enwik8", 265, 41),
+        ("enwik8_large", 265, 277),
+        ("text8", 37, 277),
+        ("wt103", 267_742, 151),
+        ("wt103_large", 267_742, 285),
+        ("lm1b", 800_000, 358),
+    ],
+)
+def test_a_preset_of_transformer_xl_has_the_published_number_of_parameters(name, n_pieces, millions):
+    config = load_config(PretrainConfig, REPOSITORY / f"configs/pretrain/transformer_xl_{name}.yaml")
+    assert config.tokenizer.n_pieces == n_pieces and config.text.line_type == "verbatim"
+    model = meta_model(dataclasses.replace(config.model, vocab_size=n_pieces), two_streams=False)
+    n_parameters = sum(parameter.numel() for parameter in model.parameters())
+    # the special tokens and the segments of XLNet add less than half a million
+    assert n_parameters / 1e6 == pytest.approx(millions, abs=0.6)
