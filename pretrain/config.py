@@ -40,7 +40,7 @@ IGNORED_SETTINGS = {
         "timeout_minutes",
         "wandb",
     },
-    "eval": {"every", "sentences"},
+    "eval": {"every", "sentences", "order_consistency"},
 }
 
 
@@ -56,6 +56,8 @@ class EvalConfig:
         partial_k: 1/K of the tokens are targets in evaluation; null: as in training.
         sentences: sentences with ____, which the model fills in at each evaluation; empty: sentences of the validation text with one word
             hidden.
+        order_consistency: number of validation sentences whose log-likelihood is computed in four factorization orders at each evaluation
+            of a permutation model. Its standard deviation over the orders is `val_order_std` in the metrics, in nats per token. 0: none.
     """
 
     every: int = 1000
@@ -64,11 +66,16 @@ class EvalConfig:
     mem_len: int | None = None
     partial_k: float | None = None
     sentences: list[str] = field(default_factory=list)
+    order_consistency: int = 0
 
     def __post_init__(self) -> None:
         for name in ("every", "batch_size", "num_windows"):
             if (value := getattr(self, name)) < 1:
                 raise ValueError(f"eval.{name}={value} is invalid: it must be at least 1. Set eval.{name}=1.")
+        if self.order_consistency < 0:
+            raise ValueError(
+                f"eval.order_consistency={self.order_consistency} is invalid: it must be at least 0. Set 0 to leave it out."
+            )
         if self.mem_len is not None and self.mem_len < 0:
             raise ValueError(
                 f"eval.mem_len={self.mem_len} is invalid: it must be at least 0. Set eval.mem_len=null to use model.mem_len."
@@ -137,6 +144,11 @@ class PretrainConfig:
             raise ValueError(
                 "text.line_type=verbatim is invalid: a SentencePiece vocabulary does not keep text as it is. Set tokenizer.kind to bytes, "
                 "characters or words, or text.line_type=paragraphs."
+            )
+        if self.eval.order_consistency and self.objective.name != "permutation":
+            raise ValueError(
+                f"eval.order_consistency={self.eval.order_consistency} is invalid with objective.name={self.objective.name}: only "
+                "permutation models have factorization orders. Set eval.order_consistency=0."
             )
         check_compile(self.train, self.model.attention_backend)
         check_overrides(self.deepspeed)

@@ -27,11 +27,13 @@ ScoreTexts = Callable[..., list[TextScore]]  # `score` with all arguments but te
 
 
 class ProgressBar:
-    """Progress bar on stderr that appears in long calculations only."""
+    """Progress bar on stderr that appears in long calculations only, and not at all if `is_shown` is False."""
 
-    def __init__(self, total: int | None, unit: str) -> None:
+    def __init__(self, total: int | None, unit: str, is_shown: bool = True) -> None:
         interval = 0.1 if sys.stderr.isatty() else LOG_INTERVAL
-        self._bar = tqdm(total=total, unit=unit, unit_scale=True, delay=PROGRESS_DELAY, mininterval=interval)
+        self._bar = tqdm(
+            total=total, unit=unit, unit_scale=True, delay=PROGRESS_DELAY, mininterval=interval, disable=not is_shown
+        )
 
     def report(self, done: int, total: int) -> None:
         """Show that `done` of `total` units are done."""

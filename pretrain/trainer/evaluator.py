@@ -12,25 +12,29 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from pretrain.config import PretrainConfig
 from xlpre.data.lanes import Lanes, max_lanes
 from xlpre.data.store import TokenStore
 from xlpre.data_loader import Loader
+from xlpre.inference.evaluation import (
+    EVAL_SEED,
+    empty_cache,
+    fixed_objective,
+    is_correct,
+    predict_targets,
+    sample_sentences,
+)
+from xlpre.inference.scoring import WINDOW, order_consistency
 from xlpre.model.dropout import without_dropout
 from xlpre.model.language_model import LanguageModel
-from xlpre.model.lm_head import target_losses
-from xlpre.model.memory import initial_memory
-from xlpre.objectives.objective import ObjectiveConfig
-from xlpre.objectives.registry import OBJECTIVES, build_objective
+from xlpre.objectives.registry import OBJECTIVES
 from xlpre.text.tokenizer import Tokenizer
 from xlpre.training.distributed import Comm, rank, world_size
 from xlpre.training.lr_schedule import format_lr
 
 MIN_PLATEAU_TOKENS = 500_000  # number of window tokens before which there is no warning of a plateau
 MIN_PLATEAU_GAIN = 0.1  # nats below the unigram baseline at which a model has left the plateau
-EVAL_SEED = 20190619  # seed of validation windows and targets, the same for all runs
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ class EvalResult:
         bits_per_byte: loss in bits, summed over the targets and divided by their bytes. It is comparable between vocabularies.
         n_targets: number of targets.
         auxiliary_accuracy: fraction of rows that each auxiliary head classifies correctly, by the name of the head.
+        order_std: standard deviation of the log-likelihood of sentences over factorization orders, in nats per token. None if
+            `eval.order_consistency` is 0.
     """
 
     loss: float
@@ -52,6 +58,7 @@ class EvalResult:
     bits_per_byte: float
     n_targets: int
     auxiliary_accuracy: Mapping[str, float]
+    order_std: float | None = None
 
 
 class Evaluator:
@@ -70,16 +77,16 @@ class Evaluator:
     def __init__(self, config: PretrainConfig, store: TokenStore, tokenizer: Tokenizer, comm: Comm) -> None:
         self._config, self._comm = config, comm
         partial_k = config.eval.partial_k or config.objective.partial_k
-        # spans of default lengths, whatever the training uses, so that all runs predict the same targets
-        objective_config = ObjectiveConfig(
-            name=config.objective.name, partial_k=partial_k, perm_size=config.objective.perm_size
+        objective = fixed_objective(
+            config.objective.name, partial_k, config.objective.perm_size, config.data, tokenizer
         )
-        objective = build_objective(objective_config, config.data, tokenizer.starts_word)
         lanes, self._n_windows = val_lanes(config, store)
         self._loader = Loader(lanes, config.data, objective, EVAL_SEED)
         local_lanes = range(rank(), lanes.n_lanes, world_size())
         # ZeRO-3 needs all processes to gather weights: a process without a lane evaluates lane 0, and its sums are ignored
         self._lanes, self._is_counted = local_lanes or range(1), bool(local_lanes)
+        self._tokenizer = tokenizer
+        self._sentences = sample_sentences(store.validation, config.eval.order_consistency, WINDOW)
         counts = np.asarray(store.unigram) + 1.0  # add-one smoothing
         self._bytes_per_piece = torch.from_numpy(tokenizer.bytes_per_piece)
         self._unigram_losses = torch.from_numpy(-np.log(counts / counts.sum())).float()
@@ -99,7 +106,14 @@ class Evaluator:
             loss / math.log(2) / n_bytes,
             int(n_targets),
             {name: count / n_rows for name, count in zip(model.auxiliary_heads, auxiliary, strict=True)},
+            self._order_std(model),
         )
+
+    def _order_std(self, model: LanguageModel) -> float | None:
+        """Return the spread of the log-likelihood over orders. Every process computes all sentences, because ZeRO-3 needs all of them."""
+        if not self._sentences:
+            return None
+        return order_consistency(model, self._tokenizer, self._sentences).std_per_token
 
     def _sum_over_windows(self, model: LanguageModel) -> np.ndarray:
         """Evaluate the lanes of this process, and return sums over their targets and rows.
@@ -108,23 +122,16 @@ class Evaluator:
             (6 + number of auxiliary heads,): loss, unigram loss, correct predictions, bytes, targets, rows, and the rows that each
             auxiliary head classifies correctly.
         """
-        weight = model.backbone.mask_embedding
-        mem_len = self._config.eval.mem_len
-        initial = initial_memory(
-            model.config, len(self._lanes), mem_len=mem_len, device=weight.device, dtype=weight.dtype
-        )
-        memory = model.backbone.to_kv_cache(initial)
+        memory = empty_cache(model, len(self._lanes), self._config.eval.mem_len)
         sums = np.zeros(6 + len(model.auxiliary_heads))
         for step in range(self._n_windows):
             batch = self._loader.batch(step, self._lanes)
-            logits, memory, *auxiliary_logits = model.logits(batch.to(weight.device), memory)
-            losses = target_losses(logits, batch.targets.to(weight.device))
-            n_correct = _count_correct(logits, batch.targets)
+            losses, correct, memory, auxiliary_logits = predict_targets(model, batch, memory)
             n_bytes = self._bytes_per_piece[batch.targets].sum().item()
             unigram = self._unigram_losses[batch.targets].sum().item()
             sums += [
-                *(losses.sum().item(), unigram, n_correct, n_bytes, losses.numel(), len(batch.pair_label)),
-                *(_count_correct(head_logits, batch.pair_label) for head_logits in auxiliary_logits),
+                *(losses.sum().item(), unigram, int(correct.sum()), n_bytes, losses.numel(), len(batch.pair_label)),
+                *(int(is_correct(logits, batch.pair_label).sum()) for logits in auxiliary_logits),
             ]
         return sums
 
@@ -193,8 +200,3 @@ def val_lanes(config: PretrainConfig, store: TokenStore) -> tuple[Lanes, int]:
         origin=f"the validation part of {store.path} (text.val_fraction)",
     )
     return lanes, lanes.windows_per_run
-
-
-def _count_correct(logits: Tensor, labels: Tensor) -> int:
-    """Count the labels (...) that have the largest of the n logits (..., n). The comparison runs on the CPU."""
-    return int((logits.argmax(-1).cpu() == labels).sum())

@@ -76,6 +76,7 @@ class TrainLogger(RunLogger):
             f"val loss {result.loss:.3f} (unigram baseline {result.unigram_loss:.3f}), "
             f"accuracy {result.accuracy * 100:.1f} % of {result.n_targets:,} targets, {result.bits_per_byte:.3f} bits per byte"
             + "".join(f", {name.replace('_', ' ')} accuracy {value * 100:.1f} %" for name, value in auxiliary.items())
+            + (f", {result.order_std:.3f} nats per token between orders" if result.order_std is not None else "")
             + (f"\n{warning}" if warning else ""),
             {
                 "val_loss": result.loss,
@@ -83,6 +84,7 @@ class TrainLogger(RunLogger):
                 "val_accuracy": result.accuracy,
                 "val_bpb": result.bits_per_byte,
                 **{f"val_{name}_accuracy": value for name, value in auxiliary.items()},
+                **({"val_order_std": result.order_std} if result.order_std is not None else {}),
                 "tokens": self._read_totals()[0],
                 "train_seconds": self._progress.train_seconds,
             },

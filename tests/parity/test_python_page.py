@@ -51,6 +51,8 @@ def test_predictions_hidden_states_and_scores_are_as_documented(names, tokenizer
         score, rel=1e-4
     )
     assert names["left_to_right"] < 0 < names["spread"] and names["consistency"] > 0
+    assert names["chain_rule"].n_targets == names["numbers"]["n_tokens"] and min(names["held_out"]) > 0
+    assert names["numbers"]["mode"] == "objective" and names["numbers"]["bits_per_target_byte"] > 0
 
 
 def test_a_long_text_is_read_window_by_window(names):

@@ -53,8 +53,10 @@ def run_main(main: Callable[[], None]) -> None:
     | temporary OSError, port in use, lost connection to another process | 3 | each process that fails |
     | Ctrl-C | 130 | each process |
 
-    All other errors propagate. Characters that stdout cannot encode are printed as escape sequences.
+    All other errors propagate. Characters that stdout cannot encode are printed as escape sequences. The folder of the command is removed
+    from the search path of modules, so that commands do not hide libraries of the same name, such as `evaluate`.
     """
+    _remove_command_folder()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -80,6 +82,14 @@ def run_main(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print("Interrupted. Run the same command again to continue.", file=sys.stderr)
         sys.exit(130)
+
+
+def _remove_command_folder() -> None:
+    """Remove the folder of the script from `sys.path`, where `python FOLDER/COMMAND.py` puts it first, if the folder is a package."""
+    program = getattr(sys.modules["__main__"], "__file__", None)
+    folder = Path(program).resolve().parent if program else None
+    if folder and (folder / "__init__.py").exists() and sys.path and Path(sys.path[0]).resolve() == folder:
+        del sys.path[0]
 
 
 def install_interrupt_handler(commands: Path) -> None:

@@ -130,7 +130,7 @@ def _start(command: Command, slot: int, jobs: int, gpus: Sequence[str]) -> subpr
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     with open(command.folder / "log.txt", "ab") as log:
         child = subprocess.Popen(
-            [path, *args], env=environment, stdout=log, stderr=log, start_new_session=True, preexec_fn=_stop_with_parent
+            [path, *args], env=environment, stdout=log, stderr=log, start_new_session=True, preexec_fn=stop_with_parent
         )
     cores = sorted(os.sched_getaffinity(0))
     if share := len(cores) // jobs:
@@ -138,7 +138,7 @@ def _start(command: Command, slot: int, jobs: int, gpus: Sequence[str]) -> subpr
     return child
 
 
-def _stop_with_parent() -> None:
+def stop_with_parent() -> None:
     """Have Linux send SIGTERM to this process when its parent exits."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 

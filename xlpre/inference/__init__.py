@@ -1,4 +1,4 @@
-"""Inference from token ids or text: batches without an objective, predictions for blanks, and scores of texts."""
+"""Inference from token ids or text: batches without an objective, predictions for blanks, scores of texts, and evaluation on text."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from xlpre.inference.evaluation import evaluate
     from xlpre.inference.scoring import order_consistency, score
 
 # public name: its module, which is imported when the name is used
 _MODULES = {
+    "evaluate": "evaluation",
     "order_consistency": "scoring",
     "score": "scoring",
 }
-__all__ = ["order_consistency", "score"]
+__all__ = ["evaluate", "order_consistency", "score"]
 
 
 def __getattr__(name: str) -> Any:

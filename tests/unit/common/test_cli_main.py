@@ -1,11 +1,14 @@
 import errno
 import os
 import socket
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
 
+from tests.conftest import REPOSITORY
 from xlpre.common.cli_main import run_main
 from xlpre.training.distributed import use_device
 
@@ -107,3 +110,27 @@ def test_an_unexpected_error_is_raised_with_its_traceback():
         run_main(raising(RuntimeError("mat1 and mat2 shapes cannot be multiplied")))
     with pytest.raises(ValueError, match="invalid literal"):
         run_main(lambda: np.asarray(["a"]).astype(int))
+
+
+@pytest.mark.parametrize(
+    "command", ["pretrain/evaluate.py MODEL TEXT", "pretrain/fill.py MODEL TEXT", "finetune/predict.py MODEL"]
+)
+def test_a_command_does_not_hide_a_library_of_the_same_name(command, tmp_path):
+    """`python pretrain/COMMAND.py` puts pretrain/ first on the search path, where evaluate.py would hide the library `evaluate`."""
+    (tmp_path / "evaluate.py").write_text("")
+    stub = "import evaluate, sys\nprint(evaluate.__file__, *sys.path[:2], sep='\\n')\nsys.exit(0)"
+    (tmp_path / "torch.py").write_text(stub)  # every command imports torch in `main`
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(REPOSITORY)])}
+    program, *arguments = command.split()
+    argv = [sys.executable, str(REPOSITORY / program), *arguments]
+    result = subprocess.run(argv, env=environment, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert result.stdout.splitlines() == [str(tmp_path / "evaluate.py"), str(tmp_path), str(REPOSITORY)], result.stderr
+
+
+def test_a_folder_that_is_no_package_stays_on_the_search_path(tmp_path):
+    (tmp_path / "helper.py").write_text("print('found')")
+    script = tmp_path / "script.py"
+    script.write_text("from xlpre.common.cli_main import run_main\ndef main():\n    import helper\nrun_main(main)\n")
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    result = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
+    assert result.stdout == "found\n", result.stderr

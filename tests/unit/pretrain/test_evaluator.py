@@ -1,6 +1,7 @@
 import dataclasses
 import math
 import re
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -9,10 +10,13 @@ import torch
 from pretrain.config import EvalConfig, PretrainConfig
 from pretrain.trainer import evaluator
 from pretrain.trainer.data_warnings import warn_of_small_validation_text
+from pretrain.trainer.logger import TrainLogger
+from tests.conftest import refused
 from tests.unit.model.conftest import make_model
 from xlpre.data.store import SplitData
 from xlpre.data.store_builder import write_store
 from xlpre.data.window_layout import DataConfig
+from xlpre.inference import evaluation, order_consistency
 from xlpre.model.backbone import Backbone
 from xlpre.model.config import MemoryConfig, ModelConfig
 from xlpre.model.memory import KVCache
@@ -74,7 +78,7 @@ def test_next_sentence_accuracy_does_not_change_the_loss(store, tokenizer, name)
         objective=ObjectiveConfig(name=name, next_sentence=True),
         eval=EvalConfig(batch_size=4, num_windows=12),
     )
-    evaluation = evaluator.Evaluator(config, store, tokenizer, Comm())
+    evaluate = evaluator.Evaluator(config, store, tokenizer, Comm())
     shape = {"two_streams": name == "permutation", "vocab_size": store.vocab_size, "mem_len": 16}
     model, plain = make_model(**shape, next_sentence=True), make_model(**shape)
     weights = dict(model.named_parameters())
@@ -83,11 +87,11 @@ def test_next_sentence_accuracy_does_not_change_the_loss(store, tokenizer, name)
             parameter.copy_(weights[key])
         model.auxiliary_heads["next_sentence"].logits_proj.weight.zero_()
         model.auxiliary_heads["next_sentence"].logits_proj.bias.copy_(torch.tensor([0.0, 1.0]))
-    result, expected = evaluation.evaluate(model), evaluation.evaluate(plain)
+    result, expected = evaluate.evaluate(model), evaluate.evaluate(plain)
     assert result.loss == pytest.approx(expected.loss, rel=1e-6)  # float32
     assert (result.accuracy, result.n_targets) == (expected.accuracy, expected.n_targets)
     assert expected.auxiliary_accuracy == {}
-    labels = [evaluation._loader.batch(step, range(4)).pair_label for step in range(evaluation._n_windows)]
+    labels = [evaluate._loader.batch(step, range(4)).pair_label for step in range(evaluate._n_windows)]
     fraction = torch.cat(labels).double().mean().item()
     assert result.auxiliary_accuracy == {"next_sentence": pytest.approx(fraction)}  # the head always predicts label 1
 
@@ -98,7 +102,7 @@ def test_bits_per_byte_are_relative_to_the_text_of_the_targets(store, tokenizer,
     )
     batches = []
     monkeypatch.setattr(
-        evaluator, "target_losses", lambda logits, targets: batches.append(targets) or torch.ones(targets.shape)
+        evaluation, "target_losses", lambda logits, targets: batches.append(targets) or torch.ones(targets.shape)
     )
     model = make_model(vocab_size=store.vocab_size, mem_len=16)
     result = evaluator.Evaluator(config, store, tokenizer, Comm()).evaluate(model)
@@ -164,3 +168,36 @@ def test_a_small_validation_text_is_reported(store, documents, tokenizer, tmp_pa
     assert re.match(
         rf"warning: the validation text has {n_documents} documents?\b.*; val loss will be noisy\. Raise", warning
     )
+
+
+def test_order_consistency_is_measured_on_demand_and_logged(store, tokenizer, monkeypatch):
+    data = DataConfig(store_dir="x", seq_len=32, reuse_len=16)
+    model = make_model(vocab_size=store.vocab_size, mem_len=16)
+    results = [
+        evaluator.Evaluator(
+            PretrainConfig(data=data, eval=EvalConfig(batch_size=2, num_windows=3, order_consistency=count)),
+            store,
+            tokenizer,
+            Comm(),
+        ).evaluate(model)
+        for count in (0, 5)
+    ]
+    assert dataclasses.replace(results[1], order_std=None) == results[0] and results[0].order_std is None
+    sentences = evaluation.sample_sentences(store.validation, 5, 512)
+    expected = order_consistency(model, tokenizer, sentences)
+    assert results[1].order_std == expected.std_per_token > 0
+    lines = []
+    logger = mock.Mock(spec=[], _read_totals=lambda: (7, 0.0), _progress=mock.Mock(train_seconds=1.0))
+    logger.write_line = lambda text, metrics: lines.append((text, metrics))
+    for result in results:
+        TrainLogger.write_evaluation(logger, result)
+    (plain, plain_metrics), (text, metrics) = lines
+    assert metrics == {**plain_metrics, "val_order_std": results[1].order_std}
+    assert text == f"{plain}, {expected.std_per_token:.3f} nats per token between orders"
+
+
+@pytest.mark.parametrize(("name", "value"), [("causal", 5), ("denoising", 1), ("permutation", -1)])
+def test_order_consistency_needs_a_permutation_model(name, value):
+    with pytest.raises(ValueError) as error:
+        PretrainConfig(objective=ObjectiveConfig(name=name), eval=EvalConfig(order_consistency=value))
+    refused(error, "eval.order_consistency", value, r"Set (eval\.order_consistency=)?0")

@@ -1,0 +1,177 @@
+"""Measure how well a model predicts held-out text.
+
+TEXT is a file (.txt, .jsonl, .parquet; also .gz, .zst), a quoted glob, a dataset hf:NAME:SPLIT, or the folder of a token store, whose
+validation part is read. The command prints the loss in nats per token, perplexity, bits per byte and per character, and perplexity per
+word. The result depends neither on the batch size nor on the number of processes. Modes:
+
+  causal     chain rule from left to right with memory, of causal models (their default)
+  objective  the training objective on fixed targets, of permutation and denoising models (their default)
+  any-order  chain rule in several factorization orders, document by document, of permutation models
+  pll        pseudo-log-likelihood: each token, given all others, of permutation and denoising models; slow
+
+Windows are those of the training run, or 512 tokens if MODEL does not belong to a run.
+
+Examples:
+  python pretrain/evaluate.py runs/mine stores/mine
+  python pretrain/evaluate.py runs/mine 'books/*.txt.gz' --mem-len 0,64,128,256 --picture memory.png
+  torchrun --nproc_per_node 8 pretrain/evaluate.py runs/mine hf:Salesforce/wikitext/wikitext-2-raw-v1:test --out wikitext.jsonl
+
+See docs/evaluation.md for the meaning of the numbers, and docs/python.md for the same from Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from xlpre.common.cli_main import run_main
+from xlpre.common.launcher import read_launcher
+from xlpre.config.cli import CommandParser
+
+MINIMUM = {"batch_size": 1, "processes": 1, "orders": 1, "seed": 0, "consistency": 0, "max_tokens": 1}
+
+
+def build_parser() -> CommandParser:
+    """Return the parser of the command line."""
+    parser = CommandParser(__doc__)
+    parser.add_argument("model", metavar="MODEL", help="run folder, such as runs/quickstart, or model folder")
+    parser.add_argument("text", metavar="TEXT", nargs="+", help="files, globs, datasets, or one token store")
+    parser.add_argument("--mode", choices=("causal", "objective", "any-order", "pll"), help="see above")
+    text = "tokens of memory, one evaluation for each (default: as in the run)"
+    parser.add_argument("--mem-len", metavar="N,N,...", help=text)
+    parser.add_argument("--seq-len", metavar="N", type=int, help="tokens of a window (default: as in the run)")
+    text = "longest distance between tokens, see model.clamp_len (default: that of the model)"
+    parser.add_argument("--clamp-len", metavar="N", type=int, help=text)
+    spans = ("all", "same_length", "exclude_self_slot")
+    text = "see model.attention_span (default: that of the model)"
+    parser.add_argument("--attention-span", choices=spans, help=text)
+    parser.add_argument("--orders", metavar="N", type=int, default=4, help="orders of any-order (default: 4)")
+    parser.add_argument("--seed", metavar="N", type=int, default=1, help="seed of the random orders (default: 1)")
+    text = "sentences that measure the spread over orders of permutation models (default: 200; 0: none)"
+    parser.add_argument("--consistency", metavar="N", type=int, default=200, help=text)
+    text = "stop after the first document with which the text has N tokens"
+    parser.add_argument("--max-tokens", metavar="N", type=int, help=text)
+    parser.add_argument("--column", metavar="NAME", default="text", help="see text.column (default: text)")
+    types, text = ("paragraphs", "sentences", "verbatim"), "see text.line_type (default: as in the run)"
+    parser.add_argument("--line-type", choices=types, help=text)
+    parser.add_argument("--batch-size", metavar="N", type=int, default=8, help="rows of a batch (default: 8)")
+    parser.add_argument("--processes", metavar="N", type=int, default=1, help="processes on the CPU (default: 1)")
+    parser.add_argument("--json", action="store_true", help="print JSON lines instead of a table")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="write JSON lines, one per memory length")
+    parser.add_argument("--picture", metavar="FILE", type=Path, help="draw the loss over the memory (.png, .svg, .pdf)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="device (default: a GPU if there is one)")
+    return parser
+
+
+def check_options(args: argparse.Namespace) -> list[int] | None:
+    """Raise ValueError if an option is out of range. Return the memory lengths."""
+    for name, minimum in MINIMUM.items():
+        if (value := getattr(args, name)) is not None and value < minimum:
+            raise ValueError(f"--{name.replace('_', '-')}={value} is invalid: it must be at least {minimum}.")
+    for path in (args.out, args.picture):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ValueError(f"{path} is invalid: the folder {path.parent} does not exist. Create it, or name another.")
+    if args.mem_len is None:
+        return None
+    lengths = args.mem_len.split(",")
+    if not all(length.isdecimal() for length in lengths) or len({*map(int, lengths)}) < len(lengths):
+        raise ValueError(
+            f"--mem-len={args.mem_len} is invalid: it must be different numbers of tokens, separated by commas, such as 0,64,128."
+        )
+    return [int(length) for length in lengths]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    read_launcher()
+    args = build_parser().parse(argv)
+    mem_lens = check_options(args)
+
+    import torch
+
+    from pretrain.tools.held_out import (
+        Job,
+        describe_text,
+        draw_memory_curve,
+        open_model,
+        read_run_config,
+        read_text,
+        run_evaluations,
+        run_in_job,
+        to_rows,
+    )
+    from pretrain.tools.text_scores import ProgressBar
+    from xlpre.common.files import write_text
+    from xlpre.common.tables import to_jsonl, to_text
+    from xlpre.inference.evaluation import EvalSettings, eval_windows, resolve_mode, sample_sentences
+    from xlpre.inference.scoring import order_consistency
+    from xlpre.text.corpus import TextConfig
+    from xlpre.training.distributed import Comm, destroy_process_group, is_rank_zero, use_device, world_size
+
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device=cuda is invalid: PyTorch finds no GPU on this machine. Leave it out.")
+    is_job = world_size() > 1
+    device = use_device() if is_job else torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if args.processes > 1 and (is_job or device.type == "cuda"):
+        raise ValueError(
+            f"--processes={args.processes} is invalid: it starts processes on the CPU of one machine. Leave it out. "
+            "`torchrun --nproc_per_node N` starts a process per GPU."
+        )
+    overrides = {name: value for name in ("clamp_len", "attention_span") if (value := getattr(args, name)) is not None}
+    folder, config = open_model(args.model, overrides), read_run_config(args.model)
+    mode, tokenizer = resolve_mode(args.mode, folder.objective), folder.require_tokenizer(args.model)
+    data = eval_windows(config.data, folder.objective, config.data.seq_len if args.seq_len is None else args.seq_len)
+    default_mem_len = folder.config.mem_len if config.eval.mem_len is None else config.eval.mem_len
+    settings = [
+        EvalSettings(
+            mode,
+            data,
+            mem_len,
+            config.memory.at_document_end,
+            config.eval.partial_k or config.objective.partial_k,
+            config.objective.perm_size,
+            args.orders,
+            args.seed,
+            args.batch_size,
+        )
+        for mem_len in mem_lens or [default_mem_len]
+    ]
+    # verbatim text has no documents to hold out, so it needs a `val_source`; only `source` is read
+    source = TextConfig(column=args.column, line_type=args.line_type or config.text.line_type, val_source="")
+    text = read_text(args.text, tokenizer, args.model, source, args.max_tokens)
+    job = Job(args.model, overrides, text, settings, str(device))
+    with ProgressBar(None, "unit", is_rank_zero()) as progress:
+        if is_job:
+            torch.distributed.init_process_group("gloo")
+            evaluations = run_in_job(job, Comm(), progress.report)
+            destroy_process_group()
+        else:
+            evaluations = run_evaluations(job, args.processes, progress.report)
+    if not is_rank_zero():
+        return
+    record = {"model": args.model, "text": args.text, "objective": folder.objective, **overrides}
+    spread = ""
+    if folder.objective == "permutation" and args.consistency:
+        sentences = sample_sentences(text.data, args.consistency, data.seq_len - 2)
+        consistency = order_consistency(folder.model().to(device), tokenizer, sentences)
+        record |= {"order_std": consistency.std_per_token, "order_n_sentences": len(sentences)}
+        spread = (
+            f"\norder consistency: the log-likelihood of {len(sentences)} sentences differs by {consistency.std_per_token:.4f} nats per "
+            f"token between {consistency.n_orders} orders (mean {consistency.log_likelihood_per_token:.4f})"
+        )
+    lines = to_jsonl({**record, **evaluation.to_json()} for evaluation in evaluations)
+    if args.out:
+        write_text(args.out, lines)
+    if args.picture:
+        draw_memory_curve(evaluations, args.picture, f"{args.model}, {mode}")
+    if args.json:
+        print(lines, end="")
+        return
+    print(f"{args.model} on {' '.join(args.text)}: {describe_text(text)}")
+    print(f"mode {mode}, windows of {data.seq_len} tokens\n")
+    print(to_text(to_rows(evaluations)) + spread)
+
+
+if __name__ == "__main__":
+    run_main(main)
