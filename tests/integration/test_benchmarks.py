@@ -83,6 +83,15 @@ def test_scores_are_timed_if_they_agree_with_hugging_face():
 
 
 @pytest.mark.long
+def test_generation_is_timed_if_cached_logits_agree_with_uncached_ones():
+    sizes = ("--lengths", 40, "--mem-len", 16, "--free-len", 4, "--rounds", 1)
+    lines = json_lines(run("benchmarks/speed/generation.py", *sizes))
+    assert [line["objective"] for line in lines] == ["causal", "permutation"]
+    for line in lines:
+        assert line["difference"] < 1e-3 and line["tokens_per_second"].keys() == {"cached", "mem_len", "uncached"}
+
+
+@pytest.mark.long
 def test_batches_are_timed_for_each_objective():
     (line,) = json_lines(
         run("benchmarks/data/batches.py", "--tokens", 50_000, "--window", 64, "--rows", 2, "--batches", 1, "--turns", 2)

@@ -149,11 +149,7 @@ def score(
         if value < 1:
             raise ValueError(f"{name}={value} is invalid: it must be at least 1.")
     ids = encode_texts(tokenizer, texts)
-    if len(tokenizer) != model.config.vocab_size:
-        raise ValueError(
-            f"tokenizer is invalid: it has {len(tokenizer)} pieces, but the model has vocab_size {model.config.vocab_size}. "
-            "Give the vocabulary that the model was trained with."
-        )
+    check_vocabulary(model, tokenizer)
     slots: dict[bytes, int] = {}  # equal texts are scored once, so that they tie exactly
     slot_of_text = [slots.setdefault(tokens.tobytes(), len(slots)) for tokens in ids]
     unique = [np.frombuffer(key, np.int64) for key in slots]
@@ -217,6 +213,15 @@ def order_consistency(
         n_orders,
         n_tokens,
     )
+
+
+def check_vocabulary(model: LanguageModel, tokenizer: Tokenizer) -> None:
+    """Raise ValueError if the vocabulary has another size than that of the model."""
+    if len(tokenizer) != model.config.vocab_size:
+        raise ValueError(
+            f"tokenizer is invalid: it has {len(tokenizer)} pieces, but the model has vocab_size {model.config.vocab_size}. "
+            "Give the vocabulary that the model was trained with."
+        )
 
 
 def resolve_objective(model: LanguageModel, objective: str | None) -> str:

@@ -1,0 +1,90 @@
+"""Continue a text with a pretrained causal or permutation model.
+
+The text is printed as it is generated, after the prompt. Without a prompt, a new document starts. A text ends at the
+end of its document, at a stop string, or after --max-new-tokens.
+
+Examples:
+  python pretrain/generate.py runs/mine "The history of the town"
+  python pretrain/generate.py runs/mine --num-samples 3 --max-new-tokens 200 --seed 7
+  python pretrain/generate.py runs/mine - --temperature 0 --stop . < prompt.txt
+
+See docs/generation.md for the settings and for what short prompts do, and docs/python.md for the same from Python.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from xlpre.common.cli_main import run_main
+from xlpre.config.cli import CommandParser
+
+
+def build_parser() -> CommandParser:
+    """Return the parser of the command line."""
+    parser = CommandParser(__doc__)
+    parser.add_argument("model", metavar="MODEL", help="run folder, such as runs/quickstart, or model folder")
+    text = "text to continue; - reads it from standard input (default: the start of a document)"
+    parser.add_argument("prompt", metavar="PROMPT", nargs="?", default="", help=text)
+    parser.add_argument(
+        "--max-new-tokens", metavar="N", type=int, default=100, help="tokens to generate (default: 100)"
+    )
+    text = "below 1, likely tokens become likelier; 0: always the most likely token (default: 1)"
+    parser.add_argument("--temperature", metavar="T", type=float, default=1.0, help=text)
+    text = "choose among the K most likely tokens (default: all)"
+    parser.add_argument("--top-k", metavar="K", type=int, help=text)
+    text = "choose among the fewest tokens whose probabilities sum to P (default: 0.95)"
+    parser.add_argument("--top-p", metavar="P", type=float, default=0.95, help=text)
+    text = "above 1, tokens of the text so far become less likely (default: 1)"
+    parser.add_argument("--repetition-penalty", metavar="X", type=float, default=1.0, help=text)
+    parser.add_argument("--num-samples", metavar="N", type=int, default=1, help="number of texts (default: 1)")
+    text = "end the text before this string; may be repeated"
+    parser.add_argument("--stop", metavar="TEXT", action="append", default=[], help=text)
+    text = "tokens before the next one that the model sees (default: see docs/generation.md)"
+    parser.add_argument("--mem-len", metavar="N", type=int, help=text)
+    text = "permutation models: read the text anew after every N tokens; more is faster (default: 32)"
+    parser.add_argument("--free-len", metavar="N", type=int, default=32, help=text)
+    text = "text of another document to read before the prompt, which helps permutation models with short prompts"
+    parser.add_argument("--padding", metavar="TEXT", default="", help=text)
+    parser.add_argument("--seed", metavar="N", type=int, default=1, help="seed of the samples (default: 1)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="device (default: a GPU if there is one)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    args = build_parser().parse(argv)
+
+    import torch
+
+    from xlpre.conversion.model_folder import load_folder
+    from xlpre.inference.generation import GenerationConfig, check_objective, generate
+
+    settings = vars(args).copy()
+    origin, prompt, device = (settings.pop(name) for name in ("model", "prompt", "device"))
+    config = GenerationConfig(**settings)
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device=cuda is invalid: PyTorch finds no GPU on this machine. Leave it out.")
+    folder = load_folder(origin)
+    check_objective(folder.objective)
+    tokenizer = folder.require_tokenizer(origin)
+    model = folder.model().to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
+    if config.num_samples == 1:
+        print(text, end="", flush=True)
+        generate(
+            model,
+            tokenizer,
+            [text],
+            config,
+            objective=folder.objective,
+            on_text=lambda _, part: print(part, end="", flush=True),
+        )
+        print()
+        return
+    for number, continuation in enumerate(generate(model, tokenizer, [text], config, objective=folder.objective), 1):
+        print(f"--- {number} of {config.num_samples}\n{text}{continuation.text}")
+
+
+if __name__ == "__main__":
+    run_main(main)
