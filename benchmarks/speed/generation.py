@@ -98,7 +98,7 @@ def measure(args: argparse.Namespace, model: LanguageModel, objective: str, leng
         reader.start(text)
 
     def steps(reader: TokenReader) -> int:
-        """Read `free_len` tokens. A permutation model starts anew, so that the length of the context stays the same."""
+        """Read `free_len` tokens. A permutation model starts again, so that the length of the context stays the same."""
         if objective == "permutation":
             reader.start(text[:, -args.mem_len :] if reader is limited else text)
         for _ in range(free_len - (objective == "permutation")):

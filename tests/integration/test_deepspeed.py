@@ -169,7 +169,7 @@ def test_bf16_gradients_are_accumulated_in_fp32(stage):
 
 @needs_bf16
 def test_deepspeed_cannot_overlap_the_reduction_with_the_backward_pass_in_bf16_in_stage_1():
-    """docs/distributed.md says so; stage 2 can."""
+    """See docs/distributed.md. Stage 2 can overlap them."""
     assert not hasattr(build("bf16", 1, overlap_comm=True).optimizer, "overlap_comm")
     for precision, stage in (("bf16", 2), ("fp32", 1)):
         assert build(precision, stage, overlap_comm=True).optimizer.overlap_comm is True

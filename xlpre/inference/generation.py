@@ -43,7 +43,7 @@ class GenerationConfig:
         stop: strings that end a continuation, which excludes them.
         mem_len: M, number of tokens before the window that the model sees. Time per token and memory grow with it, and not with
             the length of the text. None: see `default_mem_len`.
-        free_len: F of a permutation model: its context is read anew after every F tokens (token_readers.py).
+        free_len: F of a permutation model: its context is read again after every F tokens (token_readers.py).
         padding: text of another document before the prompt, which is not part of the result. It improves short prompts of permutation
             models (docs/generation.md).
         seed: seed of the samples. Sample number n of a prompt does not depend on `num_samples` or on other prompts.

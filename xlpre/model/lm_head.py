@@ -157,25 +157,11 @@ class ClusterScores(nn.Module):
         self.bias = nn.Parameter(torch.zeros(high - low))
         self.cluster_logits = cluster_logits
 
-    def forward(self, hidden: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Compute scores, or losses if targets are given.
-
-        Args:
-            hidden: (N, D).
-            targets: (N,) int64, indices of the scores.
-
-        Returns:
-            (N, number of tokens and clusters) scores, or (N,) losses in nats.
-        """
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(N, D) -> (N, number of tokens and clusters)."""
         projected = hidden if self.projection is None else hidden @ self.projection
-        weight: Tensor = self.table[self.rows]
-        bias: Tensor = self.bias
-        if self.cluster_logits is not None:
-            weight, bias = torch.cat([weight, self.cluster_logits.weight]), torch.cat([bias, self.cluster_logits.bias])
-        if targets is None:
-            return F.linear(projected, weight, bias)
-        # under torch.autocast, the projection has another dtype than the weights
-        return _LinearCrossEntropy.apply(projected.to(weight.dtype), weight, bias, targets)
+        scores = F.linear(projected, self.table[self.rows], self.bias)
+        return scores if self.cluster_logits is None else torch.cat([scores, self.cluster_logits(projected)], dim=1)
 
 
 class AdaptiveSoftmax(nn.Module):
@@ -220,7 +206,7 @@ class AdaptiveSoftmax(nn.Module):
         starts = torch.tensor([low for low, _ in self.bounds[1:]], device=targets.device)
         cluster = torch.bucketize(targets, starts, right=True)  # 0 for the tokens of the head
         head_targets = torch.where(cluster == 0, targets, n_head_tokens + cluster - 1)
-        losses = self.clusters[0](hidden, head_targets)
+        losses = target_losses(self.clusters[0](hidden), head_targets)
         for i, (low, _) in enumerate(self.bounds[1:], 1):
             rows = (cluster == i).nonzero().squeeze(1)  # synchronizes with the device
             tail = target_losses(self.clusters[i](hidden[rows]), targets[rows] - low)

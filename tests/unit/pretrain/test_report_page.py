@@ -111,6 +111,7 @@ def write_samples(folder, text):
 class StubTokenizer:
     """Tokenizer stub for texts that are not encoded."""
 
+    kind = "sentencepiece"
     pieces = ()
 
     def encode(self, text):
