@@ -101,8 +101,7 @@ class Explanation:
             return [None] * len(self.pieces)
         is_new = np.arange(len(self.pieces)) >= self.reuse_len
         indices = self.key_rank - np.where(is_new, self.reuse_len + 1, 0)
-        is_ordered = self.is_target | self.special_mask
-        return [int(index) if ordered else None for index, ordered in zip(indices, is_ordered, strict=True)]
+        return [int(index) if index >= 0 else None for index in indices]
 
 
 def explain(

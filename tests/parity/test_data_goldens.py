@@ -12,7 +12,7 @@ from xlpre.data.rng import RowRng
 from xlpre.data.store import SplitData
 from xlpre.data.window_layout import DataConfig, build_windows, split_pair
 from xlpre.objectives.objective import ObjectiveConfig
-from xlpre.objectives.permutation import factorization_ranks
+from xlpre.objectives.permutation import factorization_ranks, order_of_chunks
 from xlpre.objectives.target_sampling import SpanSampler
 from xlpre.text import special_tokens
 from xlpre.text.sentence_boundaries import starts_word
@@ -22,6 +22,13 @@ def split_from_flags(data, flags):
     """Text whose sentences end where the flags of the original change."""
     ends = np.append(np.flatnonzero(flags[1:] != flags[:-1]) + 1, len(flags))
     return SplitData(data, ends, ends[-1:])
+
+
+def ranks_of(is_target, special_mask, order, base):
+    """Query and key ranks of one part of a window, (L,) each."""
+    chunks = order_of_chunks(order[None], len(is_target))
+    (query,), (key,) = factorization_ranks(is_target[None], (is_target | special_mask)[None], chunks, base)
+    return query, key
 
 
 def mask_of(query, key):
@@ -37,7 +44,7 @@ def test_ranks_give_the_mask_of_a_window_part(path):
         inputs = {key: arrays[f"{name}/in/{key}"] for key in ("inputs", "is_masked", "sigma")}
         special_mask = np.isin(inputs["inputs"], (special_tokens.SEP, special_tokens.CLS))
         target = inputs["is_masked"] & ~special_mask
-        (query,), (key,) = factorization_ranks(target[None], special_mask[None], inputs["sigma"][None], base=0)
+        query, key = ranks_of(target, special_mask, inputs["sigma"], base=0)
         assert (mask_of(query, key) == (arrays[f"{name}/out/perm_mask"] > 0)).all(), name
         assert (target == (arrays[f"{name}/out/target_mask"] > 0)).all(), name
 
@@ -56,10 +63,9 @@ def test_ranks_give_mask_and_targets_of_a_window(path):
         target = is_masked[row] & ~special_mask
         parts = [(slice(0, reuse), 0), (slice(reuse, None), reuse + 1)]
         ranks = [
-            factorization_ranks(target[None, part], special_mask[None, part], sigma[row, None, i], base)
-            for i, (part, base) in enumerate(parts)
+            ranks_of(target[part], special_mask[part], sigma[row, i], base) for i, (part, base) in enumerate(parts)
         ]
-        query, key = (np.concatenate([rank[side][0] for rank in ranks]) for side in (0, 1))
+        query, key = (np.concatenate([rank[side] for rank in ranks]) for side in (0, 1))
         assert (mask_of(query, key) == expected[row]).all()
         if config["num_predict"]:
             expected_targets = arrays["feat/target"].reshape(len(rows), -1)[row]

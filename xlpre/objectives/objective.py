@@ -23,6 +23,9 @@ class ObjectiveConfig:
         max_span: targets come in spans of 1 to `max_span` words. A span of n words has probability proportional to 1/n.
         span_ends: where a span ends. `whole_words`: a span ends where its last word ends. `as_released`: a span of n words
             is n tokens long, as in the published code, so it may end inside a word.
+        left_to_right: share of the windows of a permutation model that are predicted from left to right instead of in a random order. Each
+            token sees only the tokens before it, as with `causal`. Evaluation uses random orders.
+        independent: share of the windows of a permutation model whose targets do not see each other, as with `denoising`.
         loss_on: positions of a causal window whose loss is minimized. `all`: every position. `second_half`: positions after the
             middle of the window, which have at least half a window of context ("half" in Transformer-XL's Table 6). Evaluation
             uses every position.
@@ -34,6 +37,8 @@ class ObjectiveConfig:
     perm_size: int | None = None
     max_span: int = 5
     span_ends: Literal["whole_words", "as_released"] = "whole_words"
+    left_to_right: float = 0.0
+    independent: float = 0.0
     loss_on: Literal["all", "second_half"] = "all"
     next_sentence: bool = False
 
@@ -44,6 +49,19 @@ class ObjectiveConfig:
             if value is not None and value < 1:
                 hint = " Set objective.max_span=1 to predict single words." if name == "max_span" else ""
                 raise ValueError(f"objective.{name}={value} is invalid: it must be at least 1.{hint}")
+        for name in ("left_to_right", "independent"):
+            if not 0 <= (share := getattr(self, name)) <= 1:
+                raise ValueError(f"objective.{name}={share} is invalid: it must be between 0 and 1.")
+            if share and self.name != "permutation":
+                raise ValueError(
+                    f"objective.{name}={share} is invalid with objective.name={self.name}: it changes factorization orders. "
+                    f"Set objective.{name}=0, or objective.name=permutation."
+                )
+        if self.left_to_right + self.independent > 1:
+            raise ValueError(
+                f"objective.independent={self.independent} is invalid with objective.left_to_right={self.left_to_right}: "
+                "their sum must be at most 1. Lower one of them."
+            )
         if self.loss_on != "all" and self.name != "causal":
             raise ValueError(
                 f"objective.loss_on={self.loss_on} is invalid with objective.name={self.name}: it selects positions of causal windows. "

@@ -6,7 +6,7 @@ from tests.unit.data.test_lanes import lanes_over
 from xlpre.data.rng import RowRng
 from xlpre.data.window_layout import DataConfig, build_windows
 from xlpre.objectives.objective import ObjectiveConfig
-from xlpre.objectives.permutation import factorization_ranks
+from xlpre.objectives.permutation import factorization_ranks, order_of_chunks
 from xlpre.objectives.registry import OBJECTIVES, build_objective
 from xlpre.text import special_tokens
 
@@ -66,10 +66,47 @@ def test_no_target_sees_itself_and_of_two_targets_exactly_one_sees_the_other(win
 
 def test_chunks_of_perm_size_are_ordered_from_left_to_right():
     target = np.ones((1, 21), bool)
-    (query,), (key,) = factorization_ranks(target, ~target, np.random.default_rng(0).permutation(8)[None], base=5)
+    order = order_of_chunks(np.random.default_rng(0).permutation(8)[None], length=21)
+    (query,), (key,) = factorization_ranks(target, target, order, base=5)
     for start, end in ((0, 8), (8, 16)):
         assert key[start:end].max() < key[end:].min()
     assert sorted(key) == list(range(5, 26)) and (query == key).all()
+
+
+def test_windows_from_left_to_right_have_the_mask_of_a_causal_model(window_of, tokenizer):
+    window = window_of(seed=2)
+    row = build_row("permutation", window, tokenizer, left_to_right=1.0, perm_size=16)
+    is_target = np.isin(np.arange(64), row.target_positions)
+    assert (visible(row) == (np.tri(64, k=-1, dtype=bool) | np.diag(~is_target))).all()
+    assert (row.target_positions == build_row("permutation", window, tokenizer).target_positions).all()
+
+
+def test_independent_targets_see_the_context_and_no_target(window_of, tokenizer):
+    window = window_of(seed=2)
+    row = build_row("permutation", window, tokenizer, independent=1.0, perm_size=16)
+    permuted = build_row("permutation", window, tokenizer, perm_size=16)
+    is_target = np.isin(np.arange(64), row.target_positions)
+    hidden = is_target | window.special_mask[0]
+    sees = visible(row)
+    for part in (slice(0, 32), slice(32, 64)):
+        assert not sees[part, part][np.ix_(is_target[part], hidden[part])].any()
+    assert (sees[np.ix_(~hidden, ~hidden)] == visible(permuted)[np.ix_(~hidden, ~hidden)]).all()
+    assert (sees[np.ix_(is_target, ~hidden)] == visible(permuted)[np.ix_(is_target, ~hidden)]).all()
+
+
+def test_orders_are_mixed_by_row_and_leave_the_random_orders_as_they_are(store, tokenizer):
+    data = DataConfig(seq_len=64, reuse_len=32)
+    lanes = lanes_over(store.train, stride=32, lookahead=data.lookahead)
+    windows = build_windows([lanes.location(0, step) for step in range(200)], data, RowRng(0, range(200), 0))
+    mixed, random, left_to_right, independent = (
+        OBJECTIVES["permutation"](ObjectiveConfig(**shares), tokenizer.starts_word)
+        .build_inputs(windows, RowRng(0, range(200), 1))
+        .key_rank
+        for shares in ({"left_to_right": 0.3, "independent": 0.2}, {}, {"left_to_right": 1.0}, {"independent": 1.0})
+    )
+    equal = np.stack([(mixed == ranks).all(axis=1) for ranks in (random, left_to_right, independent)])
+    assert (equal.sum(axis=0) == 1).all()
+    assert np.allclose(equal.mean(axis=1), [0.5, 0.3, 0.2], atol=0.1)
 
 
 def test_denoising_and_permutation_sample_the_same_targets(window_of, tokenizer):
@@ -113,6 +150,14 @@ def test_the_half_loss_predicts_the_tokens_after_the_middle_and_changes_nothing_
 
 def test_the_half_loss_needs_the_causal_objective():
     refused(pytest.raises(ValueError, ObjectiveConfig, loss_on="second_half"), "objective.loss_on", "second_half")
+
+
+def test_shares_of_orders_are_fractions_and_need_the_permutation_objective():
+    refused(pytest.raises(ValueError, ObjectiveConfig, left_to_right=1.5), "objective.left_to_right", "1.5")
+    refused(
+        pytest.raises(ValueError, ObjectiveConfig, independent=0.7, left_to_right=0.6), "objective.independent", "0.7"
+    )
+    refused(pytest.raises(ValueError, ObjectiveConfig, name="causal", independent=0.5), "objective.independent", "0.5")
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
