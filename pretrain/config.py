@@ -40,7 +40,7 @@ IGNORED_SETTINGS = {
         "timeout_minutes",
         "wandb",
     },
-    "eval": {"every", "sentences", "order_consistency"},
+    "eval": {"every", "sentences", "order_consistency", "minimal_pairs"},
 }
 
 
@@ -58,6 +58,8 @@ class EvalConfig:
             hidden.
         order_consistency: number of validation sentences whose log-likelihood is computed in four factorization orders at each evaluation
             of a permutation model. Its standard deviation over the orders is `val_order_std` in the metrics, in nats per token. 0: none.
+        minimal_pairs: files of minimal pairs, as for `pretrain/score.py --pairs`, which the model judges at each evaluation. The accuracy
+            (mean over the paradigms, percent) is `val_minimal_pairs` in the metrics. Every process scores all pairs.
     """
 
     every: int = 1000
@@ -67,6 +69,7 @@ class EvalConfig:
     partial_k: float | None = None
     sentences: list[str] = field(default_factory=list)
     order_consistency: int = 0
+    minimal_pairs: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for name in ("every", "batch_size", "num_windows"):

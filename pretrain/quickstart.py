@@ -29,6 +29,8 @@ from xlpre.common.cli_main import run_main
 from xlpre.common.job_pool import stop_on_signal
 from xlpre.config.cli import ExplicitKeys, SettingsParser
 
+PAIRS = Path(__file__).parents[1] / "configs" / "minimal_pairs" / "docstrings.jsonl"
+
 COMMON = (
     "name",
     "text.source",
@@ -56,6 +58,13 @@ def build_parser() -> SettingsParser[PretrainConfig]:
         help="number of training processes; by default one per GPU, or one with all CPU cores",
     )
     return parser
+
+
+def pairs_of_docstrings(config: PretrainConfig) -> list[str]:
+    """Return an override that lets a model of docstrings judge minimal pairs at each evaluation; [] for other text."""
+    if list(config.text.sources) != ["docstrings"] or config.eval.minimal_pairs:
+        return []
+    return [f"eval.minimal_pairs=[{os.path.relpath(PAIRS)}]"]
 
 
 def train(config: PretrainConfig, explicit_keys: ExplicitKeys, args: Sequence[str], n_processes: int | None) -> None:
@@ -128,7 +137,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     start = time.monotonic()
     make_tokenizer(config)
     make_store(config)
-    train(config, explicit_keys, [*(["--config", args.config] if args.config else []), *args.overrides], args.processes)
+    file = ["--config", args.config] if args.config else []
+    train(config, explicit_keys, [*file, *args.overrides, *pairs_of_docstrings(config)], args.processes)
 
     from pretrain.tools.report_page import write_report
     from pretrain.trainer.inputs import is_finished
@@ -139,6 +149,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     report = write_report(Path(config.run_dir))
     print(f"{time.monotonic() - start:.0f} s. The model is in {config.run_dir}/model, the report in {report}.")
     show_samples(config)
+    show_minimal_pairs(config)
+
+
+def show_minimal_pairs(config: PretrainConfig) -> None:
+    """Print the accuracy on minimal pairs before and after training."""
+    from xlpre.training.metrics_writer import read_metrics
+
+    accuracies = [
+        record["val_minimal_pairs"] for record in read_metrics(Path(config.run_dir)) if "val_minimal_pairs" in record
+    ]
+    if not accuracies:
+        return
+    score = os.path.relpath(Path(__file__).with_name("score.py"))
+    command = ["python", score, config.run_dir, "--pairs", os.path.relpath(PAIRS)]
+    print(
+        f"\nminimal pairs: the model prefers the correct sentence in {accuracies[-1]:.0f} % of pairs such as 'It does not read.' / "
+        f"'It does not reads.' (before training {accuracies[0]:.0f} %, chance 50 %).\nTry: {shlex.join(command)}"
+    )
 
 
 def _divides_batch(config: PretrainConfig, n_processes: int) -> bool:

@@ -125,6 +125,7 @@ def _page(
         "unigram baseline": f"{last['val_unigram_loss']:.3f} nats",
         "bits per byte": f"{last['val_bpb']:.3f}",
         "accuracy": f"{last['val_accuracy'] * 100:.1f} %",
+        **({"minimal pairs": f"{last['val_minimal_pairs']:.1f} %"} if "val_minimal_pairs" in last else {}),
         "window tokens read": f"{last['tokens'] / 1e6:.2f} M",
         "training time": f"{last['train_seconds'] / 60:.1f} min",
     }
@@ -144,6 +145,7 @@ def _page(
             "</div><div><h2>Speed</h2>",
             _small_plot(train, "tokens_per_second", "window tokens per second"),
             "</div></div>",
+            _minimal_pairs_plot(val),
             _samples_table(samples),
             settings,
             "</html>",
@@ -203,6 +205,24 @@ def _small_plot(records: list[Record], key: str, label: str) -> str:
     axes.set_ylim(bottom=0)
     axes.set_ylabel(label)
     return figure_to_svg(figure)
+
+
+def _minimal_pairs_plot(val: list[Record]) -> str:
+    """Return a plot of the accuracy on minimal pairs as a part of a page; "" if the run has none."""
+    records = [record for record in val if "val_minimal_pairs" in record]
+    if not records:
+        return ""
+    figure, axes = _token_axes(9, 2.6)
+    values = [record["val_minimal_pairs"] for record in records]
+    axes.plot(_tokens_m(records), values, "o-", color=COLOURS[0], markersize=4)
+    axes.axhline(50, color="#b4442c", linestyle="--", linewidth=1.2, label="chance")
+    axes.set_ylim(min(45, *values), 100)
+    axes.set_ylabel("correct, %")
+    axes.legend(frameon=False)
+    note = (
+        "Percentage of the pairs in which the model gives the correct sentence the higher score; mean over paradigms."
+    )
+    return f"<h2>Minimal pairs</h2><p class=note>{note}</p>{figure_to_svg(figure)}"
 
 
 def _line_style(points: Sequence[Any]) -> str:

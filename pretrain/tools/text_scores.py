@@ -14,7 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 from xlpre.common.files import atomic_write
-from xlpre.inference.minimal_pairs import MinimalPair, PairAccuracies, pair_accuracies
+from xlpre.inference.minimal_pairs import MinimalPair, PairAccuracies, encode_pairs, pair_accuracies
 from xlpre.inference.scoring import TextScore, encode_texts
 from xlpre.text.readers import STDIN, ByteCounter, read_lines
 from xlpre.text.tokenizer import Tokenizer
@@ -100,8 +100,7 @@ def score_pairs(score_texts: ScoreTexts, tokenizer: Tokenizer, pairs: list[Minim
     Raises:
         ValueError: a sentence has no tokens. The message names file and line.
     """
-    sentences = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
-    ids = encode_texts(tokenizer, sentences, lambda index: f"{pairs[index // 2].location}: sentence")
+    ids = encode_pairs(tokenizer, pairs)
     with ProgressBar(None, "row") as progress:
         scores = score_texts(ids, report_progress=progress.report)
     return pair_accuracies(pairs, scores)

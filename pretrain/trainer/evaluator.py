@@ -25,7 +25,8 @@ from xlpre.inference.evaluation import (
     predict_targets,
     sample_sentences,
 )
-from xlpre.inference.scoring import WINDOW, order_consistency
+from xlpre.inference.minimal_pairs import MinimalPair, encode_pairs, pair_accuracies, read_pairs
+from xlpre.inference.scoring import WINDOW, order_consistency, score
 from xlpre.model.dropout import without_dropout
 from xlpre.model.language_model import LanguageModel
 from xlpre.objectives.registry import OBJECTIVES
@@ -50,6 +51,7 @@ class EvalResult:
         auxiliary_accuracy: fraction of rows that each auxiliary head classifies correctly, by the name of the head.
         order_std: standard deviation of the log-likelihood of sentences over factorization orders, in nats per token. None if
             `eval.order_consistency` is 0.
+        minimal_pairs: accuracy on `eval.minimal_pairs` in percent, the mean over the paradigms. None if there are no pairs.
     """
 
     loss: float
@@ -59,6 +61,7 @@ class EvalResult:
     n_targets: int
     auxiliary_accuracy: Mapping[str, float]
     order_std: float | None = None
+    minimal_pairs: float | None = None
 
 
 class Evaluator:
@@ -71,7 +74,7 @@ class Evaluator:
         comm: collective operations on small values.
 
     Raises:
-        ValueError: the validation text is shorter than a window.
+        ValueError: the validation text is shorter than a window, or a file of minimal pairs is invalid.
     """
 
     def __init__(self, config: PretrainConfig, store: TokenStore, tokenizer: Tokenizer, comm: Comm) -> None:
@@ -87,6 +90,7 @@ class Evaluator:
         self._lanes, self._is_counted = local_lanes or range(1), bool(local_lanes)
         self._tokenizer = tokenizer
         self._sentences = sample_sentences(store.validation, config.eval.order_consistency, WINDOW)
+        self._pairs, self._pair_ids = _read_minimal_pairs(config.eval.minimal_pairs, tokenizer)
         counts = np.asarray(store.unigram) + 1.0  # add-one smoothing
         self._bytes_per_piece = torch.from_numpy(tokenizer.bytes_per_piece)
         self._unigram_losses = torch.from_numpy(-np.log(counts / counts.sum())).float()
@@ -107,6 +111,7 @@ class Evaluator:
             int(n_targets),
             {name: count / n_rows for name, count in zip(model.auxiliary_heads, auxiliary, strict=True)},
             self._order_std(model),
+            self._minimal_pair_accuracy(model),
         )
 
     def _order_std(self, model: LanguageModel) -> float | None:
@@ -114,6 +119,13 @@ class Evaluator:
         if not self._sentences:
             return None
         return order_consistency(model, self._tokenizer, self._sentences).std_per_token
+
+    def _minimal_pair_accuracy(self, model: LanguageModel) -> float | None:
+        """Return the accuracy on minimal pairs in percent. Every process computes all pairs, because ZeRO-3 needs all of them."""
+        if not self._pairs:
+            return None
+        scores = score(model, self._tokenizer, self._pair_ids, objective=self._config.objective.name)
+        return pair_accuracies(self._pairs, scores).overall.percent
 
     def _sum_over_windows(self, model: LanguageModel) -> np.ndarray:
         """Evaluate the lanes of this process, and return sums over their targets and rows.
@@ -134,6 +146,17 @@ class Evaluator:
                 *(int(is_correct(logits, batch.pair_label).sum()) for logits in auxiliary_logits),
             ]
         return sums
+
+
+def _read_minimal_pairs(paths: list[str], tokenizer: Tokenizer) -> tuple[list[MinimalPair], list[np.ndarray]]:
+    """Return the pairs of files and their token ids, see `encode_pairs`."""
+    if not paths:
+        return [], []
+    try:
+        pairs = read_pairs(paths)
+        return pairs, encode_pairs(tokenizer, pairs)
+    except ValueError as error:
+        raise ValueError(f"eval.minimal_pairs: {error}") from None
 
 
 def eval_protocol(config: PretrainConfig) -> dict[str, Any]:

@@ -77,6 +77,7 @@ class TrainLogger(RunLogger):
             f"accuracy {result.accuracy * 100:.1f} % of {result.n_targets:,} targets, {result.bits_per_byte:.3f} bits per byte"
             + "".join(f", {name.replace('_', ' ')} accuracy {value * 100:.1f} %" for name, value in auxiliary.items())
             + (f", {result.order_std:.3f} nats per token between orders" if result.order_std is not None else "")
+            + (f", {result.minimal_pairs:.1f} % of minimal pairs" if result.minimal_pairs is not None else "")
             + (f"\n{warning}" if warning else ""),
             {
                 "val_loss": result.loss,
@@ -85,6 +86,7 @@ class TrainLogger(RunLogger):
                 "val_bpb": result.bits_per_byte,
                 **{f"val_{name}_accuracy": value for name, value in auxiliary.items()},
                 **({"val_order_std": result.order_std} if result.order_std is not None else {}),
+                **({"val_minimal_pairs": result.minimal_pairs} if result.minimal_pairs is not None else {}),
                 "tokens": self._read_totals()[0],
                 "train_seconds": self._progress.train_seconds,
             },

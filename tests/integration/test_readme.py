@@ -59,9 +59,10 @@ def test_every_command_of_the_readme_works(tmp_path, text_file):
         n_commands += 1
     assert n_commands >= 10
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {"quickstart", "mine", "no_memory", "more"}
-    for name in ("quickstart", "mine"):
+    for name, n_plots in (("quickstart", 4), ("mine", 3)):
         page = (tmp_path / "runs" / name / "report.html").read_text()
-        assert page.count("<svg") == 3 and "unigram baseline" in page
+        assert page.count("<svg") == n_plots and "unigram baseline" in page
+        assert ("Minimal pairs" in page) == (name == "quickstart")
 
 
 def test_make_quickstart_runs_the_command_that_these_tests_run():
@@ -82,16 +83,20 @@ def test_every_command_of_the_planning_page_works():
 def test_every_command_of_the_pages_about_own_text_and_evaluation_works(tmp_path, text_file):
     for name in ("configs", "pretrain"):
         (tmp_path / name).symlink_to(REPOSITORY / name)
-    for name in ("my_texts", "other"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "words.txt").write_bytes(text_file.read_bytes())
+    (tmp_path / "my_texts").mkdir()
+    (tmp_path / "my_texts" / "words.txt").write_bytes(text_file.read_bytes())
     (tmp_path / "mine.yaml").write_text(settings_file("docs/getting_started.md"))
     (tmp_path / "mine_memory.yaml").write_text(settings_file("docs/evaluation.md"))
+    (tmp_path / "sentences.txt").write_text("The cats sleep.\nIt is a list.\n")
+    (tmp_path / "blimp").mkdir()
+    (tmp_path / "blimp" / "agreement.jsonl").write_text(
+        '{"sentence_good": "The cats sleep.", "sentence_bad": "The cats sleeps."}\n'
+    )
     for page in ("docs/getting_started.md", "docs/evaluation.md"):
         for line in commands(page):
             program, *args = shlex.split(line)
             check_command(program, args, tmp_path)
-    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"mine", "longer", "mine_memory", "other"}
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"mine", "longer", "mine_memory"}
 
 
 def test_the_predictions_of_the_page_about_distributed_training_are_those_of_the_plan(tmp_path):

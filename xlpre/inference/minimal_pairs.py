@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from xlpre.common.plots import COLOURS, legend_label, new_axes, save_figure
-from xlpre.inference.scoring import TextScore
+from xlpre.inference.scoring import TextScore, encode_texts
 from xlpre.text.readers import ByteCounter, json_rows
+from xlpre.text.tokenizer import Tokenizer
 
 SENTENCE_KEYS = ("sentence_good", "sentence_bad")
 OTHER = "other"  # phenomenon of pairs without `linguistics_term`
@@ -126,6 +129,19 @@ def read_pairs(paths: Sequence[str | Path], limit: int | None = None) -> list[Mi
     if not pairs:
         raise ValueError(f"{', '.join(map(str, paths))} is invalid: there are no pairs. Write one pair a line.")
     return pairs
+
+
+def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[MinimalPair]) -> list[np.ndarray]:
+    """Encode the sentences of N pairs.
+
+    Returns:
+        2 N arrays of int64 token ids: the good and the bad sentence of the first pair, then of the second, and so on.
+
+    Raises:
+        ValueError: a sentence has no tokens. The message names file and line.
+    """
+    sentences = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
+    return encode_texts(tokenizer, sentences, lambda index: f"{pairs[index // 2].location}: sentence")
 
 
 def pair_accuracies(pairs: Sequence[MinimalPair], scores: Sequence[TextScore]) -> PairAccuracies:

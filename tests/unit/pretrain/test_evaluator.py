@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import math
 import re
 from unittest import mock
@@ -16,7 +17,7 @@ from tests.unit.model.conftest import make_model
 from xlpre.data.store import SplitData
 from xlpre.data.store_builder import write_store
 from xlpre.data.window_layout import DataConfig
-from xlpre.inference import evaluation, order_consistency
+from xlpre.inference import evaluation, order_consistency, score
 from xlpre.model.backbone import Backbone
 from xlpre.model.config import MemoryConfig, ModelConfig
 from xlpre.model.memory import KVCache
@@ -194,6 +195,42 @@ def test_order_consistency_is_measured_on_demand_and_logged(store, tokenizer, mo
     (plain, plain_metrics), (text, metrics) = lines
     assert metrics == {**plain_metrics, "val_order_std": results[1].order_std}
     assert text == f"{plain}, {expected.std_per_token:.3f} nats per token between orders"
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_minimal_pairs_are_judged_as_by_the_scoring_command_and_logged(name, store, tokenizer, tmp_path):
+    texts = [tokenizer.decode(ids) for ids in evaluation.sample_sentences(store.validation, 24, 12)]
+    path = tmp_path / "pairs.jsonl"
+    pairs = zip(texts[::2], texts[1::2], strict=True)
+    path.write_text("".join(json.dumps({"sentence_good": good, "sentence_bad": bad}) + "\n" for good, bad in pairs))
+    reuse_len = 32 if name == "causal" else 16
+    config = PretrainConfig(
+        data=DataConfig(store_dir="x", seq_len=32, reuse_len=reuse_len),
+        objective=ObjectiveConfig(name=name),
+        eval=EvalConfig(batch_size=2, num_windows=3, minimal_pairs=[str(path)]),
+    )
+    model = make_model(vocab_size=store.vocab_size, mem_len=16, two_streams=OBJECTIVES[name].two_streams)
+    result = evaluator.Evaluator(config, store, tokenizer, Comm()).evaluate(model)
+    scores = score(model, tokenizer, texts, objective=name)
+    n_correct = sum(
+        good.log_likelihood > bad.log_likelihood for good, bad in zip(scores[::2], scores[1::2], strict=True)
+    )
+    assert result.minimal_pairs == pytest.approx(100 * n_correct / 12)
+    lines = []
+    logger = mock.Mock(spec=[], _read_totals=lambda: (7, 0.0), _progress=mock.Mock(train_seconds=1.0))
+    logger.write_line = lambda text, metrics: lines.append((text, metrics))
+    TrainLogger.write_evaluation(logger, result)
+    ((text, metrics),) = lines
+    assert metrics["val_minimal_pairs"] == result.minimal_pairs
+    assert text.endswith(f", {result.minimal_pairs:.1f} % of minimal pairs")
+
+
+def test_minimal_pairs_that_do_not_exist_are_refused(store, tokenizer):
+    config = PretrainConfig(
+        data=DataConfig(store_dir="x", seq_len=32, reuse_len=16), eval=EvalConfig(minimal_pairs=["none.jsonl"])
+    )
+    with pytest.raises(ValueError, match=r"eval.minimal_pairs: none.jsonl is invalid: there is no such file"):
+        evaluator.Evaluator(config, store, tokenizer, Comm())
 
 
 @pytest.mark.parametrize(("name", "value"), [("causal", 5), ("denoising", 1), ("permutation", -1)])
