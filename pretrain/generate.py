@@ -42,7 +42,7 @@ def build_parser() -> CommandParser:
     parser.add_argument("--stop", metavar="TEXT", action="append", default=[], help=text)
     text = "tokens before the next one that the model sees (default: see docs/generation.md)"
     parser.add_argument("--mem-len", metavar="N", type=int, help=text)
-    text = "permutation models: read the text anew after every N tokens; more is faster (default: 32)"
+    text = "permutation models: read the text again after every N tokens; more is faster (default: 32)"
     parser.add_argument("--free-len", metavar="N", type=int, default=32, help=text)
     text = "text of another document to read before the prompt, which helps permutation models with short prompts"
     parser.add_argument("--padding", metavar="TEXT", default="", help=text)

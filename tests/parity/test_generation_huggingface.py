@@ -36,7 +36,7 @@ def external(folder, tmp_path_factory):
 
 @pytest.mark.parametrize("penalty", [1.0, 1.3])
 def test_greedy_tokens_are_those_of_huggingface(folder, external, penalty):
-    # Hugging Face reads the whole text again for each token: its tokens see each other, and one query row predicts the next
+    # Hugging Face reads the whole text for each token: its tokens see each other, and one query row predicts the next
     config = GenerationConfig(24, temperature=0, free_len=1, mem_len=64, repetition_penalty=penalty)
     outputs = generate(folder.model(), folder.tokenizer, PROMPTS, config)
     for prompt, output in zip(PROMPTS, outputs, strict=True):

@@ -6,8 +6,8 @@ memory.
 `PermutationReader` uses both streams. The known text is context: its tokens see each other, as tokens that are not
 targets do in training. A query row predicts the next token, at the first free position after the context. A generated
 token is read by a content row that sees the text up to itself. So generated tokens are targets in a factorization order
-from left to right. After F tokens, they become context, too: the context is read again. With F = 1, this happens for
-every token.
+from left to right. After F tokens, they become context, too, and all of it is read again. With F = 1, this
+happens for every token.
 
 The context of a window has at most C tokens. If there are more, the first half of the window is read into memory on its
 own, like the reused part of a training window.

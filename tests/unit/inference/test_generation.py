@@ -158,6 +158,17 @@ def test_special_tokens_are_not_generated_but_end_the_document_or_the_line(token
     assert document.text and document.tokens[0] > EOP and document.tokens[1:] == [EOD]
 
 
+def test_padding_is_a_document_before_the_prompt(tokenizer):
+    model = build("permutation", len(tokenizer), mem_len=8)
+    config = GenerationConfig(8, temperature=0, padding="Ke lo mi.")
+    (padded,) = generate(model, tokenizer, ["Ba di"], config)
+    ids = np.concatenate([tokenizer.encode("Ke lo mi."), encode_prompt(tokenizer, "Ba di")])
+    (expected,) = generate(model, tokenizer, [ids], GenerationConfig(8, temperature=0))
+    assert padded.tokens == expected.tokens and padded.text == expected.text and padded.prompt == "Ba di"
+    (plain,) = generate(model, tokenizer, ["Ba di"], GenerationConfig(8, temperature=0))
+    assert plain.tokens != padded.tokens
+
+
 def test_the_text_of_tokens_is_that_of_the_tokenizer(tokenizer):
     pieces, rng = piece_texts(tokenizer), np.random.default_rng(0)
     for at_line_start in (True, False):
@@ -237,5 +248,7 @@ def test_models_and_prompts_that_do_not_fit_are_refused(tokenizer):
         generate(model, tokenizer, [[0.5]], objective="causal")
     with pytest.raises(ValueError, match="300 pieces, but the model has vocab_size 40"):
         generate(build("causal"), tokenizer, ["Ba."], objective="causal")
+    with pytest.raises(ValueError, match="batch_size=0 is invalid"):
+        generate(model, tokenizer, ["Ba."], objective="causal", batch_size=0)
     with pytest.raises(ValueError, match="stop='x' is invalid"):
         GenerationConfig(stop="x")
