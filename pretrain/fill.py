@@ -1,16 +1,27 @@
-"""Predict the missing words of sentences with a pretrained model.
+"""Fill in the blanks of texts with a pretrained model.
 
-A missing word is written as ____ (three or more underscores). Each blank is one token of the vocabulary.
+A blank is written as ____ (three or more underscores) and stands for one piece of the vocabulary. ____{3} stands for three pieces, and
+____{1,4} for one to four. All blanks of a text are filled in jointly, by beam search: each piece is predicted from the text and the pieces
+before it in the order. A single piece is shown with its probability. Several pieces are shown as a table, log-probabilities in nats:
+
+  log-probability  joint log-probability of all pieces
+  per piece        the same, divided by the number of pieces; candidates of different lengths are compared by it
+  independent      sum of the log-probabilities of the pieces if no piece sees another
+
+In a denoising model, a missing piece is <mask>. Its targets were independent in training, so the joint is a pseudo-joint.
 
 Examples:
   python pretrain/fill.py runs/quickstart "Returns the ____ of the list."
-  python pretrain/fill.py runs/quickstart "Returns a ____ of strings." "If ____ is given, it must be a ____."
+  python pretrain/fill.py runs/quickstart "If ____ is given, it must be a ____." "Returns the ____{1,3} of the list."
+  python pretrain/fill.py runs/quickstart "Returns the ____ of the list." --options "length,first element,sum"
+  python pretrain/fill.py runs/quickstart "The ____{2} of the list." --num-samples 10 --temperature 0.7 --order random
 
-See docs/python.md for the same from Python.
+See docs/evaluation.md, and docs/python.md for the same from Python.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 
 from xlpre.common.cli_main import run_main
@@ -22,29 +33,78 @@ def build_parser() -> CommandParser:
     """Return the parser of the command line."""
     parser = CommandParser(__doc__)
     parser.add_argument("model", metavar="MODEL", help="run folder, such as runs/quickstart, or model folder")
-    parser.add_argument(
-        "text", metavar="TEXT", nargs="+", help=f"sentence in quotes, with {BLANK} in place of a missing word"
-    )
+    parser.add_argument("text", metavar="TEXT", nargs="+", help=f"text in quotes, with {BLANK} in place of missing words")
+    text = "order in which pieces are filled in: left-to-right, confident (the surest first) or random (default: left-to-right)"
+    parser.add_argument("--order", choices=("left-to-right", "confident", "random"), default="left-to-right", help=text)
+    text = "candidates to print (default: 5)"
+    parser.add_argument("--top", metavar="N", type=int, default=5, help=text)
+    parser.add_argument("--beam", metavar="N", type=int, default=20, help="width of the beam search (default: 20)")
+    text = "exponent of the number of pieces that divides the log-probability to compare lengths (default: 1); 0 favors short candidates"
+    parser.add_argument("--length-penalty", metavar="X", type=float, default=1.0, help=text)
+    text = "print N samples in place of the most likely candidates"
+    parser.add_argument("--num-samples", metavar="N", type=int, help=text)
+    text = "temperature of sampling (default: 1)"
+    parser.add_argument("--temperature", metavar="X", type=float, default=1.0, help=text)
+    parser.add_argument("--seed", metavar="N", type=int, default=1, help="seed of samples and random order (default: 1)")
+    text = "rank these answers; give the option once for each blank"
+    parser.add_argument("--options", metavar="A,B,...", action="append", help=text)
+    text = "predict each piece from the text only, and print the most likely ones of each"
+    parser.add_argument("--independent", action="store_true", help=text)
     return parser
+
+
+def check_options(args: argparse.Namespace) -> None:
+    """Raise ValueError if options contradict each other or are out of range."""
+    for name in ("top", "beam", "num_samples"):
+        if (value := getattr(args, name)) is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')}={value} is invalid: it must be at least 1.")
+    if args.seed < 0:
+        raise ValueError(f"--seed={args.seed} is invalid: it must be at least 0.")
+    modes = {"--independent": args.independent, "--options": args.options, "--num-samples": args.num_samples}
+    if len(given := [name for name, value in modes.items() if value]) > 1:
+        raise ValueError(f"{given[1]} is invalid with {given[0]}. Leave one of them out.")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     args = build_parser().parse(argv)
+    check_options(args)
 
+    from xlpre.common.plural import counted
     from xlpre.conversion.model_folder import load_folder
-    from xlpre.inference.cloze import fill_blanks, format_result
-    from xlpre.objectives.registry import OBJECTIVES
+    from xlpre.inference.cloze import encode_cloze, format_result, predict_blanks
+    from xlpre.inference.filling import check_objective, fill, format_fillings, format_pieces
 
     folder = load_folder(args.model)
-    if not OBJECTIVES[folder.objective].sees_ahead:
-        raise ValueError(
-            f"{args.model} is invalid: a {folder.objective} model does not see the text after a blank. "
-            "Use a model trained with objective.name=permutation or denoising."
-        )
+    check_objective(folder.objective)
     model, tokenizer = folder.model(), folder.require_tokenizer(args.model)
+    options = [each.split(",") for each in args.options] if args.options else None
     for text in args.text:
-        print(format_result(fill_blanks(model, tokenizer, text)))
+        cloze = encode_cloze(text, tokenizer)
+        if args.independent:
+            print(format_result(predict_blanks(model, tokenizer, text, args.top)))
+        else:
+            (fillings,) = fill(
+                model,
+                tokenizer,
+                [text],
+                objective=folder.objective,
+                order=args.order,
+                beam=max(args.beam, args.top),
+                length_penalty=args.length_penalty,
+                num_samples=args.num_samples,
+                temperature=args.temperature,
+                options=options,
+                seed=args.seed,
+            )
+            if options or args.num_samples:
+                print(format_fillings(text, fillings))
+            elif any(filling.n_pieces > 1 for filling in fillings):
+                print(format_fillings(text, fillings[: args.top]))
+            else:
+                print(format_pieces(text, fillings[: args.top], tokenizer))
+        if cloze.n_unknown:
+            print(f"    note: {counted(cloze.n_unknown, 'token')} of the text is <unk>: the vocabulary lacks its characters")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from xlpre.data.lanes import DirectedText, WindowLocation
 from xlpre.data.rng import RowRng
 from xlpre.data.store import SplitData, TokenStore
 from xlpre.data.window_layout import SEGMENT_A, SEGMENT_B, SEGMENT_CLS, DataConfig, Windows, build_windows
+from xlpre.objectives.objective import ModelInputs
 from xlpre.objectives.registry import build_objective
 from xlpre.text import special_tokens
 from xlpre.text.load_tokenizer import tokenizer_from_config
@@ -35,11 +36,23 @@ TERMINAL_WIDTH = 100  # columns
 MAX_MASK_CELLS = 40  # largest number of characters per side of a mask
 
 # as picture
-FORMATS = (".png", ".svg", ".pdf")
 MIN_FONT_SIZE = 3  # points; windows of more than 200 tokens have no labels
 SELF_ONLY_LABEL = "visible as its own only"
 COLORS = {"masked": "#eceff3", "visible": "#6d93c8", "visible target": "#ee9a3a", SELF_ONLY_LABEL: "#c7b2de"}
 GREY, INK, TARGET_COLOR = "#6b7585", "#2a3240", "#b35c00"
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Log-probabilities in nats that a model gives the P targets of an explanation.
+
+    Attributes:
+        in_order: (P,) given what the target sees, as in training.
+        independent: (P,) if no token saw a target. None if the objective has no factorization order of targets.
+    """
+
+    in_order: np.ndarray
+    independent: np.ndarray | None
 
 
 @dataclass(frozen=True)
@@ -60,6 +73,8 @@ class Explanation:
         reuse_len: number of tokens in the reused part, which enters memory.
         backward: True if the row runs from right to left.
         two_streams: True if a query stream makes the predictions. It does not see the token at its own position.
+        windows: the window of one row.
+        inputs: inputs of the model for this window.
     """
 
     title: str
@@ -75,6 +90,8 @@ class Explanation:
     reuse_len: int
     backward: bool
     two_streams: bool
+    windows: Windows
+    inputs: ModelInputs
 
     @property
     def masks(self) -> dict[str, np.ndarray]:
@@ -150,6 +167,8 @@ def explain(
         reuse_len=data.reuse_len,
         backward=backward,
         two_streams=objective.two_streams,
+        windows=windows,
+        inputs=inputs,
     )
 
 
@@ -198,8 +217,8 @@ def load_tokenizer(config: PretrainConfig) -> Tokenizer:
     )
 
 
-def to_text(explanation: Explanation) -> str:
-    """Return the explanation for a terminal of TERMINAL_WIDTH columns."""
+def to_text(explanation: Explanation, predictions: Predictions | None = None) -> str:
+    """Return the explanation for a terminal of TERMINAL_WIDTH columns, with the probabilities that a model gives the targets."""
     cell = math.ceil(len(explanation.pieces) / MAX_MASK_CELLS)
     tokens = [
         "TOKENS   A row sees the tokens whose key rank is below its query rank.",
@@ -209,13 +228,16 @@ def to_text(explanation: Explanation) -> str:
     count = f"{len(explanation.target_pieces)} of {len(explanation.pieces)} tokens"
     targets = [
         f"TARGETS  {count}, by rank. {marker}, _ a token that is not visible.",
-        " rank  target          is predicted from",
+        f" rank  target          {probability_heading(predictions)}is predicted from",
     ]
     ranks = explanation.query_rank[explanation.target_positions]
-    for target in np.argsort(ranks, kind="stable"):
-        line = f"{ranks[target]:5}  {_pad(explanation.target_pieces[target], 14)}  {visible_sentence(explanation, int(target))}"
+    for target in np.argsort(ranks, kind="stable").tolist():
+        probabilities = probability_cells(predictions, target)
+        piece = _pad(explanation.target_pieces[target], 14)
+        line = f"{ranks[target]:5}  {piece}  {probabilities}{visible_sentence(explanation, target)}"
         width = TERMINAL_WIDTH * len(line) // _display_width(line)  # in characters, some of which are wide
-        targets += textwrap.wrap(line, width, subsequent_indent=" " * 23, break_on_hyphens=False)
+        targets += textwrap.wrap(line, width, subsequent_indent=" " * (23 + len(probabilities)), break_on_hyphens=False)
+    targets += summarize(predictions)
     masks = [
         "MASKS    A row shows what a token attends to: █ visible, · masked"
         + f", ▒ {SELF_ONLY_LABEL}" * explanation.two_streams
@@ -227,6 +249,37 @@ def to_text(explanation: Explanation) -> str:
     notes = [line for note in explanation.notes for line in textwrap.wrap(note, TERMINAL_WIDTH)]
     sections = [[explanation.title, *notes], tokens, targets, masks]
     return "\n\n".join("\n".join(line.rstrip() for line in section) for section in sections)
+
+
+def probability_heading(predictions: Predictions | None) -> str:
+    """Return the heading of `probability_cells`."""
+    if predictions is None:
+        return ""
+    return "probability  " if predictions.independent is None else "probability  independent  "
+
+
+def probability_cells(predictions: Predictions | None, target: int) -> str:
+    """Return the probabilities of a target as cells of a table; no text without predictions."""
+    if predictions is None:
+        return ""
+    columns = [values for values in (predictions.in_order, predictions.independent) if values is not None]
+    return "".join(f"{_percent(float(np.exp(values[target]))):>11}  " for values in columns)
+
+
+def summarize(predictions: Predictions | None) -> list[str]:
+    """Return lines with the log-probability of all targets; no lines without predictions."""
+    if predictions is None:
+        return []
+    joint = float(predictions.in_order.sum())
+    if predictions.independent is None:
+        return ["", f"log-probability of all targets: {joint:.2f} nats"]
+    independent = float(predictions.independent.sum())
+    return [
+        "",
+        f"log-probability of all targets in this order: {joint:.2f} nats; if they were independent: {independent:.2f} nats.",
+        f"Seeing the targets before it makes a target {_factor((joint - independent) / len(predictions.in_order))} likely "
+        "(geometric mean).",
+    ]
 
 
 def visible_sentence(explanation: Explanation, target: int) -> str:
@@ -263,6 +316,15 @@ def _token_columns(explanation: Explanation) -> dict[str, list[str]]:
         "key rank": [str(r) for r in explanation.key_rank],
         "query rank": [str(r) for r in explanation.query_rank],
     }
+
+
+def _percent(probability: float) -> str:
+    return "<0.01 %" if probability < 1e-4 else f"{probability:.2%}".replace("%", " %")
+
+
+def _factor(log_ratio: float) -> str:
+    """Describe how many times more or less likely something is."""
+    return f"{math.exp(abs(log_ratio)):.2f} times {'more' if log_ratio >= 0 else 'less'}"
 
 
 def _bracket(position: int, targets: dict[int, str]) -> str:
@@ -397,11 +459,5 @@ def _draw_labels(axes: Any, explanation: Explanation, rows: np.ndarray, targets:
 
 
 def save_picture(explanation: Explanation, path: Path) -> None:
-    """Draw the masks into a file; its suffix decides the format.
-
-    Raises:
-        ValueError: the suffix is unknown.
-    """
-    if path.suffix not in FORMATS:
-        raise ValueError(f"--picture {path} is invalid: the name must end with {' or '.join(FORMATS)}. Rename it.")
+    """Draw the masks into a file; its suffix decides the format."""
     save_figure(draw(explanation), path, dpi=130)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pretrain.config import PretrainConfig
 from xlpre.data.store import TokenStore
-from xlpre.inference.cloze import ClozeResult, cloze_batch, fill_blanks, fill_example, sample_cloze_examples
+from xlpre.inference.cloze import ClozeResult, cloze_batch, predict_blanks, predict_example, sample_cloze_examples
 from xlpre.model.language_model import LanguageModel
 from xlpre.objectives.registry import OBJECTIVES
 from xlpre.text.tokenizer import Tokenizer
@@ -43,8 +43,8 @@ class Samples:
 
     def predict(self, model: LanguageModel) -> list[ClozeResult]:
         """Fill in all blanks. Every process must call it."""
-        results = [fill_blanks(model, self._tokenizer, text) for text in self._sentences]
-        return results + [fill_example(model, self._tokenizer, example) for example in self._examples]
+        results = [predict_blanks(model, self._tokenizer, text) for text in self._sentences]
+        return results + [predict_example(model, self._tokenizer, example) for example in self._examples]
 
     def write(self, step: int, results: list[ClozeResult]) -> None:
         """Write the predictions of `step`. Existing predictions of this and later steps are removed."""

@@ -42,7 +42,7 @@ def test_predictions_hidden_states_and_scores_are_as_documented(names, tokenizer
     expected = hf_model(**hf_tokenizer(text, return_tensors="pt")).last_hidden_state
     hidden, _ = names["encoder"](names["unmasked_batch"](np.array(tokenizer.encode(text))), names["no_memory"])
     assert torch.allclose(hidden, expected, atol=TOLERANCE)
-    assert torch.allclose(names["means"][0], expected[0].mean(0), atol=TOLERANCE)
+    assert torch.allclose(names["vectors"][0], expected[0].mean(0), atol=TOLERANCE)
     tokens, score = names["tokens"], 0.0
     for position in range(len(tokens)):
         logits, _ = names["model"].logits(masked_batch(tokens, [position]), names["no_memory"])

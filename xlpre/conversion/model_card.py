@@ -372,11 +372,11 @@ model = load_folder("NAME").model()  # reads token ids; the folder has no vocabu
 """
 NATIVE_USAGE_CLOZE = """\
 from xlpre.conversion.model_folder import load_folder
-from xlpre.inference.cloze import fill_blanks
+from xlpre.inference.cloze import predict_blanks
 
 folder = load_folder("NAME")
 model, tokenizer = folder.model(), folder.require_tokenizer("NAME")
-predictions = fill_blanks(model, tokenizer, "A text with one ____ word.").predictions[0]
+predictions = predict_blanks(model, tokenizer, "A text with one ____ word.").predictions[0]
 """
 _OPEN_TASK = """\
 import torch

@@ -1,4 +1,4 @@
-"""Inference from token ids or text: batches without an objective, predictions for blanks, scores, generation and evaluation on text."""
+"""Inference from token ids or text: batches without an objective, fillings of blanks, scores, generation, embeddings and evaluation."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from xlpre.inference.embeddings import embed
     from xlpre.inference.evaluation import evaluate
+    from xlpre.inference.filling import fill
     from xlpre.inference.generation import GenerationConfig, generate
     from xlpre.inference.scoring import order_consistency, score
 
 # public name: its module, which is imported when the name is used
 _MODULES = {
     "GenerationConfig": "generation",
+    "embed": "embeddings",
     "evaluate": "evaluation",
+    "fill": "filling",
     "generate": "generation",
     "order_consistency": "scoring",
     "score": "scoring",
 }
-__all__ = ["GenerationConfig", "evaluate", "generate", "order_consistency", "score"]
+__all__ = ["GenerationConfig", "embed", "evaluate", "fill", "generate", "order_consistency", "score"]
 
 
 def __getattr__(name: str) -> Any:

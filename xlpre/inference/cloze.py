@@ -1,8 +1,7 @@
-"""Cloze: predict masked tokens of a text. Each blank sees the whole text and no other blank."""
+"""Cloze: batches of texts with masked tokens, and independent predictions: each blank sees the whole text and no other blank."""
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from xlpre.model.dropout import without_dropout
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import initial_memory
 from xlpre.text import special_tokens
-from xlpre.text.blanks import BLANK, BLANK_PATTERN
+from xlpre.text.blanks import BLANK, Blank, find_blanks
 from xlpre.text.sentence_boundaries import starts_word, written_without_spaces
 from xlpre.text.tokenizer import Tokenizer
 
@@ -55,60 +54,116 @@ class ClozeResult:
     labels: list[str]
 
 
-def cloze_batch(text: str, tokenizer: Tokenizer) -> Batch:
-    """Build a batch of one row, `[text <sep> <cls>]`, with a target at each blank. A blank is one token.
+@dataclass(frozen=True)
+class ClozeText:
+    """Text with N blanks, encoded.
+
+    Attributes:
+        text: the text.
+        blanks: the N blanks.
+        parts: N + 1 arrays of token ids: the text before, between and after the blanks.
+    """
+
+    text: str
+    blanks: list[Blank]
+    parts: list[np.ndarray]
+
+    def masked_tokens(self, lengths: Sequence[int]) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Return the token ids (T,) of `[text <sep> <cls>]`, with <mask> for each missing piece, and the positions of each blank.
+
+        Args:
+            lengths: number of pieces of each blank.
+
+        Raises:
+            ValueError: the text is longer than MAX_TOKENS.
+        """
+        n_tokens = sum(map(len, self.parts)) + sum(lengths) + 2
+        check_length(n_tokens)
+        tokens, positions, end = [self.parts[0]], [], len(self.parts[0])
+        for length, part in zip(lengths, self.parts[1:], strict=True):
+            positions.append(np.arange(end, end + length))
+            tokens += [np.full(length, special_tokens.MASK), part]
+            end += length + len(part)
+        return np.concatenate([*tokens, [special_tokens.SEP, special_tokens.CLS]]).astype(np.int64), positions
+
+    @property
+    def n_unknown(self) -> int:
+        """Number of tokens of the text that are <unk>."""
+        return sum(int((part == special_tokens.UNK).sum()) for part in self.parts)
+
+
+def check_length(n_tokens: int) -> None:
+    """Raise ValueError if `n_tokens`, including <sep> and <cls>, are too many for a forward pass."""
+    if n_tokens > MAX_TOKENS:
+        raise ValueError(f"a text of {n_tokens:,} tokens is invalid: the limit is {MAX_TOKENS:,}. Shorten it.")
+
+
+def encode_cloze(text: str, tokenizer: Tokenizer) -> ClozeText:
+    """Encode a text with blanks (xlpre/text/blanks.py).
+
+    Pieces of a SentencePiece or word vocabulary include the space before a word, so the space before a blank belongs to the missing word.
 
     Args:
-        text: text with one or more blanks of at least three underscores.
-        tokenizer: tokenizer of the model.
-
-    Returns:
-        Batch with B = 1. `targets` are <mask>, because the masked tokens are unknown.
+        text: text with one or more blanks.
+        tokenizer: vocabulary.
 
     Raises:
-        ValueError: the vocabulary has no words; `text` is not a string, has no blank, is longer than MAX_TOKENS, or contains the special
-            token that marks a blank internally.
+        ValueError: `text` is not a string, has no blank, or has a blank of malformed length; it contains the special token that marks a blank
+            internally; or a blank has no length and the vocabulary has no words.
     """
     if not isinstance(text, str):
         raise ValueError(
             f"text={text!r:.60} is invalid: it must be one str. Build one batch per text and join them with xlpre.inference.collate."
         )
-    if tokenizer.kind in ("bytes", "characters"):
-        raise ValueError(
-            f"text={text!r} is invalid for a vocabulary of {tokenizer.kind}: a blank is one token, not a word. Use a model with a "
-            "vocabulary of words or word pieces."
-        )
-    marker = special_tokens.SPECIAL_TOKENS[special_tokens.EOP]
-    if marker in text:
-        raise ValueError(f"text={text!r} is invalid: {marker} is a special token. Remove it.")
-    blank = f" {marker} " if tokenizer.kind == "words" else marker
-    ids = tokenizer.encode(re.sub(rf"\s*{BLANK_PATTERN}", blank, text.strip()))
-    # the space before a blank belongs to the missing word
-    space = (
-        tokenizer.pieces.index(special_tokens.WORD_BOUNDARY)
-        if special_tokens.WORD_BOUNDARY in tokenizer.pieces
-        else None
-    )
-    ids = [
-        i
-        for i, following in zip(ids, [*ids[1:], None], strict=False)
-        if not (i == space and following == special_tokens.EOP)
-    ]
-    tokens = np.array([*ids, special_tokens.SEP, special_tokens.CLS])
-    positions = np.flatnonzero(tokens == special_tokens.EOP)
-    if not len(positions):
+    text = text.strip()
+    blanks = list(find_blanks(text))
+    if not blanks:
         raise ValueError(f"text={text!r} is invalid: it has no blank. Mark a missing word with {BLANK}.")
-    if len(tokens) > MAX_TOKENS:
-        raise ValueError(f"a text of {len(tokens):,} tokens is invalid: the limit is {MAX_TOKENS:,}. Shorten it.")
-    return _masked_row(tokens, positions)
+    if tokenizer.kind in ("bytes", "characters") and not all(blank.has_length for blank in blanks):
+        raise ValueError(
+            f"text={text!r} is invalid for a vocabulary of {tokenizer.kind}: a blank is one token, not a word. Write the number of "
+            f"{tokenizer.kind}, such as {BLANK}{{5}}, or use a model with a vocabulary of words or word pieces."
+        )
+    bounds = [0, *(bound for blank in blanks for bound in (blank.start, blank.end)), len(text)]
+    parts = [text[start:end] for start, end in zip(bounds[::2], bounds[1::2], strict=True)]
+    encode = _encode_around_blanks if tokenizer.kind == "sentencepiece" else _encode_parts
+    return ClozeText(text, blanks, encode(parts, tokenizer))
 
 
-def masked_batch(tokens: Sequence[int] | np.ndarray, positions: Sequence[int] | np.ndarray) -> Batch:
+def cloze_batch(text: str, tokenizer: Tokenizer, two_streams: bool = True) -> Batch:
+    """Build a batch of one row, `[text <sep> <cls>]`, with a target for each missing piece.
+
+    Args:
+        text: text with one or more blanks.
+        tokenizer: tokenizer of the model.
+        two_streams: see `masked_batch`.
+
+    Returns:
+        Batch with B = 1. `targets` are <mask>, because the missing pieces are unknown.
+
+    Raises:
+        ValueError: see `encode_cloze`; the number of pieces of a blank is a range; or the text is longer than MAX_TOKENS.
+    """
+    cloze = encode_cloze(text, tokenizer)
+    if any(blank.shortest < blank.longest for blank in cloze.blanks):
+        raise ValueError(
+            f"text={text!r} is invalid for independent predictions: each blank needs one length. Write {BLANK}{{3}}, for example, or "
+            "predict the blanks jointly."
+        )
+    tokens, positions = cloze.masked_tokens([blank.shortest for blank in cloze.blanks])
+    return _masked_row(tokens, np.concatenate(positions), two_streams)
+
+
+def masked_batch(
+    tokens: Sequence[int] | np.ndarray, positions: Sequence[int] | np.ndarray, two_streams: bool = True
+) -> Batch:
     """Build a batch of one row, `[tokens <sep> <cls>]`, with masked targets.
 
     Args:
         tokens: (T,) token ids.
         positions: (P,) positions to mask and predict.
+        two_streams: True for a permutation model, in which no token sees a masked position; False for a denoising model, in which all
+            tokens see <mask> there, as in training. `model.backbone.two_streams` is the right value.
 
     Raises:
         ValueError: a position is outside the text or repeated, a token id is negative, or an argument is not a one-dimensional sequence of
@@ -121,7 +176,7 @@ def masked_batch(tokens: Sequence[int] | np.ndarray, positions: Sequence[int] | 
         raise ValueError(
             f"positions={positions.tolist()} is invalid: positions must be between 0 and {len(tokens) - 1}, each at most once."
         )
-    return _masked_row(np.concatenate([tokens, [special_tokens.SEP, special_tokens.CLS]]), positions)
+    return _masked_row(np.concatenate([tokens, [special_tokens.SEP, special_tokens.CLS]]), positions, two_streams)
 
 
 def unmasked_batch(tokens: Sequence[int] | np.ndarray) -> Batch:
@@ -139,13 +194,16 @@ def unmasked_batch(tokens: Sequence[int] | np.ndarray) -> Batch:
 
 
 @torch.no_grad()
-def top_predictions(model: LanguageModel, batch: Batch, tokenizer: Tokenizer) -> list[list[tuple[str, float]]]:
-    """Return the `TOP_K` most likely tokens of each target with their probabilities. Special tokens are excluded.
+def top_predictions(
+    model: LanguageModel, batch: Batch, tokenizer: Tokenizer, top_k: int = TOP_K
+) -> list[list[tuple[str, float]]]:
+    """Return the `top_k` most likely tokens of each target with their probabilities. Special tokens are excluded.
 
     Args:
         model: language model.
         batch: one row.
         tokenizer: tokenizer of the model.
+        top_k: number of tokens.
     """
     weight = model.backbone.mask_embedding
     memory = initial_memory(model.config, 1, mem_len=0, device=weight.device, dtype=weight.dtype)
@@ -153,29 +211,33 @@ def top_predictions(model: LanguageModel, batch: Batch, tokenizer: Tokenizer) ->
         logits, *_ = model.logits(batch.to(weight.device), memory)
     probabilities = logits[0].float().softmax(-1)
     probabilities[:, : special_tokens.EOP + 1] = 0
-    top = probabilities.topk(TOP_K)
+    top = probabilities.topk(min(top_k, probabilities.size(1)))
     return [
         [(readable_piece(tokenizer.pieces[i]), probability) for probability, i in zip(*row, strict=True)]
         for row in zip(top.values.tolist(), top.indices.tolist(), strict=True)
     ]
 
 
-def fill_blanks(model: LanguageModel, tokenizer: Tokenizer, text: str) -> ClozeResult:
-    """Predict the blanks of `text`.
+def predict_blanks(model: LanguageModel, tokenizer: Tokenizer, text: str, top_k: int = TOP_K) -> ClozeResult:
+    """Predict each missing piece of `text` independently, given the text and no other missing piece.
+
+    `xlpre.inference.fill` predicts them jointly.
 
     Raises:
         ValueError: see `cloze_batch`.
     """
-    return ClozeResult(text, top_predictions(model, cloze_batch(text, tokenizer), tokenizer), [])
+    batch = cloze_batch(text, tokenizer, model.backbone.two_streams)
+    return ClozeResult(text, top_predictions(model, batch, tokenizer, top_k), [])
 
 
-def fill_example(model: LanguageModel, tokenizer: Tokenizer, example: ClozeExample) -> ClozeResult:
+def predict_example(model: LanguageModel, tokenizer: Tokenizer, example: ClozeExample) -> ClozeResult:
     """Predict the masked word of an example."""
     tokens, position = example.tokens, example.position
     before, after = tokenizer.decode(tokens[:position]), tokenizer.decode(tokens[position + 1 :])
     if len(after) and tokenizer.pieces[tokens[position + 1]].startswith(special_tokens.WORD_BOUNDARY):
         after = f" {after}"
-    predictions = top_predictions(model, masked_batch(tokens, [position]), tokenizer)
+    batch = masked_batch(tokens, [position], model.backbone.two_streams)
+    predictions = top_predictions(model, batch, tokenizer)
     return ClozeResult(f"{before} {BLANK}{after}", predictions, [readable_piece(tokenizer.pieces[tokens[position]])])
 
 
@@ -226,7 +288,12 @@ def readable_piece(piece: str) -> str:
     if not text:
         return "␣"
     shown = f"◌{text}" if unicodedata.category(text[0])[0] == "M" else text
-    return shown if starts_word(piece) or unicodedata.category(text[0])[0] not in "LMN" else f"-{shown}"
+    return f"-{shown}" if continues_word(piece) else shown
+
+
+def continues_word(piece: str) -> bool:
+    """Return True if a piece continues the word before it."""
+    return not starts_word(piece) and unicodedata.category(piece[0])[0] in "LMN"
 
 
 def _is_word(piece: str) -> bool:
@@ -250,19 +317,54 @@ def _integer_row(name: str, values: Sequence[int] | np.ndarray) -> np.ndarray:
     return row.astype(np.int64)
 
 
-def _masked_row(tokens: np.ndarray, positions: np.ndarray) -> Batch:
-    """Build a batch of one row with the token ids `tokens` (T,) int64 and masked targets at `positions` (P,) int64."""
-    input_ids = tokens.copy()
-    input_ids[positions] = special_tokens.MASK
+def text_batch(tokens: np.ndarray, query_rank: np.ndarray, key_rank: np.ndarray, positions: np.ndarray) -> Batch:
+    """Build a batch of one row.
+
+    Args:
+        tokens: (T,) int64 token ids, the last of which are <sep> <cls>.
+        query_rank: (T,) ranks as queries.
+        key_rank: (T,) ranks as keys.
+        positions: (P,) int64 positions of the targets, increasing.
+    """
     segment_ids = np.full(len(tokens), SEGMENT_A)
     segment_ids[-1] = SEGMENT_CLS
-    key_rank = np.zeros(len(tokens), np.int32)
-    key_rank[positions] = 1
     return make_batch(
-        torch.from_numpy(input_ids)[None],
-        query_rank=torch.ones(1, len(tokens), dtype=torch.int32),
-        key_rank=torch.from_numpy(key_rank)[None],
+        torch.from_numpy(tokens)[None],
+        query_rank=torch.from_numpy(query_rank.astype(np.int32))[None],
+        key_rank=torch.from_numpy(key_rank.astype(np.int32))[None],
         target_positions=torch.from_numpy(positions)[None],
         segment_ids=torch.from_numpy(segment_ids)[None],
-        targets=torch.from_numpy(tokens[positions])[None],
     )
+
+
+def _masked_row(tokens: np.ndarray, positions: np.ndarray, two_streams: bool) -> Batch:
+    """Build a batch of one row with the token ids `tokens` (T,) int64 and masked targets at `positions` (P,) int64."""
+    input_ids, key_rank = tokens.copy(), np.zeros(len(tokens))
+    input_ids[positions] = special_tokens.MASK
+    key_rank[positions] = int(two_streams)
+    batch = text_batch(input_ids, np.ones(len(tokens)), key_rank, positions)
+    return replace(batch, targets=torch.from_numpy(tokens)[batch.target_positions])
+
+
+def _encode_parts(parts: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:
+    """Return the token ids of the parts of a text between its blanks, with a vocabulary whose tokens do not depend on their neighbors."""
+    return [np.array(tokenizer.encode(part), np.int64) for part in parts]
+
+
+def _encode_around_blanks(parts: Sequence[str], tokenizer: Tokenizer) -> list[np.ndarray]:
+    """Return the token ids of the parts of a text between its blanks, with a SentencePiece vocabulary.
+
+    A special token stands for each blank while the text is encoded, because the pieces after a blank depend on whether a space follows it.
+    """
+    marker = special_tokens.SPECIAL_TOKENS[special_tokens.EOP]
+    if any(marker in part for part in parts):
+        raise ValueError(f"text={BLANK.join(parts)!r} is invalid: {marker} is a special token. Remove it.")
+    *before, last = parts
+    ids = np.array(tokenizer.encode(marker.join([*(part.rstrip() for part in before), last])), np.int64)
+    encoded = np.split(ids, np.flatnonzero(ids == special_tokens.EOP))
+    encoded = [encoded[0], *(part[1:] for part in encoded[1:])]
+    # a space before the marker that became a piece of its own belongs to the missing word
+    for i, part in enumerate(encoded[:-1]):
+        if len(part) and tokenizer.pieces[part[-1]] == special_tokens.WORD_BOUNDARY:
+            encoded[i] = part[:-1]
+    return encoded

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from xlpre.model.attention_mask import AttentionMeta
 from xlpre.model.config import ModelConfig
 from xlpre.model.kernels.base import AttentionBackend
 from xlpre.model.positions import SCHEMES, SharedBiases
@@ -67,13 +68,19 @@ class RelativeAttention(nn.Module):
         Returns:
             (B, N, D).
         """
-        if score_terms is None:
-            score_terms = self.score_terms(backend.attn_meta.pos_encoding, backend.attn_meta.n_keys)
-        # under torch.autocast, the results of products have another dtype than the biases
-        query = self._split_heads(self.query(rows)).to(key.dtype)
-        scores = ScoreTerms(query, self.d_head**-0.5, **{name: x.to(key.dtype) for name, x in score_terms.items()})
+        scores = self.scores(rows, key, backend.attn_meta, score_terms)
         dropout = self.dropatt if self.training else 0.0
         return self.output(backend.attend(scores, key, value, dropout).flatten(2))
+
+    def scores(
+        self, rows: Tensor, key: Tensor, attn_meta: AttentionMeta, score_terms: dict[str, Tensor] | None = None
+    ) -> ScoreTerms:
+        """Return the terms of the scores of N query rows (B, N, D). For the other arguments, see `forward`."""
+        if score_terms is None:
+            score_terms = self.score_terms(attn_meta.pos_encoding, attn_meta.n_keys)
+        # under torch.autocast, the results of products have another dtype than the biases
+        query = self._split_heads(self.query(rows)).to(key.dtype)
+        return ScoreTerms(query, self.d_head**-0.5, **{name: x.to(key.dtype) for name, x in score_terms.items()})
 
     def _split_heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], self.n_head, self.d_head)

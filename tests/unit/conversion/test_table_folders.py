@@ -7,7 +7,7 @@ import pytest
 from tests.conftest import write_folder
 from tests.unit.conversion.folders import make
 from xlpre.conversion.model_folder import load_folder, save_huggingface, save_tensorflow
-from xlpre.inference.cloze import cloze_batch, fill_blanks
+from xlpre.inference.cloze import cloze_batch, predict_blanks
 from xlpre.text.special_tokens import EOP, MASK
 from xlpre.text.table_tokenizer import ByteTokenizer, CharacterTokenizer, WordTokenizer
 
@@ -57,7 +57,7 @@ def test_a_blank_is_a_word(tmp_path):
     batch = cloze_batch("the ____ sat", TABLES[2])
     assert batch.input_ids[0, :3].tolist() == [9, MASK, 11] and EOP not in batch.input_ids
     folder = load_folder(write_folder(tmp_path / "model", TABLES[2]))
-    words = [piece for piece, _ in fill_blanks(folder.model(), folder.tokenizer, "the ____").predictions[0]]
+    words = [piece for piece, _ in predict_blanks(folder.model(), folder.tokenizer, "the ____").predictions[0]]
     assert {*words[:3]} == {"the", "cat", "sat"}
 
 

@@ -4,7 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from xlpre.inference.cloze import ClozeResult, cloze_batch, format_result, masked_batch, unmasked_batch
+from tests.unit.model.conftest import make_model
+from xlpre.inference.cloze import (
+    ClozeResult,
+    cloze_batch,
+    encode_cloze,
+    format_result,
+    masked_batch,
+    predict_blanks,
+    unmasked_batch,
+)
+from xlpre.model.memory import initial_memory
 from xlpre.text import special_tokens
 
 TOKENS = np.array([20, 21, 22])
@@ -56,6 +66,32 @@ def test_a_blank_is_hidden_and_sees_the_text_but_no_other_blank(tokenizer):
     others[[first, second]] = False
     assert not sees[others][:, [first, second]].any()
     assert tokenizer.pieces[batch.input_ids[0][first + 1]].startswith(special_tokens.WORD_BOUNDARY)
+
+
+def test_a_blank_of_several_pieces_is_as_many_positions(tokenizer):
+    batch = cloze_batch("Ba ____{3} bu.", tokenizer)
+    single = cloze_batch("Ba ____ bu.", tokenizer)
+    first = int(single.target_positions[0, 0])
+    assert batch.target_positions[0].tolist() == [first, first + 1, first + 2]
+    assert batch.input_ids.size(1) == single.input_ids.size(1) + 2
+    assert encode_cloze("Ba ____{1,4} bu.", tokenizer).blanks[0].longest == 4
+    with pytest.raises(ValueError, match="each blank needs one length"):
+        cloze_batch("Ba ____{1,4} bu.", tokenizer)
+
+
+def test_in_a_denoising_model_all_tokens_see_a_masked_position(tokenizer):
+    """As in training: the prediction is that of the content row at <mask>, when every token sees every token."""
+    for batch in (cloze_batch("Ba ____ di ____ bu.", tokenizer, False), masked_batch(TOKENS, [0, 2], False)):
+        assert (batch.query_rank[0][:, None] > batch.key_rank[0][None]).all()
+        assert (batch.input_ids[0][batch.target_positions[0]] == special_tokens.MASK).all()
+    model = make_model(False, vocab_size=len(tokenizer)).eval()
+    batch = unmasked_batch(cloze_batch("Ba ____ di.", tokenizer).input_ids[0, :-2])
+    with torch.no_grad():
+        logits = model.logits(batch, initial_memory(model.config, 1, mem_len=0))[0][0].softmax(-1)
+    (predictions,) = predict_blanks(model, tokenizer, "Ba ____ di.").predictions
+    row = int((batch.input_ids[0] == special_tokens.MASK).nonzero())
+    best = logits[row, special_tokens.EOP + 1 :].topk(5).values
+    assert [probability for _, probability in predictions] == pytest.approx(best.tolist(), rel=1e-4)
 
 
 @pytest.mark.parametrize(

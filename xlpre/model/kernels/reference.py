@@ -35,6 +35,11 @@ class ReferenceBackend(AttentionBackend):
 
     def attend(self, terms: ScoreTerms, key: Tensor, value: Tensor, dropout: float) -> Tensor:
         """Compute attention, see AttentionBackend."""
+        probability = self.probabilities(terms, key)
+        return torch.einsum("bhnk,bkhe->bnhe", F.dropout(probability.to(value.dtype), dropout), value)
+
+    def probabilities(self, terms: ScoreTerms, key: Tensor) -> Tensor:
+        """Return the attention probabilities, (B, H, N, K) in fp32 or wider. For the arguments, see `attend`."""
         score = torch.einsum("bnhe,bkhe->bhnk", terms.with_bias(terms.r_w_bias), key)
         if terms.pos_key is not None:
             score = score + self.attn_meta.rel_shift(position_scores(terms, self.attn_meta))
@@ -42,8 +47,7 @@ class ReferenceBackend(AttentionBackend):
             score = score + segment_scores(terms)[..., None] * self.segments_differ
         score = score.masked_fill(~self.visible, torch.finfo(score.dtype).min)
         sees_any = self.visible.any(-1, keepdim=True)  # a row that sees no key gets zeros
-        probability = score.softmax(-1, dtype=torch.promote_types(score.dtype, torch.float32)) * sees_any
-        return torch.einsum("bhnk,bkhe->bnhe", F.dropout(probability.to(value.dtype), dropout), value)
+        return score.softmax(-1, dtype=torch.promote_types(score.dtype, torch.float32)) * sees_any
 
 
 def position_scores(terms: ScoreTerms, attn_meta: AttentionMeta) -> Tensor:
