@@ -1,14 +1,12 @@
 """Show how the model sees a text: tokens, targets, factorization order, and the attention masks of both streams.
 
-The command needs a vocabulary, but no model and no token store. Settings select the window, the objective and the memory.
-
-With --model, the command also shows the probability that a trained model gives each target, in this order and if the targets were
-independent (XLNet, section 2.6). Vocabulary and settings are then those of the model and its run.
+The command needs a vocabulary, but no model and no token store. Settings select the window, the objective and the memory. With --model,
+it also shows the probability of each target in this order, and if the targets were independent (XLNet, section 2.6).
 
 Examples:
   python pretrain/explain.py "Your text." --config configs/pretrain/quickstart.yaml
   python pretrain/explain.py "Your text." --config configs/pretrain/quickstart.yaml objective.max_span=1 --step 7 --picture masks.png
-  python pretrain/explain.py "Your text." --model runs/quickstart --attention attention.png
+  python pretrain/explain.py "Your text." --model runs/quickstart --picture attention.png
 
 See docs/objectives.md, which explains the output line by line.
 """
@@ -57,24 +55,20 @@ def build_parser() -> SettingsParser[PretrainConfig]:
         help="training step; each step draws other targets and another order (default: 0)",
     )
     parser.add_argument("--backward", action="store_true", help="read from right to left")
-    parser.add_argument("--picture", metavar="FILE", type=Path, help="draw the masks into a .png, .svg or .pdf file")
-    text = "run folder or model folder; show the probabilities that the model gives the targets"
+    text = "run or model folder; show its probabilities of the targets"
     parser.add_argument("--model", metavar="MODEL", type=Path, help=text)
-    text = "draw the attention of the model by layer and head into a .png, .svg or .pdf file"
-    parser.add_argument("--attention", metavar="FILE", type=Path, help=text)
+    text = "draw the masks, or the attention of --model, into a .png, .svg or .pdf file"
+    parser.add_argument("--picture", metavar="FILE", type=Path, help=text)
     return parser
 
 
 def check_options(args: argparse.Namespace) -> None:
-    """Raise ValueError if an option is out of range, or lacks another."""
+    """Raise ValueError if an option is out of range."""
     if not 0 <= args.step < 2**63:
         raise ValueError(f"--step {args.step} is invalid: it must be at least 0 and below 2^63. Leave it out for 0.")
-    for option, path in (("--picture", args.picture), ("--attention", args.attention)):
-        if path is not None and path.suffix not in PICTURE_FORMATS:
-            formats = " or ".join(PICTURE_FORMATS)
-            raise ValueError(f"{option} {path} is invalid: the name must end with {formats}. Rename it.")
-    if args.attention and not args.model:
-        raise ValueError(f"--attention {args.attention} is invalid without --model. Add --model MODEL.")
+    if args.picture and args.picture.suffix not in PICTURE_FORMATS:
+        formats = " or ".join(PICTURE_FORMATS)
+        raise ValueError(f"--picture {args.picture} is invalid: the name must end with {formats}. Rename it.")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -88,18 +82,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         config = load_config(PretrainConfig, args.config, args.overrides)
         explanation = explain(args.text, load_tokenizer(config), config, args.step, args.backward)
         print(to_text(explanation))
-    else:
-        from pretrain.tools.model_explanation import load_model, predict_targets, save_attention
+        if args.picture:
+            save_picture(explanation, args.picture)
+            print(f"\n{args.picture}: picture of the masks written")
+        return
 
-        config, model, tokenizer = load_model(args.model, args.config, args.overrides)
-        explanation = explain(args.text, tokenizer, config, args.step, args.backward)
-        print(to_text(explanation, predict_targets(model, explanation)))
+    from pretrain.tools.model_explanation import load_model, predict_targets, save_attention
+
+    config, model, tokenizer = load_model(args.model, args.config, args.overrides)
+    explanation = explain(args.text, tokenizer, config, args.step, args.backward)
+    print(to_text(explanation, predict_targets(model, explanation)))
     if args.picture:
-        save_picture(explanation, args.picture)
-        print(f"\n{args.picture}: picture of the masks written")
-    if args.attention:
-        save_attention(model, explanation, args.attention)
-        print(f"\n{args.attention}: picture of the attention written")
+        save_attention(model, explanation, args.picture)
+        print(f"\n{args.picture}: picture of the attention written")
 
 
 if __name__ == "__main__":

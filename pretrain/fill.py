@@ -33,7 +33,9 @@ def build_parser() -> CommandParser:
     """Return the parser of the command line."""
     parser = CommandParser(__doc__)
     parser.add_argument("model", metavar="MODEL", help="run folder, such as runs/quickstart, or model folder")
-    parser.add_argument("text", metavar="TEXT", nargs="+", help=f"text in quotes, with {BLANK} in place of missing words")
+    parser.add_argument(
+        "text", metavar="TEXT", nargs="+", help=f"text in quotes, with {BLANK} in place of missing words"
+    )
     text = "order in which pieces are filled in: left-to-right, confident (the surest first) or random (default: left-to-right)"
     parser.add_argument("--order", choices=("left-to-right", "confident", "random"), default="left-to-right", help=text)
     text = "candidates to print (default: 5)"
@@ -45,7 +47,9 @@ def build_parser() -> CommandParser:
     parser.add_argument("--num-samples", metavar="N", type=int, help=text)
     text = "temperature of sampling (default: 1)"
     parser.add_argument("--temperature", metavar="X", type=float, default=1.0, help=text)
-    parser.add_argument("--seed", metavar="N", type=int, default=1, help="seed of samples and random order (default: 1)")
+    parser.add_argument(
+        "--seed", metavar="N", type=int, default=1, help="seed of samples and random order (default: 1)"
+    )
     text = "rank these answers; give the option once for each blank"
     parser.add_argument("--options", metavar="A,B,...", action="append", help=text)
     text = "predict each piece from the text only, and print the most likely ones of each"
@@ -104,7 +108,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             else:
                 print(format_pieces(text, fillings[: args.top], tokenizer))
         if cloze.n_unknown:
-            print(f"    note: {counted(cloze.n_unknown, 'token')} of the text is <unk>: the vocabulary lacks its characters")
+            print(
+                f"    note: {counted(cloze.n_unknown, 'token')} of the text is <unk>: the vocabulary lacks its characters"
+            )
 
 
 if __name__ == "__main__":

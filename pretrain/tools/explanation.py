@@ -263,7 +263,7 @@ def probability_cells(predictions: Predictions | None, target: int) -> str:
     if predictions is None:
         return ""
     columns = [values for values in (predictions.in_order, predictions.independent) if values is not None]
-    return "".join(f"{_percent(float(np.exp(values[target]))):>11}  " for values in columns)
+    return "".join(f"{np.exp(values[target]):11.2g}  " for values in columns)
 
 
 def summarize(predictions: Predictions | None) -> list[str]:
@@ -316,10 +316,6 @@ def _token_columns(explanation: Explanation) -> dict[str, list[str]]:
         "key rank": [str(r) for r in explanation.key_rank],
         "query rank": [str(r) for r in explanation.query_rank],
     }
-
-
-def _percent(probability: float) -> str:
-    return "<0.01 %" if probability < 1e-4 else f"{probability:.2%}".replace("%", " %")
 
 
 def _factor(log_ratio: float) -> str:

@@ -1,4 +1,4 @@
-"""What a trained model makes of one explained window: the probabilities of the targets, and attention maps as a picture."""
+"""Predictions of a trained model for an explained window: the probabilities of the targets, and attention maps as a picture."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def draw_attention(model: LanguageModel, explanation: Explanation) -> Any:
     bar.ax.set_yticklabels(["0", "5 %", "20 %", "50 %", "100 %"])
     bar.outline.set_linewidth(0.4)
     figure.suptitle(
-        f"{explanation.title}\nattention of the rows that predict the targets, by layer and head; grey: not visible",
+        f"{explanation.title}\nattention of the rows that predict the targets, by layer and head; orange: targets; grey: not visible",
         fontsize=11,
         color=GREY,
         x=0.012,

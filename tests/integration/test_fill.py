@@ -38,11 +38,15 @@ def test_tables_have_the_fillings_of_python(path, tokenizer, capsys):
     (best, *_) = fill(model, tokenizer, [TWO], order="confident", beam=7)[0]
     lines = output(capsys, path, TWO, "--order", "confident", "--beam", 7, "--top", 4)
     assert lines[0] == TWO and len(lines) == 6
-    assert lines[2].split("%")[0].strip().startswith(" | ".join(best.answers))
-    assert lines[2].split()[-3] == f"{best.log_probability:.2f}"
+    values = [
+        f"{best.log_probability:.2f}",
+        f"{best.log_probability / best.n_pieces:.2f}",
+        f"{best.independent_log_probability:.2f}",
+    ]
+    assert lines[2].split()[-3:] == values and lines[2].strip().startswith(" | ".join(best.answers))
     (ranked,) = fill(model, tokenizer, [ONE], options=[["bu", "Ke lo"]])
     lines = output(capsys, path, ONE, "--options", "bu,Ke lo")
-    assert [line.split("%")[0].rsplit(maxsplit=1)[0].strip() for line in lines[2:]] == [f.answers[0] for f in ranked]
+    assert [line.rsplit(maxsplit=4)[0].strip() for line in lines[2:]] == [filling.answers[0] for filling in ranked]
     samples = output(capsys, path, ONE, "--num-samples", 6, "--temperature", 0.5, "--seed", 2)
     assert len(samples) == 8 and samples == output(
         capsys, path, ONE, "--num-samples", 6, "--temperature", 0.5, "--seed", 2
@@ -61,7 +65,10 @@ def test_unknown_characters_of_the_text_are_noted(path, capsys):
         (["Ba ____.", "--seed", "-1"], "--seed=-1 is invalid"),
         (["Ba ____.", "--order", "last"], "--order=last is invalid: it must be one of"),
         (["Ba ____.", "--options", "bu", "--independent"], "--options is invalid with --independent"),
-        (["Ba ____.", "--options", "bu", "--options", "di"], "one list of answers for each blank, and 'Ba ____.' has 1 blank."),
+        (
+            ["Ba ____.", "--options", "bu", "--options", "di"],
+            "one list of answers for each blank, and 'Ba ____.' has 1 blank.",
+        ),
         (["Ba ____.", "--options", "bu,"], "options='' is invalid: it has no tokens"),
         (["Ba ____.", "--options", "bu,\N{SNOWMAN}"], "the vocabulary does not have a character of it"),
         (["Ba ____{1,2}.", "--independent"], "each blank needs one length"),

@@ -118,7 +118,7 @@ def fill(
         texts: texts with blanks (xlpre/text/blanks.py).
         objective: objective of the model, `ModelFolder.objective`. None: `permutation` if the model has two streams; other models need it.
         order: `left-to-right`, `confident` or `random`, see the module.
-        beam: number of fillings that beam search keeps, and returns for each text. As many as there are fillings make it exhaustive.
+        beam: number of fillings that beam search keeps, and returns for each text. The number of all fillings makes it exhaustive.
         length_penalty: exponent of the number of pieces. 1 compares the mean log-probability of a piece, 0 the joint log-probability.
         num_samples: sample this number of fillings instead of searching. The lengths of the blanks are drawn uniformly.
         temperature: divides the logits of sampling. It does not affect the log-probabilities of the result.
@@ -191,7 +191,8 @@ def check_objective(objective: str) -> None:
 def format_pieces(text: str, fillings: Sequence[Filling], tokenizer: Tokenizer) -> str:
     """Format the fillings of a text that lacks a single piece for a terminal, with percentages."""
     predictions = [
-        (readable_piece(tokenizer.pieces[filling.tokens[0][0]]), math.exp(filling.log_probability)) for filling in fillings
+        (readable_piece(tokenizer.pieces[filling.tokens[0][0]]), math.exp(filling.log_probability))
+        for filling in fillings
     ]
     return format_result(ClozeResult(text, [predictions], []))
 
@@ -200,8 +201,8 @@ def format_fillings(text: str, fillings: Sequence[Filling]) -> str:
     """Format the fillings of a text for a terminal, as a table with log-probabilities in nats."""
     rows = [
         {
-            "": "    " + " | ".join(filling.answers),
-            "probability": f"{math.exp(filling.log_probability):.2%}",
+            "    filling": "    " + " | ".join(filling.answers),
+            "probability": f"{math.exp(filling.log_probability):.2g}",
             "log-probability": f"{filling.log_probability:.2f}",
             "per piece": f"{filling.log_probability / filling.n_pieces:.2f}",
             "independent": f"{filling.independent_log_probability:.2f}",
@@ -425,7 +426,9 @@ def _fill_in_options(cloze: ClozeText, options: Options, tokenizer: Tokenizer) -
             f"text={cloze.text!r} is invalid with options: they have their own lengths. Write {BLANK} for each blank."
         )
     if (n_combinations := math.prod(map(len, options))) > MAX_FILLINGS:
-        raise ValueError(f"options are invalid: they have {n_combinations:,} combinations, and the limit is {MAX_FILLINGS:,}.")
+        raise ValueError(
+            f"options are invalid: they have {n_combinations:,} combinations, and the limit is {MAX_FILLINGS:,}."
+        )
     encoded = [
         [_encode_option(cloze, blank, option, tokenizer) for option in each] for blank, each in enumerate(options)
     ]
@@ -449,7 +452,9 @@ def _encode_option(cloze: ClozeText, blank: int, option: str | np.ndarray, token
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
             raise ValueError(f"options={option!r:.60} is invalid: an answer must be a text or its token ids.")
         if ids.size and not 0 <= ids.min() <= ids.max() < len(tokenizer):
-            raise ValueError(f"options={option!r:.60} is invalid: token ids must be between 0 and {len(tokenizer) - 1}.")
+            raise ValueError(
+                f"options={option!r:.60} is invalid: token ids must be between 0 and {len(tokenizer) - 1}."
+            )
     if not ids.size:
         raise ValueError(f"options={option!r} is invalid: it has no tokens. Correct or remove it.")
     if isinstance(option, str) and (ids == special_tokens.UNK).any():

@@ -1,8 +1,8 @@
 """Blanks: missing words of a text that a model fills in.
 
-    ____        one piece of the vocabulary; three or more underscores
-    ____{3}     three pieces
-    ____{1,4}   one to four pieces
+____        one piece of the vocabulary; three or more underscores
+____{3}     three pieces
+____{1,4}   one to four pieces
 """
 
 from __future__ import annotations
