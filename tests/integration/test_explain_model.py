@@ -111,7 +111,7 @@ def test_attention_is_drawn_by_layer_and_head_where_targets_see(tokenizer, text,
     ("args", "message"),
     [
         (
-            ["--model", "{folder}", "--attention", "it.gif"],
+            ["--model", "{folder}", "--picture", "it.gif"],
             "--picture it.gif is invalid: the name must end with .png",
         ),
         (

@@ -1,6 +1,5 @@
 """The code of model cards runs as printed, and computes what xlpre computes."""
 
-import dataclasses
 import re
 
 import pytest

@@ -108,7 +108,7 @@ def encode_cloze(text: str, tokenizer: Tokenizer) -> ClozeText:
         tokenizer: vocabulary.
 
     Raises:
-        ValueError: `text` is not a string, has no blank, or has a blank of malformed length; it contains the special token that marks a blank
+        ValueError: `text` is not a string, has no blank, or has a blank of malformed length; it contains <eop>, which marks a blank
             internally; or a blank has no length and the vocabulary has no words.
     """
     if not isinstance(text, str):

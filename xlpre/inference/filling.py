@@ -69,7 +69,7 @@ class Filling:
         text: the text.
         answers: N texts of the blanks. A hyphen marks an answer that continues the word before it.
         tokens: N arrays of token ids.
-        token_log_probabilities: N arrays of float64: the log-probability of each piece, given the text and the pieces before it in the order.
+        token_log_probabilities: N arrays of float64: log-probability of each piece, given the text and the pieces before it in the order.
         independent_log_probability: sum over the pieces of the log-probability given the text and no other piece of a blank.
         order: (P,) indices of the pieces, in the order in which they were filled in.
     """
@@ -460,8 +460,7 @@ def _encode_option(cloze: ClozeText, blank: int, option: str | np.ndarray, token
     if isinstance(option, str) and (ids == special_tokens.UNK).any():
         part = "word" if tokenizer.kind == "words" else "character"
         raise ValueError(
-            f"options={option!r} is invalid: the vocabulary does not have a {part} of it. Correct or remove it, or use a model with another "
-            "vocabulary."
+            f"options={option!r} is invalid: the vocabulary does not have a {part} of it. Correct or remove it."
         )
     return ids.astype(np.int64)
 

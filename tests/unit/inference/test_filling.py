@@ -1,6 +1,5 @@
 """Joint probabilities of fillings equal chains of separate passes; search, samples and ranking follow them."""
 
-import itertools
 import math
 
 import numpy as np
@@ -30,13 +29,15 @@ def build(objective, **settings):
 
 
 @torch.no_grad()
-def distributions(model, filled, blanks=BLANKS, ids=WORDS.encode("a a b c a a a")):
-    """Distribution (V,) at each missing blank, from a pass of its own that is written down token by token.
+def distributions(model, filled, blanks):
+    """Return the distribution (V,) at each missing blank of TEXT, from a pass of its own that is written down token by token.
 
     Args:
+        model: model.
         filled: tokens that are filled in, by position, in their order.
+        blanks: positions of the blanks.
     """
-    ids = [*ids, SEP, CLS]
+    ids = [*WORDS.encode("a a b c a a a"), SEP, CLS]
     missing = [position for position in blanks if position not in filled]
     for position in blanks:
         ids[position] = filled.get(position, MASK)
@@ -162,7 +163,7 @@ def test_samples_follow_the_joint_distribution_without_special_tokens(order, tem
         for answers, values in scaled.items()
     }
     assert len({*first.values()}) == 1 and sum(expected.values()) == pytest.approx(1)
-    counts = {answers: 0 for answers in expected}
+    counts = dict.fromkeys(expected, 0)
     for sample in samples:
         counts[sample.answers] += 1
     chi_square = sum((counts[a] - n * p) ** 2 / (n * p) for a, p in expected.items())
