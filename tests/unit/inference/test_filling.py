@@ -91,7 +91,7 @@ def test_each_joint_log_probability_equals_a_chain_of_separate_passes(objective,
         steps = [BLANKS[i] for i in filling.order] if order == "random" else order
         expected, chosen = chain(model, steps, tokens)
         assert filling.log_probability == pytest.approx(expected, abs=ROUNDING) and filling.order == chosen
-        independent = distributions(model, {})
+        independent = distributions(model, {}, BLANKS)
         expected = sum(independent[position][token] for position, token in zip(BLANKS, tokens, strict=True))
         assert filling.independent_log_probability == pytest.approx(expected, abs=ROUNDING)
 
