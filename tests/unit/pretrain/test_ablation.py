@@ -141,7 +141,7 @@ def test_the_rows_of_every_file_are_valid_and_different(path):
 # XLNet, arXiv:1906.08237v2, Table 6: what each row changes in its row 4
 TABLE_6 = {
     "k_6": {},
-    "denoising": {"objective.name": "denoising", "objective.partial_k": 1 / 0.15, "objective.max_span": 1},
+    "denoising": {"objective.name": "denoising", "objective.partial_k": 6.67, "objective.max_span": 1},
     "k_7": {"objective.partial_k": 7},
     "no_memory": {"model.mem_len": 0},
     "no_spans": {"objective.max_span": 1},
@@ -150,16 +150,56 @@ TABLE_6 = {
 }
 
 
-def test_the_rows_of_xlnets_ablation_change_exactly_what_the_paper_changes_in_the_first():
-    ablation = Ablation(REPOSITORY / "configs/ablations/xlnet_table6.yaml", num_seeds=1)
+# Transformer-XL, arXiv:1901.02860, Tables 6 and 7: what each row changes in the first one
+SHAW, NO_RECURRENCE, HALF = {"model.positions": "shaw"}, {"model.mem_len": 0}, {"objective.loss_on": "second_half"}
+TRANSFORMER_XL_TABLE_6 = {
+    "recurrence": {},
+    "shaw": SHAW | {"model.n_positions": 300},
+    "half": HALF,
+    "no_recurrence": NO_RECURRENCE,
+    "no_recurrence_half": NO_RECURRENCE | HALF,
+    "no_recurrence_shaw": NO_RECURRENCE | SHAW | {"model.n_positions": 150},
+    "no_recurrence_shaw_half": NO_RECURRENCE | SHAW | {"model.n_positions": 150} | HALF,
+    "no_recurrence_sinusoidal_half": NO_RECURRENCE | {"model.positions": "sinusoidal"} | HALF,
+    "no_recurrence_learned_half": NO_RECURRENCE | {"model.positions": "learned", "model.n_positions": 150} | HALF,
+}
+TRANSFORMER_XL_TABLE_7 = {"recurrence": {}, "shaw": SHAW | {"model.n_positions": 64}, "no_recurrence": NO_RECURRENCE}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("xlnet_table6", TABLE_6),
+        ("transformer_xl_table6", TRANSFORMER_XL_TABLE_6),
+        ("transformer_xl_table7", TRANSFORMER_XL_TABLE_7),
+    ],
+)
+def test_the_rows_of_a_published_ablation_change_exactly_what_the_paper_changes_in_the_first(name, expected):
+    ablation = Ablation(REPOSITORY / f"configs/ablations/{name}.yaml", num_seeds=1)
     settings = {run.row: flatten(dataclasses.asdict(run.config)) for run in ablation.runs}
-    base_row, base = next(iter(settings.items()))
-    assert (base_row, base["objective.partial_k"], base["model.mem_len"]) == ("k_6", 6, 384)
+    _, base = next(iter(settings.items()))
     changes = {
         row: {key: value for key, value in flat.items() if value != base[key] and key not in ("name", "run_dir")}
         for row, flat in settings.items()
     }
-    assert changes == {row: pytest.approx(values, abs=0.01) for row, values in TABLE_6.items()}
+    assert [*changes] == [*expected]
+    assert {row: approximate(changed) for row, changed in changes.items()} == {
+        row: approximate(e) for row, e in expected.items()
+    }
+
+
+def approximate(settings: dict) -> dict:
+    return {key: round(value, 2) if isinstance(value, float) else value for key, value in settings.items()}
+
+
+def test_the_base_rows_of_the_published_ablations_are_the_published_models():
+    xlnet, wt103, lm1b = (
+        Ablation(REPOSITORY / f"configs/ablations/{name}.yaml", num_seeds=1).runs[0].config
+        for name in ("xlnet_table6", "transformer_xl_table6", "transformer_xl_table7")
+    )
+    assert (xlnet.objective.partial_k, xlnet.model.mem_len) == (6, 384)
+    assert (wt103.model.mem_len, wt103.data.seq_len, wt103.model.n_layer) == (150, 150, 16)
+    assert (lm1b.model.mem_len, lm1b.data.seq_len, lm1b.model.n_layer, lm1b.train.steps) == (32, 32, 20, 400_000)
 
 
 def test_rows_predict_as_many_tokens_as_the_published_ones():
