@@ -6,7 +6,7 @@ it also shows the probability of each target in this order, and if the targets w
 Examples:
   python pretrain/explain.py "Your text." --config configs/pretrain/quickstart.yaml
   python pretrain/explain.py "Your text." --config configs/pretrain/quickstart.yaml objective.max_span=1 --step 7 --picture masks.png
-  python pretrain/explain.py "Your text." --model runs/quickstart --picture attention.png
+  python pretrain/explain.py --model runs/quickstart --picture attention.png
 
 See docs/objectives.md, which explains the output line by line.
 """
@@ -14,7 +14,9 @@ See docs/objectives.md, which explains the output line by line.
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from pretrain.config import PretrainConfig
@@ -46,7 +48,8 @@ COMMON = (
 def build_parser() -> SettingsParser[PretrainConfig]:
     """Return the parser of the command line."""
     parser = SettingsParser(PretrainConfig, __doc__, COMMON)
-    parser.add_argument("text", help="text in quotes; each line is a paragraph")
+    text = "text; a line is a paragraph (default: an example)"
+    parser.add_argument("text", metavar="TEXT", nargs="?", help=text)
     parser.add_argument(
         "--step",
         metavar="N",
@@ -55,9 +58,9 @@ def build_parser() -> SettingsParser[PretrainConfig]:
         help="training step; each step draws other targets and another order (default: 0)",
     )
     parser.add_argument("--backward", action="store_true", help="read from right to left")
-    text = "run or model folder; show its probabilities of the targets"
+    text = "run or model folder that predicts the targets"
     parser.add_argument("--model", metavar="MODEL", type=Path, help=text)
-    text = "draw the masks, or the attention of --model, into a .png, .svg or .pdf file"
+    text = "draw masks, or attention of --model (.png, .svg)"
     parser.add_argument("--picture", metavar="FILE", type=Path, help=text)
     return parser
 
@@ -74,13 +77,16 @@ def check_options(args: argparse.Namespace) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     args = build_parser().parse(argv)
+    if args.text and re.fullmatch(r"[a-z_.]+=\S*", args.text):  # a setting, if the text is left out
+        args.text, args.overrides = None, [args.text, *args.overrides]
     check_options(args)
 
-    from pretrain.tools.explanation import explain, load_tokenizer, save_picture, to_text
+    from pretrain.tools.explanation import explain, explain_example, load_tokenizer, save_picture, to_text
 
+    run = explain_example if args.text is None else partial(explain, args.text)
     if args.model is None:
         config = load_config(PretrainConfig, args.config, args.overrides)
-        explanation = explain(args.text, load_tokenizer(config), config, args.step, args.backward)
+        explanation = run(load_tokenizer(config), config, args.step, args.backward)
         print(to_text(explanation))
         if args.picture:
             save_picture(explanation, args.picture)
@@ -90,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from pretrain.tools.model_explanation import load_model, predict_targets, save_attention
 
     config, model, tokenizer = load_model(args.model, args.config, args.overrides)
-    explanation = explain(args.text, tokenizer, config, args.step, args.backward)
+    explanation = run(tokenizer, config, args.step, args.backward)
     print(to_text(explanation, predict_targets(model, explanation)))
     if args.picture:
         save_attention(model, explanation, args.picture)

@@ -6,11 +6,13 @@ import dataclasses
 import math
 import textwrap
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from pretrain.config import PretrainConfig
 from xlpre.common.plots import new_figure, save_figure
@@ -31,8 +33,14 @@ SELF_ONLY, VISIBLE = (
     1.0,
 )  # mask values: a token that is visible only to the query at its own position, and any other visible token
 
+# text by default: the example of XLNet, section 2.6
+EXAMPLE_PAIR = "New York"  # XLNet, section 2.6
+EXAMPLE = "New York is a city in the United States of America. It lies in the state of New York, on the coast of the Atlantic Ocean."
+MAX_STEPS = 500  # tried until the pair is a target
+
 # as text
 TERMINAL_WIDTH = 100  # columns
+MAX_PAIRS = 5  # pairs of targets in the text
 MAX_MASK_CELLS = 40  # largest number of characters per side of a mask
 
 # as picture
@@ -43,16 +51,33 @@ GREY, INK, TARGET_COLOR = "#6b7585", "#2a3240", "#b35c00"
 
 
 @dataclass(frozen=True)
+class TargetPair:
+    """Log-probabilities in nats that a model gives two neighboring targets, from what the first of them in the order sees.
+
+    Attributes:
+        targets: indices of the two targets, from left to right.
+        joint: log-probability of both, where the second in the order also sees the first.
+        independent: the same, where it does not.
+    """
+
+    targets: tuple[int, int]
+    joint: float
+    independent: float
+
+
+@dataclass(frozen=True)
 class Predictions:
     """Log-probabilities in nats that a model gives the P targets of an explanation.
 
     Attributes:
         in_order: (P,) given what the target sees, as in training.
         independent: (P,) if no token saw a target. None if the objective has no factorization order of targets.
+        pairs: neighboring targets.
     """
 
     in_order: np.ndarray
     independent: np.ndarray | None
+    pairs: Sequence[TargetPair] = ()
 
 
 @dataclass(frozen=True)
@@ -172,6 +197,20 @@ def explain(
     )
 
 
+def explain_example(tokenizer: Tokenizer, config: PretrainConfig, step: int = 0, backward: bool = False) -> Explanation:
+    """Explain EXAMPLE at the first step from `step` at which EXAMPLE_PAIR is a target, or at `step` if there is none soon."""
+    pair = tokenizer.encode(EXAMPLE_PAIR)
+    pair = pair[::-1] if backward else pair
+
+    def predicts_pair(explanation: Explanation) -> bool:
+        found = sliding_window_view(explanation.windows.ids[0], len(pair)) == pair
+        return bool((found & sliding_window_view(explanation.is_target, len(pair))).all(1).any())
+
+    steps = range(step, min(step + MAX_STEPS, 2**63))
+    found = (it for each in steps if predicts_pair(it := explain(EXAMPLE, tokenizer, config, each, backward)))
+    return next(found, None) or explain(EXAMPLE, tokenizer, config, step, backward)
+
+
 def fit_window(data: DataConfig, n_tokens: int) -> DataConfig:
     """Shorten the window to `n_tokens` tokens of text and the special tokens, in the same proportions."""
     plain = data.reuse_len == data.seq_len
@@ -238,6 +277,7 @@ def to_text(explanation: Explanation, predictions: Predictions | None = None) ->
         width = TERMINAL_WIDTH * len(line) // _display_width(line)  # in characters, some of which are wide
         targets += textwrap.wrap(line, width, subsequent_indent=" " * (23 + len(probabilities)), break_on_hyphens=False)
     targets += summarize(predictions)
+    pairs = [lines] if (lines := pair_lines(explanation, predictions)) else []
     masks = [
         "MASKS    A row shows what a token attends to: █ visible, · masked"
         + f", ▒ {SELF_ONLY_LABEL}" * explanation.two_streams
@@ -247,7 +287,7 @@ def to_text(explanation: Explanation, predictions: Predictions | None = None) ->
         masks.append(f"         One character is {cell} x {cell} tokens; the darker, the more of them are visible.")
     masks += ["         Memory, if the lane has any, is visible to all (rank -1).", *_mask_blocks(explanation, cell)]
     notes = [line for note in explanation.notes for line in textwrap.wrap(note, TERMINAL_WIDTH)]
-    sections = [[explanation.title, *notes], tokens, targets, masks]
+    sections = [[explanation.title, *notes], tokens, targets, *pairs, masks]
     return "\n\n".join("\n".join(line.rstrip() for line in section) for section in sections)
 
 
@@ -280,6 +320,26 @@ def summarize(predictions: Predictions | None) -> list[str]:
         f"Seeing the targets before it makes a target {_factor((joint - independent) / len(predictions.in_order))} likely "
         "(geometric mean).",
     ]
+
+
+def pair_lines(explanation: Explanation, predictions: Predictions | None) -> list[str]:
+    """Return a table of the pairs of neighboring targets that gain most from their order; no lines without pairs."""
+    if predictions is None or not predictions.pairs:
+        return []
+    lines = [
+        "PAIRS    Neighboring targets, predicted from what the first of them in the order sees.",
+        "         joint: the second also sees the first; independent: it does not.",
+        " targets                       joint  independent       ratio",
+    ]
+    best = sorted(predictions.pairs, key=lambda pair: pair.independent - pair.joint)[:MAX_PAIRS]
+    for pair in best:
+        names = [explanation.target_pieces[target] for target in pair.targets]
+        pieces = _pad(" ".join(reversed(names) if explanation.backward else names), 24)
+        ratio = math.exp(pair.joint - pair.independent)
+        lines.append(
+            f" {pieces}  {math.exp(pair.joint):9.2g}  {math.exp(pair.independent):11.2g}  {ratio:>10{',.0f' if ratio >= 100 else '.2g'}}"
+        )
+    return lines
 
 
 def visible_sentence(explanation: Explanation, target: int) -> str:

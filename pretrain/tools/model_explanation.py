@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from pretrain.config import PretrainConfig
-from pretrain.tools.explanation import GREY, INK, MIN_FONT_SIZE, TARGET_COLOR, Explanation, Predictions
-from xlpre.batch import HIDDEN_RANK, Batch
+from pretrain.tools.explanation import GREY, INK, MIN_FONT_SIZE, TARGET_COLOR, Explanation, Predictions, TargetPair
+from xlpre.batch import FIELD_SPECS, HIDDEN_RANK, Batch
 from xlpre.common.plots import new_figure, save_figure
 from xlpre.config.loader import load_config
 from xlpre.conversion.model_card import find_run
@@ -61,13 +61,40 @@ def load_model(
 
 
 def predict_targets(model: LanguageModel, explanation: Explanation) -> Predictions:
-    """Compute the probabilities of the targets of an explanation."""
+    """Compute the probabilities of the targets of an explanation, and of pairs of neighboring targets."""
     batch = _batch(explanation)
-    in_order = _log_probabilities(model, batch)
+    in_order = _log_probabilities(model, batch)[0]
     if not explanation.two_streams:
         return Predictions(in_order, None)
     key_rank = batch.key_rank.scatter(1, batch.target_positions, HIDDEN_RANK)
-    return Predictions(in_order, _log_probabilities(model, dataclasses.replace(batch, key_rank=key_rank)))
+    independent = _log_probabilities(model, dataclasses.replace(batch, key_rank=key_rank))[0]
+    return Predictions(in_order, independent, _predict_pairs(model, explanation, in_order))
+
+
+def _predict_pairs(model: LanguageModel, explanation: Explanation, in_order: np.ndarray) -> list[TargetPair]:
+    """Compute the probabilities of neighboring targets. Pairs of equal rank, which do not see each other, are left out.
+
+    The second of a pair gets the query rank of the first, so that it sees the same tokens, or a rank above, so that it also sees the first.
+    """
+    positions, ranks = explanation.target_positions, explanation.query_rank[explanation.target_positions]
+    left = np.flatnonzero((np.diff(positions) == 1) & (np.diff(ranks) != 0))
+    if not len(left):
+        return []
+    is_left_first = ranks[left] < ranks[left + 1]
+    first, second = np.where(is_left_first, left, left + 1), np.where(is_left_first, left + 1, left)
+    rows = np.arange(2 * len(left))  # for each pair, a row without and a row with the first of the pair
+    batch = _batch(explanation)
+    fields = {name: getattr(batch, name).repeat_interleave(len(rows), 0) for name in FIELD_SPECS}
+    for name in ("target_positions", "targets", "target_weights"):
+        fields[name] = fields[name][rows, np.repeat(second, 2)][:, None]
+    new_ranks = np.stack([ranks[first], ranks[first] + 1], 1).ravel()
+    fields["query_rank"].scatter_(1, fields["target_positions"], torch.from_numpy(new_ranks)[:, None])
+    predicted = _log_probabilities(model, Batch(**fields, reuse_len=batch.reuse_len)).reshape(-1, 2)
+    joint, independent = in_order[first] + predicted[:, 1], in_order[first] + predicted[:, 0]
+    return [
+        TargetPair((i, i + 1), *pair)
+        for i, *pair in zip(left.tolist(), joint.tolist(), independent.tolist(), strict=True)
+    ]
 
 
 def draw_attention(model: LanguageModel, explanation: Explanation) -> Any:
@@ -76,7 +103,7 @@ def draw_attention(model: LanguageModel, explanation: Explanation) -> Any:
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     batch = _batch(explanation)
-    maps = attention_maps(model, batch, _no_memory(model))[:, 0].numpy()  # (L, H, P, T)
+    maps = attention_maps(model, batch, _no_memory(model, 1))[:, 0].numpy()  # (L, H, P, T)
     L, H, P, T = maps.shape
     width, height = max(min(CELL * T, MAX_SIZE[0] / H), 0.8), max(min(CELL * P, MAX_SIZE[1] / L), 0.5)  # of a map
     layout = ConstrainedLayoutEngine(w_pad=0.04, h_pad=0.04)
@@ -130,12 +157,12 @@ def _batch(explanation: Explanation) -> Batch:
     return batch_from_inputs(explanation.windows, explanation.inputs)
 
 
-def _no_memory(model: LanguageModel) -> Memory:
-    return initial_memory(model.config, 1, mem_len=0)
+def _no_memory(model: LanguageModel, rows: int) -> Memory:
+    return initial_memory(model.config, rows, mem_len=0)
 
 
 def _log_probabilities(model: LanguageModel, batch: Batch) -> np.ndarray:
-    """Return the log-probability of each target, (P,) float64."""
+    """Return the log-probability of each target, (B, P) float64."""
     with without_dropout(model), torch.no_grad():
-        logits = model.logits(batch, _no_memory(model))[0]
-    return logits[0].double().log_softmax(-1).gather(1, batch.targets[0, :, None])[:, 0].numpy()
+        logits = model.logits(batch, _no_memory(model, len(batch.input_ids)))[0]
+    return logits.double().log_softmax(-1).gather(2, batch.targets[:, :, None])[:, :, 0].numpy()

@@ -12,6 +12,7 @@ from pretrain.tools.explanation import explain, to_text
 from pretrain.tools.model_explanation import draw_attention, load_model, predict_targets
 from tests.conftest import write_folder
 from tests.unit.model.conftest import make_model
+from xlpre.batch import HIDDEN_RANK
 from xlpre.common.cli_main import run_main
 from xlpre.config.loader import load_config, save_config
 from xlpre.conversion.model_folder import ModelFolder, save_folder
@@ -29,11 +30,16 @@ def folder(tokenizer, tmp_path_factory):
     return write_folder(tmp_path_factory.mktemp("explain") / "model", tokenizer)
 
 
+def with_inputs(explanation, **arrays):
+    """Return the explanation of a window with other inputs of the model."""
+    return dataclasses.replace(explanation, inputs=dataclasses.replace(explanation.inputs, **arrays))
+
+
 def with_token(explanation, position, token):
     """Return the explanation of a window with another input token."""
     input_ids = explanation.inputs.input_ids.copy()
     input_ids[0, position] = token
-    return dataclasses.replace(explanation, inputs=dataclasses.replace(explanation.inputs, input_ids=input_ids))
+    return with_inputs(explanation, input_ids=input_ids)
 
 
 def test_a_target_depends_on_earlier_targets_in_order_and_on_none_if_independent(tokenizer, text):
@@ -49,6 +55,28 @@ def test_a_target_depends_on_earlier_targets_in_order_and_on_none_if_independent
         np.testing.assert_allclose(after.independent, before.independent, atol=1e-6)
     first = int(ranks.argmin())
     assert before.in_order[first] == pytest.approx(before.independent[first], abs=1e-5)
+
+
+def test_pairs_equal_the_paper_s_comparison_in_separate_passes(tokenizer, text):
+    model = make_model(vocab_size=len(tokenizer)).eval()
+    it = explain(text, tokenizer, load_config(PretrainConfig, None, SETTINGS), step=1)
+    pairs = predict_targets(model, it).pairs
+    assert len(pairs) == int((np.diff(it.target_positions) == 1).sum()) > 2
+    ranks = it.query_rank[it.target_positions]
+    for pair in pairs:
+        first, second = sorted(pair.targets, key=lambda target: ranks[target])
+        positions = it.target_positions[[first, second]]
+        # the targets of higher rank are removed from the window; the second of the pair is moved to the rank after the first
+        hidden = {"key_rank": np.where((it.key_rank > ranks[first]), HIDDEN_RANK, it.key_rank)[None]}
+        seen = it.query_rank.copy()
+        seen[positions[1]] = ranks[first] + 1
+        joint = predict_targets(model, with_inputs(it, query_rank=seen[None], **hidden)).in_order[[first, second]].sum()
+        hidden["key_rank"][0, positions[0]] = HIDDEN_RANK
+        independent = (
+            predict_targets(model, with_inputs(it, query_rank=seen[None], **hidden)).in_order[[first, second]].sum()
+        )
+        assert (pair.joint, pair.independent) == pytest.approx((joint, independent), abs=1e-4)
+        assert abs(joint - independent) > 1e-6
 
 
 @pytest.mark.parametrize("objective", ["denoising", "causal"])
@@ -74,7 +102,7 @@ def test_the_page_lists_both_probabilities_and_their_sums(tokenizer, text, folde
     assert f"in this order: {joint:.2f} nats; if they were independent: {independent:.2f} nats" in page
     rows = re.findall(r"^ {,4}\d+  \S+ +[\d.e-]+ +[\d.e-]+  ", page, re.MULTILINE)
     assert len(rows) == len(it.target_pieces)
-    assert max(map(len, page.splitlines())) <= 100
+    assert page.count("PAIRS") == 1 and max(map(len, page.splitlines())) <= 100
 
 
 def test_windows_are_those_of_the_run_or_fit_the_objective(tokenizer, text, folder, tmp_path, capsys):
@@ -105,6 +133,16 @@ def test_attention_is_drawn_by_layer_and_head_where_targets_see(tokenizer, text,
         np.testing.assert_allclose(values.filled(0).sum(1), 1, rtol=1e-5)
     main([text, "--model", str(folder), *SETTINGS, "--picture", str(tmp_path / "it.png")])
     assert (tmp_path / "it.png").read_bytes().startswith(b"\x89PNG") and "attention written" in capsys.readouterr().out
+
+
+def test_without_a_text_the_pair_of_the_example_is_a_target(tokenizer, tmp_path, capsys, monkeypatch):
+    words = [piece[1:] for piece in tokenizer.pieces if piece[0] == "▁" and len(piece) > 3][:24]
+    monkeypatch.setattr("pretrain.tools.explanation.EXAMPLE", " ".join(words))
+    monkeypatch.setattr("pretrain.tools.explanation.EXAMPLE_PAIR", " ".join(words[:2]))
+    main(["--model", str(write_folder(tmp_path / "model", tokenizer)), "data.pairs=false"])
+    page = capsys.readouterr().out
+    assert "seed 1, step 0\n" not in page  # where other tokens are targets
+    assert re.search("\n".join(rf" +{i}  ▁{word} .*[┌│└] ▁{word} .*" for i, word in enumerate(words[:2])), page)
 
 
 @pytest.mark.parametrize(
