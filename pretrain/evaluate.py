@@ -11,9 +11,13 @@ word. The result depends neither on the batch size nor on the number of processe
 
 Windows are those of the training run, or 512 tokens if MODEL does not belong to a run.
 
+With --compare sliding, the command compares a causal model that reads with a cache with the same model that predicts each token from a
+window of its own, as a model without recurrence must do: time per token, loss and ratio of FLOPs by attention length.
+
 Examples:
   python pretrain/evaluate.py runs/mine stores/mine
   python pretrain/evaluate.py runs/mine 'books/*.txt.gz' --mem-len 0,64,128,256 --picture memory.png
+  python pretrain/evaluate.py runs/causal stores/mine --compare sliding --lengths 128,256,512 --picture sliding.png
   torchrun --nproc_per_node 8 pretrain/evaluate.py runs/mine hf:Salesforce/wikitext/wikitext-2-raw-v1:test --out wikitext.jsonl
 
 See docs/evaluation.md for the meaning of the numbers, and docs/python.md for the same from Python.
@@ -24,12 +28,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from xlpre.common.cli_main import run_main
 from xlpre.common.launcher import read_launcher
 from xlpre.config.cli import CommandParser
 
 MINIMUM = {"batch_size": 1, "processes": 1, "orders": 1, "seed": 0, "consistency": 0, "max_tokens": 1}
+
+
+LENGTHS = "128,256,400,800"
 
 
 def build_parser() -> CommandParser:
@@ -40,6 +48,10 @@ def build_parser() -> CommandParser:
     parser.add_argument("--mode", choices=("causal", "objective", "any-order", "pll"), help="see above")
     text = "tokens of memory, one evaluation for each (default: as in the run)"
     parser.add_argument("--mem-len", metavar="N,N,...", help=text)
+    text = "compare cached evaluation with a sliding window"
+    parser.add_argument("--compare", choices=("sliding",), help=text)
+    text = f"attention lengths of --compare (default: {LENGTHS})"
+    parser.add_argument("--lengths", metavar="N,N,...", help=text)
     parser.add_argument("--seq-len", metavar="N", type=int, help="tokens of a window (default: as in the run)")
     text = "longest distance between tokens, see model.clamp_len (default: that of the model)"
     parser.add_argument("--clamp-len", metavar="N", type=int, help=text)
@@ -72,14 +84,41 @@ def check_options(args: argparse.Namespace) -> list[int] | None:
     for path in (args.out, args.picture):
         if path is not None and not path.absolute().parent.is_dir():
             raise ValueError(f"{path} is invalid: the folder {path.parent} does not exist. Create it, or name another.")
-    if args.mem_len is None:
-        return None
-    lengths = args.mem_len.split(",")
+    if args.lengths and not args.compare:
+        raise ValueError(
+            f"--lengths={args.lengths} is invalid without --compare. Add --compare sliding, or set --mem-len."
+        )
+    if args.compare and args.mem_len:
+        raise ValueError(f"--mem-len={args.mem_len} is invalid with --compare. Set --lengths.")
+    return None if args.mem_len is None else parse_lengths("--mem-len", args.mem_len)
+
+
+def parse_lengths(option: str, value: str) -> list[int]:
+    """Return the numbers of an option. Raise ValueError if they are not different numbers."""
+    lengths = value.split(",")
     if not all(length.isdecimal() for length in lengths) or len({*map(int, lengths)}) < len(lengths):
         raise ValueError(
-            f"--mem-len={args.mem_len} is invalid: it must be different numbers of tokens, separated by commas, such as 0,64,128."
+            f"{option}={value} is invalid: it must be different numbers of tokens, separated by commas, such as 0,64,128."
         )
     return [int(length) for length in lengths]
+
+
+def write_results(args: argparse.Namespace, record: dict[str, Any], results: Sequence[Any], table: str) -> None:
+    """Write JSON lines to --out, and print a table, or JSON lines with --json.
+
+    Args:
+        args: options.
+        record: values of every line.
+        results: objects with `to_json`, one per line.
+        table: the table.
+    """
+    from xlpre.common.files import write_text
+    from xlpre.common.tables import to_jsonl
+
+    lines = to_jsonl({**record, **result.to_json()} for result in results)
+    if args.out:
+        write_text(args.out, lines)
+    print(lines if args.json else table, end="" if args.json else "\n")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -102,8 +141,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         to_rows,
     )
     from pretrain.tools.text_scores import ProgressBar
-    from xlpre.common.files import write_text
-    from xlpre.common.tables import to_jsonl, to_text
+    from xlpre.common.tables import to_text
     from xlpre.inference.evaluation import EvalSettings, eval_windows, resolve_mode, sample_sentences
     from xlpre.inference.scoring import order_consistency
     from xlpre.text.corpus import TextConfig
@@ -140,6 +178,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     # verbatim text has no documents to hold out, so it needs a `val_source`; only `source` is read
     source = TextConfig(column=args.column, line_type=args.line_type or config.text.line_type, val_source="")
     text = read_text(args.text, tokenizer, args.model, source, args.max_tokens)
+    record = {"model": args.model, "text": args.text, "objective": folder.objective, **overrides}
+    if args.compare:
+        if is_job or args.processes > 1:
+            raise ValueError(
+                "--compare=sliding is invalid with several processes: it measures one. Start it in one process."
+            )
+        from pretrain.tools.sliding_comparison import compare_sliding, comparison_rows, draw_comparisons
+
+        lengths = parse_lengths("--lengths", args.lengths or LENGTHS)
+        with ProgressBar(None, "turn") as progress:
+            comparisons = compare_sliding(folder, text.data.tokens, lengths, data.seq_len, device, progress.report)
+        if args.picture:
+            draw_comparisons(comparisons, args.picture, f"{args.model}, cached evaluation and sliding window")
+        heading = f"{args.model} on {' '.join(args.text)}: {comparisons[0].n_compared} tokens predicted in both ways"
+        write_results(args, record, comparisons, f"{heading}\n\n{to_text(comparison_rows(comparisons))}")
+        return
     job = Job(args.model, overrides, text, settings, str(device))
     with ProgressBar(None, "unit", is_rank_zero()) as progress:
         if is_job:
@@ -150,7 +204,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             evaluations = run_evaluations(job, args.processes, progress.report)
     if not is_rank_zero():
         return
-    record = {"model": args.model, "text": args.text, "objective": folder.objective, **overrides}
     spread = ""
     if folder.objective == "permutation" and args.consistency:
         sentences = sample_sentences(text.data, args.consistency, data.seq_len - 2)
@@ -160,17 +213,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"\norder consistency: the log-likelihood of {len(sentences)} sentences differs by {consistency.std_per_token:.4f} nats per "
             f"token between {consistency.n_orders} orders (mean {consistency.log_likelihood_per_token:.4f})"
         )
-    lines = to_jsonl({**record, **evaluation.to_json()} for evaluation in evaluations)
-    if args.out:
-        write_text(args.out, lines)
     if args.picture:
         draw_memory_curve(evaluations, args.picture, f"{args.model}, {mode}")
-    if args.json:
-        print(lines, end="")
-        return
-    print(f"{args.model} on {' '.join(args.text)}: {describe_text(text)}")
-    print(f"mode {mode}, windows of {data.seq_len} tokens\n")
-    print(to_text(to_rows(evaluations)) + spread)
+    heading = (
+        f"{args.model} on {' '.join(args.text)}: {describe_text(text)}\nmode {mode}, windows of {data.seq_len} tokens"
+    )
+    write_results(args, record, evaluations, f"{heading}\n\n{to_text(to_rows(evaluations))}{spread}")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,6 @@ COMMON = (
     "tokenizer.path",
     "data.seq_len",
     "data.reuse_len",
-    "data.pairs",
     "objective.name",
     "objective.partial_k",
     "objective.perm_size",

@@ -79,25 +79,6 @@ def random_batch(c: dict[str, Any]) -> Batch:
     return batch_from_inputs(windows, objective.build_inputs(windows, RowRng(c["seed"], range(B), 0)))
 
 
-def causal_batch(tokens: Tensor, n_targets: int) -> Batch:
-    """Return a causal batch in which the last `n_targets` of the `tokens` (B, T + 1) are predicted, each from the tokens before it."""
-    B, T = tokens.size(0), tokens.size(1) - 1
-    position, zeros = torch.arange(T).expand(B, -1), torch.zeros(B, dtype=torch.long)
-    return Batch(
-        input_ids=tokens[:, :-1],
-        segment_ids=torch.zeros_like(position),
-        query_rank=position.int() + 1,
-        key_rank=position.int(),
-        target_positions=position[:, T - n_targets :],
-        targets=tokens[:, T + 1 - n_targets :],
-        target_weights=torch.ones(B, n_targets),
-        backward=zeros.bool(),
-        visible_mem_len=zeros + 10**9,
-        pair_label=zeros,
-        reuse_len=T,
-    )
-
-
 def shape_of(c: dict[str, Any]) -> ModelConfig:
     """Return the configuration of xlpre's model with the sizes of a benchmark configuration."""
     sizes = {name: c[name] for name in SIZES}

@@ -32,63 +32,17 @@ import sys
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository
 
-from benchmarks.common.contenders import causal_batch
-from pretrain.planning.flops import BatchShape, inference_flops
+from pretrain.tools.sliding_comparison import flops_per_token
+from xlpre.inference.context_losses import SlidingReader, WindowReader
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
-from xlpre.model.memory import BaseMemory, initial_memory
 
 TOLERANCE = 1e-4  # largest difference between two losses, in nats
 N_CHECKED_TOKENS = 8
 READS_PER_TURN = 4  # windows that `cached` and `hidden` read in a turn, and tokens that `sliding` reads
-
-
-class WindowReader:
-    """Reads rows of text window by window, and keeps a cache between windows.
-
-    Args:
-        model: the model.
-        text: (B, T) tokens.
-        window: tokens per window.
-        use_cache: True to cache keys and values, False to cache hidden states.
-    """
-
-    def __init__(self, model: LanguageModel, text: Tensor, window: int, use_cache: bool) -> None:
-        self._model, self._text, self._window, self._position = model, text, window, 0
-        memory = initial_memory(model.config, len(text))
-        self._memory: BaseMemory = model.backbone.to_kv_cache(memory) if use_cache else memory
-
-    def read(self) -> Tensor:
-        """Read the next window. Returns losses (B, window): for each token of the window, the loss of predicting the next token."""
-        tokens = self._text[:, self._position : self._position + self._window + 1]
-        batch = causal_batch(tokens, tokens.size(1) - 1)
-        hidden, self._memory = self._model.backbone(batch, self._memory)
-        self._position += self._window
-        return self._model.lm_head(hidden, batch.targets)
-
-
-class SlidingReader:
-    """Predicts single tokens, each from a window of its own that is computed without a cache.
-
-    Args:
-        model: the model.
-        text: (B, T) tokens.
-        span: tokens per window.
-    """
-
-    def __init__(self, model: LanguageModel, text: Tensor, span: int) -> None:
-        self._model, self._text, self._span = model, text, span
-        self._no_memory = model.backbone.to_kv_cache(initial_memory(model.config, len(text), mem_len=0))
-
-    def read(self, position: int) -> Tensor:
-        """Return the losses (B,) of predicting the token after `position` from the `span` tokens that end at `position`."""
-        batch = causal_batch(self._text[:, max(0, position + 1 - self._span) : position + 2], 1)
-        hidden, _ = self._model.backbone(batch, self._no_memory)
-        return self._model.lm_head(hidden, batch.targets)[:, 0]
 
 
 def make_model(args: argparse.Namespace, span: int, n_layer: int) -> LanguageModel:
@@ -118,19 +72,6 @@ def largest_difference(args: argparse.Namespace, span: int, n_layer: int, start:
     sliding = SlidingReader(model, text, span)
     positions = torch.linspace(start, end - 1, N_CHECKED_TOKENS).long().tolist()
     return max((losses[:, position] - sliding.read(position)).abs().max().item() for position in positions)
-
-
-def flops_per_token(model: ModelConfig, rows: int, span: int, window: int, counting: str) -> tuple[float, float]:
-    """Return the FLOPs per token of `cached` and of `sliding`."""
-    mem_len, n_layer = span - 1, model.n_layer
-    cached = BatchShape(rows, window, mem_len, window, window, False, visible_fraction=span / (mem_len + window))
-    n_content_rows = (n_layer - 1) * span  # the last layer computes the query of one token only
-    n_visible = (n_layer - 1) * span * (span + 1) / 2 + span
-    sliding = BatchShape(rows, span, 0, 1, span, False, visible_fraction=n_visible / (span * (n_content_rows + 1)))
-    return (
-        inference_flops(model, cached, counting) / (rows * window),
-        inference_flops(model, sliding, counting) / rows,
-    )
 
 
 def measure(args: argparse.Namespace, span: int) -> dict[str, object]:

@@ -34,12 +34,13 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the repository
 
-from benchmarks.common.contenders import causal_batch, random_batch
+from benchmarks.common.contenders import random_batch
 from pretrain.config import PretrainConfig
 from pretrain.planning.activation_memory import activation_memory
 from pretrain.planning.flops import batch_shape, flops_by_part, flops_per_step
 from xlpre.common.plots import new_figure, save_figure
 from xlpre.data.window_layout import DataConfig
+from xlpre.inference.context_losses import causal_batch
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import Memory

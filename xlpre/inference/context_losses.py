@@ -1,0 +1,132 @@
+"""Losses of a causal model where each token has a given number of tokens as its context.
+
+cached    The text is read window by window, with cached keys and values. With `attention_span=same_length`, every token attends to
+          the same number of keys. Through the layers, it depends on earlier tokens, too.
+sliding   Each token is predicted from a window of its own, without a cache, as a model without recurrence must do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from xlpre.batch import Batch
+from xlpre.inference.scoring import BATCH_TOKENS
+from xlpre.model.dropout import without_dropout
+from xlpre.model.language_model import LanguageModel
+from xlpre.model.memory import BaseMemory, Memory, initial_memory
+
+
+class WindowReader:
+    """Reads rows of text window by window, and keeps a cache between windows.
+
+    Args:
+        model: causal model.
+        text: (B, N) tokens on the device of the model.
+        window: tokens per window.
+        use_cache: True to cache keys and values, False to cache hidden states.
+    """
+
+    def __init__(self, model: LanguageModel, text: Tensor, window: int, use_cache: bool = True) -> None:
+        self._model, self._text, self._window, self._position = model, text, window, 0
+        memory = _empty_memory(model, len(text), model.config.mem_len)
+        self._memory: BaseMemory = model.backbone.to_kv_cache(memory) if use_cache else memory
+
+    def read(self) -> Tensor:
+        """Read the next window. Returns losses (B, window): for each token of the window, the loss of predicting the next token."""
+        tokens = self._text[:, self._position : self._position + self._window + 1]
+        batch = causal_batch(tokens, tokens.size(1) - 1)
+        hidden, self._memory = self._model.backbone(batch, self._memory)
+        self._position += self._window
+        return self._model.lm_head(hidden, batch.targets)
+
+
+class SlidingReader:
+    """Predicts single tokens, each from a window of its own that is computed without a cache.
+
+    Args:
+        model: causal model.
+        text: (B, N) tokens on the device of the model.
+        span: tokens per window.
+    """
+
+    def __init__(self, model: LanguageModel, text: Tensor, span: int) -> None:
+        self._model, self._text, self._span = model, text, span
+        self._no_memory = model.backbone.to_kv_cache(_empty_memory(model, len(text), 0))
+
+    def read(self, position: int) -> Tensor:
+        """Return the losses (B,) of predicting the token after `position` from the `span` tokens that end at `position`."""
+        batch = causal_batch(self._text[:, max(0, position + 1 - self._span) : position + 2], 1)
+        hidden, _ = self._model.backbone(batch, self._no_memory)
+        return self._model.lm_head(hidden, batch.targets)[:, 0]
+
+
+def context_losses(
+    model: LanguageModel,
+    tokens: np.ndarray,
+    positions: Sequence[int] | np.ndarray,
+    context_len: int,
+    batch_tokens: int = 8 * BATCH_TOKENS,
+) -> np.ndarray:
+    """Compute the losses of single tokens, each given the `context_len` tokens before it and nothing else.
+
+    Args:
+        model: causal model, on any device.
+        tokens: (N,) token ids of a text.
+        positions: positions of S tokens. Each must have `context_len` tokens before it.
+        context_len: number of tokens of the context, at least 1.
+        batch_tokens: largest number of tokens of a forward pass.
+
+    Returns:
+        (S,) float64 losses in nats.
+
+    Raises:
+        ValueError: a position has too few tokens before it, or the context is empty.
+    """
+    positions = np.asarray(positions, np.int64)
+    if context_len < 1 or (len(positions) and not context_len <= positions.min() <= positions.max() < len(tokens)):
+        raise ValueError(
+            f"context_len={context_len} is invalid: it must be at least 1, and each position must have as many tokens before it."
+        )
+    device = model.backbone.mask_embedding.device
+    losses = np.zeros(len(positions))
+    rows = max(1, batch_tokens // context_len)
+    with without_dropout(model), torch.no_grad():
+        for start in range(0, len(positions), rows):
+            part = positions[start : start + rows]
+            windows = np.asarray(tokens, np.int64)[part[:, None] + np.arange(-context_len, 1)]
+            reader = SlidingReader(model, torch.from_numpy(windows).to(device), context_len)
+            losses[start : start + rows] = reader.read(context_len - 1).double().cpu().numpy()
+    return losses
+
+
+def causal_batch(tokens: Tensor, n_targets: int) -> Batch:
+    """Build a causal batch.
+
+    Args:
+        tokens: (B, T + 1) token ids.
+        n_targets: the last `n_targets` tokens are predicted, each from the tokens before it.
+    """
+    B, T, device = tokens.size(0), tokens.size(1) - 1, tokens.device
+    position, zeros = torch.arange(T, device=device).expand(B, -1), torch.zeros(B, dtype=torch.long, device=device)
+    return Batch(
+        input_ids=tokens[:, :-1],
+        segment_ids=torch.zeros_like(position),
+        query_rank=position.int() + 1,
+        key_rank=position.int(),
+        target_positions=position[:, T - n_targets :],
+        targets=tokens[:, T + 1 - n_targets :],
+        target_weights=torch.ones(B, n_targets, device=device),
+        backward=zeros.bool(),
+        visible_mem_len=zeros + 10**9,
+        pair_label=zeros,
+        reuse_len=T,
+    )
+
+
+def _empty_memory(model: LanguageModel, rows: int, mem_len: int) -> Memory:
+    weight = model.backbone.mask_embedding
+    return initial_memory(model.config, rows, mem_len=mem_len, device=weight.device, dtype=weight.dtype)
