@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from xlpre.model.config import ModelConfig
 from xlpre.model.embedding import AdaptiveEmbedding, TokenEmbedding
@@ -167,7 +168,9 @@ class ClusterScores(nn.Module):
 class AdaptiveSoftmax(nn.Module):
     """Softmax over frequent tokens and one entry per cluster of rare tokens.
 
-    To compute losses, the softmax over the tokens of a cluster is evaluated only for the targets in this cluster.
+    To compute losses, the softmax over the tokens of a cluster is evaluated only for the targets in this cluster. Many targets are
+    computed in chunks, and again in the backward pass, so memory does not grow with their number. All processes of ZeRO-3 must make the
+    same calls of each module, so a chunk calls every cluster once, even if none of its targets belongs to it.
 
     The order of clusters is that of Transformer-XL's TensorFlow code. Without cutoffs, this class is a plain softmax, used for a table that
     is not tied to the embedding or that has another width than the model.
@@ -199,7 +202,17 @@ class AdaptiveSoftmax(nn.Module):
         flat = hidden.flatten(0, -2)
         if targets is None:
             return self._log_probabilities(flat).view(*hidden.shape[:-1], self.bounds[-1][1])
-        return self._losses(flat, targets.flatten()).view(targets.shape)
+        n_rows = max(
+            MAX_LOGITS // (2 * self.bounds[0][1]), 1
+        )  # the rare tokens take about as many logits as the frequent ones
+        chunks = zip(flat.split(n_rows), targets.flatten().split(n_rows), strict=True)
+        if len(flat) <= n_rows:
+            losses = [self._losses(flat, targets.flatten())]
+        elif torch.is_grad_enabled():
+            losses = [checkpoint(self._losses, *chunk, use_reentrant=False) for chunk in chunks]
+        else:
+            losses = [self._losses(*chunk) for chunk in chunks]
+        return torch.cat(losses).view(targets.shape)
 
     def _losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
         n_head_tokens = self.bounds[0][1]
