@@ -20,6 +20,7 @@ import torch
 from pretrain.config import PretrainConfig, load_run_config
 from xlpre.common.job_pool import stop_with_parent
 from xlpre.common.plots import new_axes, save_figure
+from xlpre.common.plural import counted
 from xlpre.conversion.model_folder import ModelFolder, load_folder
 from xlpre.data.store import TokenStore, is_store
 from xlpre.inference.evaluation import (
@@ -188,7 +189,7 @@ def describe_text(text: HeldOutText) -> str:
     unknown = f"; {text.unknown_fraction:.2%} of the characters are <unk>" if text.unknown_fraction else ""
     return (
         f"{len(text.data):,} tokens, {text.n_bytes:,} bytes, {text.n_characters:,} characters, {text.n_words:,} words in "
-        f"{len(text.data.document_ends):,} documents{unknown}"
+        f"{counted(len(text.data.document_ends), 'document')}{unknown}"
     )
 
 

@@ -168,9 +168,12 @@ def test_invalid_settings_in_a_mapping_are_refused_with_their_origin():
         ("enwik8", 265, 41),
         ("enwik8_large", 265, 277),
         ("text8", 37, 277),
+        ("text8_base", 37, 41),
         ("wt103", 267_742, 151),
         ("wt103_large", 267_742, 285),
         ("lm1b", 800_000, 358),
+        ("lm1b_large", 800_000, 841),
+        ("ptb", 10_009, 24),
     ],
 )
 def test_a_preset_of_transformer_xl_has_the_published_number_of_parameters(name, n_pieces, millions):
