@@ -54,8 +54,8 @@ class EvalConfig:
         num_windows: windows that each row reads, one after another; fewer if the validation text is short.
         mem_len: number of memory columns in evaluation; null: as in training.
         partial_k: 1/K of the tokens are targets in evaluation; null: as in training.
-        sentences: sentences with ____, which the model fills in at each evaluation; empty: sentences of the validation text with one word
-            hidden.
+        sentences: sentences with ____, which the model fills in at each evaluation; empty: sentences of the validation text with one
+            frequent word hidden.
         order_consistency: number of validation sentences whose log-likelihood is computed in four factorization orders at each evaluation
             of a permutation model. Its standard deviation over the orders is `val_order_std` in the metrics, in nats per token. 0: none.
         minimal_pairs: files of minimal pairs, as for `pretrain/score.py --pairs`, which the model judges at each evaluation. The accuracy

@@ -7,6 +7,8 @@ import json
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from pretrain.config import PretrainConfig
 from xlpre.data.store import TokenStore
 from xlpre.inference.cloze import ClozeResult, cloze_batch, predict_blanks, predict_example, sample_cloze_examples
@@ -19,7 +21,7 @@ N_EXAMPLES = 6  # number of sentences from the validation text, if the user sets
 
 
 class Samples:
-    """Sentences with blanks: `eval.sentences`, or sentences of the validation text with one word hidden.
+    """Sentences with blanks: `eval.sentences`, or sentences of the validation text with one frequent word hidden.
 
     A causal model gets no sentences, because it does not see the text after a blank.
 
@@ -34,7 +36,9 @@ class Samples:
         if not OBJECTIVES[config.objective.name].sees_ahead:
             self._sentences = []
         elif not self._sentences:
-            self._examples = sample_cloze_examples(store.validation, tokenizer, N_EXAMPLES, seed=0)
+            self._examples = sample_cloze_examples(
+                store.validation, tokenizer, np.asarray(store.unigram), N_EXAMPLES, seed=0
+            )
         for text in self._sentences:
             try:
                 cloze_batch(text, tokenizer)

@@ -24,6 +24,7 @@ MAX_TOKENS = 2048  # attention memory grows with its square
 TOP_K = 5  # predictions per blank
 EXAMPLE_LEN = (10, 40)  # shortest and longest sentence of a ClozeExample, in tokens
 MAX_SENTENCES_TRIED = 5000
+N_FREQUENT = 200  # words of a ClozeExample; a small model has learned little about others
 
 
 @dataclass(frozen=True)
@@ -241,18 +242,23 @@ def predict_example(model: LanguageModel, tokenizer: Tokenizer, example: ClozeEx
     return ClozeResult(f"{before} {BLANK}{after}", predictions, [readable_piece(tokenizer.pieces[tokens[position]])])
 
 
-def sample_cloze_examples(split: SplitData, tokenizer: Tokenizer, count: int, seed: int) -> list[ClozeExample]:
-    """Sample up to `count` sentences of a split, each with a word to mask that is a single token.
+def sample_cloze_examples(
+    split: SplitData, tokenizer: Tokenizer, counts: np.ndarray, count: int, seed: int
+) -> list[ClozeExample]:
+    """Sample up to `count` sentences of a split, each with a word to mask that is a single token and one of the N_FREQUENT most frequent.
 
     Args:
         split: text.
         tokenizer: tokenizer of the text.
+        counts: (V,) number of occurrences of each token.
         count: number of examples.
         seed: random seed.
     """
     rng = np.random.default_rng(seed)
     ends = split.sentence_ends
     is_word = np.array([_is_word(piece) for piece in tokenizer.pieces]) & tokenizer.starts_word
+    frequent = np.argsort(-np.where(is_word, counts, -1), kind="stable")[:N_FREQUENT]
+    is_word[np.setdiff1d(np.arange(len(is_word)), frequent)] = False
     examples: list[ClozeExample] = []
     for index in rng.permutation(len(ends))[:MAX_SENTENCES_TRIED]:
         tokens = np.asarray(split.tokens[ends[index - 1] if index else 0 : ends[index]])

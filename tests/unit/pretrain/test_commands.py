@@ -12,6 +12,7 @@ from pretrain.trainer.samples import Samples
 from tests.conftest import REPOSITORY
 from xlpre.config.cli import SettingsParser
 from xlpre.data.window_layout import DataConfig
+from xlpre.inference import cloze
 from xlpre.inference.cloze import sample_cloze_examples
 from xlpre.model.config import ModelConfig
 from xlpre.training.config import TrainConfig
@@ -52,12 +53,27 @@ def test_the_process_group_is_destroyed_after_training(monkeypatch, tmp_path):
 
 
 def test_cloze_examples_mask_a_whole_word_of_validation_text(store, tokenizer):
-    cloze_examples = sample_cloze_examples(store.validation, tokenizer, 6, seed=0)
+    cloze_examples = sample_cloze_examples(store.validation, tokenizer, np.asarray(store.unigram), 6, seed=0)
     assert len(cloze_examples) == 6
     for tokens, position in ((example.tokens, example.position) for example in cloze_examples):
         assert tokenizer.pieces[tokens[position]].startswith("▁")
         assert position + 1 == len(tokens) or tokenizer.starts_word[tokens[position + 1]]
         assert tokens.min() > 8 and isinstance(tokens, np.ndarray)
+
+
+def test_cloze_examples_mask_frequent_words_only(store, tokenizer, monkeypatch):
+    monkeypatch.setattr(cloze, "N_FREQUENT", 3)
+    counts = np.asarray(store.unigram)
+    masked = {
+        int(example.tokens[example.position])
+        for example in sample_cloze_examples(store.validation, tokenizer, counts, 30, seed=0)
+    }
+    words = [
+        token
+        for token in np.argsort(-counts)
+        if cloze._is_word(tokenizer.pieces[token]) and tokenizer.starts_word[token]
+    ]
+    assert masked and masked <= {*words[:3]}
 
 
 def test_validation_text_is_evaluated_once(store, tokenizer):
