@@ -61,9 +61,11 @@ def check_options(args: argparse.Namespace) -> None:
     """Raise ValueError if options contradict each other or are out of range."""
     for name in ("top", "beam", "num_samples"):
         if (value := getattr(args, name)) is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')}={value} is invalid: it must be at least 1.")
+            raise ValueError(
+                f"--{name.replace('_', '-')}={value} is invalid: it must be at least 1. Correct it or leave it out."
+            )
     if args.seed < 0:
-        raise ValueError(f"--seed={args.seed} is invalid: it must be at least 0.")
+        raise ValueError(f"--seed={args.seed} is invalid: it must be at least 0. Correct it or leave it out.")
     modes = {"--independent": args.independent, "--options": args.options, "--num-samples": args.num_samples}
     if len(given := [name for name, value in modes.items() if value]) > 1:
         raise ValueError(f"{given[1]} is invalid with {given[0]}. Leave one of them out.")

@@ -9,49 +9,62 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from xlpre.batch import Batch, make_batch
 from xlpre.inference.cloze import check_length, unmasked_batch
 from xlpre.inference.collate import collate
-from xlpre.inference.scoring import BATCH_TOKENS, encode_texts
+from xlpre.inference.scoring import BATCH_TOKENS, check_vocabulary, encode_texts, resolve_objective
 from xlpre.model.backbone import Backbone
 from xlpre.model.dropout import without_dropout
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import initial_memory
+from xlpre.objectives.registry import OBJECTIVES
+from xlpre.text import special_tokens
 from xlpre.text.tokenizer import Tokenizer
 
 POOLING = ("mean", "cls")
 
 
 def embed(
-    model: LanguageModel | Backbone,
+    model: LanguageModel,
     tokenizer: Tokenizer,
     texts: Sequence[str] | Sequence[np.ndarray],
     pooling: str = "mean",
     *,
+    objective: str | None = None,
     batch_tokens: int = BATCH_TOKENS,
 ) -> Tensor:
-    """Compute a vector for each text. Texts of similar length share a forward pass.
+    """Compute a vector for each text from the last hidden states. Texts of similar length share a forward pass.
 
-    Each token sees the whole text, so use a permutation or denoising model. A causal model was not trained this way.
+    Permutation and denoising models read `[text <sep> <cls>]`, and each token sees the whole text. Causal models read `[<eod> text]`, and
+    each token sees the tokens before it.
 
     Args:
-        model: language model or encoder (`ModelFolder.encoder()`), on any device.
+        model: language model, on any device.
         tokenizer: its vocabulary.
         texts: texts, or (T,) token ids of each text.
-        pooling: `mean`, the mean of the hidden states of all tokens, including <sep> and <cls>; or `cls`, the hidden state of <cls>.
+        pooling: `mean`, the mean of the hidden states of all tokens but <eod>; or `cls`, the hidden state of <cls>.
+        objective: objective of the model, `ModelFolder.objective`. None: `permutation` if the model has two streams; other models need it.
         batch_tokens: largest number of tokens of a forward pass. A single text may have more.
 
     Returns:
         (N, D) on the CPU, in the dtype of the model.
 
     Raises:
-        ValueError: a text has no tokens or is longer than MAX_TOKENS, or `pooling` or `batch_tokens` is invalid.
+        ValueError: a text has no tokens or is longer than MAX_TOKENS; `pooling` does not fit the objective; or another argument is invalid.
     """
+    is_causal = not OBJECTIVES[resolve_objective(model, objective)].sees_ahead
     if pooling not in POOLING:
         raise ValueError(f"pooling={pooling!r} is invalid: it must be one of {', '.join(POOLING)}.")
+    if is_causal and pooling == "cls":
+        raise ValueError("pooling='cls' is invalid: a causal model was not trained with <cls>. Set pooling='mean'.")
     if batch_tokens < 1:
-        raise ValueError(f"batch_tokens={batch_tokens} is invalid: it must be at least 1.")
-    encoder = _content_encoder(model)
+        raise ValueError(
+            f"batch_tokens={batch_tokens} is invalid: it must be at least 1. Leave it out for {BATCH_TOKENS}."
+        )
     ids = encode_texts(tokenizer, texts)
+    check_vocabulary(model, tokenizer)
+    encoder = _content_encoder(model.backbone)
+    build = _causal_batch if is_causal else unmasked_batch
     weight = encoder.mask_embedding
     vectors = torch.empty(len(ids), encoder.config.d_model, dtype=weight.dtype)
     rows = sorted(range(len(ids)), key=lambda row: -len(ids[row]))
@@ -62,7 +75,7 @@ def embed(
             check_length(length)
             part = rows[start : start + max(1, batch_tokens // length)]
             start += len(part)
-            batch = collate([unmasked_batch(ids[row]) for row in part]).to(weight.device)
+            batch = collate([build(ids[row]) for row in part]).to(weight.device)
             memory = initial_memory(encoder.config, len(part), mem_len=0, device=weight.device, dtype=weight.dtype)
             hidden, _ = encoder(batch, memory)
             mean_weights = batch.target_weights / batch.target_weights.sum(1, keepdim=True)
@@ -71,8 +84,16 @@ def embed(
     return vectors
 
 
-def _content_encoder(model: LanguageModel | Backbone) -> Backbone:
-    """Return a backbone with the weights of `model` that reads from the content stream."""
-    encoder = copy.copy(model.backbone if isinstance(model, LanguageModel) else model)
+def _content_encoder(backbone: Backbone) -> Backbone:
+    """Return a backbone with the same weights that reads from the content stream."""
+    encoder = copy.copy(backbone)
     encoder.two_streams, encoder.n_cls = False, 0
     return encoder
+
+
+def _causal_batch(tokens: np.ndarray) -> Batch:
+    """Build a batch of one row, `[<eod> tokens]`, to compute the hidden states of the T tokens, each from the tokens before it."""
+    input_ids = torch.from_numpy(np.append(special_tokens.EOD, tokens))[None]
+    position = torch.arange(input_ids.size(1))[None]
+    rank = position.to(torch.int32)
+    return make_batch(input_ids, rank + 1, rank, position[:, 1:])

@@ -43,7 +43,7 @@ from xlpre.inference.cloze import (
     text_batch,
 )
 from xlpre.inference.collate import collate
-from xlpre.inference.scoring import BATCH_TOKENS, resolve_objective
+from xlpre.inference.scoring import BATCH_TOKENS, check_vocabulary, resolve_objective
 from xlpre.model.dropout import without_dropout
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import initial_memory
@@ -141,7 +141,7 @@ def fill(
         raise ValueError(f"order={order!r} is invalid: it must be one of {', '.join(ORDERS)}.")
     for name, value in (("beam", beam), ("num_samples", num_samples), ("batch_tokens", batch_tokens)):
         if value is not None and value < 1:
-            raise ValueError(f"{name}={value} is invalid: it must be at least 1.")
+            raise ValueError(f"{name}={value} is invalid: it must be at least 1. Correct it or leave it out.")
     if not 0 < temperature < math.inf:
         raise ValueError(
             f"temperature={temperature} is invalid: it must be above 0. Set 1 for the probabilities of the model."
@@ -152,11 +152,7 @@ def fill(
         )
     if options is not None and num_samples is not None:
         raise ValueError(f"num_samples={num_samples} is invalid with options: these are ranked. Leave one of them out.")
-    if len(tokenizer) != model.config.vocab_size:
-        raise ValueError(
-            f"tokenizer is invalid: it has {len(tokenizer)} pieces, but the model has vocab_size {model.config.vocab_size}. "
-            "Give the vocabulary that the model was trained with."
-        )
+    check_vocabulary(model, tokenizer)
     filler = _Filler(model, order, seed, batch_tokens)
     results = []
     with without_dropout(model), torch.no_grad():

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 BLANK = "____"
 # two underscores are part of many names in code, such as __init__
-_PATTERN = re.compile(r"_{3,}(?P<length>\{(?P<shortest>\d+)(?:,(?P<longest>\d+))?\}|\{[^}\s]*\}?)?")
+_PATTERN = re.compile(r"_{3,}(?P<length>\{ *(?P<shortest>\d+) *(?:, *(?P<longest>\d+) *)?\}|\{[^}\s]*\}?)?")
 
 
 @dataclass(frozen=True)

@@ -244,6 +244,7 @@ def test_missing_characters_have_a_given_number_of_pieces():
         ({"texts": ["a b"]}, "it has no blank. Mark a missing word with ____"),
         ({"texts": ["a ____{0} b"]}, r"____\{0\} is invalid: the number of pieces .* Write ____\{3\} or ____\{1,4\}"),
         ({"texts": ["a ____{4,2} b"]}, r"____\{4,2\} is invalid"),
+        ({"texts": ["a ____{1, } b"]}, r"____\{1, is invalid"),
         ({"texts": ["a ____{1-2} b"]}, r"____\{1-2\} is invalid"),
         ({"texts": ["a ____{3000} b"]}, "tokens is invalid: the limit is 2,048. Shorten it"),
         ({"texts": ["a ____{1,99} b ____{1,99}"]}, "9,801 combinations of lengths.* Write shorter ranges"),
