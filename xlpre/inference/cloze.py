@@ -110,7 +110,7 @@ def encode_cloze(text: str, tokenizer: Tokenizer) -> ClozeText:
 
     Raises:
         ValueError: `text` is not a string, has no blank, or has a blank of malformed length; it contains <eop>, which marks a blank
-            internally; or a blank has no length and the vocabulary has no words.
+            internally.
     """
     if not isinstance(text, str):
         raise ValueError(
@@ -120,15 +120,19 @@ def encode_cloze(text: str, tokenizer: Tokenizer) -> ClozeText:
     blanks = list(find_blanks(text))
     if not blanks:
         raise ValueError(f"text={text!r} is invalid: it has no blank. Mark a missing word with {BLANK}.")
-    if tokenizer.kind in ("bytes", "characters") and not all(blank.has_length for blank in blanks):
-        raise ValueError(
-            f"text={text!r} is invalid for a vocabulary of {tokenizer.kind}: a blank is one token, not a word. Write the number of "
-            f"{tokenizer.kind}, such as {BLANK}{{5}}, or use a model with a vocabulary of words or word pieces."
-        )
     bounds = [0, *(bound for blank in blanks for bound in (blank.start, blank.end)), len(text)]
     parts = [text[start:end] for start, end in zip(bounds[::2], bounds[1::2], strict=True)]
     encode = _encode_around_blanks if tokenizer.kind == "sentencepiece" else _encode_parts
     return ClozeText(text, blanks, encode(parts, tokenizer))
+
+
+def check_lengths(cloze: ClozeText, tokenizer: Tokenizer) -> None:
+    """Raise ValueError if a blank has no length, and a token of the vocabulary is less than a word."""
+    if tokenizer.kind in ("bytes", "characters") and not all(blank.has_length for blank in cloze.blanks):
+        raise ValueError(
+            f"text={cloze.text!r} is invalid for a vocabulary of {tokenizer.kind}: a blank is one token, not a word. Write the number of "
+            f"{tokenizer.kind}, such as {BLANK}{{5}}, or use a model with a vocabulary of words or word pieces."
+        )
 
 
 def cloze_batch(text: str, tokenizer: Tokenizer, two_streams: bool = True) -> Batch:
@@ -143,9 +147,10 @@ def cloze_batch(text: str, tokenizer: Tokenizer, two_streams: bool = True) -> Ba
         Batch with B = 1. `targets` are <mask>, because the missing pieces are unknown.
 
     Raises:
-        ValueError: see `encode_cloze`; the number of pieces of a blank is a range; or the text is longer than MAX_TOKENS.
+        ValueError: see `encode_cloze` and `check_lengths`; the length of a blank is a range; or the text is longer than MAX_TOKENS.
     """
     cloze = encode_cloze(text, tokenizer)
+    check_lengths(cloze, tokenizer)
     if any(blank.shortest < blank.longest for blank in cloze.blanks):
         raise ValueError(
             f"text={text!r} is invalid for independent predictions: each blank needs one length. Write {BLANK}{{3}}, for example, or "

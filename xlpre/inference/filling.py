@@ -36,6 +36,7 @@ from xlpre.common.tables import to_text
 from xlpre.inference.cloze import (
     ClozeResult,
     ClozeText,
+    check_lengths,
     continues_word,
     encode_cloze,
     format_result,
@@ -162,9 +163,9 @@ def fill(
                 states = filler.score(_fill_in_options(cloze, options, tokenizer))
                 states.sort(key=lambda state: -state.log_probability)
             elif num_samples is not None:
-                states = filler.sample(_lengths(cloze), cloze, num_samples, temperature)
+                states = filler.sample(_lengths(cloze, tokenizer), cloze, num_samples, temperature)
             else:
-                found = [filler.search(_State.empty(cloze, lengths), beam) for lengths in _lengths(cloze)]
+                found = [filler.search(_State.empty(cloze, lengths), beam) for lengths in _lengths(cloze, tokenizer)]
                 states = heapq.nsmallest(
                     beam,
                     itertools.chain.from_iterable(found),
@@ -399,8 +400,9 @@ def _batch(state: _State, positions: np.ndarray, two_streams: bool) -> Batch:
     return text_batch(state.tokens, query_rank, key_rank, positions)
 
 
-def _lengths(cloze: ClozeText) -> list[tuple[int, ...]]:
+def _lengths(cloze: ClozeText, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
     """Return all combinations of the lengths of the blanks."""
+    check_lengths(cloze, tokenizer)
     ranges = [range(blank.shortest, blank.longest + 1) for blank in cloze.blanks]
     if (n_combinations := math.prod(map(len, ranges))) > MAX_LENGTHS:
         raise ValueError(
@@ -419,7 +421,7 @@ def _fill_in_options(cloze: ClozeText, options: Options, tokenizer: Tokenizer) -
         )
     if any(blank.has_length for blank in cloze.blanks):
         raise ValueError(
-            f"text={cloze.text!r} is invalid with options: they have their own lengths. Write {BLANK} for each blank."
+            f"text={cloze.text!r} is invalid with options, which have their own lengths. Write {BLANK} for each blank."
         )
     if (n_combinations := math.prod(map(len, options))) > MAX_FILLINGS:
         raise ValueError(

@@ -234,6 +234,12 @@ def test_missing_characters_have_a_given_number_of_pieces():
     assert len(fillings) == 4
     for filling in fillings:
         assert filling.n_pieces == 2 and filling.text.startswith("a ") and filling.text.endswith(" b")
+    (ranked,) = fill(model, ByteTokenizer(), ["a ____ b"], options=[["é", "abc"]])
+    assert {filling.text: filling.n_pieces for filling in ranked} == {"a é b": 2, "a abc b": 3}
+    with pytest.raises(
+        ValueError, match=r"a blank is one token, not a word. Write the number of bytes, such as ____\{5\}"
+    ):
+        fill(model, ByteTokenizer(), ["a ____ b"])
 
 
 @pytest.mark.parametrize(
@@ -261,7 +267,7 @@ def test_missing_characters_have_a_given_number_of_pieces():
         ({"options": [[np.array([99])]] * 3}, "token ids must be between 0 and 11"),
         ({"options": [[np.array([1.5])]] * 3}, "an answer must be a text or its token ids"),
         ({"options": [["a"] * 30] * 3}, "27,000 combinations, and the limit is 10,000"),
-        ({"texts": ["a ____{2}"], "options": [["a"]]}, "invalid with options: they have their own lengths"),
+        ({"texts": ["a ____{2}"], "options": [["a"]]}, "invalid with options, which have their own lengths"),
         ({"tokenizer": WordTokenizer(["a"])}, "tokenizer is invalid: it has 10 pieces"),
     ],
 )  # fmt: skip
