@@ -205,8 +205,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not is_rank_zero():
         return
     spread = ""
-    if folder.objective == "permutation" and args.consistency:
-        sentences = sample_sentences(text.data, args.consistency, data.seq_len - 2)
+    sentences = sample_sentences(text.data, args.consistency, data.seq_len - 2)
+    if folder.objective == "permutation" and sentences:
         consistency = order_consistency(folder.model().to(device), tokenizer, sentences)
         record |= {"order_std": consistency.std_per_token, "order_n_sentences": len(sentences)}
         spread = (

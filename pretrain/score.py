@@ -13,7 +13,7 @@ With --pairs, the files hold minimal pairs in the form of BLiMP: JSON lines with
 `linguistics_term` (the phenomenon). A pair is right if the good sentence has the higher log-likelihood.
 
 Examples:
-  python pretrain/score.py runs/mine sentences.txt > scores.jsonl
+  python pretrain/score.py runs/mine sentences.txt --out scores.jsonl
   python pretrain/score.py runs/mine sentences.txt --mode any-order --orders 1 --tokens
   python pretrain/score.py runs/mine --pairs blimp --out blimp.json --picture blimp.png
 
@@ -81,6 +81,10 @@ def check_options(args: argparse.Namespace) -> None:
             raise ValueError(
                 f"--{name}={getattr(args, name)} is invalid without --pairs. Leave it out, or give --pairs FILE."
             )
+    if args.file and not args.file.is_file():
+        raise ValueError(f"FILE={args.file} is invalid: there is no such file. Give a text file, or leave it out.")
+    if args.file and not args.file.stat().st_size:
+        raise ValueError(f"FILE={args.file} is invalid: it is empty. Write one text per line.")
     for path in (args.out, args.picture):
         if path is not None and not path.absolute().parent.is_dir():
             raise ValueError(f"{path} is invalid: the folder {path.parent} does not exist. Create it, or name another.")

@@ -40,6 +40,12 @@ def text(documents, tmp_path_factory):
     return path
 
 
+def test_a_text_without_a_sentence_has_no_order_consistency(model, tmp_path, capsys):
+    (tmp_path / "short.txt").write_text("Ba di.\n")
+    command.main([str(model), str(tmp_path / "short.txt"), "--mode", "any-order", "--orders", "1"])
+    assert "order consistency" not in capsys.readouterr().out
+
+
 def records_of(capsys, *args):
     command.main([*map(str, args), "--json"])
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]

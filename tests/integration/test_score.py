@@ -90,11 +90,18 @@ def test_pairs_give_accuracies_a_table_and_a_picture(model, pairs, tmp_path, cap
         (["--tokens", "--pairs", "p"], "--tokens is invalid with --pairs"),
         (["--out", "no/such/file"], "the folder no/such does not exist"),
         (["--batch-tokens", "0"], "--batch-tokens=0 is invalid"),
+        (["no/such/file"], "FILE=no/such/file is invalid: there is no such file"),
     ],
 )
 def test_invalid_options_are_refused(model, arguments, message):
     with pytest.raises(ValueError, match=message):
         command.main([str(model), *arguments])
+
+
+def test_an_empty_file_is_refused(model, tmp_path):
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(ValueError, match=r"FILE=\S*empty.txt is invalid: it is empty"):
+        command.main([str(model), str(tmp_path / "empty.txt")])
 
 
 def test_an_empty_line_is_refused_with_its_number_and_no_file_is_left(model, sentences, tmp_path):

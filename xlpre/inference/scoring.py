@@ -255,12 +255,11 @@ def resolve_mode(mode: str | None, objective: str) -> str:
         raise ValueError(f"mode={mode!r} is invalid: it must be one of {', '.join(MODES)}.")
     if objective not in MODES[mode]:
         fitting = [name for name, objectives in MODES.items() if objective in objectives]
-        order = (
-            " with n_orders=1 for the order from left to right" if mode == "causal" and "any-order" in fitting else ""
-        )
+        remedy = f"Set mode={' or '.join(fitting)}."
+        if mode == "causal" and "any-order" in fitting:
+            remedy = "Set mode=any-order with one order, which is the chain rule from left to right; or mode=pll."
         raise ValueError(
-            f"mode={mode} is invalid for a {objective} model: it needs a {' or '.join(MODES[mode])} model. "
-            f"Set mode={' or '.join(fitting)}{order}."
+            f"mode={mode} is invalid for a {objective} model: it needs a {' or '.join(MODES[mode])} model. {remedy}"
         )
     return mode
 

@@ -180,7 +180,7 @@ def test_text_is_encoded_and_progress_is_reported(tokenizer):
 @pytest.mark.parametrize(
     ("objective", "settings", "message"),
     [
-        ("permutation", {"mode": "causal"}, "mode=causal is invalid for a permutation model.* Set mode=any-order or pll with n_orders=1"),
+        ("permutation", {"mode": "causal"}, "mode=causal is invalid for a permutation model.* Set mode=any-order with one order"),
         ("denoising", {"mode": "any-order"}, "mode=any-order is invalid for a denoising model.* Set mode=pll"),
         ("causal", {"mode": "pll"}, "mode=pll is invalid for a causal model.* Set mode=causal"),
         ("permutation", {"mode": "mlm"}, "mode='mlm' is invalid: it must be one of any-order, pll, causal"),
