@@ -126,6 +126,26 @@ def draw_cached_evaluation() -> None:
     save(axes, "cached_evaluation/speed.png")
 
 
+def draw_memory_curves() -> None:
+    """Draw how much the loss falls with the length of memory, for each model and text."""
+    curves = defaultdict(dict)
+    with open(REPORTS / "evaluation/results.jsonl") as file:
+        for line in map(json.loads, file):
+            if line["mode"] in ("causal", "objective"):
+                curves[line["model"].removeprefix("runs/"), line["text"][0]][line["mem_len"]] = line["loss"]
+    _, axes = plt.subplots(figsize=(6.5, 3.6))
+    for (model, text), losses in curves.items():
+        style = "o-" if text.startswith("stores") else "s--"
+        color = f"C{('causal', 'permutation', 'denoising').index(model)}"
+        label = f"{model}, {'Wikipedia' if text.startswith('stores') else 'WikiText-2'}"
+        gains = [losses[0] - losses[length] for length in sorted(losses)]
+        axes.plot([f"{length}" for length in sorted(losses)], gains, style, color=color, label=label)
+    axes.set(xlabel="memory (tokens)", ylabel="loss without memory minus loss (nats)")
+    axes.grid(axis="y", alpha=0.3)
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    save(axes, "evaluation/memory.png")
+
+
 def draw_minimal_pairs() -> None:
     """Draw the mean accuracy over paradigms of each model and mode, and those of published models."""
     accuracies = defaultdict(list)
@@ -164,6 +184,7 @@ def main() -> None:
     """Draw all figures that are not written by a benchmark."""
     draw_quickstart()
     draw_minimal_pairs()
+    draw_memory_curves()
     draw_losses("text_amount", ["6.1 M tokens", "11.3 M tokens", "24.0 M tokens"], top=6)
     rows = ["published", "local", "init_std_0.05", "no_memory", "one_local", "bias_std_1", "output_bias", "lr_3e-4"]
     draw_losses("initialization", rows, top=7)
