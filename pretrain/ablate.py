@@ -1,8 +1,8 @@
 """Run the rows of an ablation and compare them.
 
 Each row of an ablation file is a pretraining run with a few changed settings. --run skips finished runs and resumes stopped runs. Then it
-writes a comparison to table.md, table.csv and losses.png in runs/NAME, where NAME is the name of the file without its suffix. With --rows,
-the names of these files start with subset_. Settings on the command line apply to every row.
+writes a comparison to table.md, table.csv, results.jsonl and pictures in runs/NAME, where NAME is the name of the file without its suffix.
+With --rows, the names of these files start with subset_. Settings on the command line apply to every row.
 
 Examples:
   python pretrain/ablate.py configs/ablations/objectives.yaml --print

@@ -14,20 +14,22 @@ from statistics import median
 from typing import Any
 
 from pretrain.config import PretrainConfig, changed_settings
+from pretrain.tools.paired_statistics import CONFIDENCE, Difference, paired_difference
 from pretrain.trainer.inputs import RunInputs, is_finished
 from xlpre.common.files import write_text
 from xlpre.common.plots import COLOURS, new_axes, save_figure
-from xlpre.common.tables import to_csv, to_markdown, to_text
+from xlpre.common.tables import to_csv, to_jsonl, to_markdown, to_text
 from xlpre.config.cli import ExplicitKeys
 from xlpre.config.loader import load_config
 from xlpre.training.metrics_writer import read_metrics
 
 ROW_KEYS = ("name", "run_dir", "seed")  # settings that pretrain/ablate.py sets for each run
-OUTPUT_FILES = ("table.md", "table.csv", "losses.png")
+OUTPUT_FILES = ("table.md", "table.csv", "results.jsonl", "losses.png", "differences.png")
 HIDDEN_COLUMNS = {  # columns that are not printed on a terminal
     "settings",
     "million tokens read",
     "difference at equal tokens",
+    "smallest detectable difference",
     "unigram baseline",
     "million tokens to beat the baseline",
 }
@@ -250,6 +252,11 @@ class RunResult:
         return {record["tokens"]: _finite_or_inf(record["val_loss"]) for record in self.evaluations}
 
     @property
+    def minimal_pairs(self) -> float | None:
+        """Last accuracy on minimal pairs in percent; None if the run has none (`eval.minimal_pairs`)."""
+        return self.last.get("val_minimal_pairs")
+
+    @property
     def tokens_to_beat_unigram(self) -> float:
         """Millions of window tokens until the loss is `MARGIN` below the unigram baseline; infinite if it never is."""
         below = (x for x in self.evaluations if _finite_or_inf(x["val_loss"]) < x["val_unigram_loss"] - MARGIN)
@@ -283,6 +290,7 @@ def build_table(ablation: Ablation) -> list[dict[str, str]]:
         results.items()
     )  # if no run of the first row is evaluated yet, the next evaluated row takes its place
     table = []
+    has_minimal_pairs = any(r.minimal_pairs is not None for row_results in results.values() for r in row_results)
     for row, row_results in results.items():
         losses, lasts = sorted(result.loss for result in row_results), [result.last for result in row_results]
         beats_at = [result.tokens_to_beat_unigram for result in row_results]
@@ -290,6 +298,8 @@ def build_table(ablation: Ablation) -> list[dict[str, str]]:
         common_tokens = max(set.intersection(*(set(result.losses) for result in (*row_results, *base))))
         final_difference = _median_loss(row_results) - _median_loss(base)
         row_loss, base_loss = (median(r.losses[common_tokens] for r in group) for group in (row_results, base))
+        by_seed = difference_by_seed(row_results, base, "loss")
+        pairs = difference_by_seed(row_results, base, "minimal_pairs")
         table.append(
             {
                 "row": row,
@@ -303,6 +313,16 @@ def build_table(ablation: Ablation) -> list[dict[str, str]]:
                 "difference at equal tokens": (
                     f"{_format_difference(row_loss - base_loss)} ({common_tokens / 1e6:.2f} M)" if comparable else ""
                 ),
+                "by seed (95 % interval)": _format_interval(by_seed, 3) if row != base_row else "",
+                "smallest detectable difference": _format_detectable(by_seed, 3) if row != base_row else "",
+                **(
+                    {
+                        "minimal pairs": f"{median(r.minimal_pairs or 0.0 for r in row_results):.1f} %",
+                        "minimal pairs, difference": _format_interval(pairs, 1) if row != base_row else "",
+                    }
+                    if has_minimal_pairs
+                    else {}
+                ),
                 "unigram baseline": f"{lasts[0]['val_unigram_loss']:.3f}",
                 "million tokens to beat the baseline": _format_range(
                     [x for x in beats_at if x < math.inf], len(beats_at)
@@ -314,6 +334,44 @@ def build_table(ablation: Ablation) -> list[dict[str, str]]:
     return table
 
 
+def difference_by_seed(results: Sequence[RunResult], base: Sequence[RunResult], measure: str) -> Difference | None:
+    """Compare a row with the base by seed; None if they have no seed in common, other targets, or no such measure.
+
+    Args:
+        results: results of the row.
+        base: results of the base.
+        measure: `loss` or `minimal_pairs`.
+    """
+    if measure == "loss" and not _is_comparable(results, base):
+        return None
+    values, base_values = (
+        {result.seed: float(value) for result in group if (value := getattr(result, measure)) is not None}
+        for group in (results, base)
+    )
+    return paired_difference(values, base_values)
+
+
+def to_records(results: dict[str, list[RunResult]]) -> list[dict[str, Any]]:
+    """Return the measures of each row, by seed and compared with the first row, as JSON values."""
+    base = next(iter(results.values()))
+    records = []
+    for row, row_results in results.items():
+        for measure in ("loss", "minimal_pairs"):
+            values = {str(result.seed): getattr(result, measure) for result in row_results}
+            if all(value is None for value in values.values()):
+                continue
+            difference = difference_by_seed(row_results, base, measure)
+            records.append(
+                {
+                    "row": row,
+                    "measure": measure,
+                    "by_seed": {seed: _finite_or_none(value) for seed, value in values.items()},
+                    "difference": difference and difference.to_json(),
+                }
+            )
+    return records
+
+
 def describe_table(table: Sequence[dict[str, str]]) -> str:
     """Return the notes below a table: definitions of its columns, and a warning if differences may be seed noise."""
     notes = (
@@ -322,6 +380,11 @@ def describe_table(table: Sequence[dict[str, str]]) -> str:
     )
     if all(row["runs"] == "1" for row in table):
         notes += "\nOne run per row: differences cannot be distinguished from seed noise; use --seeds 3."
+    else:
+        notes += (
+            f"\nBy seed: mean difference between runs with the same seed, and its {CONFIDENCE:.0%} interval (bootstrap), within noise "
+            "if it contains 0.\nThis number of seeds finds the smallest detectable difference with a probability of 80 %."
+        )
     return notes
 
 
@@ -336,7 +399,11 @@ def write_comparison(ablation: Ablation, is_subset: bool = False) -> None:
     notes, files = describe_table(table), {name: ablation.folder / f"{prefix}{name}" for name in OUTPUT_FILES}
     write_text(files["table.md"], f"{to_markdown(table)}\n{notes}\n")
     write_text(files["table.csv"], to_csv(table))
-    save_figure(draw_losses(read_results(ablation)), files["losses.png"])
+    results = read_results(ablation)
+    write_text(files["results.jsonl"], to_jsonl(to_records(results)))
+    save_figure(draw_losses(results), files["losses.png"])
+    if figure := draw_differences(results):
+        save_figure(figure, files["differences.png"])
     print(to_text([{name: cell for name, cell in row.items() if name not in HIDDEN_COLUMNS} for row in table]))
     print(f"{notes}\nAll columns: {files['table.md']}, {files['table.csv']}. Picture: {files['losses.png']}.")
 
@@ -377,6 +444,38 @@ def draw_losses(results: dict[str, list[RunResult]]) -> Any:
     return figure
 
 
+def draw_differences(results: dict[str, list[RunResult]]) -> Any:
+    """Draw the difference of each row to the first one by seed, with intervals. Return None if no row has two seeds of the base."""
+    base_row, base = next(iter(results.items()))
+    measures = {"loss": "difference in validation loss, nats", "minimal_pairs": "difference in minimal pairs, percent"}
+    differences = {
+        measure: {
+            row: difference
+            for row, row_results in results.items()
+            if row != base_row
+            and (difference := difference_by_seed(row_results, base, measure))
+            and difference.has_interval
+        }
+        for measure in measures
+    }
+    shown = [measure for measure in measures if differences[measure]]
+    if not shown:
+        return None
+    figure, all_axes = new_axes(4 + 4 * len(shown), 1.4 + 0.32 * max(map(len, differences.values())), len(shown))
+    for axes, measure in zip(all_axes, shown, strict=True):
+        rows = sorted(differences[measure], key=lambda row: differences[measure][row].mean, reverse=measure == "loss")
+        for y, row in enumerate(rows):
+            each = differences[measure][row]
+            colour = "#9aa3ad" if each.is_noise else COLOURS[0]
+            axes.plot([each.low, each.high], [y, y], color=colour, linewidth=1.5)
+            axes.plot(each.mean, y, "o", color=colour)
+        axes.axvline(0, color="#333333", linewidth=0.8)
+        axes.set_yticks(range(len(rows)), rows)
+        axes.set(xlabel=f"{measures[measure]} to {base_row}", ylim=(-0.6, len(rows) - 0.4))
+    figure.suptitle(f"mean over seeds, {CONFIDENCE:.0%} intervals; grey: within noise", fontsize=9)
+    return figure
+
+
 def _is_comparable(results: Sequence[RunResult], base: Sequence[RunResult]) -> bool:
     """Return True if the runs of two rows were evaluated on the same targets: their unigram baselines are equal."""
     return abs(results[0].last["val_unigram_loss"] - base[0].last["val_unigram_loss"]) < 1e-6
@@ -397,6 +496,22 @@ def _format_range(values: Sequence[float], n_runs: int) -> str:
         return "never"
     text = f"{min(values):.2f}" + (f" to {max(values):.2f}" if max(values) > min(values) else "")
     return text if len(values) == n_runs else f"{text} ({n_runs - len(values)} never)"
+
+
+def _format_interval(difference: Difference | None, digits: int) -> str:
+    """Return the mean difference with its interval, and whether it is noise; "" without an interval."""
+    if difference is None or not difference.has_interval:
+        return ""
+    low, mean, high = (f"{value:+.{digits}f}" for value in (difference.low, difference.mean, difference.high))
+    return f"{mean} ({low} to {high})" + (", within noise" if difference.is_noise else "")
+
+
+def _format_detectable(difference: Difference | None, digits: int) -> str:
+    return f"{difference.detectable:.{digits}f}" if difference and difference.has_interval else ""
+
+
+def _finite_or_none(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _finite_or_inf(value: float | None) -> float:

@@ -31,10 +31,10 @@ def write(tmp_path, monkeypatch):
     return write_file
 
 
-def write_metrics(run: str, seed: int, losses: list, unigram: float = 6.0) -> None:
+def write_metrics(run: str, seed: int, losses: list, unigram: float = 6.0, **more: float) -> None:
     folder = Path("runs/some") / run / f"seed_{seed}"
     folder.mkdir(parents=True)
-    constants = {"val_unigram_loss": unigram, "val_accuracy": 0.25}
+    constants = {"val_unigram_loss": unigram, "val_accuracy": 0.25, **more}
     lines = [
         {
             "step": k,
@@ -263,6 +263,30 @@ def test_the_table_has_medians_over_seeds_and_tokens_to_beat_unigram(write):
     )
 
 
+def test_differences_by_seed_have_intervals_and_are_marked_as_noise(write, capsys):
+    for seed, plain in enumerate((5.0, 5.4, 5.2), 1):
+        pairs = [50.0, 60.0, 55.0][seed - 1]
+        write_metrics("plain", seed, [9.0, plain], val_minimal_pairs=pairs)
+        write_metrics("better", seed, [9.0, plain - 0.1 - 0.001 * seed], val_minimal_pairs=pairs + 2 + 0.1 * seed)
+        write_metrics("same", seed, [9.0, plain + (-0.2, 0.1, 0.1)[seed - 1]], val_minimal_pairs=pairs)
+    ablation = Ablation(write({"plain": [], "better": ["optim.lr=1"], "same": ["optim.lr=2"]}), num_seeds=3)
+    plain, better, same = build_table(ablation)
+    interval = "by seed (95 % interval)"
+    assert plain[interval] == "" and better[interval].startswith("-0.102 (-0.1") and "noise" not in better[interval]
+    assert same[interval].endswith(", within noise")
+    assert float(better["smallest detectable difference"]) < 0.01 < float(same["smallest detectable difference"])
+    assert plain["minimal pairs"] == "55.0 %" and better["minimal pairs, difference"].startswith("+2.2 (")
+    main([str(ablation.path), "--table", "--seeds", "3"])
+    assert "within noise" in capsys.readouterr().out and Path("runs/some/differences.png").exists()
+    records = [json.loads(line) for line in Path("runs/some/results.jsonl").read_text().splitlines()]
+    assert [(record["row"], record["measure"]) for record in records] == [
+        (row, measure) for row in ("plain", "better", "same") for measure in ("loss", "minimal_pairs")
+    ]
+    assert records[2]["difference"]["mean"] == pytest.approx(-0.102) and records[2]["by_seed"]["1"] == pytest.approx(
+        4.899
+    )
+
+
 def test_runs_in_progress_can_be_compared(write, capsys):
     path = write({"plain": [], "other": ["model.mem_len=0"]})
     with pytest.raises(ValueError, match="no evaluated run.*--run"):
@@ -271,7 +295,8 @@ def test_runs_in_progress_can_be_compared(write, capsys):
     main([str(path), "--table"])
     output = capsys.readouterr().out
     assert "use --seeds 3" in output and re.search(r"^other +1 +1.0 +5.500 ", output, re.MULTILINE)
-    assert {file.name for file in Path("runs/some").iterdir()} == {"other", "table.md", "table.csv", "losses.png"}
+    files = {file.name for file in Path("runs/some").iterdir()}
+    assert files == {"other", "table.md", "table.csv", "results.jsonl", "losses.png"}
     table = Path("runs/some/table.md").read_text()
     assert "| other | model.mem_len=0 | 1 | 0.50 |" in table and "use --seeds 3" in table
 
