@@ -45,12 +45,14 @@ class AblationConfig:
         common: overrides of every row.
         num_seeds: number of runs of each row, with the seeds 1, 2, ...
         rows: overrides of each row by its name. All other rows are compared with the first one.
+        published: published results of rows, by the name of the measure and then of the row. They are shown beside the results here.
     """
 
     base: str = ""
     common: list[str] = field(default_factory=list)
     num_seeds: int = 1
     rows: dict[str, list[str]] = field(default_factory=dict)
+    published: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.base or not self.rows or self.num_seeds < 1:
@@ -63,6 +65,11 @@ class AblationConfig:
                 raise ValueError(
                     f"row {row!r} is invalid: the name of a row becomes the name of a folder, so it must not be empty, '.' or '..', or "
                     "contain a slash. Rename it."
+                )
+        for measure, values in self.published.items():
+            if unknown := [row for row in values if row not in self.rows]:
+                raise ValueError(
+                    f"published: {measure}: {unknown[0]} is invalid: there is no such row. Name one of {', '.join(self.rows)}."
                 )
         for origin, overrides in {"common": self.common, **{f"row {row}": self.rows[row] for row in self.rows}}.items():
             for override in overrides:
@@ -156,6 +163,7 @@ class Ablation:
         path: the file.
         name: name of the file without suffix, and of the folder in `runs/` that holds all runs.
         rows: overrides of each row by its name.
+        published: see AblationConfig.
         runs: all runs, ordered by seed and then by row.
 
     Raises:
@@ -174,6 +182,7 @@ class Ablation:
         self.path, self.name, self.base = path, path.stem, Path(os.path.normpath(path.parent / config.base))
         self.rows = {row: changes for row, changes in config.rows.items() if row in (rows or config.rows)}
         self._common, self._overrides = config.common, overrides
+        self.published = config.published
         self.num_seeds = config.num_seeds if num_seeds is None else num_seeds
         if self.num_seeds < 1:
             raise ValueError(
@@ -329,6 +338,7 @@ def build_table(ablation: Ablation) -> list[dict[str, str]]:
                 ),
                 "bits per byte": f"{median(_finite_or_inf(x['val_bpb']) for x in lasts):.3f}",
                 "accuracy": f"{median(x['val_accuracy'] for x in lasts) * 100:.1f} %",
+                **{f"published: {measure}": str(values.get(row, "")) for measure, values in ablation.published.items()},
             }
         )
     return table
@@ -404,8 +414,13 @@ def write_comparison(ablation: Ablation, is_subset: bool = False) -> None:
     save_figure(draw_losses(results), files["losses.png"])
     if figure := draw_differences(results):
         save_figure(figure, files["differences.png"])
-    print(to_text([{name: cell for name, cell in row.items() if name not in HIDDEN_COLUMNS} for row in table]))
+    print(to_text([{name: cell for name, cell in row.items() if not _is_hidden(name)} for row in table]))
     print(f"{notes}\nAll columns: {files['table.md']}, {files['table.csv']}. Picture: {files['losses.png']}.")
+
+
+def _is_hidden(column: str) -> bool:
+    """Return True if a column is not printed on a terminal."""
+    return column in HIDDEN_COLUMNS or column.startswith("published: ")
 
 
 def draw_losses(results: dict[str, list[RunResult]]) -> Any:

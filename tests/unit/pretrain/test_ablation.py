@@ -139,9 +139,13 @@ def test_the_rows_of_every_file_are_valid_and_different(path):
 
 
 # XLNet, arXiv:1906.08237v2, Table 6: what each row changes in its row 4
+DENOISING = {"objective.name": "denoising", "objective.partial_k": 6.67, "objective.max_span": 1}
 TABLE_6 = {
     "k_6": {},
-    "denoising": {"objective.name": "denoising", "objective.partial_k": 6.67, "objective.max_span": 1},
+    "bert": DENOISING
+    | {"objective.next_sentence": True, "model.positions": "learned", "model.n_positions": 512, "model.mem_len": 0}
+    | {"data.bidirectional": False},
+    "denoising": DENOISING,
     "k_7": {"objective.partial_k": 7},
     "no_memory": {"model.mem_len": 0},
     "no_spans": {"objective.max_span": 1},
@@ -316,6 +320,19 @@ def test_the_picture_has_a_line_of_dots_per_row_sorted_by_loss(write):
     assert [dot[1] for dot in dots if dot[2] == ">"] == [0]
     assert [text.get_text() for text in axes.texts] == ["inf", "5.100", "4.500", "4.000"]
     assert [line.get_xdata()[0] for line in axes.lines if line.get_label() == "median of plain"] == [5.1]
+
+
+def test_published_results_stand_beside_those_of_this_project(write, capsys):
+    write_metrics("plain", 1, [9.0, 5.0])
+    write_metrics("other", 1, [9.0, 5.1])
+    rows = {"plain": [], "other": ["model.mem_len=0"]}
+    path = write(rows, published={"RACE": {"other": 65.55}})
+    plain, other = build_table(Ablation(path))
+    assert (plain["published: RACE"], other["published: RACE"]) == ("", "65.55")
+    main([str(path), "--table"])
+    assert "published" not in capsys.readouterr().out and "published: RACE" in Path("runs/some/table.md").read_text()
+    with pytest.raises(ValueError, match="published: RACE: nobody is invalid.* plain, other"):
+        Ablation(write(rows, published={"RACE": {"nobody": 1}}))
 
 
 def test_a_difference_that_rounds_to_zero_has_no_sign_and_does_not_fill_the_picture(write):
