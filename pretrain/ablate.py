@@ -8,6 +8,7 @@ Examples:
   python pretrain/ablate.py configs/ablations/objectives.yaml --print
   python pretrain/ablate.py configs/ablations/objectives.yaml --run --seeds 3
   python pretrain/ablate.py configs/ablations/xlnet_table6.yaml --run --processes 8 --rows k_6,no_memory train.steps=20000
+  python pretrain/ablate.py configs/ablations/xlnet_table6.yaml --submit --processes 8 --seeds 5
   python pretrain/ablate.py configs/ablations/objectives.yaml --table
 
 See docs/evaluation.md for the format of the file and the columns of the table, and the comments in configs/ablations for what each file
@@ -38,6 +39,8 @@ def build_parser() -> SettingsParser[PretrainConfig]:
     parser = SettingsParser(PretrainConfig, __doc__, COMMON, reads_file=False)
     parser.add_argument("ablation", metavar="FILE", type=Path, help="an ablation, see configs/ablations/")
     parser.add_argument("--print", action="store_true", help="print the commands of the runs, one per line")
+    text = "write runs/NAME/array.sh, a SLURM array script with one task per run"
+    parser.add_argument("--submit", action="store_true", help=text)
     parser.add_argument("--run", action="store_true", help="run the rows, several in parallel, and compare them")
     parser.add_argument(
         "--table", action="store_true", help="compare the runs that have been evaluated so far, and start none"
@@ -68,13 +71,17 @@ def _command(run: Run, processes: int) -> Command:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     args = build_parser().parse(argv)
-    if not (args.print or args.run or args.table):
-        raise ValueError("the command needs --print, --run or --table, and none of them is set. Add one; see --help.")
+    if not (args.print or args.submit or args.run or args.table):
+        raise ValueError(
+            "the command needs --print, --submit, --run or --table, and none of them is set. Add one; see --help."
+        )
     for flag in ("jobs", "processes"):
         if (number := getattr(args, flag)) is not None and number < 1:
             raise ValueError(f"--{flag} {number} is invalid: it must be at least 1. Leave it out for the default.")
 
     from pretrain.tools.ablation import Ablation, read_results, write_comparison
+    from pretrain.tools.job_array import job_array
+    from xlpre.common.files import write_text
 
     ablation = Ablation(args.ablation, args.overrides, args.rows, args.seeds)
     for run in ablation.runs:
@@ -82,6 +89,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     commands = [_command(run, args.processes) for run in ablation.runs]
     if args.print:
         print("\n".join(shlex.join(command.argv) for command in commands))
+    if args.submit:
+        path = ablation.folder / "array.sh"
+        script = job_array(
+            str(args.ablation), str(path), ablation.name, [run.args for run in ablation.runs], args.processes
+        )
+        write_text(path, script)
+        print(f"{path}: {len(commands)} runs. Submit it with: sbatch {path}")
     if args.run:
         for run in ablation.runs[: len(ablation.rows)]:  # runs of other seeds have the same inputs
             run.check_inputs()

@@ -2,7 +2,10 @@
 
 import dataclasses
 import json
+import os
 import re
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -355,6 +358,22 @@ def test_the_table_of_a_subset_does_not_replace_that_of_all_rows(write):
     main([str(file), "--table", "--rows", "other"])
     rows = {name: Path(f"runs/some/{name}.csv").read_text().count("\n") - 1 for name in ("table", "subset_table")}
     assert rows == {"table": 2, "subset_table": 1} and Path("runs/some/subset_losses.png").exists()
+
+
+def test_each_task_of_a_job_array_starts_one_run(write, capsys):
+    path = write({"plain": [], "other": ["eval.sentences=[a ____ b]"]}, num_seeds=2)
+    main([str(path), "--print"])
+    commands = [shlex.split(line)[2:] for line in capsys.readouterr().out.splitlines()]
+    main([str(path), "--submit", "--processes", "4"])
+    script = Path("runs/some/array.sh")
+    assert f"sbatch {script}" in capsys.readouterr().out
+    assert "#SBATCH --array=0-3\n" in script.read_text() and "#SBATCH --gpus-per-node=4\n" in script.read_text()
+    Path("pretrain").mkdir()
+    Path("pretrain/slurm.sh").write_text('printf "%s\\n" "$@"')
+    for index, command in enumerate(commands):
+        environment = {**os.environ, "SLURM_ARRAY_TASK_ID": str(index)}
+        result = subprocess.run(["bash", script], env=environment, capture_output=True, text=True, check=True)
+        assert result.stdout.splitlines() == command
 
 
 def test_printed_commands_are_quoted(write, capsys):
