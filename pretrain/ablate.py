@@ -1,8 +1,9 @@
 """Run the rows of an ablation and compare them.
 
-Each row of an ablation file is a pretraining run with a few changed settings. --run skips finished runs and resumes stopped runs. Then it
-writes a comparison to table.md, table.csv, results.jsonl and pictures in runs/NAME, where NAME is the name of the file without its suffix.
-With --rows, the names of these files start with subset_. Settings on the command line apply to every row.
+Each row of an ablation file is a pretraining run with a few changed settings, which the file may also evaluate and fine-tune. --run skips
+finished runs and resumes stopped runs. Then it writes a comparison to table.md, table.csv, results.jsonl and pictures in runs/NAME, where
+NAME is the name of the file without its suffix. With --rows, the names of these files start with subset_. Settings on the command line
+apply to the pretraining of every row.
 
 Examples:
   python pretrain/ablate.py configs/ablations/objectives.yaml --print
@@ -17,7 +18,6 @@ compares.
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +29,7 @@ from xlpre.common.job_pool import Command, run_all
 from xlpre.config.cli import SettingsParser
 
 if TYPE_CHECKING:
-    from pretrain.tools.ablation import Run
+    from pretrain.tools.ablation.stages import Stage
 
 COMMON = ("data.store_dir", "tokenizer.path", "train.steps", "train.hours", "train.global_batch_size", "eval.every")
 
@@ -39,7 +39,7 @@ def build_parser() -> SettingsParser[PretrainConfig]:
     parser = SettingsParser(PretrainConfig, __doc__, COMMON, reads_file=False)
     parser.add_argument("ablation", metavar="FILE", type=Path, help="an ablation, see configs/ablations/")
     parser.add_argument("--print", action="store_true", help="print the commands of the runs, one per line")
-    text = "write runs/NAME/array.sh, a SLURM array script with one task per run"
+    text = "write runs/NAME/array.sh, a SLURM array script with one task per pretraining run"
     parser.add_argument("--submit", action="store_true", help=text)
     parser.add_argument("--run", action="store_true", help="run the rows, several in parallel, and compare them")
     parser.add_argument(
@@ -62,10 +62,16 @@ def build_parser() -> SettingsParser[PretrainConfig]:
     return parser
 
 
-def _command(run: Run, processes: int) -> Command:
-    script = [os.path.relpath(Path(__file__).with_name("run.py")), *run.args]
-    launcher = ["python"] if processes == 1 else ["torchrun", "--standalone", "--nproc_per_node", str(processes)]
-    return Command(run.folder, [*launcher, *script], run.is_finished, run.name, run.describe_result)
+def _command(stage: Stage, processes: int) -> Command:
+    return Command(
+        stage.folder,
+        stage.command_line(processes),
+        stage.is_finished,
+        stage.name,
+        stage.describe_result,
+        stage.needs,
+        stage.prepare,
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -79,14 +85,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         if (number := getattr(args, flag)) is not None and number < 1:
             raise ValueError(f"--{flag} {number} is invalid: it must be at least 1. Leave it out for the default.")
 
-    from pretrain.tools.ablation import Ablation, read_results, write_comparison
+    from pretrain.tools.ablation.plan import Ablation
+    from pretrain.tools.ablation.table import read_measures, write_comparison
     from pretrain.tools.job_array import job_array
     from xlpre.common.files import write_text
 
     ablation = Ablation(args.ablation, args.overrides, args.rows, args.seeds)
     for run in ablation.runs:
         run.check_batch(args.processes)
-    commands = [_command(run, args.processes) for run in ablation.runs]
+    commands = [_command(stage, args.processes) for stage in ablation.stages]
     if args.print:
         print("\n".join(shlex.join(command.argv) for command in commands))
     if args.submit:
@@ -95,14 +102,14 @@ def main(argv: Sequence[str] | None = None) -> None:
             str(args.ablation), str(path), ablation.name, [run.args for run in ablation.runs], args.processes
         )
         write_text(path, script)
-        print(f"{path}: {len(commands)} runs. Submit it with: sbatch {path}")
+        print(f"{path}: {len(ablation.runs)} runs. Submit it with: sbatch {path}")
     if args.run:
         for run in ablation.runs[: len(ablation.rows)]:  # runs of other seeds have the same inputs
             run.check_inputs()
         try:
             run_all(commands, args.jobs, args.processes)
         finally:  # if one run failed, the others are still compared
-            if read_results(ablation):
+            if read_measures(ablation):
                 write_comparison(ablation, bool(args.rows))
     elif args.table:
         write_comparison(ablation, bool(args.rows))

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 SCRIPT = """\
 #!/bin/bash
-# The runs of {file} as a SLURM job array, one task per run. Submit it from the folder of the repository; options of sbatch
+# The pretraining runs of {file} as a SLURM job array, one task per run. Submit it from the folder of the repository; options of sbatch
 # override the lines below:
 #
 #   sbatch {path}
 #
-# pretrain/slurm.sh explains the options. When all tasks are finished, compare the runs:
+# pretrain/slurm.sh explains the options. When all tasks are finished, evaluate, fine-tune and compare the runs:
 #
-#   python pretrain/ablate.py {file} --table
+#   python pretrain/ablate.py {file} --run
 
 #SBATCH --job-name={name}
 #SBATCH --array=0-{last}

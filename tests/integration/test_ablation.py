@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from pretrain.tools.ablation import Ablation, read_results
+from pretrain.tools.ablation.plan import Ablation
+from pretrain.tools.ablation.table import read_results
 from tests.conftest import REPOSITORY
 from tests.integration.conftest import environment, run, tiny_args
 from xlpre.training.metrics_writer import read_metrics
@@ -78,3 +79,61 @@ def test_an_interrupted_ablation_saves_its_runs_and_resumes_them(ablation, tmp_p
     result = run(*args, cwd=tmp_path)
     assert result.returncode == 0 and "row all, seed 1: finished" in result.stdout
     assert f"at step {stopped_at}" in (log / "log.txt").read_text()
+
+
+@pytest.mark.long
+def test_rows_are_pretrained_evaluated_and_fine_tuned_and_only_changed_stages_run_again(ablation, tmp_path):
+    (tmp_path / "pairs.jsonl").write_text('{"sentence_good": "Ba di ba.", "sentence_bad": "Ba ba di."}\n')
+    (tmp_path / "held_out.txt").write_text("Ba be bi bo bu da de di do du.\n" * 40)
+    (tmp_path / "words.csv").write_text("text,label\n" + "ba di,a\nbe du,b\n" * 8)
+    (tmp_path / "task.yaml").write_text("task: classify\n")
+    columns = [
+        "data.train=[words.csv]",
+        "data.dev=[words.csv]",
+        "data.text=[text]",
+        "data.label=label",
+        "data.max_seq_len=32",
+    ]
+    content = json.loads(ablation.read_text())
+    content["common"] += ["train.steps=2", "eval.every=2"]
+    content["evaluate"] = {
+        "pairs": {"agreement": "pairs.jsonl"},
+        "text": {"books": "held_out.txt --seq-len 16 --mem-len 0,8 --consistency 0"},
+    }
+    content["finetune"] = {
+        "base": "task.yaml",
+        "common": ["train.steps=2", "train.global_batch_size=4", "optim.lr=1e-3"],
+        "seeds": 2,
+        "tasks": {"topics": columns},
+    }
+    ablation.write_text(json.dumps(content))
+    command = (SCRIPT, ablation, "--run", "--jobs", "1")
+    result = run(*command, cwd=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "8 runs, 0 of them finished already" in result.stdout
+    records = [json.loads(line) for line in (tmp_path / "runs/tiny/results.jsonl").read_text().splitlines()]
+    measures = ["validation loss", "agreement", "books, loss, memory 0", "books, loss, memory 8", "topics, accuracy"]
+    assert [(each["measure"], each["row"]) for each in records] == [
+        (measure, row) for measure in measures for row in ("all", "no_memory")
+    ]
+    table = (tmp_path / "runs/tiny/table.md").read_text()
+    assert "| books, loss, memory 8 | all |" in table and "topics, accuracy" in result.stdout
+    result = run(*command, cwd=tmp_path)
+    assert "8 runs, 8 of them finished already" in result.stdout, result.stdout
+    content["evaluate"]["text"]["books"] += " --batch-size 4"
+    ablation.write_text(json.dumps(content))
+    result = run(*command, cwd=tmp_path)
+    assert "8 runs, 6 of them finished already" in result.stdout and result.returncode == 0
+
+
+@pytest.mark.long
+def test_a_stage_is_not_started_if_the_pretraining_before_it_fails(ablation, tmp_path):
+    (tmp_path / "pairs.jsonl").write_text('{"sentence_good": "Ba di ba.", "sentence_bad": "Ba ba di."}\n')
+    content = json.loads(ablation.read_text())
+    content["evaluate"] = {"pairs": {"agreement": "pairs.jsonl"}}
+    ablation.write_text(json.dumps(content))
+    (tmp_path / "runs/tiny/no_memory/seed_1/.lock").mkdir(parents=True)
+    result = run(SCRIPT, ablation, "--run", "--jobs", "1", "train.steps=2", "eval.every=2", cwd=tmp_path)
+    assert result.returncode == 2 and "1 of 4 runs failed" in result.stderr
+    assert "not started, because a run before them is not finished: row no_memory, seed 1, agreement" in result.stdout
+    assert re.search(r"row all, seed 1, agreement: finished after [\d:]+, \S+ % of the pairs", result.stdout)

@@ -9,13 +9,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+from xlpre.common.files import write_text
 from xlpre.common.plural import counted
 
+FAILURE = "failed.txt"  # in the folder of a command that failed: the reason in one line
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -24,11 +26,14 @@ class Command:
     """A command and its folder.
 
     Attributes:
-        folder: folder of the command. Its output is appended to log.txt in this folder.
+        folder: folder of the command. Its output is appended to log.txt in this folder. If it fails, failed.txt has the reason until the
+            command is started again.
         argv: program and arguments. The program is `python` or a script installed next to this interpreter.
         is_finished: returns True if the command has nothing left to do.
         name: name of the command in progress lines. Empty: the path of its folder.
         describe_result: returns the result of the finished command for its last progress line.
+        needs: folders of commands that must be finished before this one starts. If one of them fails, this command is not started.
+        prepare: called before the command is started.
     """
 
     folder: Path
@@ -36,6 +41,8 @@ class Command:
     is_finished: Callable[[], bool]
     name: str = ""
     describe_result: Callable[[], str] = str
+    needs: Sequence[Path] = ()
+    prepare: Callable[[], object] = str
 
 
 def run_all(commands: Sequence[Command], jobs: int | None = None, processes: int = 1) -> None:
@@ -60,7 +67,8 @@ def run_all(commands: Sequence[Command], jobs: int | None = None, processes: int
             f"--jobs={jobs} is invalid: {jobs} commands of {counted(processes, 'process')} need {jobs * processes} GPUs, but there are "
             f"only {len(gpus)}. Lower --jobs or the number of processes."
         )
-    waiting = [command for command in commands if not command.is_finished()]
+    waiting = _unfinished(commands)
+    missing = {command.folder for command in waiting}  # folders of commands that are not finished yet
     n_finished = len(commands) - len(waiting)
     print(f"{len(commands)} runs, {n_finished} of them finished already; {jobs} at a time", flush=True)
     running: dict[int, tuple[Command, subprocess.Popen[bytes], float]] = {}
@@ -69,12 +77,19 @@ def run_all(commands: Sequence[Command], jobs: int | None = None, processes: int
     with stop_on_signal() as signals:
         while running or (waiting and not signals):
             for slot in range(jobs):
-                if waiting and slot not in running and not signals:
-                    command = waiting.pop(0)
-                    child = _start(command, slot, jobs, gpus[slot * processes :][:processes])
-                    running[slot] = (command, child, time.monotonic())
-                    number, log = len(commands) - len(waiting), command.folder / "log.txt"
-                    print(f"{_name(command)}: started ({number} of {len(commands)}), log in {log}", flush=True)
+                if slot in running or signals:
+                    continue
+                command = next((command for command in waiting if missing.isdisjoint(command.needs)), None)
+                if command is None:
+                    break
+                waiting.remove(command)
+                command.prepare()
+                child = _start(command, slot, jobs, gpus[slot * processes :][:processes])
+                running[slot] = (command, child, time.monotonic())
+                number, log = len(commands) - len(waiting), command.folder / "log.txt"
+                print(f"{_name(command)}: started ({number} of {len(commands)}), log in {log}", flush=True)
+            if waiting and not running and not signals:
+                break  # the others need commands that have failed
             if signals and not stop_sent:
                 stop_sent = True
                 for _, child, _ in running.values():
@@ -85,12 +100,26 @@ def run_all(commands: Sequence[Command], jobs: int | None = None, processes: int
                     del running[slot]
                     # a command killed by SIGTERM had not installed its handler yet: it counts as stopped, not as failed
                     status = 0 if stop_sent and child.returncode == -signal.SIGTERM else child.returncode
-                    failed += [command.folder] if status else []
                     elapsed = timedelta(seconds=round(time.monotonic() - started))
-                    print(f"{_name(command)}: {_outcome(command, status, elapsed)}", flush=True)
+                    finished = not status and command.is_finished()
+                    if status:
+                        failed.append(command.folder)
+                        write_text(command.folder / FAILURE, f"status {status}: {_last_line(command.folder)}\n")
+                    elif finished:
+                        missing.discard(command.folder)
+                    print(f"{_name(command)}: {_outcome(command, status, finished, elapsed)}", flush=True)
+    if waiting and not signals:
+        print(f"not started, because a run before them is not finished: {'; '.join(map(_name, waiting))}", flush=True)
     if failed:
         logs = ", ".join(str(folder / "log.txt") for folder in failed)
         raise ValueError(f"{len(failed)} of {len(commands)} runs failed. Their output is in {logs}.")
+
+
+def read_failure(folder: Path) -> str:
+    """Return why the last start of the command of this folder failed; empty if it did not fail."""
+    with suppress(FileNotFoundError):
+        return (folder / FAILURE).read_text("utf-8").strip()
+    return ""
 
 
 @contextmanager
@@ -123,6 +152,7 @@ def _visible_gpus() -> list[str]:
 def _start(command: Command, slot: int, jobs: int, gpus: Sequence[str]) -> subprocess.Popen[bytes]:
     """Start a command on `gpus` and on part `slot` of the cores, which are divided into `jobs` equal parts."""
     command.folder.mkdir(parents=True, exist_ok=True)
+    (command.folder / FAILURE).unlink(missing_ok=True)
     program, *args = command.argv
     path = sys.executable if program == "python" else str(Path(sys.executable).with_name(program))
     environment = dict(os.environ)
@@ -143,14 +173,29 @@ def stop_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+def _unfinished(commands: Sequence[Command]) -> list[Command]:
+    """Return the commands that are not finished, or that need one that is not finished."""
+    unfinished: dict[Path, Command] = {}
+    for command in commands:
+        if any(folder in unfinished for folder in command.needs) or not command.is_finished():
+            unfinished[command.folder] = command
+    return list(unfinished.values())
+
+
+def _last_line(folder: Path) -> str:
+    """Return the last line of log.txt."""
+    lines = (folder / "log.txt").read_text("utf-8", errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
+
+
 def _name(command: Command) -> str:
     return command.name or str(command.folder)
 
 
-def _outcome(command: Command, status: int, elapsed: timedelta) -> str:
+def _outcome(command: Command, status: int, finished: bool, elapsed: timedelta) -> str:
     """Describe how a command ended after `elapsed` (hours:minutes:seconds), with its result if it has finished."""
     if status:
         return f"failed with status {status} after {elapsed}, see {command.folder}/log.txt"
-    if not command.is_finished():
+    if not finished:
         return f"stopped after {elapsed}"
     return ", ".join(filter(None, (f"finished after {elapsed}", command.describe_result())))

@@ -12,7 +12,8 @@ import pytest
 
 from pretrain.ablate import main
 from pretrain.config import PretrainConfig
-from pretrain.tools.ablation import Ablation, build_table, draw_losses, read_results
+from pretrain.tools.ablation.plan import Ablation
+from pretrain.tools.ablation.table import Measure, build_stage_table, build_table, draw_losses, read_results
 from tests.conftest import REPOSITORY
 from xlpre.config.loader import load_config, save_config
 from xlpre.objectives.target_sampling import num_targets
@@ -282,16 +283,15 @@ def test_differences_by_seed_have_intervals_and_are_marked_as_noise(write, capsy
     assert plain[interval] == "" and better[interval].startswith("-0.102 (-0.1") and "noise" not in better[interval]
     assert same[interval].endswith(", within noise")
     assert float(better["smallest detectable difference"]) < 0.01 < float(same["smallest detectable difference"])
-    assert plain["minimal pairs"] == "55.0 %" and better["minimal pairs, difference"].startswith("+2.2 (")
+    assert plain["minimal pairs"] == "55.0" and better["minimal pairs, difference"].startswith("+2.2 (")
     main([str(ablation.path), "--table", "--seeds", "3"])
     assert "within noise" in capsys.readouterr().out and Path("runs/some/differences.png").exists()
     records = [json.loads(line) for line in Path("runs/some/results.jsonl").read_text().splitlines()]
-    assert [(record["row"], record["measure"]) for record in records] == [
-        (row, measure) for row in ("plain", "better", "same") for measure in ("loss", "minimal_pairs")
+    assert [(record["measure"], record["row"]) for record in records] == [
+        (measure, row) for measure in ("validation loss", "minimal pairs") for row in ("plain", "better", "same")
     ]
-    assert records[2]["difference"]["mean"] == pytest.approx(-0.102) and records[2]["by_seed"]["1"] == pytest.approx(
-        4.899
-    )
+    better = records[1]
+    assert better["difference"]["mean"] == pytest.approx(-0.102) and better["by_seed"]["1"] == pytest.approx(4.899)
 
 
 def test_runs_in_progress_can_be_compared(write, capsys):
@@ -323,6 +323,86 @@ def test_the_picture_has_a_line_of_dots_per_row_sorted_by_loss(write):
     assert [dot[1] for dot in dots if dot[2] == ">"] == [0]
     assert [text.get_text() for text in axes.texts] == ["inf", "5.100", "4.500", "4.000"]
     assert [line.get_xdata()[0] for line in axes.lines if line.get_label() == "median of plain"] == [5.1]
+
+
+@pytest.fixture
+def task(tmp_path):
+    """Return the part of a file that fine-tunes on a task."""
+    (tmp_path / "task.yaml").write_text("task: classify\ndata: {train: [words.csv], text: [text], label: label}\n")
+    return {"base": "task.yaml", "seeds": 2, "tasks": {"topics": ["train.steps=7"], "others": ["data.text=[title]"]}}
+
+
+def test_each_row_and_seed_is_pretrained_then_evaluated_and_fine_tuned(write, task):
+    Path("pairs.jsonl").touch()
+    evaluate = {"pairs": {"agreement": "pairs.jsonl --limit 5"}, "text": {"books": "books.txt --mem-len 0,8"}}
+    rows = {"plain": [], "none": ["model.mem_len=0"]}
+    ablation = Ablation(write(rows, num_seeds=2, evaluate=evaluate, finetune=task))
+    after = ["agreement", "books", "topics", "others"]
+    names = [stage.name for stage in ablation.stages]
+    assert names[:2] == ["row plain, seed 1", "row none, seed 1"] and len(names) == 2 * 2 * (1 + len(after))
+    assert names[2:6] == [f"row plain, seed 1, {key}" for key in after]
+    pairs, text, topics, others = ablation.stages[2:6]
+    model = "runs/some/plain/seed_1/model"
+    assert pairs.arguments == [
+        model,
+        "--pairs",
+        "pairs.jsonl",
+        "--limit",
+        "5",
+        "--out",
+        str(pairs.folder / "pairs.json"),
+    ]
+    assert text.arguments[:4] == [model, "books.txt", "--mem-len", "0,8"] and text.needs == (Path(model).parent,)
+    assert f"init_from={model}" in topics.arguments and "num_seeds=2" in topics.arguments
+    assert topics.config.train.steps == 7 and others.config.data.text == ["title"]
+    assert len({stage.folder for stage in ablation.stages}) == len(names)
+
+
+def test_rows_of_fine_tuning_settings_start_from_one_model(write, task):
+    path = write(
+        {"slow": [], "fast": ["optim.lr=1e-2"]}, base="", model="some/model", num_seeds=3, finetune={**task, "seeds": 1}
+    )
+    ablation = Ablation(path)
+    assert not ablation.runs and len(ablation.stages) == 2 * 3 * 2
+    fast = next(stage for stage in ablation.stages if stage.row == "fast" and stage.seed == 3)
+    assert "init_from=some/model" in fast.arguments and "seed=3" in fast.arguments and fast.config.optim.lr == 1e-2
+    assert fast.needs == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"evaluate": {"pairs": {"agreement": "none.jsonl"}}}, "evaluate.pairs.agreement: none.jsonl is invalid"),
+        ({"evaluate": {"text": {"books": "a.txt --orders 0"}}}, "evaluate.text.books: --orders=0 is invalid"),
+        ({"evaluate": {"text": {"books": "a.txt --out b"}}}, "evaluate.text.books: --out is invalid"),
+        ({"finetune": {"tasks": {"topics": []}}}, "finetune.tasks.topics is invalid: it has no settings file"),
+        (
+            {"finetune": {"base": "task.yaml", "tasks": {"topics": ["seed=3"]}}},
+            "finetune.tasks.topics: seed=3 is invalid",
+        ),
+        (
+            {"finetune": {"base": "task.yaml", "tasks": {"topics": ["optim.lr=x"]}}},
+            "finetune.tasks.topics, row plain: optim.lr",
+        ),
+        ({"base": "", "model": "some/model"}, "model=some/model is invalid without finetune.tasks"),
+        ({"model": "some/model"}, "it must have `base:`"),
+    ],
+)
+def test_stages_that_would_fail_are_refused_before_any_run_starts(write, task, changes, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Ablation(write({"plain": []}, **changes))
+
+
+def test_a_fine_tuning_that_stayed_at_chance_is_marked():
+    measure = Measure(is_loss=False)
+    measure.values = {"plain": {1: 80.0, 2: 82.0}, "other": {1: 50.0, 2: 81.0}}
+    measure.at_chance = {"other": {1}}
+    first, second = build_stage_table({"topics, accuracy": measure})
+    assert (first["median"], second["median"]) == ("81.0", "65.5 (1 of 2 at chance)")
+    assert (
+        second["difference to first row, by seed"].startswith("-15.5 (")
+        and "noise" in second["difference to first row, by seed"]
+    )
 
 
 def test_published_results_stand_beside_those_of_this_project(write, capsys):

@@ -1,0 +1,1 @@
+"""Ablations: the file and its stages, statistics of paired differences, and the comparison of the rows."""

@@ -1,0 +1,262 @@
+"""The file of an ablation, and the stages of its rows.
+
+docs/evaluation.md describes the file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pretrain.config import PretrainConfig
+from pretrain.tools.ablation.stages import (
+    Evaluation,
+    Finetuning,
+    PairsEvaluation,
+    Pretraining,
+    Stage,
+    TextEvaluation,
+    check_words,
+)
+from xlpre.config.loader import load_config
+
+ROW_KEYS = ("name", "run_dir", "seed")  # settings that pretrain/ablate.py sets for each run
+TASK_KEYS = (*ROW_KEYS, "num_seeds")  # likewise, of each fine-tuning
+SUFFIXES = (".yaml", ".yml")
+
+
+@dataclass(frozen=True)
+class FinetuneStages:
+    """Fine-tuning of each row.
+
+    Attributes:
+        base: path of a settings file of fine-tuning, relative to the folder of the ablation file.
+        common: overrides of every task.
+        seeds: number of fine-tuning runs of each pretrained model, with the seeds 1, 2, ...
+        tasks: overrides of each task by its name in the table. A path as the first entry replaces `base`.
+    """
+
+    base: str = ""
+    common: list[str] = field(default_factory=list)
+    seeds: int = 1
+    tasks: dict[str, list[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EvaluateStages:
+    """Evaluation of each row.
+
+    Attributes:
+        pairs: by name in the table, files of minimal pairs and options of pretrain/score.py.
+        text: by name in the table, held-out texts and options of pretrain/evaluate.py.
+    """
+
+    pairs: dict[str, str] = field(default_factory=dict)
+    text: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AblationConfig:
+    """Comparison of models: pretraining, evaluation and fine-tuning of each row.
+
+    Attributes:
+        base: path of the settings file of pretraining, relative to the folder of the ablation file.
+        model: in place of `base`, folder of a pretrained model. Overrides are then settings of fine-tuning.
+        common: overrides of every row.
+        num_seeds: number of runs of each row, with the seeds 1, 2, ...
+        rows: overrides of each row by its name. All other rows are compared with the first one.
+        finetune: tasks to fine-tune each row on.
+        evaluate: minimal pairs and texts to evaluate each row on.
+        published: published results of rows, by the name of the measure and then of the row. They are shown beside the results here.
+    """
+
+    base: str = ""
+    model: str = ""
+    common: list[str] = field(default_factory=list)
+    num_seeds: int = 1
+    rows: dict[str, list[str]] = field(default_factory=dict)
+    finetune: FinetuneStages = field(default_factory=FinetuneStages)
+    evaluate: EvaluateStages = field(default_factory=EvaluateStages)
+    published: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if bool(self.base) == bool(self.model) or not self.rows or self.num_seeds < 1:
+            raise ValueError(
+                "the ablation is invalid: it must have `base:` (a settings file) or `model:` (the folder of a model), `rows:` (lists of "
+                "overrides by name), and num_seeds of at least 1. Add what is missing."
+            )
+        if self.model and not self.finetune.tasks:
+            raise ValueError(
+                f"model={self.model} is invalid without finetune.tasks: the rows are fine-tuned from it. Add tasks, or set base."
+            )
+        if self.finetune.seeds < 1 or (self.model and self.finetune.seeds > 1):
+            rule = "1 with `model:`, whose seeds are num_seeds" if self.model else "at least 1"
+            raise ValueError(f"finetune.seeds={self.finetune.seeds} is invalid: it must be {rule}.")
+        self._check_names()
+        self._check_keys()
+
+    def _check_names(self) -> None:
+        """Raise ValueError if a name cannot be that of a folder, or two stages have the same name."""
+        stages = [*self.finetune.tasks, *self.evaluate.pairs, *self.evaluate.text]
+        for kind, names in (("row", list(self.rows)), ("stage", stages)):
+            for name in names:
+                if name in ("", ".", "..") or "/" in name:
+                    raise ValueError(
+                        f"{kind} {name!r} is invalid: the name of a {kind} becomes the name of a folder, so it must not be empty, '.' or "
+                        "'..', or contain a slash. Rename it."
+                    )
+        for name in stages:
+            if stages.count(name) > 1:
+                raise ValueError(
+                    f"{name!r} is invalid: two of finetune.tasks, evaluate.pairs and evaluate.text have it. Rename one."
+                )
+        for measure, values in self.published.items():
+            if unknown := [row for row in values if row not in self.rows]:
+                raise ValueError(
+                    f"published: {measure}: {unknown[0]} is invalid: there is no such row. Name one of {', '.join(self.rows)}."
+                )
+
+    def _check_keys(self) -> None:
+        """Raise ValueError if an override sets what the command sets."""
+        row_keys = ROW_KEYS if self.base else TASK_KEYS
+        parts: dict[str, tuple[Sequence[str], Sequence[str]]] = {
+            "common": (self.common, row_keys),
+            **{f"row {row}": (self.rows[row], row_keys) for row in self.rows},
+        }
+        task_keys = (*TASK_KEYS, "init_from")
+        parts["finetune.common"] = (self.finetune.common, task_keys)
+        parts |= {f"finetune.tasks.{task}": (words, task_keys) for task, words in self.finetune.tasks.items()}
+        for origin, (overrides, keys) in parts.items():
+            for override in overrides:
+                if (key := override.partition("=")[0]) in keys:
+                    raise ValueError(
+                        f"{origin}: {override} is invalid: pretrain/ablate.py sets {key} for each run. Leave it out."
+                    )
+
+
+class Ablation:
+    """All stages of an ablation file.
+
+    Args:
+        path: the file.
+        overrides: more overrides, for every row.
+        rows: names of the rows to include; empty: all.
+        num_seeds: number of runs of each row; None: as in the file.
+
+    Attributes:
+        path: the file.
+        name: name of the file without suffix, and of the folder in `runs/` that holds all runs.
+        rows: overrides of each row by its name.
+        published: see AblationConfig.
+        runs: all pretraining runs, ordered by seed and then by row.
+        stages: all stages in an order in which they can run: for each seed, the pretraining of every row, then what follows it.
+
+    Raises:
+        ValueError: the file is not an ablation, a row does not exist, or a setting is invalid.
+    """
+
+    def __init__(
+        self, path: Path, overrides: Sequence[str] = (), rows: Sequence[str] = (), num_seeds: int | None = None
+    ) -> None:
+        self._config = config = load_config(AblationConfig, path)
+        for row in rows:
+            if row not in config.rows:
+                raise ValueError(
+                    f"--rows {row} is invalid: {path} has the rows {', '.join(config.rows)}. Give one of them."
+                )
+        self.path, self.name, self.base = path, path.stem, Path(os.path.normpath(path.parent / config.base))
+        self.rows = {row: changes for row, changes in config.rows.items() if row in (rows or config.rows)}
+        self.published = config.published
+        self._common, self._overrides = config.common, overrides
+        self.num_seeds = config.num_seeds if num_seeds is None else num_seeds
+        if self.num_seeds < 1:
+            raise ValueError(
+                f"--seeds {self.num_seeds} is invalid: it must be at least 1. Leave it out to use num_seeds of the file."
+            )
+        self.seeds = range(1, self.num_seeds + 1)
+        self._words = {
+            name: check_words(f"{path}: evaluate.{kind}.{name}", kind, text)
+            for kind, texts in (("pairs", config.evaluate.pairs), ("text", config.evaluate.text))
+            for name, text in texts.items()
+        }
+        self.runs = [self._run(row, seed) for seed in self.seeds for row in self.rows] if config.base else []
+        self.stages: list[Stage] = []
+        for seed in self.seeds:
+            runs = {run.row: run for run in self.runs if run.seed == seed}
+            self.stages += runs.values()
+            for row in self.rows:
+                self.stages += self._following(row, seed, runs.get(row))
+
+    @property
+    def folder(self) -> Path:
+        """Folder of all runs and of the comparison."""
+        return Path("runs") / self.name
+
+    def _run(self, row: str, seed: int) -> Pretraining:
+        overrides = [*self._common, *self._overrides, *self.rows[row]]
+        try:
+            config = load_config(PretrainConfig, self.base, overrides)
+        except ValueError as error:
+            raise ValueError(f"{self._blame(row, str(error))}: {error}") from None
+        name, folder = f"{self.name}_{row}_{seed}", self._row_folder(row, seed)
+        # the defaults of both settings contain the name of the run, but all runs share these folders
+        inputs = [f"data.store_dir={config.data.store_dir}", f"tokenizer.path={config.tokenizer.path}"]
+        args = ["--config", str(self.base), *inputs, *overrides]
+        args += [f"name={name}", f"run_dir={folder}", f"seed={seed}"]
+        return Pretraining(row, seed, folder, args, load_config(PretrainConfig, self.base, args[2:]))
+
+    def _following(self, row: str, seed: int, run: Pretraining | None) -> list[Evaluation | Finetuning]:
+        """Return the stages of a row that read its model. Random weights are not evaluated, and a given model only once."""
+        config, folder = self._config, self._row_folder(row, seed)
+        changes = [] if run else [*self._common, *self._overrides, *self.rows[row]]
+        values = dict(change.partition("=")[::2] for change in changes)
+        model, pretraining = (run.model, run.folder) if run else (values.get("init_from", config.model), None)
+        stages: list[Evaluation | Finetuning] = []
+        if run or (seed == self.seeds[0] and values.get("from_scratch", "false") == "false"):
+            for names, kind in ((config.evaluate.pairs, PairsEvaluation), (config.evaluate.text, TextEvaluation)):
+                stages += [
+                    kind(row, seed, folder / "evaluate" / name, name, model, pretraining, self._words[name])
+                    for name in names
+                ]
+        seeds = range(1, config.finetune.seeds + 1) if run else [seed]
+        for task, words in config.finetune.tasks.items():
+            file, settings = self._task_settings(task, words)
+            of_task = [*config.finetune.common, *settings, *changes]
+            stage = Finetuning(row, seed, folder / "finetune" / task, task, model, pretraining, file, of_task, seeds)
+            try:
+                if stage.config.task is None:
+                    raise ValueError("it has no task. Add task=NAME, such as task=glue/mrpc.")
+            except ValueError as error:
+                raise ValueError(f"{self.path}: finetune.tasks.{task}, row {row}: {error}") from None
+            stages.append(stage)
+        return stages
+
+    def _task_settings(self, task: str, words: Sequence[str]) -> tuple[str, Sequence[str]]:
+        """Return the settings file and the overrides of a task."""
+        has_file = bool(words) and words[0].endswith(SUFFIXES) and "=" not in words[0]
+        file = words[0] if has_file else self._config.finetune.base
+        if not file:
+            raise ValueError(
+                f"{self.path}: finetune.tasks.{task} is invalid: it has no settings file. Set finetune.base, or write the path of a "
+                "file as the first entry."
+            )
+        return os.path.normpath(self.path.parent / file), words[1:] if has_file else words
+
+    def _row_folder(self, row: str, seed: int) -> Path:
+        return self.folder / row / f"seed_{seed}"
+
+    def _blame(self, row: str, message: str) -> str:
+        """Return the part of the settings of a row that causes the error `message`."""
+        parts = {f"base {self.base}": (), "common": self._common, "the command line": self._overrides}
+        overrides: list[str] = []
+        for part, of_part in parts.items():
+            overrides += of_part
+            try:
+                load_config(PretrainConfig, self.base, overrides)
+            except ValueError as error:
+                if str(error) == message:
+                    return part
+        return f"row {row}"

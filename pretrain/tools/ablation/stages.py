@@ -1,0 +1,397 @@
+"""Stages of the rows of an ablation: pretraining, evaluation on minimal pairs and on text, and fine-tuning. Each is one command.
+
+A stage is finished when its result exists and belongs to its settings and to the present weights of its model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shlex
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from finetune.config import REPLACES, FinetuneConfig, apply_cli_precedence, task_overrides
+from finetune.trainer.results import RESULT, Result, seed_folder
+from pretrain.config import PretrainConfig, changed_settings
+from pretrain.trainer.inputs import RunInputs, is_finished, model_dir
+from xlpre.common.files import write_text
+from xlpre.config.cli import ExplicitKeys
+from xlpre.config.loader import load_config
+from xlpre.conversion.provenance import PROVENANCE_FILE
+from xlpre.training.metrics_writer import read_metrics
+
+REPOSITORY = Path(__file__).parents[3]
+SETTINGS_FILE = "arguments.json"  # arguments of the evaluation whose result lies beside it
+FREE_SETTINGS = {  # settings of a fine-tuning run that do not change its results
+    "name",
+    "run_dir",
+    "num_seeds",
+    "train.micro_batch_size",
+    "train.log_every",
+    "train.save_every",
+    "train.keep_last_checkpoints",
+}
+NULL_SETTINGS = {  # settings of a fine-tuning run whose null is not replaced by a value
+    "data.train",
+    "data.dev",
+    "data.max_train_examples",
+    "eval.early_stopping_patience",
+    "epochs",
+    "warmup_ratio",
+}
+
+
+@dataclass(frozen=True)
+class Stage(ABC):
+    """One command of a row with one seed.
+
+    Attributes:
+        row: name of the row.
+        seed: seed of the row's run.
+        folder: folder of the command, with its log and its result.
+    """
+
+    row: str
+    seed: int
+    folder: Path
+
+    @property
+    @abstractmethod
+    def script(self) -> str:
+        """Path of the command in the repository."""
+
+    @property
+    @abstractmethod
+    def arguments(self) -> list[str]:
+        """Arguments of the command."""
+
+    @property
+    def name(self) -> str:
+        """Name of the stage in progress lines."""
+        return f"row {self.row}, seed {self.seed}"
+
+    @property
+    def needs(self) -> Sequence[Path]:
+        """Folders of the stages that must be finished before."""
+        return ()
+
+    def command_line(self, processes: int) -> list[str]:
+        """Return program and arguments, with a launcher for several processes."""
+        launcher = ["python"] if processes == 1 else ["torchrun", "--standalone", "--nproc_per_node", str(processes)]
+        return [*launcher, os.path.relpath(REPOSITORY / self.script), *self.arguments]
+
+    @abstractmethod
+    def is_finished(self) -> bool:
+        """Return True if the stage is finished."""
+
+    def prepare(self) -> None:
+        """Prepare the folder before the command starts."""
+        return
+
+    @abstractmethod
+    def describe_result(self) -> str:
+        """Return the result for a progress line."""
+
+
+@dataclass(frozen=True)
+class Pretraining(Stage):
+    """Pretraining run of a row with one seed.
+
+    Attributes:
+        args: arguments of its command: --config, the base file, and overrides.
+        config: settings of the run.
+    """
+
+    args: Sequence[str]
+    config: PretrainConfig
+
+    script = "pretrain/run.py"
+
+    @property
+    def arguments(self) -> list[str]:
+        """Arguments of the command."""
+        return list(self.args)
+
+    @property
+    def explicit_keys(self) -> ExplicitKeys:
+        """Keys that the command sets."""
+        return ExplicitKeys.read(self.args[1], self.args[2:])
+
+    @property
+    def model(self) -> str:
+        """Model folder of the run."""
+        return str(model_dir(self.config))
+
+    def is_finished(self) -> bool:
+        """Return True if the run is finished.
+
+        Raises:
+            ValueError: the run has other settings than its row.
+        """
+        if not is_finished(self.config, self.explicit_keys):
+            return False
+        self.check_settings()
+        return True
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Return the records of metrics.jsonl with a validation loss.
+
+        Raises:
+            ValueError: the run has other settings than its row.
+        """
+        self.check_settings()
+        return [record for record in read_metrics(self.folder) if "val_loss" in record]
+
+    def describe_result(self) -> str:
+        """Return the last validation loss for a progress line; empty if the run was not evaluated."""
+        if not (evaluations := self.evaluations()):
+            return ""
+        loss, baseline = (evaluations[-1][key] for key in ("val_loss", "val_unigram_loss"))
+        return f"val loss {float('inf') if loss is None else loss:.3f} (unigram baseline {baseline:.3f})"
+
+    def check_settings(self) -> None:
+        """Raise ValueError if the run in the folder has other settings than its row."""
+        for key, (saved, present) in changed_settings(self.config).items():
+            raise ValueError(
+                f"row {self.row}: {key}={present} is invalid: {self.folder} was trained with {key}={saved}. "
+                f"Set {key}={saved}, rename the row, or remove that folder."
+            )
+
+    def check_inputs(self) -> None:
+        """Raise ValueError if the run cannot start because of its text, its vocabulary or its model."""
+        try:
+            RunInputs(self.config, self.explicit_keys)
+        except ValueError as error:
+            raise ValueError(f"row {self.row}: {error}") from None
+
+    def check_batch(self, processes: int) -> None:
+        """Raise ValueError if `processes` processes cannot share the batch."""
+        try:
+            self.config.train.batch_schedule(processes)
+        except ValueError as error:
+            raise ValueError(f"row {self.row} with --processes {processes}: {error}") from None
+
+
+@dataclass(frozen=True)
+class ModelStage(Stage, ABC):
+    """Stage that reads a pretrained model.
+
+    Attributes:
+        key: name of the task, of the minimal pairs or of the text in the file.
+        model: folder of the model.
+        pretraining: folder of the pretraining that writes the model; None: the model exists already.
+    """
+
+    key: str
+    model: str
+    pretraining: Path | None
+
+    @property
+    def name(self) -> str:
+        """Name of the stage in progress lines."""
+        return f"{super().name}, {self.key}"
+
+    @property
+    def needs(self) -> Sequence[Path]:
+        """Folders of the stages that must be finished before."""
+        return () if self.pretraining is None else (self.pretraining,)
+
+    def is_newer_than_model(self, result: Path) -> bool:
+        """Return True if the result exists and was written after the weights of the model."""
+        written_at = [path.stat().st_mtime_ns for path in (Path(self.model) / PROVENANCE_FILE, result) if path.exists()]
+        return result.exists() and written_at[0] <= written_at[-1]
+
+
+@dataclass(frozen=True)
+class Evaluation(ModelStage):
+    """Evaluation of a model on minimal pairs or on held-out text.
+
+    Attributes:
+        words: arguments of the command: files and options.
+    """
+
+    words: Sequence[str]
+
+    @property
+    @abstractmethod
+    def result_file(self) -> Path:
+        """File with the result."""
+
+    def is_finished(self) -> bool:
+        """Return True if the result is of the present arguments and weights."""
+        saved = self.folder / SETTINGS_FILE
+        is_same = not saved.exists() or json.loads(saved.read_text("utf-8")) == self.arguments
+        return is_same and self.is_newer_than_model(self.result_file)
+
+    def prepare(self) -> None:
+        """Remove the result of other arguments or weights, and save the arguments."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.result_file.unlink(missing_ok=True)
+        write_text(self.folder / SETTINGS_FILE, json.dumps(self.arguments) + "\n")
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the records of the result; empty if the stage is not finished."""
+        return json_records(self.result_file) if self.is_finished() else []
+
+
+@dataclass(frozen=True)
+class PairsEvaluation(Evaluation):
+    """Accuracy on minimal pairs."""
+
+    script = "pretrain/score.py"
+
+    @property
+    def result_file(self) -> Path:
+        """File with the result."""
+        return self.folder / "pairs.json"
+
+    @property
+    def arguments(self) -> list[str]:
+        """Arguments of the command."""
+        return [self.model, "--pairs", *self.words, "--out", str(self.result_file)]
+
+    def command_line(self, processes: int) -> list[str]:
+        """Return program and arguments; the command has one process."""
+        return super().command_line(1)
+
+    def describe_result(self) -> str:
+        """Return the accuracy for a progress line."""
+        return f"{self.read()[0]['accuracy']:.1f} % of the pairs"
+
+
+@dataclass(frozen=True)
+class TextEvaluation(Evaluation):
+    """Loss on held-out text."""
+
+    script = "pretrain/evaluate.py"
+
+    @property
+    def result_file(self) -> Path:
+        """File with the result."""
+        return self.folder / "text.jsonl"
+
+    @property
+    def arguments(self) -> list[str]:
+        """Arguments of the command."""
+        return [self.model, *self.words, "--out", str(self.result_file)]
+
+    def describe_result(self) -> str:
+        """Return the losses for a progress line."""
+        return ", ".join(f"loss {record['loss']:.3f} (memory {record['mem_len']})" for record in self.read())
+
+
+@dataclass(frozen=True)
+class Finetuning(ModelStage):
+    """Fine-tuning of a model on a task.
+
+    Attributes:
+        file: settings file of the task.
+        overrides: settings that override the file.
+        seeds: seeds of the fine-tuning.
+    """
+
+    file: str
+    overrides: Sequence[str]
+    seeds: Sequence[int]
+
+    script = "finetune/run.py"
+
+    @property
+    def arguments(self) -> list[str]:
+        """Arguments of the command."""
+        run = [f"name={self.row}_{self.key}_{self.seed}", f"run_dir={self.folder}", f"seed={self.seeds[0]}"]
+        return ["--config", self.file, f"init_from={self.model}", *self.overrides, *run, f"num_seeds={len(self.seeds)}"]
+
+    @cached_property
+    def config(self) -> FinetuneConfig:
+        """Settings of the fine-tuning."""
+        overrides = self.arguments[2:]
+        config = load_config(FinetuneConfig, self.file, overrides, task_overrides)
+        return apply_cli_precedence(config, {override.partition("=")[0] for override in overrides})
+
+    def is_finished(self) -> bool:
+        """Return True if all seeds have a result of the present settings and weights, and the summary is written."""
+        return self._has_settings() and (self.folder / "table.csv").exists() and len(self.read()) == len(self.seeds)
+
+    def read(self) -> dict[int, Result]:
+        """Return the results of the finished seeds."""
+        paths = {seed: seed_folder(self.folder, seed) / RESULT for seed in self.seeds if self._has_settings()}
+        return {seed: Result.read(path) for seed, path in paths.items() if self.is_newer_than_model(path)}
+
+    def describe_result(self) -> str:
+        """Return the scores for a progress line."""
+        results = self.read().values()
+        scores = ", ".join(f"{100 * result.score:.1f}" for result in results)
+        return f"{next(iter(results)).main_metric} {scores} %"
+
+    def _has_settings(self) -> bool:
+        """Return True if the folder is of a run with the same settings, except those that do not change its results."""
+        saved = self.folder / "config.yaml"
+        return saved.exists() and not _changed_keys(load_config(FinetuneConfig, saved), self.config)
+
+
+def json_records(path: Path) -> list[dict[str, Any]]:
+    """Read a JSON object, or JSON lines."""
+    text = path.read_text("utf-8")
+    return [json.loads(text)] if text.startswith("{\n") else [json.loads(line) for line in text.splitlines()]
+
+
+def check_words(origin: str, kind: str, text: str) -> list[str]:
+    """Return the words of an evaluation.
+
+    Args:
+        origin: key of the evaluation, for error messages.
+        kind: `pairs` or `text`.
+        text: files and options, as on the command line of pretrain/score.py --pairs or pretrain/evaluate.py.
+
+    Raises:
+        ValueError: the command would refuse them.
+    """
+    from pretrain import evaluate, score
+
+    command = score if kind == "pairs" else evaluate
+    try:
+        words = shlex.split(text)
+        for option in ("--out", "--picture", "--json", "--tokens"):
+            if option in words:
+                raise ValueError(f"{option} is invalid: the ablation collects the results itself. Leave it out.")
+        args = command.build_parser().parse(["MODEL", *(["--pairs"] if kind == "pairs" else []), *words])
+        command.check_options(args)
+    except ValueError as error:
+        raise ValueError(f"{origin}: {error}") from None
+    for path in args.pairs if kind == "pairs" else []:
+        if not path.exists():
+            raise ValueError(f"{origin}: {path} is invalid: there is no such file or folder. Correct the path.")
+    return words
+
+
+def _changed_keys(saved: FinetuneConfig, present: FinetuneConfig) -> list[str]:
+    """Return the keys of the settings that differ and change the results of a fine-tuning.
+
+    A run saves its settings with values in place of null, and with numbers of steps in place of `epochs` and `warmup_ratio`.
+    """
+    before, now = (_flatten(dataclasses.asdict(config)) for config in (saved, present))
+    resolved = {number for ratio, number in REPLACES.items() if now[ratio] is not None}
+    return [
+        key
+        for key, value in now.items()
+        if before.get(key) != value
+        and key not in FREE_SETTINGS
+        and key not in resolved
+        and not key.startswith("task_overrides")
+        and not (value is None and key not in NULL_SETTINGS)
+    ]
+
+
+def _flatten(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the settings by dotted key."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
