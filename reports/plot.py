@@ -170,11 +170,11 @@ def draw_quickstart() -> None:
     with open(REPORTS / "quickstart/results.jsonl") as file:
         lines = [json.loads(line) for line in file]
     train = [(line["tokens"] / 1e6, line["loss"]) for line in lines if "loss" in line]
-    measured = [line for line in lines if "held_out_loss" in line]
+    measured = [line for line in lines if "val_loss" in line]
     _, axes = plt.subplots(figsize=(6, 3.5))
     axes.plot(*zip(*train, strict=True), label="training loss", linewidth=1)
-    axes.plot([x["tokens"] / 1e6 for x in measured], [x["held_out_loss"] for x in measured], "o-", label="val loss")
-    axes.axhline(measured[-1]["held_out_unigram"], color="gray", linestyle="--", label="unigram baseline")
+    axes.plot([x["tokens"] / 1e6 for x in measured], [x["val_loss"] for x in measured], "o-", label="val loss")
+    axes.axhline(measured[-1]["val_unigram_loss"], color="gray", linestyle="--", label="unigram baseline")
     axes.set(xlabel="window tokens (millions)", ylabel="loss (nats)", ylim=(None, 8))
     axes.legend(frameon=False)
     save(axes, "quickstart/loss.png")
