@@ -25,6 +25,8 @@ HIDDEN_COLUMNS = {  # columns that are not printed on a terminal
     "million tokens to beat the baseline",
 }
 LOSS, PAIRS = "validation loss", "minimal pairs"  # measures in the metrics of a pretraining run
+# values of an evaluation on text that are equal if two models predicted the same targets in the same way
+TARGET_KEYS = ("objective", "mode", "partial_k", "seq_len", "n_targets", "n_tokens", "n_bytes")
 MARGIN = 0.1  # nats; a model with a loss this far below the unigram baseline has learned from context
 
 
@@ -167,6 +169,7 @@ def read_measures(ablation: Ablation) -> dict[str, Measure]:
                 add(PAIRS, False, row, result.seed, result.minimal_pairs)
         if not _is_comparable(results, base):
             measures[LOSS].other_targets.add(row)
+    text_targets: dict[str, tuple[Any, ...]] = {}  # of the first row of each text
     for stage in ablation.stages:
         if isinstance(stage, Evaluation) and (records := stage.read()):
             for record in records:
@@ -174,7 +177,11 @@ def read_measures(ablation: Ablation) -> dict[str, Measure]:
                     add(stage.key, False, stage.row, stage.seed, record["accuracy"])
                 else:
                     memory = f", memory {record['mem_len']}" if len(records) > 1 else ""
-                    add(f"{stage.key}, loss{memory}", True, stage.row, stage.seed, record["loss"])
+                    name = f"{stage.key}, loss{memory}"
+                    add(name, True, stage.row, stage.seed, record["loss"])
+                    targets = tuple(record.get(key) for key in TARGET_KEYS)
+                    if targets != text_targets.setdefault(name, targets):
+                        measures[name].other_targets.add(stage.row)
         elif isinstance(stage, Finetuning) and (scores := stage.read()):
             n_at_chance = sum(result.is_at_chance for result in scores.values())
             metric = next(iter(scores.values())).main_metric.partition("/")[2]
@@ -239,7 +246,11 @@ def build_stage_table(measures: Mapping[str, Measure]) -> list[dict[str, str]]:
                     "row": row,
                     "runs": str(len(values)),
                     "median": measure.format(row),
-                    "difference to first row, by seed": _format_interval(difference, measure.digits),
+                    "difference to first row, by seed": (
+                        "other targets"
+                        if row in measure.other_targets
+                        else _format_interval(difference, measure.digits)
+                    ),
                     "smallest detectable difference": _format_detectable(difference, measure.digits),
                 }
             )

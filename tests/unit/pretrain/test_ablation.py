@@ -13,7 +13,15 @@ import pytest
 from pretrain.ablate import main
 from pretrain.config import PretrainConfig
 from pretrain.tools.ablation.plan import Ablation
-from pretrain.tools.ablation.table import Measure, build_stage_table, build_table, draw_losses, read_results
+from pretrain.tools.ablation.stages import TextEvaluation
+from pretrain.tools.ablation.table import (
+    Measure,
+    build_stage_table,
+    build_table,
+    draw_losses,
+    read_measures,
+    read_results,
+)
 from tests.conftest import REPOSITORY
 from xlpre.config.loader import load_config, save_config
 from xlpre.objectives.target_sampling import num_targets
@@ -391,6 +399,23 @@ def test_rows_of_fine_tuning_settings_start_from_one_model(write, task):
 def test_stages_that_would_fail_are_refused_before_any_run_starts(write, task, changes, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         Ablation(write({"plain": []}, **changes))
+
+
+def test_losses_on_other_targets_are_not_compared(write, monkeypatch):
+    def read(stage):
+        objective = "denoising" if stage.row == "masked" else "permutation"
+        return [
+            {"loss": 5.0 + 0.1 * stage.seed, "mem_len": 0, "mode": "objective", "objective": objective, "n_targets": 9}
+        ]
+
+    monkeypatch.setattr(TextEvaluation, "read", read)
+    rows = {"plain": [], "same": ["model.mem_len=0"], "masked": ["objective.name=denoising"]}
+    ablation = Ablation(write(rows, num_seeds=2, evaluate={"text": {"books": "books.txt"}}))
+    measure = read_measures(ablation)["books, loss"]
+    assert measure.other_targets == {"masked"} and measure.difference("masked") is None
+    assert measure.difference("same").mean == 0
+    cells = [line["difference to first row, by seed"] for line in build_stage_table({"books, loss": measure})]
+    assert cells[0] == "" and "noise" in cells[1] and cells[2] == "other targets"
 
 
 def test_a_fine_tuning_that_stayed_at_chance_is_marked():
