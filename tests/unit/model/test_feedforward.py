@@ -34,6 +34,21 @@ def test_gelu_and_its_gradient_equal_those_of_torch(shape, spread, transposed, s
     assert torch.equal(gelu(x.detach()), y)  # without autograd
 
 
+def test_gelu_in_bf16_is_rounded_once():
+    special = torch.tensor([torch.nan, torch.inf, 0.0, 3.3e38, 1.00390625, 1.01171875])
+    x = torch.cat([special, torch.randn(70_001) * 3]).bfloat16()
+    grad = torch.randn(x.shape).bfloat16()
+    results = []
+    for values in (x, x.float()):
+        values.requires_grad_()
+        y = gelu(values)
+        (gradient,) = torch.autograd.grad(y, values, grad.to(y.dtype))
+        results.append((y.detach().bfloat16(), gradient.bfloat16()))
+    for rounded, expected in zip(*results, strict=True):
+        assert torch.equal(rounded.nan_to_num(7), expected.nan_to_num(7))
+        assert torch.equal(rounded.isnan(), expected.isnan())
+
+
 @pytest.mark.parametrize("kind", ["glu", "reglu", "geglu", "swiglu"])
 def test_a_gated_feed_forward_has_as_many_parameters_as_a_plain_one(kind):
     plain, gated = make_model(d_inner=240), make_model(d_inner=240, feed_forward=kind)

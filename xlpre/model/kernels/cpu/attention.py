@@ -1,4 +1,4 @@
-"""Attention on CPUs in fp32 and fp64, with a hand-written backward pass (kernels.cpp).
+"""Attention on CPUs in fp32, fp64 and bf16, with a hand-written backward pass (kernels.cpp).
 
 The kernels compute one block of query rows of one head at a time. Let c, p and t be the query plus the bias of the content, position and
 segment term, scaled, and let u be the score that is added for keys of other segments:
@@ -24,6 +24,8 @@ reused part of a window never sees the rest of the window, and no row sees empty
 
 Probabilities are saved for the backward pass. A layer with more than MAX_SAVED_PROBS probabilities recomputes them instead, so that
 memory grows linearly with the window. Dropout uses counter-based random numbers, which the backward pass generates again.
+
+In bf16, the kernels compute in fp32: inputs are converted, and the output and the gradients are rounded once.
 """
 
 from __future__ import annotations
@@ -102,10 +104,10 @@ class CpuBackend(AttentionBackend):
         device = attn_meta.query_rank.device.type
         if dtype not in DTYPES or device != "cpu":
             raise ValueError(
-                f"model.attention_backend=cpu is invalid for {dtype} on {device}: it computes in fp32 on a CPU. "
+                f"model.attention_backend=cpu is invalid for {dtype} on {device}: it needs a CPU and fp32, fp64 or bf16. "
                 "Set model.attention_backend=auto."
             )
-        return cls(attn_meta, schedule_blocks(attn_meta, dtype))
+        return cls(attn_meta, schedule_blocks(attn_meta))
 
     def attend(self, terms: ScoreTerms, key: Tensor, value: Tensor, dropout: float) -> Tensor:
         """Compute attention, see AttentionBackend."""
@@ -113,7 +115,7 @@ class CpuBackend(AttentionBackend):
         return _Attention.apply(self.schedule, terms.scale, dropout, *(tensors[name] for name in TERMS))
 
 
-def schedule_blocks(attn_meta: AttentionMeta, dtype: torch.dtype) -> BlockSchedule:
+def schedule_blocks(attn_meta: AttentionMeta) -> BlockSchedule:
     """Divide the query rows of a forward pass into blocks."""
     (B, N), K, T = attn_meta.query_rank.shape, attn_meta.n_keys, attn_meta.n_tokens
     rows, fewer_rows = (
@@ -130,7 +132,7 @@ def schedule_blocks(attn_meta: AttentionMeta, dtype: torch.dtype) -> BlockSchedu
     sizes["max_distance"] = -1 if attn_meta.max_distance is None else attn_meta.max_distance
     sizes |= {"n_blocks": n_blocks, "block_rows": min(rows, N)}
     schedule = BlockSchedule(sizes, tensors)
-    load_library().call("schedule_blocks", dtype, _attention_args(schedule, {}))
+    load_library().call("schedule_blocks", torch.float32, _attention_args(schedule, {}))
     return schedule
 
 
@@ -142,9 +144,11 @@ class _Attention(torch.autograd.Function):
         inputs = {name: x.contiguous() for name, x in zip(TERMS, terms, strict=True) if x is not None}
         if "pos_offset" in inputs:
             inputs["pos_offset"] = inputs["pos_offset"].transpose(1, 2).contiguous()  # (2, H, R)
-        query, K = inputs["query"], schedule.sizes["K"]
+        dtype, K = inputs["query"].dtype, schedule.sizes["K"]
+        converted = _convert(inputs)
+        query = converted["query"]
         B, N, H, E = query.shape
-        _check_shapes(schedule, inputs)
+        _check_shapes(schedule, converted)
         outputs = {"out": torch.empty_like(query)}
         if any(ctx.needs_input_grad):
             if B * H * N * K <= MAX_SAVED_PROBS:
@@ -153,25 +157,26 @@ class _Attention(torch.autograd.Function):
                 outputs["lse"] = query.new_empty(B, H, N)
         scalars = {"H": H, "E": E, "scale": scale, "dropout_scale": 1 / (1 - dropout)}
         scalars |= {"drop_threshold": drop_threshold(dropout), "seed": new_seed() if dropout else 0}
-        load_library().call(
-            "attention_forward", query.dtype, _attention_args(schedule, {**inputs, **outputs}, **scalars)
-        )
+        args = _attention_args(schedule, {**converted, **outputs}, **scalars)
+        load_library().call("attention_forward", query.dtype, args)
         ctx.schedule, ctx.scalars, ctx.names = schedule, scalars, [*inputs, *outputs]
         ctx.save_for_backward(*inputs.values(), *outputs.values())
-        return outputs["out"]
+        return outputs["out"].to(dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        tensors = {**dict(zip(ctx.names, ctx.saved_tensors, strict=True)), "d_out": d_out.contiguous()}
+        saved = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
+        tensors = _convert({**saved, "d_out": d_out.contiguous()})
         (B, _, H, E), R = d_out.shape, ctx.schedule.sizes["R"]
         # the kernels compute these gradients per batch row; they are summed below, in a fixed order
         per_row: dict[str, tuple[int, ...]] = {"pos_key": (B, R, H, E), "pos_offset": (B, H, R)}
         per_row |= dict.fromkeys(("r_w_bias", "r_r_bias", "r_s_bias", "segment_diff"), (B, H, E))
         inputs = [name for name in TERMS if name in tensors]
-        gradients = {f"d_{name}": d_out.new_zeros(per_row.get(name, tensors[name].shape)) for name in inputs}
+        zeros = tensors["d_out"].new_zeros
+        gradients = {f"d_{name}": zeros(per_row.get(name, tensors[name].shape)) for name in inputs}
         args = _attention_args(ctx.schedule, {**tensors, **gradients}, **ctx.scalars)
-        load_library().call("attention_backward", d_out.dtype, args)
+        load_library().call("attention_backward", tensors["d_out"].dtype, args)
         direction = ctx.schedule.tensors["direction"]
         for name, x in gradients.items():
             if name in ("d_pos_key", "d_pos_offset"):
@@ -180,7 +185,13 @@ class _Attention(torch.autograd.Function):
                 gradients[name] = x.sum(0)
         if "d_pos_offset" in gradients:
             gradients["d_pos_offset"] = gradients["d_pos_offset"].transpose(1, 2)
-        return None, None, None, *(gradients.get(f"d_{name}") for name in TERMS)
+        rounded = {name: x.to(d_out.dtype) for name, x in gradients.items()}
+        return None, None, None, *(rounded.get(f"d_{name}") for name in TERMS)
+
+
+def _convert(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Convert bf16 tensors to fp32, in which the kernels compute."""
+    return {name: x.float() if x.dtype == torch.bfloat16 else x for name, x in tensors.items()}
 
 
 def _check_shapes(schedule: BlockSchedule, inputs: dict[str, Tensor]) -> None:

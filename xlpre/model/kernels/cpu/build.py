@@ -26,7 +26,7 @@ AVX2 = ["-mavx2", "-mfma"]
 VECTOR_FLAGS = {"AVX2": AVX2, "AVX512": [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]}
 COMPILERS = ["c++", "g++", "clang++"]
 CHECKSUM_BYTES = 32  # SHA-256 at the end of the library file
-DTYPES = {torch.float32: "float32", torch.float64: "float64"}
+DTYPES = {torch.float32: "float32", torch.float64: "float64", torch.bfloat16: "bfloat16"}
 
 
 class MissingLibraryError(Exception):
@@ -55,7 +55,7 @@ class Library:
 
         Args:
             name: name of the function, without its dtype suffix.
-            dtype: torch.float32 or torch.float64.
+            dtype: one of DTYPES. The functions of attention do not support torch.bfloat16.
             *args: arguments of the function. Tensors must be contiguous.
         """
         if any(isinstance(x, Tensor) and x.is_meta for x in args):

@@ -1,5 +1,6 @@
-// Kernels that attention.py, feedforward.py and dropout.py run on a CPU, in fp32 and fp64. kernels/cpu/build.py compiles this file.
+// Kernels that attention.py, feedforward.py and dropout.py run on a CPU. kernels/cpu/build.py compiles this file.
 // kernels/cpu/attention.py derives the equations of attention. Matrix products use the BLAS of torch.
+// All kernels compute in fp32 or fp64. Those of feedforward.py and dropout.py can also read and write bf16.
 //
 // One thread computes one head of one batch row, a block of query rows at a time, so that the scores of a block stay in its cache. No two
 // threads add to the same address, so results have the same bits with any number of threads.
@@ -8,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 namespace {
@@ -45,6 +47,24 @@ inline To bit_cast(From x) {
     static_assert(sizeof(To) == sizeof(From));
     std::memcpy(&y, &x, sizeof(To));
     return y;
+}
+
+// The upper 16 bits of a float. An enumeration, because compilers do not vectorize loops over a class.
+enum class BFloat16 : uint16_t {};
+
+// Type in which a kernel computes with elements of type T.
+template <class T>
+using Compute = std::conditional_t<std::is_same_v<T, BFloat16>, float, T>;
+
+template <class T>
+inline T load(T x) { return x; }
+inline float load(BFloat16 x) { return bit_cast<float>(uint32_t(x) << 16); }
+
+template <class T>
+inline void store(T& y, T x) { y = x; }
+inline void store(BFloat16& y, float x) {  // rounds to the nearest number, or to the even one of two
+    const uint32_t b = bit_cast<uint32_t>(x), rounded = b + 0x7fff + ((b >> 16) & 1);
+    y = BFloat16((x == x ? rounded : 0x7fc00000) >> 16);  // nan stays nan
 }
 
 inline double exponential(double x) { return std::exp(x); }
@@ -87,11 +107,11 @@ struct RandomStream {
 
 // Zeroes the elements whose random number is below `drop_threshold`. The others are multiplied by `scale`.
 template <class T>
-void apply_dropout(RandomStream random, uint32_t drop_threshold, T scale, int n, const T* x, T* y) {
+void apply_dropout(RandomStream random, uint32_t drop_threshold, Compute<T> scale, int n, const T* x, T* y) {
 #pragma omp simd
     for (int j = 0; j < n; j++) {
-        const T scaled = x[j] * scale;
-        y[j] = random(j) >= drop_threshold ? scaled : T(0);
+        const Compute<T> scaled = load(x[j]) * scale;
+        store(y[j], random(j) >= drop_threshold ? scaled : 0);
     }
 }
 
@@ -351,7 +371,10 @@ template <class T>
 void gelu(int64_t n, int64_t n_threads, const T* x, T* y) {
     for_each_chunk(n, n_threads, [=](int64_t, int64_t start, int64_t end) {
 #pragma omp simd
-        for (int64_t i = start; i < end; i++) y[i] = x[i] * gelu_sigmoid(x[i]);
+        for (int64_t i = start; i < end; i++) {
+            const Compute<T> v = load(x[i]);
+            store(y[i], v * gelu_sigmoid(v));
+        }
     });
 }
 
@@ -360,8 +383,9 @@ void gelu_backward(int64_t n, int64_t n_threads, const T* x, const T* d_y, T* d_
     for_each_chunk(n, n_threads, [=](int64_t, int64_t start, int64_t end) {
 #pragma omp simd
         for (int64_t i = start; i < end; i++) {
-            const T s = gelu_sigmoid(x[i]);
-            d_x[i] = d_y[i] * (s + s * (1 - s) * x[i] * (T(LINEAR) + 3 * T(CUBIC) * x[i] * x[i]));
+            using C = Compute<T>;
+            const C v = load(x[i]), s = gelu_sigmoid(v);
+            store(d_x[i], load(d_y[i]) * (s + s * (1 - s) * v * (C(LINEAR) + 3 * C(CUBIC) * v * v)));
         }
     });
 }
@@ -369,7 +393,7 @@ void gelu_backward(int64_t n, int64_t n_threads, const T* x, const T* d_y, T* d_
 template <class T>
 void dropout(int64_t n, int64_t n_threads, const T* x, int64_t seed, int64_t drop_threshold, double scale, T* y) {
     for_each_chunk(n, n_threads, [=](int64_t chunk, int64_t start, int64_t end) {
-        apply_dropout(RandomStream(seed, chunk), uint32_t(drop_threshold), T(scale), int(end - start), x + start, y + start);
+        apply_dropout(RandomStream(seed, chunk), uint32_t(drop_threshold), Compute<T>(scale), int(end - start), x + start, y + start);
     });
 }
 
@@ -413,20 +437,25 @@ void set_gemm(void* sgemm, void* dgemm) {
     gemm<double> = reinterpret_cast<Gemm<double>>(dgemm);
 }
 
-#define EXPORT_FOR_DTYPE(T, DTYPE)                                                                                                              \
+#define EXPORT_ATTENTION(T, DTYPE)                                                                                                              \
     void schedule_blocks_##DTYPE(const AttentionArgs<T>* a) { schedule_blocks(*a); }                                                            \
     void attention_forward_##DTYPE(const AttentionArgs<T>* a) {                                                                                 \
         for_each_head(*a, [](HeadKernel<T>& kernel, int batch, int head) { kernel.forward(batch, head); });                                     \
     }                                                                                                                                           \
     void attention_backward_##DTYPE(const AttentionArgs<T>* a) {                                                                                \
         for_each_head(*a, [](HeadKernel<T>& kernel, int batch, int head) { kernel.backward(batch, head); });                                    \
-    }                                                                                                                                           \
+    }
+
+#define EXPORT_ELEMENTWISE(T, DTYPE)                                                                                                            \
     void gelu_##DTYPE(int64_t n, int64_t n_threads, const T* x, T* y) { gelu(n, n_threads, x, y); }                                             \
     void gelu_backward_##DTYPE(int64_t n, int64_t n_threads, const T* x, const T* d_y, T* d_x) { gelu_backward(n, n_threads, x, d_y, d_x); }    \
     void dropout_##DTYPE(int64_t n, int64_t n_threads, const T* x, int64_t seed, int64_t drop_threshold, double scale, T* y) {                  \
         dropout(n, n_threads, x, seed, drop_threshold, scale, y);                                                                               \
     }
 
-EXPORT_FOR_DTYPE(float, float32)
-EXPORT_FOR_DTYPE(double, float64)
+EXPORT_ATTENTION(float, float32)
+EXPORT_ATTENTION(double, float64)
+EXPORT_ELEMENTWISE(float, float32)
+EXPORT_ELEMENTWISE(double, float64)
+EXPORT_ELEMENTWISE(BFloat16, bfloat16)
 }

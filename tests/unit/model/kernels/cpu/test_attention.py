@@ -149,10 +149,27 @@ def test_the_bound_on_saved_probabilities_counts_all_heads(is_within, monkeypatc
     assert (shape in saved) is is_within
 
 
+def test_bf16_is_computed_in_fp32_and_rounded_once():
+    meta = random_attention_meta(2, 24, 10, 5, "cpu")
+    tensors = random_attention_tensors(meta, 4, 8, torch.bfloat16)
+    rounded, exact = (
+        attention_case(CpuBackend, meta, {name: x.detach().to(dtype).requires_grad_() for name, x in tensors.items()})
+        for dtype in (torch.bfloat16, torch.float32)
+    )
+    torch.manual_seed(1)
+    output = rounded.output(0.1)
+    torch.manual_seed(1)
+    expected = exact.output(0.1)
+    assert torch.equal(output, expected.bfloat16())
+    d_output = torch.randn_like(output)
+    gradients = zip(rounded.gradients(output, d_output), exact.gradients(expected, d_output.float()), strict=True)
+    assert all(torch.equal(gradient, expected_gradient.bfloat16()) for gradient, expected_gradient in gradients)
+
+
 def test_other_dtypes_are_refused():
-    model = make_model(attention_backend="cpu").bfloat16()
-    memory = initial_memory(model.config, 2, mem_len=4, dtype=torch.bfloat16)
-    with pytest.raises(ValueError, match=r"attention_backend=cpu .*bfloat16 on cpu.*model.attention_backend=auto"):
+    model = make_model(attention_backend="cpu").half()
+    memory = initial_memory(model.config, 2, mem_len=4, dtype=torch.float16)
+    with pytest.raises(ValueError, match=r"attention_backend=cpu .*float16 on cpu.*model.attention_backend=auto"):
         model(random_batch(), memory)
 
 
@@ -168,4 +185,4 @@ def test_tensors_of_another_shape_or_dtype_do_not_reach_the_kernels(name):
 def test_metadata_with_a_row_missing_is_not_scheduled():
     meta = random_attention_meta(2, 8, 4, 2, "cpu")
     with pytest.raises(AssertionError):
-        schedule_blocks(replace(meta, direction=meta.direction[:1]), torch.float32)
+        schedule_blocks(replace(meta, direction=meta.direction[:1]))
