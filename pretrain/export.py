@@ -2,7 +2,7 @@
 
 The source is a run folder (finished or not: the latest checkpoint is exported), a model folder of xlpre, of Hugging Face's XLNet, or of the
 original TensorFlow release, or the model.pt of a Transformer-XL (nothing in the pickle is executed). With --hf,
-`XLNetLMHeadModel.from_pretrained` and `AutoTokenizer.from_pretrained` open the result. With --tf, the original TensorFlow code can train it
+`XLNetLMHeadModel`, `AutoModelForMaskedLM` and `AutoTokenizer` open the result. With --tf, the original TensorFlow code can train it
 further. The model card, README.md, describes the training as the run recorded it.
 
 Examples:

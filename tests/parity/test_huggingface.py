@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from xlpre.batch import Batch
 from xlpre.conversion.model_folder import ModelFolder, load_folder, save_folder, save_huggingface
 from xlpre.data.rng import RowRng
 from xlpre.data.window_layout import Windows
+from xlpre.inference.scoring import score
 from xlpre.model.config import ModelConfig
 from xlpre.model.language_model import LanguageModel
 from xlpre.model.memory import Memory
@@ -171,6 +173,32 @@ def test_a_round_trip_from_huggingface_is_the_identity(tokenizer, tmp_path):
     again = transformers.XLNetLMHeadModel.from_pretrained(tmp_path / "second")
     for name, tensor in external.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("objective", ["permutation", "denoising"])
+def test_masking_each_token_in_huggingface_gives_the_pseudo_log_likelihood(objective, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "path", [*sys.path])  # transformers adds its cache
+    folder = dataclasses.replace(folder, objective=objective)
+    save_huggingface(tmp_path / "hf", folder)
+    model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "hf", trust_remote_code=True).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    texts = ["one two three", "a longer text of several words"]
+    inputs = tokenizer(texts, return_tensors="pt", padding=True)
+    expected = score(folder.model(), folder.tokenizer, texts, "pll", objective=objective)
+    for i, text_score in enumerate(expected):
+        n = text_score.n_tokens
+        start = inputs["input_ids"].size(1) - n - 2  # padding is on the left, <sep> <cls> on the right
+        assert inputs["input_ids"][i, start:-2].tolist() == text_score.tokens.tolist()
+        for j in range(n):
+            masked = inputs["input_ids"][i : i + 1].clone()
+            masked[0, start + j] = tokenizer.mask_token_id
+            labels = torch.full_like(masked, -100)
+            labels[0, start + j] = text_score.tokens[j]
+            mask = inputs["attention_mask"][i : i + 1]
+            with torch.no_grad():
+                loss = model(masked, attention_mask=mask, labels=labels).loss
+            assert loss.item() == pytest.approx(-text_score.token_log_likelihoods[0, j], abs=TOLERANCE)
 
 
 def test_auto_model_and_auto_tokenizer_open_an_exported_folder(folder, tmp_path):

@@ -14,6 +14,7 @@ provenance.json     kind and hash of the vocabulary, special ids, data fingerpri
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ from xlpre.text.table_tokenizer import TableTokenizer
 from xlpre.text.tokenizer import Tokenizer
 
 CARD_FILE = "README.md"
+MASKED_LM_CODE = Path(__file__).with_name("modeling_masked_lm.py")
 READABLE = (
     "a model folder of xlpre (config.json), a folder of Hugging Face's XLNet (config.json), "
     f"a TensorFlow release ({tf.CONFIG_FILE}), or the {transformer_xl.MODEL_FILE} of a Transformer-XL"
@@ -154,12 +156,19 @@ def write_native_files(path: Path, folder: ModelFolder) -> FileEntries:
 def save_huggingface(path: str | Path, folder: ModelFolder, card: str | None = None) -> None:
     """Write a folder for transformers (`XLNetLMHeadModel`, `AutoModel`, `AutoTokenizer`) atomically, with a model card.
 
+    `AutoModelForMaskedLM` opens permutation and denoising models with `trust_remote_code=True`, see modeling_masked_lm.py.
+
     Raises:
         ValueError: a setting or a vocabulary that Hugging Face's XLNet cannot represent.
     """
     hf.check_expressible(folder.config)
     with export_folder(path, folder, card) as (partial, tokenizer):
-        hf.write_model(partial, folder.config, folder.weights, folder.objective)
+        settings: dict[str, Any] = {}
+        if OBJECTIVES[folder.objective].sees_ahead:
+            shutil.copyfile(MASKED_LM_CODE, partial / MASKED_LM_CODE.name)
+            settings["auto_map"] = {"AutoModelForMaskedLM": f"{MASKED_LM_CODE.stem}.XLNetForMaskedLM"}
+            settings["pretraining_objective"] = folder.objective
+        hf.write_model(partial, folder.config, folder.weights, folder.objective, settings)
         write_tokenizer(tokenizer, partial)
 
 
