@@ -18,6 +18,7 @@ compares.
 
 from __future__ import annotations
 
+import argparse
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ from xlpre.common.job_pool import Command, run_all
 from xlpre.config.cli import SettingsParser
 
 if TYPE_CHECKING:
+    from pretrain.tools.ablation.plan import Ablation
     from pretrain.tools.ablation.stages import Stage
 
 COMMON = ("data.store_dir", "tokenizer.path", "train.steps", "train.hours", "train.global_batch_size", "eval.every")
@@ -39,7 +41,7 @@ def build_parser() -> SettingsParser[PretrainConfig]:
     parser = SettingsParser(PretrainConfig, __doc__, COMMON, reads_file=False)
     parser.add_argument("ablation", metavar="FILE", type=Path, help="an ablation, see configs/ablations/")
     parser.add_argument("--print", action="store_true", help="print the commands of the runs, one per line")
-    text = "write runs/NAME/array.sh, a SLURM array script with one task per pretraining run"
+    text = "write SLURM scripts: a job array of the pretraining runs, and a job for the stages after them"
     parser.add_argument("--submit", action="store_true", help=text)
     parser.add_argument("--run", action="store_true", help="run the rows, several in parallel, and compare them")
     parser.add_argument(
@@ -52,6 +54,8 @@ def build_parser() -> SettingsParser[PretrainConfig]:
         default=[],
         help="names of the rows to include (default: all)",
     )
+    text = "leave out evaluation and fine-tuning"
+    parser.add_argument("--only-pretraining", action="store_true", help=text)
     text = "number of runs of each row, with the seeds 1 to N (default: num_seeds of the file)"
     parser.add_argument("--seeds", metavar="N", type=int, help=text)
     text = "number of runs in parallel (default: number of GPUs, or of CPU cores, divided by --processes)"
@@ -74,6 +78,26 @@ def _command(stage: Stage, processes: int) -> Command:
     )
 
 
+def _write_jobs(ablation: Ablation, args: argparse.Namespace) -> None:
+    """Write the SLURM scripts, and print the command that submits them."""
+    from pretrain.tools.job_array import finishing_job, job_array
+    from xlpre.common.files import write_text
+
+    file, array, finish = str(args.ablation), ablation.folder / "array.sh", ablation.folder / "finish.sh"
+    runs = [run.args for run in ablation.runs]
+    if runs:
+        write_text(array, job_array(file, str(array), ablation.name, runs, args.processes))
+    options = ["--run", "--processes", str(args.processes), "--seeds", str(ablation.num_seeds)]
+    options += [
+        *(["--rows", ",".join(args.rows)] if args.rows else []),
+        *["--only-pretraining"] * args.only_pretraining,
+    ]
+    command = ["python", "pretrain/ablate.py", file, *options, *args.overrides]
+    write_text(finish, finishing_job(file, ablation.name, command, args.processes))
+    print(f"{len(runs)} pretraining runs and {len(ablation.stages) - len(runs)} stages after them. Submit them with:")
+    print(f"  sbatch --dependency=afterany:$(sbatch --parsable {array}) {finish}" if runs else f"  sbatch {finish}")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     args = build_parser().parse(argv)
@@ -85,31 +109,24 @@ def main(argv: Sequence[str] | None = None) -> None:
         if (number := getattr(args, flag)) is not None and number < 1:
             raise ValueError(f"--{flag} {number} is invalid: it must be at least 1. Leave it out for the default.")
 
+    from pretrain.tools.ablation.measures import read_failures, read_measures
     from pretrain.tools.ablation.plan import Ablation
-    from pretrain.tools.ablation.table import read_measures, write_comparison
-    from pretrain.tools.job_array import job_array
-    from xlpre.common.files import write_text
+    from pretrain.tools.ablation.table import write_comparison
 
-    ablation = Ablation(args.ablation, args.overrides, args.rows, args.seeds)
+    ablation = Ablation(args.ablation, args.overrides, args.rows, args.seeds, args.only_pretraining)
     for run in ablation.runs:
         run.check_batch(args.processes)
     commands = [_command(stage, args.processes) for stage in ablation.stages]
     if args.print:
         print("\n".join(shlex.join(command.argv) for command in commands))
     if args.submit:
-        path = ablation.folder / "array.sh"
-        script = job_array(
-            str(args.ablation), str(path), ablation.name, [run.args for run in ablation.runs], args.processes
-        )
-        write_text(path, script)
-        print(f"{path}: {len(ablation.runs)} runs. Submit it with: sbatch {path}")
+        _write_jobs(ablation, args)
     if args.run:
-        for run in ablation.runs[: len(ablation.rows)]:  # runs of other seeds have the same inputs
-            run.check_inputs()
+        ablation.check_inputs()
         try:
             run_all(commands, args.jobs, args.processes)
         finally:  # if one run failed, the others are still compared
-            if read_measures(ablation):
+            if read_measures(ablation) or read_failures(ablation):
                 write_comparison(ablation, bool(args.rows))
     elif args.table:
         write_comparison(ablation, bool(args.rows))

@@ -19,6 +19,7 @@ from finetune.data.examples import Example, Split
 from finetune.data.long_text import check_memory
 from finetune.data.row_errors import InvalidRowsError, RowError
 from finetune.data.sources import TRAIN
+from finetune.tasks.base import Task
 from finetune.tasks.registry import build_task
 from finetune.trainer.results import FORMAT
 from finetune.trainer.shared_features import FeaturesOfSplits, encode_once_per_machine
@@ -66,16 +67,8 @@ class RunInputs:
                 "init_from=runs/quickstart/model."
             )
         check_run_dir_writable(config.run_dir)
-        self.task = build_task(config.task, config.data, config.model.pooling)
-        splits = (TRAIN, *self.task.dev_splits, *self.task.test_splits)
-        examples, invalid_rows = dict[str, Sequence[Example]](), list[RowError]()
-        for split in splits:
-            try:
-                examples[split] = self.task.read_split(split)
-            except InvalidRowsError as error:  # the other splits may have invalid rows, too
-                invalid_rows += error.errors
-        if invalid_rows:
-            raise InvalidRowsError(invalid_rows)
+        self.task, examples = read_examples(config)
+        splits = tuple(examples)
         self.pretrained = load_init_from(config.init_from)
         self.tokenizer = self.pretrained.require_tokenizer(f"init_from={config.init_from}")
         examples[TRAIN] = _sample(examples[TRAIN], config.data.max_train_examples, config.seed)
@@ -176,6 +169,25 @@ class RunInputs:
     def _fingerprints(self) -> dict[str, str]:
         """Fingerprints of the training examples and of each dev split, by the name of the split."""
         return {split.name: _fingerprint(split) for split in (self.train, *self.dev)}
+
+
+def read_examples(config: FinetuneConfig) -> tuple[Task, dict[str, Sequence[Example]]]:
+    """Return the task, and the examples of its splits: training, development and test.
+
+    Raises:
+        ValueError: settings contradict each other, or a file or an example is invalid.
+    """
+    assert config.task is not None
+    task = build_task(config.task, config.data, config.model.pooling)
+    examples, invalid_rows = dict[str, Sequence[Example]](), list[RowError]()
+    for split in (TRAIN, *task.dev_splits, *task.test_splits):
+        try:
+            examples[split] = task.read_split(split)
+        except InvalidRowsError as error:  # the other splits may have invalid rows, too
+            invalid_rows += error.errors
+    if invalid_rows:
+        raise InvalidRowsError(invalid_rows)
+    return task, examples
 
 
 def _add_from_scratch(manifest: Mapping[str, Any]) -> dict[str, Any]:

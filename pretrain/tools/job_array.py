@@ -1,31 +1,22 @@
-"""SLURM job array of an ablation: a script with one task per run."""
+"""SLURM scripts of an ablation: a job array with one task per pretraining run, and a job for all other stages."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
 
-SCRIPT = """\
+ARRAY = """\
 #!/bin/bash
 # The pretraining runs of {file} as a SLURM job array, one task per run. Submit it from the folder of the repository; options of sbatch
 # override the lines below:
 #
 #   sbatch {path}
 #
-# pretrain/slurm.sh explains the options. When all tasks are finished, evaluate, fine-tune and compare the runs:
-#
-#   python pretrain/ablate.py {file} --run
+# pretrain/slurm.sh explains the options.
 
 #SBATCH --job-name={name}
 #SBATCH --array=0-{last}
-#SBATCH --nodes=1
-#SBATCH --ntasks-per-node={processes}
-#SBATCH --gpus-per-node={processes}
-#SBATCH --cpus-per-task=4
-#SBATCH --time=24:00:00
-#SBATCH --signal=B:USR1@300
-#SBATCH --requeue
-#SBATCH --open-mode=append
+{resources}
 #SBATCH --output=slurm-%x-%A_%a.out
 
 case "$SLURM_ARRAY_TASK_ID" in
@@ -33,6 +24,29 @@ case "$SLURM_ARRAY_TASK_ID" in
 esac
 exec bash pretrain/slurm.sh "$@"
 """
+
+FINISH = """\
+#!/bin/bash
+# Evaluate, fine-tune and compare the runs of {file} when their job array has ended. With more GPUs, several stages run at a time. If the
+# job is stopped or its time ends, submit it again: it resumes.
+
+#SBATCH --job-name={name}_finish
+{resources}
+#SBATCH --output=slurm-%x-%j.out
+
+exec {command}
+"""
+
+RESOURCES = """\
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node={tasks}
+#SBATCH --gpus-per-node={processes}
+#SBATCH --cpus-per-task={cores}
+#SBATCH --time=24:00:00
+#SBATCH --signal={signal}
+#SBATCH --requeue
+#SBATCH --open-mode=append"""
+CORES = 4  # of a process
 
 
 def job_array(file: str, path: str, name: str, runs: Sequence[Sequence[str]], processes: int) -> str:
@@ -46,6 +60,20 @@ def job_array(file: str, path: str, name: str, runs: Sequence[Sequence[str]], pr
         processes: number of processes of a run.
     """
     cases = "\n".join(f"{index}) set -- {shlex.join(arguments)} ;;" for index, arguments in enumerate(runs))
-    return SCRIPT.format(
-        file=shlex.quote(file), path=shlex.quote(path), name=name, last=len(runs) - 1, processes=processes, cases=cases
+    resources = RESOURCES.format(tasks=processes, processes=processes, cores=CORES, signal="B:USR1@300")
+    return ARRAY.format(
+        file=shlex.quote(file), path=shlex.quote(path), name=name, last=len(runs) - 1, resources=resources, cases=cases
     )
+
+
+def finishing_job(file: str, name: str, command: Sequence[str], processes: int) -> str:
+    """Return the script of the job that runs all stages after pretraining.
+
+    Args:
+        file: the ablation file.
+        name: name of the job array.
+        command: command that runs all stages.
+        processes: number of processes of a stage.
+    """
+    resources = RESOURCES.format(tasks=1, processes=processes, cores=CORES * processes, signal="B:TERM@300")
+    return FINISH.format(file=shlex.quote(file), name=name, resources=resources, command=shlex.join(command))

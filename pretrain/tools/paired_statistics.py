@@ -26,6 +26,7 @@ class Difference:
         low: lower end of the confidence interval; nan with one pair.
         high: upper end of the confidence interval; nan with one pair.
         detectable: smallest true difference whose interval excludes 0 with a probability of POWER; nan with one pair.
+        of_finetuning: True if the seeds are those of the fine-tuning of one pretrained model.
     """
 
     n_pairs: int
@@ -33,6 +34,7 @@ class Difference:
     low: float
     high: float
     detectable: float
+    of_finetuning: bool = False
 
     def to_json(self) -> dict[str, float | int | None]:
         """Return the fields as JSON values; None for nan and infinite values."""

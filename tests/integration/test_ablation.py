@@ -7,10 +7,11 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
+from pretrain.tools.ablation.measures import read_results
 from pretrain.tools.ablation.plan import Ablation
-from pretrain.tools.ablation.table import read_results
 from tests.conftest import REPOSITORY
 from tests.integration.conftest import environment, run, tiny_args
 from xlpre.training.metrics_writer import read_metrics
@@ -81,8 +82,9 @@ def test_an_interrupted_ablation_saves_its_runs_and_resumes_them(ablation, tmp_p
     assert f"at step {stopped_at}" in (log / "log.txt").read_text()
 
 
-@pytest.mark.long
-def test_rows_are_pretrained_evaluated_and_fine_tuned_and_only_changed_stages_run_again(ablation, tmp_path):
+@pytest.fixture
+def all_stages(ablation, tmp_path):
+    """Return the content of an ablation that also evaluates and fine-tunes its rows."""
     (tmp_path / "pairs.jsonl").write_text('{"sentence_good": "Ba di ba.", "sentence_bad": "Ba ba di."}\n')
     (tmp_path / "held_out.txt").write_text("Ba be bi bo bu da de di do du.\n" * 40)
     (tmp_path / "words.csv").write_text("text,label\n" + "ba di,a\nbe du,b\n" * 8)
@@ -106,13 +108,20 @@ def test_rows_are_pretrained_evaluated_and_fine_tuned_and_only_changed_stages_ru
         "seeds": 2,
         "tasks": {"topics": columns},
     }
+    return content
+
+
+@pytest.mark.long
+def test_rows_are_pretrained_evaluated_and_fine_tuned_and_only_changed_stages_run_again(ablation, all_stages, tmp_path):
+    content = all_stages
     ablation.write_text(json.dumps(content))
     command = (SCRIPT, ablation, "--run", "--jobs", "1")
     result = run(*command, cwd=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "8 runs, 0 of them finished already" in result.stdout
     records = [json.loads(line) for line in (tmp_path / "runs/tiny/results.jsonl").read_text().splitlines()]
-    measures = ["validation loss", "agreement", "books, loss, memory 0", "books, loss, memory 8", "topics, accuracy"]
+    measures = ["validation loss", "agreement", "books, loss, memory 0", "books, loss, memory 8"]
+    measures += ["topics, accuracy", "topics, matthews"]
     assert [(each["measure"], each["row"]) for each in records] == [
         (measure, row) for measure in measures for row in ("all", "no_memory")
     ]
@@ -137,3 +146,33 @@ def test_a_stage_is_not_started_if_the_pretraining_before_it_fails(ablation, tmp
     assert result.returncode == 2 and "1 of 4 runs failed" in result.stderr
     assert "not started, because a run before them is not finished: row no_memory, seed 1, agreement" in result.stdout
     assert re.search(r"row all, seed 1, agreement: finished after [\d:]+, \S+ % of the pairs", result.stdout)
+
+
+def kill_when_started(ablation, stage, tmp_path):
+    """Start the ablation, and kill it as soon as it has started a stage. Return when its commands have ended, too."""
+    command = [sys.executable, REPOSITORY / SCRIPT, str(ablation), "--run", "--jobs", "1"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            if line.startswith(f"{stage}: started"):
+                break
+        else:
+            raise AssertionError(f"{stage} did not start")
+        time.sleep(1)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+    psutil.wait_procs(children, timeout=60)
+
+
+@pytest.mark.long
+def test_killed_in_any_stage_an_ablation_resumes_to_the_same_results(ablation, all_stages, tmp_path):
+    results = []
+    for name in ("undisturbed", "killed"):
+        path = ablation.with_name(f"{name}.yaml")
+        content = {**all_stages, "rows": {"all": []}, "common": [*all_stages["common"], "train.steps=30"]}
+        path.write_text(json.dumps(content))
+        for stage in ("", ", agreement", ", books", ", topics") if name == "killed" else ():
+            kill_when_started(path, f"row all, seed 1{stage}", tmp_path)
+        result = run(SCRIPT, path, "--run", "--jobs", "1", cwd=tmp_path)
+        assert result.returncode == 0, result.stdout + result.stderr
+        results.append((tmp_path / f"runs/{name}/results.jsonl").read_text())
+    assert results[0] == results[1] and results[0].count("\n") == 6

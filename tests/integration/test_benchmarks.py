@@ -5,11 +5,10 @@ import json
 
 import pytest
 import torch
-import yaml
 
 from benchmarks.gpu import report, report_summary
 from benchmarks.quality import gradients, initial_weights
-from tests.conftest import REPOSITORY, write_folder
+from tests.conftest import write_folder
 from tests.integration.conftest import run
 from xlpre.conversion.model_folder import load_folder
 
@@ -215,39 +214,6 @@ def test_gradients_are_measured_and_position_scores_are_flat_without_local_initi
 
 
 @pytest.mark.long
-def test_a_pretrained_model_is_compared_with_random_weights_and_finished_runs_are_not_repeated(tokenizer, tmp_path):
-    model = write_folder(tmp_path / "model", tokenizer)
-    (tmp_path / "SST-2").mkdir()
-    for name in ("train", "dev"):
-        rows = "".join(f"the {'good' if k % 2 else 'bad'} one\t{k % 2}\n" for k in range(12))
-        (tmp_path / "SST-2" / f"{name}.tsv").write_text("sentence\tlabel\n" + rows)
-    args = [
-        "benchmarks/quality/downstream.py",
-        "--models",
-        f"ours={model}",
-        "--glue",
-        tmp_path,
-        "--tasks",
-        "glue/sst-2",
-    ]
-    args += ["--rates", "1e-3,1e-2", "--examples", 6, "--seeds", 2, "--jobs", 2, "--out", "compared"]
-    args += ["train.steps=2", "eval.every=2", "train.global_batch_size=4"]
-    result = run(*args, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    lines = [json.loads(line) for line in (tmp_path / "compared/results.jsonl").read_text().splitlines()]
-    assert len(lines) == 2 * 2 + 2 and {line["seed"] for line in lines} == {1, 2}
-    assert {line["arm"] for line in lines} == {"ours", "random"}
-    settings = (tmp_path / "runs/downstream/compared").glob("*/config.yaml")
-    assert [yaml.safe_load(path.read_text())["data"]["max_train_examples"] for path in settings] == 6 * [6]
-    assert "| glue/sst-2 | 6 | dev/accuracy |" in result.stdout
-    assert (tmp_path / "compared/scores.png").read_bytes().startswith(b"\x89PNG")
-    repeated = run(*args, cwd=tmp_path)
-    assert repeated.returncode == 0 and "4 of them finished already" in repeated.stdout
-    other = run(*args, "optim.weight_decay=0.5", cwd=tmp_path)
-    assert other.returncode == 2 and "optim.weight_decay" in other.stderr
-
-
-@pytest.mark.long
 def test_ways_to_read_long_texts_are_compared_on_articles_whose_length_is_no_clue(tokenizer, tmp_path):
     model = write_folder(tmp_path / "model", tokenizer)
     for split, level, lengths in (
@@ -274,17 +240,3 @@ def test_ways_to_read_long_texts_are_compared_on_articles_whose_length_is_no_clu
         for label in ("middle", "high")
     }
     assert len(train) == 6 and sizes["middle"] == sizes["high"]
-
-
-@pytest.mark.long
-def test_one_command_goes_from_raw_text_to_the_report_of_a_pretraining(text_file, make_args, tmp_path):
-    changed = {"data.store_dir", "tokenizer.path", "name", "run_dir"}
-    tiny = [setting for setting in make_args() if setting.partition("=")[0] not in changed]
-    tiny += ["name=tiny", "tokenizer.vocab_size=300", "text.val_fraction=0.1", "train.hours=null", "train.steps=4"]
-    config = REPOSITORY / "configs/pretrain/small_1gpu.yaml"
-    command = ["benchmarks/quality/end_to_end.py", "--config", config, "--text", text_file, "--out", "out"]
-    result = run(*command, *tiny, "eval.every=4", cwd=tmp_path)
-    assert result.returncode == 0, result.stdout + result.stderr
-    files = {"config.yaml", "metrics.jsonl", "samples.jsonl", "report.html", "loss.png"}
-    assert {path.name for path in (tmp_path / "out").iterdir()} == files
-    assert load_folder(tmp_path / "runs/tiny/model").provenance["step"] == 4

@@ -291,6 +291,13 @@ def _units_of_file(path: Path, weight: float, config: TextConfig) -> Iterator[Re
             yield dataclasses.replace(file, begin=begin, end=end, n_bytes=end - begin)
 
 
+def source_exists(source: str) -> bool:
+    """Return False if `source` names files, and none of them exists. Datasets on the Hugging Face Hub are not looked up."""
+    path, _, _ = _split_range(source)
+    found = Path(path).exists() or bool(glob.glob(path, recursive=True))
+    return found or source == "docstrings" or is_hf_dataset(source)
+
+
 def _matching_files(pattern: str, config: TextConfig) -> list[Path]:
     is_verbatim = config.line_type == "verbatim"
     if is_verbatim:

@@ -5,6 +5,7 @@ docs/evaluation.md describes the file.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -36,12 +37,15 @@ class FinetuneStages:
         base: path of a settings file of fine-tuning, relative to the folder of the ablation file.
         common: overrides of every task.
         seeds: number of fine-tuning runs of each pretrained model, with the seeds 1, 2, ...
+        learning_rates: values of `optim.lr`. Each is tried, and each row is compared at the one with its highest mean score. []: only that
+            of the settings.
         tasks: overrides of each task by its name in the table. A path as the first entry replaces `base`.
     """
 
     base: str = ""
     common: list[str] = field(default_factory=list)
     seeds: int = 1
+    learning_rates: list[float] = field(default_factory=list)
     tasks: dict[str, list[str]] = field(default_factory=dict)
 
 
@@ -126,7 +130,7 @@ class AblationConfig:
             "common": (self.common, row_keys),
             **{f"row {row}": (self.rows[row], row_keys) for row in self.rows},
         }
-        task_keys = (*TASK_KEYS, "init_from")
+        task_keys = (*TASK_KEYS, "init_from", *["optim.lr"] * bool(self.finetune.learning_rates))
         parts["finetune.common"] = (self.finetune.common, task_keys)
         parts |= {f"finetune.tasks.{task}": (words, task_keys) for task, words in self.finetune.tasks.items()}
         for origin, (overrides, keys) in parts.items():
@@ -145,6 +149,7 @@ class Ablation:
         overrides: more overrides, for every row.
         rows: names of the rows to include; empty: all.
         num_seeds: number of runs of each row; None: as in the file.
+        only_pretraining: leave out all other stages.
 
     Attributes:
         path: the file.
@@ -159,7 +164,12 @@ class Ablation:
     """
 
     def __init__(
-        self, path: Path, overrides: Sequence[str] = (), rows: Sequence[str] = (), num_seeds: int | None = None
+        self,
+        path: Path,
+        overrides: Sequence[str] = (),
+        rows: Sequence[str] = (),
+        num_seeds: int | None = None,
+        only_pretraining: bool = False,
     ) -> None:
         self._config = config = load_config(AblationConfig, path)
         for row in rows:
@@ -177,6 +187,10 @@ class Ablation:
                 f"--seeds {self.num_seeds} is invalid: it must be at least 1. Leave it out to use num_seeds of the file."
             )
         self.seeds = range(1, self.num_seeds + 1)
+        if only_pretraining and config.model:
+            raise ValueError(
+                f"--only-pretraining is invalid with model={config.model} in {path}: nothing is pretrained. Leave it out."
+            )
         self._words = {
             name: check_words(f"{path}: evaluate.{kind}.{name}", kind, text)
             for kind, texts in (("pairs", config.evaluate.pairs), ("text", config.evaluate.text))
@@ -187,13 +201,31 @@ class Ablation:
         for seed in self.seeds:
             runs = {run.row: run for run in self.runs if run.seed == seed}
             self.stages += runs.values()
-            for row in self.rows:
+            for row in () if only_pretraining else self.rows:
                 self.stages += self._following(row, seed, runs.get(row))
 
     @property
     def folder(self) -> Path:
         """Folder of all runs and of the comparison."""
         return Path("runs") / self.name
+
+    def check_inputs(self) -> None:
+        """Raise ValueError with all problems of the inputs of the stages: texts, vocabularies, models and examples."""
+        checked: list[Pretraining | Finetuning] = [*self.runs[: len(self.rows)]]  # other seeds have the same inputs
+        data = []  # task and data settings of the checked fine-tunings
+        for stage in self.stages:
+            if isinstance(stage, Finetuning) and (stage.config.task, stage.config.data) not in data:
+                data.append((stage.config.task, stage.config.data))
+                checked.append(stage)
+        problems: dict[str, list[str]] = {}
+        for stage in checked:
+            try:
+                stage.check_inputs()
+            except ValueError as error:
+                origin = f"row {stage.row}" if isinstance(stage, Pretraining) else f"finetune.tasks.{stage.key}"
+                problems.setdefault(str(error), []).append(origin)
+        if problems:
+            raise ValueError("\n".join(f"{', '.join(origins)}: {problem}" for problem, origins in problems.items()))
 
     def _run(self, row: str, seed: int) -> Pretraining:
         overrides = [*self._common, *self._overrides, *self.rows[row]]
@@ -222,10 +254,15 @@ class Ablation:
                     for name in names
                 ]
         seeds = range(1, config.finetune.seeds + 1) if run else [seed]
-        for task, words in config.finetune.tasks.items():
-            file, settings = self._task_settings(task, words)
+        rates: Sequence[float | None] = config.finetune.learning_rates or [None]
+        for task, rate in itertools.product(config.finetune.tasks, rates):
+            file, settings = self._task_settings(task, config.finetune.tasks[task])
             of_task = [*config.finetune.common, *settings, *changes]
-            stage = Finetuning(row, seed, folder / "finetune" / task, task, model, pretraining, file, of_task, seeds)
+            task_folder = folder / "finetune" / task
+            if rate is not None:
+                of_task.append(f"optim.lr={rate!r}")
+                task_folder /= f"lr_{rate:g}"
+            stage = Finetuning(row, seed, task_folder, task, model, pretraining, file, of_task, seeds, rate)
             try:
                 if stage.config.task is None:
                     raise ValueError("it has no task. Add task=NAME, such as task=glue/mrpc.")

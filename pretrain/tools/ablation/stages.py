@@ -24,6 +24,7 @@ from xlpre.common.files import write_text
 from xlpre.config.cli import ExplicitKeys
 from xlpre.config.loader import load_config
 from xlpre.conversion.provenance import PROVENANCE_FILE
+from xlpre.text.corpus import source_exists
 from xlpre.training.metrics_writer import read_metrics
 
 REPOSITORY = Path(__file__).parents[3]
@@ -165,10 +166,7 @@ class Pretraining(Stage):
 
     def check_inputs(self) -> None:
         """Raise ValueError if the run cannot start because of its text, its vocabulary or its model."""
-        try:
-            RunInputs(self.config, self.explicit_keys)
-        except ValueError as error:
-            raise ValueError(f"row {self.row}: {error}") from None
+        RunInputs(self.config, self.explicit_keys)
 
     def check_batch(self, processes: int) -> None:
         """Raise ValueError if `processes` processes cannot share the batch."""
@@ -294,13 +292,20 @@ class Finetuning(ModelStage):
         file: settings file of the task.
         overrides: settings that override the file.
         seeds: seeds of the fine-tuning.
+        lr: learning rate, which is one of several; None: that of the settings.
     """
 
     file: str
     overrides: Sequence[str]
     seeds: Sequence[int]
+    lr: float | None = None
 
     script = "finetune/run.py"
+
+    @property
+    def name(self) -> str:
+        """Name of the stage in progress lines."""
+        return super().name if self.lr is None else f"{super().name}, optim.lr={self.lr:g}"
 
     @property
     def arguments(self) -> list[str]:
@@ -314,6 +319,12 @@ class Finetuning(ModelStage):
         overrides = self.arguments[2:]
         config = load_config(FinetuneConfig, self.file, overrides, task_overrides)
         return apply_cli_precedence(config, {override.partition("=")[0] for override in overrides})
+
+    def check_inputs(self) -> None:
+        """Raise ValueError if the run cannot start because of its examples."""
+        from finetune.trainer.inputs import read_examples
+
+        read_examples(self.config)
 
     def is_finished(self) -> bool:
         """Return True if all seeds have a result of the present settings and weights, and the summary is written."""
@@ -365,8 +376,8 @@ def check_words(origin: str, kind: str, text: str) -> list[str]:
         command.check_options(args)
     except ValueError as error:
         raise ValueError(f"{origin}: {error}") from None
-    for path in args.pairs if kind == "pairs" else []:
-        if not path.exists():
+    for path in args.pairs if kind == "pairs" else args.text:
+        if not source_exists(str(path)):
             raise ValueError(f"{origin}: {path} is invalid: there is no such file or folder. Correct the path.")
     return words
 

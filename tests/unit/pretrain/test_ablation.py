@@ -10,18 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from finetune.trainer.results import Result
 from pretrain.ablate import main
 from pretrain.config import PretrainConfig
+from pretrain.tools.ablation.measures import Measure, read_measures, read_results
+from pretrain.tools.ablation.pictures import draw_losses
 from pretrain.tools.ablation.plan import Ablation
-from pretrain.tools.ablation.stages import TextEvaluation
-from pretrain.tools.ablation.table import (
-    Measure,
-    build_stage_table,
-    build_table,
-    draw_losses,
-    read_measures,
-    read_results,
-)
+from pretrain.tools.ablation.stages import Finetuning, TextEvaluation
+from pretrain.tools.ablation.table import build_csv_table, build_stage_table, build_table, describe_stages
 from tests.conftest import REPOSITORY
 from xlpre.config.loader import load_config, save_config
 from xlpre.objectives.target_sampling import num_targets
@@ -146,8 +142,9 @@ def test_an_invalid_number_is_refused_before_any_run_starts(write, args, message
 @pytest.mark.parametrize("path", sorted((REPOSITORY / "configs/ablations").glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_rows_of_every_file_are_valid_and_different(path):
     ablation = Ablation(path, num_seeds=1)
-    configs = {str(dataclasses.replace(run.config, name="same", run_dir="same")) for run in ablation.runs}
-    assert len(configs) == len(ablation.rows)
+    stages = ablation.runs or ablation.stages  # `model:` has no pretraining runs
+    configs = {str(dataclasses.replace(stage.config, name="same", run_dir="same")) for stage in stages}
+    assert len(configs) == len(stages)
 
 
 # XLNet, arXiv:1906.08237v2, Table 6: what each row changes in its row 4
@@ -342,6 +339,7 @@ def task(tmp_path):
 
 def test_each_row_and_seed_is_pretrained_then_evaluated_and_fine_tuned(write, task):
     Path("pairs.jsonl").touch()
+    Path("books.txt").touch()
     evaluate = {"pairs": {"agreement": "pairs.jsonl --limit 5"}, "text": {"books": "books.txt --mem-len 0,8"}}
     rows = {"plain": [], "none": ["model.mem_len=0"]}
     ablation = Ablation(write(rows, num_seeds=2, evaluate=evaluate, finetune=task))
@@ -381,6 +379,7 @@ def test_rows_of_fine_tuning_settings_start_from_one_model(write, task):
     ("changes", "message"),
     [
         ({"evaluate": {"pairs": {"agreement": "none.jsonl"}}}, "evaluate.pairs.agreement: none.jsonl is invalid"),
+        ({"evaluate": {"text": {"books": "none/*.txt[3:]"}}}, "evaluate.text.books: none/*.txt[3:] is invalid"),
         ({"evaluate": {"text": {"books": "a.txt --orders 0"}}}, "evaluate.text.books: --orders=0 is invalid"),
         ({"evaluate": {"text": {"books": "a.txt --out b"}}}, "evaluate.text.books: --out is invalid"),
         ({"finetune": {"tasks": {"topics": []}}}, "finetune.tasks.topics is invalid: it has no settings file"),
@@ -392,6 +391,10 @@ def test_rows_of_fine_tuning_settings_start_from_one_model(write, task):
             {"finetune": {"base": "task.yaml", "tasks": {"topics": ["optim.lr=x"]}}},
             "finetune.tasks.topics, row plain: optim.lr",
         ),
+        (
+            {"finetune": {"base": "task.yaml", "learning_rates": [0.1], "tasks": {"topics": ["optim.lr=1"]}}},
+            "finetune.tasks.topics: optim.lr=1 is invalid",
+        ),
         ({"base": "", "model": "some/model"}, "model=some/model is invalid without finetune.tasks"),
         ({"model": "some/model"}, "it must have `base:`"),
     ],
@@ -399,6 +402,17 @@ def test_rows_of_fine_tuning_settings_start_from_one_model(write, task):
 def test_stages_that_would_fail_are_refused_before_any_run_starts(write, task, changes, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         Ablation(write({"plain": []}, **changes))
+
+
+def test_all_missing_inputs_are_named_before_any_run_starts(write, task):
+    Path("words.csv").write_text("text,label\n" + "".join(f"ba di {k},{'ab'[k % 2]}\n" for k in range(40)))
+    path = write({"plain": [], "other": ["model.mem_len=0"]}, finetune=task)
+    with pytest.raises(ValueError, match="no token store") as error:
+        main([str(path), "--run"])
+    first, *more = str(error.value).splitlines()
+    assert first.startswith("row plain, row other: data.store_dir=stores/mine is invalid")
+    assert any(line.startswith("finetune.tasks.others: ") and "'title'" in line for line in more)
+    assert not Path("runs").exists()
 
 
 def test_losses_on_other_targets_are_not_compared(write, monkeypatch):
@@ -409,6 +423,7 @@ def test_losses_on_other_targets_are_not_compared(write, monkeypatch):
         ]
 
     monkeypatch.setattr(TextEvaluation, "read", read)
+    Path("books.txt").touch()
     rows = {"plain": [], "same": ["model.mem_len=0"], "masked": ["objective.name=denoising"]}
     ablation = Ablation(write(rows, num_seeds=2, evaluate={"text": {"books": "books.txt"}}))
     measure = read_measures(ablation)["books, loss"]
@@ -428,6 +443,82 @@ def test_a_fine_tuning_that_stayed_at_chance_is_marked():
         second["difference to first row, by seed"].startswith("-15.5 (")
         and "noise" in second["difference to first row, by seed"]
     )
+
+
+class FakeResults(dict):
+    """Scores of fine-tunings by row, seed and learning rate: a list with one score per seed of the fine-tuning."""
+
+    def read(self, stage):
+        scores = self.get((stage.row, stage.seed, stage.lr), ())
+        return {seed: fake_result(score) for seed, score in enumerate(scores, 1)}
+
+
+def fake_result(score: float) -> Result:
+    metrics = {"dev/accuracy": score, "dev/f1": score / 2, "dev/calibration_error": 0.1, "other/accuracy": 1 - score}
+    return Result("name", "classify", 1, "dev/accuracy", metrics, 0.5, 1, 0.1, 2, 3.0)
+
+
+def test_each_row_is_compared_at_its_best_learning_rate(write, task, monkeypatch):
+    scores = FakeResults(
+        {
+            ("plain", 1, 0.1): [0.7, 0.8],
+            ("plain", 2, 0.1): [0.7, 0.7],
+            ("plain", 1, 0.2): [0.9, 0.9],  # one seed only: not chosen
+            ("other", 1, 0.1): [0.6, 0.6],
+            ("other", 2, 0.1): [0.6, 0.6],
+            ("other", 1, 0.2): [0.5, 0.5],
+            ("other", 2, 0.2): [0.8, 0.8],
+        }
+    )
+    monkeypatch.setattr(Finetuning, "read", lambda stage: scores.read(stage))
+    tasks = {"topics": ["train.steps=7"]}
+    rows = {"plain": [], "other": ["model.mem_len=0"]}
+    ablation = Ablation(write(rows, num_seeds=2, finetune={**task, "tasks": tasks, "learning_rates": [0.1, 0.2]}))
+    stages = [stage for stage in ablation.stages if isinstance(stage, Finetuning)]
+    assert [stage.config.optim.lr for stage in stages[:2]] == [0.1, 0.2]
+    assert len({stage.folder for stage in stages}) == 2 * 2 * 2
+    measures = read_measures(ablation)
+    assert [*measures] == ["topics, accuracy", "topics, f1", "topics, other accuracy"]
+    assert measures["topics, accuracy"].values == {
+        "plain": {1: pytest.approx(75), 2: pytest.approx(70)},
+        "other": {1: pytest.approx(50), 2: pytest.approx(80)},
+    }
+    plain, other = build_stage_table(measures)  # the main metric only
+    assert (plain["learning rate"], other["learning rate"]) == ("0.1", "0.2")
+    assert other["median"] == "65.0 (1 of 2 at chance)" and "within noise" in other["difference to first row, by seed"]
+    first, second = build_csv_table(ablation, [], measures)
+    assert first["topics, f1"] == "36.2" and second["topics, other accuracy"] == "35.0"
+    assert second["topics, accuracy, learning rate"] == "0.2" and second["failed"] == ""
+
+
+def test_with_one_pretraining_seed_the_interval_is_that_of_the_fine_tuning(write, task, monkeypatch):
+    scores = FakeResults({("plain", 1, None): [0.7, 0.75, 0.72], ("other", 1, None): [0.8, 0.84, 0.83]})
+    monkeypatch.setattr(Finetuning, "read", lambda stage: scores.read(stage))
+    tasks = {"topics": ["train.steps=7"]}
+    ablation = Ablation(write({"plain": [], "other": ["model.mem_len=0"]}, finetune={**task, "tasks": tasks}))
+    measures = read_measures(ablation)
+    difference = measures["topics, accuracy"].difference("other")
+    assert difference.of_finetuning and difference.n_pairs == 3 and difference.mean == pytest.approx(10)
+    assert build_stage_table(measures)[1]["difference to first row, by seed"].endswith(", fine-tuning seeds only)")
+    assert "seeds of the fine-tuning of one pretrained model" in describe_stages(measures)
+
+
+def test_a_failed_stage_is_in_the_tables_until_it_runs_again(write, capsys):
+    write_metrics("plain", 1, [9.0, 5.0])
+    write_metrics("plain", 2, [9.0, 5.0])
+    failed = Path("runs/some/broken/seed_2/failed.txt")
+    failed.parent.mkdir(parents=True)
+    failed.write_text("status 2: error: no memory\n")
+    path = write({"plain": [], "broken": ["model.mem_len=0"]}, num_seeds=2)
+    main([str(path), "--table"])
+    assert re.search("broken +2 +pretraining +status 2: error: no memory", capsys.readouterr().out)
+    files = {name: Path(f"runs/some/{name}").read_text() for name in ("table.md", "table.csv", "results.jsonl")}
+    assert "| broken | 2 | pretraining | status 2: error: no memory |" in files["table.md"]
+    assert "broken,model.mem_len=0," in files["table.csv"] and "seed 2: status 2" in files["table.csv"]
+    assert json.loads(files["results.jsonl"].splitlines()[-1])["failed"] == "status 2: error: no memory"
+    failed.unlink()
+    main([str(path), "--table"])
+    assert "broken" not in Path("runs/some/table.csv").read_text()
 
 
 def test_published_results_stand_beside_those_of_this_project(write, capsys):
@@ -465,20 +556,38 @@ def test_the_table_of_a_subset_does_not_replace_that_of_all_rows(write):
     assert rows == {"table": 2, "subset_table": 1} and Path("runs/some/subset_losses.png").exists()
 
 
-def test_each_task_of_a_job_array_starts_one_run(write, capsys):
-    path = write({"plain": [], "other": ["eval.sentences=[a ____ b]"]}, num_seeds=2)
+def test_slurm_scripts_start_each_run_and_then_the_other_stages(write, task, capsys, monkeypatch):
+    finetune = {**task, "tasks": {"topics": ["train.steps=7"]}}
+    path = write({"plain": [], "other": ["eval.sentences=[a ____ b]"]}, num_seeds=2, finetune=finetune)
     main([str(path), "--print"])
-    commands = [shlex.split(line)[2:] for line in capsys.readouterr().out.splitlines()]
+    commands = [shlex.split(line)[2:] for line in capsys.readouterr().out.splitlines() if "/run.py" in line]
+    pretraining = [command for command in commands if "finetune" not in " ".join(command)]
     main([str(path), "--submit", "--processes", "4"])
-    script = Path("runs/some/array.sh")
-    assert f"sbatch {script}" in capsys.readouterr().out
-    assert "#SBATCH --array=0-3\n" in script.read_text() and "#SBATCH --gpus-per-node=4\n" in script.read_text()
-    Path("pretrain").mkdir()
-    Path("pretrain/slurm.sh").write_text('printf "%s\\n" "$@"')
-    for index, command in enumerate(commands):
-        environment = {**os.environ, "SLURM_ARRAY_TASK_ID": str(index)}
-        result = subprocess.run(["bash", script], env=environment, capture_output=True, text=True, check=True)
-        assert result.stdout.splitlines() == command
+    count, submit = capsys.readouterr().out.splitlines()
+    assert count.startswith("4 pretraining runs and 4 stages after them.")
+    array, finish = Path("runs/some/array.sh"), Path("runs/some/finish.sh")
+    assert "#SBATCH --array=0-3\n" in array.read_text() and "#SBATCH --gpus-per-node=4\n" in array.read_text()
+    scripts = {"pretrain/slurm.sh": '"$@"', "bin/python": '"$@"', "bin/sbatch": '"$*" >> submitted; echo 17'}
+    for script, arguments in scripts.items():
+        Path(script).parent.mkdir(exist_ok=True)
+        Path(script).write_text(f'#!/bin/bash\nprintf "%s\\n" {arguments}\n')
+        Path(script).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{Path('bin').absolute()}:{os.environ['PATH']}")
+
+    def run_script(*command: str, **environment: str) -> list[str]:
+        environment = {**os.environ, **environment}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    for index, command in enumerate(pretraining):
+        assert run_script("bash", str(array), SLURM_ARRAY_TASK_ID=str(index)) == command
+    run_script("bash", "-c", submit)
+    submitted = Path("submitted").read_text().splitlines()
+    assert submitted == [f"--parsable {array}", f"--dependency=afterany:17 {finish}"]
+    script, *arguments = run_script("bash", str(finish))
+    assert script == "pretrain/ablate.py" and arguments[:2] == [str(path), "--run"]
+    main([word.replace("--run", "--print") for word in arguments])
+    printed = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(printed) == 8 and all("--nproc_per_node" in command for command in printed)
 
 
 def test_printed_commands_are_quoted(write, capsys):

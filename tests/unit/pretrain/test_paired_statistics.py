@@ -51,4 +51,11 @@ def test_a_single_pair_or_an_infinite_loss_has_no_interval():
     single, infinite = paired_difference({1: 5.0}, {1: 4.0}), paired_difference({1: math.inf, 2: 1.0}, {1: 4.0, 2: 1.0})
     assert single.mean == 1 and not single.has_interval and not single.is_noise
     assert not infinite.has_interval
-    assert single.to_json() == {"n_pairs": 1, "mean": 1.0, "low": None, "high": None, "detectable": None}
+    assert single.to_json() == {
+        "n_pairs": 1,
+        "mean": 1.0,
+        "low": None,
+        "high": None,
+        "detectable": None,
+        "of_finetuning": False,
+    }
