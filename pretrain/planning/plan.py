@@ -227,7 +227,9 @@ class Plan:
         """Return the bytes that Muon allocates during an update; 0 in stage 3, which does not support it."""
         if not self._muon_shapes or stage == 3:
             return 0
-        return working_bytes(self._muon_shapes, self.gpus, is_flat=stage > 0, on_gpu=self.device.bf16)
+        return working_bytes(
+            self._muon_shapes, self.gpus, is_flat=stage > 0, in_bf16=self.device.bf16 or self.precision == "bf16"
+        )
 
     def muon_communication(self, stage: int) -> float:
         """Return the bytes that a device sends in an update of Muon; 0 in stage 3, which does not support it.

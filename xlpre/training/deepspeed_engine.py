@@ -107,7 +107,8 @@ def build_engine(
     without_zero = zero["stage"] == 0
     bucket = {"reduce_bucket_size": reduce_bucket_size(zero, sum(p.numel() for p in model.parameters()))}
     config = _merge(config, {"zero_optimization": bucket})
-    optimizer = build_optimizer(model, optim, clip_and_skip=without_zero)
+    bf16_on_cpu = config["bf16"]["enabled"] and _supports_bf16(torch.device("cpu"))
+    optimizer = build_optimizer(model, optim, clip_and_skip=without_zero, bf16_on_cpu=bf16_on_cpu)
     # before the redirection, because DeepSpeed's logger keeps the stdout of the first import
     deepspeed = _import_deepspeed(device)
     with redirect_stdout(io.StringIO()):  # in bf16, DeepSpeed prints many lines about memory

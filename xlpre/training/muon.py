@@ -29,16 +29,17 @@ ITERATIONS = 5
 UPDATE_RMS = 0.2  # root mean square of an update at a learning rate of 1, about as in AdamW
 
 
-def orthogonalize(matrices: Tensor) -> Tensor:
+def orthogonalize(matrices: Tensor, in_bf16: bool = False) -> Tensor:
     """Replace the singular values of each matrix by values of about 1, with the Newton-Schulz iteration. A zero matrix stays zero.
 
     Args:
-        matrices: (N, rows, columns). On a GPU the products are computed in bf16.
+        matrices: (N, rows, columns).
+        in_bf16: compute the products in bf16.
     """
     a, b, c = QUINTIC
     x = matrices.mT if matrices.size(1) > matrices.size(2) else matrices
     x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=1e-7)
-    x = x.to(torch.bfloat16 if x.is_cuda else x.dtype)
+    x = x.bfloat16() if in_bf16 else x
     for _ in range(ITERATIONS):
         square = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
@@ -63,16 +64,16 @@ def range_limits(sizes: Sequence[int], share: int, n_processes: int) -> list[int
     ]
 
 
-def working_bytes(shapes: Sequence[tuple[int, ...]], n_processes: int, is_flat: bool, on_gpu: bool) -> int:
+def working_bytes(shapes: Sequence[tuple[int, ...]], n_processes: int, is_flat: bool, in_bf16: bool) -> int:
     """Return the peak memory in bytes that an update needs besides parameters, gradients and moments, on the process that needs most.
 
     Args:
         shapes: shapes of all matrices.
         n_processes: number of processes that divide the work.
         is_flat: True under ZeRO, where each process holds its share only; False if each process holds all matrices.
-        on_gpu: True on a GPU, where products are computed in bf16.
+        in_bf16: True if the products are computed in bf16.
     """
-    sizes, width = [math.prod(shape) for shape in shapes], 2 if on_gpu else 4
+    sizes, width = [math.prod(shape) for shape in shapes], 2 if in_bf16 else 4
     share = -(-sum(sizes) // n_processes)
     own = share if is_flat else sum(sizes)
     most = 8 * own
@@ -80,7 +81,7 @@ def working_bytes(shapes: Sequence[tuple[int, ...]], n_processes: int, is_flat: 
         peak = 0
         for (rows, columns), n_same_shape in Counter(_shapes_between(first, last, shapes)).items():
             stacked, square = n_same_shape * rows * columns, n_same_shape * min(rows, columns) ** 2
-            rounding, iterating = (4 + 4 + 2 * on_gpu) * stacked, 4 * stacked + 2 * width * (stacked + square)
+            rounding, iterating = (4 + 4 + 2 * in_bf16) * stacked, 4 * stacked + 2 * width * (stacked + square)
             peak = max(peak, rounding, iterating)
         received = (last - first) * (is_flat and n_processes > 1)
         most = max(most, 4 * (own + received) + peak)
@@ -122,12 +123,14 @@ class Muon(torch.optim.AdamW):
     Args:
         groups: parameter groups.
         momentum: Nesterov momentum of the matrices.
+        bf16_on_cpu: compute the products of the iteration in bf16 on a CPU, too. On a GPU they are always in bf16.
         settings: settings of AdamW, for the other parameters.
     """
 
-    def __init__(self, groups: Any, momentum: float, **settings: Any) -> None:
+    def __init__(self, groups: Any, momentum: float, bf16_on_cpu: bool = False, **settings: Any) -> None:
         super().__init__(groups, **settings)
         self._momentum = momentum
+        self._bf16_on_cpu = bf16_on_cpu
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -143,7 +146,8 @@ class Muon(torch.optim.AdamW):
     def _update_matrices(self, group: dict[str, Any]) -> None:
         tensors: list[Tensor] = group["params"]
         own = torch.cat([self._nesterov_gradient(tensor).flatten() for tensor in tensors])
-        _replace_by_updates(own, list(group["matrices"].values()), is_flat=tensors[0].ndim == 1)
+        in_bf16 = own.is_cuda or self._bf16_on_cpu
+        _replace_by_updates(own, list(group["matrices"].values()), tensors[0].ndim == 1, in_bf16)
         for tensor, update in zip(tensors, own.split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.mul_(1 - group["lr"] * group["weight_decay"])
             tensor.add_(update.view_as(tensor), alpha=-group["lr"])
@@ -159,13 +163,14 @@ class Muon(torch.optim.AdamW):
         return gradient.lerp(state["exp_avg"], self._momentum)
 
 
-def _replace_by_updates(own: Tensor, shapes: Sequence[tuple[int, ...]], is_flat: bool) -> None:
+def _replace_by_updates(own: Tensor, shapes: Sequence[tuple[int, ...]], is_flat: bool, in_bf16: bool) -> None:
     """Replace the gradients of the matrices by their updates, in place.
 
     Args:
         own: concatenated gradients of all matrices, or this process's share of them; ZeRO pads the share of the last process.
         shapes: shapes of all matrices.
         is_flat: True if `own` is a share.
+        in_bf16: see `orthogonalize`.
     """
     sizes, n_processes = [math.prod(shape) for shape in shapes], world_size()
     share = own.numel() if is_flat else -(-sum(sizes) // n_processes)
@@ -184,7 +189,7 @@ def _replace_by_updates(own: Tensor, shapes: Sequence[tuple[int, ...]], is_flat:
     parts = computed.split([math.prod(shape) for shape in computed_shapes])
     matrices = [part.view(shape) for part, shape in zip(parts, computed_shapes, strict=True)]
     for shape in {matrix.shape for matrix in matrices}:
-        _replace_same_shape([matrix for matrix in matrices if matrix.shape == shape])
+        _replace_same_shape([matrix for matrix in matrices if matrix.shape == shape], in_bf16)
     if is_exchanged:
         dist.all_to_all_single(own, computed, sent, received)
     elif n_processes > 1:
@@ -193,9 +198,9 @@ def _replace_by_updates(own: Tensor, shapes: Sequence[tuple[int, ...]], is_flat:
                 dist.broadcast(own[start:end], src=number)
 
 
-def _replace_same_shape(matrices: list[Tensor]) -> None:
+def _replace_same_shape(matrices: list[Tensor], in_bf16: bool) -> None:
     """Replace matrices of one shape by their updates. The intermediate tensors are freed before the next shape."""
-    for matrix, update in zip(matrices, orthogonalize(torch.stack(matrices)), strict=True):
+    for matrix, update in zip(matrices, orthogonalize(torch.stack(matrices), in_bf16), strict=True):
         matrix.copy_(update).mul_(UPDATE_RMS * math.sqrt(max(matrix.shape)))
 
 

@@ -26,7 +26,9 @@ def is_layer_matrix(name: str, parameter: nn.Parameter) -> bool:
     return _layer_index(name) >= 0 and parameter.ndim == 2 and name.endswith(".weight")
 
 
-def build_optimizer(model: nn.Module, config: OptimConfig, clip_and_skip: bool = False) -> torch.optim.Optimizer:
+def build_optimizer(
+    model: nn.Module, config: OptimConfig, clip_and_skip: bool = False, bf16_on_cpu: bool = False
+) -> torch.optim.Optimizer:
     """Build Muon or the fused AdamW of torch.
 
     Each parameter group has an `lr_scale`; see `set_lr`.
@@ -35,6 +37,7 @@ def build_optimizer(model: nn.Module, config: OptimConfig, clip_and_skip: bool =
         model: the model.
         config: settings of the optimizer.
         clip_and_skip: True if the optimizer itself must clip gradients, and skip updates whose gradients are not finite.
+        bf16_on_cpu: see Muon.
     """
     settings: dict[str, Any] = {
         "lr": config.lr,
@@ -45,7 +48,7 @@ def build_optimizer(model: nn.Module, config: OptimConfig, clip_and_skip: bool =
     groups = _parameter_groups(model, config)
     optimizer: torch.optim.Optimizer
     if isinstance(config, PretrainOptimConfig) and config.muon:
-        optimizer = (ClipAndSkipMuon if clip_and_skip else Muon)(groups, config.momentum, **settings)
+        optimizer = (ClipAndSkipMuon if clip_and_skip else Muon)(groups, config.momentum, bf16_on_cpu, **settings)
     else:
         optimizer = (ClipAndSkipAdamW if clip_and_skip else torch.optim.AdamW)(groups, **settings)
     if isinstance(optimizer, ClipAndSkipMixin):

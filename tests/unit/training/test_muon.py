@@ -59,6 +59,19 @@ def test_singular_vectors_stay_and_singular_values_become_about_one(shape):
     assert s.amax() / s.amin() > 3  # they differed before
 
 
+def test_products_in_bf16_give_nearly_the_same_update():
+    torch.manual_seed(1)
+    updates = []
+    for bf16_on_cpu in (False, True):
+        matrix = torch.nn.Parameter(torch.zeros(16, 48))
+        group = {"params": [matrix], "matrices": {"m": matrix.shape}, "weight_decay": 0.0}
+        matrix.grad = torch.randn(16, 48, generator=torch.Generator().manual_seed(2))
+        Muon([group], 0.95, bf16_on_cpu, lr=1.0).step()
+        updates.append(matrix.detach())
+    exact, rounded = updates
+    assert 0 < (rounded - exact).norm() < 0.03 * exact.norm()
+
+
 def test_zeros_stay_zeros():
     assert (orthogonalize(torch.zeros(2, 8, 4)) == 0).all()
 
@@ -245,7 +258,7 @@ def test_working_bytes_predicts_the_peak_memory_of_an_update(monkeypatch, shapes
         with TensorTracker([*tensors, *(x for held in optimizer.state.values() for x in held.values())]) as counted:
             optimizer.step()
         peaks.append(counted.peak)
-    assert max(peaks) == pytest.approx(working_bytes(shapes, n_processes, is_flat, on_gpu=False), rel=0.03)
+    assert max(peaks) == pytest.approx(working_bytes(shapes, n_processes, is_flat, in_bf16=False), rel=0.03)
 
 
 def test_a_gradient_that_is_not_finite_changes_neither_weights_nor_moments():
