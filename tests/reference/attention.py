@@ -30,12 +30,20 @@ def position_vector(layer, index: int, distance: int, config):
     return 0.0
 
 
+def normalized(norm, x):
+    """Layer normalization of the last dimension; x itself without `model.qk_norm`."""
+    if isinstance(norm, torch.nn.Identity):
+        return x
+    centered = x - x.mean(-1, keepdim=True)
+    return norm.weight * centered / centered.square().mean(-1, keepdim=True).sqrt() + norm.bias
+
+
 def score(attention, h, q, key, distance, different, config):
     """Score of head `h` for a query (H, E) and a key (D,)."""
     of_head = lambda x: x.view(attention.n_head, attention.d_head)[h]  # noqa: E731
     terms = attention.terms
     content = q[h] + terms["content"].r_bias[h] if config.positions in ("relative", "shaw") else q[h]
-    total = content @ of_head(attention.key(key))
+    total = content @ normalized(attention.key_norm, of_head(attention.key(key)))
     if config.positions == "relative":
         position = terms["position"]
         total = total + (q[h] + position.r_bias[h]) @ of_head(position.key.weight @ sinusoid(distance, config))
@@ -52,7 +60,7 @@ def attend(attention, row, keys, visible, distances, different, config):
     visible_keys = [j for j in range(len(keys)) if visible[j]]
     if not visible_keys:
         return torch.zeros_like(row)
-    q = attention.query(row).view(attention.n_head, attention.d_head)
+    q = normalized(attention.query_norm, attention.query(row).view(attention.n_head, attention.d_head))
     outputs = []
     for h in range(attention.n_head):
         scores = [score(attention, h, q, keys[j], distances[j], different[j], config) for j in visible_keys]

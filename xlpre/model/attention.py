@@ -29,6 +29,9 @@ class RelativeAttention(nn.Module):
         self.key = nn.Linear(config.d_model, width, bias=False)
         self.value = nn.Linear(config.d_model, width, bias=False)
         self.output = nn.Linear(width, config.d_model, bias=False)
+        self.query_norm, self.key_norm = (
+            nn.LayerNorm(self.d_head, eps=config.norm_eps) if config.qk_norm else nn.Identity() for _ in range(2)
+        )
         self.terms = nn.ModuleDict(SCHEMES[config.positions].terms(config, shared))
         if config.relative_segments:
             self.terms["segment"] = SegmentTerm(self.n_head, self.d_head, shared["segment"])
@@ -37,7 +40,7 @@ class RelativeAttention(nn.Module):
     def keys_values(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Project hidden states (B, M, D) to keys and values, (B, M, H, E) each."""
         hidden = hidden.contiguous()  # otherwise both products would copy it and save the copy for their backward pass
-        return self._split_heads(self.key(hidden)), self._split_heads(self.value(hidden))
+        return self.key_norm(self._split_heads(self.key(hidden))), self._split_heads(self.value(hidden))
 
     def score_terms(self, pos_encoding: Tensor, n_keys: int) -> dict[str, Tensor]:
         """Return the fields of `ScoreTerms` that do not depend on the query rows.
@@ -79,7 +82,7 @@ class RelativeAttention(nn.Module):
         if score_terms is None:
             score_terms = self.score_terms(attn_meta.pos_encoding, attn_meta.n_keys)
         # under torch.autocast, the results of products have another dtype than the biases
-        query = self._split_heads(self.query(rows)).to(key.dtype)
+        query = self.query_norm(self._split_heads(self.query(rows))).to(key.dtype)
         return ScoreTerms(query, self.d_head**-0.5, **{name: x.to(key.dtype) for name, x in score_terms.items()})
 
     def _split_heads(self, x: Tensor) -> Tensor:

@@ -38,6 +38,8 @@ class ModelConfig:
             `pre_keys`: like `pre`, but queries are computed from states that are not normalized, as in Transformer-XL's code for absolute
             positions.
         final_norm: normalize the output of the last layer. Pre-norm layers leave it unnormalized, as in Transformer-XL's code.
+        qk_norm: normalize the queries and keys of each head before the score (Dehghani et al. 2023, arXiv:2302.05442), which keeps scores
+            small at high learning rates. XLNet does not.
         norm_eps: epsilon that the normalization adds to the variance.
         mem_len: M, number of earlier tokens that memory holds. 0 trains without memory.
         attention_span: limit on the keys that a query can see. `all`: no limit. `same_length`: itself and the M keys before it, so that
@@ -77,6 +79,7 @@ class ModelConfig:
     feed_forward: Literal["gelu", "relu", "glu", "reglu", "geglu", "swiglu"] = "gelu"
     norm: Literal["post", "pre", "pre_keys"] = "post"
     final_norm: bool = False
+    qk_norm: bool = False
     norm_eps: float = 1e-12
     mem_len: int = 384
     attention_span: Literal["all", "same_length", "exclude_self_slot"] = "all"

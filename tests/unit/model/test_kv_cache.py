@@ -29,6 +29,7 @@ def read(model, memory, batches):
     norm=st.sampled_from(list(LAYERS)),
     attention_span=st.sampled_from(["all", "same_length", "exclude_self_slot"]),
     relative_segments=st.booleans(),
+    qk_norm=st.booleans(),
     clamp=st.booleans(),
     mem_len=st.integers(0, 30),
     initial=st.sampled_from(["empty", "zeros", "read"]),

@@ -19,6 +19,7 @@ from xlpre.model.positions import SCHEMES, RelativeKeyProjection, sinusoid_table
     norm=st.sampled_from(list(LAYERS)),
     attention_span=st.sampled_from(["all", "same_length", "exclude_self_slot"]),
     relative_segments=st.booleans(),
+    qk_norm=st.booleans(),
     clamp=st.booleans(),
     mem_len=st.integers(0, 6),
     valid=st.integers(0, 6),
@@ -28,7 +29,18 @@ from xlpre.model.positions import SCHEMES, RelativeKeyProjection, sinusoid_table
     seed=st.integers(0, 99),
 )
 def test_the_model_equals_the_double_loop_of_the_paper(
-    positions, norm, attention_span, relative_segments, clamp, mem_len, valid, length, perm_size, visible_mem_len, seed
+    positions,
+    norm,
+    attention_span,
+    relative_segments,
+    qk_norm,
+    clamp,
+    mem_len,
+    valid,
+    length,
+    perm_size,
+    visible_mem_len,
+    seed,
 ):
     model = make_model(
         seed=seed,
@@ -36,6 +48,7 @@ def test_the_model_equals_the_double_loop_of_the_paper(
         norm=norm,
         attention_span=attention_span,
         relative_segments=relative_segments,
+        qk_norm=qk_norm,
         mem_len=3,
         n_positions=5 if positions in ("shaw", "learned") else None,
         clamp_len=3 if clamp and positions != "learned" else None,

@@ -39,6 +39,7 @@ def models(draw) -> ModelConfig:
         feed_forward=draw(st.sampled_from(["gelu", "relu", "glu", "swiglu"])),
         norm=norm,
         final_norm=norm != "post" and draw(st.booleans()),
+        qk_norm=draw(st.booleans()),
         mem_len=draw(st.sampled_from([0, 5, 12])),
         positions=positions,
         n_positions=draw(st.integers(1, 9)) if positions in ("shaw", "learned") else None,

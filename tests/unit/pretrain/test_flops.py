@@ -44,7 +44,7 @@ def test_parts_contain_the_parameters_of_their_name(model):
     n_biases = {"relative": 2, "shaw": 1}.get(model.positions, 0) + model.relative_segments
     assert counts["attention"] == L * 4 * D * A
     assert counts["feed-forward"] == L * (2 + gated) * D * width
-    assert counts["norms"] == L * 4 * D + 2 * D * model.final_norm
+    assert counts["norms"] == L * 4 * (D + model.head_width * model.qk_norm) + 2 * D * model.final_norm
     assert counts["segments"] == L * 2 * A * model.relative_segments
     assert not relative or counts["positions"] == L * D * A
     layer_biases = L * ((1 + gated) * width + D) + (L if model.untie_r else 1) * n_biases * A
