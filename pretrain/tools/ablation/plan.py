@@ -211,18 +211,22 @@ class Ablation:
 
     def check_inputs(self) -> None:
         """Raise ValueError with all problems of the inputs of the stages: texts, vocabularies, models and examples."""
-        checked: list[Pretraining | Finetuning] = [*self.runs[: len(self.rows)]]  # other seeds have the same inputs
-        data = []  # task and data settings of the checked fine-tunings
+        checked: list[Pretraining | Evaluation | Finetuning] = [
+            *self.runs[: len(self.rows)]
+        ]  # other seeds have the same inputs
+        inputs: list[Any] = []  # of the checked stages after pretraining
         for stage in self.stages:
-            if isinstance(stage, Finetuning) and (stage.config.task, stage.config.data) not in data:
-                data.append((stage.config.task, stage.config.data))
-                checked.append(stage)
+            if isinstance(stage, Evaluation | Finetuning):
+                read = (stage.config.task, stage.config.data) if isinstance(stage, Finetuning) else stage.words
+                if read not in inputs:
+                    inputs.append(read)
+                    checked.append(stage)
         problems: dict[str, list[str]] = {}
         for stage in checked:
             try:
                 stage.check_inputs()
             except ValueError as error:
-                origin = f"row {stage.row}" if isinstance(stage, Pretraining) else f"finetune.tasks.{stage.key}"
+                origin = f"row {stage.row}" if isinstance(stage, Pretraining) else _key(stage)
                 problems.setdefault(str(error), []).append(origin)
         if problems:
             raise ValueError("\n".join(f"{', '.join(origins)}: {problem}" for problem, origins in problems.items()))
@@ -297,3 +301,8 @@ class Ablation:
                 if str(error) == message:
                     return part
         return f"row {row}"
+
+
+def _key(stage: Evaluation | Finetuning) -> str:
+    """Return the key of a stage in the file."""
+    return f"evaluate.{stage.kind}.{stage.key}" if isinstance(stage, Evaluation) else f"finetune.tasks.{stage.key}"

@@ -5,6 +5,7 @@ A stage is finished when its result exists and belongs to its settings and to th
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import os
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from finetune.config import REPLACES, FinetuneConfig, apply_cli_precedence, task_overrides
 from finetune.trainer.results import RESULT, Result, seed_folder
@@ -216,10 +217,18 @@ class Evaluation(ModelStage):
 
     words: Sequence[str]
 
+    kind: ClassVar[str]  # `pairs` or `text`
+
     @property
     @abstractmethod
     def result_file(self) -> Path:
         """File with the result."""
+
+    def check_inputs(self) -> None:
+        """Raise ValueError if a file or folder does not exist."""
+        for path in getattr(_parse_words(self.kind, self.words), self.kind):
+            if not source_exists(str(path)):
+                raise ValueError(f"{path} is invalid: there is no such file or folder. Correct the path.")
 
     def is_finished(self) -> bool:
         """Return True if the result is of the present arguments and weights."""
@@ -243,6 +252,7 @@ class PairsEvaluation(Evaluation):
     """Accuracy on minimal pairs."""
 
     script = "pretrain/score.py"
+    kind = "pairs"
 
     @property
     def result_file(self) -> Path:
@@ -268,6 +278,7 @@ class TextEvaluation(Evaluation):
     """Loss on held-out text."""
 
     script = "pretrain/evaluate.py"
+    kind = "text"
 
     @property
     def result_file(self) -> Path:
@@ -364,22 +375,25 @@ def check_words(origin: str, kind: str, text: str) -> list[str]:
     Raises:
         ValueError: the command would refuse them.
     """
-    from pretrain import evaluate, score
-
-    command = score if kind == "pairs" else evaluate
     try:
         words = shlex.split(text)
         for option in ("--out", "--picture", "--json", "--tokens"):
             if option in words:
                 raise ValueError(f"{option} is invalid: the ablation collects the results itself. Leave it out.")
-        args = command.build_parser().parse(["MODEL", *(["--pairs"] if kind == "pairs" else []), *words])
-        command.check_options(args)
+        _parse_words(kind, words)
     except ValueError as error:
         raise ValueError(f"{origin}: {error}") from None
-    for path in args.pairs if kind == "pairs" else args.text:
-        if not source_exists(str(path)):
-            raise ValueError(f"{origin}: {path} is invalid: there is no such file or folder. Correct the path.")
     return words
+
+
+def _parse_words(kind: str, words: Sequence[str]) -> argparse.Namespace:
+    """Parse and check the words of an evaluation as its command does."""
+    from pretrain import evaluate, score
+
+    command = score if kind == "pairs" else evaluate
+    args = command.build_parser().parse(["MODEL", *(["--pairs"] if kind == "pairs" else []), *words])
+    command.check_options(args)
+    return args
 
 
 def _changed_keys(saved: FinetuneConfig, present: FinetuneConfig) -> list[str]:

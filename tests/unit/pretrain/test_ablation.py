@@ -339,7 +339,6 @@ def task(tmp_path):
 
 def test_each_row_and_seed_is_pretrained_then_evaluated_and_fine_tuned(write, task):
     Path("pairs.jsonl").touch()
-    Path("books.txt").touch()
     evaluate = {"pairs": {"agreement": "pairs.jsonl --limit 5"}, "text": {"books": "books.txt --mem-len 0,8"}}
     rows = {"plain": [], "none": ["model.mem_len=0"]}
     ablation = Ablation(write(rows, num_seeds=2, evaluate=evaluate, finetune=task))
@@ -378,8 +377,6 @@ def test_rows_of_fine_tuning_settings_start_from_one_model(write, task):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"evaluate": {"pairs": {"agreement": "none.jsonl"}}}, "evaluate.pairs.agreement: none.jsonl is invalid"),
-        ({"evaluate": {"text": {"books": "none/*.txt[3:]"}}}, "evaluate.text.books: none/*.txt[3:] is invalid"),
         ({"evaluate": {"text": {"books": "a.txt --orders 0"}}}, "evaluate.text.books: --orders=0 is invalid"),
         ({"evaluate": {"text": {"books": "a.txt --out b"}}}, "evaluate.text.books: --out is invalid"),
         ({"finetune": {"tasks": {"topics": []}}}, "finetune.tasks.topics is invalid: it has no settings file"),
@@ -406,11 +403,14 @@ def test_stages_that_would_fail_are_refused_before_any_run_starts(write, task, c
 
 def test_all_missing_inputs_are_named_before_any_run_starts(write, task):
     Path("words.csv").write_text("text,label\n" + "".join(f"ba di {k},{'ab'[k % 2]}\n" for k in range(40)))
-    path = write({"plain": [], "other": ["model.mem_len=0"]}, finetune=task)
+    evaluate = {"pairs": {"agreement": "none.jsonl"}, "text": {"books": "none/*.txt[3:] words.csv"}}
+    path = write({"plain": [], "other": ["model.mem_len=0"]}, finetune=task, evaluate=evaluate)
     with pytest.raises(ValueError, match="no token store") as error:
         main([str(path), "--run"])
     first, *more = str(error.value).splitlines()
     assert first.startswith("row plain, row other: data.store_dir=stores/mine is invalid")
+    assert more[0].startswith("evaluate.pairs.agreement: none.jsonl is invalid")
+    assert more[1].startswith("evaluate.text.books: none/*.txt[3:] is invalid")
     assert any(line.startswith("finetune.tasks.others: ") and "'title'" in line for line in more)
     assert not Path("runs").exists()
 
@@ -423,7 +423,6 @@ def test_losses_on_other_targets_are_not_compared(write, monkeypatch):
         ]
 
     monkeypatch.setattr(TextEvaluation, "read", read)
-    Path("books.txt").touch()
     rows = {"plain": [], "same": ["model.mem_len=0"], "masked": ["objective.name=denoising"]}
     ablation = Ablation(write(rows, num_seeds=2, evaluate={"text": {"books": "books.txt"}}))
     measure = read_measures(ablation)["books, loss"]
