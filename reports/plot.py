@@ -165,6 +165,29 @@ def draw_minimal_pairs() -> None:
     save(axes, "minimal_pairs/accuracy.png")
 
 
+def draw_enwik8() -> None:
+    """Draw bits per character against the length of memory, with the other models and the compressors as lines."""
+    curves = defaultdict(dict)
+    with open(REPORTS / "transformer-xl/results.jsonl") as file:
+        for line in map(json.loads, file):
+            curves[line["model"].removeprefix("runs/")][line["mem_len"]] = line["bits_per_byte"]
+    memory = curves.pop("memory")
+    lines = {name.replace("_", " "): next(iter(values.values())) for name, values in curves.items()}
+    compressors = {
+        row["compressor"]: float(row["bits_per_character"]) for row in read("transformer-xl/compressors.csv")
+    }
+    _, axes = plt.subplots(figsize=(6.5, 4))
+    lengths = sorted(memory)
+    axes.plot([f"{length}" for length in lengths], [memory[length] for length in lengths], "o-", label="with memory")
+    for number, (name, value) in enumerate(lines.items(), 1):
+        axes.axhline(value, color=f"C{number}", label=name)
+    for number, (name, value) in enumerate(compressors.items()):
+        axes.axhline(value, color="0.6", linestyle=("--", ":", "-.", (0, (1, 3)))[number], label=name)
+    axes.set(xlabel="memory at evaluation (bytes)", ylabel="bits per character of the test text")
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    save(axes, "transformer-xl/memory.png")
+
+
 def draw_quickstart() -> None:
     """Draw training and validation loss of the quickstart."""
     with open(REPORTS / "quickstart/results.jsonl") as file:
@@ -185,6 +208,7 @@ def main() -> None:
     draw_quickstart()
     draw_minimal_pairs()
     draw_memory_curves()
+    draw_enwik8()
     draw_losses("text_amount", ["6.1 M tokens", "11.3 M tokens", "24.0 M tokens"], top=6)
     rows = ["published", "local", "init_std_0.05", "no_memory", "one_local", "bias_std_1", "output_bias", "lr_3e-4"]
     draw_losses("initialization", rows, top=7)

@@ -88,7 +88,7 @@ def all_stages(ablation, tmp_path):
     (tmp_path / "pairs.jsonl").write_text('{"sentence_good": "Ba di ba.", "sentence_bad": "Ba ba di."}\n')
     (tmp_path / "held_out.txt").write_text("Ba be bi bo bu da de di do du.\n" * 40)
     (tmp_path / "words.csv").write_text("text,label\n" + "ba di,a\nbe du,b\n" * 8)
-    (tmp_path / "task.yaml").write_text("task: classify\n")
+    (tmp_path / "task.yaml").write_text("task: classify\nwarmup_ratio: 0.5\nepochs: 9\n")
     columns = [
         "data.train=[words.csv]",
         "data.dev=[words.csv]",

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from finetune.config import REPLACES, FinetuneConfig, apply_cli_precedence, task_overrides
+from finetune.config import FinetuneConfig, apply_cli_precedence, task_overrides
 from finetune.trainer.results import RESULT, Result, seed_folder
 from pretrain.config import PretrainConfig, changed_settings
 from pretrain.trainer.inputs import RunInputs, is_finished, model_dir
@@ -29,7 +29,9 @@ from xlpre.text.corpus import source_exists
 from xlpre.training.metrics_writer import read_metrics
 
 REPOSITORY = Path(__file__).parents[3]
-SETTINGS_FILE = "arguments.json"  # arguments of the evaluation whose result lies beside it
+SETTINGS_FILE = (
+    "arguments.json"  # arguments of the evaluation, or settings of the fine-tuning, whose result lies beside it
+)
 FREE_SETTINGS = {  # settings of a fine-tuning run that do not change its results
     "name",
     "run_dir",
@@ -38,14 +40,6 @@ FREE_SETTINGS = {  # settings of a fine-tuning run that do not change its result
     "train.log_every",
     "train.save_every",
     "train.keep_last_checkpoints",
-}
-NULL_SETTINGS = {  # settings of a fine-tuning run whose null is not replaced by a value
-    "data.train",
-    "data.dev",
-    "data.max_train_examples",
-    "eval.early_stopping_patience",
-    "epochs",
-    "warmup_ratio",
 }
 
 
@@ -339,7 +333,7 @@ class Finetuning(ModelStage):
 
     def is_finished(self) -> bool:
         """Return True if all seeds have a result of the present settings and weights, and the summary is written."""
-        return self._has_settings() and (self.folder / "table.csv").exists() and len(self.read()) == len(self.seeds)
+        return (self.folder / "table.csv").exists() and len(self.read()) == len(self.seeds)
 
     def read(self) -> dict[int, Result]:
         """Return the results of the finished seeds."""
@@ -352,10 +346,22 @@ class Finetuning(ModelStage):
         scores = ", ".join(f"{100 * result.score:.1f}" for result in results)
         return f"{next(iter(results)).main_metric} {scores} %"
 
+    def prepare(self) -> None:
+        """Save the settings of a new run. finetune/run.py refuses to continue a run with other settings."""
+        if not (self.folder / "config.yaml").exists():
+            write_text(self.folder / SETTINGS_FILE, json.dumps(self._settings, indent=1) + "\n")
+
     def _has_settings(self) -> bool:
-        """Return True if the folder is of a run with the same settings, except those that do not change its results."""
-        saved = self.folder / "config.yaml"
-        return saved.exists() and not _changed_keys(load_config(FinetuneConfig, saved), self.config)
+        """Return True if the run has the present settings, or was not started by an ablation."""
+        saved = self.folder / SETTINGS_FILE
+        return not saved.exists() or json.loads(saved.read_text("utf-8")) == self._settings
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """Settings by key, without those that do not change the results."""
+        settings = json.loads(json.dumps(dataclasses.asdict(self.config)))
+        del settings["task_overrides"]  # they are part of the other values
+        return {key: value for key, value in _flatten(settings).items() if key not in FREE_SETTINGS}
 
 
 def json_records(path: Path) -> list[dict[str, Any]]:
@@ -394,24 +400,6 @@ def _parse_words(kind: str, words: Sequence[str]) -> argparse.Namespace:
     args = command.build_parser().parse(["MODEL", *(["--pairs"] if kind == "pairs" else []), *words])
     command.check_options(args)
     return args
-
-
-def _changed_keys(saved: FinetuneConfig, present: FinetuneConfig) -> list[str]:
-    """Return the keys of the settings that differ and change the results of a fine-tuning.
-
-    A run saves its settings with values in place of null, and with numbers of steps in place of `epochs` and `warmup_ratio`.
-    """
-    before, now = (_flatten(dataclasses.asdict(config)) for config in (saved, present))
-    resolved = {number for ratio, number in REPLACES.items() if now[ratio] is not None}
-    return [
-        key
-        for key, value in now.items()
-        if before.get(key) != value
-        and key not in FREE_SETTINGS
-        and key not in resolved
-        and not key.startswith("task_overrides")
-        and not (value is None and key not in NULL_SETTINGS)
-    ]
 
 
 def _flatten(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
