@@ -58,8 +58,8 @@ class SyncRecorder(TorchDispatchMode):
         return out
 
 
-def to_meta_bf16(model: nn.Module) -> nn.Module:
-    return model.bfloat16().to_empty(device=META)
+def to_meta_fp16(model: nn.Module) -> nn.Module:
+    return model.half().to_empty(device=META)
 
 
 @pytest.mark.parametrize("attention_backend", ["sdpa", "triton"])
@@ -71,17 +71,17 @@ def to_meta_bf16(model: nn.Module) -> nn.Module:
 def test_a_pretraining_step_never_waits_for_the_device(attention_backend, settings):
     if attention_backend == "triton":
         pytest.importorskip("triton", reason="triton is installed with the tests on Linux (x86-64)")
-    model = to_meta_bf16(
+    model = to_meta_fp16(
         make_model(attention_backend=attention_backend, dropout=0.1, dropatt=0.1, mem_len=12, **settings)
     )
     batch = random_batch(20, reuse=10).to(META)
-    memory = initial_memory(model.config, 2, device=META, dtype=torch.bfloat16)
+    memory = initial_memory(model.config, 2, device=META, dtype=torch.float16)
     with SyncRecorder() as recorder:
         loss, memory_after, *others = model(batch, memory)
         sum(others, start=loss).backward()
     assert recorder.n_operations > 100 and not recorder.calls
-    assert loss.dtype == torch.float32 and memory_after.hidden.dtype == torch.bfloat16
-    assert {p.grad.dtype for p in model.parameters() if p.grad is not None} == {torch.bfloat16}
+    assert loss.dtype == torch.float32 and memory_after.hidden.dtype == torch.float16
+    assert {p.grad.dtype for p in model.parameters() if p.grad is not None} == {torch.float16}
 
 
 class ThreeClassTask:
@@ -99,7 +99,7 @@ class ThreeClassTask:
 @pytest.mark.parametrize("pooling", ["last", "first", "mean", "text_mean", "attn"])
 def test_a_fine_tuning_step_never_waits_for_the_device(pooling):
     shape = ModelConfig(vocab_size=40, n_layer=1, d_model=16, n_head=2, d_inner=24, mem_len=8, attention_backend="sdpa")
-    model = to_meta_bf16(TaskModel(shape, ThreeClassTask(pooling)))
+    model = to_meta_fp16(TaskModel(shape, ThreeClassTask(pooling)))
     ids = torch.empty(4, 16, dtype=torch.int64, device=META)
     batch = PaddedBatch(ids, ids, ids.bool(), {"label": ids[:, 0]}, np.arange(4))
     with SyncRecorder() as recorder:
