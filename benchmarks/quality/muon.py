@@ -194,7 +194,9 @@ def make_engine(optimizer: str, stage: int, precision: str, offload: bool, clip:
     config = build_deepspeed_config(train, optim, device, dist.get_world_size(), {"zero_optimization": zero})
     model = Matrices()
     if optimizer != "deepspeed":
-        return build_engine(model, config, train, optim, device)
+        engine = build_engine(model, config, train, optim, device)
+        engine.basic_optimizer.bf16_on_cpu = False  # so that its products can be compared with those of the reference
+        return engine
     import deepspeed
     from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
 

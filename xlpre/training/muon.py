@@ -130,7 +130,7 @@ class Muon(torch.optim.AdamW):
     def __init__(self, groups: Any, momentum: float, bf16_on_cpu: bool = False, **settings: Any) -> None:
         super().__init__(groups, **settings)
         self._momentum = momentum
-        self._bf16_on_cpu = bf16_on_cpu
+        self.bf16_on_cpu = bf16_on_cpu
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -146,7 +146,7 @@ class Muon(torch.optim.AdamW):
     def _update_matrices(self, group: dict[str, Any]) -> None:
         tensors: list[Tensor] = group["params"]
         own = torch.cat([self._nesterov_gradient(tensor).flatten() for tensor in tensors])
-        in_bf16 = own.is_cuda or self._bf16_on_cpu
+        in_bf16 = own.is_cuda or self.bf16_on_cpu
         _replace_by_updates(own, list(group["matrices"].values()), tensors[0].ndim == 1, in_bf16)
         for tensor, update in zip(tensors, own.split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.mul_(1 - group["lr"] * group["weight_decay"])
