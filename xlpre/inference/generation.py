@@ -8,6 +8,8 @@ ends the text. Other special tokens are never generated, nor are `<eod>` and `<e
 
 from __future__ import annotations
 
+import codecs
+import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +27,8 @@ from xlpre.text.tokenizer import Tokenizer
 BATCH_SIZE = 16  # texts generated together; the cache grows with them
 MIN_MEM_LEN = 256  # tokens; in training, a token sees its window besides memory; in generation, only memory
 PROMPT_WINDOW = 128  # longest window in which a causal model reads the prompt; attention memory grows with its square
+
+BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")  # a byte that is not a printable character
 
 TextCallback = Callable[[int, str], None]
 
@@ -135,13 +139,13 @@ def generate(
     padding = encode_prompt(tokenizer, config.padding)[: None if config.padding else 0]
     encoded = [np.concatenate([padding, encode_prompt(tokenizer, prompt)]) for prompt in prompts]
     texts = [tokenizer.decode(p) if not isinstance(p, str) else p for p in prompts]
-    pieces = piece_texts(tokenizer)
+    pieces = piece_bytes(tokenizer)
     results: dict[int, Continuation] = {}
     with without_dropout(model), torch.no_grad():
         for rows in group_equal(np.repeat([*map(len, encoded)], config.num_samples).tolist(), batch_size):
             ids = np.stack([encoded[row // config.num_samples] for row in rows])
             outputs = [
-                _Output(pieces, is_line_start(ids[i]), config.stop, on_text and _bind(on_text, row))
+                _Output(pieces, hides_space(tokenizer, ids[i]), config.stop, on_text and _bind(on_text, row))
                 for i, row in enumerate(rows)
             ]
             seeds = [(config.seed, row % config.num_samples) for row in rows]
@@ -169,9 +173,13 @@ def default_mem_len(model: LanguageModel) -> int:
 def encode_prompt(tokenizer: Tokenizer, prompt: str | np.ndarray) -> np.ndarray:
     """Return the (n,) int64 token ids of a prompt after `<eod>`. Line breaks are `<eop>`; several line breaks are one.
 
+    With a vocabulary of bytes or characters, in which a line break is a token like any other, the text stays as it is.
+
     Raises:
         ValueError: the prompt is neither a text nor token ids, or cannot be encoded.
     """
+    if isinstance(prompt, str) and tokenizer.line_end != special_tokens.EOP:
+        return np.array([special_tokens.EOD, *tokenizer.encode(prompt)])
     if isinstance(prompt, str):
         lines = prompt.splitlines()
         paragraphs = [ids for line in lines if (ids := tokenizer.encode(line))]
@@ -184,33 +192,47 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str | np.ndarray) -> np.ndarray:
     return np.concatenate([[special_tokens.EOD], tokens]).astype(np.int64)
 
 
-def piece_texts(tokenizer: Tokenizer) -> list[str]:
-    """Return the text of each token: a line break for `<eop>`, nothing for other special tokens."""
-    texts = [piece.replace(special_tokens.WORD_BOUNDARY, " ") for piece in tokenizer.pieces]
-    texts[: special_tokens.EOP + 1] = [""] * special_tokens.EOP + ["\n"]
-    return texts
+def piece_bytes(tokenizer: Tokenizer) -> list[bytes]:
+    """Return the UTF-8 bytes of each token: a line break for `<eop>`, nothing for other special tokens.
+
+    In a vocabulary of bytes, a token may be a part of a character.
+    """
+    contents = [
+        bytes([int(match[1], 16)]) if (match := BYTE_PIECE.fullmatch(piece)) else _piece_text(piece).encode()
+        for piece in tokenizer.pieces
+    ]
+    contents[: special_tokens.EOP + 1] = [b""] * special_tokens.EOP + [b"\n"]
+    return contents
 
 
-def is_line_start(ids: np.ndarray) -> bool:
-    """Return True if the token after `ids` (n,) starts a line, so that the space before its word is left out."""
-    return int(ids[-1]) in (special_tokens.EOD, special_tokens.EOP)
+def _piece_text(piece: str) -> str:
+    return piece.replace(special_tokens.WORD_BOUNDARY, " ")
+
+
+def hides_space(tokenizer: Tokenizer, ids: np.ndarray) -> bool:
+    """Return True if the space of the token after `ids` (n,) is left out: its word starts a line, and the space only marks its start."""
+    marks_words = (
+        tokenizer.line_end == special_tokens.EOP
+    )  # otherwise a space is a character of the text like any other
+    return marks_words and int(ids[-1]) in (special_tokens.EOD, special_tokens.EOP)
 
 
 class _Output:
     """Text of a row while it is generated.
 
     Args:
-        pieces: text of each token.
-        at_line_start: True if the text starts a line.
+        pieces: result of `piece_bytes`.
+        at_line_start: True if the space of the first token is left out.
         stop: strings that end the text.
         on_text: called with each part of the text that is final.
     """
 
     def __init__(
-        self, pieces: list[str], at_line_start: bool, stop: Sequence[str], on_text: Callable[[str], None] | None
+        self, pieces: list[bytes], at_line_start: bool, stop: Sequence[str], on_text: Callable[[str], None] | None
     ) -> None:
         self.pieces, self._at_line_start, self._stop, self._on_text = pieces, at_line_start, stop, on_text
         self.text, self.tokens, self.finish_reason = "", list[int](), ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._n_reported = 0
 
     def append(self, token: int) -> None:
@@ -223,7 +245,7 @@ class _Output:
             return
         piece = self.pieces[token]
         n_before = len(self.text)
-        self.text += piece.removeprefix(" ") if self._at_line_start else piece
+        self.text += self._decoder.decode(piece.removeprefix(b" ") if self._at_line_start else piece)
         self._at_line_start = token == special_tokens.EOP
         # a stop string may have begun in earlier tokens
         found = [
@@ -238,6 +260,8 @@ class _Output:
     def finish(self, reason: str) -> None:
         """End the text."""
         self.finish_reason = self.finish_reason or reason
+        if self.finish_reason != "stop":
+            self.text += self._decoder.decode(b"", final=True)
         self._report(len(self.text))
 
     def _n_undecided(self) -> int:

@@ -10,11 +10,12 @@ from tests.conftest import refused
 from tests.unit.model.conftest import make_model
 from xlpre.batch import HIDDEN_RANK, make_batch
 from xlpre.inference import GenerationConfig, generate
-from xlpre.inference.generation import _Output, encode_prompt, piece_texts
+from xlpre.inference.generation import _Output, encode_prompt, hides_space, piece_bytes
 from xlpre.inference.token_readers import CausalReader, PermutationReader
 from xlpre.inference.token_sampling import TokenSampler
 from xlpre.model.memory import initial_memory
 from xlpre.text.special_tokens import EOD, EOP, MASK
+from xlpre.text.table_tokenizer import ByteTokenizer, CharacterTokenizer
 
 V = 40
 ROUNDING = {"atol": 2e-5, "rtol": 1e-4}  # matrix products of other shapes in float32
@@ -170,7 +171,7 @@ def test_padding_is_a_document_before_the_prompt(tokenizer):
 
 
 def test_the_text_of_tokens_is_that_of_the_tokenizer(tokenizer):
-    pieces, rng = piece_texts(tokenizer), np.random.default_rng(0)
+    pieces, rng = piece_bytes(tokenizer), np.random.default_rng(0)
     for at_line_start in (True, False):
         output, tokens = _Output(pieces, at_line_start, (), None), rng.integers(9, len(tokenizer), 50)
         if not at_line_start:
@@ -183,6 +184,22 @@ def test_the_text_of_tokens_is_that_of_the_tokenizer(tokenizer):
     assert encode_prompt(tokenizer, "Ba di.\n\nKe.").tolist() == [EOD, *first, EOP, *second]
     assert encode_prompt(tokenizer, "Ba di.\nKe.\n").tolist() == [EOD, *first, EOP, *second, EOP]
     assert encode_prompt(tokenizer, np.array([9, 10])).tolist() == [EOD, 9, 10]
+
+
+@pytest.mark.parametrize("kind", ["bytes", "characters"])
+def test_text_of_bytes_and_characters_is_kept_as_it_is(kind):
+    text = " A  b\n\n\u00fcber <0x0A> \u4e2d\U0001f600.\n"
+    tokenizer = ByteTokenizer() if kind == "bytes" else CharacterTokenizer(["\n", *sorted({*text} - {"\n"})])
+    ids, parts = encode_prompt(tokenizer, text), []
+    assert ids[0] == EOD and tokenizer.decode(ids[1:]) == text
+    output = _Output(piece_bytes(tokenizer), hides_space(tokenizer, ids[:1]), (), parts.append)
+    for token in ids[1:].tolist():
+        output.append(token)
+    assert output.text == "".join(parts) == text
+    if kind == "bytes":
+        output.append(ids[-1] - 10 + 0xC3)  # the first byte of a character
+        output.finish("length")
+        assert output.text == text + "\ufffd"
 
 
 @pytest.mark.parametrize(
@@ -198,7 +215,7 @@ def test_the_text_of_tokens_is_that_of_the_tokenizer(tokenizer):
 )
 def test_stop_strings_end_the_text_across_tokens_and_are_never_reported(tokens, stop, text, reason):
     parts = []
-    output = _Output([""] * 9 + tokens, False, stop, parts.append)
+    output = _Output([b""] * 9 + [token.encode() for token in tokens], False, stop, parts.append)
     for token in range(9, 9 + len(tokens)):
         output.append(token)
         assert text.startswith("".join(parts))
@@ -208,7 +225,7 @@ def test_stop_strings_end_the_text_across_tokens_and_are_never_reported(tokens, 
 
 def test_parts_of_the_text_are_reported_as_soon_as_they_are_final():
     parts = []
-    output = _Output([""] * 9 + ["x", "a", "b", "y"], False, ["abc"], parts.append)
+    output = _Output([b""] * 9 + [b"x", b"a", b"b", b"y"], False, ["abc"], parts.append)
     for token in (9, 10, 11, 12):
         output.append(token)
     assert parts == ["x", "aby"]
