@@ -1,4 +1,4 @@
-"""Warnings about vocabulary and validation text. This module imports no torch, so that preparation starts quickly."""
+"""Warnings about text and vocabulary. This module imports no torch, so that preparation starts quickly."""
 
 from __future__ import annotations
 
@@ -31,6 +31,16 @@ def warn_of_small_validation_text(config: PretrainConfig, store: TokenStore) -> 
     if config.text.val_source is None:
         remedy = f"Raise text.val_fraction, which is {config.text.val_fraction:g}"
     return f"warning: the validation text has {' and '.join(problems)}; val loss will be noisy. {remedy}, and set another data.store_dir."
+
+
+def warn_of_backward_text(config: PretrainConfig) -> str:
+    """Return a warning if a causal model reads half of its text from right to left; else an empty string."""
+    if config.objective.name != "causal" or not config.data.bidirectional:
+        return ""
+    return (
+        "warning: every second row of the batch is read from right to left, so this causal model also learns reversed text. "
+        "Set data.bidirectional=false to train it on the text as it is."
+    )
 
 
 def ignored_vocab_size(config: PretrainConfig, n_pieces: int, explicit_keys: ExplicitKeys) -> str:

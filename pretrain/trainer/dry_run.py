@@ -6,6 +6,7 @@ import torch
 
 from pretrain.config import PretrainConfig
 from pretrain.planning.flops import batch_shape, count_parameters
+from pretrain.trainer.data_warnings import warn_of_backward_text
 from pretrain.trainer.evaluator import val_lanes
 from pretrain.trainer.inputs import RunInputs, checkpoints_dir, is_finished
 from pretrain.trainer.samples import Samples
@@ -38,8 +39,9 @@ def dry_run(config: PretrainConfig, explicit_keys: ExplicitKeys) -> None:
     if is_rank_zero():
         resolved = inputs.weight_init.resolve_config()
         sizes = _describe_sizes(resolved, len(inputs.store.train))
-        note = f"# {inputs.vocabulary_note}\n" if inputs.vocabulary_note else ""
-        print(f"{to_yaml(resolved)}{sizes}{_describe_processes(config)}{note}# {start}", flush=True)
+        notes = [note for note in (inputs.vocabulary_note, warn_of_backward_text(config)) if note]
+        lines = "".join(f"# {note}\n" for note in notes)
+        print(f"{to_yaml(resolved)}{sizes}{_describe_processes(config)}{lines}# {start}", flush=True)
 
 
 def _describe_sizes(config: PretrainConfig, n_text_tokens: int) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pretrain.config import PretrainConfig
 from pretrain.trainer import nonfinite_dump
-from pretrain.trainer.data_warnings import warn_of_small_validation_text
+from pretrain.trainer.data_warnings import warn_of_backward_text, warn_of_small_validation_text
 from pretrain.trainer.evaluator import (
     EvalResult,
     Evaluator,
@@ -360,7 +360,7 @@ class Trainer:
             start += "; the eval settings changed: validation losses are not comparable with earlier ones, and best/ starts again"
         upgrade = f"note: {self.store.upgrade_note}" if self.store.upgrade_note else ""
         small = warn_of_small_validation_text(self._resolved, self.store)
-        notes = [upgrade, self._inputs.vocabulary_note, compare_targets(config), small]
+        notes = [upgrade, self._inputs.vocabulary_note, compare_targets(config), small, warn_of_backward_text(config)]
         return (
             f"{config.name}: {config.objective.name}, {n_parameters:,} parameters ({shape.n_layer} layers, d_model {shape.d_model}), "
             f"mem_len {shape.mem_len}\n"

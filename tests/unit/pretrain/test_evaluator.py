@@ -10,7 +10,7 @@ import torch
 
 from pretrain.config import EvalConfig, PretrainConfig
 from pretrain.trainer import evaluator
-from pretrain.trainer.data_warnings import warn_of_small_validation_text
+from pretrain.trainer.data_warnings import warn_of_backward_text, warn_of_small_validation_text
 from pretrain.trainer.logger import TrainLogger
 from tests.conftest import refused
 from tests.unit.model.conftest import make_model
@@ -169,6 +169,15 @@ def test_a_small_validation_text_is_reported(store, documents, tokenizer, tmp_pa
     assert re.match(
         rf"warning: the validation text has {n_documents} documents?\b.*; val loss will be noisy\. Raise", warning
     )
+
+
+def test_only_a_causal_model_of_reversed_text_gets_a_warning():
+    def warning(objective: str, bidirectional: bool) -> str:
+        data = DataConfig(store_dir="x", seq_len=32, reuse_len=32, bidirectional=bidirectional)
+        return warn_of_backward_text(PretrainConfig(data=data, objective=ObjectiveConfig(name=objective)))
+
+    assert "Set data.bidirectional=false" in warning("causal", True)
+    assert not warning("causal", False) and not warning("permutation", True)
 
 
 def test_order_consistency_is_measured_on_demand_and_logged(store, tokenizer, monkeypatch):
