@@ -8,7 +8,7 @@ Examples:
   python pretrain/quickstart.py --config configs/pretrain/quickstart.yaml
   python pretrain/quickstart.py --config configs/pretrain/quickstart.yaml name=mine text.source='my_texts/*.txt' text.max_chars=null
 
-See README.md for the same stages as single commands, and docs/recipes.md for other presets.
+See README.md for the same stages as single commands, and docs/small_data.md for other presets.
 """
 
 from __future__ import annotations

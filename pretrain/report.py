@@ -8,7 +8,7 @@ Examples:
   python pretrain/report.py runs/quickstart --against runs/no_memory runs/no_spans
   python pretrain/report.py runs/mrpc
 
-See docs/recipes.md for the losses to expect.
+See docs/small_data.md for the losses to expect.
 """
 
 from __future__ import annotations

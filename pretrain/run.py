@@ -9,7 +9,7 @@ Examples:
   python pretrain/run.py --config configs/pretrain/quickstart.yaml name=no_memory data.store_dir=stores/quickstart model.mem_len=0
   python pretrain/run.py --config configs/pretrain/xlnet_base.yaml --dry-run
 
-See docs/configuration.md for all settings, docs/distributed.md for many GPUs and machines, and docs/recipes.md for what to expect.
+See docs/configuration.md for all settings, docs/distributed.md for many GPUs and machines, and docs/small_data.md for what to expect.
 """
 
 from __future__ import annotations
