@@ -214,6 +214,18 @@ def main() -> None:
     draw_losses("initialization", rows, top=7)
     draw_losses("optimizers", ["adamw", "adamw_lr_2e-3", "muon", "muon_all_4e-3"], top=7)
     rows = {
+        "muon_16_no_memory": "Muon, 16 rows, no memory",
+        "muon_16": "Muon, 16 rows",
+        "muon": "Muon, 8 rows",
+        "muon_32": "Muon, 32 rows",
+        "geglu": "base, gated feed-forward",
+        "muon_16_lr": "Muon, 16 rows, twice the learning rates",
+        "base": "base: AdamW, 8 rows",
+        "pre_norm": "base, pre-norm",
+        "muon_16_large": "Muon, 16 rows, 6 layers of width 256",
+    }
+    draw_final_losses("ten_million_words", rows, "val_loss", "val loss (nats)", "losses.png")
+    rows = {
         "width_192": "width 192",
         "k_2": "K = 2",
         "k_1.5": "K = 1.5",
