@@ -87,12 +87,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail the run if more tests were skipped than `--max-skips` allows."""
+    """Fail the run if more tests were skipped than `--max-skips` allows, not counting those for other processors."""
     limit = session.config.getoption("--max-skips")
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if limit is None or reporter is None or hasattr(session.config, "workerinput"):
         return
-    n_skipped = len(reporter.stats.get("skipped", []))
+    n_skipped = sum("this processor has no" not in str(skip.longrepr) for skip in reporter.stats.get("skipped", []))
     if n_skipped > limit:
         reporter.write_line(
             f"{n_skipped} tests were skipped, more than --max-skips={limit}: see the reasons below", red=True
