@@ -28,10 +28,12 @@ class RunResult:
     Attributes:
         seed: seed of the run.
         evaluations: records of its metrics.jsonl with a validation loss.
+        is_finished: whether the last evaluation was at the end of the run.
     """
 
     seed: int
     evaluations: Sequence[dict[str, Any]]
+    is_finished: bool
 
     @classmethod
     def read(cls, run: Pretraining) -> RunResult | None:
@@ -40,8 +42,13 @@ class RunResult:
         Raises:
             ValueError: the run has other settings than its row.
         """
-        evaluations = run.evaluations()
-        return cls(run.seed, evaluations) if evaluations else None
+        evaluations, train = run.evaluations(), run.config.train
+        if not evaluations:
+            return None
+        last = evaluations[-1]
+        was_last_step = last["step"] >= train.steps
+        was_time_over = train.hours is not None and last["train_seconds"] >= train.hours * 3600
+        return cls(run.seed, evaluations, was_last_step or was_time_over)
 
     @property
     def last(self) -> dict[str, Any]:
@@ -81,6 +88,7 @@ class Measure:
         finetuned: scores of a fine-tuning by row, seed of the row, and seed of the fine-tuning.
         learning_rates: by row, the learning rate of the fine-tuning, if there were several.
         at_chance: by row, the seeds whose fine-tuning mostly stayed at chance.
+        unfinished: by row, the seeds whose pretraining is not finished.
         other_targets: rows whose loss is that of other targets than the loss of the first row.
     """
 
@@ -90,6 +98,7 @@ class Measure:
     finetuned: dict[str, dict[int, dict[int, float]]] = field(default_factory=dict)
     learning_rates: dict[str, float] = field(default_factory=dict)
     at_chance: dict[str, set[int]] = field(default_factory=dict)
+    unfinished: dict[str, set[int]] = field(default_factory=dict)
     other_targets: set[str] = field(default_factory=set)
 
     @property
@@ -142,6 +151,7 @@ class Measure:
         if row in self.learning_rates:
             record["learning_rate"] = self.learning_rates[row]
         record["seeds_at_chance"] = sorted(self.at_chance.get(row, ()))
+        record["seeds_unfinished"] = sorted(self.unfinished.get(row, ()))
         record["difference"] = difference and difference.to_json()
         return record
 
@@ -171,9 +181,12 @@ def read_measures(ablation: Ablation) -> dict[str, Measure]:
     base = next(iter(all_results.values()), [])
     for row, results in all_results.items():
         for result in results:
-            _add(measures, LOSS, True, row, result.seed, result.loss)
+            of_run = [_add(measures, LOSS, True, row, result.seed, result.loss)]
             if result.minimal_pairs is not None:
-                _add(measures, PAIRS, False, row, result.seed, result.minimal_pairs)
+                of_run.append(_add(measures, PAIRS, False, row, result.seed, result.minimal_pairs))
+            for measure in of_run:
+                if not result.is_finished:
+                    measure.unfinished.setdefault(row, set()).add(result.seed)
         if not is_comparable(results, base):
             measures[LOSS].other_targets.add(row)
     text_targets: dict[str, tuple[Any, ...]] = {}  # of the first row of each text

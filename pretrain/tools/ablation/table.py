@@ -11,6 +11,7 @@ from pretrain.tools.ablation.measures import (
     MARGIN,
     PAIRS,
     Measure,
+    RunResult,
     finite_or_inf,
     is_comparable,
     main_measures,
@@ -67,7 +68,7 @@ def build_table(ablation: Ablation) -> list[dict[str, str]]:
             {
                 "row": row,
                 "settings": " ".join(ablation.rows[row]) or "none",
-                "runs": str(len(row_results)),
+                "runs": _format_runs(row_results),
                 "million tokens read": f"{median(x['tokens'] for x in lasts) / 1e6:.2f}",
                 "training minutes": f"{median(x['train_seconds'] for x in lasts) / 60:.1f}",
                 "validation loss": f"{median(losses):.3f}",
@@ -157,7 +158,9 @@ def describe_table(table: Sequence[dict[str, str]]) -> str:
         "Numbers are medians over the runs of a row. Validation loss and unigram baseline are in nats per target; lower is better.\n"
         f"A row beats the baseline when its loss is {MARGIN} below it. Tokens are window tokens."
     )
-    if all(row["runs"] == "1" for row in table):
+    if any("unfinished" in row["runs"] for row in table):
+        notes += "\nThe values of an unfinished run are those of its last evaluation."
+    if not any(row["lowest to highest"] for row in table):
         notes += "\nOne run per row: differences cannot be distinguished from seed noise; use --seeds 3."
     else:
         notes += (
@@ -222,6 +225,12 @@ def describe_stages(measures: Mapping[str, Measure]) -> str:
 def _is_hidden(column: str) -> bool:
     """Return True if a column is not printed on a terminal."""
     return column in HIDDEN_COLUMNS or column.startswith("published: ")
+
+
+def _format_runs(results: Sequence[RunResult]) -> str:
+    """Return the number of runs, and how many of them are not finished."""
+    n_unfinished = sum(not result.is_finished for result in results)
+    return f"{len(results)} ({n_unfinished} unfinished)" if n_unfinished else str(len(results))
 
 
 def _format_difference(difference: float) -> str:

@@ -252,6 +252,7 @@ def test_the_table_has_medians_over_seeds_and_tokens_to_beat_unigram(write):
                 "unborn": ["optim.lr=2"],
             }
         ),
+        overrides=["train.steps=2"],
         num_seeds=3,
     )
     for seed, losses in enumerate(([9.0, 5.95, 5.8], [9.0, 5.85, 5.6], [9.0, 6.1, 5.95]), 1):
@@ -263,7 +264,7 @@ def test_the_table_has_medians_over_seeds_and_tokens_to_beat_unigram(write):
     assert (plain["validation loss"], plain["lowest to highest"], plain["runs"]) == ("5.800", "5.600 to 5.950", "3")
     beats, final, equal = "million tokens to beat the baseline", "difference to plain", "difference at equal tokens"
     assert plain[beats] == "0.50 to 1.00 (1 never)"
-    assert (early[final], early[equal]) == ("-0.300", "-0.450 (0.50 M)")
+    assert (early[final], early[equal], early["runs"]) == ("-0.300", "-0.450 (0.50 M)", "1 (1 unfinished)")
     assert (better[final], better[equal]) == ("-0.550", "-0.550 (1.00 M)")
     assert (better[beats], better["settings"]) == (
         "0.50",
@@ -299,18 +300,20 @@ def test_differences_by_seed_have_intervals_and_are_marked_as_noise(write, capsy
     assert better["difference"]["mean"] == pytest.approx(-0.102) and better["by_seed"]["1"] == pytest.approx(4.899)
 
 
-def test_runs_in_progress_can_be_compared(write, capsys):
+def test_runs_in_progress_can_be_compared_and_are_marked(write, capsys):
     path = write({"plain": [], "other": ["model.mem_len=0"]})
     with pytest.raises(ValueError, match="no evaluated run.*--run"):
         main([str(path), "--table"])
     write_metrics("other", 1, [9.0, 5.5])
     main([str(path), "--table"])
     output = capsys.readouterr().out
-    assert "use --seeds 3" in output and re.search(r"^other +1 +1.0 +5.500 ", output, re.MULTILINE)
+    assert "use --seeds 3" in output and re.search(r"^other +1 \(1 unfinished\) +1.0 +5.500 ", output, re.MULTILINE)
     files = {file.name for file in Path("runs/some").iterdir()}
     assert files == {"other", "table.md", "table.csv", "results.jsonl", "losses.png"}
     table = Path("runs/some/table.md").read_text()
-    assert "| other | model.mem_len=0 | 1 | 0.50 |" in table and "use --seeds 3" in table
+    assert "| other | model.mem_len=0 | 1 (1 unfinished) | 0.50 |" in table and "use --seeds 3" in table
+    (record,) = [json.loads(line) for line in Path("runs/some/results.jsonl").read_text().splitlines()]
+    assert record["seeds_unfinished"] == [1]
 
 
 def test_the_picture_has_a_line_of_dots_per_row_sorted_by_loss(write):
