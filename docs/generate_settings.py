@@ -19,8 +19,9 @@ PRETRAINING = """# Settings of pretraining
 
 After reading this page you can set any part of a pretraining from a file or the command line.
 
-Every command of `pretrain/` takes `--config FILE key=value ...`. A file may start with `extends: other.yaml` and overrides the settings
-of that file. The command line overrides all files. Each run stores its resolved settings in `config.yaml` in its folder.
+Commands that prepare text, train, plan or explain take `--config FILE key=value ...`. A file may start with `extends: other.yaml` and
+overrides the settings of that file. The command line overrides all files. Each run stores its resolved settings in `config.yaml` in its
+folder.
 
 `deepspeed` is passed to DeepSpeed unchanged, for example `deepspeed.zero_optimization.stage=2`. Settings that other keys decide are
 refused there: batch sizes, accumulation, clipping, precision, optimizer and schedule. Keys that DeepSpeed does not know are refused too.

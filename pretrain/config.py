@@ -14,7 +14,7 @@ from xlpre.objectives.objective import ObjectiveConfig
 from xlpre.text.blanks import BLANK, has_blank
 from xlpre.text.corpus import TextConfig
 from xlpre.text.tokenizer import TokenizerConfig
-from xlpre.training.config import PretrainOptimConfig, TrainConfig, check_compile
+from xlpre.training.config import OPERATIONAL_SETTINGS, PretrainOptimConfig, TrainConfig, check_compile
 from xlpre.training.deepspeed_overrides import check_muon_overrides, check_overrides
 from xlpre.training.lr_schedule import ScheduleConfig
 from xlpre.training.run_dir import check_run_identity
@@ -25,21 +25,7 @@ RESULT_GROUPS = ("data", "objective", "model", "memory", "optim", "schedule", "t
 IGNORED_SETTINGS = {
     "data": {"store_dir", "num_threads"},
     "model": {"vocab_size", "attention_backend"},
-    "train": {
-        "steps",
-        "hours",
-        "micro_batch_size",
-        "compile",
-        "activation_checkpointing",
-        "log_every",
-        "save_every",
-        "keep_last_checkpoints",
-        "keep_checkpoints_every",
-        "save_memory",
-        "max_skipped_steps",
-        "timeout_minutes",
-        "wandb",
-    },
+    "train": {"steps", "hours", "save_memory", *OPERATIONAL_SETTINGS},
     "eval": {"every", "sentences", "order_consistency", "minimal_pairs"},
 }
 
@@ -53,7 +39,7 @@ class EvalConfig:
         batch_size: rows of the validation batch; fewer if the text is too short for every row to read a different part of it.
         num_windows: windows that each row reads, one after another; fewer if the validation text is short.
         mem_len: number of memory columns in evaluation; null: as in training.
-        partial_k: 1/K of the tokens are targets in evaluation; null: as in training.
+        partial_k: K in evaluation, where one token in K is a target; null: as in training.
         sentences: sentences with ____, which the model fills in at each evaluation; empty: sentences of the validation text with one
             frequent word hidden.
         order_consistency: number of validation sentences whose log-likelihood is computed in four factorization orders at each evaluation

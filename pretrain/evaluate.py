@@ -18,7 +18,7 @@ Examples:
   python pretrain/evaluate.py runs/mine stores/mine
   python pretrain/evaluate.py runs/mine 'books/*.txt.gz' --mem-len 0,64,128,256 --picture memory.png
   python pretrain/evaluate.py runs/causal stores/mine --compare sliding --lengths 128,256,512 --picture sliding.png
-  torchrun --nproc_per_node 8 pretrain/evaluate.py runs/mine hf:Salesforce/wikitext/wikitext-2-raw-v1:test --out wikitext.jsonl
+  torchrun --nproc_per_node 8 pretrain/evaluate.py runs/mine hf:Salesforce/wikitext/wikitext-2-raw-v1:test --row-type lines
 
 See docs/evaluation.md for the meaning of the numbers, and docs/python.md for the same from Python.
 """
@@ -32,6 +32,7 @@ from typing import Any
 
 from xlpre.common.cli_main import run_main
 from xlpre.common.launcher import read_launcher
+from xlpre.common.plots import check_output_files
 from xlpre.config.cli import CommandParser
 
 MINIMUM = {"batch_size": 1, "processes": 1, "orders": 1, "seed": 0, "consistency": 0, "max_tokens": 1}
@@ -64,9 +65,10 @@ def build_parser() -> CommandParser:
     parser.add_argument("--consistency", metavar="N", type=int, default=200, help=text)
     text = "stop after the first document with which the text has N tokens"
     parser.add_argument("--max-tokens", metavar="N", type=int, help=text)
-    parser.add_argument("--column", metavar="NAME", default="text", help="see text.column (default: text)")
-    types, text = ("paragraphs", "sentences", "verbatim"), "see text.line_type (default: as in the run)"
-    parser.add_argument("--line-type", choices=types, help=text)
+    parser.add_argument("--column", metavar="NAME", help="see text.column (default: as in the run)")
+    rows, lines = ("documents", "lines"), ("paragraphs", "sentences", "verbatim")
+    parser.add_argument("--row-type", choices=rows, help="see text.row_type (default: as in the run)")
+    parser.add_argument("--line-type", choices=lines, help="see text.line_type (default: as in the run)")
     parser.add_argument("--batch-size", metavar="N", type=int, default=8, help="rows of a batch (default: 8)")
     parser.add_argument("--processes", metavar="N", type=int, default=1, help="processes on the CPU (default: 1)")
     parser.add_argument("--json", action="store_true", help="print JSON lines instead of a table")
@@ -81,9 +83,7 @@ def check_options(args: argparse.Namespace) -> list[int] | None:
     for name, minimum in MINIMUM.items():
         if (value := getattr(args, name)) is not None and value < minimum:
             raise ValueError(f"--{name.replace('_', '-')}={value} is invalid: it must be at least {minimum}.")
-    for path in (args.out, args.picture):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ValueError(f"{path} is invalid: the folder {path.parent} does not exist. Create it, or name another.")
+    check_output_files(args.out, args.picture)
     if args.lengths and not args.compare:
         raise ValueError(
             f"--lengths={args.lengths} is invalid without --compare. Add --compare sliding, or set --mem-len."
@@ -138,13 +138,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         read_text,
         run_evaluations,
         run_in_job,
+        text_config,
         to_rows,
     )
     from pretrain.tools.text_scores import ProgressBar
     from xlpre.common.tables import to_text
     from xlpre.inference.evaluation import EvalSettings, eval_windows, resolve_mode, sample_sentences
     from xlpre.inference.scoring import order_consistency
-    from xlpre.text.corpus import TextConfig
     from xlpre.training.distributed import Comm, destroy_process_group, is_rank_zero, use_device, world_size
 
     if args.device == "cuda" and not torch.cuda.is_available():
@@ -175,8 +175,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
         for mem_len in mem_lens or [default_mem_len]
     ]
-    # verbatim text has no documents to hold out, so it needs a `val_source`; only `source` is read
-    source = TextConfig(column=args.column, line_type=args.line_type or config.text.line_type, val_source="")
+    source = text_config(config, args.column, args.row_type, args.line_type)
     text = read_text(args.text, tokenizer, args.model, source, args.max_tokens)
     record = {"model": args.model, "text": args.text, "objective": folder.objective, **overrides}
     if args.compare:

@@ -21,10 +21,9 @@ from pathlib import Path
 
 from pretrain.config import PretrainConfig
 from xlpre.common.cli_main import run_main
+from xlpre.common.plots import check_output_files
 from xlpre.config.cli import SettingsParser
 from xlpre.config.loader import load_config
-
-PICTURE_FORMATS = (".png", ".svg", ".pdf")
 
 COMMON = (
     "seed",
@@ -59,7 +58,7 @@ def build_parser() -> SettingsParser[PretrainConfig]:
     parser.add_argument("--backward", action="store_true", help="read from right to left")
     text = "run or model folder that predicts the targets"
     parser.add_argument("--model", metavar="MODEL", type=Path, help=text)
-    text = "draw masks, or attention of --model (.png, .svg)"
+    text = "draw masks, or attention of --model (.png, .svg, .pdf)"
     parser.add_argument("--picture", metavar="FILE", type=Path, help=text)
     return parser
 
@@ -68,9 +67,7 @@ def check_options(args: argparse.Namespace) -> None:
     """Raise ValueError if an option is out of range."""
     if not 0 <= args.step < 2**63:
         raise ValueError(f"--step {args.step} is invalid: it must be at least 0 and below 2^63. Leave it out for 0.")
-    if args.picture and args.picture.suffix not in PICTURE_FORMATS:
-        formats = " or ".join(PICTURE_FORMATS)
-        raise ValueError(f"--picture {args.picture} is invalid: the name must end with {formats}. Rename it.")
+    check_output_files(None, args.picture)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from xlpre.common.cli_main import run_main
+from xlpre.common.plots import check_output_files
 from xlpre.config.cli import CommandParser
 from xlpre.data.store import TokenStore
 
@@ -23,7 +24,7 @@ def build_parser() -> CommandParser:
     parser.add_argument("store", metavar="STORE", help="folder of a token store, such as stores/quickstart")
     text = "number of random documents whose beginning is shown (default: 3)"
     parser.add_argument("--samples", metavar="N", type=int, default=3, help=text)
-    text = "draw histograms of the lengths of documents and spans into a .png file"
+    text = "draw histograms of the lengths of documents and spans (.png, .svg, .pdf)"
     parser.add_argument("--picture", metavar="FILE", type=Path, help=text)
     parser.add_argument("--verify", action="store_true", help="read every byte and verify the checksums")
     return parser
@@ -34,8 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = build_parser().parse(argv)
     if args.samples < 0:
         raise ValueError(f"--samples {args.samples} is invalid: it must be at least 0. Leave it out for 3.")
-    if args.picture and args.picture.suffix != ".png":
-        raise ValueError(f"--picture {args.picture} is invalid: it must end in .png. Rename it.")
+    check_output_files(None, args.picture)
 
     from pretrain.tools.store_statistics import StoreStatistics, describe, draw
 

@@ -162,10 +162,13 @@ def show_minimal_pairs(config: PretrainConfig) -> None:
     if not accuracies:
         return
     score = os.path.relpath(Path(__file__).with_name("score.py"))
-    command = ["python", score, config.run_dir, "--pairs", os.path.relpath(PAIRS)]
+    files, pairs = config.eval.minimal_pairs, "the pairs"
+    if not files:
+        files, pairs = [os.path.relpath(PAIRS)], "pairs such as 'It does not read.' / 'It does not reads.'"
+    command = ["python", score, config.run_dir, "--pairs", *files]
     print(
-        f"\nminimal pairs: the model prefers the correct sentence in {accuracies[-1]:.0f} % of pairs such as 'It does not read.' / "
-        f"'It does not reads.' (before training {accuracies[0]:.0f} %, chance 50 %).\nTry: {shlex.join(command)}"
+        f"\nminimal pairs: the model prefers the correct sentence in {accuracies[-1]:.0f} % of {pairs} "
+        f"(before training {accuracies[0]:.0f} %, chance 50 %).\nTry: {shlex.join(command)}"
     )
 
 

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from xlpre.common.cli_main import run_main
+from xlpre.common.plots import check_output_files
 from xlpre.config.cli import CommandParser
 
 
@@ -50,9 +51,7 @@ def check_options(args: argparse.Namespace) -> list[float]:
     for name, minimum in (("step", 1), ("tokens", 1), ("seed", 0), ("max_context", 2 * args.step)):
         if (value := getattr(args, name)) < minimum:
             raise ValueError(f"--{name.replace('_', '-')}={value} is invalid: it must be at least {minimum}.")
-    for path in (args.out, args.picture):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ValueError(f"{path} is invalid: the folder {path.parent} does not exist. Create it, or name another.")
+    check_output_files(args.out, args.picture)
     try:
         fractions = [float(value) for value in args.fraction.split(",")]
     except ValueError:

@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from xlpre.common.cli_main import run_main
+from xlpre.common.plots import check_output_files
 from xlpre.config.cli import CommandParser
 
 COUNTS = ("orders", "window", "batch_tokens", "limit")  # options that are at least 1
@@ -85,9 +86,7 @@ def check_options(args: argparse.Namespace) -> None:
         raise ValueError(f"FILE={args.file} is invalid: there is no such file. Give a text file, or leave it out.")
     if args.file and not args.file.stat().st_size:
         raise ValueError(f"FILE={args.file} is invalid: it is empty. Write one text per line.")
-    for path in (args.out, args.picture):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ValueError(f"{path} is invalid: the folder {path.parent} does not exist. Create it, or name another.")
+    check_output_files(args.out, args.picture)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Train a SentencePiece vocabulary on text.
+"""Make a vocabulary from text: SentencePiece pieces, or bytes, characters or words (tokenizer.kind).
 
 The vocabulary is written to tokenizers/NAME.model; its special tokens are those of XLNet. An existing vocabulary of the same text is kept.
 
@@ -7,7 +7,7 @@ Examples:
   python pretrain/train_tokenizer.py --config configs/pretrain/quickstart.yaml name=mine text.source='my_texts/*.txt' text.max_chars=null
   python pretrain/train_tokenizer.py name=small text.source='my_texts/*.txt' tokenizer.vocab_size=2000
 
-See docs/data.md for sources of text and for the size of a vocabulary.
+See docs/data.md for sources of text, and docs/getting_started.md for the size of a vocabulary.
 """
 
 from __future__ import annotations

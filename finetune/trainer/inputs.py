@@ -158,17 +158,20 @@ class RunInputs:
 
     @cached_property
     def _weights_fingerprint(self) -> str:
-        if self.config.from_scratch:
-            return FROM_SCRATCH
-        content = hashlib.sha256()
-        for name, weight in sorted(self.pretrained.weights.items()):
-            content.update(f"{name} {weight.double().sum().item()!r}".encode())
-        return content.hexdigest()[:16]
+        return FROM_SCRATCH if self.config.from_scratch else weights_fingerprint(self.pretrained.weights)
 
     @cached_property
     def _fingerprints(self) -> dict[str, str]:
         """Fingerprints of the training examples and of each dev split, by the name of the split."""
         return {split.name: _fingerprint(split) for split in (self.train, *self.dev)}
+
+
+def weights_fingerprint(weights: Mapping[str, Tensor]) -> str:
+    """Return a hash of the names and the sums of all weights."""
+    content = hashlib.sha256()
+    for name, weight in sorted(weights.items()):
+        content.update(f"{name} {weight.double().sum().item()!r}".encode())
+    return content.hexdigest()[:16]
 
 
 def read_examples(config: FinetuneConfig) -> tuple[Task, dict[str, Sequence[Example]]]:

@@ -312,6 +312,7 @@ def describe(plan: Plan, device: str, n_tokens: int | None) -> str:
         n_tokens: window tokens to train on; None: `train.steps` steps.
     """
     stage, micro_batch_size = plan.recommendation
+    n_steps = plan.steps_for(n_tokens) if n_tokens else plan.config.train.steps
     head = [
         f"{plan.config.name} on {plan.gpus:,} x {device} ({counted(plan.nodes, 'node')}), "
         f"{plan.precision}. Nothing is measured: parameters and FLOPs are counts, all other figures are predictions."
@@ -322,9 +323,9 @@ def describe(plan: Plan, device: str, n_tokens: int | None) -> str:
         _describe_checkpoint(plan),
         _describe_memory(plan, stage, micro_batch_size),
         _describe_flops(plan, micro_batch_size),
-        _describe_time(plan, stage, micro_batch_size, n_tokens),
+        _describe_time(plan, stage, micro_batch_size, n_steps),
         _describe_communication(plan, micro_batch_size),
-        _describe_scaling(plan, stage, micro_batch_size),
+        _describe_scaling(plan, stage, micro_batch_size, n_steps),
     ]
     return "\n\n".join("\n".join(lines) for lines in sections)
 
@@ -410,11 +411,10 @@ def _describe_flops(plan: Plan, micro_batch_size: int) -> list[str]:
     return lines
 
 
-def _describe_time(plan: Plan, stage: int, micro_batch_size: int, n_tokens: int | None) -> list[str]:
+def _describe_time(plan: Plan, stage: int, micro_batch_size: int, n_steps: int) -> list[str]:
     train, data = plan.config.train, plan.config.data
     rate, memory = plan.tokens_per_second(micro_batch_size), plan.zero_memory(stage)
     optimizer = memory.optimizer + (0 if stage else memory.weights)  # stage 0 in fp32 updates the weights themselves
-    n_steps = plan.steps_for(n_tokens) if n_tokens else train.steps
     total_tokens = plan.total_tokens(n_steps)
     # the update reads and writes three fp32 numbers per parameter (weight and moments), and reads one gradient
     update_seconds = (2 + 1 / 3) * optimizer / plan.device.bandwidth
@@ -430,7 +430,7 @@ def _describe_time(plan: Plan, stage: int, micro_batch_size: int, n_tokens: int 
         f"  {'window tokens in total':32}{total_tokens:>16,}",
         f"  {'text tokens in total':32}{plan.total_rows(n_steps) * data.reuse_len:>16,}",
     ]
-    if train.hours and not n_tokens:
+    if train.hours and n_steps == train.steps:
         complete_steps = plan.steps_for(train.hours * 3600 * rate + 1) - 1
         lines.append(f"  {f'steps in train.hours={train.hours:g}':32}{min(complete_steps, n_steps):>16,}")
     return [
@@ -455,7 +455,7 @@ def _describe_communication(plan: Plan, micro_batch_size: int) -> list[str]:
     return lines
 
 
-def _describe_scaling(plan: Plan, stage: int, micro_batch_size: int) -> list[str]:
+def _describe_scaling(plan: Plan, stage: int, micro_batch_size: int, n_steps: int) -> list[str]:
     """Describe the same pretraining on other numbers of GPUs, once with all communication overlapped by computation and once with none."""
     lines = [
         f"SCALING with the same train.global_batch_size (prediction; {plan.mfu:.0%} MFU, communication overlapped or not)",
@@ -477,7 +477,7 @@ def _describe_scaling(plan: Plan, stage: int, micro_batch_size: int) -> list[str
             plan.tokens_per_step / max(compute, communication),
             plan.tokens_per_step / (compute + communication),
         )
-        days = [plan.total_tokens(plan.config.train.steps) / rate / SECONDS_PER_DAY for rate in rates]
+        days = [plan.total_tokens(n_steps) / rate / SECONDS_PER_DAY for rate in rates]
         fits = "yes" if scaled.fits(scaled_stage, size) else "no"
         lines.append(
             f"  {gpus:>8,}{scaled_stage:>8}{scaled.rows_per_gpu:>12,}{size:>12}{rates[0] / 1e3:>24,.0f}{rates[1] / 1e3:>16,.0f}"

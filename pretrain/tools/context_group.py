@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from pretrain.tools.held_out import open_model, read_run_config, read_text
+from pretrain.tools.held_out import open_model, read_run_config, read_text, text_config
 from xlpre.common.plots import COLOURS, legend_label, new_axes, save_figure
 from xlpre.inference.context_losses import context_losses
 from xlpre.inference.effective_context import MIN_GAIN, effective_contexts
@@ -56,7 +55,7 @@ def measure_contexts(
                 "vocabulary."
             )
     config, tokenizer = read_run_config(models[0]), folders[0].require_tokenizer(models[0])
-    held_out = read_text(text, tokenizer, models[0], replace(config.text, val_source=""), None)
+    held_out = read_text(text, tokenizer, models[0], text_config(config), None)
     tokens = np.concatenate([[special_tokens.EOD], np.asarray(held_out.data.tokens, np.int64)])
     if len(tokens) <= contexts[-1]:
         raise ValueError(

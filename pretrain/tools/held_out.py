@@ -21,6 +21,7 @@ from pretrain.config import PretrainConfig, load_run_config
 from xlpre.common.job_pool import stop_with_parent
 from xlpre.common.plots import new_axes, save_figure
 from xlpre.common.plural import counted
+from xlpre.conversion.model_card import find_run
 from xlpre.conversion.model_folder import ModelFolder, load_folder
 from xlpre.data.store import TokenStore, is_store
 from xlpre.inference.evaluation import (
@@ -33,6 +34,7 @@ from xlpre.inference.evaluation import (
     stored_text,
 )
 from xlpre.text.corpus import TextConfig, read_documents
+from xlpre.text.document import LineType, RowType
 from xlpre.text.hub import is_hf_dataset
 from xlpre.text.tokenizer import Tokenizer
 from xlpre.training.distributed import Comm, rank, world_size
@@ -78,10 +80,21 @@ def open_model(path: str, overrides: dict[str, Any]) -> ModelFolder:
 
 def read_run_config(path: str) -> PretrainConfig:
     """Return the settings of the run that the model folder `path` belongs to. Default settings if it belongs to none."""
-    for folder in (Path(path), Path(path).absolute().parent):
-        if (folder / "config.yaml").exists() and (folder / "checkpoints").is_dir():
-            return load_run_config(folder)
-    return PretrainConfig()
+    run_dir = find_run(Path(path))
+    is_pretraining = run_dir is not None and (run_dir / "checkpoints").is_dir()
+    return load_run_config(run_dir) if run_dir is not None and is_pretraining else PretrainConfig()
+
+
+def text_config(
+    run: PretrainConfig, column: str | None = None, row_type: RowType | None = None, line_type: LineType | None = None
+) -> TextConfig:
+    """Return how to read a held-out text: as the run read its text, except for the arguments that are not None."""
+    return TextConfig(
+        column=column or run.text.column,
+        row_type=row_type or run.text.row_type,
+        line_type=line_type or run.text.line_type,
+        val_source="",  # verbatim text needs one, because it has no documents to hold out; only `source` is read
+    )
 
 
 def read_text(

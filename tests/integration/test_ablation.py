@@ -133,6 +133,20 @@ def test_rows_are_pretrained_evaluated_and_fine_tuned_and_only_changed_stages_ru
     ablation.write_text(json.dumps(content))
     result = run(*command, cwd=tmp_path)
     assert "8 runs, 6 of them finished already" in result.stdout and result.returncode == 0
+    content["finetune"]["common"][-1] = "optim.lr=2e-3"
+    content["finetune"]["common"] += ["train.timeout_minutes=30", "eval.batch_size=4"]
+    ablation.write_text(json.dumps(content))
+    result = run(*command, cwd=tmp_path)
+    assert "8 runs, 6 of them finished already" in result.stdout and result.returncode == 0, result.stdout
+    content["finetune"]["common"].append("train.timeout_minutes=40")  # does not change results
+    content["common"].append("train.max_failed_saves=9")
+    ablation.write_text(json.dumps(content))
+    assert "8 runs, 8 of them finished already" in run(*command, cwd=tmp_path).stdout
+    content["common"].append("train.steps=4")  # other weights
+    ablation.write_text(json.dumps(content))
+    result = run(*command, cwd=tmp_path)
+    assert "8 runs, 0 of them finished already" in result.stdout and result.returncode == 0, result.stdout
+    assert "8 runs, 8 of them finished already" in run(*command, cwd=tmp_path).stdout
 
 
 @pytest.mark.long

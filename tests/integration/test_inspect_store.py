@@ -39,7 +39,7 @@ def test_span_probabilities_are_proportional_to_one_over_n():
 
 
 @pytest.mark.parametrize(
-    ("args", "message"), [(["--samples", "-1"], "at least 0"), (["--picture", "a.xyz"], "end in .png")]
+    ("args", "message"), [(["--samples", "-1"], "at least 0"), (["--picture", "a.xyz"], "end with one of .png")]
 )
 def test_invalid_arguments_are_refused_before_the_store_is_opened(args, message):
     with pytest.raises(ValueError, match=message):

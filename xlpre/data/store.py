@@ -185,9 +185,10 @@ class TokenStore:
         except (ValueError, OSError) as error:
             raise ValueError(f"{path} cannot be read ({error}). {REBUILD}") from None
         if meta.get("format") not in READABLE_FORMATS:
+            formats = " and ".join(map(str, READABLE_FORMATS))
             raise ValueError(
-                f"data.store_dir={self.path} is invalid: the store has format {meta.get('format')}, but this version of xlpre reads format "
-                f"{FORMAT}. Prepare it again with pretrain/prepare.py, after deleting the folder or under another name."
+                f"data.store_dir={self.path} is invalid: its format is {meta.get('format')}, but this version of xlpre reads formats "
+                f"{formats}. Prepare it again with pretrain/prepare.py, after deleting the folder or under another name."
             )
         if (key := _invalid_key(meta)) is not None:
             raise ValueError(f"{path} is invalid: {key} was changed. {REBUILD}")

@@ -48,7 +48,8 @@ class ModelConfig:
         positions: `relative` (Transformer-XL, XLNet), `shaw` (learned, relative), `sinusoidal` or `learned` (absolute).
         n_positions: n, number of distances in each direction that have a learned vector (`shaw`, `learned`): 0 to n - 1. Larger distances
             use the vector of n - 1. null for `relative` and `sinusoidal`.
-        clamp_len: maximum distance between two tokens; larger distances are clamped to it. null: no maximum.
+        clamp_len: maximum distance between two tokens; larger distances are clamped to it (with `shaw`, to
+            `clamp_len` - 1, as in Transformer-XL's code). null: no maximum.
         relative_segments: use the relative segment encoding. Otherwise the model cannot distinguish segments.
         untie_r: each layer has its own biases of the attention score. Otherwise all layers share them.
         cutoffs: token ids, in order of frequency, at which the vocabulary is split into the clusters of the adaptive softmax and

@@ -69,7 +69,7 @@ def _apply_dropout(x: Tensor, p: float, seed: int) -> Tensor:
 
 
 def new_seed() -> int:
-    """Draw a seed from torch's CPU generator, whose state is part of a checkpoint."""
+    """Draw a seed from torch's CPU generator, which `seed_step` seeds at every step."""
     return int(torch.randint(2**62, ()))
 
 

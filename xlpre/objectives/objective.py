@@ -19,7 +19,8 @@ class ObjectiveConfig:
     Attributes:
         name: `permutation` (XLNet), `denoising` (BERT's objective on this backbone), `causal` (Transformer-XL).
         partial_k: K, one token in K is a target.
-        perm_size: number of tokens in a chunk, within which the factorization order is drawn. null: half of the window.
+        perm_size: number of tokens in a chunk, within which the factorization order is drawn. null: the reused part
+            of the window is one chunk, and the rest another.
         max_span: targets come in spans of 1 to `max_span` words. A span of n words has probability proportional to 1/n.
         span_ends: where a span ends. `whole_words`: a span ends where its last word ends. `as_released`: a span of n words
             is n tokens long, as in the published code, so it may end inside a word.

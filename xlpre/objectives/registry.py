@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from xlpre.data.window_layout import DataConfig
@@ -41,11 +43,12 @@ def build_objective(config: ObjectiveConfig, data: DataConfig, starts_word: np.n
             f"data.reuse_len={data.reuse_len} is invalid with objective.name=causal: it must equal data.seq_len={data.seq_len}, "
             f"because causal windows are plain text. Set data.reuse_len={data.seq_len}."
         )
-    in_reused, in_rest = num_targets(data.seq_len, data.reuse_len, config.partial_k)
+    _, in_rest = num_targets(data.seq_len, data.reuse_len, config.partial_k)
     rest_len = data.seq_len - data.reuse_len - data.n_symbols
-    if config.name != "causal" and (in_reused > data.reuse_len or in_rest > rest_len):
+    if config.name != "causal" and in_rest > rest_len:
+        least = math.ceil(10 * (data.seq_len - data.reuse_len) / rest_len) / 10
         raise ValueError(
             f"objective.partial_k={config.partial_k} is invalid: a window needs {in_rest} targets after its reused part, but has only "
-            f"{rest_len} tokens there. Set objective.partial_k={data.seq_len / rest_len:.1f} or more, or increase data.seq_len."
+            f"{rest_len} tokens there. Set objective.partial_k={least:.1f} or more, or increase data.seq_len."
         )
     return OBJECTIVES[config.name](config, starts_word)

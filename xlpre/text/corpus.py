@@ -62,7 +62,7 @@ class TextConfig:
         max_chars: maximum number of characters to read from each source. null: no limit.
         deduplicate: drop documents whose text is identical to that of an earlier document.
         val_fraction: fraction of the documents for validation. They are selected by a hash of their text.
-        val_source: source of the validation text, of which nothing is in `source`, in place of a fraction. null: `val_fraction`.
+        val_source: source of the validation text, used instead of `val_fraction`. It must not overlap `source`. null: none.
         num_processes: number of processes that encode the text. null: one per core.
     """
 

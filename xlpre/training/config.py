@@ -8,6 +8,23 @@ from typing import Literal
 from xlpre.common.plural import counted
 from xlpre.training.batch_schedule import BatchSchedule, split_batch
 
+# `train` settings that do not influence the result of a run
+OPERATIONAL_SETTINGS = frozenset(
+    {
+        "micro_batch_size",
+        "compile",
+        "activation_checkpointing",
+        "log_every",
+        "save_every",
+        "keep_last_checkpoints",
+        "keep_checkpoints_every",
+        "max_failed_saves",
+        "max_skipped_steps",
+        "timeout_minutes",
+        "wandb",
+    }
+)
+
 
 @dataclass(frozen=True)
 class TrainConfig:

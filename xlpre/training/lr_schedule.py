@@ -19,7 +19,7 @@ class ScheduleConfig:
         decay: decay after the warm-up: `linear`, `cosine`, `polynomial` (the factor of `linear`, raised to the power of
             `power`), `constant`, or `warmup_stable_decay` (constant, then linear in the last part; see `decay_ratio`).
         power: exponent of `polynomial`.
-        decay_ratio: fraction of the steps after the warm-up, at the end of the run, in which `warmup_stable_decay` decays.
+        decay_ratio: `warmup_stable_decay` decays in the last `decay_ratio` of the steps after the warm-up.
         min_lr_ratio: learning rate at the end, as a fraction of `optim.lr`.
     """
 

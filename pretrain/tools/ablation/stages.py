@@ -21,25 +21,22 @@ from finetune.config import FinetuneConfig, apply_cli_precedence, task_overrides
 from finetune.trainer.results import RESULT, Result, seed_folder
 from pretrain.config import PretrainConfig, changed_settings
 from pretrain.trainer.inputs import RunInputs, is_finished, model_dir
-from xlpre.common.files import write_text
+from xlpre.common.files import atomic_dir, write_text
 from xlpre.config.cli import ExplicitKeys
 from xlpre.config.loader import load_config
 from xlpre.conversion.provenance import PROVENANCE_FILE
 from xlpre.text.corpus import source_exists
+from xlpre.training.config import OPERATIONAL_SETTINGS
 from xlpre.training.metrics_writer import read_metrics
 
 REPOSITORY = Path(__file__).parents[3]
 SETTINGS_FILE = (
     "arguments.json"  # arguments of the evaluation, or settings of the fine-tuning, whose result lies beside it
 )
+WEIGHTS = "weights"  # key of the fingerprint of the pretrained weights in the settings of a fine-tuning
 FREE_SETTINGS = {  # settings of a fine-tuning run that do not change its results
-    "name",
-    "run_dir",
-    "num_seeds",
-    "train.micro_batch_size",
-    "train.log_every",
-    "train.save_every",
-    "train.keep_last_checkpoints",
+    *("name", "run_dir", "num_seeds", "model.attention_backend", "eval.batch_size"),
+    *(f"train.{name}" for name in OPERATIONAL_SETTINGS),
 }
 
 
@@ -347,14 +344,36 @@ class Finetuning(ModelStage):
         return f"{next(iter(results)).main_metric} {scores} %"
 
     def prepare(self) -> None:
-        """Save the settings of a new run. finetune/run.py refuses to continue a run with other settings."""
-        if not (self.folder / "config.yaml").exists():
-            write_text(self.folder / SETTINGS_FILE, json.dumps(self._settings, indent=1) + "\n")
+        """Remove a run with other settings or other pretrained weights, and save those of a new run."""
+        try:
+            present = {**self._settings, WEIGHTS: self._weights_fingerprint()}
+        except ValueError:
+            return  # the command will report it
+        saved, text = self._saved_settings(), json.dumps(present, indent=1) + "\n"
+        if saved is not None and saved != present:
+            with atomic_dir(self.folder) as folder:
+                write_text(folder / SETTINGS_FILE, text)
+        elif not (self.folder / "config.yaml").exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_text(self.folder / SETTINGS_FILE, text)
 
     def _has_settings(self) -> bool:
         """Return True if the run has the present settings, or was not started by an ablation."""
-        saved = self.folder / SETTINGS_FILE
-        return not saved.exists() or json.loads(saved.read_text("utf-8")) == self._settings
+        saved = self._saved_settings()
+        return saved is None or {**saved, WEIGHTS: None} == {**self._settings, WEIGHTS: None}
+
+    def _saved_settings(self) -> dict[str, Any] | None:
+        """Return the settings and the fingerprint of the pretrained weights of the run; None if no ablation started it."""
+        path = self.folder / SETTINGS_FILE
+        return json.loads(path.read_text("utf-8")) if path.exists() else None
+
+    def _weights_fingerprint(self) -> str | None:
+        """Return a fingerprint of the pretrained weights; None if the run does not use them."""
+        from finetune.trainer.inputs import weights_fingerprint
+        from xlpre.conversion.model_folder import load_init_from
+
+        init_from = None if self.config.from_scratch else self.config.init_from
+        return weights_fingerprint(load_init_from(init_from).weights) if init_from else None
 
     @property
     def _settings(self) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def test_a_store_of_an_older_format_is_refused(store, tmp_path):
     meta = json.loads((older / "meta.json").read_text())
     (older / "meta.json").write_text(json.dumps({**meta, "format": 3}))
     with pytest.raises(
-        ValueError, match=rf"format 3, .* reads format {FORMAT}\. Prepare it again with pretrain/prepare.py"
+        ValueError, match=rf"format is 3, .* reads formats 5 and {FORMAT}\. Prepare it again with pretrain/prepare.py"
     ):
         TokenStore(older)
 

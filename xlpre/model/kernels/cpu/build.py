@@ -11,7 +11,6 @@ import platform
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -157,8 +156,7 @@ def _checksum(content: bytes) -> bytes:
 
 def _blas_gemm() -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
     """Return sgemm and dgemm of the BLAS that torch includes or links."""
-    suffix = ".dylib" if sys.platform == "darwin" else ".so"
-    torch_cpu = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"libtorch_cpu{suffix}"))
+    torch_cpu = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
     try:
         single, double = (ctypes.cast(getattr(torch_cpu, f"{letter}gemm_"), ctypes.c_void_p) for letter in "sd")
     except AttributeError:
