@@ -5,10 +5,13 @@ import json
 import pytest
 
 from pretrain import evaluate as command
+from pretrain.config import PretrainConfig
 from pretrain.tools import held_out
+from pretrain.tools.held_out import read_run_config, source_config, text_config
 from tests.conftest import refused, write_folder
 from tests.integration.conftest import call, run, run_together
 from tests.unit.model.conftest import make_model
+from xlpre.config.loader import save_config
 from xlpre.conversion.model_folder import ModelFolder, load_folder, save_folder
 from xlpre.data.window_layout import DataConfig
 from xlpre.inference import evaluate
@@ -161,6 +164,7 @@ def test_invalid_input_is_refused(model, causal, text, documents, store, tmp_pat
     refused(refuse(causal, text, "--mem-len", "8,8"), "--mem-len", "8,8", r"different numbers")
     refused(refuse(causal, text, "--batch-size", 0), "--batch-size", 0)
     refused(refuse(causal, text, "--clamp-len", 0), "model.clamp_len", 0)
+    refused(refuse(causal, text, "--picture", "curve"), "--picture", "curve", r"\.png, \.svg, \.pdf")
     refused(refuse(causal, tmp_path / "none.txt"), "text.source", tmp_path / "none.txt", "no file")
     refused(refuse(causal, tmp_path), "TEXT", tmp_path, r"it is a folder\. Give")
     refused(refuse(causal, store.path, text), "TEXT", store.path, "must be the only text")
@@ -175,6 +179,22 @@ def test_invalid_input_is_refused(model, causal, text, documents, store, tmp_pat
     )
     save_folder(tmp_path / "other", other)
     refused(refuse(tmp_path / "other", store.path), "data.store_dir", store.path, "differs from that of .*other")
+
+
+def test_only_the_named_text_is_read_and_its_rows_are_those_of_the_run():
+    run = PretrainConfig(text=TextConfig(mixture={"trained.jsonl": 2}, max_chars=9, column="body", row_type="lines"))
+    read = source_config("held_out.jsonl", text_config(run))
+    assert (list(read.sources), read.max_chars) == (["held_out.jsonl"], None)
+    assert (read.column, read.row_type) == ("body", "lines")
+    assert text_config(run, column="text", row_type="documents").row_type == "documents"
+
+
+def test_the_model_of_a_checkpoint_is_read_with_the_settings_of_its_run(tmp_path):
+    run = tmp_path / "run"
+    model = run / "checkpoints/step_00000020/model"
+    model.mkdir(parents=True)
+    save_config(PretrainConfig(data=DataConfig(seq_len=48, reuse_len=24)), run / "config.yaml")
+    assert read_run_config(str(model)).data.seq_len == 48 and read_run_config(str(tmp_path)) == PretrainConfig()
 
 
 def test_unknown_characters_are_reported(causal, tmp_path, capsys):

@@ -214,7 +214,7 @@ def test_the_vocabulary_of_the_store_is_the_fallback(make_args, capsys):
         (
             ["Some text.", "--picture", "it.gif"],
             {},
-            "--picture it.gif is invalid: the name must end with one of .png, .svg, .pdf",
+            "--picture=it.gif is invalid: the name must end with one of .png, .svg, .pdf",
         ),
         (["Some text.", "objective.name=causal"], {}, "data.reuse_len=32"),
         (["Some text.", "objective.max_spans=1"], {}, "did you mean 'objective.max_span'?"),

@@ -150,7 +150,7 @@ def test_without_a_text_the_pair_of_the_example_is_a_target(tokenizer, tmp_path,
     [
         (
             ["--model", "{folder}", "--picture", "it.gif"],
-            "--picture it.gif is invalid: the name must end with one of .png",
+            "--picture=it.gif is invalid: the name must end with one of .png",
         ),
         (
             ["--model", "{folder}", "objective.name=denoising"],

@@ -24,11 +24,11 @@ def check_output_files(out: Path | None, picture: Path | None) -> None:
     """
     if picture is not None and picture.suffix not in PICTURE_SUFFIXES:
         formats = ", ".join(PICTURE_SUFFIXES)
-        raise ValueError(f"--picture {picture} is invalid: the name must end with one of {formats}. Rename it.")
+        raise ValueError(f"--picture={picture} is invalid: the name must end with one of {formats}. Rename it.")
     for option, path in (("out", out), ("picture", picture)):
         if path is not None and not path.absolute().parent.is_dir():
             raise ValueError(
-                f"--{option} {path} is invalid: the folder {path.parent} does not exist. Create it, or name another."
+                f"--{option}={path} is invalid: the folder {path.parent} does not exist. Create it, or name another."
             )
 
 

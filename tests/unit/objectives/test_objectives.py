@@ -181,8 +181,10 @@ def test_impossible_settings_are_refused_with_a_remedy(tokenizer):
     with pytest.raises(ValueError, match=r"data.reuse_len=256 .* Set data.reuse_len=512"):
         build_objective(ObjectiveConfig(name="causal"), DataConfig(), tokenizer.starts_word)
     with pytest.raises(
-        ValueError, match=r"objective.partial_k=1.0 .* 16 targets .* only 13 tokens there\. Set objective.partial_k="
+        ValueError,
+        match=r"objective.partial_k=1.0 .* 16 targets .* only 13 tokens there\. Set objective.partial_k=1\.3 ",
     ):
         build_objective(ObjectiveConfig(partial_k=1.0), DataConfig(seq_len=32, reuse_len=16), tokenizer.starts_word)
+    build_objective(ObjectiveConfig(partial_k=1.3), DataConfig(seq_len=32, reuse_len=16), tokenizer.starts_word)
     with pytest.raises(ValueError, match="objective.max_span=0 .* at least 1"):
         ObjectiveConfig(max_span=0)

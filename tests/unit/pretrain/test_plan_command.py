@@ -85,6 +85,14 @@ def test_every_section_is_marked_as_count_or_prediction(capsys):
     assert all("(count" in title or "(prediction" in title for title in titles)
 
 
+def test_days_on_other_numbers_of_gpus_are_those_of_the_given_tokens(capsys):
+    days = []
+    for n_tokens in ("1000000000000", "2000000000000"):
+        main(["--config", CONFIG, "--gpus", "8", "--device", "h100", "--tokens", n_tokens])
+        days.append(float(re.search(r"^ +8 .* ([\d.]+) - [\d.]+ ", capsys.readouterr().out, re.MULTILINE)[1]))
+    assert days[1] == pytest.approx(2 * days[0], rel=0.01)
+
+
 def test_a_time_budget_is_converted_to_steps(capsys):
     main(["--config", str(REPOSITORY / "configs/pretrain/xlnet_1gpu_1day.yaml"), "model.n_layer=2"])
     assert "steps in train.hours=24" in capsys.readouterr().out
