@@ -127,6 +127,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = build_parser().parse(argv)
     mem_lens = check_options(args)
 
+    from datetime import timedelta
+
     import torch
 
     from pretrain.tools.held_out import (
@@ -150,6 +152,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device=cuda is invalid: PyTorch finds no GPU on this machine. Leave it out.")
     is_job = world_size() > 1
+    if is_job and args.device == "cpu" and torch.cuda.is_available():
+        raise ValueError(
+            "--device=cpu is invalid with several processes: each one uses a GPU if there are any. Set CUDA_VISIBLE_DEVICES= to hide them."
+        )
     device = use_device() if is_job else torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if args.processes > 1 and (is_job or device.type == "cuda"):
         raise ValueError(
@@ -196,7 +202,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     job = Job(args.model, overrides, text, settings, str(device))
     with ProgressBar(None, "unit", is_rank_zero()) as progress:
         if is_job:
-            torch.distributed.init_process_group("gloo")
+            # processes with short documents wait for those with long ones; the launcher notices one that has died
+            torch.distributed.init_process_group("gloo", timeout=timedelta(days=30))
             evaluations = run_in_job(job, Comm(), progress.report)
             destroy_process_group()
         else:

@@ -66,6 +66,10 @@ class RunInputs:
                 f"init_from={config.init_from or 'null'} is invalid: fine-tuning needs a pretrained model. Set init_from=FOLDER, such as "
                 "init_from=runs/quickstart/model."
             )
+        if (Path(config.run_dir) / checkpoint.CHECKPOINTS_DIR).is_dir():
+            raise ValueError(
+                f"run_dir={config.run_dir} is invalid: it is the folder of a pretraining run, whose model would be replaced. Set another name."
+            )
         check_run_dir_writable(config.run_dir)
         self.task, examples = read_examples(config)
         splits = tuple(examples)
@@ -158,20 +162,17 @@ class RunInputs:
 
     @cached_property
     def _weights_fingerprint(self) -> str:
-        return FROM_SCRATCH if self.config.from_scratch else weights_fingerprint(self.pretrained.weights)
+        if self.config.from_scratch:
+            return FROM_SCRATCH
+        content = hashlib.sha256()
+        for name, weight in sorted(self.pretrained.weights.items()):
+            content.update(f"{name} {weight.double().sum().item()!r}".encode())
+        return content.hexdigest()[:16]
 
     @cached_property
     def _fingerprints(self) -> dict[str, str]:
         """Fingerprints of the training examples and of each dev split, by the name of the split."""
         return {split.name: _fingerprint(split) for split in (self.train, *self.dev)}
-
-
-def weights_fingerprint(weights: Mapping[str, Tensor]) -> str:
-    """Return a hash of the names and the sums of all weights."""
-    content = hashlib.sha256()
-    for name, weight in sorted(weights.items()):
-        content.update(f"{name} {weight.double().sum().item()!r}".encode())
-    return content.hexdigest()[:16]
 
 
 def read_examples(config: FinetuneConfig) -> tuple[Task, dict[str, Sequence[Example]]]:

@@ -60,11 +60,12 @@ def finetune(config: FinetuneConfig) -> None:
 
     inputs = RunInputs(config, join if world_size() > 1 else None)
     seeds = range(config.seed, config.seed + config.num_seeds)
-    finished = finished_seeds(inputs)
-    remaining = [seed for seed in seeds if seed not in finished]
+    finished_seeds(inputs)  # refuses results of other settings before anything starts
     context = context or _start_training(config, inputs.shape)
     shutdown = ShutdownHandler()
     lock = context.lock_run_dir(Path(config.run_dir), "fine-tuning")
+    finished = context.comm.broadcast(finished_seeds(inputs))
+    remaining = [seed for seed in seeds if seed not in finished]
     if is_rank_zero():
         print(_describe(inputs, context, remaining, config.optim.lr is None), flush=True)
     outputs: dict[int, Outputs] = {}

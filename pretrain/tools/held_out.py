@@ -199,7 +199,7 @@ def to_rows(evaluations: Sequence[Evaluation]) -> list[dict[str, str]]:
 
 def describe_text(text: HeldOutText) -> str:
     """Return the counts of a text in one line."""
-    unknown = f"; {text.unknown_fraction:.2%} of the characters are <unk>" if text.unknown_fraction else ""
+    unknown = f"; {text.unknown_fraction:.2%} of the tokens are <unk>" if text.unknown_fraction else ""
     return (
         f"{len(text.data):,} tokens, {text.n_bytes:,} bytes, {text.n_characters:,} characters, {text.n_words:,} words in "
         f"{counted(len(text.data.document_ends), 'document')}{unknown}"

@@ -111,7 +111,7 @@ def _describe_procedure(config: PretrainConfig, folder: ModelFolder, manifest: M
         "Initial weights": describe_start(config.init_from),
         "Windows": f"{config.data.seq_len} tokens, {config.data.reuse_len} of which enter memory"
         + (", read in both directions" if config.data.bidirectional else "")
-        + (", with pairs of segments" if config.data.pairs else ""),
+        + (", with pairs of segments" if config.data.has_pairs else ""),
         "Memory": _describe_memory(folder.config),
         "Steps": f"{step:,} of {config.train.steps:,}, each with {config.train.global_batch_size:,} windows",
         "Optimizer": f"{'Muon and AdamW' if optim.muon else 'AdamW'}, learning rate {optim.lr:g}, "

@@ -200,4 +200,4 @@ def test_the_model_of_a_checkpoint_is_read_with_the_settings_of_its_run(tmp_path
 def test_unknown_characters_are_reported(causal, tmp_path, capsys):
     (tmp_path / "snow.txt").write_text("Ba di \N{SNOWMAN} \N{SNOWMAN}.\n", "utf-8")
     command.main([str(causal), str(tmp_path / "snow.txt")])
-    assert "% of the characters are <unk>" in capsys.readouterr().out
+    assert "% of the tokens are <unk>" in capsys.readouterr().out

@@ -45,6 +45,11 @@ def remedy(number: int | None) -> str:
     return REMEDIES.get(number or 0, "")
 
 
+def is_disk_full(error: OSError) -> bool:
+    """Return True if the disk or the quota is full."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def retry(function: Callable[[], T]) -> T:
     """Call `function`. If it raises OSError, try again after each of RETRY_SECONDS, then raise the error."""
     for seconds in RETRY_SECONDS:

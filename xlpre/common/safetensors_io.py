@@ -55,12 +55,16 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
     text += b" " * (-len(text) % ALIGNMENT)
     beginning = len(text).to_bytes(8, "little") + text
     size, crc = entry_of(beginning)
-    with open(path, "wb") as file:
-        file.write(beginning)
-        for x in flat.values():
-            content = x.view(torch.uint8).numpy()
-            file.write(content.data)
-            crc = extend_crc32c(crc, content)
+    try:
+        with open(path, "wb") as file:
+            file.write(beginning)
+            for x in flat.values():
+                content = x.view(torch.uint8).numpy()
+                file.write(content.data)
+                crc = extend_crc32c(crc, content)
+    except OSError:
+        path.unlink(missing_ok=True)  # at once, so that a full disk has room for others
+        raise
     return size + end, crc
 
 

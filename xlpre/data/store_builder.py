@@ -10,7 +10,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,13 +65,15 @@ def build_store(
         try:
             _assemble(path, tasks, tokenizer, config, {"source": source, "files": source_files(config)})
         except ValueError:  # a split is empty: with another text.val_fraction, the shards are of no use
-            shutil.rmtree(work)
+            shutil.rmtree(work, ignore_errors=True)
             raise
-        shutil.rmtree(work)
+        shutil.rmtree(work, ignore_errors=True)
     finally:
         if not has_shards(work):
             shutil.rmtree(work, ignore_errors=True)  # there is nothing to resume from
         lock.close()
+        with suppress(OSError):  # it may have shards; NFS keeps the folder of an open file until it is closed
+            work.rmdir()
     return TokenStore(path)
 
 

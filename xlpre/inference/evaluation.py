@@ -45,7 +45,7 @@ from xlpre.model.memory import BaseMemory, initial_memory
 from xlpre.objectives.objective import Objective, ObjectiveConfig
 from xlpre.objectives.registry import build_objective
 from xlpre.text import special_tokens
-from xlpre.text.document import Document, LineType
+from xlpre.text.document import Document, LineType, documents_from_rows
 from xlpre.text.tokenizer import Tokenizer
 
 MODES = {  # objective: modes, the default first
@@ -75,7 +75,7 @@ class HeldOutText:
         n_bytes: UTF-8 bytes.
         n_characters: characters.
         n_words: words, separated by white space. Ends of lines and documents are not words.
-        unknown_fraction: fraction of the characters that become <unk>.
+        unknown_fraction: fraction of the tokens that are <unk>.
     """
 
     data: SplitData
@@ -381,7 +381,8 @@ def evaluate(
     if not isinstance(texts, HeldOutText):
         if isinstance(texts, str):
             raise ValueError(f"texts={texts!r:.60} is invalid: it must be a list of texts. Write [text].")
-        texts = encode_text(tokenizer, ([line for line in text.splitlines() if line.strip()] for text in texts))
+        rows = ((f"texts[{index}]", {"text": text}) for index, text in enumerate(texts))
+        texts = encode_text(tokenizer, documents_from_rows(rows, "text", "documents"))
     settings = EvalSettings(
         mode=resolve_mode(mode, objective),
         data=eval_windows(DataConfig(pairs=pairs), objective, seq_len, reuse_len),
@@ -481,7 +482,7 @@ def encode_text(
         np.concatenate([docs.sentences for docs in encoded]).cumsum(),
         np.concatenate([docs.documents for docs in encoded]).cumsum(),
     )
-    return _count(data, lines, line_type == "verbatim", tokenizer.unknown_fraction(lines))
+    return _count(data, lines, line_type == "verbatim")
 
 
 def stored_text(store: TokenStore, tokenizer: Tokenizer, max_tokens: int | None = None) -> HeldOutText:
@@ -504,8 +505,7 @@ def stored_text(store: TokenStore, tokenizer: Tokenizer, max_tokens: int | None 
     is_verbatim = store.meta["source"].get("line_type") == "verbatim"
     if not is_verbatim:
         lines = [line for text in lines if (line := text.removesuffix("\n"))]
-    n_unknown = int((tokens == special_tokens.UNK).sum())
-    return _count(data, lines, is_verbatim, n_unknown / max(1, sum(map(len, lines))))
+    return _count(data, lines, is_verbatim)
 
 
 def sample_sentences(data: SplitData, count: int, max_tokens: int, seed: int = EVAL_SEED) -> list[np.ndarray]:
@@ -584,7 +584,7 @@ def _ends(data: SplitData) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(data.sentence_ends), np.asarray(data.document_ends)
 
 
-def _count(data: SplitData, lines: Sequence[str], is_verbatim: bool, unknown_fraction: float) -> HeldOutText:
+def _count(data: SplitData, lines: Sequence[str], is_verbatim: bool) -> HeldOutText:
     """Return a text with its counts; `lines` are its lines, without their ends unless it is verbatim."""
     n_ends = 0 if is_verbatim else len(lines) + len(data.document_ends)
     return HeldOutText(
@@ -592,7 +592,7 @@ def _count(data: SplitData, lines: Sequence[str], is_verbatim: bool, unknown_fra
         n_bytes=sum(len(line.encode(errors="surrogateescape")) for line in lines) + n_ends,
         n_characters=sum(map(len, lines)) + n_ends,
         n_words=sum(len(line.split()) for line in lines),
-        unknown_fraction=unknown_fraction,
+        unknown_fraction=float((np.asarray(data.tokens) == special_tokens.UNK).mean()),
     )
 
 

@@ -192,7 +192,7 @@ def _pair_files(paths: Sequence[str | Path]) -> list[Path]:
     """Return the files of `paths`, each once."""
     files: dict[Path, Path] = {}
     for path in map(Path, paths):
-        found = sorted(path.glob("*.jsonl*")) if path.is_dir() else [path]
+        found = _pair_files_of_folder(path) if path.is_dir() else [path]
         if not found:
             raise ValueError(
                 f"{path} is invalid: the folder has no .jsonl file. Give a folder or files of minimal pairs."
@@ -201,6 +201,21 @@ def _pair_files(paths: Sequence[str | Path]) -> list[Path]:
             raise ValueError(f"{path} is invalid: there is no such file. Give .jsonl files, or a folder of them.")
         files |= {file.resolve(): file for file in found if file.resolve() not in files}
     return [*files.values()]
+
+
+def _pair_files_of_folder(folder: Path) -> list[Path]:
+    """Return the .jsonl files of a folder, plain or compressed. Raise ValueError if one of them is there in both forms."""
+    files: dict[str, Path] = {}
+    for path in sorted(folder.glob("*.jsonl*")):
+        name, _, suffix = path.name.rpartition(".jsonl")
+        if suffix not in ("", ".gz", ".zst"):
+            continue
+        if name in files:
+            raise ValueError(
+                f"{folder} is invalid: it has both {files[name].name} and {path.name}, so pairs would count twice. Remove one of them."
+            )
+        files[name] = path
+    return list(files.values())
 
 
 def _parse_pair(location: str, row: Mapping[str, Any], file_name: str) -> MinimalPair:

@@ -72,7 +72,7 @@ class TokenizerConfig:
             raise ValueError(
                 f"tokenizer.min_count={self.min_count} is invalid: it must be at least 1. Set 1 to keep every piece."
             )
-        n_symbols = N_SPECIAL + len(special_tokens.USER_DEFINED_SYMBOLS)
+        n_symbols = N_SPECIAL + (len(special_tokens.USER_DEFINED_SYMBOLS) if self.kind == "sentencepiece" else 0)
         if self.vocab_size <= n_symbols:
             raise ValueError(
                 f"tokenizer.vocab_size={self.vocab_size} is invalid: it must be above {n_symbols}, the number of special tokens and "

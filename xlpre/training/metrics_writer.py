@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import sys
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +15,7 @@ import psutil
 import torch
 
 from xlpre.common.files import with_filename, write_text
+from xlpre.common.os_errors import is_disk_full
 from xlpre.training.distributed import is_rank_zero
 from xlpre.training.jsonl import read_records, rewrite_records
 
@@ -39,6 +42,7 @@ class MetricsWriter:
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         self._path = run_dir / "metrics.jsonl"
+        self._waiting: list[str] = []  # lines for which the disk had no room
         self._tensorboard = self._wandb_run = None
         if is_rank_zero():
             from torch.utils.tensorboard import SummaryWriter
@@ -49,25 +53,48 @@ class MetricsWriter:
                 self._wandb_run = _init_wandb(run_dir, step, project, run_name, settings)
 
     def write(self, step: int, **values: Any) -> None:
-        """Write one line. Values that are numbers also go to TensorBoard and Weights & Biases."""
+        """Write one line. Values that are numbers also go to TensorBoard and Weights & Biases.
+
+        If the disk is full, the line waits for the next call, and TensorBoard leaves it out.
+        """
         if self._tensorboard is None:
             return
-        with with_filename(self._path), open(self._path, "a", encoding="utf-8") as file:
-            file.write(_to_json({"step": step, **values}) + "\n")
+        self._waiting.append(_to_json({"step": step, **values}) + "\n")
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
-        with with_filename(self._path.with_name(TENSORBOARD_DIR)):
-            for name, value in numbers.items():
-                self._tensorboard.add_scalar(name, value, step)
+        try:
+            self._append_waiting()
+            with with_filename(self._path.with_name(TENSORBOARD_DIR)):
+                for name, value in numbers.items():
+                    self._tensorboard.add_scalar(name, value, step)
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+            print(f"warning: {error}. The metrics of step {step:,} are written later.", file=sys.stderr, flush=True)
         if self._wandb_run is not None:
             self._wandb_run.log(numbers, step=step)
 
     def close(self) -> None:
         """Flush and close the files."""
         if self._tensorboard is not None:
+            self._append_waiting()
             with with_filename(self._path.with_name(TENSORBOARD_DIR)):
                 self._tensorboard.close()
         if self._wandb_run is not None:
             self._wandb_run.finish()
+
+    def _append_waiting(self) -> None:
+        """Append the waiting lines to metrics.jsonl, completely or not at all."""
+        if not self._waiting:
+            return
+        size = self._path.stat().st_size if self._path.exists() else 0
+        try:
+            with with_filename(self._path), open(self._path, "a", encoding="utf-8") as file:
+                file.writelines(self._waiting)
+        except OSError:
+            if self._path.exists():
+                os.truncate(self._path, size)
+            raise
+        self._waiting = []
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from xlpre.common.os_errors import is_disk_full
 from xlpre.training.distributed import is_rank_zero, world_size
 from xlpre.training.metrics_writer import MetricsWriter, peak_memory_bytes
 from xlpre.training.progress import Progress
@@ -95,8 +96,9 @@ class RunLogger(ABC):
         if is_rank_zero():
             try:
                 tqdm.write(f"{self._prefix} {self._progress.step:,}: {text}")
-            except OSError as error:  # a closed terminal, a pipe without a reader
-                self._progress.shutdown.on_broken_stdout(error)
+            except OSError as error:
+                if not is_disk_full(error):  # a closed terminal, a pipe without a reader
+                    self._progress.shutdown.on_broken_stdout(error)
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -265,7 +265,7 @@ class Ablation:
             task_folder = folder / "finetune" / task
             if rate is not None:
                 of_task.append(f"optim.lr={rate!r}")
-                task_folder /= f"lr_{rate:g}"
+                task_folder = task_folder.with_name(f"{task}_lr_{rate:g}")
             stage = Finetuning(row, seed, task_folder, task, model, pretraining, file, of_task, seeds, rate)
             try:
                 if stage.config.task is None:

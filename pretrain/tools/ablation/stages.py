@@ -1,6 +1,7 @@
 """Stages of the rows of an ablation: pretraining, evaluation on minimal pairs and on text, and fine-tuning. Each is one command.
 
-A stage is finished when its result exists and belongs to its settings and to the present weights of its model.
+A stage is finished when its result exists and belongs to its settings and to the present weights of its model. The stages that read a
+model save both in inputs.json, beside the result.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import os
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,19 +23,17 @@ from finetune.config import FinetuneConfig, apply_cli_precedence, task_overrides
 from finetune.trainer.results import RESULT, Result, seed_folder
 from pretrain.config import PretrainConfig, changed_settings
 from pretrain.trainer.inputs import RunInputs, is_finished, model_dir
-from xlpre.common.files import atomic_dir, write_text
+from xlpre.common.files import atomic_dir, compute_crc32c, lock_dir, write_text
 from xlpre.config.cli import ExplicitKeys
 from xlpre.config.loader import load_config
-from xlpre.conversion.provenance import PROVENANCE_FILE
+from xlpre.conversion.model_folder import resolve_model_dir
 from xlpre.text.corpus import source_exists
 from xlpre.training.config import OPERATIONAL_SETTINGS
 from xlpre.training.metrics_writer import read_metrics
 
 REPOSITORY = Path(__file__).parents[3]
-SETTINGS_FILE = (
-    "arguments.json"  # arguments of the evaluation, or settings of the fine-tuning, whose result lies beside it
-)
-WEIGHTS = "weights"  # key of the fingerprint of the pretrained weights in the settings of a fine-tuning
+INPUTS_FILE = "inputs.json"
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt")
 FREE_SETTINGS = {  # settings of a fine-tuning run that do not change its results
     *("name", "run_dir", "num_seeds", "model.attention_backend", "eval.batch_size"),
     *(f"train.{name}" for name in OPERATIONAL_SETTINGS),
@@ -192,10 +192,29 @@ class ModelStage(Stage, ABC):
         """Folders of the stages that must be finished before."""
         return () if self.pretraining is None else (self.pretraining,)
 
-    def is_newer_than_model(self, result: Path) -> bool:
-        """Return True if the result exists and was written after the weights of the model."""
-        written_at = [path.stat().st_mtime_ns for path in (Path(self.model) / PROVENANCE_FILE, result) if path.exists()]
-        return result.exists() and written_at[0] <= written_at[-1]
+    @property
+    @abstractmethod
+    def settings(self) -> Any:
+        """Settings that influence the result, as JSON values."""
+
+    @property
+    def reads_weights(self) -> bool:
+        """True if the result depends on the weights of the model."""
+        return True
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """Settings, and a checksum of the weights of the model."""
+        return {"settings": self.settings, "weights": _weights_checksum(self.model) if self.reads_weights else None}
+
+    def has_present_inputs(self) -> bool:
+        """Return True if the folder belongs to the present inputs, or was not written by an ablation."""
+        saved = self.folder / INPUTS_FILE
+        return not saved.exists() or json.loads(saved.read_text("utf-8")) == self.inputs
+
+    def save_inputs(self, folder: Path) -> None:
+        """Write the inputs into `folder`."""
+        write_text(folder / INPUTS_FILE, json.dumps(self.inputs, indent=1) + "\n")
 
 
 @dataclass(frozen=True)
@@ -223,15 +242,18 @@ class Evaluation(ModelStage):
 
     def is_finished(self) -> bool:
         """Return True if the result is of the present arguments and weights."""
-        saved = self.folder / SETTINGS_FILE
-        is_same = not saved.exists() or json.loads(saved.read_text("utf-8")) == self.arguments
-        return is_same and self.is_newer_than_model(self.result_file)
+        return self.result_file.exists() and self.has_present_inputs()
 
     def prepare(self) -> None:
-        """Remove the result of other arguments or weights, and save the arguments."""
+        """Remove the result of other arguments or weights, and save the inputs."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.result_file.unlink(missing_ok=True)
-        write_text(self.folder / SETTINGS_FILE, json.dumps(self.arguments) + "\n")
+        self.save_inputs(self.folder)
+
+    @property
+    def settings(self) -> list[str]:
+        """Arguments of the command."""
+        return self.arguments
 
     def read(self) -> list[dict[str, Any]]:
         """Return the records of the result; empty if the stage is not finished."""
@@ -334,8 +356,10 @@ class Finetuning(ModelStage):
 
     def read(self) -> dict[int, Result]:
         """Return the results of the finished seeds."""
-        paths = {seed: seed_folder(self.folder, seed) / RESULT for seed in self.seeds if self._has_settings()}
-        return {seed: Result.read(path) for seed, path in paths.items() if self.is_newer_than_model(path)}
+        if not self.has_present_inputs():
+            return {}
+        paths = {seed: seed_folder(self.folder, seed) / RESULT for seed in self.seeds}
+        return {seed: Result.read(path) for seed, path in paths.items() if path.exists()}
 
     def describe_result(self) -> str:
         """Return the scores for a progress line."""
@@ -344,43 +368,45 @@ class Finetuning(ModelStage):
         return f"{next(iter(results)).main_metric} {scores} %"
 
     def prepare(self) -> None:
-        """Remove a run with other settings or other pretrained weights, and save those of a new run."""
-        try:
-            present = {**self._settings, WEIGHTS: self._weights_fingerprint()}
-        except ValueError:
-            return  # the command will report it
-        saved, text = self._saved_settings(), json.dumps(present, indent=1) + "\n"
-        if saved is not None and saved != present:
-            with atomic_dir(self.folder) as folder:
-                write_text(folder / SETTINGS_FILE, text)
+        """Remove a run with other settings or other pretrained weights, and save the inputs of a new run."""
+        if not self.has_present_inputs():
+            # if a fine-tuning is running in the folder, the command will refuse to start
+            with suppress(ValueError), lock_dir(self.folder, ""), atomic_dir(self.folder) as folder:
+                self.save_inputs(folder)
         elif not (self.folder / "config.yaml").exists():
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_text(self.folder / SETTINGS_FILE, text)
-
-    def _has_settings(self) -> bool:
-        """Return True if the run has the present settings, or was not started by an ablation."""
-        saved = self._saved_settings()
-        return saved is None or {**saved, WEIGHTS: None} == {**self._settings, WEIGHTS: None}
-
-    def _saved_settings(self) -> dict[str, Any] | None:
-        """Return the settings and the fingerprint of the pretrained weights of the run; None if no ablation started it."""
-        path = self.folder / SETTINGS_FILE
-        return json.loads(path.read_text("utf-8")) if path.exists() else None
-
-    def _weights_fingerprint(self) -> str | None:
-        """Return a fingerprint of the pretrained weights; None if the run does not use them."""
-        from finetune.trainer.inputs import weights_fingerprint
-        from xlpre.conversion.model_folder import load_init_from
-
-        init_from = None if self.config.from_scratch else self.config.init_from
-        return weights_fingerprint(load_init_from(init_from).weights) if init_from else None
+            self.save_inputs(self.folder)
 
     @property
-    def _settings(self) -> dict[str, Any]:
+    def reads_weights(self) -> bool:
+        """False if the model is trained from scratch."""
+        return not self.config.from_scratch
+
+    @property
+    def settings(self) -> dict[str, Any]:
         """Settings by key, without those that do not change the results."""
         settings = json.loads(json.dumps(dataclasses.asdict(self.config)))
         del settings["task_overrides"]  # they are part of the other values
         return {key: value for key, value in _flatten(settings).items() if key not in FREE_SETTINGS}
+
+
+def _weights_checksum(model: str) -> str | None:
+    """Return a checksum of the files with the weights of a model; None if the model does not exist."""
+    try:
+        path = resolve_model_dir(model)
+    except ValueError:  # a run that has not saved a model yet
+        return None
+    folder = path.iterdir() if path.is_dir() else [path]
+    files = [file for file in sorted(folder) if file.suffix in WEIGHT_SUFFIXES or ".ckpt" in file.name]
+    versions = [(file, file.stat()) for file in files if file.exists()]
+    checksums = [_checksum(file, version.st_mtime_ns, version.st_size) for file, version in versions]
+    return "-".join(f"{checksum:08x}" for checksum in checksums) or None
+
+
+@cache
+def _checksum(path: Path, modified_ns: int, size: int) -> int:
+    """Return the checksum of a file. Time and size identify a version of it, which is read once."""
+    return compute_crc32c(path)
 
 
 def json_records(path: Path) -> list[dict[str, Any]]:
