@@ -8,6 +8,7 @@ import os
 import sys
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ class MetricsWriter:
             with with_filename(self._path), open(self._path, "a", encoding="utf-8") as file:
                 file.writelines(self._waiting)
         except OSError:
-            if self._path.exists():
+            with suppress(OSError):
                 os.truncate(self._path, size)
             raise
         self._waiting = []

@@ -143,6 +143,12 @@ def test_the_numbers_are_as_defined():
     assert result.word_perplexity == pytest.approx(math.exp(4))
 
 
+def test_spaces_that_no_token_predicts_do_not_count(tokenizer):
+    model = build(tokenizer, "causal")
+    spaced, plain = (evaluate(model, tokenizer, [text], seq_len=16) for text in ("   Ba  di.\n  Ke ba.", "Ba di.\nKe ba."))
+    assert spaced.to_json() == plain.to_json()
+
+
 def test_bytes_characters_and_words_are_those_of_the_text(tokenizer):
     text = encode_text(tokenizer, [["Ba di ü", "c."], ["\N{SNOWMAN} ke."]])
     assert (text.n_bytes, text.n_characters, text.n_words) == (8 + 2 + 7 + 5, 7 + 2 + 5 + 5, 6)

@@ -50,6 +50,11 @@ def test_pairs_are_read_from_files_and_folders_each_file_once(tmp_path):
     assert pairs[0] == MinimalPair("a b", "b a", "order", "syntax", f"{first}, line 1")
     assert pairs[3].phenomenon == "other"
     assert [pair.paradigm for pair in read_pairs([tmp_path], limit=2)] == ["order", "order", "named"]
+    first.with_name("a.jsonl~").write_text("a backup")
+    assert len(read_pairs([tmp_path])) == 4
+    first.with_name("a.jsonl.gz").touch()
+    with pytest.raises(ValueError, match=r"both a\.jsonl and a\.jsonl\.gz, .* Remove one"):
+        read_pairs([tmp_path])
 
 
 @pytest.mark.parametrize(

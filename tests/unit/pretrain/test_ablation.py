@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from finetune.trainer.results import Result
+from finetune.trainer.results import FORMAT, Result
 from pretrain.ablate import main
 from pretrain.config import PretrainConfig
 from pretrain.tools.ablation.measures import Measure, read_measures, read_results
@@ -375,6 +375,44 @@ def test_rows_of_fine_tuning_settings_start_from_one_model(write, task):
     fast = next(stage for stage in ablation.stages if stage.row == "fast" and stage.seed == 3)
     assert "init_from=some/model" in fast.arguments and "seed=3" in fast.arguments and fast.config.optim.lr == 1e-2
     assert fast.needs == ()
+
+
+@pytest.mark.parametrize("has_pretraining", [True, False])
+def test_a_stage_is_finished_until_its_settings_or_the_weights_change(write, task, has_pretraining):
+    """The weights count, not their time; and not at all for a row that is trained from scratch."""
+    rows = {"plain": [], "scratch": ["from_scratch=true"]} if not has_pretraining else {"plain": []}
+    run = Path("runs/some/plain/seed_1") if has_pretraining else Path("runs/given")
+    source = {} if has_pretraining else {"base": "", "model": str(run)}
+    Path("pairs.jsonl").touch()
+    path = write(rows, evaluate={"pairs": {"agreement": "pairs.jsonl"}}, finetune={**task, "seeds": 1}, **source)
+    weights = run / "model/model.safetensors"
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(b"weights")
+
+    def unfinished(path):
+        stages = [stage for stage in Ablation(path).stages if not hasattr(stage, "args")]
+        return stages, [f"{stage.row} {stage.key}" for stage in stages if not stage.is_finished()]
+
+    stages, names = unfinished(path)
+    assert names == [f"{stage.row} {stage.key}" for stage in stages]
+    for stage in stages:
+        stage.prepare()
+        if isinstance(stage, Finetuning):
+            fake_result(0.8).write(stage.folder / "seed_1/result.json", {"format": FORMAT})
+            (stage.folder / "config.yaml").touch()
+            (stage.folder / "table.csv").touch()
+        else:
+            stage.result_file.write_text("{}")
+    assert unfinished(path)[1] == []
+    weights.touch()
+    assert unfinished(path)[1] == []
+    weights.write_bytes(b"other weights")
+    assert unfinished(path)[1] == ["plain agreement", "plain topics", "plain others"]
+    for stage in stages:
+        stage.prepare()
+    assert not any((stage.folder / "table.csv").exists() for stage in stages if stage.row == "plain")
+    scratch = [stage for stage in stages if stage.row == "scratch"]
+    assert all((stage.folder / "table.csv").exists() for stage in scratch)
 
 
 @pytest.mark.parametrize(

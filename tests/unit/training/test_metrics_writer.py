@@ -1,6 +1,7 @@
 import importlib
 import json
 import math
+import re
 import sys
 
 import pytest
@@ -71,11 +72,23 @@ def test_a_number_that_is_not_finite_is_null_in_json_and_itself_in_tensorboard(t
     assert math.isnan(board.Scalars("loss")[0].value) and math.isinf(board.Scalars("grad_norm")[0].value)
 
 
-def test_the_error_of_a_full_disk_names_the_file(tmp_path):
+def test_a_line_for_which_the_disk_is_full_is_written_later(tmp_path, capsys):
+    writer, file = MetricsWriter(tmp_path, 0), tmp_path / "metrics.jsonl"
+    writer.write(1, loss=3.0)
+    file.rename(tmp_path / "written")
+    file.symlink_to("/dev/full")
+    writer.write(2, loss=2.0)
+    assert re.search(r"No space left on device: '.*/metrics.jsonl'.* step 2 are written later", capsys.readouterr().err)
+    (tmp_path / "written").replace(file)
+    writer.close()
+    assert [line["loss"] for line in read_metrics(tmp_path)] == [3.0, 2.0]
+
+
+def test_another_error_of_the_file_system_names_the_file(tmp_path):
     writer = MetricsWriter(tmp_path, 0)
     (tmp_path / "metrics.jsonl").unlink()
-    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
-    with pytest.raises(OSError, match=r"No space left on device: '.*/metrics.jsonl'"):
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(IsADirectoryError, match=r"/metrics.jsonl"):
         writer.write(1, loss=2.0)
 
 

@@ -28,6 +28,12 @@ def test_a_run_without_a_task_or_a_pretrained_model_is_refused_with_an_example(m
         RunInputs(config)
 
 
+def test_the_folder_of_a_pretraining_run_is_refused(make_inputs, tmp_path):
+    (tmp_path / "pretrained/checkpoints").mkdir(parents=True)
+    with pytest.raises(ValueError, match="run_dir=.*pretrained is invalid: it is the folder of a pretraining run"):
+        make_inputs(f"run_dir={tmp_path / 'pretrained'}")
+
+
 def test_epochs_and_the_warmup_ratio_become_numbers_of_steps(make_inputs):
     config = make_inputs("epochs=3", "warmup_ratio=0.25").config
     assert (config.train.steps, config.schedule.warmup_steps) == (8, 2)  # 60 examples in batches of 8
