@@ -68,7 +68,8 @@ class RunInputs:
             )
         if (Path(config.run_dir) / checkpoint.CHECKPOINTS_DIR).is_dir():
             raise ValueError(
-                f"run_dir={config.run_dir} is invalid: it is the folder of a pretraining run, whose model it would replace. Set another name."
+                f"run_dir={config.run_dir} is invalid: it is the folder of a pretraining run, whose model it would replace. Set another "
+                "name."
             )
         check_run_dir_writable(config.run_dir)
         self.task, examples = read_examples(config)

@@ -20,7 +20,7 @@ def check_output_files(out: Path | None, picture: Path | None) -> None:
     """Check the arguments of --out and --picture before the work whose result they receive.
 
     Raises:
-        ValueError: the folder of a file does not exist, or the suffix of the picture is none of `PICTURE_SUFFIXES`.
+        ValueError: the folder of a file does not exist, or the suffix of the picture is not in `PICTURE_SUFFIXES`.
     """
     if picture is not None and picture.suffix not in PICTURE_SUFFIXES:
         formats = ", ".join(PICTURE_SUFFIXES)

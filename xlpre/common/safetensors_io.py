@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -63,7 +65,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
                 file.write(content.data)
                 crc = extend_crc32c(crc, content)
     except OSError:
-        path.unlink(missing_ok=True)  # at once, so that a full disk has room for others
+        with suppress(OSError):
+            os.truncate(path, 0)  # at once, so that a full disk has room for other files
         raise
     return size + end, crc
 

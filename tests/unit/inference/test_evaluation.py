@@ -145,7 +145,10 @@ def test_the_numbers_are_as_defined():
 
 def test_spaces_that_no_token_predicts_do_not_count(tokenizer):
     model = build(tokenizer, "causal")
-    spaced, plain = (evaluate(model, tokenizer, [text], seq_len=16) for text in ("   Ba  di.\n  Ke ba.", "Ba di.\nKe ba."))
+    spaced, plain = (
+        evaluate(model, tokenizer, [text], objective="causal", seq_len=16)
+        for text in ("   Ba  di.\n  Ke ba.", "Ba di.\nKe ba.")
+    )
     assert spaced.to_json() == plain.to_json()
 
 

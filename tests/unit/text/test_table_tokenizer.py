@@ -157,6 +157,8 @@ def test_a_file_of_another_kind_than_configured_is_refused(tmp_path):
 def test_a_table_does_not_clean_text(kind):
     with pytest.raises(ValueError, match=r"tokenizer.preprocess=cased is invalid: .* Set tokenizer.preprocess=none"):
         TokenizerConfig(kind=kind, preprocess="cased")
+    with pytest.raises(ValueError, match="preprocess=uncased is invalid"):
+        parse_tokenizer(train_tokenizer([LINES], CONFIG[kind]).content, "file", "uncased")
 
 
 def test_a_table_may_have_fewer_pieces_than_a_sentencepiece_vocabulary_has_symbols():
@@ -165,8 +167,6 @@ def test_a_table_may_have_fewer_pieces_than_a_sentencepiece_vocabulary_has_symbo
         TokenizerConfig(kind="characters", vocab_size=9)
     with pytest.raises(ValueError, match="tokenizer.vocab_size=18 is invalid"):
         TokenizerConfig(vocab_size=18)
-    with pytest.raises(ValueError, match="preprocess=uncased is invalid"):
-        parse_tokenizer(train_tokenizer([LINES], CONFIG[kind]).content, "file", "uncased")
 
 
 def test_a_text_without_frequent_pieces_is_refused():
