@@ -146,13 +146,13 @@ class HarnessModel(LM):
         Raises:
             ValueError: a setting that generation does not have.
         """
-        settings = {RENAMED.get(name, name): value for name, value in kwargs.items()}
+        settings = {RENAMED.get(name, name): value for name, value in kwargs.items() if value is not None}
         samples = settings.pop("do_sample", settings.get("temperature", 0) > 0)
         stop = settings.get("stop") or ()
         settings = {
             "max_new_tokens": MAX_NEW_TOKENS,
             "top_p": 1.0,
-            **{name: value for name, value in settings.items() if value is not None},
+            **settings,
             "stop": (stop,) if isinstance(stop, str) else tuple(stop),
         }
         if not samples:

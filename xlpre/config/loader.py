@@ -7,6 +7,7 @@ override those of the other file.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import os
 import re
@@ -25,6 +26,10 @@ from xlpre.config.schema_docs import setting_keys
 Schema = TypeVar("Schema")
 DeriveOverrides = Callable[[Any], Sequence[str]]  # settings -> `key=value` overrides
 NULL = ("", "null", "~")
+ALTERNATIVES = {
+    "text": ("source", "mixture")
+}  # settings of a group of which a later file or override replaces all, instead of merging
+NOT_DECIMAL = re.compile(r"[-+]?(\d+(:\d+)+(\.\d*)?|0\d+)")  # YAML reads 1:30 as 90 and 010 as 8
 CONVERSION_RULES = (  # OmegaConf's messages, and what the value must be
     (r"Value '(?P<value>.*)' of type '\w+' could not be converted to Integer", "an integer"),
     (r"Value '(?P<value>.*)' of type '\w+' could not be converted to Float", "a number"),
@@ -58,7 +63,10 @@ def load_config(
         overrides = [*derive_overrides(load_config(schema, path, overrides)), *overrides]
     layers = [(str(path), _read_yaml(Path(path), ()))] if path is not None else []
     defaults = OmegaConf.structured(schema)
-    layers += [(override, _parse_override(override, defaults)) for override in overrides]
+    parsed = [(override, _parse_override(override, defaults)) for override in overrides]
+    for (_, file), (_, override) in itertools.product(layers, parsed):
+        _replace_alternatives(file, override)
+    layers += parsed
     return _merge(defaults, layers, str(path or "settings"))  # type: ignore[return-value]
 
 
@@ -113,6 +121,15 @@ def _merge(defaults: DictConfig, layers: Sequence[tuple[str, DictConfig]], name:
         raise _omegaconf_error(error, name) from None
 
 
+def _replace_alternatives(earlier: DictConfig, later: DictConfig) -> None:
+    """If `later` sets one of the alternatives of a group, remove all of them from `earlier`: OmegaConf would merge the mappings."""
+    for group, names in ALTERNATIVES.items():
+        before, after = earlier._get_node(group), later._get_node(group)
+        if isinstance(before, DictConfig) and isinstance(after, DictConfig) and any(name in after for name in names):
+            for name in names:
+                before.pop(name, None)
+
+
 def _merge_one_by_one(merged: Any, layers: Sequence[tuple[str, DictConfig]]) -> Any:
     """Merge layer by layer to name the invalid one in the error. Slower: OmegaConf copies everything each time."""
     for origin, layer in layers:
@@ -162,7 +179,9 @@ def _read_yaml(path: Path, extending: tuple[Path, ...]) -> DictConfig:
         raise ValueError(
             f"{path}: extends={base} is invalid: it must be the path of another file, relative to this one."
         )
-    return OmegaConf.merge(_read_yaml(path.parent / base, (*extending, path.resolve())), settings)  # type: ignore[return-value]
+    base_settings = _read_yaml(path.parent / base, (*extending, path.resolve()))
+    _replace_alternatives(base_settings, settings)
+    return OmegaConf.merge(base_settings, settings)  # type: ignore[return-value]
 
 
 def _leaf_keys(layer: DictConfig, prefix: str = "") -> Iterator[str]:
@@ -182,6 +201,8 @@ def _parse_override(override: str, defaults: DictConfig) -> DictConfig:
     layer = OmegaConf.create()
     try:
         node = _find_node(defaults, key)
+        if not isinstance(node, StringNode) and NOT_DECIMAL.fullmatch(text):
+            raise ValueError(f"{override!r} is invalid: the value must be a decimal number.")
         if isinstance(node, StringNode):  # a string is not parsed: 007 stays 007
             value = None if node._is_optional() and text in NULL else text
         else:

@@ -143,7 +143,7 @@ def _read_config(path: Path) -> ModelConfig:
     try:
         content = json.loads(path.read_text("utf-8"))
         settings = {native: content[key] for key, native in CONFIG_KEYS.items()}
-    except (OSError, json.JSONDecodeError, TypeError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise ValueError(f"{path} cannot be read: {error}. Download the release again.") from None
     except KeyError as error:
         raise ValueError(

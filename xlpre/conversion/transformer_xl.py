@@ -35,14 +35,13 @@ from xlpre.conversion.torch_pickle import (
     read_tensors,
     read_torch_file,
 )
-from xlpre.model.config import ModelConfig
+from xlpre.model.config import MAX_LAYERS, ModelConfig
 
 MODEL_TYPE = "transfo-xl"  # in config.json
 MODEL_FILE = "model.pt"
 POSITIONS = ["relative", "shaw", "sinusoidal", "learned"]  # attn_type 0 to 3
 NORM_EPS = 1e-5  # of torch.nn.LayerNorm
 TF_NORM_EPS = 1e-12  # of tf.contrib.layers.layer_norm
-MAX_LAYERS = 1000
 # Hugging Face's names of the constructor's arguments
 ALIASES = {"vocab_size": "n_token", "tie_word_embeddings": "tie_weight", "layer_norm_epsilon": "norm_eps"}
 REQUIRED = ("n_token", "n_layer", "n_head", "d_model", "d_head", "d_inner", "mem_len")

@@ -40,7 +40,9 @@ class RelativeAttention(nn.Module):
     def keys_values(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Project hidden states (B, M, D) to keys and values, (B, M, H, E) each."""
         hidden = hidden.contiguous()  # otherwise both products would copy it and save the copy for their backward pass
-        return self.key_norm(self._split_heads(self.key(hidden))), self._split_heads(self.value(hidden))
+        value = self._split_heads(self.value(hidden))
+        # under torch.autocast, the result of a norm has another dtype than that of a product
+        return self.key_norm(self._split_heads(self.key(hidden))).to(value.dtype), value
 
     def score_terms(self, pos_encoding: Tensor, n_keys: int) -> dict[str, Tensor]:
         """Return the fields of `ScoreTerms` that do not depend on the query rows.

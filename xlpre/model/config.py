@@ -8,6 +8,7 @@ from typing import Literal
 
 from xlpre.config.schema_docs import check_choices
 
+MAX_LAYERS = 1000  # a damaged file must not make the computer build billions
 MINIMUM = {
     "n_layer": 1,
     "d_model": 1,
@@ -108,6 +109,8 @@ class ModelConfig:
             if value is not None and value < minimum:
                 optional = " Or set null." if type(self).__dataclass_fields__[name].default is None else ""
                 raise ValueError(f"model.{name}={value} is invalid: it must be at least {minimum}.{optional}")
+        if self.n_layer > MAX_LAYERS:
+            raise ValueError(f"model.n_layer={self.n_layer} is invalid: it must be at most {MAX_LAYERS}.")
         for name in ("norm_eps", "init_std"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"model.{name}={getattr(self, name)} is invalid: it must be positive.")
@@ -124,7 +127,7 @@ class ModelConfig:
         if self.attention_span == "exclude_self_slot" and self.mem_len == 0:
             raise ValueError(
                 "model.attention_span=exclude_self_slot is invalid with model.mem_len=0: no key would be visible. "
-                "Set model.attention_span=same_length."
+                "Set model.attention_span=all."
             )
         if self.final_norm and self.norm == "post":
             raise ValueError(

@@ -49,7 +49,8 @@ class TextConfig:
             .jsonl also .gz or .zst); `hf:[OWNER/]NAME[/CONFIG]` for a dataset of the Hugging Face
             hub; `hf:./FOLDER` for a dataset on disk.
         mixture: several sources instead of `source`, each with a weight, as in `{"wiki/*.txt.gz": 2, "hf:owner/data": 0.5}`. The weight
-            is the number of times that training sees each document in an epoch: 2 is twice, and 0.5 is half of the documents.
+            is the number of times that training sees each document in an epoch: 2 is twice, and 0.5 is half of the documents. On the
+            command line, `text.source` and `text.mixture` replace both settings of the file.
         column: field of a jsonl, parquet or hub row that holds the text.
         row_type: content of a jsonl, parquet or hub row. `documents`: a whole document. `lines`: one line of text, with an empty line
             at the end of a document, as in a .txt file.

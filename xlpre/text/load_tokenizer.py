@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from pathlib import Path
 
 from xlpre.text.preprocess import Preprocess
@@ -21,7 +22,7 @@ def parse_tokenizer(content: bytes, origin: str, preprocess: Preprocess = "none"
     Raises:
         ValueError: the file holds no vocabulary, or a table is to clean text.
     """
-    if not content.startswith(b"{"):
+    if not content.removeprefix(codecs.BOM_UTF8).startswith(b"{"):
         return SentencePieceTokenizer(content, origin, preprocess)
     table = parse_table(content, origin)
     check_preprocess(table.kind, preprocess)

@@ -115,6 +115,8 @@ def read_parts(path: Path, counter: ByteCounter, begin: int = 0, end: int | None
     try:
         with open(path, "rb") as file, _decompressed(file, path) as content:
             position = _skip(content, begin)
+            if content is file:  # seeking beyond the end succeeds
+                position = min(position, os.fstat(file.fileno()).st_size)
             while end is None or position < end:
                 block = content.read(PART_BYTES if end is None else min(PART_BYTES, end - position))
                 if not block:
@@ -133,8 +135,10 @@ def read_parts(path: Path, counter: ByteCounter, begin: int = 0, end: int | None
         raise ValueError(
             f"{path}, after byte {position}: cannot be read: {error or type(error).__name__}{remedy}"
         ) from None
-    if end is not None and position < end:
-        raise ValueError(f"{path} ends at byte {position}, before byte {end}. Name fewer bytes, or download it again.")
+    if position < max(begin, end or 0):
+        raise ValueError(
+            f"{path} ends at byte {position}, before byte {max(begin, end or 0)}. Name fewer bytes, or download it again."
+        )
 
 
 def json_rows(path: Path, counter: ByteCounter, begin: int, end: int | None) -> Iterator[tuple[str, dict[str, Any]]]:

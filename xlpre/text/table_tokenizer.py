@@ -271,7 +271,7 @@ def parse_table(content: bytes, origin: str) -> TableTokenizer:
     """
     try:
         fields = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{origin} cannot be read: {error}. Copy the file again, or train the vocabulary again."
         ) from None
@@ -303,6 +303,11 @@ def _most_frequent(counts: Counter[str], config: TokenizerConfig, n_reserved: in
 
     Equally frequent entries keep the order of their first occurrence. Bytes that are not UTF-8 are no entries.
     """
+    if config.vocab_size <= n_reserved:
+        raise ValueError(
+            f"tokenizer.vocab_size={config.vocab_size} is invalid: it must be above {n_reserved}, the number of special tokens and "
+            "newlines. Raise it."
+        )
     frequent = (entry for entry, count in counts.most_common() if count >= config.min_count and _is_utf8(entry))
     if not (entries := list(islice(frequent, config.vocab_size - n_reserved))):
         raise ValueError(

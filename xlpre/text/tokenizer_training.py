@@ -153,10 +153,12 @@ def _training_record(text: TextConfig, config: TokenizerConfig) -> dict[str, Any
     sources: list[list[Any]] = []
     for source in text.sources:
         files = source_files(text, [source])
-        sources += [[Path(name).name, size] for name, size in files.items()] or [[source, None]]
+        byte_range = source[source.rindex("[") :] if text.line_type == "verbatim" and source.endswith("]") else ""
+        sources += [[Path(name).name + byte_range, size] for name, size in files.items()] or [[source, None]]
+    is_table = config.kind != "sentencepiece"
     return {
         "sources": sorted(sources, key=str),
-        **{f"text.{key}": getattr(text, key) for key in RECORDED_TEXT_SETTINGS},
+        **{f"text.{key}": getattr(text, key) for key in (*RECORDED_TEXT_SETTINGS, *["line_type"] * is_table)},
         **{f"tokenizer.{key}": getattr(config, key) for key in RECORDED_SETTINGS[config.kind]},
     }
 

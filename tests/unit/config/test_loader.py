@@ -35,6 +35,28 @@ def test_task_overrides_of_a_preset_name_tasks_and_load(path):
         load_config(FinetuneConfig, path, [f"task={task}"], task_overrides)
 
 
+def test_a_mixture_of_texts_is_replaced_not_merged(tmp_path):
+    (tmp_path / "base.yaml").write_text("text: {mixture: {wiki.txt: 2}}")
+    (tmp_path / "extending.yaml").write_text("extends: base.yaml\ntext: {mixture: {books.txt: 1}}")
+    (tmp_path / "other.yaml").write_text("extends: base.yaml\ntext: {source: books.txt}")
+
+    def sources(file, *overrides):
+        return load_config(PretrainConfig, tmp_path / file, overrides).text.sources
+
+    assert sources("base.yaml") == {"wiki.txt": 2}
+    assert sources("extending.yaml") == sources("other.yaml") == {"books.txt": 1}
+    assert sources("base.yaml", "text.mixture={b.txt: 3}") == {"b.txt": 3}
+    assert sources("base.yaml", "text.source=b.txt") == sources("base.yaml", "text.mixture={}", "text.source=b.txt")
+    assert sources("base.yaml", "text.source=b.txt") == {"b.txt": 1}
+    assert sources("base.yaml", "text.mixture.b=3", "text.mixture.c=4") == {"b": 3, "c": 4}
+
+
+@pytest.mark.parametrize("number", ["1:30", "010"])
+def test_numbers_are_decimal(number):
+    with pytest.raises(ValueError, match=f"train.hours={number}' is invalid: the value must be a decimal number"):
+        load_config(PretrainConfig, None, [f"train.hours={number}"])
+
+
 def test_derived_overrides_win_over_the_file_and_lose_against_the_command_line():
     path = REPOSITORY / "configs/finetune/glue.yaml"
     config = load_config(FinetuneConfig, path, ["task=glue/cola", "optim.lr=1e-3"], task_overrides)

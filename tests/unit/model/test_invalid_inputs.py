@@ -121,6 +121,15 @@ def test_a_model_without_vocab_size_is_refused():
         LanguageModel(ModelConfig(n_layer=1, d_model=8, n_head=2, d_inner=8), two_streams=True)
 
 
+@pytest.mark.parametrize("invalid", [-1, VOCAB])
+def test_ids_outside_of_an_adaptive_vocabulary_are_refused(invalid):
+    model, batch = make_model(True, cutoffs=[10, 30], div_value=2), random_batch()
+    ids = batch.input_ids.clone()
+    ids[0, 3] = invalid
+    with pytest.raises(ValueError, match=f"token ids are invalid: they must be at least 0 and below {VOCAB}"):
+        model.logits(dataclasses.replace(batch, input_ids=ids), initial_memory(model.config, len(ids), mem_len=4))
+
+
 @pytest.mark.parametrize("two_streams", [True, False])
 @pytest.mark.parametrize("settings", [{}, {"cutoffs": [10, 30], "div_value": 2}], ids=["plain", "adaptive"])
 def test_a_batch_may_have_no_rows_or_no_targets(two_streams, settings):

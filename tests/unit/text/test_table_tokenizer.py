@@ -172,6 +172,8 @@ def test_a_table_may_have_fewer_pieces_than_a_sentencepiece_vocabulary_has_symbo
 def test_a_text_without_frequent_pieces_is_refused():
     with pytest.raises(ValueError, match=r"tokenizer.min_count=9 is invalid: no piece .* Lower it"):
         train_tokenizer([LINES], TokenizerConfig(kind="words", min_count=9))
+    with pytest.raises(ValueError, match=r"tokenizer.vocab_size=10 is invalid: it must be above 10"):
+        train_tokenizer([LINES], TokenizerConfig(kind="characters", vocab_size=10))
     with pytest.raises(ValueError, match=r"tokenizer.min_count=0 is invalid: .* Set 1"):
         TokenizerConfig(min_count=0)
 
