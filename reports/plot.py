@@ -216,6 +216,10 @@ def main() -> None:
     rows = {
         "muon_16_no_memory": "Muon, 16 rows, no memory",
         "muon_16": "Muon, 16 rows",
+        "muon_16_lower_rates": "Muon, 16 rows, two thirds of the learning rates",
+        "muon_16_qk_norm": "Muon, 16 rows, query-key norm",
+        "muon_16_pre_norm": "Muon, 16 rows, pre-norm",
+        "muon_16_geglu": "Muon, 16 rows, gated feed-forward",
         "muon": "Muon, 8 rows",
         "muon_32": "Muon, 32 rows",
         "geglu": "base, gated feed-forward",
